@@ -1,0 +1,45 @@
+"""Headrace: reinforcement learning that keeps the learner fed.
+
+    import headrace
+    run = headrace.train("CartPole-v1", algo=headrace.PPO(lr=3e-4), total_env_steps=100_000, seed=1)
+    print(run.evaluate(episodes=20).returns)
+
+The public names are loaded when they are first used, so that `import headrace` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.algos.ppo import PPO as PPO
+    from headrace.errors import HeadraceError as HeadraceError
+    from headrace.models.policy import Network as Network
+    from headrace.run.api import Run as Run
+    from headrace.run.api import resume as resume
+    from headrace.run.api import train as train
+    from headrace.run.evaluate import load_policy as load_policy
+
+__version__ = "0.1.0"
+
+__all__ = ["PPO", "HeadraceError", "Network", "Run", "load_policy", "resume", "train"]
+
+_HOME = {
+    "HeadraceError": "headrace.errors",
+    "Network": "headrace.models.policy",
+    "PPO": "headrace.algos.ppo",
+    "Run": "headrace.run.api",
+    "load_policy": "headrace.run.evaluate",
+    "resume": "headrace.run.api",
+    "train": "headrace.run.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

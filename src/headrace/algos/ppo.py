@@ -1,0 +1,189 @@
+"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347), whole, on one page.
+
+From top to bottom: the settings, what the policy must store with each step, the loss of one
+minibatch, and the update (targets, then epochs of minibatches). Each implementation detail is
+numbered and sourced in docs/ppo.md. Left out: collecting (`collect/`), `backward` (`optim.py`).
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headrace.batch import Fragment, Minibatch, PolicyOut, stratify
+from headrace.models.policy import Policy
+from headrace.optim import Optimizer
+from headrace.returns import gae
+from headrace.settings import settings
+
+
+@settings
+class PPO:
+    """Settings of PPO."""
+
+    lr: float = 3e-4
+    """Learning rate of Adam."""
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """Keep the learning rate, or let it fall to 0 over schedule_env_steps."""
+    num_epochs: int = 4
+    """Passes over each batch."""
+    num_minibatches: int = 4
+    """Minibatches per epoch; must divide num_steps."""
+    gamma: float = 0.99
+    """Discount per env step."""
+    gae_lambda: float = 0.95
+    """Decay of the advantage trace."""
+    clip_coef: float = 0.2
+    """Distance from 1 at which the probability ratio is clipped."""
+    clip_schedule: Literal["constant", "linear"] = "constant"
+    """Keep clip_coef, or let it fall to 0 over schedule_env_steps."""
+    clip_value_loss: bool = False
+    """Clip the value's change by clip_coef as well."""
+    normalize_advantage: bool = True
+    """Give the advantages of each minibatch mean 0 and deviation 1."""
+    ent_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients longer than this (L2) are shortened to it."""
+    target_kl: float = 0.0
+    """Stop the epochs of an update once the mean KL of one exceeds this (nats; 0: never)."""
+
+
+POLICY_OUT: PolicyOut = {"log_prob": ((), torch.float32), "value": ((), torch.float32)}
+
+
+def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of one minibatch, and what to report of it; pure.
+
+    Args:
+        policy: the policy that is being learned.
+        minibatch: rows of `obs, action, log_prob, value, advantage, target`, each row's `weight`
+            (they add up to 1 over all valid rows of all ranks, times the number of ranks), and the
+            scalar `clip_coef` of this update.
+        cfg: settings.
+    """
+    weight, clip = minibatch["weight"], minibatch["clip_coef"]
+    log_prob, entropy, value = policy.evaluate(minibatch["obs"], minibatch["action"])
+
+    # r_t(θ) = π_θ(a|s) / π_old(a|s);  L = E[min(r A, clip(r, 1-ε, 1+ε) A)]  (eq. 7)
+    log_ratio = log_prob - minibatch["log_prob"]
+    ratio = log_ratio.exp()
+    advantage = minibatch["advantage"]
+    surrogate = torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    policy_loss = -(surrogate * weight).sum()
+
+    squared_error = (value - minibatch["target"]).square()
+    if cfg.clip_value_loss:
+        near = minibatch["value"] + (value - minibatch["value"]).clamp(-clip, clip)
+        squared_error = torch.max(squared_error, (near - minibatch["target"]).square())
+    value_loss = 0.5 * (squared_error * weight).sum()
+    mean_entropy = (entropy * weight).sum()
+
+    total = policy_loss + cfg.vf_coef * value_loss - cfg.ent_coef * mean_entropy
+    with torch.no_grad():
+        metrics = {
+            "loss": total,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": mean_entropy,
+            # The estimator of KL(old || new) that is never negative: http://joschu.net/blog/kl-approx
+            "approx_kl": ((ratio - 1 - log_ratio) * weight).sum(),
+            "clip_fraction": (((ratio - 1).abs() > clip) * weight).sum(),
+        }
+    return total, {name: value.detach() for name, value in metrics.items()}
+
+
+def update(
+    policy: Policy,
+    loss_of: Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]],
+    optimizer: Optimizer,
+    batch: Fragment,
+    cfg: PPO,
+    *,
+    progress: float,
+    order_of_epoch: Callable[[int], Tensor],
+) -> dict[str, Tensor]:
+    """Learn from one batch: targets once, then `num_epochs` passes in minibatches.
+
+    Args:
+        policy: the policy that is being learned.
+        loss_of: `loss` with policy and settings bound (wrapped, when there are several learners).
+        optimizer: takes the steps.
+        batch: `[T, N]` of experience.
+        cfg: settings.
+        progress: share of the schedules that has passed, in [0, 1].
+        order_of_epoch: epoch -> `[T, N]` permutation of the steps of each env.
+
+    Returns:
+        Metrics as scalars on the device: means over the update's minibatches.
+    """
+    lr = cfg.lr * (1 - progress if cfg.lr_schedule == "linear" else 1.0)
+    clip_coef = cfg.clip_coef * (1 - progress if cfg.clip_schedule == "linear" else 1.0)
+    rows = targets(policy, batch, cfg)
+    rows["clip_coef"] = torch.tensor(clip_coef, device=batch.reward.device)
+    seen: list[dict[str, Tensor]] = []
+
+    for epoch in range(cfg.num_epochs):
+        of_this_epoch = []
+        for index in stratify(order_of_epoch(epoch), cfg.num_minibatches):
+            total, metrics = loss_of(_minibatch(rows, index, cfg))
+            metrics["grad_norm"] = optimizer.step(total, lr)
+            of_this_epoch.append(metrics)
+        seen += of_this_epoch
+        if cfg.target_kl and _mean(of_this_epoch, "approx_kl") > cfg.target_kl:
+            break
+
+    error = rows["target"] - rows["value"]
+    return {name: _mean(seen, name) for name in seen[0]} | {
+        "explained_variance": 1 - error.var() / rows["target"].var(),
+        "mean_value": rows["value"].mean(),
+        "lr": torch.tensor(lr),
+        "clip_coef": rows["clip_coef"],
+        "num_epochs": torch.tensor(float(epoch + 1)),
+    }
+
+
+@torch.no_grad()
+def targets(policy: Policy, batch: Fragment, cfg: PPO) -> Minibatch:
+    """Advantages and value targets for every step, flattened to `[T * N, ...]` rows."""
+    value = batch.policy_out["value"]
+    # The value of the true next observation: the next row's, or of the final one of a cut episode.
+    next_value = torch.cat([value[1:], policy.value(batch.obs[-1]).unsqueeze(0)])
+    final_obs, step, row = batch.finals()
+    if len(final_obs):
+        next_value[step, row] = policy.value(final_obs)
+    advantage = gae(
+        policy.scaled(batch.reward), value, next_value, batch.terminated, batch.truncated,
+        cfg.gamma, cfg.gae_lambda,
+    )  # fmt: skip
+    rows = {
+        "obs": batch.obs[:-1],
+        "action": batch.action,
+        "log_prob": batch.policy_out["log_prob"],
+        "value": value,
+        "advantage": advantage,
+        "target": advantage + value,
+        "valid": batch.valid,
+    }
+    return {name: tensor.flatten(0, 1) for name, tensor in rows.items()}
+
+
+def _minibatch(rows: Minibatch, index: Tensor, cfg: PPO) -> Minibatch:
+    """Pick rows; weigh the valid ones equally; normalize their advantages."""
+    picked = {name: rows[name][index] for name in rows if name != "clip_coef"}
+    valid = picked.pop("valid").float()
+    picked["weight"] = weight = valid / valid.sum()
+    picked["clip_coef"] = rows["clip_coef"]
+    if cfg.normalize_advantage:
+        advantage = picked["advantage"]
+        mean = (advantage * weight).sum()
+        deviation = ((advantage - mean).square() * weight).sum().sqrt()
+        picked["advantage"] = (advantage - mean) / (deviation + 1e-8)
+    return picked
+
+
+def _mean(metrics: list[dict[str, Tensor]], name: str) -> Tensor:
+    return torch.stack([m[name] for m in metrics]).mean()

@@ -1,0 +1,226 @@
+"""Experience in memory: allocated once, written in place by the sampler that owns it.
+
+Shape legend, used all over the package (time-major; `...` is the shape of one element):
+
+    T   num_steps           steps of a fragment
+    n   envs of one vector  rows that one inference serves; N: of a whole batch
+    K   T * n               capacity for final observations
+
+    obs             [T+1, n, ...]   row t is what action t was chosen from; row T begins the next fragment
+    action          [T, n, ...]     as the policy emitted it (before `ActionCodec`)
+    reward          [T, n]          float32, as the environment gave it
+    terminated      [T, n]          bool: the episode ended, the future is worth nothing
+    truncated       [T, n]          bool: it was cut off (a time limit), the future goes on unseen
+    valid           [T, n]          bool: a real transition (False: the row of a reset only)
+    policy_version  [T, n]          int64: version of the weights that chose the action
+    env_id          [n]             int64: logical index of each env over the whole run
+    final_obs       [K, ...]        the true next observation of steps that were truncated: sparse,
+    final_step      [K]             int64: its t,
+    final_row       [K]             int64: its column,
+    num_final       [1]             int64: and how many of these there are
+    policy_out      name -> [T, n, ...]   what else the algorithm asked the policy to emit
+
+Left out: what fills it (`collect/rollout.py`) and what is learned from it (`algos/`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.spec import EnvSpec, Space
+
+Column = tuple[tuple[int, ...], torch.dtype]
+PolicyOut = Mapping[str, Column]
+"""What an algorithm wants stored with each step: name -> (shape of one element, dtype)."""
+
+Minibatch = dict[str, Tensor]
+"""Rows of a batch, flattened to `[rows, ...]`, and what the algorithm added to them."""
+
+_ALIGNMENT = 64  # a cache line, so that no two columns share one
+
+
+@dataclass
+class Fragment:
+    """`[T, n]` of experience from one vector, or a batch of them side by side. See the legend."""
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    policy_version: Tensor
+    env_id: Tensor
+    final_obs: Tensor
+    final_step: Tensor
+    final_row: Tensor
+    num_final: Tensor
+    policy_out: dict[str, Tensor]
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return self.reward.shape[0]
+
+    @property
+    def num_envs(self) -> int:
+        """The number of columns, n."""
+        return self.reward.shape[1]
+
+    def finals(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The final observations that were written: `([k, ...], t [k], column [k])`."""
+        k = int(self.num_final)
+        return self.final_obs[:k], self.final_step[:k], self.final_row[:k]
+
+
+def _stored_action(space: Space) -> Column:
+    """Shape and dtype of a policy's action: zero-based choices, or the flat sample of a Gaussian."""
+    if space.kind == "box":
+        return (space.size,), torch.float32
+    return space.shape, torch.int64
+
+
+def columns(
+    spec: EnvSpec, policy_out: PolicyOut, num_steps: int, num_envs: int
+) -> dict[str, Column]:
+    """Name -> (whole shape, dtype) of every array of a fragment, in the order they lie in memory."""
+    rows = (num_steps, num_envs)
+    obs_shape, obs_dtype = spec.observation.shape, getattr(torch, spec.observation.dtype)
+    action_shape, action_dtype = _stored_action(spec.action)
+    capacity = num_steps * num_envs
+    return {
+        "obs": ((num_steps + 1, num_envs, *obs_shape), obs_dtype),
+        "action": (rows + action_shape, action_dtype),
+        "reward": (rows, torch.float32),
+        "terminated": (rows, torch.bool),
+        "truncated": (rows, torch.bool),
+        "valid": (rows, torch.bool),
+        "policy_version": (rows, torch.int64),
+        "env_id": ((num_envs,), torch.int64),
+        **{f"policy_out.{name}": (rows + s, d) for name, (s, d) in policy_out.items()},
+        "final_step": ((capacity,), torch.int64),
+        "final_row": ((capacity,), torch.int64),
+        "num_final": ((1,), torch.int64),
+        "final_obs": ((capacity, *obs_shape), obs_dtype),
+    }
+
+
+def _extents(layout: Mapping[str, Column]) -> Iterator[tuple[str, int, int]]:
+    """(name, offset, bytes) of each column, the offsets aligned; last the end as ("", end, 0)."""
+    offset = 0
+    for name, (shape, dtype) in layout.items():
+        size = dtype.itemsize
+        for length in shape:
+            size *= length
+        yield name, offset, size
+        offset += -(-size // _ALIGNMENT) * _ALIGNMENT
+    yield "", offset, 0
+
+
+def num_bytes(layout: Mapping[str, Column]) -> int:
+    """How much memory a fragment with this layout takes."""
+    return list(_extents(layout))[-1][1]
+
+
+def allocate(layout: Mapping[str, Column], buffer: Any = None, *, fresh: bool = True) -> Fragment:
+    """Lay a fragment out in one contiguous piece of memory.
+
+    Args:
+        layout: from `columns`.
+        buffer: writable memory of at least `num_bytes(layout)` (shared memory); default: the heap.
+        fresh: poison it, so that reading what was never written is loud. Final observations are
+            not: nobody sees rows past `num_final`, and untouched pages cost no memory.
+
+    Returns:
+        A fragment whose tensors are views into the buffer.
+    """
+    if buffer is None:
+        raw = torch.empty(num_bytes(layout), dtype=torch.uint8)
+    else:
+        raw = torch.frombuffer(buffer, dtype=torch.uint8)
+    views: dict[str, Tensor] = {}
+    for name, offset, size in _extents(layout):
+        if name:
+            shape, dtype = layout[name]
+            views[name] = raw[offset : offset + size].view(dtype).view(shape)
+    if fresh:
+        for name, view in views.items():
+            if name != "final_obs":
+                poison(view)
+        views["num_final"].zero_()
+    outs = {n.removeprefix("policy_out."): v for n, v in views.items() if n.startswith("policy_out")}
+    named = {n: v for n, v in views.items() if not n.startswith("policy_out")}
+    return Fragment(policy_out=outs, **named)
+
+
+def poison(tensor: Tensor) -> None:
+    """Fill with what no environment or policy writes: NaN, or the least integer of the dtype."""
+    if tensor.dtype.is_floating_point:
+        tensor.fill_(float("nan"))
+    elif tensor.dtype == torch.bool:
+        tensor.zero_()  # a bool has no impossible value; False is the one that `valid` must not have
+    else:
+        tensor.fill_(torch.iinfo(tensor.dtype).min)
+
+
+def join(fragments: list[Fragment], device: torch.device) -> Fragment:
+    """Fragments side by side as one `[T, N]` batch on `device`, in the order given (a copy)."""
+
+    def beside(tensors: list[Tensor], dim: int) -> Tensor:
+        return torch.cat(tensors, dim).to(device, non_blocking=True)
+
+    finals = [fragment.finals() for fragment in fragments]
+    first_row = 0
+    final_rows = []
+    for fragment, (_, _, row) in zip(fragments, finals, strict=True):
+        final_rows.append(row + first_row)
+        first_row += fragment.num_envs
+    return Fragment(
+        **{
+            name: beside([getattr(fragment, name) for fragment in fragments], 1)
+            for name in (
+                "obs",
+                "action",
+                "reward",
+                "terminated",
+                "truncated",
+                "valid",
+                "policy_version",
+            )
+        },
+        env_id=beside([fragment.env_id for fragment in fragments], 0),
+        final_obs=beside([obs for obs, _, _ in finals], 0),
+        final_step=beside([step for _, step, _ in finals], 0),
+        final_row=beside(final_rows, 0),
+        num_final=torch.tensor([sum(len(obs) for obs, _, _ in finals)]),
+        policy_out={
+            name: beside([fragment.policy_out[name] for fragment in fragments], 1)
+            for name in fragments[0].policy_out
+        },
+    )
+
+
+def stratify(order: Tensor, num_minibatches: int) -> Tensor:
+    """Split the steps of every env evenly over minibatches.
+
+    Each minibatch takes T / num_minibatches steps of *every* env, so that learners that hold
+    different envs make the minibatches that one learner with all of them makes.
+
+    Args:
+        order: `[T, n]`, a permutation of `0..T-1` in each column.
+        num_minibatches: M, a divisor of T.
+
+    Returns:
+        `[M, T / M * n]`: indices into a batch that was flattened to `[T * n, ...]`.
+
+    Raises:
+        ValueError: if M does not divide T.
+    """
+    num_steps, num_envs = order.shape
+    if num_steps % num_minibatches:
+        raise ValueError(f"{num_steps} steps do not split into {num_minibatches} minibatches")
+    flat = order * num_envs + torch.arange(num_envs, device=order.device)
+    return flat.reshape(num_minibatches, -1)

@@ -1,0 +1,70 @@
+"""The command line: `headrace VERB ...`. Reads flags, calls the library, turns errors into exit codes.
+
+Exit codes: 0; 2 for usage; 130 and 143 after SIGINT and SIGTERM; 1 for anything else. This file
+imports nothing heavy, so that `headrace --help` is quick, and so that the thread counts of the math
+libraries are set before they are loaded. Left out: the flags of each verb (`verbs.py`).
+"""
+
+import os
+import signal
+import sys
+
+VERBS = {
+    "train": "Train an agent on an environment.",
+    "resume": "Go on with a run from its newest checkpoint.",
+    "eval": "Play whole episodes with a trained agent; film one.",
+    "plot": "Draw the learning curve of runs.",
+    "doctor": "Say what this machine has, and what is missing for which extra.",
+}
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {verb:<9}{text}" for verb, text in VERBS.items())
+    return (
+        f"usage: headrace VERB ...\n\nTrains reinforcement-learning agents.\n\n{verbs}\n\n"
+        "headrace VERB --help shows a verb's flags; headrace --version the version.\n"
+        "A first run: headrace train CartPole-v1"
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one verb and exit."""
+    sys.exit(_main(sys.argv[1:] if argv is None else argv))
+
+
+def _main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        from headrace import __version__
+
+        print(f"headrace {__version__}")
+        return 0
+    if argv[0] not in VERBS:
+        print(f"headrace: there is no verb {argv[0]!r}.\n\n{_help()}", file=sys.stderr)
+        return 2
+    # Idle threads of the math libraries spin, and two processes that do halve each other. The
+    # learner's own count is set later, by torch.
+    for library in ("OMP", "OPENBLAS", "MKL"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    try:
+        return _run_verb(argv[0], argv[1:])
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # `headrace ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run_verb(verb: str, argv: list[str]) -> int:
+    from headrace import verbs
+    from headrace.errors import HeadraceError, UsageError
+
+    try:
+        run = verbs.evaluate if verb == "eval" else getattr(verbs, verb)
+        return int(run(argv))
+    except HeadraceError as error:
+        print(f"headrace {verb}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1

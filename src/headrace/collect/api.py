@@ -1,0 +1,91 @@
+"""What the loop needs of whoever samples for it. Left out: every way of doing it (beside this)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headrace.batch import Fragment
+from headrace.envs.api import Episode, Restored
+from headrace.envs.make import EnvMaker
+from headrace.models.policy import Network, Policy
+from headrace.batch import PolicyOut
+from headrace.spec import Array, EnvSpec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every sampler of a run is told; which vectors are its own comes on top.
+
+    Attributes:
+        maker: makes one environment.
+        spec: what it offers.
+        network: shape of the policy, to build a copy.
+        policy_out: what the algorithm wants stored with each step.
+        num_steps: T.
+        num_envs: N.
+        envs_per_vector: n.
+        seed: the run's seed.
+        reseed_episodes: see `GymVector`.
+        replay_limit_s: see `GymVector`.
+    """
+
+    maker: EnvMaker
+    spec: EnvSpec
+    network: Network
+    policy_out: PolicyOut
+    num_steps: int
+    num_envs: int
+    envs_per_vector: int
+    seed: int
+    reseed_episodes: bool
+    replay_limit_s: float
+
+    @property
+    def num_vectors(self) -> int:
+        """How many vectors the envs make."""
+        return self.num_envs // self.envs_per_vector
+
+
+@dataclass
+class Collected:
+    """One batch: fragments in the order of their vectors, and the episodes that ended in them."""
+
+    fragments: list[Fragment]
+    episodes: list[Episode] = field(default_factory=list)
+
+
+class Collector(Protocol):
+    """Steps all envs of a rank for T steps at a time, with the weights that were published last.
+
+    Attributes:
+        lost_env_steps: steps that were taken and given up.
+        restarts: samplers that had to be started again.
+    """
+
+    lost_env_steps: int
+    restarts: int
+
+    def publish(self, policy: Policy, version: int) -> None:
+        """Hand out the weights that the next fragments are to be made with."""
+
+    def collect(self) -> Collected | None:
+        """The next batch; None if it was given up because the run is to stop.
+
+        The fragments are valid until the next call. Raises EnvError or SamplerError.
+        """
+
+    def state(self) -> dict[str, Array]:
+        """Everything needed to go on from the last whole batch, as named arrays."""
+
+    def restore(self, state: dict[str, Array]) -> Restored:
+        """Go on from `state`, before the first batch."""
+
+    def meters(self) -> dict[str, dict[str, float]]:
+        """Seconds by span of every sampler that is not this process, by name."""
+
+    def close(self) -> None:
+        """End every sampler, and leave nothing behind."""
+
+
+ShouldStop = Callable[[], bool]
+"""Asked between two steps: give the fragment under way up?"""

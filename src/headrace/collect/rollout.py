@@ -1,0 +1,151 @@
+"""The inner loop: T steps of one vector into one fragment. All kinds of collectors run this one.
+
+Left out: processes and memory (`inline.py`, `workers.py`), what a step does (`envs/`).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.batch import Fragment
+from headrace.collect.api import Plan, ShouldStop
+from headrace.envs.api import Episode, Restored, VectorEnv
+from headrace.envs.gym import GymVector
+from headrace.meter import Meter
+from headrace.models import policy as policies
+from headrace.seeding import action_noise
+from headrace.spec import Array
+
+Act = Callable[[Tensor, Tensor], dict[str, Tensor]]
+"""(observations [n, ...], noise [n, draws]) -> action and the rest of the policy's outputs."""
+
+
+def rollout(
+    vector: VectorEnv, fragment: Fragment, act: Act, noise: Tensor, meter: Meter, stop: ShouldStop
+) -> int:
+    """Step `vector` through one fragment.
+
+    Args:
+        vector: is bound to the fragment here, and not committed.
+        fragment: is filled, except for `policy_version`.
+        act: the policy.
+        noise: `[T, n, draws]`, uniform in (0, 1).
+        meter: told where the time goes.
+        stop: asked before every step.
+
+    Returns:
+        The number of steps taken: T, or fewer if told to stop.
+    """
+    vector.bind(fragment)
+    actions = fragment.action.numpy()
+    meter.lap("rollout")
+    for t in range(fragment.num_steps):
+        if stop():
+            return t
+        out = act(fragment.obs[t], noise[t])
+        fragment.action[t] = out["action"]
+        for name, column in fragment.policy_out.items():
+            column[t] = out[name]
+        meter.lap("infer")
+        vector.step(t, actions[t])
+    return fragment.num_steps
+
+
+class Sampler:
+    """The vectors of one process, with a copy of the policy.
+
+    Args:
+        plan: the run's.
+        vectors: which vectors of the run are this sampler's: vector v has the envs
+            `v * n .. (v + 1) * n - 1`.
+        fragments: memory for one fragment per vector.
+        meter: this process's.
+        name: in errors.
+    """
+
+    def __init__(
+        self, plan: Plan, vectors: list[int], fragments: list[Fragment], meter: Meter, name: str
+    ) -> None:
+        self._plan, self._fragments, self._meter = plan, fragments, meter
+        self._indices = vectors
+        self.policy = policies.build(plan.spec, plan.network, seed=0)  # overwritten by publish
+        self._steps = 0
+        self._full = False  # all fragments are full and not yet committed
+        n = plan.envs_per_vector
+        self._vectors: list[VectorEnv] = []
+        for v in vectors:
+            self._vectors.append(
+                GymVector(
+                    [plan.maker() for _ in range(n)],
+                    plan.spec,
+                    np.arange(v * n, (v + 1) * n),
+                    plan.seed,
+                    meter,
+                    reseed=plan.reseed_episodes,
+                    replay_limit_s=plan.replay_limit_s,
+                    sampler=name,
+                )
+            )
+
+    @torch.no_grad()
+    def collect(self, version: int, stop: ShouldStop) -> tuple[list[Episode] | None, int]:
+        """Fill one fragment of every vector; the ones before count now.
+
+        Returns:
+            The episodes that ended (None: told to stop, nothing of this counts), and the number of
+            env steps taken.
+        """
+        self.commit()
+        plan = self._plan
+        taken = 0
+        episodes: list[Episode] = []
+        for vector, fragment in zip(self._vectors, self._fragments, strict=True):
+            fragment.policy_version.fill_(version)
+            noise = action_noise(
+                plan.seed, vector.env_id, self._steps, plan.num_steps, self.policy.num_draws
+            )
+            steps = rollout(
+                vector, fragment, self.policy.act, torch.from_numpy(noise), self._meter, stop
+            )
+            taken += steps * plan.envs_per_vector
+            if steps < plan.num_steps:
+                return None, taken
+            episodes += vector.finish()
+        self._full = True
+        self._meter.lap("rollout")
+        return episodes, taken
+
+    def commit(self) -> None:
+        """Make the fragments that were filled count, if they do not yet: they are learned from."""
+        if self._full:
+            self._full = False
+            self._steps += self._plan.num_steps
+            for vector in self._vectors:
+                vector.commit()
+
+    def state(self) -> dict[str, Array]:
+        """The state of every vector, by its index in the run."""
+        state = {"steps": np.array(self._steps)}
+        for v, vector in zip(self._indices, self._vectors, strict=True):
+            state |= {f"vector{v}.{name}": array for name, array in vector.state().items()}
+        return state
+
+    def restore(self, state: dict[str, Array]) -> Restored:
+        """Go on from the state of the vectors that are this sampler's."""
+        self._steps = int(state["steps"])
+        restored = Restored()
+        for v, vector in zip(self._indices, self._vectors, strict=True):
+            own = {
+                name.removeprefix(f"vector{v}."): array
+                for name, array in state.items()
+                if name.startswith(f"vector{v}.")
+            }
+            restored.add(vector.restore(own) if own else vector.start_after(self._steps))
+        return restored
+
+    def close(self) -> None:
+        """Close all environments."""
+        for vector in self._vectors:
+            vector.close()

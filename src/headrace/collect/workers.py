@@ -1,0 +1,327 @@
+"""Sampling in worker processes of this machine: the hybrid of processes and vectors.
+
+Each worker steps its own vectors for T steps with its own copy of the policy; nobody waits for
+anybody inside a fragment. Fragments and weights lie in anonymous shared memory; commands and
+replies go through a pipe, one each per batch, and whoever has the turn owns the memory.
+
+Left out: starting a worker again that died (the run ends with a clear error), other machines.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Iterator
+from multiprocessing import connection
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import cloudpickle
+import threadpoolctl
+import torch
+
+from headrace import batch
+from headrace.batch import Fragment
+from headrace.collect.api import Collected, Plan, ShouldStop
+from headrace.collect.rollout import Sampler
+from headrace.envs.api import Episode, Restored
+from headrace.errors import ConfigError, HeadraceError, SamplerError
+from headrace.meter import Meter
+from headrace.models import policy as policies
+from headrace.models.policy import Policy
+from headrace.spec import Array
+from headrace.weights import FlatWeights
+
+_STOP_WITHIN_S = 5.0  # how long a worker that was told to stop may take for the step under way
+_CLOSE_WITHIN_S = 3.0
+
+
+class WorkersCollector:
+    """A `Collector` over worker processes.
+
+    Args:
+        plan: what to sample.
+        num_workers: W, at most the number of vectors; vector v goes to worker v mod W.
+        meter: of this process.
+        stop: asked while waiting whether to give up.
+
+    Raises:
+        ConfigError: this platform has no anonymous shared memory.
+        EnvError: an environment could not be made.
+    """
+
+    def __init__(self, plan: Plan, num_workers: int, meter: Meter, stop: ShouldStop) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise ConfigError(
+                f"num_workers={num_workers} needs Linux (memfd), and this is {sys.platform}.\n"
+                "Use num_workers=0: all environments are stepped in the learner's process."
+            )
+        self._plan, self._meter, self._stop = plan, meter, stop
+        self._version = 0
+        self._whole = True  # every worker filled its fragments in the last batch
+        self.lost_env_steps = self.restarts = 0
+        template = policies.build(plan.spec, plan.network, seed=0)
+        weights_fd, weights_map = _shared("weights", 1 + FlatWeights.num_bytes(template))
+        self._flag = weights_map  # its last byte: workers are to stop
+        self._weights = FlatWeights(template, weights_map)
+        self._workers: list[_Worker] = []
+        try:
+            with _start_method() as context:
+                for index in range(num_workers):
+                    vectors = list(range(index, plan.num_vectors, num_workers))
+                    self._workers.append(_Worker(context, plan, index, vectors, weights_fd))
+            os.close(weights_fd)
+            self._gather(range(num_workers))
+        except BaseException:
+            self.close()
+            raise
+
+    def publish(self, policy: Policy, version: int) -> None:
+        """See `Collector`."""
+        self._weights.publish(policy)
+        self._version = version
+
+    def collect(self) -> Collected | None:
+        """See `Collector`."""
+        for worker in self._workers:
+            worker.send("collect", self._version)
+        replies = self._gather(range(len(self._workers)))
+        episodes: list[Episode] = []
+        by_vector: dict[int, Fragment] = {}
+        taken = 0
+        self._whole = len(replies) == len(self._workers)
+        for index, (ended, steps) in replies.items():
+            taken += steps
+            if ended is None:
+                self._whole = False
+            else:
+                episodes += ended
+                by_vector |= self._workers[index].fragments
+        if not self._whole:
+            self.lost_env_steps += taken
+            return None
+        return Collected([by_vector[v] for v in sorted(by_vector)], episodes)
+
+    def state(self) -> dict[str, Array]:
+        """See `Collector`. A worker that was ended has none: its envs will begin new episodes."""
+        return {
+            name: array
+            for reply in self._ask_all("state", self._whole).values()
+            for name, array in reply.items()
+        }
+
+    def restore(self, state: dict[str, Array]) -> Restored:
+        """See `Collector`."""
+        restored = Restored()
+        for reply in self._ask_all("restore", state).values():
+            restored.add(reply)
+        return restored
+
+    def meters(self) -> dict[str, dict[str, float]]:
+        """See `Collector`."""
+        return {
+            self._workers[index].name: seconds
+            for index, seconds in self._ask_all("meter", None).items()
+        }
+
+    def close(self) -> None:
+        """See `Collector`."""
+        for worker in self._workers:
+            worker.ask_to_close()
+        deadline = time.monotonic() + _CLOSE_WITHIN_S
+        for worker in self._workers:
+            worker.end(deadline)
+        self._workers = []
+
+    def _ask_all(self, command: str, argument: Any) -> dict[int, Any]:
+        """The same command to every worker that lives; its reply by index."""
+        alive = [i for i, worker in enumerate(self._workers) if worker.process.is_alive()]
+        for index in alive:
+            self._workers[index].send(command, argument)
+        return self._gather(alive)
+
+    def _gather(self, indices: Any) -> dict[int, Any]:
+        """One reply of each worker; after a stop, of those that answer in time (the rest is ended).
+
+        Raises the first error that a worker reports, and SamplerError if one dies.
+        """
+        waiting = {self._workers[i].connection: i for i in indices}
+        replies: dict[int, Any] = {}
+        give_up_at = float("inf")
+        while waiting:
+            # The pipe of a process that died is readable too: it is at its end.
+            for ready in connection.wait(list(waiting), timeout=0.1):
+                index = waiting.pop(ready)  # type: ignore[call-overload]
+                replies[index] = self._workers[index].receive()
+            if self._stop() and give_up_at == float("inf"):
+                self._flag[-1] = 1
+                give_up_at = time.monotonic() + _STOP_WITHIN_S
+            if time.monotonic() > give_up_at:
+                for index in waiting.values():
+                    self._workers[index].end(deadline=0.0)
+                break
+        return replies
+
+
+class _Worker:
+    """The learner's end of one worker process."""
+
+    def __init__(
+        self, context: Any, plan: Plan, index: int, vectors: list[int], weights_fd: int
+    ) -> None:
+        self.name = f"worker {index}"
+        self._num_envs = len(vectors) * plan.envs_per_vector
+        layout = batch.columns(plan.spec, plan.policy_out, plan.num_steps, plan.envs_per_vector)
+        size = batch.num_bytes(layout)
+        fd, memory = _shared(self.name, size * len(vectors))
+        self.fragments = {
+            vector: batch.allocate(layout, memoryview(memory)[i * size : (i + 1) * size])
+            for i, vector in enumerate(vectors)
+        }
+        self.connection, theirs = context.Pipe()
+        # Lambdas and classes of a script or notebook travel by value; nothing goes through a file.
+        payload = cloudpickle.dumps((plan, vectors, self.name))
+        self.process = context.Process(
+            target=_worker_main, args=(theirs, DupFd(weights_fd), DupFd(fd), payload), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        os.close(fd)
+
+    def send(self, command: str, argument: Any) -> None:
+        """Send a command; a death shows when the reply is read."""
+        with contextlib.suppress(BrokenPipeError):
+            self.connection.send((command, argument))
+
+    def receive(self) -> Any:
+        """The reply, which is here; raises what the worker reported, or SamplerError."""
+        try:
+            status, value = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join(_CLOSE_WITHIN_S)
+            raise SamplerError(
+                f"{self.name} died ({_cause(self.process.exitcode)}) with its {self._num_envs} envs.\n"
+                "Its last words, if any, are above. Killed without a word is often the kernel's "
+                "out-of-memory killer: try fewer workers or envs."
+            ) from None
+        if status == "error":
+            raise value
+        return value
+
+    def ask_to_close(self) -> None:
+        """Tell it to end."""
+        with contextlib.suppress(OSError):
+            self.connection.send(("close", None))
+
+    def end(self, deadline: float) -> None:
+        """Wait for its end until `deadline` (monotonic), then kill it."""
+        self.process.join(max(0.0, deadline - time.monotonic()))
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.connection.close()
+
+
+def _shared(name: str, size: int) -> tuple[int, mmap.mmap]:
+    """Anonymous shared memory: it is gone with the last process that has it open."""
+    fd = os.memfd_create(f"headrace {name}")
+    os.ftruncate(fd, size)
+    return fd, mmap.mmap(fd, size)
+
+
+def _cause(exitcode: int | None) -> str:
+    if exitcode is None:
+        return "still ending"
+    return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
+
+
+@contextlib.contextmanager
+def _start_method() -> Iterator[Any]:
+    """A context to start workers from: a server that has torch imported and forks on request.
+
+    While it is open, the user's `__main__` is hidden, so that multiprocessing does not run the
+    user's script again in each child (the reason for `if __name__ == "__main__"` elsewhere), and
+    Ctrl-C is blocked, which children inherit: a terminal sends it to all, and the learner decides.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["headrace.collect.workers"])
+    main = sys.modules["__main__"]
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield context
+    finally:
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+
+
+def _worker_main(pipe: connection.Connection, weights: DupFd, memory: DupFd, payload: bytes) -> None:
+    """A worker process, from its first line to its last."""
+    # Nobody is left to close this process if the learner is killed: go with the parent.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    torch.set_num_threads(1)
+    threadpoolctl.threadpool_limits(1)
+    meter = Meter()
+    try:
+        loop = _Loop(pipe, weights.detach(), memory.detach(), payload, meter)
+        pipe.send(("ok", None))
+        meter.lap("start")
+        loop.run()
+    except HeadraceError as error:
+        pipe.send(("error", error))
+    except EOFError:
+        pass  # the learner is gone
+
+
+class _Loop:
+    """A worker's end: commands in, replies out."""
+
+    def __init__(
+        self,
+        pipe: connection.Connection,
+        weights_fd: int,
+        memory_fd: int,
+        payload: bytes,
+        meter: Meter,
+    ) -> None:
+        plan, vectors, name = cloudpickle.loads(payload)
+        weights = mmap.mmap(weights_fd, 0)
+        memory = mmap.mmap(memory_fd, 0)
+        layout = batch.columns(plan.spec, plan.policy_out, plan.num_steps, plan.envs_per_vector)
+        size = batch.num_bytes(layout)
+        fragments = [
+            batch.allocate(layout, memoryview(memory)[i * size : (i + 1) * size], fresh=False)
+            for i in range(len(vectors))
+        ]
+        self._pipe, self._meter, self._flag = pipe, meter, weights
+        self._sampler = Sampler(plan, vectors, fragments, meter, name)
+        self._weights = FlatWeights(self._sampler.policy, weights)
+
+    def run(self) -> None:
+        """Answer commands until told to close."""
+        while True:
+            command, argument = self._pipe.recv()
+            self._meter.lap("wait")
+            match command:
+                case "collect":
+                    self._weights.pull(self._sampler.policy)
+                    self._meter.lap("publish")
+                    reply: Any = self._sampler.collect(argument, lambda: self._flag[-1] != 0)
+                case "state":
+                    if argument:
+                        self._sampler.commit()
+                    reply = self._sampler.state()
+                case "restore":
+                    reply = self._sampler.restore(argument)
+                case "meter":
+                    reply = self._meter.seconds()
+                case "close":
+                    self._sampler.close()
+                    return
+            self._pipe.send(("ok", reply))
+            self._meter.lap("other")

@@ -1,0 +1,83 @@
+"""Filming an environment's first episode. Left out: environments that cannot draw themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from headrace.envs.make import EnvMaker
+from headrace.errors import MissingExtraError, UsageError
+
+
+class _Film(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Writes a frame after the first reset and after each step of the first episode."""
+
+    def __init__(self, env: Any, path: Path, write_frames: Any) -> None:
+        super().__init__(env)
+        self._path, self._write_frames = path, write_frames
+        self._writer: Any = None
+        self._resets = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._resets += 1
+        if self._resets > 1:
+            self._finish()
+        result = self.env.reset(**kwargs)
+        if self._resets == 1:
+            frame = self._frame()
+            height, width = frame.shape[:2]
+            # macro_block_size 2: H.264 needs even sides, and no more
+            self._writer = self._write_frames(
+                str(self._path),
+                (width, height),
+                fps=self.env.metadata.get("render_fps", 30),
+                macro_block_size=2,
+                output_params=["-loglevel", "error"],
+            )
+            self._writer.send(None)
+            self._writer.send(frame)
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = self.env.step(action)
+        if self._writer is not None:
+            self._writer.send(self._frame())
+        return result
+
+    def close(self) -> None:
+        self._finish()
+        super().close()
+
+    def _frame(self) -> Any:
+        frame: Any = self.env.render()
+        return frame.copy(order="C")
+
+    def _finish(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def filmed(maker: EnvMaker, path: Path) -> Any:
+    """One environment that writes its first episode to `path` (MP4).
+
+    Raises:
+        MissingExtraError: imageio-ffmpeg is not installed.
+        UsageError: the environment does not draw itself into arrays.
+    """
+    try:
+        from imageio_ffmpeg import write_frames
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"A video needs a package that is not installed ({error}).\n"
+            "To install it: pip install 'headrace[video]'"
+        ) from None
+    env = maker(render_mode="rgb_array")
+    if getattr(env, "render_mode", None) != "rgb_array":
+        raise UsageError(
+            f"{maker.name} offers no render_mode 'rgb_array', which a video needs "
+            f"(it has {getattr(env, 'metadata', {}).get('render_modes', [])}).\n"
+            "Let your callable take render_mode and pass it on to the environment."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _Film(env, path, write_frames)

@@ -1,0 +1,104 @@
+"""Bringing back an episode that was under way when a run was saved.
+
+Three ways, the best that the environment allows: its own `get_state` / `set_state`; a reset with
+the episode's seed and its recorded actions once more; a new episode.
+
+Left out: what is written to disk (`run/checkpoint.py`); nothing here is ever pickled.
+"""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from headrace.spec import Array
+
+# Wrappers of Gymnasium that hold no state but a count of steps (or none): the environment inside
+# may be asked for its state without losing theirs. Any other wrapper could hold anything.
+_TRANSPARENT = ("OrderEnforcing", "PassiveEnvChecker", "TimeLimit")
+
+
+class ActionLog:
+    """The environment actions of the episodes under way, in pieces as they were committed."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Array] = deque()
+        self._length = 0
+
+    def commit(self, actions: Array, needed: int) -> None:
+        """Append `[T, n, ...]` actions, and drop pieces older than the last `needed` steps."""
+        self._pieces.append(actions)
+        self._length += len(actions)
+        while self._pieces and self._length - len(self._pieces[0]) >= needed:
+            self._length -= len(self._pieces.popleft())
+
+    def last(self, column: int, count: int) -> Array | None:
+        """The last `count` actions of one env, `[count, ...]`; None if they are not all here."""
+        if count > self._length:
+            return None
+        if count == 0:
+            return np.zeros(0)
+        return np.concatenate([piece[:, column] for piece in self._pieces])[-count:]
+
+
+def get_state(env: Any) -> dict[str, Array] | None:
+    """The environment's own state as named arrays, or None if it does not offer one that is safe.
+
+    `get_state` may return an array, bytes, or a dict of those.
+    """
+    holder, limits = _state_holder(env)
+    if holder is None:
+        return None
+    state = holder.get_state()
+    named = state if isinstance(state, dict) else {"": state}
+    arrays = {}
+    for key, value in named.items():
+        if isinstance(value, bytes):
+            arrays[f"bytes:{key}"] = np.frombuffer(value, np.uint8).copy()
+        elif isinstance(value, np.ndarray) and value.dtype != object:
+            arrays[f"array:{key}"] = value.copy()
+        else:
+            return None
+    for i, limit in enumerate(limits):
+        arrays[f"limit:{i}"] = np.array(limit._elapsed_steps)
+    return arrays
+
+
+def set_state(env: Any, arrays: dict[str, Array]) -> None:
+    """Undo `get_state`; the environment has been reset before."""
+    holder, limits = _state_holder(env)
+    if holder is None:
+        raise ValueError("the environment has no set_state any more")
+    state: dict[str, Any] = {}
+    for name, array in arrays.items():
+        kind, _, key = name.partition(":")
+        if kind == "limit":
+            limits[int(key)]._elapsed_steps = int(array)
+        else:
+            state[key] = array.tobytes() if kind == "bytes" else array
+    holder.set_state(state[""] if set(state) == {""} else state)
+
+
+def _state_holder(env: Any) -> tuple[Any | None, list[Any]]:
+    """The outermost object with get_state and set_state, and the TimeLimits that wrap it."""
+    limits = []
+    while True:
+        # vars of the class: some wrappers forward attributes that are not their own
+        if all(hasattr(type(env), name) for name in ("get_state", "set_state")):
+            return env, limits
+        if type(env).__name__ not in _TRANSPARENT or not hasattr(env, "env"):
+            return None, limits
+        if hasattr(env, "_elapsed_steps"):
+            limits.append(env)
+        env = env.env
+
+
+def replay(env: Any, seed: int, actions: Array, expected_obs: Array) -> bool:
+    """Reset with `seed`, take `actions` again, and see whether it leads to `expected_obs`."""
+    obs, _ = env.reset(seed=seed)
+    for action in actions:
+        obs, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            return False
+    stored = np.asarray(obs).astype(expected_obs.dtype)
+    return bool(np.array_equal(stored, expected_obs))

@@ -1,0 +1,64 @@
+"""What can go wrong, as a tree; the messages say what was given, what was expected and what to do.
+
+HeadraceError
+├── UsageError (also a ValueError)   the caller asked for something that cannot be: exit code 2
+│   ├── ConfigError                  an unknown, ill-typed or contradictory setting
+│   ├── EnvNotFoundError             no such environment (with the near misses)
+│   ├── MissingExtraError            a package that an optional feature needs is not installed
+│   └── UnsupportedSpaceError        a space, named with its key, that no policy here can handle
+├── RunDirError                      a run directory that is in use, incomplete, or of something else
+│   └── CheckpointError              a checkpoint that is damaged or does not fit
+├── EnvError                         the user's environment raised or broke its own declaration
+├── SamplerError                     a sampler process died or did not answer
+└── NonFiniteError                   NaN or infinity in the loss, a gradient or a parameter
+
+Left out: how they are printed and which exit code follows (`cli.py`).
+"""
+
+
+class HeadraceError(Exception):
+    """The root: everything that Headrace raises on purpose."""
+
+
+class UsageError(HeadraceError, ValueError):
+    """The caller asked for something that cannot be; nothing was started."""
+
+
+class ConfigError(UsageError):
+    """An unknown, ill-typed or contradictory setting."""
+
+
+class EnvNotFoundError(UsageError):
+    """The environment that was named does not exist or cannot be imported."""
+
+
+class MissingExtraError(UsageError):
+    """A package is missing; the message names the extra that brings it."""
+
+
+class UnsupportedSpaceError(UsageError):
+    """An observation or action space that no policy here can handle."""
+
+
+class RunDirError(HeadraceError):
+    """A run directory is in use, holds nothing to resume, or belongs to something else."""
+
+
+class CheckpointError(RunDirError):
+    """A checkpoint is damaged or does not fit what it is loaded into."""
+
+
+class EnvError(HeadraceError):
+    """An environment raised, or returned what its spaces rule out.
+
+    The message begins with the environment's own traceback and ends with where it happened:
+    env index, sampler, seed, episode, step and last action.
+    """
+
+
+class SamplerError(HeadraceError):
+    """A sampler process died, or did not answer in time."""
+
+
+class NonFiniteError(HeadraceError):
+    """NaN or infinity reached the loss, a gradient or a parameter; training stopped."""

@@ -1,0 +1,155 @@
+"""Training from Python. Left out: the command line (`cli.py`) and what it shares with it (`launch.py`)."""
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.envs.make import EnvLike
+from headrace.models.policy import Network
+from headrace.run import launch
+from headrace.run.config import ALGOS
+from headrace.run.evaluate import Evaluation, TrainedPolicy, evaluate, load_policy
+from headrace.run.report import OnUpdate
+from headrace.settings import given_values
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended.
+
+    Attributes:
+        dir: its directory.
+        summary: what `headrace train --json` prints.
+    """
+
+    dir: Path
+    summary: dict[str, Any]
+    _ended: launch.Ended
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean return of the last (up to) 100 finished training episodes; None if there was none."""
+        value: float | None = self.summary["mean_return"]
+        return value
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        """The trained policy: `policy(obs) -> action`."""
+        return load_policy(self.dir)
+
+    def evaluate(
+        self, episodes: int = 20, *, stochastic: bool = False, video: str | Path | None = None
+    ) -> Evaluation:
+        """Play whole episodes with the trained policy; see `headrace.run.evaluate.evaluate`."""
+        return evaluate(
+            self.policy,
+            self._ended.maker,
+            episodes=episodes,
+            stochastic=stochastic,
+            video=None if video is None else Path(video),
+        )
+
+
+def train(
+    env: EnvLike,
+    *,
+    algo: Any = None,
+    network: Network | None = None,
+    config: str | os.PathLike[str] | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    on_update: OnUpdate | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train an agent.
+
+    Args:
+        env: a Gymnasium id, `module:EnvId`, `module:callable`, or a callable that makes an
+            environment (a lambda will do, with workers too).
+        algo: settings of the algorithm, such as `headrace.PPO(lr=3e-4)`; what it leaves open comes
+            from the config file, the preset, or the class default. Default: PPO.
+        network: settings of the network, such as `headrace.Network(hidden_sizes=(256, 256))`.
+        config: a TOML file with settings.
+        run_dir: the run's directory; default: a new one below `runs/`.
+        on_update: called with (number of the update, metrics) after each.
+        quiet: show nothing.
+        **settings: every other setting of `headrace train --help` by its name:
+            `total_env_steps=100_000, num_envs=8, num_workers=2, seed=1, ...`.
+
+    Returns:
+        The run, when it has ended.
+
+    Raises:
+        UsageError: settings or environment cannot be (a ValueError, too).
+        EnvError: the environment raised; the message begins with its traceback.
+        HeadraceError: anything else on purpose; see `headrace.errors`.
+        KeyboardInterrupt: Ctrl-C, after the run was saved.
+    """
+    given = dict(settings)
+    if algo is not None:
+        name = next((n for n, (_, cls) in ALGOS.items() if type(algo) is cls), None)
+        if name is None:
+            raise ConfigError(
+                f"algo={algo!r}: expected settings such as headrace.PPO(lr=3e-4)."
+            )
+        given |= given_values(algo) | {"algo": name}
+    if network is not None:
+        given |= given_values(network)
+    return _finish(
+        launch.start(
+            given,
+            env=env,
+            config_file=None if config is None else Path(config),
+            run_dir=None if run_dir is None else Path(run_dir),
+            on_update=on_update,
+            out=None if quiet else sys.stdout,
+        )
+    )
+
+
+def resume(
+    run_dir: str | os.PathLike[str],
+    *,
+    env: EnvLike | None = None,
+    total_env_steps: int | None = None,
+    on_update: OnUpdate | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Go on with a run from its newest whole checkpoint.
+
+    Args:
+        run_dir: of the run.
+        env: to be given again where the environment is not a plain id.
+        total_env_steps: a new goal; default: the old one.
+        on_update: called with (number of the update, metrics) after each.
+        quiet: show nothing.
+
+    Returns:
+        The run, when it has ended.
+
+    Raises:
+        RunDirError: there is nothing to resume, it is in use, or of another environment.
+        HeadraceError, KeyboardInterrupt: as `train`.
+    """
+    return _finish(
+        launch.go_on(
+            Path(run_dir),
+            env=env,
+            total_env_steps=total_env_steps,
+            on_update=on_update,
+            out=None if quiet else sys.stdout,
+        )
+    )
+
+
+def _finish(ended: launch.Ended) -> Run:
+    """A signal that ended the run ends the caller too, as it would have without us."""
+    if ended.stopped_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if ended.stopped_by:
+        raise SystemExit(128 + ended.stopped_by)
+    return Run(ended.run_dir, ended.summary, ended)

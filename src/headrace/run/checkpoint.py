@@ -1,0 +1,168 @@
+"""Checkpoints: directories of safetensors and a manifest, complete or not there at all.
+
+    checkpoints/step_000000012288/   policy_default.safetensors   weights and normalizers
+                                     learner_default.safetensors  optimizer moments, running returns
+                                     samplers.safetensors         environments under way
+                                     manifest.json                counters, specs, SHA-256 of each file
+    checkpoints/latest               the name of the newest
+
+A checkpoint is written to a new directory, flushed, renamed, and then pointed to; the one before
+is removed only afterwards. Nothing on the way back in is unpickled, and no code is named by a file.
+Left out: what the tensors mean (whoever gives them).
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from headrace.errors import CheckpointError
+from headrace.spec import Array
+
+FORMAT = 1
+_MANIFEST = "manifest.json"
+_MAX_MANIFEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk whose checksums agree."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The named tensors of one of its files."""
+        return dict(load((self.path / f"{name}.safetensors").read_bytes()))
+
+    def arrays(self, name: str) -> dict[str, Array]:
+        """The same as NumPy arrays."""
+        return {key: tensor.numpy() for key, tensor in self.tensors(name).items()}
+
+
+def write(
+    run_dir: Path, env_steps: int, files: dict[str, dict[str, Any]], manifest: dict[str, Any]
+) -> Path:
+    """Write one checkpoint, and point `latest` to it.
+
+    Args:
+        run_dir: the run's directory.
+        env_steps: names it.
+        files: file name (without suffix) -> named tensors or arrays.
+        manifest: plain data that goes into the manifest beside format and checksums.
+    """
+    parent = run_dir / "checkpoints"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    final = parent / f"step_{env_steps:012d}"
+    new = parent / f".{final.name}.{os.getpid()}"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(mode=0o700)
+    sums = {}
+    for name, tensors in files.items():
+        data = save({key: _contiguous(tensor) for key, tensor in tensors.items()})
+        sums[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
+        _write_flushed(new / f"{name}.safetensors", data)
+    whole = {"format": FORMAT, **manifest, "files": sums}
+    _write_flushed(new / _MANIFEST, json.dumps(whole, indent=1).encode())
+    _flush_dir(new)
+    if final.exists():  # only ever one that was passed over as damaged
+        shutil.rmtree(final)
+    new.rename(final)
+    _flush_dir(parent)
+    pointer = parent / ".latest.new"
+    _write_flushed(pointer, final.name.encode())
+    pointer.rename(parent / "latest")
+    _flush_dir(parent)
+    return final
+
+
+def prune(run_dir: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what interrupted writers left."""
+    parent = run_dir / "checkpoints"
+    for old in sorted(parent.glob("step_*"))[:-keep]:
+        shutil.rmtree(old)
+    for left in parent.glob(".step_*"):
+        shutil.rmtree(left)
+
+
+def newest(run_dir: Path) -> Checkpoint:
+    """The newest checkpoint that is whole; one that is not is named in a warning and passed over.
+
+    Args:
+        run_dir: a run directory, or one checkpoint's own directory.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if (run_dir / _MANIFEST).is_file():
+        return _read(run_dir)
+    parent = run_dir / "checkpoints"
+    candidates = sorted(parent.glob("step_*"), reverse=True)
+    for candidate in candidates:
+        try:
+            return _read(candidate)
+        except CheckpointError as error:
+            warnings.warn(f"{error} Passed over.", stacklevel=2)
+    raise CheckpointError(
+        f"{run_dir} holds no {'usable ' if candidates else ''}checkpoint "
+        f"(looked for checkpoints/step_*/manifest.json).\nExpected a run directory that "
+        "`headrace train` has written to."
+    )
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        if (path / _MANIFEST).stat().st_size > _MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"{path / _MANIFEST} is larger than any manifest.")
+        manifest = json.loads((path / _MANIFEST).read_bytes())
+        sums = dict(manifest["files"])
+        number = manifest["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / _MANIFEST} is missing or damaged ({error}).") from None
+    if number != FORMAT:
+        raise CheckpointError(
+            f"{path} has checkpoint format {number}; this version of headrace reads {FORMAT}."
+        )
+    for name, expected in sums.items():
+        file = path / name
+        if file.name != name or file.suffix != ".safetensors":
+            raise CheckpointError(f"{path / _MANIFEST} names a file that is none of ours: {name!r}.")
+        try:
+            with file.open("rb") as opened:
+                actual = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read ({error.strerror}).") from None
+        if actual != expected:
+            raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's.")
+    return Checkpoint(path, manifest)
+
+
+def _contiguous(tensor: Any) -> Tensor:
+    if isinstance(tensor, np.ndarray):
+        tensor = torch.from_numpy(np.ascontiguousarray(tensor).reshape(tensor.shape))
+    # A copy: safetensors refuses tensors that share memory.
+    return tensor.detach().cpu().clone().contiguous()  # type: ignore[no-any-return]
+
+
+def _write_flushed(path: Path, data: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_dir(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

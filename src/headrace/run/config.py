@@ -1,0 +1,314 @@
+"""Settings: what there is, where each value comes from, and whether they fit together.
+
+Precedence: flags (or Python arguments), then the `--config` file, then the preset, then the class
+default. All settings of a run share one flat name space. Left out: reading flags (`cli.py`).
+"""
+
+import ast
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import tyro
+
+from headrace.algos import ppo
+from headrace.errors import ConfigError, RunDirError
+from headrace.models.policy import Network
+from headrace.settings import settings
+
+ALGOS: dict[str, tuple[ModuleType, type[Any]]] = {"ppo": (ppo, ppo.PPO)}
+"""Name -> the algorithm's page, and its settings."""
+
+
+def _parse_kwargs(texts: list[str]) -> dict[str, Any]:
+    """`key=value` words; values are Python literals, or else text."""
+    kwargs: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ValueError(f"expected key=value, got {text!r}")
+        try:
+            kwargs[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            kwargs[key] = value
+    return kwargs
+
+
+_KeyValues = tyro.constructors.PrimitiveConstructorSpec[dict[str, Any]](
+    nargs="*",
+    metavar="key=value",
+    instance_from_str=_parse_kwargs,
+    is_instance=lambda instance: isinstance(instance, dict),
+    str_from_instance=lambda kwargs: [f"{k}={v}" for k, v in kwargs.items()],
+)
+
+
+@settings
+class RunSettings:
+    """What to train on, for how long, and with how many of everything."""
+
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = ""
+    """Environment: a Gymnasium id, module:EnvId, or module:callable."""
+    algo: Literal["ppo"] = "ppo"
+    """Algorithm."""
+    total_env_steps: int = 1_000_000
+    """Train until this many env steps (of one env, all its agents, after frame skip)."""
+    num_envs: int = 8
+    """Environments in all."""
+    num_steps: int = 128
+    """Env steps per env and batch (T)."""
+    num_workers: int = 0
+    """Processes that step the environments; 0: the learner does it itself."""
+    envs_per_vector: int = 0
+    """Environments that one inference serves; 0: num_envs / CPU cores. Decides bits; the number of
+    workers does not."""
+    vectorization: Literal["auto", "python", "native"] = "auto"
+    """python: step Gymnasium's Python environments one by one; auto: the best there is."""
+    env_kwargs: Annotated[dict[str, Any], _KeyValues] = field(default_factory=dict)
+    """Passed to the environment's constructor."""
+    seed: int = 0
+    """Root of every random number."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the learner computes; auto: cuda if there is one."""
+    learner_threads: int = 1
+    """CPU threads of the learner's math. Decides bits."""
+    stop_at_return: float | None = None
+    """Stop once the mean return of the last 100 training episodes reaches this."""
+    schedule_env_steps: int = 0
+    """Env steps over which schedules run; 0: the first total_env_steps. Kept by resume."""
+    checkpoint_every_s: float = 60.0
+    """Seconds between checkpoints (one more at the end)."""
+    keep: int = 3
+    """Checkpoints kept; older ones are removed."""
+    reseed_episodes: bool = True
+    """Seed each episode, so that it can be replayed by resume; where a seeded reset is dear, seed
+    each environment once."""
+    replay_limit_s: float = 30.0
+    """Seconds that resume may spend on replaying episodes that were under way."""
+
+    @property
+    def num_vectors(self) -> int:
+        """How many vectors the environments make."""
+        return self.num_envs // self.envs_per_vector
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a run, resolved, and where each came from.
+
+    Attributes:
+        run, network, algo: the groups.
+        origin: name -> `flag`, `config`, `preset NAME`, `default`, or how it was derived.
+    """
+
+    run: RunSettings
+    network: Network
+    algo: Any
+    origin: dict[str, str]
+
+    @property
+    def algo_module(self) -> ModuleType:
+        """The algorithm's page."""
+        return ALGOS[self.run.algo][0]
+
+    def flat(self) -> dict[str, Any]:
+        """Name -> value over all groups, as plain data."""
+        return {
+            f.name: getattr(group, f.name)
+            for group in (self.run, self.network, self.algo)
+            for f in fields(group)
+        }
+
+
+def resolve(given: Mapping[str, Any], config_file: Path | None = None) -> Settings:
+    """Bring flags, file, preset and defaults together, and check that they fit.
+
+    Args:
+        given: name -> value from flags or Python arguments; `env` may be there or in the file.
+        config_file: TOML with settings at the top level.
+
+    Raises:
+        ConfigError: an unknown name, a value of the wrong type, or sizes that contradict.
+    """
+    from_file = _read_toml(config_file) if config_file else {}
+    env = given.get("env", from_file.get("env"))
+    if not env:
+        raise ConfigError("No environment was given.\nExample: headrace train CartPole-v1")
+    algo = given.get("algo", from_file.get("algo", "ppo"))
+    if algo not in ALGOS:
+        raise ConfigError(f"algo={algo!r}: expected one of {', '.join(ALGOS)}.")
+    preset_name, from_preset = preset(env, algo)
+    layers = (
+        ("flag", given),
+        (f"config {config_file}", from_file),
+        (f"preset {preset_name}", from_preset),
+    )
+    groups = (RunSettings, Network, ALGOS[algo][1])
+    for source, values in layers:
+        _check_names(source, values, groups)
+    origin: dict[str, str] = {}
+    built = []
+    for group in groups:
+        values = {}
+        hints = get_type_hints(group)
+        for f in fields(group):
+            source = next(((s, v[f.name]) for s, v in layers if f.name in v), None)
+            if source is not None:
+                origin[f.name] = source[0]
+                values[f.name] = _coerce(f.name, source[1], hints[f.name], source[0])
+            else:
+                origin[f.name] = "default"
+        built.append(group(**values))
+    run, network, algo_settings = built
+    return _derive(run, network, algo_settings, origin)
+
+
+def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str]) -> Settings:
+    """Fill what follows from other settings, then check all sums."""
+    derived: dict[str, Any] = {}
+    if not run.schedule_env_steps:
+        derived["schedule_env_steps"] = run.total_env_steps
+        origin["schedule_env_steps"] = "total_env_steps"
+    if not run.envs_per_vector:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        at_most = max(1, run.num_envs // cores)
+        derived["envs_per_vector"] = next(
+            (v for v in range(at_most, 0, -1) if run.num_envs % v == 0), 1
+        )
+        origin["envs_per_vector"] = f"num_envs / {cores} cores"
+    run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
+    _check_sums(run, algo)
+    return Settings(run, network, algo, origin)
+
+
+def _check_sums(run: RunSettings, algo: Any) -> None:
+    """Contradictions are refused with both sides, the sum, and the remedy."""
+    for name, value, least in (
+        ("total_env_steps", run.total_env_steps, 1),
+        ("num_envs", run.num_envs, 1),
+        ("num_steps", run.num_steps, 1),
+        ("num_workers", run.num_workers, 0),
+        ("envs_per_vector", run.envs_per_vector, 1),
+        ("learner_threads", run.learner_threads, 1),
+        ("keep", run.keep, 1),
+        ("seed", run.seed, 0),
+        ("num_epochs", algo.num_epochs, 1),
+        ("num_minibatches", algo.num_minibatches, 1),
+    ):
+        if value < least:
+            raise ConfigError(f"{name}={value}: expected at least {least}.")
+    if run.num_envs % run.envs_per_vector:
+        raise ConfigError(
+            f"num_envs={run.num_envs} does not divide into vectors of "
+            f"envs_per_vector={run.envs_per_vector}: {run.num_envs} = "
+            f"{run.num_envs // run.envs_per_vector} × {run.envs_per_vector} + "
+            f"{run.num_envs % run.envs_per_vector}.\nUse a divisor of num_envs."
+        )
+    if run.num_workers > run.num_vectors:
+        most = run.num_envs // run.num_workers
+        remedy = (
+            f"Use --envs-per-vector {most} or fewer"
+            if most
+            else f"Use --num-envs {run.num_workers} or more with --envs-per-vector 1"
+        )
+        raise ConfigError(
+            f"num_workers={run.num_workers}, but there are only {run.num_vectors} vectors to share "
+            f"out: num_envs / envs_per_vector = {run.num_envs} / {run.envs_per_vector}.\n"
+            f"{remedy}, or --num-workers {run.num_vectors} or fewer."
+        )
+    if run.num_steps % algo.num_minibatches:
+        raise ConfigError(
+            f"num_steps={run.num_steps} does not divide into "
+            f"num_minibatches={algo.num_minibatches}: each minibatch takes the same number of steps "
+            f"of every env, and {run.num_steps} / {algo.num_minibatches} = "
+            f"{run.num_steps / algo.num_minibatches:.2f}."
+        )
+    if run.vectorization == "native":
+        raise ConfigError(
+            "vectorization='native': this version steps Gymnasium's Python environments only.\n"
+            "Use --vectorization python (or auto)."
+        )
+
+
+def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
+    """The shipped preset's name and values for an environment; ("none", {}) if there is none."""
+    for file in sorted(resources.files("headrace.run").joinpath("presets").iterdir(), key=str):
+        if file.name.endswith(".toml"):
+            by_env = tomllib.loads(file.read_text(encoding="utf-8"))
+            if env in by_env:
+                values = dict(by_env[env])
+                per_algo = {name: values.pop(name, {}) for name in ALGOS}
+                return file.name.removesuffix(".toml"), values | per_algo[algo]
+    return "none", {}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The config file {path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The config file {path} is not valid TOML: {error}.") from None
+
+
+def _check_names(source: str, values: Mapping[str, Any], groups: tuple[type[Any], ...]) -> None:
+    known = [f.name for group in groups for f in fields(group)]
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=2)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise ConfigError(f"Unknown setting {name!r} ({source}).{hint}")
+
+
+def _coerce(name: str, value: Any, hint: Any, source: str) -> Any:
+    """Check `value` against the field's type; the only change is int to float and list to tuple."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    for kind in kinds:
+        origin = get_origin(kind)
+        if origin is Literal:
+            if value in get_args(kind):
+                return value
+        elif origin is tuple:
+            items = get_args(kind)[0]
+            if isinstance(value, list | tuple) and all(type(item) is items for item in value):
+                return tuple(value)
+        elif origin is dict:
+            if isinstance(value, dict):
+                return value
+        elif kind is NoneType:
+            if value is None:
+                return value
+        elif type(value) is kind:
+            return value
+        elif kind is float and type(value) is int:
+            return float(value)
+    expected = " or ".join(
+        " | ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal
+        else str(kind) if get_origin(kind) else kind.__name__
+        for kind in kinds if kind is not NoneType
+    )  # fmt: skip
+    raise ConfigError(f"{name}={value!r} ({source}): expected {expected}.")
+
+
+def given_for_resume(
+    config: dict[str, Any], total_env_steps: int | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """All settings of a run as it was started, with a new goal if there is one; and their origins.
+
+    Raises:
+        RunDirError: config.json lacks what this version writes.
+    """
+    try:
+        given, origin = dict(config["settings"]), dict(config["origin"])
+    except (KeyError, TypeError, ValueError):
+        raise RunDirError("config.json has no settings: was it written by headrace?") from None
+    if total_env_steps is not None:
+        given["total_env_steps"] = total_env_steps
+        origin["total_env_steps"] = "flag of resume"
+    return given, origin

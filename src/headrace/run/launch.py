@@ -1,0 +1,271 @@
+"""From settings to a run: build the parts, hand them to the loop, and clear up after it.
+
+Left out: the loop (`train.py`) and every part of it.
+"""
+
+import contextlib
+import platform
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import gymnasium
+import numpy as np
+import torch
+
+import headrace
+from headrace.collect.api import Collector, Plan, ShouldStop
+from headrace.collect.inline import InlineCollector
+from headrace.collect.workers import WorkersCollector
+from headrace.envs.make import EnvLike, EnvMaker, env_spec
+from headrace.errors import CheckpointError, ConfigError
+from headrace.meter import Meter
+from headrace.run import checkpoint, rundir
+from headrace.run.checkpoint import Checkpoint
+from headrace.run.config import Settings, given_for_resume, resolve
+from headrace.run.learner import Learner
+from headrace.run.log import Display, MetricsLog
+from headrace.run.process import StopSignals, math_threads
+from headrace.run.report import OnUpdate, Reporter, farewell, introduce
+from headrace.run.save import Saver
+from headrace.run.train import Counters, train
+from headrace.spec import EnvSpec
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What is left of a run.
+
+    Attributes:
+        run_dir: its directory.
+        summary: what `--json` prints.
+        stopped_by: the signal that ended it early (0: none did).
+        maker: makes its environments.
+    """
+
+    run_dir: Path
+    summary: dict[str, Any]
+    stopped_by: int
+    maker: EnvMaker
+
+
+def start(
+    given: dict[str, Any],
+    *,
+    env: EnvLike | None = None,
+    config_file: Path | None = None,
+    run_dir: Path | None = None,
+    on_update: OnUpdate | None = None,
+    out: TextIO | None = None,
+    started: float | None = None,
+) -> Ended:
+    """Start a run and see it through.
+
+    Args:
+        given: settings by name that the caller wants.
+        env: an environment or what makes one; default: the setting of that name.
+        config_file: TOML with more settings.
+        run_dir: where to; default: a new one below `runs/`.
+        on_update: called after each update.
+        out: where progress is shown; None: nowhere.
+        started: when the process began, as `time.perf_counter` has it; default: now.
+
+    Raises:
+        HeadraceError: see `headrace.errors`.
+    """
+    meter = Meter(started)
+    if env is not None:
+        given = given | {"env": EnvMaker(env).name}
+    settings = resolve(given, config_file)
+    maker = EnvMaker(settings.run.env if env is None else env, settings.run.env_kwargs)
+    spec = env_spec(maker)
+    run = settings.run
+    run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
+    with rundir.locked(run_dir):
+        rundir.write_config(run_dir, _describe(settings, maker))
+        return _run(settings, maker, spec, run_dir, None, meter, on_update, out)
+
+
+def go_on(
+    run_dir: Path,
+    *,
+    env: EnvLike | None = None,
+    total_env_steps: int | None = None,
+    on_update: OnUpdate | None = None,
+    out: TextIO | None = None,
+    started: float | None = None,
+) -> Ended:
+    """Go on with a run from its newest whole checkpoint.
+
+    Args:
+        run_dir: of the run.
+        env: must be given again where the run's environment is code of the user's own.
+        total_env_steps: a new goal.
+        on_update, out, started: see `start`.
+
+    Raises:
+        HeadraceError: see `headrace.errors`.
+    """
+    meter = Meter(started)
+    config = rundir.read_config(run_dir)
+    maker = env_of_run(run_dir, env)
+    given, origin = given_for_resume(config, total_env_steps)
+    settings = resolve(given | {"env": maker.name})
+    settings = replace(settings, origin=origin)
+    with rundir.locked(run_dir):
+        saved = checkpoint.newest(run_dir)
+        spec = env_spec(maker)
+        theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
+        check_fits(theirs, spec, run_dir)
+        return _run(settings, maker, spec, run_dir, saved, meter, on_update, out)
+
+
+def env_of_run(run_dir: Path, env: EnvLike | None) -> EnvMaker:
+    """The environment of a run, by its config.json; code only if the caller names it again.
+
+    Raises:
+        ConfigError: it is code, and was not named.
+    """
+    config = rundir.read_config(run_dir)
+    name, kwargs = config["settings"]["env"], config["settings"]["env_kwargs"]
+    if env is not None:
+        return EnvMaker(env, kwargs)
+    if config["env_is_code"] or ":" in name:
+        raise ConfigError(
+            f"The environment of {run_dir} is code: {name}. A file is not allowed to name code to "
+            f"run.\nName it again: --env {name}"
+            + ("" if ":" in name else " (as module:callable), or env=... in Python")
+        )
+    return EnvMaker(name, kwargs)
+
+
+def check_fits(theirs: EnvSpec, spec: EnvSpec, run_dir: Path) -> None:
+    """A checkpoint of another environment could load, and would then act on nonsense.
+
+    Raises:
+        CheckpointError: the spaces of the checkpoint (`theirs`) and the environment differ.
+    """
+    differing = [
+        f"  {role}: checkpoint {a.describe()}, environment {b.describe()}"
+        for role, a, b in (
+            ("observation", theirs.observation, spec.observation),
+            ("action", theirs.action, spec.action),
+        )
+        if a != b
+    ]
+    if differing:
+        raise CheckpointError(
+            f"The checkpoint in {run_dir} is of another environment ({theirs.id}, not {spec.id}):\n"
+            + "\n".join(differing)
+            + "\nName the environment that it was trained on with --env, or start a new run."
+        )
+
+
+def _run(
+    settings: Settings,
+    maker: EnvMaker,
+    spec: EnvSpec,
+    run_dir: Path,
+    saved: Checkpoint | None,
+    meter: Meter,
+    on_update: OnUpdate | None,
+    out: TextIO | None,
+) -> Ended:
+    """Build the parts, restore them if there is a checkpoint, run the loop, and clear up."""
+    run = settings.run
+    stop = StopSignals()
+    display = Display(out, run.total_env_steps)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stop.installed())
+        stack.enter_context(math_threads(run.learner_threads))
+        log = stack.enter_context(contextlib.closing(MetricsLog(run_dir)))
+        learner = Learner(settings, spec, _device(run.device), meter)
+        counters = Counters()
+        introduce(display, settings, spec, run_dir)
+        collector = _collector(settings, maker, spec, meter, stop)
+        stack.callback(collector.close)
+        meter.lap("start")
+        if saved is not None:
+            counters = _restore(saved, learner, collector, display)
+            meter.lap("checkpoint")
+        reporter = Reporter(settings, counters, learner, meter, log, display, on_update)
+        saver = Saver(settings, run_dir, spec, counters, learner, collector)
+        stack.callback(display.stop)
+        display.start()
+        train(
+            run, collector, learner, counters, meter,
+            stop=stop, on_update=reporter, save=saver, save_is_due=saver.is_due,
+        )  # fmt: skip
+        samplers = collector.meters()
+    summary = reporter.summary(run_dir, samplers)
+    display.say(farewell(summary, stop.received))
+    return Ended(run_dir, summary, stop.received, maker)
+
+
+def _collector(
+    settings: Settings, maker: EnvMaker, spec: EnvSpec, meter: Meter, stop: ShouldStop
+) -> Collector:
+    run = settings.run
+    plan = Plan(
+        maker=maker,
+        spec=spec,
+        network=settings.network,
+        policy_out=settings.algo_module.POLICY_OUT,
+        num_steps=run.num_steps,
+        num_envs=run.num_envs,
+        envs_per_vector=run.envs_per_vector,
+        seed=run.seed,
+        reseed_episodes=run.reseed_episodes,
+        replay_limit_s=run.replay_limit_s,
+    )
+    if run.num_workers == 0:
+        return InlineCollector(plan, meter, stop)
+    return WorkersCollector(plan, run.num_workers, meter, stop)
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "device='cuda', but torch finds no CUDA device (see `headrace doctor`).\n"
+            "Use --device cpu (or auto)."
+        )
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _restore(
+    saved: Checkpoint, learner: Learner, collector: Collector, display: Display
+) -> Counters:
+    counters = Counters.from_json(saved.manifest["counters"])
+    learner.load_state(
+        {name: saved.tensors(name) for name in ("policy_default", "learner_default")},
+        saved.manifest["learner"],
+    )
+    restored = collector.restore(saved.arrays("samplers"))
+    display.say(
+        f"Resumed from {saved.path.name}: {counters.env_steps:,} env steps, {learner.version:,} "
+        f"updates. Episodes under way: {restored.set_state} restored, {restored.replayed} replayed, "
+        f"{restored.new_episode} begun anew."
+    )
+    if restored.new_episode:
+        display.say("From here on this run differs from one that was not interrupted.")
+    return counters
+
+
+def _describe(settings: Settings, maker: EnvMaker) -> dict[str, Any]:
+    """config.json."""
+    return {
+        "headrace": headrace.__version__,
+        "settings": settings.flat(),
+        "origin": settings.origin,
+        "env_is_code": maker.is_code,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "gymnasium": gymnasium.__version__,
+        },
+    }
+
+

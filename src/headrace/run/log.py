@@ -1,0 +1,136 @@
+"""What a run tells: metrics.jsonl, TensorBoard, and the terminal. Left out: computing any of it."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+_PLAIN_EVERY_S = 5.0
+_LIVE_PER_S = 4
+
+
+class MetricsLog:
+    """`metrics.jsonl` (one object per update) and TensorBoard events, in the run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+        self._events = EventFileWriter(str(run_dir / "tensorboard"))
+
+    def write(self, metrics: dict[str, Any]) -> None:
+        """One update; None and NaN become null. `env_steps` is TensorBoard's step."""
+        finite = {k: v if _is_number(v) else None for k, v in metrics.items()}
+        self._file.write(json.dumps(finite) + "\n")
+        values = [Summary.Value(tag=k, simple_value=v) for k, v in finite.items() if v is not None]
+        self._events.add_event(
+            Event(wall_time=time.time(), step=metrics["env_steps"], summary=Summary(value=values))
+        )
+
+    def flush(self) -> None:
+        """Bring everything to the files."""
+        self._file.flush()
+        self._events.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
+        self._events.close()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """All lines of `metrics.jsonl`; a last line that was cut off is left out."""
+    rows = []
+    for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+class Display:
+    """Progress on a terminal; without one, a plain line every few seconds.
+
+    Args:
+        out: where to; None: silent.
+        total_env_steps: the goal.
+    """
+
+    def __init__(self, out: TextIO | None, total_env_steps: int) -> None:
+        self._total = total_env_steps
+        self._quiet = out is None
+        self._console = Console(file=out, quiet=self._quiet, highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._shown_at = 0.0
+        self._bar = Progress(
+            TextColumn("{task.fields[steps]}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("", total=total_env_steps, steps="starting")
+
+    def say(self, text: str) -> None:
+        """One or more lines that stay."""
+        self._console.print(text, markup=False)
+
+    def start(self) -> None:
+        """Begin to show progress."""
+        if self._console.is_terminal and not self._quiet:
+            self._live = Live(
+                self._bar, console=self._console, refresh_per_second=_LIVE_PER_S, transient=False
+            )
+            self._live.start()
+
+    def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
+        """Show an update, unless the last one was shown a moment ago.
+
+        Args:
+            metrics: with `env_steps`, `env_steps_per_s`, `mean_return`, `episodes`, `iteration`.
+            shares: share of time by span, in [0, 1].
+        """
+        now = time.monotonic()
+        if self._quiet or now - self._shown_at < (1 / _LIVE_PER_S if self._live else _PLAIN_EVERY_S):
+            return
+        self._shown_at = now
+        steps, rate = metrics["env_steps"], metrics["env_steps_per_s"] or 0.0
+        mean = "-" if metrics["mean_return"] is None else f"{metrics['mean_return']:.1f}"
+        top = sorted(shares.items(), key=lambda item: -item[1])[:5]
+        spent = "  ".join(f"{span} {share:.0%}" for span, share in top)
+        if self._live:
+            self._bar.update(self._task, completed=steps, steps=f"{steps:,} env steps")
+            table = Table.grid(padding=(0, 2))
+            table.add_row("mean return", mean, f"over the last of {metrics['episodes']:,} episodes")
+            table.add_row("env steps/s", f"{rate:,.0f}", f"update {metrics['iteration']:,}")
+            table.add_row("time", spent)
+            grid = Table.grid()
+            grid.add_row(table)
+            grid.add_row(self._bar)
+            self._live.update(grid)
+        else:
+            left = max(0, self._total - steps) / rate if rate else 0.0
+            self.say(
+                f"{steps:>12,} env steps  {rate:>9,.0f}/s  return {mean:>8}  "
+                f"ETA {left:,.0f} s  {spent}"
+            )
+
+    def stop(self) -> None:
+        """Stop showing progress; what was shown last stays."""
+        if self._live:
+            self._live.stop()
+            self._live = None

@@ -1,0 +1,52 @@
+"""What a run changes of its process, and puts back: signal handlers and thread counts."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+import threadpoolctl
+import torch
+
+
+class StopSignals:
+    """Ctrl-C and SIGTERM as a question that the loop asks; a second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    def __call__(self) -> bool:
+        """Whether the run is to stop."""
+        return self.received != 0
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals meanwhile (only Python's main thread can)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        if self.received:
+            raise KeyboardInterrupt
+        self.received = number
+
+
+@contextlib.contextmanager
+def math_threads(count: int) -> Iterator[None]:
+    """Give torch `count` threads and NumPy's libraries one, and put it back afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with threadpoolctl.threadpool_limits(1, user_api="blas"):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+

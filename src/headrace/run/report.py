@@ -1,0 +1,124 @@
+"""What a run reports of itself, put together from its parts. Left out: files and terminal (`log.py`)."""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import headrace
+from headrace.meter import Meter
+from headrace.run.config import Settings
+from headrace.run.learner import Learner
+from headrace.run.log import Display, MetricsLog
+from headrace.run.train import Counters
+from headrace.spec import EnvSpec
+
+OnUpdate = Callable[[int, dict[str, Any]], None]
+"""Called after each update with its number and its metrics."""
+
+
+class Reporter:
+    """Turns what the loop knows into metrics: files, display, the caller's function, the summary."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        counters: Counters,
+        learner: Learner,
+        meter: Meter,
+        log: MetricsLog,
+        display: Display,
+        on_update: OnUpdate | None,
+    ) -> None:
+        self._settings, self._counters, self._learner = settings, counters, learner
+        self._meter, self._log, self._display = meter, log, display
+        self._on_update = on_update
+        self._first: tuple[float, int] | None = None  # when the first update ended, and its steps
+        self._last = (time.perf_counter(), counters.env_steps)
+        self._flushed_at = 0.0
+
+    def __call__(self, of_update: dict[str, float]) -> None:
+        """Report an update."""
+        now, counters = time.perf_counter(), self._counters
+        before, self._last = self._last, (now, counters.env_steps)
+        self._first = self._first or self._last
+        metrics: dict[str, Any] = {
+            "iteration": self._learner.version,
+            "env_steps": counters.env_steps,
+            "learner_steps": self._learner.learner_steps,
+            "wall_s": now - self._meter.started,
+            "env_steps_per_s": (counters.env_steps - before[1]) / (now - before[0]),
+            "mean_return": counters.mean_return,
+            "mean_length": counters.mean_length,
+            "episodes": counters.episodes,
+            **of_update,
+        }
+        self._log.write(metrics)
+        if now - self._flushed_at > 1.0:
+            self._log.flush()
+            self._flushed_at = now
+        seconds = self._meter.seconds()
+        total = sum(seconds.values())
+        shares = {span: s / total for span, s in seconds.items()}
+        self._display.update(metrics | {"env_steps_per_s": self._rate()}, shares)
+        if self._on_update is not None:
+            self._on_update(self._learner.version, metrics)
+
+    def _rate(self) -> float | None:
+        """Env steps per second from the end of the first update to the end of the last."""
+        if self._first is None or self._last[0] == self._first[0]:
+            return None
+        return (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+
+    def summary(self, run_dir: Path, samplers: dict[str, dict[str, float]]) -> dict[str, Any]:
+        """What `--json` prints."""
+        counters, run = self._counters, self._settings.run
+        seconds = self._meter.seconds()
+        return {
+            "run_dir": str(run_dir),
+            "env": run.env,
+            "algo": run.algo,
+            "seed": run.seed,
+            "env_steps": counters.env_steps,
+            "learner_steps": self._learner.learner_steps,
+            "wall_s": sum(seconds.values()),
+            "env_steps_per_s": self._rate(),
+            "mean_return": counters.mean_return,
+            "episodes": counters.episodes,
+            "lost_env_steps": counters.lost_env_steps,
+            "restarts": counters.restarts,
+            "meter": seconds,
+            "sampler_meters": samplers,
+        }
+
+
+def introduce(display: Display, settings: Settings, spec: EnvSpec, run_dir: Path) -> None:
+    """Print what is going to happen: every setting that is not a class default, and its origin."""
+    run = settings.run
+    display.say(
+        f"headrace {headrace.__version__}: {run.algo} on {run.env} "
+        f"(observation {spec.observation.describe()}, action {spec.action.describe()}), "
+        f"{run.num_workers or 'no'} workers, {run.num_vectors} vectors of {run.envs_per_vector} envs"
+    )
+    flat = settings.flat()
+    by_origin: dict[str, list[str]] = {}
+    for name, origin in settings.origin.items():
+        if origin != "default" and name != "env":
+            by_origin.setdefault(origin, []).append(f"{name}={flat[name]}")
+    for origin, names in by_origin.items():
+        display.say(f"  {origin}: {' '.join(names)}")
+    display.say(f"  all settings: {run_dir}/config.json")
+
+
+def farewell(summary: dict[str, Any], stopped_by: int) -> str:
+    mean = "none finished" if summary["mean_return"] is None else f"{summary['mean_return']:.1f}"
+    rate = summary["env_steps_per_s"]
+    why = f"Stopped by {signal.Signals(stopped_by).name}" if stopped_by else "Done"
+    return (
+        f"{why}: {summary['env_steps']:,} env steps in {summary['wall_s']:.1f} s"
+        + (f" ({rate:,.0f}/s after the first update)" if rate else "")
+        + f", mean return of the last episodes {mean}.\n"
+        f"Steps given up: {summary['lost_env_steps']:,}. Saved in {summary['run_dir']}"
+        + (f" (headrace resume {summary['run_dir']})" if stopped_by else "")
+    )

@@ -1,0 +1,86 @@
+"""A run's directory: made, locked, and described in config.json. Left out: checkpoints, metrics."""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import RunDirError
+
+_CONFIG = "config.json"
+
+
+def default(env: str, algo: str, seed: int) -> Path:
+    """A new name below `runs/` that says what is in it."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in env)
+    stem = f"{plain}_{algo}_s{seed}_{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = Path("runs") / stem, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{stem}_{number}"
+    return path
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Make the directory if need be (private: 0700) and hold it for this process.
+
+    Raises:
+        RunDirError: another process holds it, or it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, mode=0o700, exist_ok=True)
+        fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise RunDirError(
+            f"The run directory {path} cannot be used: {error.strerror}.\nChoose another: --run-dir"
+        ) from None
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(fd, 32).decode() or "unknown"
+            raise RunDirError(
+                f"The run directory {path} is in use by process {owner}.\n"
+                "Wait for it, stop it, or choose another with --run-dir."
+            ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, str(os.getpid()).encode())
+        yield
+    finally:
+        os.close(fd)
+
+
+def write_config(path: Path, config: dict[str, Any]) -> None:
+    """Write config.json.
+
+    Raises:
+        RunDirError: the directory holds a run already.
+    """
+    if (path / _CONFIG).exists():
+        raise RunDirError(
+            f"The run directory {path} holds a run already.\nTo go on with it: headrace resume "
+            f"{path}\nFor a new run choose another directory with --run-dir."
+        )
+    (path / _CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read config.json.
+
+    Raises:
+        RunDirError: there is none, or it is damaged.
+    """
+    try:
+        return dict(json.loads((path / _CONFIG).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise RunDirError(
+            f"{path} is not a run directory: it has no {_CONFIG}.\n"
+            "Expected one that `headrace train` has written to (see runs/)."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunDirError(f"{path / _CONFIG} is damaged: {error}.") from None

@@ -1,0 +1,102 @@
+"""Every random number from one root seed, addressed by what it is for and never by who draws it.
+
+An environment's seed belongs to the *logical* env (its index over the whole run) and its episode;
+action noise and minibatch order belong to the env and its step. So the same batch comes out
+whichever process steps the envs, and any of it can be made again from its address alone: there is
+no generator state to save.
+
+Left out: random numbers inside environments (Gymnasium's own generators, from the seeds made here).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROLES = {"env": 0, "eval": 1, "model": 2, "action": 3, "minibatch": 4}
+
+U64 = NDArray[np.uint64]
+
+
+def derive(seed: int, role: str, *path: int) -> int:
+    """One 31-bit seed for `role`, at `path` below it: `derive(7, "env", env, episode)`.
+
+    NumPy's SeedSequence mixes the address, so that neighbours are unrelated (`seed + i` is not).
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(ROLES[role], *path))
+    return int(sequence.generate_state(1)[0]) >> 1
+
+
+_MULTIPLIER = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_LOW32 = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+
+
+def philox(key: tuple[U64, U64], counter: tuple[U64, U64, U64, U64]) -> tuple[U64, U64, U64, U64]:
+    """Philox4x32-10: four 32-bit words for each key and counter, held in uint64 arrays.
+
+    Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. The four
+    counter words and the two key words broadcast against each other.
+    """
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        product0, product1 = _MULTIPLIER[0] * c0, _MULTIPLIER[1] * c2
+        c0, c1, c2, c3 = (
+            (product1 >> _32) ^ c1 ^ k0,
+            product1 & _LOW32,
+            (product0 >> _32) ^ c3 ^ k1,
+            product0 & _LOW32,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & _LOW32, (k1 + _WEYL[1]) & _LOW32
+    return c0, c1, c2, c3
+
+
+def _address(seed: int, role: str, env_id: NDArray[np.int64]) -> tuple[U64, U64]:
+    """The Philox key of each env: the run's seed for this role, and the env's index."""
+    return np.asarray(derive(seed, role), dtype=np.uint64), env_id.astype(np.uint64)
+
+
+def action_noise(
+    seed: int, env_id: NDArray[np.int64], first_step: int, num_steps: int, num_draws: int
+) -> NDArray[np.float32]:
+    """Uniform noise for the actions of one fragment.
+
+    Args:
+        seed: the run's seed.
+        env_id: `[n]`, logical env indices.
+        first_step: how many steps each env has taken before this fragment.
+        num_steps: T.
+        num_draws: numbers needed per action.
+
+    Returns:
+        `[T, n, num_draws]` float32, strictly inside (0, 1), on a grid of 2^-23.
+    """
+    step = (np.uint64(first_step) + np.arange(num_steps, dtype=np.uint64))[:, None, None]
+    block = np.arange(-(-num_draws // 4), dtype=np.uint64)
+    key = _address(seed, "action", env_id[:, None])
+    words = philox(key, (step & _LOW32, step >> _32, block, np.zeros(1, np.uint64)))
+    bits = np.stack(np.broadcast_arrays(*words), axis=-1)
+    bits = bits.reshape(num_steps, len(env_id), -1)[:, :, :num_draws]
+    # The upper 23 bits, and half a step: both are exact in float32, and 0 and 1 are never reached.
+    return ((bits >> np.uint64(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+
+
+def permutation(
+    seed: int, env_id: NDArray[np.int64], update: int, epoch: int, num_steps: int
+) -> NDArray[np.int64]:
+    """An order of the T steps of a batch for each env.
+
+    Args:
+        seed: the run's seed.
+        env_id: `[n]`, logical env indices.
+        update: index of the learner's update.
+        epoch: index of the epoch within it.
+        num_steps: T.
+
+    Returns:
+        `[T, n]`: each column is a permutation of `0..T-1`.
+    """
+    step = np.arange(num_steps, dtype=np.uint64)[:, None]
+    counter = (step, np.uint64(epoch), np.uint64(update) & _LOW32, np.uint64(update) >> _32)
+    high, low, _, _ = philox(_address(seed, "minibatch", env_id), counter)  # type: ignore[arg-type]
+    return np.argsort((high << _32) | low, axis=0, kind="stable")

@@ -1,0 +1,35 @@
+"""The one decorator under every group of settings: frozen, keyword-only, and it knows what was given.
+
+Left out: where values come from (flags, file, preset: `run/config.py`) and what they mean (the class
+that carries them).
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def settings(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen, keyword-only dataclass that remembers which fields its caller named.
+
+    A preset fills only what the caller left open, and a caller may well name a value that equals
+    the default: comparing values could not tell the two apart.
+    """
+    data_cls = dataclass(frozen=True, kw_only=True)(cls)
+    plain_init = data_cls.__init__
+
+    @functools.wraps(plain_init)
+    def __init__(self: T, **given: Any) -> None:
+        plain_init(self, **given)
+        object.__setattr__(self, "_given", frozenset(given))
+
+    data_cls.__init__ = __init__  # type: ignore[method-assign]
+    return data_cls
+
+
+def given_values(instance: Any) -> dict[str, Any]:
+    """The fields of a `settings` instance that its caller named, with their values."""
+    return {name: getattr(instance, name) for name in sorted(instance._given)}

@@ -1,0 +1,192 @@
+"""The flags of each verb, and what it does with them. Left out: dispatch and exit codes (`cli.py`)."""
+
+import itertools
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from headrace.envs.make import env_spec
+from headrace.models.policy import Network
+from headrace.run import launch
+from headrace.run.config import ALGOS, RunSettings
+from headrace.run.doctor import describe, examine
+from headrace.run.evaluate import evaluate as run_episodes
+from headrace.run.evaluate import load_policy
+from headrace.run.plot import draw_curves
+
+AlgoSettings = TypeVar("AlgoSettings")
+_Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
+
+
+@dataclass(frozen=True)
+class _TrainFlags(Generic[AlgoSettings]):
+    run: RunSettings
+    network: Network
+    algo_settings: AlgoSettings
+    run_dir: _Path = None
+    """Directory of the run; default: a new one below runs/."""
+    config: _Path = None
+    """TOML file with settings by their names; flags override it."""
+    json: bool = False
+    """Print one JSON object as the last line of standard output; progress goes to standard error."""
+
+
+@dataclass(frozen=True)
+class _ResumeFlags:
+    run_dir: tyro.conf.Positional[Path]
+    """Directory of the run."""
+    total_env_steps: int | None = None
+    """A new goal (env steps); default: the old one."""
+    env: str | None = None
+    """The environment again, where it is code (module:EnvId or module:callable)."""
+    json: bool = False
+    """Print one JSON object as the last line of standard output; progress goes to standard error."""
+
+
+@dataclass(frozen=True)
+class _EvalFlags:
+    run_dir: tyro.conf.Positional[Path]
+    """Directory of the run."""
+    episodes: int = 20
+    """Whole episodes to play."""
+    stochastic: bool = False
+    """Sample actions as in training; default: the likeliest."""
+    video: _Path = None
+    """Film the first episode (MP4)."""
+    seed: int = 0
+    """Root of the environments' seeds (never those of training)."""
+    env: str | None = None
+    """The environment again, where it is code (module:EnvId or module:callable)."""
+    json: bool = False
+    """Print one JSON object as the last line of standard output."""
+
+
+@dataclass(frozen=True)
+class _PlotFlags:
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of runs."""
+    output: _Path = None
+    """The picture (PNG); default: curve.png in the first directory."""
+
+
+@dataclass(frozen=True)
+class _DoctorFlags:
+    json: bool = False
+    """Print one JSON object."""
+
+
+def _parse(verb: str, flags: Any, argv: list[str]) -> Any:
+    description = {
+        "train": "Train an agent on an environment. Presets change the defaults shown here; what "
+        "applies, and why, is printed at the start of a run.",
+    }.get(verb)
+    return tyro.cli(
+        flags,
+        prog=f"headrace {verb}",
+        args=argv,
+        description=description,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+
+
+def _named(argv: list[str], groups: tuple[Any, ...]) -> dict[str, Any]:
+    """The settings that were given as flags, by name: what was left open is the preset's."""
+    words = {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    return {
+        f.name: getattr(group, f.name)
+        for group in groups
+        for f in fields(group)
+        if f.name in words or f"no_{f.name}" in words or (f.name == "env" and group.env)
+    }
+
+
+def _started() -> float:
+    """When this process began, as `time.perf_counter` would have had it."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    except OSError:  # no /proc on this platform: the interpreter's own start is left out
+        age = 0.0
+    return time.perf_counter() - age
+
+
+def train(argv: list[str]) -> int:
+    """`headrace train`."""
+    started = _started()
+    given_algo = [b for a, b in itertools.pairwise(argv) if a == "--algo" and b in ALGOS]
+    settings_type = ALGOS[given_algo[-1] if given_algo else "ppo"][1]
+    flags = _parse("train", _TrainFlags[settings_type], argv)  # type: ignore[valid-type]
+    ended = launch.start(
+        _named(argv, (flags.run, flags.network, flags.algo_settings)),
+        config_file=flags.config,
+        run_dir=flags.run_dir,
+        out=sys.stderr if flags.json else sys.stdout,
+        started=started,
+    )
+    return _end(ended, flags.json)
+
+
+def resume(argv: list[str]) -> int:
+    """`headrace resume`."""
+    started = _started()
+    flags = _parse("resume", _ResumeFlags, argv)
+    ended = launch.go_on(
+        flags.run_dir,
+        env=flags.env,
+        total_env_steps=flags.total_env_steps,
+        out=sys.stderr if flags.json else sys.stdout,
+        started=started,
+    )
+    return _end(ended, flags.json)
+
+
+def _end(ended: launch.Ended, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(ended.summary))
+    return 128 + ended.stopped_by if ended.stopped_by else 0
+
+
+def evaluate(argv: list[str]) -> int:
+    """`headrace eval`."""
+    flags = _parse("eval", _EvalFlags, argv)
+    maker = launch.env_of_run(flags.run_dir, flags.env)
+    policy = load_policy(flags.run_dir)
+    launch.check_fits(policy.spec, env_spec(maker), flags.run_dir)
+    result = run_episodes(
+        policy,
+        maker,
+        episodes=flags.episodes,
+        stochastic=flags.stochastic,
+        seed=flags.seed,
+        video=flags.video,
+    ).to_json()
+    if flags.json:
+        print(json.dumps(result | {"video": str(flags.video) if flags.video else None}))
+    else:
+        print(
+            f"Return {result['mean_return']:.1f} ± {result['std_return']:.1f} over "
+            f"{result['episodes']} episodes of {result['mean_length']:.0f} steps on average"
+            + (f"\nVideo: {flags.video}" if flags.video else "")
+        )
+    return 0
+
+
+def plot(argv: list[str]) -> int:
+    """`headrace plot`."""
+    flags = _parse("plot", _PlotFlags, argv)
+    print(f"Learning curve: {draw_curves(list(flags.run_dirs), flags.output)}")
+    return 0
+
+
+def doctor(argv: list[str]) -> int:
+    """`headrace doctor`."""
+    flags = _parse("doctor", _DoctorFlags, argv)
+    found = examine()
+    print(json.dumps(found) if flags.json else describe(found))
+    return 0
