@@ -6,7 +6,7 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
     n   envs of one vector  rows that one inference serves; N: of a whole batch
     K   T * n               capacity for final observations
 
-    obs             [T+1, n, ...]   row t is what action t was chosen from; row T begins the next fragment
+    obs             [T+1, n, ...]   what action t was chosen from; row T begins the next fragment
     action          [T, n, ...]     as the policy emitted it (before `ActionCodec`)
     reward          [T, n]          float32, as the environment gave it
     terminated      [T, n]          bool: the episode ended, the future is worth nothing
@@ -77,7 +77,7 @@ class Fragment:
 
 
 def _stored_action(space: Space) -> Column:
-    """Shape and dtype of a policy's action: zero-based choices, or the flat sample of a Gaussian."""
+    """Of a policy's action: zero-based choices, or the flat sample of a Gaussian."""
     if space.kind == "box":
         return (space.size,), torch.float32
     return space.shape, torch.int64
@@ -86,7 +86,7 @@ def _stored_action(space: Space) -> Column:
 def columns(
     spec: EnvSpec, policy_out: PolicyOut, num_steps: int, num_envs: int
 ) -> dict[str, Column]:
-    """Name -> (whole shape, dtype) of every array of a fragment, in the order they lie in memory."""
+    """Name -> (whole shape, dtype) of every array of a fragment, in memory's order."""
     rows = (num_steps, num_envs)
     obs_shape, obs_dtype = spec.observation.shape, getattr(torch, spec.observation.dtype)
     action_shape, action_dtype = _stored_action(spec.action)
@@ -151,7 +151,9 @@ def allocate(layout: Mapping[str, Column], buffer: Any = None, *, fresh: bool = 
             if name != "final_obs":
                 poison(view)
         views["num_final"].zero_()
-    outs = {n.removeprefix("policy_out."): v for n, v in views.items() if n.startswith("policy_out")}
+    outs = {
+        n.removeprefix("policy_out."): v for n, v in views.items() if n.startswith("policy_out")
+    }
     named = {n: v for n, v in views.items() if not n.startswith("policy_out")}
     return Fragment(policy_out=outs, **named)
 
@@ -161,7 +163,7 @@ def poison(tensor: Tensor) -> None:
     if tensor.dtype.is_floating_point:
         tensor.fill_(float("nan"))
     elif tensor.dtype == torch.bool:
-        tensor.zero_()  # a bool has no impossible value; False is the one that `valid` must not have
+        tensor.zero_()  # no impossible value; but False is what `valid` must not stay
     else:
         tensor.fill_(torch.iinfo(tensor.dtype).min)
 

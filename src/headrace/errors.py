@@ -6,7 +6,7 @@ HeadraceError
 │   ├── EnvNotFoundError             no such environment (with the near misses)
 │   ├── MissingExtraError            a package that an optional feature needs is not installed
 │   └── UnsupportedSpaceError        a space, named with its key, that no policy here can handle
-├── RunDirError                      a run directory that is in use, incomplete, or of something else
+├── RunDirError                      a run directory in use, incomplete, or of something else
 │   └── CheckpointError              a checkpoint that is damaged or does not fit
 ├── EnvError                         the user's environment raised or broke its own declaration
 ├── SamplerError                     a sampler process died or did not answer

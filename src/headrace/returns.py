@@ -39,18 +39,24 @@ def gae(
         reward: `[T, n]`, r_t.
         value: `[T, n]`, V(s_t).
         next_value: `[T, n]`, V of the true next observation (of the final one where it ended).
-        terminated, truncated: `[T, n]` bool.
+        terminated: `[T, n]` bool: the episode ended here for good.
+        truncated: `[T, n]` bool: it was cut off here.
         gamma: discount.
         gae_lambda: trace decay λ.
 
     Returns:
-        `[T, n]`: Σ_k (γλ)^k δ_{t+k}, up to the episode's end; the value target is this plus `value`.
+        `[T, n]`: Σ_k (γλ)^k δ_{t+k} up to the episode's end. The value target is this plus `value`.
 
     Raises:
         ValueError: if the shapes are not all the same `[T, n]`.
     """
     _check(
-        "gae", reward, value=value, next_value=next_value, terminated=terminated, truncated=truncated
+        "gae",
+        reward,
+        value=value,
+        next_value=next_value,
+        terminated=terminated,
+        truncated=truncated,
     )
     # δ_t = r_t + γ (1 - terminated) V(s_{t+1}) - V(s_t)
     delta = reward + gamma * next_value.masked_fill(terminated, 0.0) - value
@@ -82,8 +88,12 @@ def discounted_sum(reward: Tensor, done: Tensor, start: Tensor, gamma: float) ->
     """
     _check("discounted_sum", reward, done=done)
     if start.shape != reward.shape[1:]:
-        raise ValueError(f"discounted_sum: start {tuple(start.shape)} against {tuple(reward.shape)}")
-    total = torch.empty((len(reward) + 1, reward.shape[1]), dtype=reward.dtype, device=reward.device)
+        raise ValueError(
+            f"discounted_sum: start {tuple(start.shape)} against {tuple(reward.shape)}"
+        )
+    total = torch.empty(
+        (len(reward) + 1, reward.shape[1]), dtype=reward.dtype, device=reward.device
+    )
     carry = start
     for t in range(len(reward)):
         torch.add(reward[t], carry, alpha=gamma, out=total[t])

@@ -1,7 +1,7 @@
-"""The one decorator under every group of settings: frozen, keyword-only, and it knows what was given.
+"""The decorator of every group of settings: frozen, keyword-only, and aware of what was given.
 
-Left out: where values come from (flags, file, preset: `run/config.py`) and what they mean (the class
-that carries them).
+Left out: where values come from (flags, file, preset: `run/config.py`) and what they mean (the
+class that carries them).
 """
 
 import functools
@@ -18,16 +18,16 @@ def settings(cls: type[T]) -> type[T]:
     A preset fills only what the caller left open, and a caller may well name a value that equals
     the default: comparing values could not tell the two apart.
     """
-    data_cls = dataclass(frozen=True, kw_only=True)(cls)
+    data_cls: Any = dataclass(frozen=True, kw_only=True)(cls)
     plain_init = data_cls.__init__
 
     @functools.wraps(plain_init)
-    def __init__(self: T, **given: Any) -> None:
+    def init(self: Any, **given: Any) -> None:
         plain_init(self, **given)
         object.__setattr__(self, "_given", frozenset(given))
 
-    data_cls.__init__ = __init__  # type: ignore[method-assign]
-    return data_cls
+    data_cls.__init__ = init
+    return data_cls  # type: ignore[no-any-return]
 
 
 def given_values(instance: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The flags of each verb, and what it does with them. Left out: dispatch and exit codes (`cli.py`)."""
+"""The flags of each verb, and what is done with them. Left out: exit codes (`cli.py`)."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ class _TrainFlags(Generic[AlgoSettings]):
     config: _Path = None
     """TOML file with settings by their names; flags override it."""
     json: bool = False
-    """Print one JSON object as the last line of standard output; progress goes to standard error."""
+    """Print one JSON object as standard output's last line; progress goes to standard error."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _ResumeFlags:
     env: str | None = None
     """The environment again, where it is code (module:EnvId or module:callable)."""
     json: bool = False
-    """Print one JSON object as the last line of standard output; progress goes to standard error."""
+    """Print one JSON object as standard output's last line; progress goes to standard error."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Collectors: whoever steps the environments."""

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headrace.batch import Fragment
+from headrace.batch import Fragment, PolicyOut
 from headrace.envs.api import Episode, Restored
 from headrace.envs.make import EnvMaker
 from headrace.models.policy import Network, Policy
-from headrace.batch import PolicyOut
 from headrace.spec import Array, EnvSpec
 
 

@@ -10,13 +10,10 @@ Left out: starting a worker again that died (the run ends with a clear error), o
 import contextlib
 import ctypes
 import mmap
-import multiprocessing
 import os
 import signal
 import sys
 import time
-import types
-from collections.abc import Iterator
 from multiprocessing import connection
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -27,6 +24,7 @@ import torch
 
 from headrace import batch
 from headrace.batch import Fragment
+from headrace.collect import forkserver
 from headrace.collect.api import Collected, Plan, ShouldStop
 from headrace.collect.rollout import Sampler
 from headrace.envs.api import Episode, Restored
@@ -71,7 +69,7 @@ class WorkersCollector:
         self._weights = FlatWeights(template, weights_map)
         self._workers: list[_Worker] = []
         try:
-            with _start_method() as context:
+            with forkserver.context() as context:
                 for index in range(num_workers):
                     vectors = list(range(index, plan.num_vectors, num_workers))
                     self._workers.append(_Worker(context, plan, index, vectors, weights_fd))
@@ -156,7 +154,7 @@ class WorkersCollector:
         while waiting:
             # The pipe of a process that died is readable too: it is at its end.
             for ready in connection.wait(list(waiting), timeout=0.1):
-                index = waiting.pop(ready)  # type: ignore[call-overload]
+                index = waiting.pop(ready)
                 replies[index] = self._workers[index].receive()
             if self._stop() and give_up_at == float("inf"):
                 self._flag[-1] = 1
@@ -205,7 +203,8 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             self.process.join(_CLOSE_WITHIN_S)
             raise SamplerError(
-                f"{self.name} died ({_cause(self.process.exitcode)}) with its {self._num_envs} envs.\n"
+                f"{self.name} died ({_cause(self.process.exitcode)}) with its "
+                f"{self._num_envs} envs.\n"
                 "Its last words, if any, are above. Killed without a word is often the kernel's "
                 "out-of-memory killer: try fewer workers or envs."
             ) from None
@@ -240,27 +239,7 @@ def _cause(exitcode: int | None) -> str:
     return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
 
 
-@contextlib.contextmanager
-def _start_method() -> Iterator[Any]:
-    """A context to start workers from: a server that has torch imported and forks on request.
-
-    While it is open, the user's `__main__` is hidden, so that multiprocessing does not run the
-    user's script again in each child (the reason for `if __name__ == "__main__"` elsewhere), and
-    Ctrl-C is blocked, which children inherit: a terminal sends it to all, and the learner decides.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["headrace.collect.workers"])
-    main = sys.modules["__main__"]
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield context
-    finally:
-        sys.modules["__main__"] = main
-        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
-
-
-def _worker_main(pipe: connection.Connection, weights: DupFd, memory: DupFd, payload: bytes) -> None:
+def _worker_main(pipe: connection.Connection, weights: Any, memory: Any, payload: bytes) -> None:
     """A worker process, from its first line to its last."""
     # Nobody is left to close this process if the learner is killed: go with the parent.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,0 +1,1 @@
+"""Environments: made, stepped, brought back."""

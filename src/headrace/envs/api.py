@@ -40,9 +40,9 @@ class VectorEnv(Protocol):
     """n environments that are stepped together and reset themselves.
 
     The caller owns the memory: `bind` names the fragment, whose row 0 of observations is then the
-    current one; `step(t, ...)` writes row t of rewards and ends and row t + 1 of observations, where
-    an env that ended has already begun its next episode (Gymnasium's SAME_STEP); the true next
-    observation of a truncated step goes to the final ones.
+    current one; `step(t, ...)` writes row t of rewards and ends and row t + 1 of observations,
+    where an env that ended has already begun its next episode (Gymnasium's SAME_STEP); the true
+    next observation of a truncated step goes to the final ones.
 
     A fragment counts once `commit` is called. `state` describes the last commit even if steps were
     taken since: they belong to a fragment that may yet be given up.
@@ -55,7 +55,7 @@ class VectorEnv(Protocol):
         """Write into `fragment` from now on; its observation row 0 is filled."""
 
     def step(self, t: int, action: Array) -> None:
-        """Step all envs with `[n, ...]` policy actions; raises EnvError with the env's traceback."""
+        """Step all envs with `[n, ...]` actions of the policy; raises EnvError."""
 
     def finish(self) -> list[Episode]:
         """The fragment is full: check it, and give the episodes that ended in it."""
@@ -70,7 +70,7 @@ class VectorEnv(Protocol):
         """Go on from `state`, before the first `bind`."""
 
     def start_after(self, num_steps: int) -> Restored:
-        """Go on with new episodes that no run of `num_steps` steps can have had; no state is left."""
+        """Without a state: begin episodes that no run of `num_steps` steps can have had."""
 
     def close(self) -> None:
         """Close all envs."""

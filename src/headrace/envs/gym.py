@@ -105,7 +105,7 @@ class GymVector:
         self._meter.lap("env_step")
         ended = terminated | truncated
         if ended.any():
-            for i in np.flatnonzero(ended):
+            for i in np.flatnonzero(ended).tolist():
                 if truncated[i] and not terminated[i]:
                     self._keep_final(t, i, obs[i])
                 self._end_episode(i)
@@ -222,8 +222,8 @@ class GymVector:
         space = self.spec.observation
         if obs.shape != space.shape or not np.can_cast(obs.dtype, space.dtype, "same_kind"):
             raise EnvError(
-                f"reset returned an observation of shape {obs.shape} and dtype {obs.dtype}, but the "
-                f"environment declares {space.describe()} ({self._where(i)})."
+                f"reset returned an observation of shape {obs.shape} and dtype {obs.dtype}, but "
+                f"the environment declares {space.describe()} ({self._where(i)})."
             )
 
     def _check_finite(self) -> None:
@@ -258,7 +258,7 @@ class GymVector:
         """Keep the true next observation of a truncated step."""
         k = int(self._fragment.num_final)
         self._fragment.final_obs[k] = torch.from_numpy(obs)
-        self._fragment.final_step[k], self._fragment.final_row[k] = t, int(i)
+        self._fragment.final_step[k], self._fragment.final_row[k] = t, i
         self._fragment.num_final[0] = k + 1
 
     def _snapshot(self) -> None:

@@ -109,8 +109,8 @@ def _resolve(env: EnvLike) -> EnvLike:
         if error.name != module_name.partition(".")[0] and error.name != module_name:
             raise
         raise EnvNotFoundError(
-            f"There is no module {module_name!r} (from {env!r}), looked for in {os.getcwd()} and on "
-            "the Python path.\nExpected module:EnvId or module:callable, as you would import it."
+            f"There is no module {module_name!r} (from {env!r}), looked for in {os.getcwd()} and "
+            "on the Python path.\nExpected module:EnvId or module:callable, as you would import it."
         ) from None
     if callable(target := getattr(module, name, None)):
         return target  # type: ignore[no-any-return]
@@ -119,7 +119,7 @@ def _resolve(env: EnvLike) -> EnvLike:
     offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
     near = difflib.get_close_matches(name, offered, n=3, cutoff=0.4)
     raise EnvNotFoundError(
-        f"The module {module_name!r} has no callable {name!r}, and registers no such environment id."
+        f"The module {module_name!r} has no callable {name!r} and registers no such id."
         + (f"\nDid you mean {' or '.join(f'{module_name}:{n}' for n in near)}?" if near else "")
     )
 
@@ -133,9 +133,7 @@ def _make_registered(env_id: str, kwargs: dict[str, Any], render_mode: str | Non
             raise _missing(env_id, family[2], error) from None
     try:
         # The checker wraps every step for the sake of the first; ours is in `gym.py`.
-        return gymnasium.make(
-            env_id, render_mode=render_mode, disable_env_checker=True, **kwargs
-        )
+        return gymnasium.make(env_id, render_mode=render_mode, disable_env_checker=True, **kwargs)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
         raise EnvNotFoundError(_near_misses(env_id)) from None
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:

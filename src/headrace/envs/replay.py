@@ -81,7 +81,7 @@ def set_state(env: Any, arrays: dict[str, Array]) -> None:
 
 def _state_holder(env: Any) -> tuple[Any | None, list[Any]]:
     """The outermost object with get_state and set_state, and the TimeLimits that wrap it."""
-    limits = []
+    limits: list[Any] = []
     while True:
         # vars of the class: some wrappers forward attributes that are not their own
         if all(hasattr(type(env), name) for name in ("get_state", "set_state")):

@@ -30,24 +30,24 @@ class Categorical(nn.Module):
         self.num_draws = len(nvec)
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions by inverse CDF from `noise` in (0, 1), `[..., num_draws]`; with their log-probs."""
+        """Actions by inverse CDF from `noise` in (0, 1), `[..., draws]`; and their log-probs."""
         log_p = self._log_p(params)
         choice = torch.stack([_inverse_cdf(p, noise[..., i]) for i, p in enumerate(log_p)], -1)
         return self._pack(choice), self._gather(log_p, choice)
 
     def mode(self, params: Tensor) -> Tensor:
         """The likeliest action."""
-        choice = [logits.argmax(-1) for logits in params.split(self.nvec, -1)]
+        choice = [logits.argmax(-1) for logits in torch.split(params, list(self.nvec), -1)]
         return self._pack(torch.stack(choice, -1))
 
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of `action`, and entropy: `[...]` each."""
         log_p = self._log_p(params)
-        entropy = -torch.stack([(p.exp() * p).sum(-1) for p in log_p], -1).sum(-1)
-        return self._gather(log_p, action.unsqueeze(-1) if self._squeeze else action), entropy
+        log_prob = self._gather(log_p, action.unsqueeze(-1) if self._squeeze else action)
+        return log_prob, -torch.stack([(p.exp() * p).sum(-1) for p in log_p], -1).sum(-1)
 
     def _log_p(self, params: Tensor) -> list[Tensor]:
-        return [logits.log_softmax(-1) for logits in params.split(self.nvec, -1)]
+        return [logits.log_softmax(-1) for logits in torch.split(params, list(self.nvec), -1)]
 
     def _gather(self, log_p: list[Tensor], choice: Tensor) -> Tensor:
         picked = [p.gather(-1, choice[..., i : i + 1]) for i, p in enumerate(log_p)]

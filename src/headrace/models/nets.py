@@ -1,4 +1,4 @@
-"""Networks: from a vector of numbers to another. Left out: what goes in and what comes out means."""
+"""Networks: from one vector of numbers to another. Left out: what the numbers mean."""
 
 import itertools
 import math

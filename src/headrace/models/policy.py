@@ -47,10 +47,10 @@ class Policy(nn.Module):
 
         width = (features, *network.hidden_sizes)[-1]
         self.actor_trunk = trunk()
-        self.critic_trunk = None if network.shared_trunk else trunk()
         # Small gain: the first policy is close to uniform whatever it sees (Andrychowicz et al.
         # 2021, arXiv:2006.05990, choice C57).
         self.actor = linear(width, self.head.num_params, 0.01)
+        self.critic_trunk = None if network.shared_trunk else trunk()
         self.critic = linear(width, 1, 1.0)
 
     @property

@@ -1,4 +1,4 @@
-"""Training from Python. Left out: the command line (`cli.py`) and what it shares with it (`launch.py`)."""
+"""Training from Python. Left out: what it shares with the command line (`launch.py`)."""
 
 import os
 import signal
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import ConfigError
 from headrace.envs.make import EnvLike
+from headrace.errors import ConfigError
 from headrace.models.policy import Network
 from headrace.run import launch
 from headrace.run.config import ALGOS
@@ -32,7 +32,7 @@ class Run:
 
     @property
     def mean_return(self) -> float | None:
-        """Mean return of the last (up to) 100 finished training episodes; None if there was none."""
+        """Of the last (up to) 100 finished training episodes; None if there was none."""
         value: float | None = self.summary["mean_return"]
         return value
 
@@ -93,9 +93,7 @@ def train(
     if algo is not None:
         name = next((n for n, (_, cls) in ALGOS.items() if type(algo) is cls), None)
         if name is None:
-            raise ConfigError(
-                f"algo={algo!r}: expected settings such as headrace.PPO(lr=3e-4)."
-            )
+            raise ConfigError(f"algo={algo!r}: expected settings such as headrace.PPO(lr=3e-4).")
         given |= given_values(algo) | {"algo": name}
     if network is not None:
         given |= given_values(network)

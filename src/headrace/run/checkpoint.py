@@ -3,7 +3,7 @@
     checkpoints/step_000000012288/   policy_default.safetensors   weights and normalizers
                                      learner_default.safetensors  optimizer moments, running returns
                                      samplers.safetensors         environments under way
-                                     manifest.json                counters, specs, SHA-256 of each file
+                                     manifest.json                counters, specs, SHA-256 of files
     checkpoints/latest               the name of the newest
 
 A checkpoint is written to a new directory, flushed, renamed, and then pointed to; the one before
@@ -135,7 +135,9 @@ def _read(path: Path) -> Checkpoint:
     for name, expected in sums.items():
         file = path / name
         if file.name != name or file.suffix != ".safetensors":
-            raise CheckpointError(f"{path / _MANIFEST} names a file that is none of ours: {name!r}.")
+            raise CheckpointError(
+                f"{path / _MANIFEST} names a file that is none of ours: {name!r}."
+            )
         try:
             with file.open("rb") as opened:
                 actual = hashlib.file_digest(opened, "sha256").hexdigest()

@@ -153,20 +153,18 @@ def resolve(given: Mapping[str, Any], config_file: Path | None = None) -> Settin
     for source, values in layers:
         _check_names(source, values, groups)
     origin: dict[str, str] = {}
-    built = []
+    built: list[Any] = []
     for group in groups:
         values = {}
         hints = get_type_hints(group)
         for f in fields(group):
-            source = next(((s, v[f.name]) for s, v in layers if f.name in v), None)
-            if source is not None:
-                origin[f.name] = source[0]
-                values[f.name] = _coerce(f.name, source[1], hints[f.name], source[0])
-            else:
-                origin[f.name] = "default"
+            origin[f.name] = "default"
+            for source, layer in reversed(layers):
+                if f.name in layer:
+                    origin[f.name] = source
+                    values[f.name] = _coerce(f.name, layer[f.name], hints[f.name], source)
         built.append(group(**values))
-    run, network, algo_settings = built
-    return _derive(run, network, algo_settings, origin)
+    return _derive(built[0], built[1], built[2], origin)
 
 
 def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str]) -> Settings:
@@ -207,7 +205,7 @@ def _check_sums(run: RunSettings, algo: Any) -> None:
         raise ConfigError(
             f"num_envs={run.num_envs} does not divide into vectors of "
             f"envs_per_vector={run.envs_per_vector}: {run.num_envs} = "
-            f"{run.num_envs // run.envs_per_vector} × {run.envs_per_vector} + "
+            f"{run.num_envs // run.envs_per_vector} x {run.envs_per_vector} + "
             f"{run.num_envs % run.envs_per_vector}.\nUse a divisor of num_envs."
         )
     if run.num_workers > run.num_vectors:
@@ -225,7 +223,7 @@ def _check_sums(run: RunSettings, algo: Any) -> None:
     if run.num_steps % algo.num_minibatches:
         raise ConfigError(
             f"num_steps={run.num_steps} does not divide into "
-            f"num_minibatches={algo.num_minibatches}: each minibatch takes the same number of steps "
+            f"num_minibatches={algo.num_minibatches}: each minibatch takes equally many steps "
             f"of every env, and {run.num_steps} / {algo.num_minibatches} = "
             f"{run.num_steps / algo.num_minibatches:.2f}."
         )

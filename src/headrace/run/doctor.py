@@ -25,9 +25,7 @@ def examine() -> dict[str, Any]:
         "packages": {name: version for name, version in _core_packages().items() if version},
         "cpu_cores": cores,
         "torch_threads": torch.get_num_threads(),
-        "cuda_devices": [
-            torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
-        ],
+        "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "anonymous_shared_memory": hasattr(os, "memfd_create"),
         "dev_shm_bytes": None if shm is None else {"total": shm.total, "free": shm.free},
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -91,7 +89,11 @@ def describe(found: dict[str, Any]) -> str:
         f"CPU cores: {found['cpu_cores']}; memory: {found['memory_bytes'] / gib:.1f} GiB",
         "CUDA devices: " + (", ".join(found["cuda_devices"]) or "none"),
         "workers: "
-        + ("yes" if found["anonymous_shared_memory"] else f"no (memfd is missing on {sys.platform})")
+        + (
+            "yes"
+            if found["anonymous_shared_memory"]
+            else f"no (memfd is missing on {sys.platform})"
+        )
         + ("" if shm is None else f"; /dev/shm {shm['free'] / gib:.1f} GiB free (not needed)"),
         "limits: "
         + ", ".join(

@@ -101,7 +101,9 @@ def go_on(
         run_dir: of the run.
         env: must be given again where the run's environment is code of the user's own.
         total_env_steps: a new goal.
-        on_update, out, started: see `start`.
+        on_update: called after each update.
+        out: where progress is shown; None: nowhere.
+        started: when the process began.
 
     Raises:
         HeadraceError: see `headrace.errors`.
@@ -245,8 +247,8 @@ def _restore(
     restored = collector.restore(saved.arrays("samplers"))
     display.say(
         f"Resumed from {saved.path.name}: {counters.env_steps:,} env steps, {learner.version:,} "
-        f"updates. Episodes under way: {restored.set_state} restored, {restored.replayed} replayed, "
-        f"{restored.new_episode} begun anew."
+        f"updates. Episodes under way: {restored.set_state} restored, "
+        f"{restored.replayed} replayed, {restored.new_episode} begun anew."
     )
     if restored.new_episode:
         display.say("From here on this run differs from one that was not interrupted.")
@@ -267,5 +269,3 @@ def _describe(settings: Settings, maker: EnvMaker) -> dict[str, Any]:
             "gymnasium": gymnasium.__version__,
         },
     }
-
-

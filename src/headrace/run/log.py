@@ -105,7 +105,9 @@ class Display:
             shares: share of time by span, in [0, 1].
         """
         now = time.monotonic()
-        if self._quiet or now - self._shown_at < (1 / _LIVE_PER_S if self._live else _PLAIN_EVERY_S):
+        if self._quiet or now - self._shown_at < (
+            1 / _LIVE_PER_S if self._live else _PLAIN_EVERY_S
+        ):
             return
         self._shown_at = now
         steps, rate = metrics["env_steps"], metrics["env_steps_per_s"] or 0.0

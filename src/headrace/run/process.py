@@ -48,5 +48,3 @@ def math_threads(count: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-

@@ -1,4 +1,4 @@
-"""What a run reports of itself, put together from its parts. Left out: files and terminal (`log.py`)."""
+"""What a run reports of itself, from its parts. Left out: files and terminal (`log.py`)."""
 
 import signal
 import time
@@ -19,7 +19,7 @@ OnUpdate = Callable[[int, dict[str, Any]], None]
 
 
 class Reporter:
-    """Turns what the loop knows into metrics: files, display, the caller's function, the summary."""
+    """Turns what the loop knows into metrics: files, display, caller, summary."""
 
     def __init__(
         self,
@@ -99,7 +99,8 @@ def introduce(display: Display, settings: Settings, spec: EnvSpec, run_dir: Path
     display.say(
         f"headrace {headrace.__version__}: {run.algo} on {run.env} "
         f"(observation {spec.observation.describe()}, action {spec.action.describe()}), "
-        f"{run.num_workers or 'no'} workers, {run.num_vectors} vectors of {run.envs_per_vector} envs"
+        f"{run.num_workers or 'no'} workers, {run.num_vectors} vectors of "
+        f"{run.envs_per_vector} envs"
     )
     flat = settings.flat()
     by_origin: dict[str, list[str]] = {}
@@ -112,6 +113,7 @@ def introduce(display: Display, settings: Settings, spec: EnvSpec, run_dir: Path
 
 
 def farewell(summary: dict[str, Any], stopped_by: int) -> str:
+    """The last lines of a run, for people."""
     mean = "none finished" if summary["mean_return"] is None else f"{summary['mean_return']:.1f}"
     rate = summary["env_steps_per_s"]
     why = f"Stopped by {signal.Signals(stopped_by).name}" if stopped_by else "Done"

@@ -63,5 +63,3 @@ class Saver:
         checkpoint.write(self._run_dir, self._counters.env_steps, files, manifest)
         checkpoint.prune(self._run_dir, self._settings.run.keep)
         self._saved_at, self._saved_version = time.monotonic(), self._learner.version
-
-

@@ -1,0 +1,40 @@
+"""Where worker processes come from: a server that has torch imported, and forks on request.
+
+Imports nothing heavy, so that the server can be started first and import beside the learner.
+Left out: what a worker does (`workers.py`).
+"""
+
+import contextlib
+import multiprocessing
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from typing import Any
+
+
+@contextlib.contextmanager
+def context() -> Iterator[Any]:
+    """A multiprocessing context to start workers from.
+
+    While it is open, the user's `__main__` is hidden, so that multiprocessing does not run the
+    user's script again in each child (the reason for `if __name__ == "__main__"` elsewhere), and
+    Ctrl-C is blocked, which children inherit: a terminal sends it to all, and the learner decides.
+    """
+    start_from = multiprocessing.get_context("forkserver")
+    start_from.set_forkserver_preload(["headrace.collect.workers"])
+    main = sys.modules["__main__"]
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield start_from
+    finally:
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+
+
+def warm_up() -> None:
+    """Start the server now: its imports take as long as ours, on another core."""
+    with context():
+        forkserver.ensure_running()

@@ -1,0 +1,84 @@
+"""Shared by the tests: small environments, and short ways to build the parts."""
+
+import gymnasium as gym
+import numpy as np
+
+from headrace.collect.api import Plan
+from headrace.collect.inline import InlineCollector
+from headrace.collect.workers import WorkersCollector
+from headrace.envs.make import EnvMaker, env_spec
+from headrace.meter import Meter
+from headrace.models import policy as policies
+from headrace.models.policy import Network
+from headrace.run.config import ALGOS
+
+
+class Counting(gym.Env):
+    """Says how many steps the episode has; ends where told. Reward 1 per step, action ignored."""
+
+    def __init__(self, terminate_at=10**9, truncate_at=10**9):
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.terminate_at, self.truncate_at = terminate_at, truncate_at
+        self.t = 0
+        self.salt = 0.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        self.salt = float(self.np_random.random())
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._obs(), 1.0, self.t == self.terminate_at, self.t == self.truncate_at, {}
+
+    def _obs(self):
+        return np.array([self.t, self.salt], np.float32)
+
+
+def short_cartpole():
+    """CartPole that is cut off after 20 steps: terminations and truncations in every batch."""
+    return gym.make("CartPole-v1", max_episode_steps=20)
+
+
+def plan_for(
+    env,
+    *,
+    num_steps=16,
+    num_envs=4,
+    envs_per_vector=2,
+    seed=3,
+    network=None,
+    reseed=True,
+    kwargs=None,
+):
+    maker = EnvMaker(env, kwargs or {})
+    return Plan(
+        maker=maker,
+        spec=env_spec(maker),
+        network=network or Network(),
+        policy_out=ALGOS["ppo"][0].POLICY_OUT,
+        num_steps=num_steps,
+        num_envs=num_envs,
+        envs_per_vector=envs_per_vector,
+        seed=seed,
+        reseed_episodes=reseed,
+        replay_limit_s=30.0,
+    )
+
+
+def never():
+    return False
+
+
+def inline(plan, stop=never):
+    return InlineCollector(plan, Meter(), stop)
+
+
+def workers(plan, num_workers=2, stop=never):
+    return WorkersCollector(plan, num_workers, Meter(), stop)
+
+
+def policy_for(plan, seed=1):
+    return policies.build(plan.spec, plan.network, seed)

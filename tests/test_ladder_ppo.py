@@ -1,0 +1,73 @@
+"""Rung 7, as far as PPO alone allows: ratios of 1, and advantage actor-critic's gradient."""
+
+import pytest
+import torch
+
+from headrace import batch
+from headrace.algos import ppo
+from headrace.algos.ppo import PPO
+from headrace.models.policy import Network
+from tests.support import inline, plan_for, policy_for, short_cartpole
+
+
+def fresh_batch(network=None, **kwargs):
+    plan = plan_for(short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4, network=network)
+    collector, policy = inline(plan), policy_for(plan)
+    collector.publish(policy, 0)
+    experience = batch.join(collector.collect().fragments, torch.device("cpu"))
+    collector.close()
+    return policy, experience
+
+
+def test_at_lag_0_ratios_are_exactly_1_with_equal_shapes():
+    policy, experience = fresh_batch()
+    for t in range(experience.num_steps):  # the shape that was acted with: one row of the batch
+        log_prob, _, value = policy.evaluate(experience.obs[t], experience.action[t])
+        assert torch.equal((log_prob - experience.policy_out["log_prob"][t]).exp(), torch.ones(4))
+        assert torch.equal(value, experience.policy_out["value"][t])
+
+
+def test_at_lag_0_ratios_are_1_within_1e_6_in_one_large_minibatch():
+    policy, experience = fresh_batch()
+    log_prob, _, _ = policy.evaluate(experience.obs[:-1], experience.action)
+    ratio = (log_prob - experience.policy_out["log_prob"]).exp()
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_one_epoch_one_minibatch_no_clip_is_the_advantage_actor_critic_gradient(shared_trunk):
+    policy, experience = fresh_batch(Network(shared_trunk=shared_trunk))
+    cfg = PPO(num_epochs=1, num_minibatches=1, clip_coef=1e9, ent_coef=0.01, max_grad_norm=1e9)
+    gradients = {}
+
+    class Catch:
+        def step(self, loss, lr):
+            policy.zero_grad()
+            loss.backward()
+            gradients.update({n: p.grad.clone() for n, p in policy.named_parameters()})
+            return torch.zeros(())
+
+    ppo.update(
+        policy,
+        lambda minibatch: ppo.loss(policy, minibatch, cfg),
+        Catch(),
+        experience,
+        cfg,
+        progress=0.0,
+        order_of_epoch=lambda epoch: torch.arange(32).unsqueeze(1).repeat(1, 4),
+    )
+    # A2C (Mnih et al. 2016, arXiv:1602.01783): -log π(a|s) A + c_v (V - R)² / 2 - c_e H
+    rows = ppo.targets(policy, experience, cfg)
+    advantage = rows["advantage"]
+    advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    log_prob, entropy, value = policy.evaluate(rows["obs"], rows["action"])
+    loss = (
+        -(log_prob * advantage).mean()
+        + 0.5 * 0.5 * (value - rows["target"]).square().mean()
+        - 0.01 * entropy.mean()
+    )
+    policy.zero_grad()
+    loss.backward()
+    for name, parameter in policy.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
+    assert sum(g.abs().sum() for g in gradients.values()) > 0.1

@@ -1,0 +1,169 @@
+"""Rung 6: stopped and resumed is bit for bit what was never stopped."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import headrace
+from headrace.run import checkpoint
+from tests.support import Counting, short_cartpole
+
+
+class Stateful(Counting):
+    """Offers its own state; its episodes cannot be replayed from their seed alone."""
+
+    drawn = 0  # over all episodes: a replay would see other numbers
+
+    def get_state(self):
+        return {"t": np.array(self.t), "salt": np.array(self.salt), "raw": b"abc"}
+
+    def set_state(self, state):
+        assert state["raw"] == b"abc"
+        self.t, self.salt = int(state["t"]), float(state["salt"])
+
+
+class Unrepeatable(Counting):
+    """Draws from a generator that no seed reaches: neither state nor replay brings it back."""
+
+    def reset(self, *, seed=None, options=None):
+        _, info = super().reset(seed=seed)
+        self.salt = float(np.random.default_rng().random())
+        return self._obs(), info
+
+
+SETTINGS = {
+    "num_envs": 4, "num_steps": 32, "envs_per_vector": 2, "seed": 5, "quiet": True,
+    "schedule_env_steps": 4 * 32 * 12,
+    "algo": headrace.PPO(lr=3e-3, lr_schedule="linear", clip_schedule="linear", num_minibatches=2),
+    "network": headrace.Network(normalize_obs=True, normalize_reward=True),
+}  # fmt: skip
+UPDATE = 4 * 32
+
+
+def weights(run):
+    return checkpoint.newest(run.dir).tensors("policy_default") | {
+        f"learner.{k}": v for k, v in checkpoint.newest(run.dir).tensors("learner_default").items()
+    }
+
+
+def assert_same(a, b):
+    for name, value in weights(a).items():
+        assert torch.equal(value, weights(b)[name]), name
+    left, right = (checkpoint.newest(run.dir).tensors("samplers") for run in (a, b))
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+    for name in ("env_steps", "mean_return", "episodes", "learner_steps"):
+        assert a.summary[name] == b.summary[name], name
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("stop_after", [1, 7])
+def test_resumed_equals_uninterrupted(tmp_path, num_workers, stop_after):
+    whole = headrace.train(
+        short_cartpole, run_dir=tmp_path / "whole", total_env_steps=12 * UPDATE,
+        num_workers=num_workers, **SETTINGS,
+    )  # fmt: skip
+    part = headrace.train(
+        short_cartpole, run_dir=tmp_path / "part", total_env_steps=stop_after * UPDATE,
+        num_workers=num_workers, **SETTINGS,
+    )  # fmt: skip
+    assert part.summary["env_steps"] == stop_after * UPDATE
+    resumed = headrace.resume(
+        tmp_path / "part", env=short_cartpole, total_env_steps=12 * UPDATE, quiet=True
+    )
+    assert_same(whole, resumed)
+
+
+@pytest.mark.slow
+def test_resumed_equals_uninterrupted_at_update_50(tmp_path):
+    whole = headrace.train(
+        "Pendulum-v1", run_dir=tmp_path / "whole", total_env_steps=60 * UPDATE, **SETTINGS
+    )
+    headrace.train(
+        "Pendulum-v1", run_dir=tmp_path / "part", total_env_steps=50 * UPDATE, **SETTINGS
+    )
+    resumed = headrace.resume(tmp_path / "part", total_env_steps=60 * UPDATE, quiet=True)
+    assert_same(whole, resumed)
+
+
+def test_a_run_may_change_its_number_of_workers_on_resume(tmp_path):
+    whole = headrace.train(
+        short_cartpole, run_dir=tmp_path / "whole", total_env_steps=4 * UPDATE, **SETTINGS
+    )
+    headrace.train(
+        short_cartpole, run_dir=tmp_path / "part", total_env_steps=2 * UPDATE, num_workers=2,
+        **SETTINGS,
+    )  # fmt: skip
+    config = json.loads((tmp_path / "part/config.json").read_text())
+    config["settings"]["num_workers"] = 0
+    (tmp_path / "part/config.json").write_text(json.dumps(config))
+    resumed = headrace.resume(
+        tmp_path / "part", env=short_cartpole, total_env_steps=4 * UPDATE, quiet=True
+    )
+    assert_same(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    ("env", "how"),
+    [
+        (lambda: Stateful(truncate_at=50), "4 restored, 0 replayed, 0 begun anew"),
+        (lambda: Counting(truncate_at=50), "0 restored, 4 replayed, 0 begun anew"),
+        (lambda: Unrepeatable(truncate_at=50), "0 restored, 0 replayed, 4 begun anew"),
+    ],
+)
+def test_an_episode_under_way_comes_back_in_the_best_way_there_is(tmp_path, capsys, env, how):
+    settings = SETTINGS | {"quiet": False}
+    headrace.train(env, run_dir=tmp_path / "run", total_env_steps=3 * UPDATE, **settings)
+    saved = checkpoint.newest(tmp_path / "run").arrays("samplers")
+    # 3 x 32 = 96 steps: the second episode is at its step 46
+    assert saved["vector0.episode_step"].tolist() == [46, 46]
+    seen = []
+    capsys.readouterr()
+    run = headrace.resume(
+        tmp_path / "run", env=env, total_env_steps=4 * UPDATE, on_update=lambda i, m: seen.append(m)
+    )
+    out = capsys.readouterr().out
+    assert how in out
+    assert ("differs from one that was not interrupted" in out) == ("4 begun anew" in out)
+    # Brought back, the episode ends 4 steps later with 50 steps in all; begun anew, not yet.
+    assert run.summary["episodes"] == (4 if "4 begun anew" in how else 8)
+    if "4 begun anew" not in how:
+        assert seen[-1]["mean_length"] == 50
+
+
+def test_where_episodes_are_not_seeded_only_the_first_can_be_replayed(tmp_path, capsys):
+    env = lambda: Counting(truncate_at=50)  # noqa: E731
+    settings = SETTINGS | {"quiet": False, "reseed_episodes": False}
+    headrace.train(env, run_dir=tmp_path / "a", total_env_steps=1 * UPDATE, **settings)
+    headrace.resume(tmp_path / "a", env=env, total_env_steps=2 * UPDATE)
+    assert "4 replayed, 0 begun anew" in capsys.readouterr().out
+    headrace.train(env, run_dir=tmp_path / "b", total_env_steps=2 * UPDATE, **settings)
+    headrace.resume(tmp_path / "b", env=env, total_env_steps=3 * UPDATE)
+    assert "0 replayed, 4 begun anew" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(tmp_path, num_workers, number):
+    whole = headrace.train(
+        short_cartpole, run_dir=tmp_path / "whole", total_env_steps=6 * UPDATE,
+        num_workers=num_workers, **SETTINGS,
+    )  # fmt: skip
+
+    def interrupt(iteration, _):
+        if iteration == 3:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
+        headrace.train(
+            short_cartpole, run_dir=tmp_path / "part", total_env_steps=6 * UPDATE,
+            num_workers=num_workers, on_update=interrupt, **SETTINGS,
+        )  # fmt: skip
+    if number == signal.SIGTERM:
+        assert caught.value.code == 143
+    assert checkpoint.newest(tmp_path / "part").manifest["counters"]["env_steps"] == 3 * UPDATE
+    assert_same(whole, headrace.resume(tmp_path / "part", env=short_cartpole, quiet=True))

@@ -1,0 +1,74 @@
+"""The mathematics against numbers worked out by hand and against plain double loops."""
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.returns import discounted_sum, gae
+
+
+def row(*values, dtype=torch.float64):
+    return torch.tensor(values, dtype=dtype).unsqueeze(1)
+
+
+def test_gae_by_hand():
+    # gamma 0.5, lambda 0.5. delta = r + 0.5 * next_value - value:
+    #   t=0: 1 + 0.5*3 - 2 = 0.5    t=1: 1 + 0.5*4 - 3 = 0    t=2: 1 + 0.5*5 - 4 = -0.5
+    # adv2 = -0.5; adv1 = 0 + 0.25 * -0.5 = -0.125; adv0 = 0.5 + 0.25 * -0.125 = 0.46875
+    no = row(0, 0, 0, dtype=torch.bool)
+    result = gae(row(1, 1, 1), row(2, 3, 4), row(3, 4, 5), no, no, 0.5, 0.5)
+    torch.testing.assert_close(result, row(0.46875, -0.125, -0.5))
+
+
+def test_a_terminal_state_is_worth_nothing_and_a_time_limit_is_bootstrapped():
+    # One step, value 2, next value 10, reward 1, gamma 0.9:
+    #   terminated: 1 - 2 = -1.  truncated: 1 + 9 - 2 = 8.  both: terminated wins, -1.
+    yes, no = row(1, dtype=torch.bool), row(0, dtype=torch.bool)
+    args = row(1), row(2), row(10)
+    assert gae(*args, yes, no, 0.9, 1.0).item() == pytest.approx(-1)
+    assert gae(*args, no, yes, 0.9, 1.0).item() == pytest.approx(8)
+    assert gae(*args, yes, yes, 0.9, 1.0).item() == pytest.approx(-1)
+
+
+def plain_gae(reward, value, next_value, terminated, truncated, gamma, lam):
+    """Equation 16 as it stands: a sum over the rest of the episode, for each step."""
+    T, n = reward.shape
+    out = np.zeros((T, n))
+    for i in range(n):
+        for t in range(T):
+            factor = 1.0
+            for k in range(t, T):
+                alive = 0.0 if terminated[k, i] else 1.0
+                delta = reward[k, i] + gamma * alive * next_value[k, i] - value[k, i]
+                out[t, i] += factor * delta
+                factor *= gamma * lam
+                if terminated[k, i] or truncated[k, i]:
+                    break
+    return out
+
+
+def test_gae_against_the_plain_sum_with_ends_everywhere():
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(12, 30)) for _ in range(3)]
+    ends = [rng.random((12, 30)) < 0.2 for _ in range(2)]
+    expected = plain_gae(*arrays, *ends, 0.97, 0.9)
+    tensors = [torch.from_numpy(a) for a in (*arrays, *ends)]
+    torch.testing.assert_close(gae(*tensors, 0.97, 0.9), torch.from_numpy(expected))
+
+
+def test_discounted_sum_by_hand():
+    # gamma 0.5, carried in 4: 1 + 2 = 3; 1 + 1.5 = 2.5 (ends here); 1 + 0 = 1; carried out: 1
+    done = row(0, 1, 0, dtype=torch.bool)
+    result = discounted_sum(row(1, 1, 1), done, torch.tensor([4.0], dtype=torch.float64), 0.5)
+    torch.testing.assert_close(result, row(3, 2.5, 1, 1))
+
+
+def test_wrong_shapes_are_refused():
+    a, b = torch.zeros(3, 2), torch.zeros(3, 1)
+    no = torch.zeros(3, 2, dtype=torch.bool)
+    with pytest.raises(ValueError, match="next_value has shape"):
+        gae(a, a, b, no, no, 0.9, 0.9)
+    with pytest.raises(ValueError, match=r"\[T, n\]"):
+        gae(a[0], a[0], a[0], no[0], no[0], 0.9, 0.9)
+    with pytest.raises(ValueError, match="start"):
+        discounted_sum(a, no, torch.zeros(3), 0.9)
