@@ -5,7 +5,9 @@ Left out: what a worker does (`workers.py`).
 """
 
 import contextlib
+import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 import types
@@ -32,6 +34,17 @@ def context() -> Iterator[Any]:
     finally:
         sys.modules["__main__"] = main
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+
+
+def end_with_learner() -> None:
+    """In a worker: be killed when the learner is, even in the middle of an environment's step.
+
+    The server ends when the learner's end of a pipe closes, and takes the workers with it (Linux's
+    parent-death signal). But multiprocessing hands that end to every child too, in case it wants
+    to start processes of its own: closed here, or a worker that is stuck would keep all alive.
+    """
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
 
 
 def warm_up() -> None:

@@ -8,7 +8,6 @@ Left out: starting a worker again that died (the run ends with a clear error), o
 """
 
 import contextlib
-import ctypes
 import mmap
 import os
 import signal
@@ -241,8 +240,7 @@ def _cause(exitcode: int | None) -> str:
 
 def _worker_main(pipe: connection.Connection, weights: Any, memory: Any, payload: bytes) -> None:
     """A worker process, from its first line to its last."""
-    # Nobody is left to close this process if the learner is killed: go with the parent.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    forkserver.end_with_learner()
     torch.set_num_threads(1)
     threadpoolctl.threadpool_limits(1)
     meter = Meter()

@@ -225,7 +225,7 @@ def _check_sums(run: RunSettings, algo: Any) -> None:
             f"num_steps={run.num_steps} does not divide into "
             f"num_minibatches={algo.num_minibatches}: each minibatch takes equally many steps "
             f"of every env, and {run.num_steps} / {algo.num_minibatches} = "
-            f"{run.num_steps / algo.num_minibatches:.2f}."
+            f"{run.num_steps / algo.num_minibatches:.2f}.\nUse a divisor of num_steps."
         )
     if run.vectorization == "native":
         raise ConfigError(

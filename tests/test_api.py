@@ -1,0 +1,193 @@
+"""Training from Python, and evaluating what came out."""
+
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import headrace
+from headrace.envs.make import EnvMaker
+from headrace.errors import ConfigError, EnvError, NonFiniteError
+from headrace.run import checkpoint
+from headrace.run.evaluate import evaluate
+from headrace.run.log import read_metrics
+from tests.support import Counting, short_cartpole
+from tests.test_envs import Broken
+
+TINY = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 2, "quiet": True}
+
+
+def test_a_run_from_python(tmp_path):
+    seen = []
+    run = headrace.train(
+        "CartPole-v1",
+        algo=headrace.PPO(lr=3e-4),
+        run_dir=tmp_path / "run",
+        total_env_steps=500,
+        seed=1,
+        on_update=lambda iteration, metrics: seen.append((iteration, metrics["env_steps"])),
+        **TINY,
+    )
+    # 500 is not a multiple of 64: it ends with the first update at or past it, 8 x 64 = 512
+    assert seen == [(i, 64 * i) for i in range(1, 9)]
+    assert run.summary["env_steps"] == 512
+    assert run.dir == tmp_path / "run"
+    assert run.mean_return > 8
+    assert run.evaluate(episodes=3).returns == run.evaluate(episodes=3).returns
+    config = json.loads((run.dir / "config.json").read_text())
+    assert config["settings"]["lr"] == 3e-4
+    assert config["origin"]["lr"] == "flag"
+    assert config["origin"]["gamma"] == "preset classic_control"  # what PPO(...) left open
+    rows = read_metrics(run.dir)
+    assert [row["env_steps"] for row in rows] == [64 * i for i in range(1, 9)]
+    assert list((run.dir / "tensorboard").iterdir())
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path):
+    def run(name, **more):
+        done = headrace.train(
+            short_cartpole, run_dir=tmp_path / name, total_env_steps=320, **TINY | more
+        )
+        return checkpoint.newest(done.dir).tensors("policy_default")
+
+    first = run("a", seed=3)
+    for name, more in (("b", {"seed": 3}), ("c", {"seed": 3, "num_workers": 2})):
+        again = run(name, **more)
+        assert all((first[key] == again[key]).all() for key in first)
+    other = run("d", seed=4)
+    assert not all((first[key] == other[key]).all() for key in first)
+
+
+def test_it_stops_at_the_wanted_return(tmp_path):
+    run = headrace.train(
+        lambda: Counting(terminate_at=8), run_dir=tmp_path / "run", stop_at_return=8.0,
+        total_env_steps=100_000, **TINY,
+    )  # fmt: skip
+    # 100 episodes of 8 steps make a full window: 800 steps, 12.5 batches of 64
+    assert run.summary["env_steps"] == 13 * 64
+    assert run.summary["mean_return"] == 8.0
+
+
+def test_mean_return_is_null_without_a_finished_episode(tmp_path):
+    run = headrace.train(Counting, run_dir=tmp_path / "run", total_env_steps=64, **TINY)
+    assert run.mean_return is None
+    assert json.loads(json.dumps(run.summary))["mean_return"] is None
+
+
+def test_every_second_of_every_process_is_on_a_meter(tmp_path):
+    run = headrace.train(
+        short_cartpole, run_dir=tmp_path / "run", total_env_steps=6400, num_workers=2, **TINY
+    )
+    summary = run.summary
+    assert sum(summary["meter"].values()) == pytest.approx(summary["wall_s"], rel=0.02)
+    assert summary["meter"]["other"] < 0.1 * summary["wall_s"]
+    assert set(summary["sampler_meters"]) == {"worker 0", "worker 1"}
+    for seconds in summary["sampler_meters"].values():
+        assert seconds["env_step"] > 0
+        assert seconds["wait"] > 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_environment_that_raises_ends_the_run_with_its_own_error(tmp_path, num_workers):
+    with pytest.raises(EnvError, match="TwoArgumentsError: the user's own message: step 7"):
+        headrace.train(
+            lambda: Broken("step", at=20), run_dir=tmp_path / "run", total_env_steps=640,
+            num_workers=num_workers, **TINY,
+        )  # fmt: skip
+
+
+class Exploding(Counting):
+    """Rewards that are finite, but whose squares are not."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, 1e30 if self.t > 20 else reward, *rest
+
+
+def test_a_loss_that_is_not_finite_stops_and_is_not_saved(tmp_path):
+    with pytest.raises(NonFiniteError, match="Update 2: the gradient was NaN or infinite"):
+        headrace.train(
+            Exploding, run_dir=tmp_path / "run", total_env_steps=640, checkpoint_every_s=0.0, **TINY
+        )
+    saved = checkpoint.newest(tmp_path / "run")
+    assert saved.manifest["counters"]["env_steps"] == 64
+    for tensor in saved.tensors("policy_default").values():
+        assert np.isfinite(tensor.numpy()).all()
+
+
+def test_wrong_names_are_refused():
+    with pytest.raises(ConfigError, match="Did you mean num_envs"):
+        headrace.train("CartPole-v1", num_env=3)
+    with pytest.raises(ConfigError, match=r"expected settings such as headrace\.PPO"):
+        headrace.train("CartPole-v1", algo="ppo")
+
+
+class Tuneless(Counting):
+    """Episodes of different lengths: env k's first lasts 3 steps, later ones 9."""
+
+    def __init__(self):
+        super().__init__()
+        self.episode = 0
+
+    def reset(self, **kwargs):
+        self.episode += 1
+        self.terminate_at = 3 if self.episode == 1 else 9
+        return super().reset(**kwargs)
+
+
+def test_evaluation_gives_each_env_the_same_number_of_episodes(tmp_path):
+    run = headrace.train(Tuneless, run_dir=tmp_path / "run", total_env_steps=64, **TINY)
+    # 40 episodes on 32 envs: 8 envs play two (3 and 9), 24 play one (3). Counting whatever ends
+    # first would take short ones only.
+    result = run.evaluate(episodes=40)
+    assert sorted(result.lengths) == [3] * 32 + [9] * 8
+    assert result.to_json()["mean_return"] == (32 * 3 + 8 * 9) / 40
+
+
+def test_evaluation_is_greedy_unless_told(tmp_path):
+    run = headrace.train("CartPole-v1", run_dir=tmp_path / "run", total_env_steps=64, **TINY)
+    greedy, sampled = run.evaluate(episodes=5), run.evaluate(episodes=5, stochastic=True)
+    assert greedy.returns != sampled.returns
+    # by hand: the first evaluation env, stepped with the policy's own likeliest actions
+    from headrace.seeding import derive
+
+    env = gym.make("CartPole-v1")
+    obs, _ = env.reset(seed=derive(0, "eval", 0, 0))
+    total, over = 0.0, False
+    while not over:
+        obs, reward, terminated, truncated, _ = env.step(run.policy(obs))
+        total, over = total + float(reward), terminated or truncated
+    assert total == greedy.returns[0]
+    with pytest.raises(ConfigError, match="episodes=0"):
+        evaluate(run.policy, EnvMaker("CartPole-v1"), episodes=0)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.MultiDiscrete([3, 2]),
+        gym.spaces.Box(-1, 1, (2, 2)),
+        gym.spaces.Discrete(4, start=2),
+    ],
+)
+def test_every_action_space_trains_and_gets_actions_of_its_own(tmp_path, space):
+    class Picky(Counting):
+        def __init__(self):
+            super().__init__(truncate_at=10)
+            self.action_space = space
+
+        def step(self, action):
+            assert self.action_space.contains(action), action
+            return super().step(action)
+
+    run = headrace.train(Picky, run_dir=tmp_path / "run", total_env_steps=128, **TINY)
+    assert space.contains(
+        np.asarray(run.policy(np.zeros(2))) if space.shape else run.policy([0, 0])
+    )
+    assert run.evaluate(episodes=2).returns == (10.0, 10.0)
+
+
+def test_discrete_observations_train(tmp_path):
+    run = headrace.train("FrozenLake-v1", run_dir=tmp_path / "run", total_env_steps=128, **TINY)
+    assert run.policy(3) in range(4)

@@ -1,0 +1,90 @@
+"""Memory: laid out once, poisoned, joined, and split by env."""
+
+import mmap
+
+import pytest
+import torch
+
+from headrace import batch
+from headrace.spec import EnvSpec, Space
+
+SPEC = EnvSpec(
+    "test",
+    Space("box", (3,), "float32"),
+    Space("discrete", (), "int64", nvec=(2,), start=(0,)),
+)
+OUT = {"value": ((), torch.float32), "hidden": ((5,), torch.float32)}
+
+
+def fragment(num_steps=4, num_envs=2, **kwargs):
+    return batch.allocate(batch.columns(SPEC, OUT, num_steps, num_envs), **kwargs)
+
+
+def test_a_fresh_fragment_is_poisoned():
+    fresh = fragment()
+    assert fresh.obs.shape == (5, 2, 3)
+    assert fresh.policy_out["hidden"].shape == (4, 2, 5)
+    for name in ("obs", "reward"):
+        assert torch.isnan(getattr(fresh, name)).all(), name
+    assert torch.isnan(fresh.policy_out["value"]).all()
+    assert (fresh.action == torch.iinfo(torch.int64).min).all()
+    assert not fresh.valid.any()
+    assert int(fresh.num_final) == 0
+
+
+def test_columns_do_not_overlap_and_two_views_of_one_memory_agree():
+    layout = batch.columns(SPEC, OUT, 4, 2)
+    memory = mmap.mmap(-1, batch.num_bytes(layout))
+    ours = batch.allocate(layout, memory)
+    columns = [ours.obs, ours.action, ours.reward, ours.env_id, *ours.policy_out.values()]
+    for number, column in enumerate(columns):
+        column.fill_(number)
+    theirs = batch.allocate(layout, memory, fresh=False)
+    again = [theirs.obs, theirs.action, theirs.reward, theirs.env_id, *theirs.policy_out.values()]
+    for number, column in enumerate(again):
+        assert (column == number).all()
+
+
+def test_join_puts_envs_beside_each_other_and_moves_final_rows_along():
+    a, b = fragment(), fragment(num_envs=3)
+    for number, f in enumerate((a, b)):
+        f.obs.fill_(number)
+        f.env_id.copy_(torch.arange(f.num_envs) + 10 * number)
+    a.num_final[0], a.final_step[0], a.final_row[0] = 1, 3, 1
+    a.final_obs[0] = 7.0
+    b.num_final[0] = 2
+    b.final_step[:2], b.final_row[:2] = torch.tensor([0, 2]), torch.tensor([2, 0])
+    b.final_obs[:2] = 8.0
+    joined = batch.join([a, b], torch.device("cpu"))
+    assert joined.env_id.tolist() == [0, 1, 10, 11, 12]
+    assert joined.obs[0, :, 0].tolist() == [0, 0, 1, 1, 1]
+    obs, step, row = joined.finals()
+    # b's columns 2 and 0 are columns 4 and 2 of the batch
+    assert (step.tolist(), row.tolist()) == ([3, 0, 2], [1, 4, 2])
+    assert obs[:, 0].tolist() == [7, 8, 8]
+
+
+def test_each_minibatch_has_the_same_number_of_steps_of_every_env():
+    order = torch.stack([torch.randperm(12) for _ in range(5)], 1)
+    minibatches = batch.stratify(order, 3)
+    assert minibatches.shape == (3, 20)
+    for index in minibatches:
+        assert torch.equal((index % 5).bincount(), torch.full((5,), 4))
+    assert torch.equal(minibatches.flatten().sort().values, torch.arange(60))
+
+
+def test_minibatches_of_two_halves_are_those_of_the_whole():
+    """What lets two learners make the minibatches that one makes: rows depend on the env alone."""
+    order = torch.stack([torch.randperm(8) for _ in range(4)], 1)
+    whole = batch.stratify(order, 2)
+    left, right = batch.stratify(order[:, :2], 2), batch.stratify(order[:, 2:], 2)
+    for m in range(2):
+        ours = {(int(i) // 4, int(i) % 4) for i in whole[m]}
+        theirs = {(int(i) // 2, int(i) % 2) for i in left[m]}
+        theirs |= {(int(i) // 2, int(i) % 2 + 2) for i in right[m]}
+        assert ours == theirs
+
+
+def test_minibatches_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="10 steps do not split into 3"):
+        batch.stratify(torch.zeros(10, 2, dtype=torch.int64), 3)

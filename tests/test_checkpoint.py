@@ -1,0 +1,230 @@
+"""Checkpoints: whole or not there, refused when damaged, and never a way to run code."""
+
+import json
+import os
+import pickle
+import random
+import shutil
+import stat
+
+import numpy as np
+import pytest
+import torch
+
+import headrace
+from headrace.errors import CheckpointError, ConfigError, RunDirError
+from headrace.run import checkpoint
+from tests.support import short_cartpole
+
+TINY = {"num_envs": 2, "num_steps": 16, "envs_per_vector": 1, "quiet": True, "num_workers": 0}
+
+
+def write(path, step, value):
+    tensors = {"a": torch.full((3,), value), "empty": torch.zeros(0)}
+    arrays = {"b": np.arange(4.0), "flag": np.array(True), "zero": np.array(7)}
+    return checkpoint.write(path, step, {"one": tensors, "two": arrays}, {"counters": {"n": step}})
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = write(tmp_path, 10, 1.0)
+    saved = checkpoint.newest(tmp_path)
+    assert saved.path == path
+    assert saved.manifest["counters"] == {"n": 10}
+    assert torch.equal(saved.tensors("one")["a"], torch.full((3,), 1.0))
+    assert saved.tensors("one")["empty"].shape == (0,)
+    arrays = saved.arrays("two")
+    assert (arrays["b"].tolist(), bool(arrays["flag"]), int(arrays["zero"])) == (
+        [0, 1, 2, 3],
+        True,
+        7,
+    )
+    assert (tmp_path / "checkpoints/latest").read_text() == path.name
+    assert checkpoint.newest(path).path == path
+
+
+def test_it_is_private(tmp_path):
+    path = write(tmp_path, 10, 1.0)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o600}
+
+
+def test_old_ones_go_only_after_new_ones_are_there(tmp_path):
+    for step in (1, 2, 3, 4):
+        write(tmp_path, step, float(step))
+        checkpoint.prune(tmp_path, keep=2)
+    names = sorted(p.name for p in (tmp_path / "checkpoints").glob("step_*"))
+    assert names == ["step_000000000003", "step_000000000004"]
+
+
+class Crash(BaseException):
+    pass
+
+
+def test_a_crash_at_any_file_operation_leaves_the_old_or_the_new(tmp_path, monkeypatch):
+    """F13: the N-th operation fails, for every N; reloading gives old or new, never neither."""
+    operations = ["open", "fsync", "rename", "mkdir"]
+    count = {"left": None}
+
+    def shim(real):
+        def wrapped(*args, **kwargs):
+            if count["left"] is not None:
+                count["left"] -= 1
+                if count["left"] < 0:
+                    raise Crash
+            return real(*args, **kwargs)
+
+        return wrapped
+
+    write(tmp_path, 1, 1.0)
+    with monkeypatch.context() as patched:
+        for name in operations:
+            patched.setattr(os, name, shim(getattr(os, name)))
+        seen = set()
+        for n in range(60):
+            count["left"] = n
+            try:
+                write(tmp_path, 2, 2.0)
+                finished = True
+            except Crash:
+                finished = False
+            count["left"] = None
+            number = checkpoint.newest(tmp_path).manifest["counters"]["n"]
+            seen.add(number)
+            assert number in (1, 2)
+            if finished:
+                break
+            shutil.rmtree(tmp_path / "checkpoints/step_000000000002", ignore_errors=True)
+        assert finished
+        assert n > 8, "the shim must see the writer's operations"
+    assert seen == {1, 2}
+
+
+def test_damage_is_named_and_the_one_before_is_used(tmp_path):
+    """F15 in small: seeded flips, cuts, swaps and deletions."""
+    write(tmp_path, 1, 1.0)
+    rng = random.Random(0)
+    for trial in range(200):
+        path = write(tmp_path, 2, 2.0)
+        file = path / rng.choice(["manifest.json", "one.safetensors", "two.safetensors"])
+        data = bytearray(file.read_bytes())
+        kind = rng.choice(["flip", "cut", "delete", "swap"])
+        if kind == "flip":
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        elif kind == "cut":
+            del data[rng.randrange(len(data)) :]
+        elif kind == "swap":
+            data = bytearray((path / "two.safetensors").read_bytes())
+        file.write_bytes(data)
+        if kind == "delete":
+            file.unlink()
+        same = kind == "swap" and file.name == "two.safetensors"
+        # A flip inside the manifest's own numbers or spaces may leave it valid JSON.
+        if same or file.name == "manifest.json":
+            try:
+                with pytest.warns(UserWarning, match="Passed over") if not same else nothing():
+                    assert checkpoint.newest(tmp_path).manifest["counters"]["n"] == (
+                        2 if same else 1
+                    )
+            except (AssertionError, pytest.fail.Exception):
+                assert kind == "flip", f"trial {trial}: {kind} of {file.name} was not seen"
+        else:
+            with pytest.warns(UserWarning, match=f"{file.name}.*Passed over"):
+                assert checkpoint.newest(tmp_path).manifest["counters"]["n"] == 1
+        shutil.rmtree(path)
+
+
+def test_no_usable_checkpoint_is_an_error_in_words(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        checkpoint.newest(tmp_path)
+    (write(tmp_path, 1, 1.0) / "one.safetensors").unlink()
+    with pytest.warns(UserWarning), pytest.raises(CheckpointError, match="no usable checkpoint"):
+        checkpoint.newest(tmp_path)
+
+
+class Canary:
+    def __reduce__(self):
+        return (os.mkdir, ("/tmp/headrace-canary-sang",))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "one.safetensors", "config.json"])
+def test_hostile_files_are_refused_and_nothing_runs(tmp_path, name):
+    """F29 in small: a pickle in the place of every file that is read."""
+    run = headrace.train(short_cartpole, run_dir=tmp_path / "run", total_env_steps=32, **TINY)
+    path = checkpoint.newest(run.dir).path
+    target = (
+        run.dir / name if name == "config.json" else path / name.replace("one", "policy_default")
+    )
+    target.write_bytes(pickle.dumps(Canary()))
+    with pytest.warns() if name != "config.json" else nothing(), pytest.raises(RunDirError):
+        headrace.resume(run.dir, env=short_cartpole, quiet=True)
+    assert not os.path.exists("/tmp/headrace-canary-sang")
+
+
+class nothing:  # noqa: N801
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return False
+
+
+def test_a_manifest_may_not_name_files_elsewhere(tmp_path):
+    path = write(tmp_path, 1, 1.0)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["../../secret.safetensors"] = "0" * 64
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="none of ours"):
+        checkpoint.newest(path)
+
+
+def test_code_is_never_named_by_a_file(tmp_path):
+    """A run directory from somebody else must not decide what is imported."""
+    run = headrace.train(short_cartpole, run_dir=tmp_path / "run", total_env_steps=32, **TINY)
+    config = json.loads((run.dir / "config.json").read_text())
+    config["settings"]["env"], config["env_is_code"] = "os:mkdir", False
+    (run.dir / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="is code: os:mkdir"):
+        headrace.resume(run.dir, quiet=True)
+
+
+def test_a_checkpoint_of_another_environment_is_refused(tmp_path):
+    headrace.train("CartPole-v1", run_dir=tmp_path / "a", total_env_steps=32, **TINY)
+    with pytest.raises(CheckpointError) as caught:
+        headrace.resume(tmp_path / "a", env="Acrobot-v1", quiet=True)
+    assert "CartPole-v1, not Acrobot-v1" in str(caught.value)
+    assert "Box(4,) float32, environment Box(6,) float32" in str(caught.value)
+
+
+def test_a_run_directory_holds_one_run_of_one_process(tmp_path):
+    headrace.train(short_cartpole, run_dir=tmp_path / "a", total_env_steps=32, **TINY)
+    with pytest.raises(RunDirError, match="holds a run already"):
+        headrace.train(short_cartpole, run_dir=tmp_path / "a", total_env_steps=32, **TINY)
+
+    def again(_iteration, _metrics):
+        with pytest.raises(RunDirError, match=f"in use by process {os.getpid()}"):
+            headrace.resume(tmp_path / "b", env=short_cartpole, quiet=True)
+
+    headrace.train(
+        short_cartpole, run_dir=tmp_path / "b", total_env_steps=32, on_update=again, **TINY
+    )
+    with pytest.raises(RunDirError, match="not a run directory"):
+        headrace.resume(tmp_path / "nowhere", quiet=True)
+
+
+def test_the_policy_loads_by_itself_and_acts_as_it_did(tmp_path):
+    run = headrace.train(
+        "Pendulum-v1", run_dir=tmp_path / "run", total_env_steps=64, num_minibatches=4,
+        network=headrace.Network(normalize_obs=True), **TINY,
+    )  # fmt: skip
+    policy = headrace.load_policy(tmp_path / "run")
+    assert float(policy.module.normalize_obs.count) == 64
+    obs = np.array([0.1, 0.2, 0.3], np.float32)
+    action = policy(obs)
+    assert action.shape == (1,)
+    assert -2 <= action[0] <= 2
+    np.testing.assert_array_equal(policy(np.stack([obs, obs]))[1], action)
+    np.testing.assert_array_equal(run.policy(obs), action)
+    np.testing.assert_array_equal(policy(obs.tolist()), action)
+    with pytest.raises(ValueError, match=r"shape \(2,\); expected \(3,\)"):
+        policy(obs[:2])

@@ -1,0 +1,130 @@
+"""Settings: where they come from, and what is refused."""
+
+import dataclasses
+import itertools
+import os
+
+import pytest
+
+from headrace import PPO, Network
+from headrace.errors import ConfigError
+from headrace.run.config import ALGOS, RunSettings, preset, resolve
+from headrace.settings import given_values
+
+
+def test_precedence_flag_config_preset_default(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('lr = 0.5\ngamma = 0.5\nhidden_sizes = [32, 32]\nseed = 7\nactivation = "relu"')
+    settings = resolve({"env": "CartPole-v1", "lr": 0.25}, file)
+    assert settings.algo.lr == 0.25
+    assert settings.origin["lr"] == "flag"
+    assert settings.algo.gamma == 0.5
+    assert settings.origin["gamma"] == f"config {file}"
+    assert settings.algo.gae_lambda == 0.9
+    assert settings.origin["gae_lambda"] == "preset classic_control"
+    assert settings.algo.vf_coef == 0.5
+    assert settings.origin["vf_coef"] == "default"
+    assert settings.network.hidden_sizes == (32, 32)
+    assert set(settings.origin) == set(settings.flat())
+
+
+def test_environment_and_algorithm_may_stand_in_the_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('env = "Pendulum-v1"\nalgo = "ppo"')
+    assert resolve({}, file).run.env == "Pendulum-v1"
+
+
+def test_without_a_preset_the_class_defaults_apply():
+    settings = resolve({"env": "Something-v3"})
+    assert {o for o in settings.origin.values() if o.startswith("preset")} == set()
+    assert settings.algo == PPO()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0"])
+def test_every_preset_resolves(env):
+    name, values = preset(env, "ppo")
+    settings = resolve({"env": env})
+    assert (name == "none") == (not values)
+    for key, value in values.items():
+        assert settings.flat()[key] == value
+
+
+def test_names_are_unique_over_all_groups():
+    for _, algo in ALGOS.values():
+        groups = (RunSettings, Network, algo)
+        names = [f.name for group in groups for f in dataclasses.fields(group)]
+        assert len(names) == len(set(names))
+
+
+def test_settings_know_what_was_given_even_if_it_equals_the_default():
+    assert given_values(PPO(lr=PPO().lr, gamma=0.5)) == {"gamma": 0.5, "lr": 3e-4}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PPO().lr = 3
+    with pytest.raises(TypeError):
+        PPO(learning_rate=3)
+
+
+def test_the_number_of_workers_changes_no_other_setting():
+    """What decides bits must not follow from it."""
+
+    def others(workers):
+        flat = resolve({"env": "X", "num_envs": 32, "num_workers": workers}).flat()
+        return {k: v for k, v in flat.items() if k != "num_workers"}
+
+    most = 32 // resolve({"env": "X", "num_envs": 32}).run.envs_per_vector
+    for a, b in itertools.pairwise(range(most + 1)):
+        assert others(a) == others(b)
+
+
+def test_default_vectors_are_a_share_of_the_envs_for_each_core():
+    cores = len(os.sched_getaffinity(0))
+    run = resolve({"env": "X", "num_envs": 12}).run
+    assert 12 % run.envs_per_vector == 0
+    assert run.envs_per_vector <= max(1, 12 // cores)
+
+
+def test_schedules_run_over_the_first_total():
+    assert resolve({"env": "X", "total_env_steps": 77}).run.schedule_env_steps == 77
+    given = {"env": "X", "total_env_steps": 77, "schedule_env_steps": 99}
+    assert resolve(given).run.schedule_env_steps == 99
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ["No environment", "headrace train CartPole-v1"]),
+        ({"env": "X", "num_env": 3}, ["Unknown setting 'num_env'", "num_envs"]),
+        ({"env": "X", "algo": "dqn"}, ["algo='dqn'", "ppo"]),
+        ({"env": "X", "lr": "fast"}, ["lr='fast'", "expected float"]),
+        ({"env": "X", "num_envs": 2.5}, ["num_envs=2.5", "expected int"]),
+        ({"env": "X", "num_envs": True}, ["num_envs=True"]),
+        ({"env": "X", "hidden_sizes": [64, "a"]}, ["hidden_sizes"]),
+        ({"env": "X", "activation": "gelu"}, ["activation='gelu'", "'tanh'"]),
+        ({"env": "X", "num_envs": 0}, ["num_envs=0", "at least 1"]),
+        ({"env": "X", "seed": -1}, ["seed=-1"]),
+        ({"env": "X", "num_envs": 10, "envs_per_vector": 4}, ["10 = 2 x 4 + 2", "divisor"]),
+        (
+            {"env": "X", "num_envs": 8, "envs_per_vector": 4, "num_workers": 3},
+            ["only 2 vectors", "8 / 4", "--envs-per-vector 2"],
+        ),
+        (
+            {"env": "X", "num_envs": 2, "envs_per_vector": 1, "num_workers": 3},
+            ["only 2 vectors", "--num-envs 3"],
+        ),
+        ({"env": "X", "num_steps": 10, "num_minibatches": 4}, ["10 / 4 = 2.50"]),
+        ({"env": "X", "vectorization": "native"}, ["native", "--vectorization python"]),
+    ],
+)
+def test_contradictions_are_refused_with_the_sums(given, words):
+    with pytest.raises(ConfigError) as caught:
+        resolve(given)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_config_file_that_is_not_there_or_not_toml(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve({"env": "X"}, tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("lr = = 3")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        resolve({"env": "X"}, tmp_path / "bad.toml")

@@ -1,0 +1,245 @@
+"""Environments: found by name, read, stepped into given memory, ended both ways."""
+
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from headrace import batch
+from headrace.envs.gym import GymVector
+from headrace.envs.make import EnvMaker, env_spec
+from headrace.errors import (
+    EnvError,
+    EnvNotFoundError,
+    MissingExtraError,
+    UnsupportedSpaceError,
+    UsageError,
+)
+from headrace.meter import Meter
+from tests.support import Counting
+
+
+def vector_of(make, n=2, num_steps=10, **kwargs):
+    spec = env_spec(EnvMaker(make))
+    vector = GymVector([make() for _ in range(n)], spec, np.arange(n), 0, Meter(), **kwargs)
+    fragment = batch.allocate(batch.columns(spec, {}, num_steps, n))
+    vector.bind(fragment)
+    return vector, fragment
+
+
+def run(vector, fragment, action=None):
+    n = fragment.num_envs
+    for t in range(fragment.num_steps):
+        vector.step(t, np.zeros(n, np.int64) if action is None else action)
+    return vector.finish()
+
+
+def test_a_time_limit_keeps_the_final_observation_and_goes_on_with_the_next_episode():
+    vector, fragment = vector_of(lambda: Counting(truncate_at=4))
+    episodes = run(vector, fragment)
+    # Steps count 1 2 3 4|1 2 3 4|1 2; row t + 1 of obs is after step t, or the next reset (0).
+    assert fragment.obs[:, 0, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2]
+    assert torch.nonzero(fragment.truncated[:, 0]).flatten().tolist() == [3, 7]
+    assert not fragment.terminated.any()
+    assert fragment.valid.all()
+    obs, step, row = fragment.finals()
+    assert obs[:, 0].tolist() == [4, 4, 4, 4]
+    assert sorted(zip(step.tolist(), row.tolist(), strict=True)) == [(3, 0), (3, 1), (7, 0), (7, 1)]
+    assert [(e.env_id, e.total_reward, e.num_steps) for e in episodes] == [
+        (0, 4.0, 4), (1, 4.0, 4), (0, 4.0, 4), (1, 4.0, 4),
+    ]  # fmt: skip
+
+
+def test_termination_needs_no_final_observation_and_wins_over_a_time_limit():
+    vector, fragment = vector_of(lambda: Counting(terminate_at=4, truncate_at=4))
+    run(vector, fragment)
+    assert torch.nonzero(fragment.terminated[:, 0]).flatten().tolist() == [3, 7]
+    assert len(fragment.finals()[0]) == 0
+
+
+def test_every_episode_has_its_own_seed_that_depends_on_the_env_alone():
+    def salts(env_id):
+        make = lambda: Counting(truncate_at=2)  # noqa: E731
+        spec = env_spec(EnvMaker(make))
+        vector = GymVector([make() for _ in env_id], spec, np.array(env_id), 9, Meter())
+        fragment = batch.allocate(batch.columns(spec, {}, 8, len(env_id)))
+        vector.bind(fragment)
+        run(vector, fragment)
+        return fragment.obs[::2, :, 1].clone()
+
+    both = salts([4, 5])
+    assert torch.equal(both[:, 1:], salts([5]))
+    assert len(both.unique()) == both.numel()
+
+
+def test_the_fast_vector_equals_gymnasium_s_own():
+    """The same seeds and actions through Gymnasium's SyncVectorEnv in its SAME_STEP mode."""
+    n, T = 3, 60
+    vector, fragment = vector_of(lambda: gym.make("CartPole-v1"), n, T, reseed=False)
+    theirs = gym.vector.SyncVectorEnv(
+        [lambda: gym.make("CartPole-v1")] * n, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
+    )
+    from headrace.seeding import derive
+
+    obs, _ = theirs.reset(seed=[derive(0, "env", i, 0) for i in range(n)])
+    rng = np.random.default_rng(0)
+    ends = 0
+    for t in range(T):
+        np.testing.assert_array_equal(fragment.obs[t].numpy(), obs)
+        action = rng.integers(0, 2, n)
+        vector.step(t, action)
+        obs, reward, terminated, truncated, _ = theirs.step(action)
+        np.testing.assert_array_equal(fragment.reward[t].numpy(), reward)
+        np.testing.assert_array_equal(fragment.terminated[t].numpy(), terminated)
+        np.testing.assert_array_equal(fragment.truncated[t].numpy(), truncated)
+        ends += int(terminated.sum())
+    assert ends >= 3
+
+
+def test_spaces_are_read():
+    spec = env_spec(EnvMaker("Pendulum-v1"))
+    assert spec.action.describe() == "Box(1,) float32"
+    assert (spec.action.low, spec.action.high) == ((-2.0,), (2.0,))
+    assert env_spec(EnvMaker("FrozenLake-v1")).observation.describe() == "Discrete(16)"
+
+
+@pytest.mark.parametrize(
+    ("role", "space", "words"),
+    [
+        ("observation", gym.spaces.Tuple([gym.spaces.Discrete(2)]), ["observation", "Tuple"]),
+        (
+            "observation",
+            gym.spaces.Dict({"eye": gym.spaces.Box(0, 1, (2,)), "text": gym.spaces.Text(5)}),
+            ["observation", "Dict", "'eye'", "'text'", "Text"],
+        ),
+        ("action", gym.spaces.MultiBinary(3), ["action", "MultiBinary(3)", "Discrete"]),
+        ("action", gym.spaces.Box(0, 5, (1,), np.int64), ["action", "Box", "of floats"]),
+    ],
+)
+def test_unsupported_spaces_are_refused_by_name(role, space, words):
+    def make():
+        env = Counting()
+        setattr(env, f"{role}_space", space)
+        return env
+
+    with pytest.raises(UnsupportedSpaceError) as caught:
+        env_spec(EnvMaker(make))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_unknown_ids_come_with_near_misses():
+    with pytest.raises(EnvNotFoundError, match="Did you mean CartPole-v1"):
+        EnvMaker("Cartpole-v1")()
+    with pytest.raises(EnvNotFoundError, match="CartPole-v"):
+        EnvMaker("CartPole-v9")()
+    with pytest.raises(EnvNotFoundError, match="no module 'no_such_module'"):
+        EnvMaker("no_such_module:make")()
+    with pytest.raises(EnvNotFoundError, match=r"support:short_cartpole\?"):
+        EnvMaker("tests.support:short_cartpol")()
+
+
+@pytest.mark.parametrize(
+    ("env", "package", "extra"),
+    [
+        ("LunarLander-v3", "Box2D", "box2d"),
+        ("HalfCheetah-v5", "mujoco", "mujoco"),
+        ("ALE/Breakout-v5", "ale_py", "atari"),
+        ("MiniGrid-Empty-8x8-v0", "minigrid", "minigrid"),
+        ("highway-v0", "highway_env", "highway"),
+    ],
+)
+def test_a_missing_package_comes_with_the_extra_that_brings_it(monkeypatch, env, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    for module in [
+        m for m in sys.modules if m.startswith(("gymnasium.envs.box2d", "gymnasium.envs.mujoco"))
+    ]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(MissingExtraError) as caught:
+        EnvMaker(env)()
+    assert f"pip install 'headrace[{extra}]'" in str(caught.value)
+
+
+def test_environments_can_be_named_in_every_way():
+    for env in (
+        "CartPole-v1",
+        "gymnasium:CartPole-v1",
+        "tests.support:short_cartpole",
+        lambda: gym.make("CartPole-v1"),
+    ):
+        made = EnvMaker(env)()
+        assert made.observation_space.shape == (4,)
+    assert EnvMaker("tests.support:Counting", {"truncate_at": 3})().truncate_at == 3
+
+
+def test_wrong_arguments_and_things_that_are_no_environment():
+    with pytest.raises(UsageError, match="does not take env_kwargs"):
+        EnvMaker("CartPole-v1", {"colour": 3})()
+    with pytest.raises(UsageError, match="has no `reset`"):
+        EnvMaker(dict)()
+
+
+class Broken(Counting):
+    def __init__(self, how="", at=3, **kwargs):
+        super().__init__(**kwargs)
+        self.how, self.at = how, at
+
+    def reset(self, **kwargs):
+        result = super().reset(**kwargs)
+        if self.how == "reset":
+            raise TwoArgumentsError("reset", 7)
+        if self.how == "shape":
+            return np.zeros((5,), np.float32), {}
+        if self.how == "dtype":
+            self.observation_space = None
+            return np.zeros((2,), np.complex64), {}
+        return result
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        if self.t == self.at:
+            if self.how == "step":
+                raise TwoArgumentsError("step", 7)
+            if self.how == "nan":
+                obs[1] = np.nan
+            if self.how == "inf":
+                rest[0] = float("inf")
+        return obs, *rest
+
+
+class TwoArgumentsError(Exception):
+    """Pickling an exception calls its class with one argument: this one cannot be."""
+
+    def __init__(self, word, number):
+        super().__init__(f"the user's own message: {word} {number}")
+        self.number = number
+
+
+@pytest.mark.parametrize("how", ["reset", "step"])
+def test_an_environment_s_error_is_shown_as_its_own(how):
+    with pytest.raises(EnvError) as caught:
+        run(*vector_of(lambda: Broken(how)))
+    message = str(caught.value)
+    assert message.startswith("Traceback")
+    assert "test_envs.py" in message.splitlines()[1]  # the user's frame first, not ours
+    assert f"TwoArgumentsError: the user's own message: {how} 7" in message
+    assert "env 0" in message.splitlines()[-1]
+    assert "episode 0" in message
+    if how == "step":
+        assert "step 3 with action 0" in message
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("nan", "observation that is not finite"),
+        ("inf", "reward that is not finite"),
+        ("shape", r"shape \(5,\)"),
+        ("dtype", "dtype complex64"),
+    ],
+)
+def test_what_an_environment_must_not_give_is_named(how, words):
+    with pytest.raises(EnvError, match=words):
+        run(*vector_of(lambda: Broken(how)))

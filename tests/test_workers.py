@@ -1,0 +1,186 @@
+"""Worker processes: they die in words, stop when told, and leave nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import EnvError, SamplerError
+from tests.support import Counting, plan_for, policy_for, short_cartpole, workers
+from tests.test_envs import Broken
+
+
+class Sleepy(Counting):
+    """A step takes as long as it is told to."""
+
+    def __init__(self, seconds):
+        super().__init__(truncate_at=100)
+        self.seconds = seconds
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
+class Dying(Counting):
+    def step(self, action):
+        if self.t == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def children():
+    """Live processes whose parent is one of ours, by pid."""
+    ours = {os.getpid()}
+    found = {}
+    stats = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            stats[int(entry.name)] = (int(fields[1]), fields[0])
+    for _ in range(3):
+        for pid, (parent, state) in stats.items():
+            if parent in ours and state != "Z":
+                ours.add(pid)
+                found[pid] = parent
+    return found
+
+
+def test_an_error_in_a_worker_is_the_environment_s_own():
+    plan = plan_for(lambda: Broken("step"))
+    collector = workers(plan)
+    collector.publish(policy_for(plan), 0)
+    with pytest.raises(EnvError) as caught:
+        collector.collect()
+    collector.close()
+    assert str(caught.value).startswith("Traceback")
+    assert "TwoArgumentsError: the user's own message: step 7" in str(caught.value)
+    assert "sampler worker " in str(caught.value)
+
+
+def test_an_error_while_a_worker_starts_is_too():
+    class FailsInWorkers(Counting):
+        def __init__(self, pid):
+            super().__init__()
+            if os.getpid() != pid:
+                raise RuntimeError("no licence in this process")
+
+    plan = plan_for(FailsInWorkers, kwargs={"pid": os.getpid()})
+    before = set(children())
+    with pytest.raises(EnvError, match="RuntimeError: no licence in this process"):
+        workers(plan)
+    assert len(set(children()) - before) <= 2  # the server that forks, and Python's tracker
+
+
+def test_a_worker_that_is_killed_ends_the_run_with_its_signal():
+    plan = plan_for(Dying)
+    collector = workers(plan)
+    collector.publish(policy_for(plan), 0)
+    with pytest.raises(SamplerError, match="died \\(SIGKILL\\) with its 2 envs"):
+        collector.collect()
+    collector.close()
+
+
+def test_told_to_stop_workers_give_their_fragments_up_and_count_the_steps():
+    started = time.monotonic()
+    plan = plan_for(lambda: Sleepy(0.05), num_steps=1000)
+    collector = workers(plan, stop=lambda: time.monotonic() - started > 2.0)
+    collector.publish(policy_for(plan), 0)
+    assert collector.collect() is None
+    assert 0 < collector.lost_env_steps < 1000
+    state = collector.state()
+    assert state["vector0.episode_step"].tolist() == [0, 0]  # as before the batch
+    collector.close()
+
+
+def test_a_worker_that_does_not_stop_is_ended():
+    started = time.monotonic()
+    plan = plan_for(lambda: Sleepy(600), num_steps=1000)
+    collector = workers(plan, stop=lambda: time.monotonic() - started > 1.0)
+    collector.publish(policy_for(plan), 0)
+    assert collector.collect() is None
+    assert collector.state() == {}
+    collector.close()
+    assert time.monotonic() - started < 30
+
+
+def test_nothing_is_left_behind():
+    plan = plan_for(short_cartpole)
+    before = set(children())
+    segments = set(os.listdir("/dev/shm"))
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        collector = workers(plan)
+        collector.publish(policy_for(plan), 0)
+        collector.collect()
+        collector.close()
+        del collector
+    # The server that forks workers, and Python's own resource tracker, stay until we end.
+    assert len(set(children()) - before) <= 2
+    assert set(os.listdir("/dev/shm")) == segments
+    assert len(os.listdir("/proc/self/fd")) <= files + 6
+
+
+def script(tmp_path, text):
+    path = tmp_path / "users_script.py"
+    path.write_text(textwrap.dedent(text))
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_script_without_a_main_guard_and_with_a_lambda_works(tmp_path):
+    process = script(
+        tmp_path,
+        """
+        import gymnasium as gym
+        import headrace
+        print("script runs")
+        class Mine(gym.Wrapper):
+            pass
+        run = headrace.train(lambda: Mine(gym.make("CartPole-v1")), num_workers=2, num_envs=4,
+                             envs_per_vector=2, num_steps=16, total_env_steps=64, quiet=True)
+        print(run.summary["env_steps"])
+        """,
+    )
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "script runs\n64\n", "")
+
+
+def test_when_the_main_process_is_killed_no_worker_stays(tmp_path):
+    process = script(
+        tmp_path,
+        """
+        import os
+        import headrace
+        from headrace.collect import workers
+        from tests.support import plan_for, policy_for
+        from tests.test_workers import Sleepy, children
+        plan = plan_for(lambda: Sleepy(600))
+        collector = workers.WorkersCollector(plan, 2, headrace.meter.Meter(), lambda: False)
+        collector.publish(policy_for(plan), 0)
+        print(" ".join(map(str, children())), flush=True)
+        collector.collect()
+        """.replace("import headrace\n", "import headrace.meter\n"),
+    )
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) >= 3, process.communicate(timeout=5)[1]
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, f"still alive: {alive}"
+        time.sleep(0.05)
