@@ -49,6 +49,8 @@ def _main(argv: list[str]) -> int:
     # learner's own count is set later, by torch.
     for library in ("OMP", "OPENBLAS", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    if argv[0] == "eval":  # a film is drawn into memory: pygame needs no screen for it
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     try:
         return _run_verb(argv[0], argv[1:])
     except KeyboardInterrupt:

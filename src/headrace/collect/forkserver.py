@@ -12,7 +12,7 @@ import signal
 import sys
 import types
 from collections.abc import Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 
@@ -26,6 +26,7 @@ def context() -> Iterator[Any]:
     """
     start_from = multiprocessing.get_context("forkserver")
     start_from.set_forkserver_preload(["headrace.collect.workers"])
+    resource_tracker.ensure_running()  # here: starting it unblocks the signal
     main = sys.modules["__main__"]
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from headrace.batch import Fragment
 from headrace.envs.api import Episode, Restored, env_error
@@ -69,11 +68,11 @@ class GymVector:
 
     def bind(self, fragment: Fragment) -> None:
         """Write into `fragment`; the very first time this resets all envs."""
-        self._fragment = fragment
         self._next_obs = fragment.obs.numpy()
         self._reward = fragment.reward.numpy()
-        self._terminated = fragment.terminated.numpy()
-        self._truncated = fragment.truncated.numpy()
+        self._terminated, self._truncated = fragment.terminated.numpy(), fragment.truncated.numpy()
+        self._final_obs, self._num_final = fragment.final_obs.numpy(), fragment.num_final.numpy()
+        self._final_step, self._final_row = fragment.final_step.numpy(), fragment.final_row.numpy()
         self._actions = np.zeros(
             (fragment.num_steps, len(self._envs), *self.spec.action.shape), self.spec.action.dtype
         )
@@ -83,9 +82,9 @@ class GymVector:
             self._meter.lap("env_reset")
             self._snapshot()
         self._next_obs[0] = self._obs
-        fragment.env_id.copy_(torch.from_numpy(self.env_id))
-        fragment.valid.fill_(True)
-        fragment.num_final.zero_()
+        fragment.env_id.numpy()[:] = self.env_id
+        fragment.valid.numpy()[:] = True
+        self._num_final[0] = 0
         self._bound_at = time.monotonic()
 
     def step(self, t: int, action: Array) -> None:
@@ -228,7 +227,7 @@ class GymVector:
 
     def _check_finite(self) -> None:
         """NaN or infinity is found here, before anything is learned from it."""
-        T = self._fragment.num_steps  # noqa: N806
+        T = len(self._reward)  # noqa: N806
         for name, rows in (("observation", self._next_obs[1:]), ("reward", self._reward)):
             if np.issubdtype(rows.dtype, np.floating) and not np.isfinite(rows).all():
                 bad = ~np.isfinite(rows).reshape(T, len(self._envs), -1).all(-1)
@@ -256,10 +255,9 @@ class GymVector:
 
     def _keep_final(self, t: int, i: int, obs: Array) -> None:
         """Keep the true next observation of a truncated step."""
-        k = int(self._fragment.num_final)
-        self._fragment.final_obs[k] = torch.from_numpy(obs)
-        self._fragment.final_step[k], self._fragment.final_row[k] = t, i
-        self._fragment.num_final[0] = k + 1
+        k = int(self._num_final[0])
+        self._final_obs[k], self._final_step[k], self._final_row[k] = obs, t, i
+        self._num_final[0] = k + 1
 
     def _snapshot(self) -> None:
         self._steps_since_commit = 0

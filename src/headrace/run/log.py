@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -70,10 +70,10 @@ class Display:
 
     def __init__(self, out: TextIO | None, total_env_steps: int) -> None:
         self._total = total_env_steps
-        self._quiet = out is None
-        self._console = Console(file=out, quiet=self._quiet, highlight=False, soft_wrap=True)
+        self._console = Console(file=out, quiet=out is None, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._shown_at = 0.0
+        self._last: tuple[dict[str, Any], dict[str, float]] | None = None
         self._bar = Progress(
             TextColumn("{task.fields[steps]}"),
             BarColumn(),
@@ -91,10 +91,9 @@ class Display:
 
     def start(self) -> None:
         """Begin to show progress."""
-        if self._console.is_terminal and not self._quiet:
-            self._live = Live(
-                self._bar, console=self._console, refresh_per_second=_LIVE_PER_S, transient=False
-            )
+        if self._console.is_terminal and not self._console.quiet:
+            # Redrawn with each update that is shown: no thread of its own beside the learner.
+            self._live = Live(self._bar, console=self._console, auto_refresh=False)
             self._live.start()
 
     def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
@@ -104,12 +103,13 @@ class Display:
             metrics: with `env_steps`, `env_steps_per_s`, `mean_return`, `episodes`, `iteration`.
             shares: share of time by span, in [0, 1].
         """
+        self._last = (metrics, shares)
         now = time.monotonic()
-        if self._quiet or now - self._shown_at < (
-            1 / _LIVE_PER_S if self._live else _PLAIN_EVERY_S
-        ):
-            return
-        self._shown_at = now
+        if now - self._shown_at >= (1 / _LIVE_PER_S if self._live else _PLAIN_EVERY_S):
+            self._shown_at = now
+            self._show(metrics, shares)
+
+    def _show(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
         steps, rate = metrics["env_steps"], metrics["env_steps_per_s"] or 0.0
         mean = "-" if metrics["mean_return"] is None else f"{metrics['mean_return']:.1f}"
         top = sorted(shares.items(), key=lambda item: -item[1])[:5]
@@ -117,13 +117,10 @@ class Display:
         if self._live:
             self._bar.update(self._task, completed=steps, steps=f"{steps:,} env steps")
             table = Table.grid(padding=(0, 2))
-            table.add_row("mean return", mean, f"over the last of {metrics['episodes']:,} episodes")
-            table.add_row("env steps/s", f"{rate:,.0f}", f"update {metrics['iteration']:,}")
+            table.add_row("mean return", f"{mean} (last of {metrics['episodes']:,} episodes)")
+            table.add_row("env steps/s", f"{rate:,.0f} (update {metrics['iteration']:,})")
             table.add_row("time", spent)
-            grid = Table.grid()
-            grid.add_row(table)
-            grid.add_row(self._bar)
-            self._live.update(grid)
+            self._live.update(Group(table, self._bar), refresh=True)
         else:
             left = max(0, self._total - steps) / rate if rate else 0.0
             self.say(
@@ -134,5 +131,7 @@ class Display:
     def stop(self) -> None:
         """Stop showing progress; what was shown last stays."""
         if self._live:
+            if self._last:
+                self._show(*self._last)
             self._live.stop()
             self._live = None

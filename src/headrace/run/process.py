@@ -1,6 +1,7 @@
 """What a run changes of its process, and puts back: signal handlers and thread counts."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ class StopSignals:
         if self.received:
             raise KeyboardInterrupt
         self.received = number
+        # Not print: the signal may have come in the middle of one.
+        os.write(2, b"\nStopping after this step, and saving. Once more: stop at once.\n")
 
 
 @contextlib.contextmanager

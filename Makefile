@@ -1,0 +1,43 @@
+# Everything happens in a virtual environment beside this file; nothing else is touched.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+NOW := $(shell date +%Y%m%d-%H%M%S)
+RUN ?= runs/demo-$(NOW)
+
+.PHONY: demo test test-all test-faults gpu clean
+
+# The installed extras are remembered by a file each, and installed again when the pins change.
+$(VENV)/.%: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	touch $@
+
+## Train an agent, evaluate it, draw its learning curve, film it.
+demo: $(VENV)/.demo
+	$(BIN)/headrace train CartPole-v1 --seed 1 --run-dir $(RUN)
+	$(BIN)/headrace plot $(RUN)
+	$(BIN)/headrace eval $(RUN) --episodes 20 --video $(RUN)/agent.mp4
+
+## Lint, types, tests: what CI does.
+test: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow and not faults and not gpu"
+
+## All of it, with the minutes-long learning tests.
+test-all: $(VENV)/.dev
+	$(BIN)/pytest -m "not faults and not gpu"
+
+## Fault tests of level B.
+test-faults: $(VENV)/.dev
+	$(BIN)/pytest -m faults
+
+## What only a CUDA device shows; needs an environment that has torch with CUDA.
+gpu:
+	$(PYTHON) -m pytest -m gpu
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,301 @@
+"""The command line as a user meets it: real processes, exit codes, output, signals."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from headrace.cli import VERBS, _main
+from headrace.run import checkpoint
+
+TINY = ["--num-envs", "4", "--num-steps", "16", "--envs-per-vector", "2", "--num-minibatches", "4"]
+
+
+def headrace(*args, cwd, **kwargs):
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", *map(str, args)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        **kwargs,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """One small run, made by the command line."""
+    folder = tmp_path_factory.mktemp("trained")
+    args = ["train", "CartPole-v1", *TINY, "--total-env-steps", 640, "--run-dir", "run", "--json"]
+    done = headrace(*args, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run", done
+
+
+def test_train_prints_one_json_object_last(trained):
+    run_dir, done = trained
+    summary = json.loads(done.stdout.splitlines()[-1])
+    expected = {
+        "run_dir", "env", "algo", "env_steps", "learner_steps", "wall_s", "env_steps_per_s",
+        "mean_return", "episodes", "lost_env_steps", "restarts", "meter",
+    }  # fmt: skip
+    assert expected <= set(summary)
+    assert summary["env_steps"] == 640
+    # 10 updates of 5 epochs (the preset's) of 4 minibatches
+    assert summary["learner_steps"] == 10 * 5 * 4
+    assert summary["lost_env_steps"] == summary["restarts"] == 0
+    assert summary["wall_s"] == pytest.approx(sum(summary["meter"].values()))
+    assert 0 < summary["meter"]["start"] < summary["wall_s"]
+    assert os.path.samefile(run_dir, run_dir.parent / summary["run_dir"])
+    assert "preset classic_control: " in done.stderr
+    assert "lr=0.001" in done.stderr
+    assert "flag: " in done.stderr
+
+
+def test_resume_goes_on(trained):
+    run_dir, _ = trained
+    done = headrace("resume", run_dir, "--total-env-steps", 960, "--json", cwd=run_dir.parent)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["env_steps"] == 960
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["settings"]["schedule_env_steps"] == 640  # kept from the first total
+
+
+def test_eval_reports_and_films(trained):
+    run_dir, _ = trained
+    done = headrace(
+        "eval", run_dir, "--episodes", 3, "--json", "--video", "film/a.mp4", cwd=run_dir.parent
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert {"mean_return", "std_return", "episodes", "mean_length"} <= set(result)
+    assert result["episodes"] == 3
+    film = run_dir.parent / "film/a.mp4"
+    assert film.read_bytes()[4:8] == b"ftyp"  # MP4's first box
+    assert film.stat().st_size > 2000
+
+
+def test_plot_draws(trained):
+    run_dir, _ = trained
+    done = headrace("plot", run_dir, cwd=run_dir.parent)
+    assert done.returncode == 0, done.stderr
+    assert (run_dir / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_doctor_examines(trained):
+    done = headrace("doctor", "--json", cwd=trained[0])
+    found = json.loads(done.stdout)
+    assert found["cpu_cores"] == len(os.sched_getaffinity(0))
+    assert found["packages"]["torch"]
+    assert found["missing_for_extra"]["video"] == []
+    assert "ready" in headrace("doctor", cwd=trained[0]).stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_types_and_defaults(verb, tmp_path):
+    done = headrace(verb, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "--json" in done.stdout or verb == "plot"
+    if verb == "train":
+        for flag in ("--num-envs INT", "--lr FLOAT", "--clip-coef FLOAT", "--hidden-sizes"):
+            assert flag in done.stdout
+        assert "(default: 0.0003)" in done.stdout
+
+
+def test_top_level_help_imports_nothing_heavy(tmp_path):
+    code = (
+        "import sys; from headrace.cli import _main; _main(['--help']);"
+        "print(sorted({'torch', 'ray', 'numba', 'numpy', 'tyro', 'gymnasium'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines()[-1] == "[]"
+    assert all(verb in out.stdout for verb in VERBS)
+
+
+def test_flags_of_every_kind_reach_the_run(tmp_path):
+    (tmp_path / "mine.toml").write_text("gamma = 0.5\nnum_epochs = 2")
+    (tmp_path / "my_envs.py").write_text(
+        "import gymnasium as gym\n"
+        "def make(limit=10, word=''):\n"
+        "    assert word == 'a b'\n"
+        "    return gym.make('CartPole-v1', max_episode_steps=limit)\n"
+    )
+    flags = (
+        "--total-env-steps=128 --run-dir run --config mine.toml --num-epochs 1 --hidden-sizes 8 8 "
+        "--shared-trunk --normalize-obs --seed 5 --keep 1 --checkpoint-every-s 0 --num-workers 2"
+    )
+    kwargs = ["--env-kwargs", "limit=7", "word=a b"]
+    done = headrace("train", "my_envs:make", *TINY, *flags.split(), *kwargs, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    settings = json.loads((tmp_path / "run/config.json").read_text())["settings"]
+    assert settings["env_kwargs"] == {"limit": 7, "word": "a b"}
+    assert (settings["gamma"], settings["num_epochs"]) == (0.5, 1)
+    assert (settings["hidden_sizes"], settings["shared_trunk"]) == ([8, 8], True)
+    assert len(list((tmp_path / "run/checkpoints").glob("step_*"))) == 1
+    # The environment is code: it must be named again.
+    refused = headrace("eval", "run", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--env my_envs:make" in refused.stderr
+    again = headrace(
+        "eval", "run", "--env", "my_envs:make", "--json", "--episodes", 2, cwd=tmp_path
+    )
+    assert json.loads(again.stdout)["mean_length"] <= 7
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["fly"], 2, ["no verb 'fly'"]),
+        ([], 2, []),
+        (["train"], 2, ["No environment"]),
+        (["train", "Cartpole-v1"], 2, ["Did you mean CartPole-v1"]),
+        (["train", "ALE/Pong-v5"], 2, ["pip install 'headrace[atari]'"]),
+        (["train", "CartPole-v1", "--num-env", "3"], 2, ["--num-env"]),
+        (["train", "CartPole-v1", "--lr", "fast"], 2, ["fast"]),
+        (["train", "CartPole-v1", "--num-envs", "10"], 2, ["10 = 2 x 4 + 2"]),
+        (["train", "CartPole-v1", "--env-kwargs", "nonsense"], 2, ["nonsense"]),
+        (["train", "CartPole-v1", "--device", "cuda"], 2, ["no CUDA device", "--device cpu"]),
+        (["train", "Blackjack-v1"], 2, ["observation", "Tuple"]),
+        (["train", "CartPole-v1", "--run-dir", "/proc/nowhere"], 1, ["/proc/nowhere", "--run-dir"]),
+        (["resume", "nowhere"], 1, ["not a run directory"]),
+        (["eval", "nowhere"], 1, ["not a run directory"]),
+        (["plot", "nowhere"], 1, ["not a run directory"]),
+        (["plot"], 2, ["No run directory"]),
+    ],
+)
+def test_bad_input_gets_a_few_lines_and_an_exit_code(args, code, words, tmp_path, capfd):
+    old = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        actual = _main(args)
+    except SystemExit as error:  # tyro's own usage errors
+        actual = error.code
+    finally:
+        os.chdir(old)
+    out, err = capfd.readouterr()
+    assert actual == code, err
+    assert "Traceback" not in err
+    assert len(err.splitlines()) <= 15
+    for word in words:
+        assert word in err + out
+    assert not list(tmp_path.rglob("checkpoints"))
+
+
+def test_a_raising_environment_shows_its_traceback_first_and_exits_1(tmp_path):
+    (tmp_path / "broken.py").write_text(
+        "import gymnasium as gym\n"
+        "class Broken(gym.Wrapper):\n"
+        "    def step(self, action):\n"
+        "        raise KeyError('the user own key')\n"
+        "def make(): return Broken(gym.make('CartPole-v1'))\n"
+    )
+    for workers in (0, 2):
+        done = headrace("train", "broken:make", "--num-workers", workers, *TINY, cwd=tmp_path)
+        assert done.returncode == 1
+        assert done.stderr.startswith("headrace train: Traceback")
+        assert 'broken.py", line 4, in step' in done.stderr
+        assert "KeyError: 'the user own key'" in done.stderr
+        assert "collect" not in done.stderr.replace("headrace/collect", "")
+
+
+def start(tmp_path, *more):
+    return subprocess.Popen(
+        [sys.executable, "-m", "headrace", "train", "CartPole-v1", *TINY, "--run-dir", "run",
+         "--total-env-steps", "100000000", *more],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def wait_for_updates(tmp_path, count):
+    deadline = time.monotonic() + 60
+    metrics = tmp_path / "run/metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_exits_with_its_code(tmp_path, workers, number, code):
+    process = start(tmp_path, "--num-workers", workers)
+    wait_for_updates(tmp_path, 3)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does: every process of the group
+    else:
+        process.send_signal(number)
+    out, err = process.communicate(timeout=50)
+    assert process.returncode == code, err
+    assert err == "\nStopping after this step, and saving. Once more: stop at once.\n"
+    assert f"Stopped by {number.name}" in out
+    assert "headrace resume run" in out
+    assert checkpoint.newest(tmp_path / "run").manifest["counters"]["env_steps"] > 0
+    assert group_is_gone(process.pid)
+
+
+def group_is_gone(group):
+    """Wait for the last process of the group (Python's resource tracker ends a moment later)."""
+    deadline = time.monotonic() + 25
+    while True:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_second_interrupt_does_not_wait_for_the_save(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time, gymnasium as gym\n"
+        "class Slow(gym.Wrapper):\n"
+        "    def step(self, action):\n"
+        "        print('stepping', flush=True)\n"
+        "        time.sleep(600)\n"
+        "def make(): return Slow(gym.make('CartPole-v1'))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "train", "slow:make", *TINY, "--run-dir", "run"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while "stepping" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    while "Once more: stop at once" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=50)
+    assert (process.returncode, err) == (130, "Interrupted.\n")
+
+
+def test_on_a_terminal_progress_is_live(tmp_path):
+    """A real pseudo-terminal: the display redraws itself, and ends with a full bar."""
+    primary, secondary = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "train", "CartPole-v1", *TINY, "--total-env-steps",
+         "6400", "--run-dir", "run"],
+        cwd=tmp_path, stdout=secondary, stderr=secondary, env=os.environ | {"TERM": "xterm"},
+    )  # fmt: skip
+    os.close(secondary)
+    shown = b""
+    while select.select([primary], [], [], 60)[0]:
+        try:
+            data = os.read(primary, 1 << 16)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        shown += data
+    process.wait(timeout=10)
+    os.close(primary)
+    text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).decode()
+    for word in ("env steps/s", "mean return", "ETA", "learn", "6,400 env steps", "100%", "Done:"):
+        assert word in text, text[-2000:]
+    assert b"\x1b[1A" in shown or b"\x1b[2K" in shown  # lines are drawn over

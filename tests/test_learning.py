@@ -1,0 +1,138 @@
+"""Rung 8: it learns, in seconds, to thresholds missed with the advantage's sign flipped.
+
+The full thresholds of the shipped presets are in the slow ones.
+"""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import headrace
+
+
+class Identity(gym.Env):
+    """Say the number that you see: 1 if right, else 0, for 10 steps. By chance: 10 / 4 = 2.5."""
+
+    observation_space = gym.spaces.Discrete(4)
+    action_space = gym.spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.shown = 0, int(self.np_random.integers(4))
+        return self.shown, {}
+
+    def step(self, action):
+        reward = float(action == self.shown)
+        self.t, self.shown = self.t + 1, int(self.np_random.integers(4))
+        return self.shown, reward, False, self.t == 10, {}
+
+
+class Bandit(gym.Env):
+    """Ten arms that pay 0 to 1 with noise, one pull. By chance 0.45 on average."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(10)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        reward = action / 10 + 0.1 * self.np_random.normal()
+        return np.zeros(1, np.float32), reward, True, False, {}
+
+
+class Point(gym.Env):
+    """Stand on the number that you see, in [-5, 5]; pays minus the distance. By chance -3.4."""
+
+    observation_space = gym.spaces.Box(-5, 5, (1,), np.float32)
+    action_space = gym.spaces.Box(-5, 5, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.shown = self.np_random.uniform(-5, 5, 1).astype(np.float32)
+        return self.shown, {}
+
+    def step(self, action):
+        return self.shown, -float(abs(action - self.shown)[0]), True, False, {}
+
+
+SMALL = {"num_envs": 8, "num_steps": 32, "envs_per_vector": 4, "seed": 1, "quiet": True}
+FAST = headrace.PPO(lr=3e-3, num_epochs=4, num_minibatches=4, gamma=0.5)
+
+
+def test_identity(tmp_path):
+    run = headrace.train(
+        Identity, algo=FAST, total_env_steps=8_000, run_dir=tmp_path / "run", **SMALL
+    )
+    assert run.mean_return > 9.0
+    assert run.evaluate().to_json()["mean_return"] == 10.0
+
+
+def test_bandit(tmp_path):
+    run = headrace.train(
+        Bandit, algo=FAST, total_env_steps=8_000, run_dir=tmp_path / "run", **SMALL
+    )
+    assert run.mean_return > 0.8
+
+
+def test_continuous_identity_with_normalizers(tmp_path):
+    run = headrace.train(
+        Point, algo=FAST, total_env_steps=16_000, run_dir=tmp_path / "run",
+        network=headrace.Network(normalize_obs=True, normalize_reward=True), **SMALL,
+    )  # fmt: skip
+    assert run.evaluate(episodes=50).to_json()["mean_return"] > -0.5
+
+
+def test_time_limits_are_no_terminal_states(tmp_path):
+    """Reward 1 per step for ever, cut off every 5 steps: V is 1 / (1 - 0.9) = 10 all the same.
+
+    Taking the cut for an end would give V = 1 + 0.9 + ... over at most 5 steps: at most 4.1.
+    """
+
+    class Endless(gym.Env):
+        observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            self.t = 0
+            return np.ones(1, np.float32), {}
+
+        def step(self, action):
+            self.t += 1
+            return np.ones(1, np.float32), 1.0, False, self.t == 5, {}
+
+    values = []
+    headrace.train(
+        Endless, algo=headrace.PPO(lr=1e-2, gamma=0.9, num_epochs=10), total_env_steps=16_000,
+        run_dir=tmp_path / "run", on_update=lambda _, m: values.append(m["mean_value"]), **SMALL,
+    )  # fmt: skip
+    assert 9.0 < values[-1] < 11.0
+
+
+def test_cartpole(tmp_path):
+    """Half of the preset's way: chance is 20."""
+    run = headrace.train(
+        "CartPole-v1", total_env_steps=40_000, schedule_env_steps=99_840, seed=1, quiet=True,
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
+    assert run.mean_return > 150
+    assert run.evaluate().to_json()["mean_return"] > 300
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("env", "seed", "threshold"),
+    [
+        ("CartPole-v1", 1, 475),
+        ("CartPole-v1", 2, 475),
+        ("CartPole-v1", 3, 475),
+        ("Acrobot-v1", 1, -100),
+        ("Pendulum-v1", 1, -300),
+    ],
+)
+def test_presets_reach_what_they_promise(tmp_path, env, seed, threshold):
+    run = headrace.train(env, seed=seed, quiet=True, run_dir=tmp_path / "run")
+    assert run.summary["env_steps"] <= (100_000 if env == "CartPole-v1" else 300_000)
+    assert run.mean_return >= threshold
