@@ -14,6 +14,7 @@ import pytest
 
 from headrace.cli import VERBS, _main
 from headrace.run import checkpoint
+from headrace.run.log import read_metrics
 
 TINY = ["--num-envs", "4", "--num-steps", "16", "--envs-per-vector", "2", "--num-minibatches", "4"]
 
@@ -65,7 +66,10 @@ def test_resume_goes_on(trained):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["env_steps"] == 960
     config = json.loads((run_dir / "config.json").read_text())
-    assert config["settings"]["schedule_env_steps"] == 640  # kept from the first total
+    assert config["settings"]["schedule_env_steps"] == 640
+    # The schedule is that of the first total: past it the preset's linear learning rate is 0.
+    assert [row["lr"] for row in read_metrics(run_dir)][-1] == 0.0
+    assert "The schedules ended at 640 env steps" in done.stderr
 
 
 def test_eval_reports_and_films(trained):

@@ -76,6 +76,12 @@ def test_the_number_of_workers_changes_no_other_setting():
         assert others(a) == others(b)
 
 
+def test_more_workers_than_the_default_vectors_are_refused_and_not_made_to_fit():
+    cores = len(os.sched_getaffinity(0))
+    with pytest.raises(ConfigError, match=f"only {cores} vectors"):
+        resolve({"env": "X", "num_envs": 8 * cores, "num_workers": 2 * cores})
+
+
 def test_default_vectors_are_a_share_of_the_envs_for_each_core():
     cores = len(os.sched_getaffinity(0))
     run = resolve({"env": "X", "num_envs": 12}).run

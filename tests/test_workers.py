@@ -101,6 +101,36 @@ def test_told_to_stop_workers_give_their_fragments_up_and_count_the_steps():
     collector.close()
 
 
+class OneFast(Sleepy):
+    """In the first worker that makes one, steps take no time; elsewhere (but here) they do."""
+
+    def __init__(self, folder, learner):
+        super().__init__(0.05)
+        if os.getpid() != learner:
+            try:
+                with (folder / "fast").open("x") as file:
+                    file.write(str(os.getpid()))
+            except FileExistsError:
+                pass
+            if (folder / "fast").read_text() == str(os.getpid()):
+                self.seconds = 0.0
+
+
+def test_a_fragment_that_was_full_counts_only_with_its_batch(tmp_path):
+    """One worker is done when the other gives up: both go back to where the batch began."""
+    started = time.monotonic()
+    plan = plan_for(OneFast, num_steps=130, kwargs={"folder": tmp_path, "learner": os.getpid()})
+    collector = workers(plan, stop=lambda: time.monotonic() - started > 2.5)
+    collector.publish(policy_for(plan), 0)
+    assert collector.collect() is None
+    assert 130 * 2 <= collector.lost_env_steps < 130 * 4
+    state = collector.state()
+    for vector in (0, 1):
+        assert state[f"vector{vector}.episode_step"].tolist() == [0, 0]
+        assert state[f"vector{vector}.episode"].tolist() == [0, 0]
+    collector.close()
+
+
 def test_a_worker_that_does_not_stop_is_ended():
     started = time.monotonic()
     plan = plan_for(lambda: Sleepy(600), num_steps=1000)
@@ -135,7 +165,7 @@ def script(tmp_path, text):
     return subprocess.Popen(
         [sys.executable, str(path)],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -22,7 +22,7 @@ from headrace.errors import CheckpointError, ConfigError
 from headrace.meter import Meter
 from headrace.run import checkpoint, rundir
 from headrace.run.checkpoint import Checkpoint
-from headrace.run.config import Settings, given_for_resume, resolve
+from headrace.run.config import RunSettings, Settings, given_for_resume, resolve
 from headrace.run.learner import Learner
 from headrace.run.log import Display, MetricsLog
 from headrace.run.process import StopSignals, math_threads
@@ -188,7 +188,7 @@ def _run(
         stack.callback(collector.close)
         meter.lap("start")
         if saved is not None:
-            counters = _restore(saved, learner, collector, display)
+            counters = _restore(saved, run, learner, collector, display)
             meter.lap("checkpoint")
         reporter = Reporter(settings, counters, learner, meter, log, display, on_update)
         saver = Saver(settings, run_dir, spec, counters, learner, collector)
@@ -237,7 +237,7 @@ def _device(name: str) -> torch.device:
 
 
 def _restore(
-    saved: Checkpoint, learner: Learner, collector: Collector, display: Display
+    saved: Checkpoint, run: RunSettings, learner: Learner, collector: Collector, display: Display
 ) -> Counters:
     counters = Counters.from_json(saved.manifest["counters"])
     learner.load_state(
@@ -250,6 +250,11 @@ def _restore(
         f"updates. Episodes under way: {restored.set_state} restored, "
         f"{restored.replayed} replayed, {restored.new_episode} begun anew."
     )
+    if run.total_env_steps > run.schedule_env_steps:
+        display.say(
+            f"The schedules ended at {run.schedule_env_steps:,} env steps: what falls linearly is "
+            "0 after that."
+        )
     if restored.new_episode:
         display.say("From here on this run differs from one that was not interrupted.")
     return counters
