@@ -100,6 +100,26 @@ def test_an_environment_that_raises_ends_the_run_with_its_own_error(tmp_path, nu
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_environment_that_fails_in_closing_is_named_after_the_run_was_saved(
+    tmp_path, num_workers
+):
+    class Clingy(Counting):
+        closings = 0
+
+        def close(self):
+            Clingy.closings += 1
+            if Clingy.closings > 1:  # the first one is made to read the spaces
+                raise OSError("the simulator does not let go")
+
+    with pytest.raises(EnvError, match="OSError: the simulator does not let go") as caught:
+        headrace.train(
+            Clingy, run_dir=tmp_path / "run", total_env_steps=64, num_workers=num_workers, **TINY
+        )
+    assert "while closing, env " in str(caught.value)
+    assert checkpoint.newest(tmp_path / "run").manifest["counters"]["env_steps"] == 64
+
+
 class Exploding(Counting):
     """Rewards that are finite, but whose squares are not."""
 

@@ -204,6 +204,9 @@ class Broken(Counting):
                 raise TwoArgumentsError("step", 7)
             if self.how == "nan":
                 obs[1] = np.nan
+            if self.how == "nan at the end":
+                obs[1] = np.nan
+                rest[2] = True
             if self.how == "inf":
                 rest[0] = float("inf")
         return obs, *rest
@@ -234,7 +237,8 @@ def test_an_environment_s_error_is_shown_as_its_own(how):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("nan", "observation that is not finite"),
+        ("nan", r"gave an observation that is not finite: \[ 3. nan\]\nin step 3 of the 10 .*env 0 of"),
+        ("nan at the end", r"final observation that is not finite: \[ 3. nan\]\nin step 3 of the 10"),
         ("inf", "reward that is not finite"),
         ("shape", r"shape \(5,\)"),
         ("dtype", "dtype complex64"),

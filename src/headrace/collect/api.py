@@ -83,7 +83,7 @@ class Collector(Protocol):
         """Seconds by span of every sampler that is not this process, by name."""
 
     def close(self) -> None:
-        """End every sampler, and leave nothing behind."""
+        """End every sampler, and leave nothing behind; EnvError if an env failed in closing."""
 
 
 ShouldStop = Callable[[], bool]

@@ -3,6 +3,7 @@
 Left out: processes and memory (`inline.py`, `workers.py`), what a step does (`envs/`).
 """
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -146,6 +147,7 @@ class Sampler:
         return restored
 
     def close(self) -> None:
-        """Close all environments."""
-        for vector in self._vectors:
-            vector.close()
+        """Close all environments; EnvError if one fails in it."""
+        with contextlib.ExitStack() as stack:  # goes on with the rest if one raises
+            for vector in self._vectors:
+                stack.callback(vector.close)

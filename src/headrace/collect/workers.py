@@ -129,10 +129,11 @@ class WorkersCollector:
     def close(self) -> None:
         """See `Collector`."""
         for worker in self._workers:
-            worker.ask_to_close()
+            worker.send("close", None)
         deadline = time.monotonic() + _CLOSE_WITHIN_S
-        for worker in self._workers:
-            worker.end(deadline)
+        with contextlib.ExitStack() as stack:  # goes on with the rest if one raises
+            for worker in self._workers:
+                stack.callback(worker.end, deadline)
         self._workers = []
 
     def _ask_all(self, command: str, argument: Any) -> dict[int, Any]:
@@ -192,7 +193,7 @@ class _Worker:
 
     def send(self, command: str, argument: Any) -> None:
         """Send a command; a death shows when the reply is read."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             self.connection.send((command, argument))
 
     def receive(self) -> Any:
@@ -211,18 +212,20 @@ class _Worker:
             raise value
         return value
 
-    def ask_to_close(self) -> None:
-        """Tell it to end."""
-        with contextlib.suppress(OSError):
-            self.connection.send(("close", None))
-
     def end(self, deadline: float) -> None:
-        """Wait for its end until `deadline` (monotonic), then kill it."""
+        """Wait for its end until `deadline` (monotonic) or kill it; raise what failed in it."""
         self.process.join(max(0.0, deadline - time.monotonic()))
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+        failed = None
+        with contextlib.suppress(OSError, EOFError):  # at the end of the pipe
+            while self.connection.poll():
+                status, value = self.connection.recv()
+                failed = value if status == "closing" else failed
         self.connection.close()
+        if failed is not None:
+            raise failed
 
 
 def _shared(name: str, size: int) -> tuple[int, mmap.mmap]:
@@ -298,7 +301,10 @@ class _Loop:
                 case "meter":
                     reply = self._meter.seconds()
                 case "close":
-                    self._sampler.close()
+                    try:
+                        self._sampler.close()
+                    except HeadraceError as error:
+                        self._pipe.send(("closing", error))
                     return
             self._pipe.send(("ok", reply))
             self._meter.lap("other")

@@ -183,9 +183,15 @@ class GymVector:
         return Restored(new_episode=len(self._envs))
 
     def close(self) -> None:
-        """Close all envs."""
-        for env in self._envs:
-            env.close()
+        """Close all envs, whatever one of them does; then raise EnvError if one failed."""
+        failed = None
+        for i, env in enumerate(self._envs):
+            try:
+                env.close()
+            except Exception as error:
+                failed = failed or env_error(error, f"while closing, {self._where(i)}")
+        if failed is not None:
+            raise failed
 
     def _episode_seed(self, i: int) -> int:
         return derive(self._seed, self._role, int(self.env_id[i]), int(self._episode[i]))
@@ -227,14 +233,19 @@ class GymVector:
 
     def _check_finite(self) -> None:
         """NaN or infinity is found here, before anything is learned from it."""
-        T = len(self._reward)  # noqa: N806
-        for name, rows in (("observation", self._next_obs[1:]), ("reward", self._reward)):
+        k = int(self._num_final[0])
+        T, n = self._reward.shape  # noqa: N806
+        for name, rows, step, row in (
+            ("an observation", self._next_obs[1:], *np.indices((T, n))),
+            ("a reward", self._reward, *np.indices((T, n))),
+            ("a final observation", self._final_obs[:k], self._final_step[:k], self._final_row[:k]),
+        ):
             if np.issubdtype(rows.dtype, np.floating) and not np.isfinite(rows).all():
-                bad = ~np.isfinite(rows).reshape(T, len(self._envs), -1).all(-1)
-                t, i = np.argwhere(bad)[0]
+                bad = tuple(np.argwhere(~np.isfinite(rows))[0][: step.ndim])
                 raise EnvError(
-                    f"The environment gave a {name} that is not finite: {rows[t, i]}\n"
-                    f"in step {t + 1} of {T} of the last fragment, {self._where(int(i))}."
+                    f"The environment gave {name} that is not finite: {rows[bad]}\n"
+                    f"in step {step[bad] + 1} of the {T} of the last fragment, "
+                    f"{self._where(int(row[bad]))}."
                 )
 
     def _where(self, i: int, action: Array | None = None) -> str:

@@ -5,6 +5,7 @@ Left out: the loop (`train.py`) and every part of it.
 
 import contextlib
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,7 +19,7 @@ from headrace.collect.api import Collector, Plan, ShouldStop
 from headrace.collect.inline import InlineCollector
 from headrace.collect.workers import WorkersCollector
 from headrace.envs.make import EnvLike, EnvMaker, env_spec
-from headrace.errors import CheckpointError, ConfigError
+from headrace.errors import CheckpointError, ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.run import checkpoint, rundir
 from headrace.run.checkpoint import Checkpoint
@@ -185,7 +186,7 @@ def _run(
         counters = Counters()
         introduce(display, settings, spec, run_dir)
         collector = _collector(settings, maker, spec, meter, stop)
-        stack.callback(collector.close)
+        stack.push(_closing(collector))
         meter.lap("start")
         if saved is not None:
             counters = _restore(saved, run, learner, collector, display)
@@ -202,6 +203,19 @@ def _run(
     summary = reporter.summary(run_dir, samplers)
     display.say(farewell(summary, stop.received))
     return Ended(run_dir, summary, stop.received, maker)
+
+
+def _closing(collector: Collector) -> Callable[..., None]:
+    """Close at the end of a `with`; an error in closing must not hide the one that ended it."""
+
+    def close(kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            collector.close()
+        except EnvError:
+            if kind is None:
+                raise
+
+    return close
 
 
 def _collector(
