@@ -237,8 +237,8 @@ def test_an_environment_s_error_is_shown_as_its_own(how):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("nan", r"gave an observation that is not finite: \[ 3. nan\]\nin step 3 of the 10 .*env 0 of"),
-        ("nan at the end", r"final observation that is not finite: \[ 3. nan\]\nin step 3 of the 10"),
+        ("nan", r"an observation that is not finite: \[ 3. nan\]\nin step 3 of the 10 .*env 0 of"),
+        ("nan at the end", r"a final observation that is not finite: \[ 3. nan\]\nin step 3 of"),
         ("inf", "reward that is not finite"),
         ("shape", r"shape \(5,\)"),
         ("dtype", "dtype complex64"),

@@ -78,7 +78,7 @@ def _run_verb(verb: str, argv: list[str]) -> int:
 
 
 def _wants_workers(argv: list[str]) -> bool:
-    """A guess before the flags are parsed; if it is wrong, a start is a second slower, no more."""
+    """A guess before the flags are parsed; if it is wrong, a start takes longer, no more."""
     words = " ".join(argv).replace("=", " ").replace("_", "-").split()
     return any(
         flag == "--num-workers" and count != "0" for flag, count in itertools.pairwise(words)

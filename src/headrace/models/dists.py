@@ -1,8 +1,8 @@
 """Distributions over actions, as heads on a network's output.
 
 Sampling turns uniform noise that the caller brings into actions (inverse CDF), so that an action
-depends on its env's noise alone. `torch.distributions` computes the same numbers in about three
-times the time at the batch sizes of a vector.
+depends on its env's noise alone: `torch.distributions` draws from a generator of its own, and takes
+longer for its checks than the network for its products at the batch sizes of a vector.
 
 Left out: what an action means to the environment (`spec.ActionCodec`).
 """
