@@ -59,6 +59,33 @@ def test_the_same_seed_gives_the_same_run(tmp_path):
     assert not all((first[key] == other[key]).all() for key in first)
 
 
+def test_the_last_episodes_are_the_last_whoever_stepped_them(tmp_path):
+    """512 episodes end in a batch, in several workers: the window of 100 holds its last steps'."""
+
+    class OneStep(Counting):
+        def __init__(self):
+            super().__init__(terminate_at=1)
+            self.resets = 0
+
+        def reset(self, **kwargs):
+            self.resets += 1
+            return super().reset(**kwargs)
+
+        def step(self, action):
+            obs, _, *rest = super().step(action)
+            return obs, float(self.resets), *rest
+
+    for num_workers in (0, 3):
+        run = headrace.train(
+            OneStep, num_envs=16, envs_per_vector=2, num_steps=32, total_env_steps=512, seed=1,
+            num_workers=num_workers, run_dir=tmp_path / str(num_workers), quiet=True,
+        )  # fmt: skip
+        assert run.summary["episodes"] == 512
+        # The n-th episode of each env pays n. The last 100 are 4 of step 26 and 16 each of 27 .. 32:
+        # (4 * 26 + 16 * (27 + ... + 32)) / 100 = (104 + 16 * 177) / 100
+        assert run.mean_return == (104 + 16 * 177) / 100
+
+
 def test_it_stops_at_the_wanted_return(tmp_path):
     run = headrace.train(
         lambda: Counting(terminate_at=8), run_dir=tmp_path / "run", stop_at_return=8.0,
@@ -129,7 +156,9 @@ class Exploding(Counting):
 
 
 def test_a_loss_that_is_not_finite_stops_and_is_not_saved(tmp_path):
-    with pytest.raises(NonFiniteError, match="Update 2: the gradient was NaN or infinite"):
+    with pytest.raises(
+        NonFiniteError, match="Update 2: a gradient or parameter was NaN or infinite"
+    ):
         headrace.train(
             Exploding, run_dir=tmp_path / "run", total_env_steps=640, checkpoint_every_s=0.0, **TINY
         )
@@ -191,6 +220,9 @@ def test_evaluation_is_greedy_unless_told(tmp_path):
     [
         gym.spaces.MultiDiscrete([3, 2]),
         gym.spaces.Box(-1, 1, (2, 2)),
+        gym.spaces.Box(-0.1, 0.3, (2,), np.float64),
+        gym.spaces.Box(np.array([0.7, -np.inf], np.float32), np.inf, (2,), np.float32),
+        gym.spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (2,), np.float32),
         gym.spaces.Discrete(4, start=2),
     ],
 )
@@ -209,6 +241,28 @@ def test_every_action_space_trains_and_gets_actions_of_its_own(tmp_path, space):
         np.asarray(run.policy(np.zeros(2))) if space.shape else run.policy([0, 0])
     )
     assert run.evaluate(episodes=2).returns == (10.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.MultiDiscrete([3, 2], start=[0, 5]),
+        gym.spaces.Box(0, 255, (2, 3), np.uint8),
+        gym.spaces.Box(-1, 1, (), np.float64),
+        gym.spaces.Box(-5, 5, (4,), np.int64),
+    ],
+)
+def test_every_observation_space_trains(tmp_path, space):
+    class Seen(Counting):
+        def __init__(self):
+            super().__init__(truncate_at=10)
+            self.observation_space = space
+
+        def _obs(self):
+            return self.observation_space.sample()
+
+    run = headrace.train(Seen, run_dir=tmp_path / "run", total_env_steps=128, **TINY)
+    assert run.policy(space.sample()) in (0, 1)
 
 
 def test_discrete_observations_train(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 
+import numpy as np
 import pytest
 
 from headrace import PPO, Network
@@ -89,6 +90,12 @@ def test_default_vectors_are_a_share_of_the_envs_for_each_core():
     assert run.envs_per_vector <= max(1, 12 // cores)
 
 
+def test_numpy_s_numbers_will_do():
+    settings = resolve({"env": "X", "lr": np.float64(0.1), "num_envs": np.int64(4), "gamma": 1})
+    assert (type(settings.algo.lr), type(settings.run.num_envs)) == (float, int)
+    assert (settings.algo.lr, settings.run.num_envs, settings.algo.gamma) == (0.1, 4, 1.0)
+
+
 def test_schedules_run_over_the_first_total():
     assert resolve({"env": "X", "total_env_steps": 77}).run.schedule_env_steps == 77
     given = {"env": "X", "total_env_steps": 77, "schedule_env_steps": 99}
@@ -107,6 +114,13 @@ def test_schedules_run_over_the_first_total():
         ({"env": "X", "hidden_sizes": [64, "a"]}, ["hidden_sizes"]),
         ({"env": "X", "activation": "gelu"}, ["activation='gelu'", "'tanh'"]),
         ({"env": "X", "num_envs": 0}, ["num_envs=0", "at least 1"]),
+        ({"env": "X", "lr": -1.0}, ["lr=-1.0", "at least 0"]),
+        ({"env": "X", "lr": float("inf")}, ["lr=inf"]),
+        ({"env": "X", "gamma": 5.0}, ["gamma=5.0", "at most 1"]),
+        ({"env": "X", "hidden_sizes": (64, -3)}, ["hidden_sizes=(64, -3)"]),
+        ({"env": "X", "num_envs": 1, "num_steps": 4, "num_minibatches": 4}, ["1 * 4 / 4"]),
+        ({"env": "X", "env_kwargs": {"size": (1, 2)}}, ["env_kwargs", "tuple", "callable"]),
+        ({"env": "X", "env_kwargs": {"size": object()}}, ["env_kwargs", "config.json"]),
         ({"env": "X", "seed": -1}, ["seed=-1"]),
         ({"env": "X", "num_envs": 10, "envs_per_vector": 4}, ["10 = 2 x 4 + 2", "divisor"]),
         (

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -15,8 +16,6 @@ from tests.support import Counting, short_cartpole
 
 class Stateful(Counting):
     """Offers its own state; its episodes cannot be replayed from their seed alone."""
-
-    drawn = 0  # over all episodes: a replay would see other numbers
 
     def get_state(self):
         return {"t": np.array(self.t), "salt": np.array(self.salt), "raw": b"abc"}
@@ -144,6 +143,55 @@ def test_where_episodes_are_not_seeded_only_the_first_can_be_replayed(tmp_path, 
     headrace.train(env, run_dir=tmp_path / "b", total_env_steps=2 * UPDATE, **settings)
     headrace.resume(tmp_path / "b", env=env, total_env_steps=3 * UPDATE)
     assert "0 replayed, 4 begun anew" in capsys.readouterr().out
+
+
+class InPlace(Counting):
+    """Changes the action that it is given, and remembers it."""
+
+    def __init__(self):
+        super().__init__(truncate_at=50)
+        self.action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def step(self, action):
+        action *= 2
+        self.salt += float(action[0])
+        return super().step(action)
+
+
+@pytest.mark.parametrize("env", [lambda: Stateful(truncate_at=50), InPlace])
+def test_interrupted_twice_in_the_middle_of_a_batch(tmp_path, env):
+    whole = headrace.train(env, run_dir=tmp_path / "a", total_env_steps=6 * UPDATE, **SETTINGS)
+
+    class Interrupting(gym.Wrapper):
+        """Sends a signal in the middle of the second batch of each process's life."""
+
+        steps = 0
+
+        def step(self, action):
+            Interrupting.steps += 1
+            if Interrupting.steps == UPDATE + 40:
+                os.kill(os.getpid(), signal.SIGINT)
+            return self.env.step(action)
+
+        def get_state(self):
+            return self.env.get_state()
+
+        def set_state(self, state):
+            self.env.set_state(state)
+
+    wrapper = Interrupting
+    if not hasattr(env(), "get_state"):
+        wrapper = type("Plain", (gym.Wrapper,), {"step": Interrupting.step})
+    make = lambda: wrapper(env())  # noqa: E731
+    with pytest.raises(KeyboardInterrupt):
+        headrace.train(make, run_dir=tmp_path / "b", total_env_steps=6 * UPDATE, **SETTINGS)
+    for _ in range(2):
+        Interrupting.steps = 0
+        with pytest.raises(KeyboardInterrupt):
+            headrace.resume(tmp_path / "b", env=make, quiet=True)
+    resumed = headrace.resume(tmp_path / "b", env=env, quiet=True)
+    assert resumed.summary["lost_env_steps"] > 0
+    assert_same(whole, resumed)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from headrace.errors import EnvError, SamplerError
-from tests.support import Counting, plan_for, policy_for, short_cartpole, workers
+from headrace.errors import EnvError, SamplerError, UsageError
+from tests.support import Counting, inline, plan_for, policy_for, short_cartpole, workers
 from tests.test_envs import Broken
 
 
@@ -89,11 +90,25 @@ def test_a_worker_that_is_killed_ends_the_run_with_its_signal():
     collector.close()
 
 
+class StopLater:
+    """Says stop a while after it is told to: the clock starts when the sampling does."""
+
+    def __init__(self, seconds):
+        self._stopping = threading.Event()
+        self._timer = threading.Timer(seconds, self._stopping.set)
+
+    def begin(self):
+        self._timer.start()
+
+    def __call__(self):
+        return self._stopping.is_set()
+
+
 def test_told_to_stop_workers_give_their_fragments_up_and_count_the_steps():
-    started = time.monotonic()
-    plan = plan_for(lambda: Sleepy(0.05), num_steps=1000)
-    collector = workers(plan, stop=lambda: time.monotonic() - started > 2.0)
+    plan, stop = plan_for(lambda: Sleepy(0.05), num_steps=1000), StopLater(1.0)
+    collector = workers(plan, stop=stop)
     collector.publish(policy_for(plan), 0)
+    stop.begin()
     assert collector.collect() is None
     assert 0 < collector.lost_env_steps < 1000
     state = collector.state()
@@ -118,10 +133,11 @@ class OneFast(Sleepy):
 
 def test_a_fragment_that_was_full_counts_only_with_its_batch(tmp_path):
     """One worker is done when the other gives up: both go back to where the batch began."""
-    started = time.monotonic()
     plan = plan_for(OneFast, num_steps=130, kwargs={"folder": tmp_path, "learner": os.getpid()})
-    collector = workers(plan, stop=lambda: time.monotonic() - started > 2.5)
+    stop = StopLater(1.5)
+    collector = workers(plan, stop=stop)
     collector.publish(policy_for(plan), 0)
+    stop.begin()
     assert collector.collect() is None
     assert 130 * 2 <= collector.lost_env_steps < 130 * 4
     state = collector.state()
@@ -131,15 +147,80 @@ def test_a_fragment_that_was_full_counts_only_with_its_batch(tmp_path):
     collector.close()
 
 
-def test_a_worker_that_does_not_stop_is_ended():
-    started = time.monotonic()
-    plan = plan_for(lambda: Sleepy(600), num_steps=1000)
-    collector = workers(plan, stop=lambda: time.monotonic() - started > 1.0)
+def test_a_worker_that_does_not_stop_is_ended_and_its_envs_begin_anew(tmp_path):
+    plan, stop = plan_for(lambda: Sleepy(600), num_steps=1000), StopLater(0.5)
+    collector = workers(plan, stop=stop)
     collector.publish(policy_for(plan), 0)
+    stop.begin()
+    started = time.monotonic()
     assert collector.collect() is None
-    assert collector.state() == {}
+    state = collector.state()
+    assert set(state) == {"steps"}
     collector.close()
     assert time.monotonic() - started < 30
+    for make in (workers, inline):
+        again = make(plan)
+        assert again.restore(state).new_episode == 4
+        again.close()
+
+
+def test_a_worker_that_dies_between_batches_is_noticed():
+    plan = plan_for(short_cartpole)
+    collector = workers(plan)
+    collector.publish(policy_for(plan), 0)
+    collector.collect()
+    os.kill(collector._workers[0].process.pid, signal.SIGKILL)
+    with pytest.raises(SamplerError, match="worker 0 died"):
+        collector.state()
+    collector.close()
+
+
+class Fussy(Counting):
+    """Offers its state, and fails to give it."""
+
+    def get_state(self):
+        raise OSError("the state is elsewhere")
+
+    def set_state(self, state):
+        pass
+
+
+@pytest.mark.parametrize("make", [inline, workers])
+def test_an_error_in_get_state_is_the_environment_s_own(make):
+    plan = plan_for(Fussy)
+    collector = make(plan)
+    collector.publish(policy_for(plan), 0)
+    with pytest.raises(EnvError, match="OSError: the state is elsewhere"):
+        collector.collect()
+    collector.close()
+
+
+def test_what_cannot_be_sent_to_a_worker_is_refused_in_words():
+    lock = threading.Lock()
+    plan = plan_for(lambda: Counting() if lock else None)
+    with pytest.raises(UsageError, match=r"cannot be sent to worker processes: TypeError: .*lock"):
+        workers(plan)
+
+
+def test_runs_in_two_threads_leave_the_script_alone(tmp_path):
+    process = script(
+        tmp_path,
+        """
+        import sys, threading
+        import headrace
+        print("script runs")
+        mine = sys.modules["__main__"]
+        def run(i):
+            headrace.train("CartPole-v1", num_workers=2, num_envs=4, envs_per_vector=2, num_steps=16,
+                           num_minibatches=4, total_env_steps=64, quiet=True, run_dir=f"run{i}")
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        print(sys.modules["__main__"] is mine)
+        """,
+    )
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "script runs\nTrue\n", "")
 
 
 def test_nothing_is_left_behind():
@@ -190,7 +271,11 @@ def test_a_script_without_a_main_guard_and_with_a_lambda_works(tmp_path):
     assert (process.returncode, out, err) == (0, "script runs\n64\n", "")
 
 
-def test_when_the_main_process_is_killed_no_worker_stays(tmp_path):
+@pytest.mark.parametrize(
+    "trial", [0, *(pytest.param(n, marks=pytest.mark.faults) for n in range(1, 20))]
+)
+def test_when_the_main_process_is_killed_no_worker_stays(tmp_path, trial):
+    """F11, with a worker inside a step: once with every test run, 20 times with the fault tests."""
     process = script(
         tmp_path,
         """

@@ -9,7 +9,7 @@ HeadraceError
 ├── RunDirError                      a run directory in use, incomplete, or of something else
 │   └── CheckpointError              a checkpoint that is damaged or does not fit
 ├── EnvError                         the user's environment raised or broke its own declaration
-├── SamplerError                     a sampler process died or did not answer
+├── SamplerError                     a sampler process died or failed
 └── NonFiniteError                   NaN or infinity in the loss, a gradient or a parameter
 
 Left out: how they are printed and which exit code follows (`cli.py`).
@@ -57,7 +57,7 @@ class EnvError(HeadraceError):
 
 
 class SamplerError(HeadraceError):
-    """A sampler process died, or did not answer in time."""
+    """A sampler process died, or failed in a way that is no environment's."""
 
 
 class NonFiniteError(HeadraceError):

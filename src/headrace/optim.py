@@ -48,6 +48,11 @@ class Optimizer:
         self.num_steps += 1
         return norm
 
+    def broken(self) -> Tensor:
+        """How many steps were masked, plus 1 if a parameter is not finite (on the device)."""
+        norm = nn.utils.get_total_norm(self._parameters)
+        return self.nonfinite + (~torch.isfinite(norm)).float()
+
     def state(self) -> dict[str, Tensor]:
         """Adam's moments and step counts as named tensors, for a checkpoint."""
         return {

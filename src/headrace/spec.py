@@ -1,7 +1,7 @@
 """What an environment looks like from outside, as plain data: spaces and their encodings.
 
 A spec is free of torch and gymnasium, travels as JSON inside checkpoints, and is all that a policy
-is built from. `envs/gym.py` makes one from Gymnasium's spaces; here nothing is imported from there.
+is built from. `envs/make.py` makes one from Gymnasium's spaces.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_UNBOUNDED = 1e30
 
 
 @dataclass(frozen=True)
@@ -108,21 +109,19 @@ class ActionCodec:
     """From what a policy emits to what an environment expects.
 
     A policy's action is zero-based integers, or for a Box the flat sample of a Gaussian: it is
-    clipped to [-1, 1] and stretched to the space's bounds where both are finite, else clipped to
-    the bound that there is.
+    stretched so that [-1, 1] becomes the space's bounds, where both are finite, and then clipped to
+    the bounds that there are.
     """
 
     def __init__(self, space: Space) -> None:
         self.space = space
         if space.kind == "box":
-            low, high = np.array(space.low), np.array(space.high)
-            bounded = np.isfinite(low) & np.isfinite(high)
-            # x -> clip(x, lo, hi) * scale + shift, per element
-            self._clip_low = np.where(bounded, -1.0, low).astype(np.float32)
-            self._clip_high = np.where(bounded, 1.0, high).astype(np.float32)
-            with np.errstate(invalid="ignore"):  # inf - inf, in the branch that is not taken
-                self._scale = np.where(bounded, (high - low) / 2, 1.0).astype(np.float32)
-                self._shift = np.where(bounded, (high + low) / 2, 0.0).astype(np.float32)
+            self._low = np.array(space.low, dtype=space.dtype)
+            self._high = np.array(space.high, dtype=space.dtype)
+            # The largest floats are often written for "no bound"
+            bounded = (np.abs(self._low) < _UNBOUNDED) & (np.abs(self._high) < _UNBOUNDED)
+            low, high = np.where(bounded, self._low, -1), np.where(bounded, self._high, 1)
+            self._scale, self._shift = (high - low) / 2, (high + low) / 2
         else:
             self._start = np.array(space.start, dtype=np.int64)
 
@@ -136,7 +135,8 @@ class ActionCodec:
             `[n, *space.shape]`, ready to be handed row by row to `env.step`.
         """
         if self.space.kind == "box":
-            clipped = np.clip(action, self._clip_low, self._clip_high)
-            scaled = clipped * self._scale + self._shift
-            return scaled.reshape(-1, *self.space.shape).astype(self.space.dtype, copy=False)
+            scaled = action.astype(self.space.dtype, copy=False) * self._scale + self._shift
+            # Last, in the space's own dtype: rounding must not leave the bounds.
+            clipped = np.clip(scaled, self._low, self._high)
+            return clipped.reshape(-1, *self.space.shape)
         return action + (self._start[0] if self.space.kind == "discrete" else self._start)

@@ -138,7 +138,7 @@ def update(
 
     error = rows["target"] - rows["value"]
     return {name: _mean(seen, name) for name in seen[0]} | {
-        "explained_variance": 1 - error.var() / rows["target"].var(),
+        "explained_variance": 1 - error.var(correction=0) / rows["target"].var(correction=0),
         "mean_value": rows["value"].mean(),
         "lr": torch.tensor(lr),
         "clip_coef": rows["clip_coef"],

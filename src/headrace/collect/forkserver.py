@@ -10,10 +10,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
+
+_ONE_AT_A_TIME = threading.Lock()  # what is changed below belongs to the whole process
 
 
 @contextlib.contextmanager
@@ -22,19 +25,31 @@ def context() -> Iterator[Any]:
 
     While it is open, the user's `__main__` is hidden, so that multiprocessing does not run the
     user's script again in each child (the reason for `if __name__ == "__main__"` elsewhere), and
-    Ctrl-C is blocked, which children inherit: a terminal sends it to all, and the learner decides.
+    SIGINT and SIGTERM are blocked, which children inherit: a terminal or a batch system sends them
+    to all processes of a group, and the learner alone decides what follows.
     """
-    start_from = multiprocessing.get_context("forkserver")
-    start_from.set_forkserver_preload(["headrace.collect.workers"])
-    resource_tracker.ensure_running()  # here: starting it unblocks the signal
-    main = sys.modules["__main__"]
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield start_from
-    finally:
-        sys.modules["__main__"] = main
-        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+    with _ONE_AT_A_TIME:
+        start_from = multiprocessing.get_context("forkserver")
+        start_from.set_forkserver_preload(["headrace.collect.workers"])
+        resource_tracker.ensure_running()  # here: starting it unblocks them
+        main = sys.modules["__main__"]
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield start_from
+        finally:
+            sys.modules["__main__"] = main
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+
+
+def ignore_signals() -> None:
+    """In a worker: let SIGINT and SIGTERM come and do nothing.
+
+    By handlers, not by a mask: programs that an environment starts would inherit the mask.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def end_with_learner() -> None:

@@ -7,7 +7,6 @@ from headrace.envs.api import Restored
 from headrace.meter import Meter
 from headrace.models.policy import Policy
 from headrace.spec import Array
-from headrace.weights import FlatWeights
 
 
 class InlineCollector:
@@ -24,14 +23,12 @@ class InlineCollector:
         self._fragments = [batch.allocate(layout) for _ in range(plan.num_vectors)]
         vectors = list(range(plan.num_vectors))
         self._sampler = Sampler(plan, vectors, self._fragments, meter, name="inline")
-        self._weights = FlatWeights(self._sampler.policy)
         self._stop, self._version = stop, 0
         self.lost_env_steps = self.restarts = 0
 
     def publish(self, policy: Policy, version: int) -> None:
         """See `Collector`."""
-        self._weights.publish(policy)
-        self._weights.pull(self._sampler.policy)
+        self._sampler.policy.load_state_dict(policy.state_dict())
         self._version = version
 
     def collect(self) -> Collected | None:

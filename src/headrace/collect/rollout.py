@@ -14,6 +14,7 @@ from headrace.batch import Fragment
 from headrace.collect.api import Plan, ShouldStop
 from headrace.envs.api import Episode, Restored, VectorEnv
 from headrace.envs.gym import GymVector
+from headrace.envs.make import make_all
 from headrace.meter import Meter
 from headrace.models import policy as policies
 from headrace.seeding import action_noise
@@ -79,7 +80,7 @@ class Sampler:
         for v in vectors:
             self._vectors.append(
                 GymVector(
-                    [plan.maker() for _ in range(n)],
+                    make_all(plan.maker, n),
                     plan.spec,
                     np.arange(v * n, (v + 1) * n),
                     plan.seed,

@@ -13,11 +13,13 @@ import os
 import signal
 import sys
 import time
+import traceback
 from multiprocessing import connection
 from multiprocessing.reduction import DupFd
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import threadpoolctl
 import torch
 
@@ -27,7 +29,7 @@ from headrace.collect import forkserver
 from headrace.collect.api import Collected, Plan, ShouldStop
 from headrace.collect.rollout import Sampler
 from headrace.envs.api import Episode, Restored
-from headrace.errors import ConfigError, HeadraceError, SamplerError
+from headrace.errors import ConfigError, HeadraceError, SamplerError, UsageError
 from headrace.meter import Meter
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
@@ -60,9 +62,11 @@ class WorkersCollector:
             )
         self._plan, self._meter, self._stop = plan, meter, stop
         self._version = 0
+        self._steps = 0  # of each env, in whole batches
         self._whole = True  # every worker filled its fragments in the last batch
         self.lost_env_steps = self.restarts = 0
         template = policies.build(plan.spec, plan.network, seed=0)
+        pickled = _pickled(plan)
         weights_fd, weights_map = _shared("weights", 1 + FlatWeights.num_bytes(template))
         self._flag = weights_map  # its last byte: workers are to stop
         self._weights = FlatWeights(template, weights_map)
@@ -71,12 +75,14 @@ class WorkersCollector:
             with forkserver.context() as context:
                 for index in range(num_workers):
                     vectors = list(range(index, plan.num_vectors, num_workers))
-                    self._workers.append(_Worker(context, plan, index, vectors, weights_fd))
-            os.close(weights_fd)
+                    worker = _Worker(context, plan, pickled, index, vectors, weights_fd)
+                    self._workers.append(worker)
             self._gather(range(num_workers))
         except BaseException:
             self.close()
             raise
+        finally:
+            os.close(weights_fd)
 
     def publish(self, policy: Policy, version: int) -> None:
         """See `Collector`."""
@@ -102,18 +108,19 @@ class WorkersCollector:
         if not self._whole:
             self.lost_env_steps += taken
             return None
+        self._steps += self._plan.num_steps
         return Collected([by_vector[v] for v in sorted(by_vector)], episodes)
 
     def state(self) -> dict[str, Array]:
         """See `Collector`. A worker that was ended has none: its envs will begin new episodes."""
-        return {
-            name: array
-            for reply in self._ask_all("state", self._whole).values()
-            for name, array in reply.items()
-        }
+        state: dict[str, Array] = {}
+        for reply in self._ask_all("state", self._whole).values():
+            state |= reply
+        return state | {"steps": np.array(self._steps)}
 
     def restore(self, state: dict[str, Array]) -> Restored:
         """See `Collector`."""
+        self._steps = int(state["steps"])
         restored = Restored()
         for reply in self._ask_all("restore", state).values():
             restored.add(reply)
@@ -128,6 +135,7 @@ class WorkersCollector:
 
     def close(self) -> None:
         """See `Collector`."""
+        self._flag[-1] = 1  # a fragment under way is of no use any more
         for worker in self._workers:
             worker.send("close", None)
         deadline = time.monotonic() + _CLOSE_WITHIN_S
@@ -137,11 +145,11 @@ class WorkersCollector:
         self._workers = []
 
     def _ask_all(self, command: str, argument: Any) -> dict[int, Any]:
-        """The same command to every worker that lives; its reply by index."""
-        alive = [i for i, worker in enumerate(self._workers) if worker.process.is_alive()]
-        for index in alive:
+        """The same command to every worker that was not ended; its reply by index."""
+        asked = [i for i, worker in enumerate(self._workers) if not worker.connection.closed]
+        for index in asked:
             self._workers[index].send(command, argument)
-        return self._gather(alive)
+        return self._gather(asked)
 
     def _gather(self, indices: Any) -> dict[int, Any]:
         """One reply of each worker; after a stop, of those that answer in time (the rest is ended).
@@ -170,7 +178,13 @@ class _Worker:
     """The learner's end of one worker process."""
 
     def __init__(
-        self, context: Any, plan: Plan, index: int, vectors: list[int], weights_fd: int
+        self,
+        context: Any,
+        plan: Plan,
+        pickled: bytes,
+        index: int,
+        vectors: list[int],
+        weights_fd: int,
     ) -> None:
         self.name = f"worker {index}"
         self._num_envs = len(vectors) * plan.envs_per_vector
@@ -182,14 +196,16 @@ class _Worker:
             for i, vector in enumerate(vectors)
         }
         self.connection, theirs = context.Pipe()
-        # Lambdas and classes of a script or notebook travel by value; nothing goes through a file.
-        payload = cloudpickle.dumps((plan, vectors, self.name))
-        self.process = context.Process(
-            target=_worker_main, args=(theirs, DupFd(weights_fd), DupFd(fd), payload), daemon=True
-        )
-        self.process.start()
-        theirs.close()
-        os.close(fd)
+        try:
+            self.process = context.Process(
+                target=_worker_main,
+                args=(theirs, DupFd(weights_fd), DupFd(fd), pickled, vectors, self.name),
+                daemon=True,
+            )
+            self.process.start()
+        finally:
+            theirs.close()
+            os.close(fd)
 
     def send(self, command: str, argument: Any) -> None:
         """Send a command; a death shows when the reply is read."""
@@ -214,8 +230,9 @@ class _Worker:
 
     def end(self, deadline: float) -> None:
         """Wait for its end until `deadline` (monotonic) or kill it; raise what failed in it."""
-        self.process.join(max(0.0, deadline - time.monotonic()))
-        if self.process.is_alive():
+        try:
+            self.process.join(max(0.0, deadline - time.monotonic()))
+        finally:  # a second Ctrl-C interrupts the waiting, not this
             self.process.kill()
             self.process.join()
         failed = None
@@ -241,14 +258,35 @@ def _cause(exitcode: int | None) -> str:
     return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
 
 
-def _worker_main(pipe: connection.Connection, weights: Any, memory: Any, payload: bytes) -> None:
+def _pickled(plan: Plan) -> bytes:
+    """Lambdas and classes of a script or notebook travel by value; nothing goes through a file."""
+    try:
+        return bytes(cloudpickle.dumps(plan))
+    except Exception as error:
+        raise UsageError(
+            f"The environment cannot be sent to worker processes: {type(error).__name__}: "
+            f"{error}.\nWhat makes it must not carry open files, locks or devices: open them "
+            "inside, or use num_workers=0."
+        ) from error
+
+
+def _worker_main(
+    pipe: connection.Connection,
+    weights: Any,
+    memory: Any,
+    pickled: bytes,
+    vectors: list[int],
+    name: str,
+) -> None:
     """A worker process, from its first line to its last."""
+    forkserver.ignore_signals()
     forkserver.end_with_learner()
     torch.set_num_threads(1)
     threadpoolctl.threadpool_limits(1)
     meter = Meter()
     try:
-        loop = _Loop(pipe, weights.detach(), memory.detach(), payload, meter)
+        fds = weights.detach(), memory.detach()
+        loop = _Loop(pipe, *fds, cloudpickle.loads(pickled), vectors, name, meter)
         pipe.send(("ok", None))
         meter.lap("start")
         loop.run()
@@ -256,6 +294,8 @@ def _worker_main(pipe: connection.Connection, weights: Any, memory: Any, payload
         pipe.send(("error", error))
     except EOFError:
         pass  # the learner is gone
+    except Exception:
+        pipe.send(("error", SamplerError(f"{traceback.format_exc()}\nA sampler failed.")))
 
 
 class _Loop:
@@ -266,10 +306,11 @@ class _Loop:
         pipe: connection.Connection,
         weights_fd: int,
         memory_fd: int,
-        payload: bytes,
+        plan: Plan,
+        vectors: list[int],
+        name: str,
         meter: Meter,
     ) -> None:
-        plan, vectors, name = cloudpickle.loads(payload)
         weights = mmap.mmap(weights_fd, 0)
         memory = mmap.mmap(memory_fd, 0)
         layout = batch.columns(plan.spec, plan.policy_out, plan.num_steps, plan.envs_per_vector)

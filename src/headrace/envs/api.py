@@ -12,10 +12,18 @@ from headrace.errors import EnvError
 from headrace.spec import Array, EnvSpec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Episode:
-    """One finished training episode."""
+    """One finished episode; sorted by when it ended, whoever stepped it.
 
+    Attributes:
+        ended_at: step of the fragment in which it ended, 0..T-1.
+        env_id: logical index of its env.
+        total_reward: undiscounted.
+        num_steps: its length.
+    """
+
+    ended_at: int
     env_id: int
     total_reward: float
     num_steps: int

@@ -63,8 +63,8 @@ class GymVector:
         self._log = ActionLog()
         self._finished: list[Episode] = []
         self._committed: dict[str, Array] = {}
-        self._steps_since_commit = 0
-        self._bound_at = 0.0
+        self._own_states: list[dict[str, Array] | None] = []
+        self._bound_at = self._env_step_s = 0.0
 
     def bind(self, fragment: Fragment) -> None:
         """Write into `fragment`; the very first time this resets all envs."""
@@ -89,16 +89,22 @@ class GymVector:
 
     def step(self, t: int, action: Array) -> None:
         """Step every env, and begin the next episode of those that ended."""
-        self._actions[t] = self._codec.to_env(action)
-        actions, obs, reward = self._actions[t], self._next_obs[t + 1], self._reward[t]
+        # Recorded apart: an environment may change the action that it is given.
+        self._actions[t] = actions = self._codec.to_env(action)
+        obs, reward = self._next_obs[t + 1], self._reward[t]
         terminated, truncated = self._terminated[t], self._truncated[t]
         i = 0
         try:
             for i, env in enumerate(self._envs):
-                obs[i], reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
+                next_obs, reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
+                if t == 0:  # once per fragment: often enough to notice, too seldom to cost
+                    self._check_declared("step", i, next_obs)
+                obs[i] = next_obs
+        except EnvError:
+            raise
         except Exception as error:
-            raise env_error(error, f"in {self._where(i, actions[i])}") from error
-        self._steps_since_commit = t + 1
+            where = self._where(i, self._actions[t][i])
+            raise env_error(error, f"in {where}") from error
         self._episode_step += 1
         self._episode_reward += reward
         self._meter.lap("env_step")
@@ -107,12 +113,13 @@ class GymVector:
             for i in np.flatnonzero(ended).tolist():
                 if truncated[i] and not terminated[i]:
                     self._keep_final(t, i, obs[i])
-                self._end_episode(i)
+                self._end_episode(t, i)
                 self._reset(i, obs)
             self._meter.lap("env_reset")
 
     def finish(self) -> list[Episode]:
         """The episodes that ended; raises EnvError if an env gave NaN or infinity."""
+        self._env_step_s = (time.monotonic() - self._bound_at) / self._reward.size
         self._check_finite()
         finished, self._finished = self._finished, []
         return finished
@@ -120,18 +127,17 @@ class GymVector:
     def commit(self) -> None:
         """Make the bound fragment count."""
         # No more is kept than could be replayed in time: an episode may be endless.
-        num_steps, num_envs = self._reward.shape
-        env_step_s = (time.monotonic() - self._bound_at) / (num_steps * num_envs)
-        longest = min(int(self._episode_step.max()), int(self._replay_limit_s / env_step_s))
+        longest = int(self._episode_step.max())
+        if longest * self._env_step_s > self._replay_limit_s:
+            longest = int(self._replay_limit_s / self._env_step_s)
         self._log.commit(self._actions, longest)
-        self._obs[:] = self._next_obs[num_steps]
+        self._obs[:] = self._next_obs[len(self._reward)]
         self._snapshot()
 
     def state(self) -> dict[str, Array]:
         """The last commit: counts, observations, and env states or the actions to replay."""
         state = dict(self._committed)
-        for i, env in enumerate(self._envs):
-            own = get_state(env) if self._steps_since_commit == 0 else None
+        for i, own in enumerate(self._own_states):
             if own is not None:
                 state |= {f"env{i}.state.{name}": array for name, array in own.items()}
             elif self._reseed or self._committed["episode"][i] == 0:
@@ -157,8 +163,7 @@ class GymVector:
             }
             actions = state.get(f"env{i}.actions")
             if own:
-                self._envs[i].reset(seed=self._episode_seed(i))
-                set_state(self._envs[i], own)
+                self._set_state(i, own)
                 restored.set_state += 1
             elif actions is not None and self._replay(i, actions, deadline):
                 recorded[i] = actions
@@ -204,31 +209,43 @@ class GymVector:
         except Exception as error:
             raise env_error(error, f"while replaying, {self._where(i)}") from error
 
+    def _set_state(self, i: int, own: dict[str, Array]) -> None:
+        try:
+            self._envs[i].reset(seed=self._episode_seed(i))
+            set_state(self._envs[i], own)
+        except Exception as error:
+            raise env_error(error, f"in set_state, {self._where(i)}") from error
+
     def _begin(self, i: int) -> None:
         """A new episode where the old one could not be brought back."""
-        self._reset(i, self._obs)
+        self._reset(i, self._obs, always_seeded=True)
         self._episode_step[i], self._episode_reward[i] = 0, 0.0
 
-    def _reset(self, i: int, obs: Array) -> None:
+    def _reset(self, i: int, obs: Array, *, always_seeded: bool = False) -> None:
         """Begin the next episode of env i and write its first observation to `obs[i]`."""
         first = self._episode[i] < 0
         self._episode[i] += 1
-        seed = self._episode_seed(i) if self._reseed or first else None
+        seeded = self._reseed or first or always_seeded
+        seed = self._episode_seed(i) if seeded else None
         try:
             first_obs, _ = self._envs[i].reset(seed=seed)
         except Exception as error:
             raise env_error(error, f"in reset, {self._where(i)}") from error
         if first:
-            self._check_declared(i, np.asarray(first_obs))
+            self._check_declared("reset", i, first_obs)
         obs[i] = first_obs
 
-    def _check_declared(self, i: int, obs: Array) -> None:
+    def _check_declared(self, method: str, i: int, obs: Any) -> None:
         """Storing would broadcast a wrong shape and round a wrong dtype without a word."""
-        space = self.spec.observation
-        if obs.shape != space.shape or not np.can_cast(obs.dtype, space.dtype, "same_kind"):
+        space, given = self.spec.observation, np.asarray(obs)
+        fits = given.shape == space.shape and (
+            np.can_cast(given.dtype, space.dtype, "same_kind")
+            or np.array_equal(given.astype(space.dtype), given)  # a list of small integers
+        )
+        if not fits:
             raise EnvError(
-                f"reset returned an observation of shape {obs.shape} and dtype {obs.dtype}, but "
-                f"the environment declares {space.describe()} ({self._where(i)})."
+                f"{method} returned an observation of shape {given.shape} and dtype {given.dtype}, "
+                f"but the environment declares {space.describe()} ({self._where(i)})."
             )
 
     def _check_finite(self) -> None:
@@ -236,16 +253,21 @@ class GymVector:
         k = int(self._num_final[0])
         T, n = self._reward.shape  # noqa: N806
         for name, rows, step, row in (
-            ("an observation", self._next_obs[1:], *np.indices((T, n))),
-            ("a reward", self._reward, *np.indices((T, n))),
-            ("a final observation", self._final_obs[:k], self._final_step[:k], self._final_row[:k]),
+            ("an observation", self._next_obs, *np.indices((T + 1, n))),
+            ("a reward", self._reward, *np.indices((T, n)) + np.array([1, 0])[:, None, None]),
+            (
+                "a final observation",
+                self._final_obs[:k],
+                self._final_step[:k] + 1,
+                self._final_row[:k],
+            ),
         ):
             if np.issubdtype(rows.dtype, np.floating) and not np.isfinite(rows).all():
                 bad = tuple(np.argwhere(~np.isfinite(rows))[0][: step.ndim])
                 raise EnvError(
                     f"The environment gave {name} that is not finite: {rows[bad]}\n"
-                    f"in step {step[bad] + 1} of the {T} of the last fragment, "
-                    f"{self._where(int(row[bad]))}."
+                    f"after step {step[bad]} of the {T} of this fragment, env "
+                    f"{self.env_id[row[bad]]} of {self.spec.id}, sampler {self._sampler}."
                 )
 
     def _where(self, i: int, action: Array | None = None) -> str:
@@ -258,10 +280,9 @@ class GymVector:
             f"episode {episode} (reset seed {seed}, {step} steps so far)"
         )
 
-    def _end_episode(self, i: int) -> None:
-        self._finished.append(
-            Episode(int(self.env_id[i]), float(self._episode_reward[i]), int(self._episode_step[i]))
-        )
+    def _end_episode(self, t: int, i: int) -> None:
+        total, length = float(self._episode_reward[i]), int(self._episode_step[i])
+        self._finished.append(Episode(t, int(self.env_id[i]), total, length))
         self._episode_step[i], self._episode_reward[i] = 0, 0.0
 
     def _keep_final(self, t: int, i: int, obs: Array) -> None:
@@ -271,7 +292,10 @@ class GymVector:
         self._num_final[0] = k + 1
 
     def _snapshot(self) -> None:
-        self._steps_since_commit = 0
+        try:
+            self._own_states = [get_state(env) for env in self._envs]
+        except Exception as error:
+            raise env_error(error, f"in get_state (of {self.spec.id})") from error
         self._committed = {
             "episode": self._episode.copy(),
             "episode_step": self._episode_step.copy(),

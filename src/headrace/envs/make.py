@@ -3,6 +3,7 @@
 Left out: stepping (`gym.py`), and which ids a preset knows (`run/presets`).
 """
 
+import contextlib
 import difflib
 import importlib
 import inspect
@@ -10,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -87,11 +88,11 @@ class EnvMaker:
             env = target(**kwargs)
         except Exception as error:
             raise env_error(error, f"while making {self.name} with {kwargs}") from error
-        for attribute in ("reset", "step", "observation_space", "action_space"):
+        for attribute in ("reset", "step", "close", "observation_space", "action_space"):
             if not hasattr(env, attribute):
                 raise UsageError(
                     f"{self.name} made a {type(env).__name__}, which has no `{attribute}`.\n"
-                    "Expected a gymnasium.Env: reset, step, observation_space, action_space."
+                    "Expected a gymnasium.Env: reset, step, close, observation_space, action_space."
                 )
         return env
 
@@ -132,7 +133,7 @@ def _make_registered(env_id: str, kwargs: dict[str, Any], render_mode: str | Non
         except ModuleNotFoundError as error:
             raise _missing(env_id, family[2], error) from None
     try:
-        # The checker wraps every step for the sake of the first; ours is in `gym.py`.
+        # The checker wraps every step for the sake of the first.
         return gymnasium.make(env_id, render_mode=render_mode, disable_env_checker=True, **kwargs)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
         raise EnvNotFoundError(_near_misses(env_id)) from None
@@ -162,6 +163,17 @@ def _near_misses(env_id: str) -> str:
     return "\n".join(lines)
 
 
+def make_all(maker: EnvMaker, count: int) -> list[Any]:
+    """So many environments; if one cannot be made, those before it are closed."""
+    with contextlib.ExitStack() as stack:
+        envs = []
+        for _ in range(count):
+            envs.append(maker())
+            stack.callback(envs[-1].close)
+        stack.pop_all()
+    return envs
+
+
 def env_spec(maker: EnvMaker) -> EnvSpec:
     """Make one environment, read its spaces, and close it.
 
@@ -188,8 +200,20 @@ def _observation(space: Any) -> Space:
                 raise _unsupported("observation", space, f"dtype {dtype} has no equal in torch")
             return Space("box", space.shape, dtype)
         case gymnasium.spaces.Discrete():
-            return Space("discrete", (), "int64", nvec=(int(space.n),), start=(int(space.start),))
-    raise _unsupported("observation", space, "supported: Box, Discrete")
+            return _choices("discrete", (), [space.n], [space.start])
+        case gymnasium.spaces.MultiDiscrete() if len(space.shape) == 1:
+            return _choices("multi_discrete", space.shape, space.nvec, space.start)
+    raise _unsupported(
+        "observation", space, "supported: Box, Discrete, MultiDiscrete of one dimension"
+    )
+
+
+def _choices(
+    kind: Literal["discrete", "multi_discrete"], shape: tuple[int, ...], nvec: Any, start: Any
+) -> Space:
+    return Space(
+        kind, shape, "int64", nvec=tuple(int(n) for n in nvec), start=tuple(int(n) for n in start)
+    )
 
 
 def _action(space: Any) -> Space:
@@ -199,15 +223,9 @@ def _action(space: Any) -> Space:
             high = tuple(float(x) for x in space.high.ravel())
             return Space("box", space.shape, str(space.dtype), low, high)
         case gymnasium.spaces.Discrete():
-            return Space("discrete", (), "int64", nvec=(int(space.n),), start=(int(space.start),))
+            return _choices("discrete", (), [space.n], [space.start])
         case gymnasium.spaces.MultiDiscrete() if len(space.shape) == 1:
-            return Space(
-                "multi_discrete",
-                space.shape,
-                "int64",
-                nvec=tuple(int(n) for n in space.nvec),
-                start=tuple(int(n) for n in space.start),
-            )
+            return _choices("multi_discrete", space.shape, space.nvec, space.start)
     raise _unsupported(
         "action", space, "supported: Box of floats, Discrete, MultiDiscrete of one dimension"
     )

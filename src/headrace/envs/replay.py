@@ -55,7 +55,7 @@ def get_state(env: Any) -> dict[str, Array] | None:
     for key, value in named.items():
         if isinstance(value, bytes):
             arrays[f"bytes:{key}"] = np.frombuffer(value, np.uint8).copy()
-        elif isinstance(value, np.ndarray) and value.dtype != object:
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
             arrays[f"array:{key}"] = value.copy()
         else:
             return None

@@ -4,7 +4,7 @@
                                      learner_default.safetensors  optimizer moments, running returns
                                      samplers.safetensors         environments under way
                                      manifest.json                counters, specs, SHA-256 of files
-    checkpoints/latest               the name of the newest
+    checkpoints/latest               the name of the newest, for people and scripts
 
 A checkpoint is written to a new directory, flushed, renamed, and then pointed to; the one before
 is removed only afterwards. Nothing on the way back in is unpickled, and no code is named by a file.
@@ -72,9 +72,10 @@ def write(
         sums[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
         _write_flushed(new / f"{name}.safetensors", data)
     whole = {"format": FORMAT, **manifest, "files": sums}
+    whole["sha256"] = _digest(whole)
     _write_flushed(new / _MANIFEST, json.dumps(whole, indent=1).encode())
     _flush_dir(new)
-    if final.exists():  # only ever one that was passed over as damaged
+    if final.exists():  # it was passed over as damaged: a run never saves the same step twice
         shutil.rmtree(final)
     new.rename(final)
     _flush_dir(parent)
@@ -85,11 +86,22 @@ def write(
     return final
 
 
-def prune(run_dir: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what interrupted writers left."""
+def prune(run_dir: Path, keep: int, written: Path) -> None:
+    """Remove old checkpoints, damaged ones, and what interrupted writers left.
+
+    Args:
+        run_dir: the run's directory.
+        keep: how many to keep, the one just written among them.
+        written: that one. Any with a higher number was passed over as damaged when the run went on
+            from an earlier one.
+    """
     parent = run_dir / "checkpoints"
-    for old in sorted(parent.glob("step_*"))[:-keep]:
-        shutil.rmtree(old)
+    others = sorted(path for path in parent.glob("step_*") if path != written)
+    earlier = [path for path in others if path < written]
+    kept = earlier[len(earlier) - (keep - 1) :] if keep > 1 else []
+    for path in others:
+        if path not in kept:
+            shutil.rmtree(path)
     for left in parent.glob(".step_*"):
         shutil.rmtree(left)
 
@@ -125,13 +137,15 @@ def _read(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path / _MANIFEST} is larger than any manifest.")
         manifest = json.loads((path / _MANIFEST).read_bytes())
         sums = dict(manifest["files"])
-        number = manifest["format"]
+        number, digest = manifest["format"], manifest.pop("sha256")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path / _MANIFEST} is missing or damaged ({error}).") from None
     if number != FORMAT:
         raise CheckpointError(
             f"{path} has checkpoint format {number}; this version of headrace reads {FORMAT}."
         )
+    if digest != _digest(manifest):
+        raise CheckpointError(f"{path / _MANIFEST} is damaged: its SHA-256 is not its own.")
     for name, expected in sums.items():
         file = path / name
         if file.name != name or file.suffix != ".safetensors":
@@ -146,6 +160,10 @@ def _read(path: Path) -> Checkpoint:
         if actual != expected:
             raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's.")
     return Checkpoint(path, manifest)
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _contiguous(tensor: Any) -> Tensor:

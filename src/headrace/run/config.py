@@ -1,11 +1,14 @@
 """Settings: what there is, where each value comes from, and whether they fit together.
 
 Precedence: flags (or Python arguments), then the `--config` file, then the preset, then the class
-default. All settings of a run share one flat name space. Left out: reading flags (`cli.py`).
+default. All settings of a run share one flat name space. Left out: reading flags (`verbs.py`).
 """
 
 import ast
 import difflib
+import json
+import math
+import numbers
 import os
 import tomllib
 from collections.abc import Mapping
@@ -90,7 +93,7 @@ class RunSettings:
     """Seed each episode, so that it can be replayed by resume; where a seeded reset is dear, seed
     each environment once."""
     replay_limit_s: float = 30.0
-    """Seconds that resume may spend on replaying episodes that were under way."""
+    """Seconds that resume may spend on replaying the episodes of one vector."""
 
     @property
     def num_vectors(self) -> int:
@@ -181,26 +184,49 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         )
         origin["envs_per_vector"] = f"num_envs / {cores} cores"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
+    settings = Settings(run, network, algo, origin)
+    _check_bounds(settings.flat())
     _check_sums(run, algo)
-    return Settings(run, network, algo, origin)
+    return settings
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        (
+            "total_env_steps", "schedule_env_steps", "num_envs", "num_steps", "envs_per_vector",
+            "learner_threads", "keep", "num_epochs", "num_minibatches", "hidden_sizes",
+        ),
+        (1, math.inf),
+    ),
+    **dict.fromkeys(
+        (
+            "num_workers", "seed", "checkpoint_every_s", "replay_limit_s", "lr", "clip_coef",
+            "ent_coef", "vf_coef", "target_kl", "max_grad_norm",
+        ),
+        (0, math.inf),
+    ),
+    **dict.fromkeys(("gamma", "gae_lambda"), (0, 1)),
+}  # fmt: skip
+"""Name -> least and most; for a tuple, of each entry. Infinity itself is no value of any setting."""
+
+
+def _check_bounds(flat: dict[str, Any]) -> None:
+    for name, (least, most) in _BOUNDS.items():
+        value = flat.get(name, least)
+        for number in value if isinstance(value, tuple) else (value,):
+            if not (least <= number <= most and math.isfinite(number)):
+                upper = "" if most == math.inf else f" and at most {most}"
+                raise ConfigError(f"{name}={value}: expected at least {least}{upper}.")
 
 
 def _check_sums(run: RunSettings, algo: Any) -> None:
     """Contradictions are refused with both sides, the sum, and the remedy."""
-    for name, value, least in (
-        ("total_env_steps", run.total_env_steps, 1),
-        ("num_envs", run.num_envs, 1),
-        ("num_steps", run.num_steps, 1),
-        ("num_workers", run.num_workers, 0),
-        ("envs_per_vector", run.envs_per_vector, 1),
-        ("learner_threads", run.learner_threads, 1),
-        ("keep", run.keep, 1),
-        ("seed", run.seed, 0),
-        ("num_epochs", algo.num_epochs, 1),
-        ("num_minibatches", algo.num_minibatches, 1),
-    ):
-        if value < least:
-            raise ConfigError(f"{name}={value}: expected at least {least}.")
+    if run.num_envs * run.num_steps // algo.num_minibatches < 2 and algo.normalize_advantage:
+        raise ConfigError(
+            "A minibatch of one row has nothing to normalize its advantage against: "
+            f"num_envs * num_steps / num_minibatches = {run.num_envs} * {run.num_steps} / "
+            f"{algo.num_minibatches}.\nUse fewer minibatches, or --no-normalize-advantage."
+        )
     if run.num_envs % run.envs_per_vector:
         raise ConfigError(
             f"num_envs={run.num_envs} does not divide into vectors of "
@@ -265,33 +291,49 @@ def _check_names(source: str, values: Mapping[str, Any], groups: tuple[type[Any]
 
 
 def _coerce(name: str, value: Any, hint: Any, source: str) -> Any:
-    """Check `value` against the field's type; the only change is int to float and list to tuple."""
+    """Check `value` against the field's type; int may become float, a list a tuple."""
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     for kind in kinds:
-        origin = get_origin(kind)
-        if origin is Literal:
-            if value in get_args(kind):
-                return value
-        elif origin is tuple:
-            items = get_args(kind)[0]
-            if isinstance(value, list | tuple) and all(type(item) is items for item in value):
-                return tuple(value)
-        elif origin is dict:
-            if isinstance(value, dict):
-                return value
-        elif kind is NoneType:
-            if value is None:
-                return value
-        elif type(value) is kind:
-            return value
-        elif kind is float and type(value) is int:
-            return float(value)
+        fitting = _as(kind, value)
+        if fitting is not None or (kind is NoneType and value is None):
+            return fitting
     expected = " or ".join(
         " | ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal
         else str(kind) if get_origin(kind) else kind.__name__
         for kind in kinds if kind is not NoneType
     )  # fmt: skip
+    if name == "env_kwargs":
+        expected = (
+            "numbers, words, lists and dicts of them, as config.json can hold them (a tuple would "
+            "come back as a list); put anything else into a callable that makes the environment"
+        )
     raise ConfigError(f"{name}={value!r} ({source}): expected {expected}.")
+
+
+def _as(kind: Any, value: Any) -> Any | None:
+    """`value` as one of the kinds of settings, or None."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        return value if value in get_args(kind) else None
+    if origin is tuple:
+        item = get_args(kind)[0]
+        items = [_as(item, v) for v in value] if isinstance(value, list | tuple) else [None]
+        return None if None in items else tuple(items)
+    if origin is dict:
+        return value if isinstance(value, dict) and _is_plain(value) else None
+    if kind in (bool, str):
+        return value if type(value) is kind else None
+    wanted = numbers.Real if kind is float else numbers.Integral
+    is_number = isinstance(value, wanted) and not isinstance(value, bool)
+    return kind(value) if is_number else None
+
+
+def _is_plain(value: dict[str, Any]) -> bool:
+    """Whether it comes back from JSON as it went."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False
 
 
 def given_for_resume(

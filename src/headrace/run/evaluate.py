@@ -18,7 +18,7 @@ from headrace.collect.rollout import rollout
 from headrace.envs.api import Episode
 from headrace.envs.film import filmed
 from headrace.envs.gym import GymVector
-from headrace.envs.make import EnvMaker
+from headrace.envs.make import EnvMaker, make_all
 from headrace.errors import ConfigError
 from headrace.meter import Meter
 from headrace.models.policy import Network, Policy
@@ -168,7 +168,7 @@ def _vector(
 ) -> Iterator[GymVector]:
     """The environments of an evaluation; the first one filmed if asked for."""
     first = maker() if video is None else filmed(maker, video)
-    envs = [first, *(maker() for _ in range(num_envs - 1))]
+    envs = [first, *make_all(maker, num_envs - 1)]
     env_id: Array = np.arange(num_envs)
     vector = GymVector(envs, spec, env_id, seed, meter, role="eval", sampler="evaluation")
     try:

@@ -83,7 +83,7 @@ def start(
     run = settings.run
     run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
     with rundir.locked(run_dir):
-        rundir.write_config(run_dir, _describe(settings, maker))
+        rundir.refuse_used(run_dir)
         return _run(settings, maker, spec, run_dir, None, meter, on_update, out)
 
 
@@ -181,18 +181,22 @@ def _run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.installed())
         stack.enter_context(math_threads(run.learner_threads))
-        log = stack.enter_context(contextlib.closing(MetricsLog(run_dir)))
         learner = Learner(settings, spec, _device(run.device), meter)
         counters = Counters()
         introduce(display, settings, spec, run_dir)
         collector = _collector(settings, maker, spec, meter, stop)
         stack.push(_closing(collector))
         meter.lap("start")
+        # From here on it is a run: what could not be built has been refused.
+        rundir.write_config(run_dir, _describe(settings, maker))
         if saved is not None:
             counters = _restore(saved, run, learner, collector, display)
             meter.lap("checkpoint")
+        log = MetricsLog(run_dir, learner.version, counters.env_steps)
+        stack.enter_context(contextlib.closing(log))
         reporter = Reporter(settings, counters, learner, meter, log, display, on_update)
-        saver = Saver(settings, run_dir, spec, counters, learner, collector)
+        resumed = saved is not None
+        saver = Saver(settings, run_dir, spec, counters, learner, collector, resumed=resumed)
         stack.callback(display.stop)
         display.start()
         train(

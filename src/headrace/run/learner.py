@@ -76,7 +76,7 @@ class Learner:
         self._update_normalizers(experience)
         self.version += 1
         self.learner_steps += self.optimizer.num_steps - steps_before
-        metrics["nonfinite"] = self.optimizer.nonfinite
+        metrics["nonfinite"] = self.optimizer.broken()
         # The only place in an iteration where the host waits for the device.
         values = torch.stack([metric.to(self._device) for metric in metrics.values()]).tolist()
         self._meter.lap("learn")

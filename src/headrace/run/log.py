@@ -10,9 +10,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from headrace.errors import RunDirError
 
 _PLAIN_EVERY_S = 5.0
 _LIVE_PER_S = 4
@@ -21,9 +23,19 @@ _LIVE_PER_S = 4
 class MetricsLog:
     """`metrics.jsonl` (one object per update) and TensorBoard events, in the run directory."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+    def __init__(self, run_dir: Path, version: int, env_steps: int) -> None:
+        """Go on after update `version`: what an interrupted run wrote beyond it is dropped."""
+        path = run_dir / "metrics.jsonl"
+        kept = []
+        if path.exists():
+            kept = [row for row in read_metrics(run_dir) if row["iteration"] <= version]
+        new = path.with_name(".metrics.jsonl")
+        new.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        new.rename(path)
+        self._file = path.open("a", encoding="utf-8")
         self._events = EventFileWriter(str(run_dir / "tensorboard"))
+        begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps, too
+        self._events.add_event(Event(wall_time=time.time(), step=env_steps, session_log=begin))
 
     def write(self, metrics: dict[str, Any]) -> None:
         """One update; None and NaN become null. `env_steps` is TensorBoard's step."""
@@ -50,9 +62,16 @@ def _is_number(value: Any) -> bool:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """All lines of `metrics.jsonl`; a last line that was cut off is left out."""
+    """All lines of `metrics.jsonl`; a last line that was cut off is left out.
+
+    Raises:
+        RunDirError: there is no such file.
+    """
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        raise RunDirError(f"{run_dir} has no metrics.jsonl: no update has been made there.")
     rows = []
-    for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:

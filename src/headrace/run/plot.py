@@ -25,15 +25,12 @@ def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
     if not run_dirs:
         raise ConfigError("No run directory was given.\nExample: headrace plot runs/*")
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"A picture needs a package that is not installed ({error}).\n"
             "To install it: pip install 'headrace[plot]'"
         ) from None
-    matplotlib.use("Agg")  # no window
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for run_dir in run_dirs:

@@ -26,7 +26,11 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if signal.getsignal(number) != signal.SIG_IGN  # a job that is to outlive its terminal
+        }
         try:
             yield
         finally:

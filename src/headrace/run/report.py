@@ -58,6 +58,7 @@ class Reporter:
         if now - self._flushed_at > 1.0:
             self._log.flush()
             self._flushed_at = now
+        self._meter.lap("log")
         seconds = self._meter.seconds()
         total = sum(seconds.values())
         shares = {span: s / total for span, s in seconds.items()}

@@ -53,20 +53,26 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+        if not (path / _CONFIG).exists():  # the run did not come to be: leave no trace
+            (path / ".lock").unlink()
+            with contextlib.suppress(OSError):  # something else is in it
+                path.rmdir()
 
 
-def write_config(path: Path, config: dict[str, Any]) -> None:
-    """Write config.json.
-
-    Raises:
-        RunDirError: the directory holds a run already.
-    """
+def refuse_used(path: Path) -> None:
+    """Raise RunDirError if the directory holds a run already."""
     if (path / _CONFIG).exists():
         raise RunDirError(
             f"The run directory {path} holds a run already.\nTo go on with it: headrace resume "
             f"{path}\nFor a new run choose another directory with --run-dir."
         )
-    (path / _CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def write_config(path: Path, config: dict[str, Any]) -> None:
+    """Write config.json, whole or not at all."""
+    new = path / f".{_CONFIG}"
+    new.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    new.rename(path / _CONFIG)
 
 
 def read_config(path: Path) -> dict[str, Any]:

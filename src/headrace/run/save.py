@@ -25,11 +25,13 @@ class Saver:
         counters: Counters,
         learner: Learner,
         collector: Collector,
+        *,
+        resumed: bool,
     ) -> None:
         self._settings, self._run_dir, self._spec = settings, run_dir, spec
         self._counters, self._learner, self._collector = counters, learner, collector
         self._saved_at = time.monotonic()
-        self._saved_version = learner.version if learner.version else -1
+        self._saved_version = learner.version if resumed else -1
 
     def is_due(self) -> bool:
         """Whether `checkpoint_every_s` have passed."""
@@ -60,6 +62,6 @@ class Saver:
             **self._learner.state(),
             "samplers": self._collector.state(),
         }
-        checkpoint.write(self._run_dir, self._counters.env_steps, files, manifest)
-        checkpoint.prune(self._run_dir, self._settings.run.keep)
+        path = checkpoint.write(self._run_dir, self._counters.env_steps, files, manifest)
+        checkpoint.prune(self._run_dir, self._settings.run.keep, path)
         self._saved_at, self._saved_version = time.monotonic(), self._learner.version

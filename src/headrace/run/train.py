@@ -33,8 +33,9 @@ class Counters:
         """Count a batch."""
         self.env_steps += sum(int(f.valid.sum()) for f in collected.fragments)
         self.episodes += len(collected.episodes)
-        self.recent_returns += [episode.total_reward for episode in collected.episodes]
-        self.recent_lengths += [episode.num_steps for episode in collected.episodes]
+        for episode in sorted(collected.episodes):
+            self.recent_returns.append(episode.total_reward)
+            self.recent_lengths.append(episode.num_steps)
 
     @property
     def mean_return(self) -> float | None:
@@ -46,10 +47,12 @@ class Counters:
         """Env steps, over the same episodes."""
         return _mean(self.recent_lengths)
 
-    def reached(self, wanted: float) -> bool:
-        """Whether the mean return of a full window is at least `wanted`."""
-        mean = self.mean_return
-        return mean is not None and len(self.recent_returns) == WINDOW and mean >= wanted
+    def done(self, run: RunSettings) -> bool:
+        """Whether the run has its steps, or a full window has the wanted mean return."""
+        mean, wanted = self.mean_return, run.stop_at_return
+        full = len(self.recent_returns) == WINDOW
+        solved = wanted is not None and mean is not None and full and mean >= wanted
+        return solved or self.env_steps >= run.total_env_steps
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the inverse of `from_json`."""
@@ -101,7 +104,7 @@ def train(
     collector.publish(learner.policy, learner.version)
     meter.lap("publish")
     lost_before, restarts_before = counters.lost_env_steps, counters.restarts
-    while counters.env_steps < run.total_env_steps and not stop():
+    while not (counters.done(run) or stop()):
         collected = collector.collect()
         meter.lap("wait")
         counters.lost_env_steps = lost_before + collector.lost_env_steps
@@ -116,8 +119,8 @@ def train(
         counters.add(collected)
         if metrics.pop("nonfinite"):
             raise NonFiniteError(
-                f"Update {learner.version}: the gradient was NaN or infinite; the step was not "
-                f"taken.\nLosses: {metrics}\nThe checkpoint before it is good. Try a smaller lr or "
+                f"Update {learner.version}: a gradient or parameter was NaN or infinite.\n"
+                f"Losses: {metrics}\nThe checkpoint before it is good. Try a smaller lr or "
                 "max_grad_norm, or --normalize-reward if rewards are large."
             )
         on_update(metrics)
@@ -125,7 +128,5 @@ def train(
         if save_is_due():
             save()
             meter.lap("checkpoint")
-        if run.stop_at_return is not None and counters.reached(run.stop_at_return):
-            break
     save()
     meter.lap("checkpoint")
