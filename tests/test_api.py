@@ -37,7 +37,7 @@ def test_a_run_from_python(tmp_path):
     assert run.evaluate(episodes=3).returns == run.evaluate(episodes=3).returns
     config = json.loads((run.dir / "config.json").read_text())
     assert config["settings"]["lr"] == 3e-4
-    assert config["origin"]["lr"] == "flag"
+    assert config["origin"]["lr"] == "given"
     assert config["origin"]["gamma"] == "preset classic_control"  # what PPO(...) left open
     rows = read_metrics(run.dir)
     assert [row["env_steps"] for row in rows] == [64 * i for i in range(1, 9)]
@@ -81,7 +81,7 @@ def test_the_last_episodes_are_the_last_whoever_stepped_them(tmp_path):
             num_workers=num_workers, run_dir=tmp_path / str(num_workers), quiet=True,
         )  # fmt: skip
         assert run.summary["episodes"] == 512
-        # The n-th episode of each env pays n. The last 100 are 4 of step 26 and 16 each of 27 .. 32:
+        # The n-th episode of an env pays n. The last 100: 4 of step 26, 16 each of 27 to 32:
         # (4 * 26 + 16 * (27 + ... + 32)) / 100 = (104 + 16 * 177) / 100
         assert run.mean_return == (104 + 16 * 177) / 100
 

@@ -1,5 +1,6 @@
 """The command line as a user meets it: real processes, exit codes, output, signals."""
 
+import contextlib
 import json
 import os
 import pty
@@ -57,7 +58,7 @@ def test_train_prints_one_json_object_last(trained):
     assert os.path.samefile(run_dir, run_dir.parent / summary["run_dir"])
     assert "preset classic_control: " in done.stderr
     assert "lr=0.001" in done.stderr
-    assert "flag: " in done.stderr
+    assert "given: " in done.stderr
 
 
 def test_resume_goes_on(trained):
@@ -172,6 +173,9 @@ def test_flags_of_every_kind_reach_the_run(tmp_path):
         (["eval", "nowhere"], 1, ["not a run directory"]),
         (["plot", "nowhere"], 1, ["not a run directory"]),
         (["plot"], 2, ["No run directory"]),
+        (["train", "CartPole-v1", "--lr", "-1"], 2, ["lr=-1.0", "at least 0"]),
+        (["train", "CartPole-v1", "--lr", "nan"], 2, ["lr=nan"]),
+        (["train", "tests.support:Counting", "--env-kwargs", "siz=4"], 2, ["siz"]),
     ],
 )
 def test_bad_input_gets_a_few_lines_and_an_exit_code(args, code, words, tmp_path, capfd):
@@ -227,7 +231,9 @@ def wait_for_updates(tmp_path, count):
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_saves_and_exits_with_its_code(tmp_path, workers, number, code):
     process = start(tmp_path, "--num-workers", workers)
     wait_for_updates(tmp_path, 3)
@@ -236,7 +242,7 @@ def test_a_signal_saves_and_exits_with_its_code(tmp_path, workers, number, code)
     assert process.returncode == code, err
     assert err == "\nStopping after this step, and saving. Once more: stop at once.\n"
     assert f"Stopped by {number.name}" in out
-    assert "headrace resume run" in out
+    assert "To go on: headrace resume run\n" in out
     assert checkpoint.newest(tmp_path / "run").manifest["counters"]["env_steps"] > 0
     assert group_is_gone(process.pid)
 
@@ -251,6 +257,24 @@ def group_is_gone(group):
             return True
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("at_s", [0.5, 1.3, 1.9, 2.4])
+def test_an_interrupt_while_it_starts_ends_it_in_words(tmp_path, workers, at_s):
+    """At any moment: imports, environments, workers, the first batch; then it goes on."""
+    process = start(tmp_path, "--num-workers", workers)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=at_s)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=50)
+    assert "Traceback" not in err
+    assert process.returncode in (130, -signal.SIGINT), err  # the latter: before our first line
+    if (tmp_path / "run/config.json").exists():
+        done = headrace("resume", "run", "--total-env-steps", 64, "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["env_steps"] >= 64
+    assert group_is_gone(process.pid)
 
 
 def test_a_second_interrupt_does_not_wait_for_the_save(tmp_path):

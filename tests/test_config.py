@@ -18,7 +18,7 @@ def test_precedence_flag_config_preset_default(tmp_path):
     file.write_text('lr = 0.5\ngamma = 0.5\nhidden_sizes = [32, 32]\nseed = 7\nactivation = "relu"')
     settings = resolve({"env": "CartPole-v1", "lr": 0.25}, file)
     assert settings.algo.lr == 0.25
-    assert settings.origin["lr"] == "flag"
+    assert settings.origin["lr"] == "given"
     assert settings.algo.gamma == 0.5
     assert settings.origin["gamma"] == f"config {file}"
     assert settings.algo.gae_lambda == 0.9

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.errors import EnvError, SamplerError, UsageError
@@ -159,9 +160,11 @@ def test_a_worker_that_does_not_stop_is_ended_and_its_envs_begin_anew(tmp_path):
     collector.close()
     assert time.monotonic() - started < 30
     for make in (workers, inline):
-        again = make(plan)
-        assert again.restore(state).new_episode == 4
-        again.close()
+        for steps, begun_anew in ((0, 0), (16, 4)):  # before the first batch they just begin
+            again = make(plan)
+            assert again.restore({"steps": np.array(steps)}).new_episode == begun_anew
+            again.close()
+    assert int(state["steps"]) == 0
 
 
 def test_a_worker_that_dies_between_batches_is_noticed():
@@ -211,8 +214,8 @@ def test_runs_in_two_threads_leave_the_script_alone(tmp_path):
         print("script runs")
         mine = sys.modules["__main__"]
         def run(i):
-            headrace.train("CartPole-v1", num_workers=2, num_envs=4, envs_per_vector=2, num_steps=16,
-                           num_minibatches=4, total_env_steps=64, quiet=True, run_dir=f"run{i}")
+            headrace.train("CartPole-v1", num_workers=2, total_env_steps=512, quiet=True,
+                           run_dir=f"run{i}")
         threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
         [t.start() for t in threads]
         [t.join() for t in threads]

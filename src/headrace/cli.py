@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import sys
+import warnings
 
 VERBS = {
     "train": "Train an agent on an environment.",
@@ -30,7 +31,16 @@ def _help() -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Run one verb and exit."""
+    # Until a run brings handlers of its own. An exception would be lost if it came in the middle of
+    # an import; there is nothing to clear up yet.
+    signal.signal(signal.SIGINT, _leave)
+    warnings.formatwarning = lambda message, *_: f"headrace: warning: {message}\n"
     sys.exit(_main(sys.argv[1:] if argv is None else argv))
+
+
+def _leave(_number: int, _frame: object) -> None:
+    os.write(2, b"Interrupted.\n")
+    os._exit(128 + signal.SIGINT)
 
 
 def _main(argv: list[str]) -> int:
@@ -71,7 +81,7 @@ def _run_verb(verb: str, argv: list[str]) -> int:
 
     try:
         run = verbs.evaluate if verb == "eval" else getattr(verbs, verb)
-        return int(run(argv))
+        return int(run(argv, VERBS[verb]))
     except HeadraceError as error:
         print(f"headrace {verb}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

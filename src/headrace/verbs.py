@@ -81,11 +81,14 @@ class _DoctorFlags:
     """Print one JSON object."""
 
 
-def _parse(verb: str, flags: Any, argv: list[str]) -> Any:
-    description = {
-        "train": "Train an agent on an environment. Presets change the defaults shown here; what "
-        "applies, and why, is printed at the start of a run.",
-    }.get(verb)
+def _parse(verb: str, description: str, flags: Any, argv: list[str]) -> Any:
+    if verb == "train":
+        description += (
+            " Presets change the defaults shown here; what applies, and why, is printed at the "
+            "start of a run."
+        )
+    if verb == "resume":
+        description += " All other settings are those that it was started with."
     return tyro.cli(
         flags,
         prog=f"headrace {verb}",
@@ -116,12 +119,12 @@ def _started() -> float:
     return time.perf_counter() - age
 
 
-def train(argv: list[str]) -> int:
+def train(argv: list[str], description: str) -> int:
     """`headrace train`."""
     started = _started()
     given_algo = [b for a, b in itertools.pairwise(argv) if a == "--algo" and b in ALGOS]
     settings_type = ALGOS[given_algo[-1] if given_algo else "ppo"][1]
-    flags = _parse("train", _TrainFlags[settings_type], argv)  # type: ignore[valid-type]
+    flags = _parse("train", description, _TrainFlags[settings_type], argv)  # type: ignore[valid-type]
     ended = launch.start(
         _named(argv, (flags.run, flags.network, flags.algo_settings)),
         config_file=flags.config,
@@ -132,10 +135,10 @@ def train(argv: list[str]) -> int:
     return _end(ended, flags.json)
 
 
-def resume(argv: list[str]) -> int:
+def resume(argv: list[str], description: str) -> int:
     """`headrace resume`."""
     started = _started()
-    flags = _parse("resume", _ResumeFlags, argv)
+    flags = _parse("resume", description, _ResumeFlags, argv)
     ended = launch.go_on(
         flags.run_dir,
         env=flags.env,
@@ -152,9 +155,9 @@ def _end(ended: launch.Ended, as_json: bool) -> int:
     return 128 + ended.stopped_by if ended.stopped_by else 0
 
 
-def evaluate(argv: list[str]) -> int:
+def evaluate(argv: list[str], description: str) -> int:
     """`headrace eval`."""
-    flags = _parse("eval", _EvalFlags, argv)
+    flags = _parse("eval", description, _EvalFlags, argv)
     maker = launch.env_of_run(flags.run_dir, flags.env)
     policy = load_policy(flags.run_dir)
     launch.check_fits(policy.spec, env_spec(maker), flags.run_dir)
@@ -177,16 +180,16 @@ def evaluate(argv: list[str]) -> int:
     return 0
 
 
-def plot(argv: list[str]) -> int:
+def plot(argv: list[str], description: str) -> int:
     """`headrace plot`."""
-    flags = _parse("plot", _PlotFlags, argv)
+    flags = _parse("plot", description, _PlotFlags, argv)
     print(f"Learning curve: {draw_curves(list(flags.run_dirs), flags.output)}")
     return 0
 
 
-def doctor(argv: list[str]) -> int:
+def doctor(argv: list[str], description: str) -> int:
     """`headrace doctor`."""
-    flags = _parse("doctor", _DoctorFlags, argv)
+    flags = _parse("doctor", description, _DoctorFlags, argv)
     found = examine()
     print(json.dumps(found) if flags.json else describe(found))
     return 0

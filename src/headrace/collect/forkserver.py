@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
+SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""By these a user, a batch system or a closing terminal asks a whole group of processes to stop."""
+
 _ONE_AT_A_TIME = threading.Lock()  # what is changed below belongs to the whole process
 
 
@@ -25,15 +28,14 @@ def context() -> Iterator[Any]:
 
     While it is open, the user's `__main__` is hidden, so that multiprocessing does not run the
     user's script again in each child (the reason for `if __name__ == "__main__"` elsewhere), and
-    SIGINT and SIGTERM are blocked, which children inherit: a terminal or a batch system sends them
-    to all processes of a group, and the learner alone decides what follows.
+    `SIGNALS` are blocked, which children inherit: the learner alone decides what follows.
     """
     with _ONE_AT_A_TIME:
         start_from = multiprocessing.get_context("forkserver")
         start_from.set_forkserver_preload(["headrace.collect.workers"])
         resource_tracker.ensure_running()  # here: starting it unblocks them
         main = sys.modules["__main__"]
-        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         sys.modules["__main__"] = types.ModuleType("__main__")
         try:
             yield start_from
@@ -43,13 +45,13 @@ def context() -> Iterator[Any]:
 
 
 def ignore_signals() -> None:
-    """In a worker: let SIGINT and SIGTERM come and do nothing.
+    """In a worker: let `SIGNALS` come and do nothing.
 
     By handlers, not by a mask: programs that an environment starts would inherit the mask.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def end_with_learner() -> None:

@@ -144,7 +144,11 @@ class Sampler:
                 for name, array in state.items()
                 if name.startswith(f"vector{v}.")
             }
-            restored.add(vector.restore(own) if own else vector.start_after(self._steps))
+            if own:
+                restored.add(vector.restore(own))
+            elif self._steps:
+                restored.add(vector.start_after(self._steps))
+            # else: the run was stopped before its first batch, and begins as it would have
         return restored
 
     def close(self) -> None:

@@ -36,6 +36,10 @@ from headrace.models.policy import Policy
 from headrace.spec import Array
 from headrace.weights import FlatWeights
 
+_ADVICE = {
+    -signal.SIGKILL: "If you did not kill it, the kernel's out-of-memory killer may have: try "
+    "fewer workers or envs."
+}
 _STOP_WITHIN_S = 5.0  # how long a worker that was told to stop may take for the step under way
 _CLOSE_WITHIN_S = 3.0
 
@@ -221,8 +225,7 @@ class _Worker:
             raise SamplerError(
                 f"{self.name} died ({_cause(self.process.exitcode)}) with its "
                 f"{self._num_envs} envs.\n"
-                "Its last words, if any, are above. Killed without a word is often the kernel's "
-                "out-of-memory killer: try fewer workers or envs."
+                + _ADVICE.get(self.process.exitcode or 0, "Its last words, if any, are above.")
             ) from None
         if status == "error":
             raise value
@@ -290,12 +293,17 @@ def _worker_main(
         pipe.send(("ok", None))
         meter.lap("start")
         loop.run()
-    except HeadraceError as error:
-        pipe.send(("error", error))
-    except EOFError:
+    except (EOFError, ConnectionError):
         pass  # the learner is gone
+    except HeadraceError as error:
+        _last_word(pipe, error)
     except Exception:
-        pipe.send(("error", SamplerError(f"{traceback.format_exc()}\nA sampler failed.")))
+        _last_word(pipe, SamplerError(f"{traceback.format_exc()}\n{name} failed."))
+
+
+def _last_word(pipe: connection.Connection, error: HeadraceError) -> None:
+    with contextlib.suppress(ConnectionError):  # the learner is gone as well
+        pipe.send(("error", error))
 
 
 class _Loop:

@@ -65,6 +65,8 @@ def filmed(maker: EnvMaker, path: Path) -> Any:
         MissingExtraError: imageio-ffmpeg is not installed.
         UsageError: the environment does not draw itself into arrays.
     """
+    if path.suffix != ".mp4":
+        raise UsageError(f"The video {path} cannot be written: expected a name that ends in .mp4.")
     try:
         from imageio_ffmpeg import write_frames
     except ModuleNotFoundError as error:

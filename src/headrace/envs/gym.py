@@ -102,7 +102,7 @@ class GymVector:
                 obs[i] = next_obs
         except EnvError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = self._where(i, self._actions[t][i])
             raise env_error(error, f"in {where}") from error
         self._episode_step += 1
@@ -229,7 +229,7 @@ class GymVector:
         seed = self._episode_seed(i) if seeded else None
         try:
             first_obs, _ = self._envs[i].reset(seed=seed)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise env_error(error, f"in reset, {self._where(i)}") from error
         if first:
             self._check_declared("reset", i, first_obs)
@@ -240,7 +240,8 @@ class GymVector:
         space, given = self.spec.observation, np.asarray(obs)
         fits = given.shape == space.shape and (
             np.can_cast(given.dtype, space.dtype, "same_kind")
-            or np.array_equal(given.astype(space.dtype), given)  # a list of small integers
+            # A list of small integers, where the space has smaller ones
+            or (given.dtype.kind in "iu" and np.array_equal(given.astype(space.dtype), given))
         )
         if not fits:
             raise EnvError(

@@ -64,7 +64,8 @@ class EnvMaker:
     @property
     def name(self) -> str:
         """What to call it in messages and run directories."""
-        return self.env if isinstance(self.env, str) else getattr(self.env, "__name__", "env")
+        name = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", "env")
+        return "env" if name == "<lambda>" else name
 
     @property
     def is_code(self) -> bool:
@@ -84,6 +85,12 @@ class EnvMaker:
         kwargs = dict(self.kwargs)
         if render_mode is not None and "render_mode" in inspect.signature(target).parameters:
             kwargs["render_mode"] = render_mode
+        try:
+            inspect.signature(target).bind(**kwargs)
+        except TypeError as error:
+            raise UsageError(f"{self.name} does not take env_kwargs={kwargs}: {error}") from None
+        except ValueError:
+            pass  # built-ins do not tell their signature
         try:
             env = target(**kwargs)
         except Exception as error:
@@ -134,7 +141,8 @@ def _make_registered(env_id: str, kwargs: dict[str, Any], render_mode: str | Non
             raise _missing(env_id, family[2], error) from None
     try:
         # The checker wraps every step for the sake of the first.
-        return gymnasium.make(env_id, render_mode=render_mode, disable_env_checker=True, **kwargs)
+        modes = {"render_mode": render_mode} if render_mode else {}
+        return gymnasium.make(env_id, disable_env_checker=True, **kwargs | modes)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
         raise EnvNotFoundError(_near_misses(env_id)) from None
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
@@ -182,13 +190,19 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
     """
     env = maker()
     try:
-        return EnvSpec(
+        spec = EnvSpec(
             id=maker.name,
             observation=_observation(env.observation_space),
             action=_action(env.action_space),
         )
     finally:
-        env.close()
+        try:
+            env.close()
+        except Exception as error:
+            raise env_error(
+                error, f"while closing {maker.name}, which was made for its spaces"
+            ) from error
+    return spec
 
 
 def _observation(space: Any) -> Space:

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ class Run:
     """
 
     dir: Path
-    summary: dict[str, Any]
-    _ended: launch.Ended
+    summary: dict[str, Any] = field(repr=False)
+    _ended: launch.Ended = field(repr=False)
 
     @property
     def mean_return(self) -> float | None:

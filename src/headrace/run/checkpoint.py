@@ -126,8 +126,8 @@ def newest(run_dir: Path) -> Checkpoint:
             warnings.warn(f"{error} Passed over.", stacklevel=2)
     raise CheckpointError(
         f"{run_dir} holds no {'usable ' if candidates else ''}checkpoint "
-        f"(looked for checkpoints/step_*/manifest.json).\nExpected a run directory that "
-        "`headrace train` has written to."
+        "yet (looked for checkpoints/step_*/manifest.json).\nA run writes one every "
+        "--checkpoint-every-s seconds, and one when it ends or is stopped."
     )
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from headrace.algos import ppo
-from headrace.errors import ConfigError, RunDirError
+from headrace.errors import ConfigError
 from headrace.models.policy import Network
 from headrace.settings import settings
 
@@ -61,7 +61,7 @@ class RunSettings:
     algo: Literal["ppo"] = "ppo"
     """Algorithm."""
     total_env_steps: int = 1_000_000
-    """Train until this many env steps (of one env, all its agents, after frame skip)."""
+    """Train for this many env steps in all, rounded up to whole batches (num_envs x num_steps)."""
     num_envs: int = 8
     """Environments in all."""
     num_steps: int = 128
@@ -69,18 +69,19 @@ class RunSettings:
     num_workers: int = 0
     """Processes that step the environments; 0: the learner does it itself."""
     envs_per_vector: int = 0
-    """Environments that one inference serves; 0: num_envs / CPU cores. Decides bits; the number of
-    workers does not."""
+    """Environments that one forward pass of the policy serves; 0: num_envs / CPU cores. A run
+    can be repeated exactly only with the same value; num_workers may differ."""
     vectorization: Literal["auto", "python", "native"] = "auto"
-    """python: step Gymnasium's Python environments one by one; auto: the best there is."""
+    """python: step Gymnasium's Python environments one by one; auto: the same in this version;
+    native: an environment's own vector form (not in this version)."""
     env_kwargs: Annotated[dict[str, Any], _KeyValues] = field(default_factory=dict)
-    """Passed to the environment's constructor."""
+    """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
     seed: int = 0
     """Root of every random number."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the learner computes; auto: cuda if there is one."""
     learner_threads: int = 1
-    """CPU threads of the learner's math. Decides bits."""
+    """CPU threads of the learner's math. A run can be repeated exactly only with the same value."""
     stop_at_return: float | None = None
     """Stop once the mean return of the last 100 training episodes reaches this."""
     schedule_env_steps: int = 0
@@ -90,8 +91,8 @@ class RunSettings:
     keep: int = 3
     """Checkpoints kept; older ones are removed."""
     reseed_episodes: bool = True
-    """Seed each episode, so that it can be replayed by resume; where a seeded reset is dear, seed
-    each environment once."""
+    """Seed each episode, so that resume can replay it; --no-... seeds each environment once, for
+    environments whose seeded reset is slow."""
     replay_limit_s: float = 30.0
     """Seconds that resume may spend on replaying the episodes of one vector."""
 
@@ -107,7 +108,8 @@ class Settings:
 
     Attributes:
         run, network, algo: the groups.
-        origin: name -> `flag`, `config`, `preset NAME`, `default`, or how it was derived.
+        origin: name -> `given` (by flag or argument), `config FILE`, `preset NAME`, `default`, or
+            what it follows from.
     """
 
     run: RunSettings
@@ -148,7 +150,7 @@ def resolve(given: Mapping[str, Any], config_file: Path | None = None) -> Settin
         raise ConfigError(f"algo={algo!r}: expected one of {', '.join(ALGOS)}.")
     preset_name, from_preset = preset(env, algo)
     layers = (
-        ("flag", given),
+        ("given", given),
         (f"config {config_file}", from_file),
         (f"preset {preset_name}", from_preset),
     )
@@ -175,14 +177,14 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
     derived: dict[str, Any] = {}
     if not run.schedule_env_steps:
         derived["schedule_env_steps"] = run.total_env_steps
-        origin["schedule_env_steps"] = "total_env_steps"
+        origin["schedule_env_steps"] = "follows total_env_steps"
     if not run.envs_per_vector:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         at_most = max(1, run.num_envs // cores)
         derived["envs_per_vector"] = next(
             (v for v in range(at_most, 0, -1) if run.num_envs % v == 0), 1
         )
-        origin["envs_per_vector"] = f"num_envs / {cores} cores"
+        origin["envs_per_vector"] = f"follows num_envs / {cores} cores"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
     settings = Settings(run, network, algo, origin)
     _check_bounds(settings.flat())
@@ -207,7 +209,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     ),
     **dict.fromkeys(("gamma", "gae_lambda"), (0, 1)),
 }  # fmt: skip
-"""Name -> least and most; for a tuple, of each entry. Infinity itself is no value of any setting."""
+"""Name -> least and most; for a tuple, of each entry. Infinity is no value of any of them."""
 
 
 def _check_bounds(flat: dict[str, Any]) -> None:
@@ -339,16 +341,9 @@ def _is_plain(value: dict[str, Any]) -> bool:
 def given_for_resume(
     config: dict[str, Any], total_env_steps: int | None
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """All settings of a run as it was started, with a new goal if there is one; and their origins.
-
-    Raises:
-        RunDirError: config.json lacks what this version writes.
-    """
-    try:
-        given, origin = dict(config["settings"]), dict(config["origin"])
-    except (KeyError, TypeError, ValueError):
-        raise RunDirError("config.json has no settings: was it written by headrace?") from None
+    """All settings of a run as it was started, with a new goal if there is one; their origins."""
+    given, origin = dict(config["settings"]), dict(config["origin"])
     if total_env_steps is not None:
         given["total_env_steps"] = total_env_steps
-        origin["total_env_steps"] = "flag of resume"
+        origin["total_env_steps"] = "given to resume"
     return given, origin

@@ -136,8 +136,8 @@ def env_of_run(run_dir: Path, env: EnvLike | None) -> EnvMaker:
     if config["env_is_code"] or ":" in name:
         raise ConfigError(
             f"The environment of {run_dir} is code: {name}. A file is not allowed to name code to "
-            f"run.\nName it again: --env {name}"
-            + ("" if ":" in name else " (as module:callable), or env=... in Python")
+            "run.\nName it again: "
+            + (f"--env {name}" if ":" in name else "--env module:callable, or env=... in Python")
         )
     return EnvMaker(name, kwargs)
 
@@ -205,7 +205,7 @@ def _run(
         )  # fmt: skip
         samplers = collector.meters()
     summary = reporter.summary(run_dir, samplers)
-    display.say(farewell(summary, stop.received))
+    display.say(farewell(summary, stop.received, maker))
     return Ended(run_dir, summary, stop.received, maker)
 
 
@@ -268,7 +268,12 @@ def _restore(
         f"updates. Episodes under way: {restored.set_state} restored, "
         f"{restored.replayed} replayed, {restored.new_episode} begun anew."
     )
-    if run.total_env_steps > run.schedule_env_steps:
+    if counters.done(run):
+        display.say(
+            f"Nothing to do: the goal of {run.total_env_steps:,} env steps or the wanted return "
+            "was reached. A new goal: --total-env-steps N"
+        )
+    elif run.total_env_steps > run.schedule_env_steps:
         display.say(
             f"The schedules ended at {run.schedule_env_steps:,} env steps: what falls linearly is "
             "0 after that."

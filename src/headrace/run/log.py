@@ -129,7 +129,8 @@ class Display:
             self._show(metrics, shares)
 
     def _show(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
-        steps, rate = metrics["env_steps"], metrics["env_steps_per_s"] or 0.0
+        steps, rate = metrics["env_steps"], metrics["env_steps_per_s"]
+        speed = f"{rate:,.0f}" if rate else "-"
         mean = "-" if metrics["mean_return"] is None else f"{metrics['mean_return']:.1f}"
         top = sorted(shares.items(), key=lambda item: -item[1])[:5]
         spent = "  ".join(f"{span} {share:.0%}" for span, share in top)
@@ -137,14 +138,13 @@ class Display:
             self._bar.update(self._task, completed=steps, steps=f"{steps:,} env steps")
             table = Table.grid(padding=(0, 2))
             table.add_row("mean return", f"{mean} (last of {metrics['episodes']:,} episodes)")
-            table.add_row("env steps/s", f"{rate:,.0f} (update {metrics['iteration']:,})")
+            table.add_row("env steps/s", f"{speed} (update {metrics['iteration']:,})")
             table.add_row("time", spent)
             self._live.update(Group(table, self._bar), refresh=True)
         else:
-            left = max(0, self._total - steps) / rate if rate else 0.0
+            left = f"{max(0, self._total - steps) / rate:,.0f} s" if rate else "-"
             self.say(
-                f"{steps:>12,} env steps  {rate:>9,.0f}/s  return {mean:>8}  "
-                f"ETA {left:,.0f} s  {spent}"
+                f"{steps:>12,} env steps  {speed:>9}/s  return {mean:>8}  ETA {left:>6}  {spent}"
             )
 
     def stop(self) -> None:

@@ -47,5 +47,11 @@ def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
     axes.grid(alpha=0.3)
     axes.legend()
     output = output or run_dirs[0] / "curve.png"
+    formats = figure.canvas.get_supported_filetypes()
+    if output.suffix.removeprefix(".") not in formats:
+        raise ConfigError(
+            f"The picture {output} cannot be drawn: expected a name that ends in one of "
+            f"{', '.join(sorted(formats))}."
+        )
     figure.savefig(output, dpi=120)
     return output

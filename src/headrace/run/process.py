@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import threadpoolctl
 import torch
 
+from headrace.collect.forkserver import SIGNALS
+
 
 class StopSignals:
-    """Ctrl-C and SIGTERM as a question that the loop asks; a second one interrupts at once."""
+    """Ctrl-C, SIGTERM and SIGHUP as a question that the loop asks; a second one interrupts."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -28,7 +30,7 @@ class StopSignals:
             return
         before = {
             number: signal.signal(number, self._handle)
-            for number in (signal.SIGINT, signal.SIGTERM)
+            for number in SIGNALS
             if signal.getsignal(number) != signal.SIG_IGN  # a job that is to outlive its terminal
         }
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import headrace
+from headrace.envs.make import EnvMaker
 from headrace.meter import Meter
 from headrace.run.config import Settings
 from headrace.run.learner import Learner
@@ -113,15 +114,21 @@ def introduce(display: Display, settings: Settings, spec: EnvSpec, run_dir: Path
     display.say(f"  all settings: {run_dir}/config.json")
 
 
-def farewell(summary: dict[str, Any], stopped_by: int) -> str:
+def farewell(summary: dict[str, Any], stopped_by: int, maker: EnvMaker) -> str:
     """The last lines of a run, for people."""
     mean = "none finished" if summary["mean_return"] is None else f"{summary['mean_return']:.1f}"
-    rate = summary["env_steps_per_s"]
+    rate, lost = summary["env_steps_per_s"], summary["lost_env_steps"]
     why = f"Stopped by {signal.Signals(stopped_by).name}" if stopped_by else "Done"
-    return (
+    lines = [
         f"{why}: {summary['env_steps']:,} env steps in {summary['wall_s']:.1f} s"
         + (f" ({rate:,.0f}/s after the first update)" if rate else "")
-        + f", mean return of the last episodes {mean}.\n"
-        f"Steps given up: {summary['lost_env_steps']:,}. Saved in {summary['run_dir']}"
-        + (f" (headrace resume {summary['run_dir']})" if stopped_by else "")
-    )
+        + f", mean return of the last episodes {mean}."
+    ]
+    if lost:
+        lines.append(f"{lost:,} env steps of batches that were not finished have been given up.")
+    lines.append(f"Saved in {summary['run_dir']}")
+    if stopped_by:
+        env = maker.env if isinstance(maker.env, str) else "module:callable"
+        again = f" --env {env}" if maker.is_code else ""
+        lines.append(f"To go on: headrace resume {summary['run_dir']}{again}")
+    return "\n".join(lines)

@@ -82,11 +82,15 @@ def read_config(path: Path) -> dict[str, Any]:
         RunDirError: there is none, or it is damaged.
     """
     try:
-        return dict(json.loads((path / _CONFIG).read_text(encoding="utf-8")))
+        config = dict(json.loads((path / _CONFIG).read_text(encoding="utf-8")))
+        missing = {"env", "env_kwargs", "algo", "seed"} - set(config["settings"])
+        if missing or not isinstance(config["origin"], dict):
+            raise ValueError(f"it lacks {missing or 'origins'}")
     except FileNotFoundError:
         raise RunDirError(
             f"{path} is not a run directory: it has no {_CONFIG}.\n"
             "Expected one that `headrace train` has written to (see runs/)."
         ) from None
-    except (OSError, ValueError) as error:
-        raise RunDirError(f"{path / _CONFIG} is damaged: {error}.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunDirError(f"{path / _CONFIG} is damaged: {error!r}.") from None
+    return config

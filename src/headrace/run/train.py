@@ -120,7 +120,7 @@ def train(
         if metrics.pop("nonfinite"):
             raise NonFiniteError(
                 f"Update {learner.version}: a gradient or parameter was NaN or infinite.\n"
-                f"Losses: {metrics}\nThe checkpoint before it is good. Try a smaller lr or "
+                f"Losses: {metrics}\nNothing of this update is saved. Try a smaller lr or "
                 "max_grad_norm, or --normalize-reward if rewards are large."
             )
         on_update(metrics)
