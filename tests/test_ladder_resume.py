@@ -134,6 +134,21 @@ def test_an_episode_under_way_comes_back_in_the_best_way_there_is(tmp_path, caps
         assert seen[-1]["mean_length"] == 50
 
 
+@pytest.mark.parametrize("when", ["train", "resume"])
+def test_an_episode_that_would_take_too_long_to_replay_is_not(tmp_path, capsys, when):
+    """Counting's step takes a microsecond or two; the limit is for a fraction of one step."""
+    env = lambda: Counting(truncate_at=50)  # noqa: E731
+    settings = SETTINGS | {"replay_limit_s": 1e-9 if when == "train" else 30.0}
+    headrace.train(env, run_dir=tmp_path / "run", total_env_steps=3 * UPDATE, **settings)
+    saved = checkpoint.newest(tmp_path / "run").arrays("samplers")
+    assert ("vector0.env0.actions" in saved) == (when == "resume")
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    config["settings"]["replay_limit_s"] = 1e-9
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    headrace.resume(tmp_path / "run", env=env, total_env_steps=4 * UPDATE)
+    assert "0 replayed, 4 begun anew" in capsys.readouterr().out
+
+
 def test_where_episodes_are_not_seeded_only_the_first_can_be_replayed(tmp_path, capsys):
     env = lambda: Counting(truncate_at=50)  # noqa: E731
     settings = SETTINGS | {"quiet": False, "reseed_episodes": False}
