@@ -243,6 +243,14 @@ def test_nothing_is_left_behind():
     assert len(os.listdir("/proc/self/fd")) <= files + 6
 
 
+def is_alive(pid):
+    """Not gone, and not a zombie that its new parent has yet to bury."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
 def script(tmp_path, text):
     path = tmp_path / "users_script.py"
     path.write_text(textwrap.dedent(text))
@@ -299,6 +307,6 @@ def test_when_the_main_process_is_killed_no_worker_stays(tmp_path, trial):
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 10
-    while alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+    while alive := [pid for pid in pids if is_alive(pid)]:
         assert time.monotonic() < deadline, f"still alive: {alive}"
         time.sleep(0.05)
