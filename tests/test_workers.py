@@ -205,6 +205,20 @@ def test_what_cannot_be_sent_to_a_worker_is_refused_in_words():
         workers(plan)
 
 
+def test_a_process_ends_even_if_nobody_closed_its_workers(tmp_path):
+    process = script(
+        tmp_path,
+        """
+        from tests.support import plan_for, policy_for, short_cartpole, workers
+        collector = workers(plan_for(short_cartpole))
+        collector.publish(policy_for(plan_for(short_cartpole)), 0)
+        collector.collect()
+        """,
+    )
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+
+
 def test_runs_in_two_threads_leave_the_script_alone(tmp_path):
     process = script(
         tmp_path,

@@ -7,6 +7,7 @@ replies go through a pipe, one each per batch, and whoever has the turn owns the
 Left out: starting a worker again that died (the run ends with a clear error), other machines.
 """
 
+import atexit
 import contextlib
 import mmap
 import os
@@ -75,6 +76,8 @@ class WorkersCollector:
         self._flag = weights_map  # its last byte: workers are to stop
         self._weights = FlatWeights(template, weights_map)
         self._workers: list[_Worker] = []
+        # multiprocessing's own way at exit is SIGTERM, which workers ignore, and then to wait.
+        atexit.register(self.close)
         try:
             with forkserver.context() as context:
                 for index in range(num_workers):
@@ -147,6 +150,7 @@ class WorkersCollector:
             for worker in self._workers:
                 stack.callback(worker.end, deadline)
         self._workers = []
+        atexit.unregister(self.close)
 
     def _ask_all(self, command: str, argument: Any) -> dict[int, Any]:
         """The same command to every worker that was not ended; its reply by index."""
