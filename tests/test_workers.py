@@ -173,6 +173,7 @@ def test_a_worker_that_dies_between_batches_is_noticed():
     collector.publish(policy_for(plan), 0)
     collector.collect()
     os.kill(collector._workers[0].process.pid, signal.SIGKILL)
+    collector._workers[0].process.join()
     with pytest.raises(SamplerError, match="worker 0 died"):
         collector.state()
     collector.close()
