@@ -61,12 +61,13 @@ def test_old_ones_go_only_after_new_ones_are_there(tmp_path):
 
 
 def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path):
+    earlier = write(tmp_path, 5, 1.0)
     damaged = write(tmp_path, 99, 1.0)
     (damaged / "one.safetensors").write_bytes(b"")
-    good = write(tmp_path, 10, 1.0)  # gone on from an earlier one
-    checkpoint.prune(tmp_path, 1, good)
+    good = write(tmp_path, 10, 1.0)  # gone on from the earlier one
+    checkpoint.prune(tmp_path, 2, good)
     assert checkpoint.newest(tmp_path).path == good
-    assert not damaged.exists()
+    assert (earlier.exists(), damaged.exists()) == (True, False)
 
 
 class Crash(BaseException):
