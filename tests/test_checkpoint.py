@@ -221,19 +221,19 @@ def test_a_run_directory_holds_one_run_of_one_process(tmp_path):
 
 
 def test_a_start_that_failed_leaves_the_directory_free(tmp_path):
-    class OnlyOnce(Counting):
+    class NotTwice(Counting):
         made = 0
 
         def __init__(self):
             super().__init__()
-            OnlyOnce.made += 1
-            if OnlyOnce.made == 2:
+            NotTwice.made += 1
+            if NotTwice.made == 2:
                 raise RuntimeError("no second one")
 
     with pytest.raises(EnvError, match="no second one"):
-        headrace.train(OnlyOnce, run_dir=tmp_path / "run", total_env_steps=32, **TINY)
+        headrace.train(NotTwice, run_dir=tmp_path / "run", total_env_steps=32, **TINY)
     assert not (tmp_path / "run").exists()
-    headrace.train(OnlyOnce, run_dir=tmp_path / "run", total_env_steps=32, **TINY)
+    headrace.train(NotTwice, run_dir=tmp_path / "run", total_env_steps=32, **TINY)
 
 
 def test_a_new_goal_is_remembered_and_metrics_beyond_the_checkpoint_are_dropped(tmp_path):

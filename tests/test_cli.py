@@ -175,7 +175,7 @@ def test_flags_of_every_kind_reach_the_run(tmp_path):
         (["plot"], 2, ["No run directory"]),
         (["train", "CartPole-v1", "--lr", "-1"], 2, ["lr=-1.0", "at least 0"]),
         (["train", "CartPole-v1", "--lr", "nan"], 2, ["lr=nan"]),
-        (["train", "tests.support:Counting", "--env-kwargs", "siz=4"], 2, ["siz"]),
+        (["train", "tests.support:Counting", "--env-kwargs", "cells=4"], 2, ["cells"]),
     ],
 )
 def test_bad_input_gets_a_few_lines_and_an_exit_code(args, code, words, tmp_path, capfd):
