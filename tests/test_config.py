@@ -122,7 +122,10 @@ def test_schedules_run_over_the_first_total():
         ({"env": "X", "env_kwargs": {"size": (1, 2)}}, ["env_kwargs", "tuple", "callable"]),
         ({"env": "X", "env_kwargs": {"size": object()}}, ["env_kwargs", "config.json"]),
         ({"env": "X", "seed": -1}, ["seed=-1"]),
-        ({"env": "X", "num_envs": 10, "envs_per_vector": 4}, ["10 = 2 x 4 + 2", "divisor"]),
+        (
+            {"env": "X", "num_envs": 10, "envs_per_vector": 4},
+            ["10 = 2 x 4 + 2", "--envs-per-vector 2,"],
+        ),
         (
             {"env": "X", "num_envs": 8, "envs_per_vector": 4, "num_workers": 3},
             ["only 2 vectors", "8 / 4", "--envs-per-vector 2"],
@@ -131,7 +134,10 @@ def test_schedules_run_over_the_first_total():
             {"env": "X", "num_envs": 2, "envs_per_vector": 1, "num_workers": 3},
             ["only 2 vectors", "--num-envs 3"],
         ),
-        ({"env": "X", "num_steps": 10, "num_minibatches": 4}, ["10 / 4 = 2.50"]),
+        (
+            {"env": "X", "num_steps": 10, "num_minibatches": 4},
+            ["10 / 4 = 2.50", "--num-minibatches 2,"],
+        ),
         ({"env": "X", "vectorization": "native"}, ["native", "--vectorization python"]),
     ],
 )

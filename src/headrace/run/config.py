@@ -180,16 +180,18 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         origin["schedule_env_steps"] = "follows total_env_steps"
     if not run.envs_per_vector:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        at_most = max(1, run.num_envs // cores)
-        derived["envs_per_vector"] = next(
-            (v for v in range(at_most, 0, -1) if run.num_envs % v == 0), 1
-        )
+        derived["envs_per_vector"] = _divisor(run.num_envs, max(1, run.num_envs // cores))
         origin["envs_per_vector"] = f"follows num_envs / {cores} cores"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
     settings = Settings(run, network, algo, origin)
     _check_bounds(settings.flat())
     _check_sums(run, algo)
     return settings
+
+
+def _divisor(number: int, at_most: int) -> int:
+    """The largest divisor of `number` that is no larger than `at_most`."""
+    return next((d for d in range(min(at_most, number), 0, -1) if number % d == 0), 1)
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -234,7 +236,8 @@ def _check_sums(run: RunSettings, algo: Any) -> None:
             f"num_envs={run.num_envs} does not divide into vectors of "
             f"envs_per_vector={run.envs_per_vector}: {run.num_envs} = "
             f"{run.num_envs // run.envs_per_vector} x {run.envs_per_vector} + "
-            f"{run.num_envs % run.envs_per_vector}.\nUse a divisor of num_envs."
+            f"{run.num_envs % run.envs_per_vector}.\n"
+            f"Use --envs-per-vector {_divisor(run.num_envs, run.envs_per_vector)}, for example."
         )
     if run.num_workers > run.num_vectors:
         most = run.num_envs // run.num_workers
@@ -253,7 +256,8 @@ def _check_sums(run: RunSettings, algo: Any) -> None:
             f"num_steps={run.num_steps} does not divide into "
             f"num_minibatches={algo.num_minibatches}: each minibatch takes equally many steps "
             f"of every env, and {run.num_steps} / {algo.num_minibatches} = "
-            f"{run.num_steps / algo.num_minibatches:.2f}.\nUse a divisor of num_steps."
+            f"{run.num_steps / algo.num_minibatches:.2f}.\n"
+            f"Use --num-minibatches {_divisor(run.num_steps, algo.num_minibatches)}, for example."
         )
     if run.vectorization == "native":
         raise ConfigError(

@@ -46,7 +46,7 @@ def locked(path: Path) -> Iterator[None]:
             owner = os.read(fd, 32).decode() or "unknown"
             raise RunDirError(
                 f"The run directory {path} is in use by process {owner}.\n"
-                "Wait for it, stop it, or choose another with --run-dir."
+                "Wait for it or stop it; a new run can have another directory: --run-dir."
             ) from None
         os.ftruncate(fd, 0)
         os.write(fd, str(os.getpid()).encode())
