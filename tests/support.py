@@ -77,7 +77,7 @@ def inline(plan, stop=never):
 
 
 def workers(plan, num_workers=2, stop=never):
-    return WorkersCollector(plan, num_workers, Meter(), stop)
+    return WorkersCollector(plan, num_workers, stop)
 
 
 def policy_for(plan, seed=1):

@@ -305,17 +305,14 @@ def test_when_the_main_process_is_killed_no_worker_stays(tmp_path, trial):
     process = script(
         tmp_path,
         """
-        import os
-        import headrace
-        from headrace.collect import workers
-        from tests.support import plan_for, policy_for
+        from tests.support import plan_for, policy_for, workers
         from tests.test_workers import Sleepy, children
         plan = plan_for(lambda: Sleepy(600))
-        collector = workers.WorkersCollector(plan, 2, headrace.meter.Meter(), lambda: False)
+        collector = workers(plan)
         collector.publish(policy_for(plan), 0)
         print(" ".join(map(str, children())), flush=True)
         collector.collect()
-        """.replace("import headrace\n", "import headrace.meter\n"),
+        """,
     )
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) >= 3, process.communicate(timeout=5)[1]

@@ -51,7 +51,6 @@ class WorkersCollector:
     Args:
         plan: what to sample.
         num_workers: W, at most the number of vectors; vector v goes to worker v mod W.
-        meter: of this process.
         stop: asked while waiting whether to give up.
 
     Raises:
@@ -59,13 +58,13 @@ class WorkersCollector:
         EnvError: an environment could not be made.
     """
 
-    def __init__(self, plan: Plan, num_workers: int, meter: Meter, stop: ShouldStop) -> None:
+    def __init__(self, plan: Plan, num_workers: int, stop: ShouldStop) -> None:
         if not hasattr(os, "memfd_create"):
             raise ConfigError(
                 f"num_workers={num_workers} needs Linux (memfd), and this is {sys.platform}.\n"
                 "Use num_workers=0: all environments are stepped in the learner's process."
             )
-        self._plan, self._meter, self._stop = plan, meter, stop
+        self._plan, self._stop = plan, stop
         self._version = 0
         self._steps = 0  # of each env, in whole batches
         self._whole = True  # every worker filled its fragments in the last batch

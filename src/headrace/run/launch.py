@@ -240,7 +240,7 @@ def _collector(
     )
     if run.num_workers == 0:
         return InlineCollector(plan, meter, stop)
-    return WorkersCollector(plan, run.num_workers, meter, stop)
+    return WorkersCollector(plan, run.num_workers, stop)
 
 
 def _device(name: str) -> torch.device:
