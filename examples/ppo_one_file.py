@@ -5,7 +5,7 @@ does in the plainest way that we know; given the same random numbers the two agr
 (tests/test_ladder_one_file.py). What the package has on top (processes, normalizers, continuous
 actions, checkpoints, several learners) is left out.
 
-    python examples/ppo_one_file.py            # CartPole-v1, about 20 s
+    python examples/ppo_one_file.py            # CartPole-v1
 """
 
 from collections.abc import Callable

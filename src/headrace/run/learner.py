@@ -51,7 +51,7 @@ class Learner:
             progress: share of the schedules that has passed, in [0, 1].
 
         Returns:
-            Metrics; `nonfinite` counts steps that were masked since the run began.
+            Metrics; `nonfinite` is not 0 if a gradient or parameter was (`Optimizer.broken`).
         """
         experience = batch.join(fragments, self._device)
         self._meter.lap("transport")
