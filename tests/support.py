@@ -52,12 +52,15 @@ def plan_for(
     network=None,
     reseed=True,
     kwargs=None,
+    native=False,
+    model=None,
 ):
-    maker = EnvMaker(env, kwargs or {})
+    maker = EnvMaker(env, kwargs or {}, native=native)
     return Plan(
         maker=maker,
         spec=env_spec(maker),
         network=network or Network(),
+        model=model,
         policy_out=ALGOS["ppo"][0].POLICY_OUT,
         num_steps=num_steps,
         num_envs=num_envs,
@@ -65,6 +68,7 @@ def plan_for(
         seed=seed,
         reseed_episodes=reseed,
         replay_limit_s=30.0,
+        threads_per_sampler=1,
     )
 
 
@@ -81,4 +85,4 @@ def workers(plan, num_workers=2, stop=never):
 
 
 def policy_for(plan, seed=1):
-    return policies.build(plan.spec, plan.network, seed)
+    return policies.build(plan.spec, plan.network, seed, plan.model)

@@ -23,7 +23,9 @@ TINY = {"num_envs": 2, "num_steps": 16, "envs_per_vector": 1, "quiet": True, "nu
 def write(path, step, value):
     tensors = {"a": torch.full((3,), value), "empty": torch.zeros(0)}
     arrays = {"b": np.arange(4.0), "flag": np.array(True), "zero": np.array(7)}
-    return checkpoint.write(path, step, {"one": tensors, "two": arrays}, {"counters": {"n": step}})
+    return checkpoint.write(
+        path / "checkpoints", step, {"one": tensors, "two": arrays}, {"counters": {"n": step}}
+    )
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -56,7 +58,7 @@ def test_old_ones_go_only_after_new_ones_are_there(tmp_path):
         path = write(tmp_path, step, float(step))
         names.append(path.name)
         assert sorted(p.name for p in path.parent.glob("step_*")) == names[-3:]
-        checkpoint.prune(tmp_path, 2, path)
+        checkpoint.prune(2, path)
         assert sorted(p.name for p in path.parent.glob("step_*")) == names[-2:]
 
 
@@ -65,7 +67,7 @@ def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path):
     damaged = write(tmp_path, 99, 1.0)
     (damaged / "one.safetensors").write_bytes(b"")
     good = write(tmp_path, 10, 1.0)  # gone on from the earlier one
-    checkpoint.prune(tmp_path, 2, good)
+    checkpoint.prune(2, good)
     assert checkpoint.newest(tmp_path).path == good
     assert (earlier.exists(), damaged.exists()) == (True, False)
 
@@ -192,7 +194,7 @@ def test_code_is_never_named_by_a_file(tmp_path):
     config = json.loads((run.dir / "config.json").read_text())
     config["settings"]["env"], config["env_is_code"] = "os:mkdir", False
     (run.dir / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="is code: os:mkdir"):
+    with pytest.raises(ConfigError, match="--env os:mkdir"):
         headrace.resume(run.dir, quiet=True)
 
 
@@ -264,12 +266,13 @@ def test_the_policy_loads_by_itself_and_acts_as_it_did(tmp_path):
         network=headrace.Network(normalize_obs=True), **TINY,
     )  # fmt: skip
     policy = headrace.load_policy(tmp_path / "run")
-    assert float(policy.module.normalize_obs.count) == 64
+    assert float(policy.module.normalize_obs.moments[0].count) == 64
     obs = np.array([0.1, 0.2, 0.3], np.float32)
     action = policy(obs)
     assert action.shape == (1,)
     assert -2 <= action[0] <= 2
-    np.testing.assert_array_equal(policy(np.stack([obs, obs]))[1], action)
+    # another shape of the matrix products: equal to rounding
+    np.testing.assert_allclose(policy(np.stack([obs, obs]))[1], action, rtol=1e-5)
     np.testing.assert_array_equal(run.policy(obs), action)
     np.testing.assert_array_equal(policy(obs.tolist()), action)
     with pytest.raises(ValueError, match=r"shape \(2,\); expected \(3,\)"):

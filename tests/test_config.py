@@ -138,7 +138,6 @@ def test_schedules_run_over_the_first_total():
             {"env": "X", "num_steps": 10, "num_minibatches": 4},
             ["10 / 4 = 2.50", "--num-minibatches 2,"],
         ),
-        ({"env": "X", "vectorization": "native"}, ["native", "--vectorization python"]),
     ],
 )
 def test_contradictions_are_refused_with_the_sums(given, words):

@@ -21,7 +21,7 @@ def test_one_update_on_cuda_is_the_cpu_s(tmp_path):
     given |= {"normalize_obs": True, "normalize_reward": True, "target_kl": 1.0}
     learned = []
     for device in ("cpu", "cuda"):
-        learner = Learner(resolve(given), plan.spec, torch.device(device), Meter())
+        learner = Learner(resolve(given), plan.spec, None, torch.device(device), Meter())
         learner.update(fragments, progress=0.0)
         learned.append(learner.policy.cpu().state_dict())
     for name, value in learned[0].items():

@@ -38,12 +38,12 @@ class SameRandomness(plain.Randomness):
 def copy_weights(policy, agent):
     """The same numbers in the same places: two hidden layers and one on top, twice."""
     pairs = [
-        (policy.actor_trunk[0], agent.actor[0]),
-        (policy.actor_trunk[2], agent.actor[2]),
-        (policy.actor, agent.actor[4]),
-        (policy.critic_trunk[0], agent.critic[0]),
-        (policy.critic_trunk[2], agent.critic[2]),
-        (policy.critic, agent.critic[4]),
+        (policy.model.actor_trunk[0], agent.actor[0]),
+        (policy.model.actor_trunk[2], agent.actor[2]),
+        (policy.model.actor, agent.actor[4]),
+        (policy.model.critic_trunk[0], agent.critic[0]),
+        (policy.model.critic_trunk[2], agent.critic[2]),
+        (policy.model.critic, agent.critic[4]),
     ]
     for ours, theirs in pairs:
         theirs.load_state_dict(ours.state_dict())
@@ -62,7 +62,7 @@ def test_package_equals_the_one_file_ppo(num_minibatches):
         {"env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "seed": SEED}
         | {name: getattr(algo, name) for name in algo._given}
     )
-    learner = Learner(settings, plan.spec, torch.device("cpu"), Meter())
+    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter())
     agent = plain.Agent(4, 2)
     pairs = copy_weights(learner.policy, agent)
 

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from headrace import batch
-from headrace.algos import ppo
+from headrace.algos import a2c, ppo
+from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
+from headrace.algos.targets import advantages
 from headrace.models.policy import Network
 from tests.support import inline, plan_for, policy_for, short_cartpole
 
@@ -56,8 +58,21 @@ def test_one_epoch_one_minibatch_no_clip_is_the_advantage_actor_critic_gradient(
         progress=0.0,
         order_of_epoch=lambda epoch: torch.arange(32).unsqueeze(1).repeat(1, 4),
     )
-    # A2C (Mnih et al. 2016, arXiv:1602.01783): -log π(a|s) A + c_v (V - R)² / 2 - c_e H
-    rows = ppo.targets(policy, experience, cfg)
+    # A2C's own page, and its formula (Mnih et al. 2016, arXiv:1602.01783) written out:
+    # -log π(a|s) A + c_v (V - R)² / 2 - c_e H
+    by_ppo = dict(gradients)
+    theirs = A2C(ent_coef=0.01, gae_lambda=cfg.gae_lambda, normalize_advantage=True)
+    a2c.update(
+        policy,
+        lambda minibatch: a2c.loss(policy, minibatch, theirs),
+        Catch(),
+        experience,
+        theirs,
+        progress=0.0,
+        order_of_epoch=lambda epoch: None,
+    )
+    by_a2c = dict(gradients)
+    rows = advantages(policy, experience, cfg.gamma, cfg.gae_lambda)
     advantage = rows["advantage"]
     advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     log_prob, entropy, value = policy.evaluate(rows["obs"], rows["action"])
@@ -69,5 +84,6 @@ def test_one_epoch_one_minibatch_no_clip_is_the_advantage_actor_critic_gradient(
     policy.zero_grad()
     loss.backward()
     for name, parameter in policy.named_parameters():
-        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
-    assert sum(g.abs().sum() for g in gradients.values()) > 0.1
+        torch.testing.assert_close(by_ppo[name], parameter.grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(by_a2c[name], parameter.grad, rtol=1e-4, atol=1e-6)
+    assert sum(g.abs().sum() for g in by_a2c.values()) > 0.1

@@ -11,6 +11,7 @@ ORDER = ["", "models", "envs", "algos", "collect", "run", "cli"]
 TOP_OF_CLI = {"cli", "verbs", "__main__"}
 # Third-party packages that only these files may import.
 ONLY_IN = {
+    "mujoco": ("envs/mujoco.py",),
     "gymnasium": ("envs/", "run/launch.py"),
     "tensorboard": ("run/log.py",),
     "rich": ("run/log.py",),
@@ -113,10 +114,13 @@ def test_there_is_one_backward_and_one_inner_loop():
     assert [file for file, name in calls if name == "backward"] == ["optim.py"]
     steps = [file for file, name in calls if name == "step"]
     assert sorted(set(steps)) == [
-        "algos/ppo.py",  # optimizer.step
+        "algos/a2c.py",  # optimizer.step
+        "algos/ppo.py",
         "collect/rollout.py",  # vector.step: the inner loop
+        "envs/atari.py",
         "envs/film.py",
         "envs/gym.py",
+        "envs/native.py",
         "envs/replay.py",
         "optim.py",  # Adam's own
     ]

@@ -6,7 +6,7 @@ import torch
 
 from headrace.models import policy as policies
 from headrace.models.dists import Categorical, Gaussian
-from headrace.models.nets import FlatEncoder
+from headrace.models.encoders import FlatEncoder
 from headrace.models.normalize import NormalizeObs, NormalizeReward, RunningMoments
 from headrace.models.policy import Network
 from headrace.spec import ActionCodec, EnvSpec, Space
@@ -88,7 +88,7 @@ def test_running_moments_are_those_of_everything_seen(chunks):
 
 
 def test_normalizers_begin_as_identity_and_clip():
-    obs, reward = NormalizeObs((2,)), NormalizeReward()
+    obs, reward = NormalizeObs(Space("box", (2,), "float32")), NormalizeReward()
     torch.testing.assert_close(obs(torch.tensor([0.5, -3.0])), torch.tensor([0.5, -3.0]))
     assert obs(torch.tensor([50.0, -50.0])).tolist() == [10, -10]
     reward.update(torch.tensor([0.0, 8.0]))  # variance 16, deviation 4; the mean stays in
@@ -122,18 +122,18 @@ def test_a_policy_is_the_same_for_the_same_seed_and_leaves_torch_s_generator_alo
     for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True):
         assert torch.equal(x, y)
     other = policies.build(SPEC, Network(), seed=2)
-    assert not torch.equal(other.actor.weight, a.actor.weight)
+    assert not torch.equal(other.model.actor.weight, a.model.actor.weight)
 
 
 def test_hidden_layers_are_orthogonal():
-    weight = policies.build(SPEC, Network(), seed=0).actor_trunk[2].weight
+    weight = policies.build(SPEC, Network(), seed=0).model.actor_trunk[2].weight
     torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(64), atol=1e-4, rtol=0)
 
 
 def test_flat_weights_carry_parameters_and_normalizers():
     network = Network(normalize_obs=True, normalize_reward=True)
     source, target = (policies.build(SPEC, network, seed=s) for s in (1, 2))
-    source.normalize_obs.update(torch.randn(10, 4))
+    source.normalize_obs.update(torch.randn(5, 2, 4), torch.ones(5, 2, dtype=torch.bool))
     memory = bytearray(FlatWeights.num_bytes(source))
     FlatWeights(source, memory).publish(source)
     FlatWeights(target, memory).pull(target)

@@ -130,7 +130,7 @@ def test_rows_that_are_not_valid_are_not_learned_from():
     whole, _ = one_update(PPO())
     one, _ = one_update(PPO(), change=cut)
     other, _ = one_update(PPO(), change=cut_and_spoil)
-    assert not torch.equal(whole["actor.weight"], one["actor.weight"])
+    assert not torch.equal(whole["model.actor.weight"], one["model.actor.weight"])
     for name in one:
         assert torch.equal(one[name], other[name]), name
 

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.algos.a2c import A2C as A2C
     from headrace.algos.ppo import PPO as PPO
     from headrace.errors import HeadraceError as HeadraceError
     from headrace.models.policy import Network as Network
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["PPO", "HeadraceError", "Network", "Run", "load_policy", "resume", "train"]
+__all__ = ["A2C", "PPO", "HeadraceError", "Network", "Run", "load_policy", "resume", "train"]
 
 _HOME = {
+    "A2C": "headrace.algos.a2c",
     "HeadraceError": "headrace.errors",
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",

@@ -7,6 +7,7 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
     K   T * n               capacity for final observations
 
     obs             [T+1, n, ...]   what action t was chosen from; row T begins the next fragment
+                                    (of a Dict space: a dict of such arrays, as final_obs)
     action          [T, n, ...]     as the policy emitted it (before `ActionCodec`)
     reward          [T, n]          float32, as the environment gave it
     terminated      [T, n]          bool: the episode ended, the future is worth nothing
@@ -23,7 +24,7 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
 Left out: what fills it (`collect/rollout.py`) and what is learned from it (`algos/`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,17 +37,28 @@ Column = tuple[tuple[int, ...], torch.dtype]
 PolicyOut = Mapping[str, Column]
 """What an algorithm wants stored with each step: name -> (shape of one element, dtype)."""
 
-Minibatch = dict[str, Tensor]
-"""Rows of a batch, flattened to `[rows, ...]`, and what the algorithm added to them."""
+Obs = Tensor | dict[str, Tensor]
+"""Observations: one array, or one for each key of a Dict space."""
+
+Minibatch = dict[str, Any]
+"""Rows of a batch, flattened to `[rows, ...]`, and what the algorithm added to them: tensors, but
+for `obs`, which is an `Obs`."""
 
 _ALIGNMENT = 64  # a cache line, so that no two columns share one
+
+
+def each(function: Callable[..., Any], *obs: Any) -> Any:
+    """`function` of an observation's array; of a Dict's, of each of its arrays (same keys)."""
+    if isinstance(obs[0], dict):
+        return {key: function(*(o[key] for o in obs)) for key in obs[0]}
+    return function(*obs)
 
 
 @dataclass
 class Fragment:
     """`[T, n]` of experience from one vector, or a batch of them side by side. See the legend."""
 
-    obs: Tensor
+    obs: Obs
     action: Tensor
     reward: Tensor
     terminated: Tensor
@@ -54,7 +66,7 @@ class Fragment:
     valid: Tensor
     policy_version: Tensor
     env_id: Tensor
-    final_obs: Tensor
+    final_obs: Obs
     final_step: Tensor
     final_row: Tensor
     num_final: Tensor
@@ -70,10 +82,10 @@ class Fragment:
         """The number of columns, n."""
         return self.reward.shape[1]
 
-    def finals(self) -> tuple[Tensor, Tensor, Tensor]:
+    def finals(self) -> tuple[Obs, Tensor, Tensor]:
         """The final observations that were written: `([k, ...], t [k], column [k])`."""
         k = int(self.num_final)
-        return self.final_obs[:k], self.final_step[:k], self.final_row[:k]
+        return each(lambda o: o[:k], self.final_obs), self.final_step[:k], self.final_row[:k]
 
 
 def _stored_action(space: Space) -> Column:
@@ -88,11 +100,14 @@ def columns(
 ) -> dict[str, Column]:
     """Name -> (whole shape, dtype) of every array of a fragment, in memory's order."""
     rows = (num_steps, num_envs)
-    obs_shape, obs_dtype = spec.observation.shape, getattr(torch, spec.observation.dtype)
+    leaves = {
+        f".{key}" if spec.observation.kind == "dict" else "": (s.shape, getattr(torch, s.dtype))
+        for key, s in spec.observation.leaves
+    }
     action_shape, action_dtype = _stored_action(spec.action)
     capacity = num_steps * num_envs
     return {
-        "obs": ((num_steps + 1, num_envs, *obs_shape), obs_dtype),
+        **{f"obs{key}": ((num_steps + 1, num_envs, *s), d) for key, (s, d) in leaves.items()},
         "action": (rows + action_shape, action_dtype),
         "reward": (rows, torch.float32),
         "terminated": (rows, torch.bool),
@@ -104,7 +119,7 @@ def columns(
         "final_step": ((capacity,), torch.int64),
         "final_row": ((capacity,), torch.int64),
         "num_final": ((1,), torch.int64),
-        "final_obs": ((capacity, *obs_shape), obs_dtype),
+        **{f"final_obs{key}": ((capacity, *s), d) for key, (s, d) in leaves.items()},
     }
 
 
@@ -148,14 +163,17 @@ def allocate(layout: Mapping[str, Column], buffer: Any = None, *, fresh: bool = 
             views[name] = raw[offset : offset + size].view(dtype).view(shape)
     if fresh:
         for name, view in views.items():
-            if name != "final_obs":
+            if not name.startswith("final_obs"):
                 poison(view)
         views["num_final"].zero_()
-    outs = {
-        n.removeprefix("policy_out."): v for n, v in views.items() if n.startswith("policy_out")
-    }
-    named = {n: v for n, v in views.items() if not n.startswith("policy_out")}
-    return Fragment(policy_out=outs, **named)
+    arrays: dict[str, Any] = {"policy_out": {}}
+    for name, view in views.items():
+        group, dot, key = name.partition(".")
+        if dot:
+            arrays.setdefault(group, {})[key] = view
+        else:
+            arrays[group] = view
+    return Fragment(**arrays)
 
 
 def poison(tensor: Tensor) -> None:
@@ -171,8 +189,8 @@ def poison(tensor: Tensor) -> None:
 def join(fragments: list[Fragment], device: torch.device) -> Fragment:
     """Fragments side by side as one `[T, N]` batch on `device`, in the order given (a copy)."""
 
-    def beside(tensors: list[Tensor], dim: int) -> Tensor:
-        return torch.cat(tensors, dim).to(device, non_blocking=True)
+    def beside(tensors: list[Any], dim: int) -> Any:
+        return each(lambda *t: torch.cat(t, dim).to(device, non_blocking=True), *tensors)
 
     finals = [fragment.finals() for fragment in fragments]
     first_row = 0
@@ -197,7 +215,7 @@ def join(fragments: list[Fragment], device: torch.device) -> Fragment:
         final_obs=beside([obs for obs, _, _ in finals], 0),
         final_step=beside([step for _, step, _ in finals], 0),
         final_row=beside(final_rows, 0),
-        num_final=torch.tensor([sum(len(obs) for obs, _, _ in finals)]),
+        num_final=torch.tensor([sum(len(step) for _, step, _ in finals)]),
         policy_out={
             name: beside([fragment.policy_out[name] for fragment in fragments], 1)
             for name in fragments[0].policy_out

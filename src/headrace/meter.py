@@ -12,6 +12,7 @@ its life, and a step of the loop costs one reading of the clock, not two. The sp
     transport    joining fragments into a batch, moving it to the learner's device
     learn        targets, loss, backward, optimizer, normalizers
     publish      handing weights to samplers
+    eval         evaluating the policy during training
     log          metrics files and display
     checkpoint   saving and restoring
     other        whatever is left
@@ -31,6 +32,7 @@ SPANS = (
     "transport",
     "learn",
     "publish",
+    "eval",
     "log",
     "checkpoint",
     "other",

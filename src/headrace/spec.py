@@ -4,7 +4,7 @@ A spec is free of torch and gymnasium, travels as JSON inside checkpoints, and i
 is built from. `envs/make.py` makes one from Gymnasium's spaces.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -15,25 +15,28 @@ _UNBOUNDED = 1e30
 
 @dataclass(frozen=True)
 class Space:
-    """A Box, Discrete or MultiDiscrete space.
+    """A Box, Discrete, MultiDiscrete or MultiBinary space, or a flat Dict of those.
 
     Attributes:
-        kind: `box` (float or integer array within bounds), `discrete` (one integer), or
-            `multi_discrete` (a vector of integers).
-        shape: shape of one element; `()` for `discrete`.
+        kind: `box` (float or integer array within bounds), `discrete` (one integer),
+            `multi_discrete` (a vector of integers), `multi_binary` (an array of 0 and 1), or
+            `dict`.
+        shape: shape of one element; `()` for `discrete` and `dict`.
         dtype: NumPy's name of the dtype in which one element is *stored*.
-        low, high: bounds per element, flattened (`box`); else empty.
-        nvec: number of choices per component (`discrete`: one entry); empty for `box`.
+        low, high: bounds per element, flattened (`box` of actions); else empty.
+        nvec: number of choices per component (`discrete`: one entry); else empty.
         start: first value per component, as `nvec`.
+        parts: (key, space) of a `dict`, in the order in which it is stored; else empty.
     """
 
-    kind: Literal["box", "discrete", "multi_discrete"]
-    shape: tuple[int, ...]
-    dtype: str
+    kind: Literal["box", "discrete", "multi_discrete", "multi_binary", "dict"]
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     nvec: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
+    parts: tuple[tuple[str, "Space"], ...] = ()
 
     @property
     def size(self) -> int:
@@ -50,6 +53,7 @@ class Space:
             "high": [str(x) if np.isinf(x) else x for x in self.high],
             "nvec": list(self.nvec),
             "start": list(self.start),
+            "parts": [[key, part.to_json()] for key, part in self.parts],
         }
 
     @classmethod
@@ -63,14 +67,28 @@ class Space:
             high=tuple(float(x) for x in data["high"]),
             nvec=tuple(data["nvec"]),
             start=tuple(data["start"]),
+            parts=tuple((key, cls.from_json(part)) for key, part in data["parts"]),
         )
+
+    @property
+    def leaves(self) -> tuple[tuple[str, "Space"], ...]:
+        """(key, space) of each part; for anything but a Dict itself, under the key ""."""
+        return self.parts if self.kind == "dict" else (("", self),)
 
     def describe(self) -> str:
         """A short name for messages, such as `Box(4,) float32` or `Discrete(2)`."""
-        if self.kind == "box":
-            return f"Box{self.shape} {self.dtype}"
+        if self.kind == "dict":
+            inner = ", ".join(f"{key}: {part.describe()}" for key, part in self.parts)
+            return f"Dict({inner})"
+        if self.kind in ("box", "multi_binary"):
+            name = "Box" if self.kind == "box" else "MultiBinary"
+            return f"{name}{self.shape} {self.dtype}"
         choices = ", ".join(map(str, self.nvec))
         return f"Discrete({choices})" if self.kind == "discrete" else f"MultiDiscrete([{choices}])"
+
+
+PLAIN = ""
+"""The key of an observation that is no Dict, where a mask from `info` is stored beside it."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +97,28 @@ class EnvSpec:
 
     Attributes:
         id: the environment's name, for people and for messages.
-        observation: the space of one observation.
+        observation: the space of one observation as it is stored. Where `info` has an action mask,
+            the mask is stored as one more key of it (beside `PLAIN`, if it was no Dict).
         action: the space of one action.
+        mask_key: the key of the observation that says which actions are allowed; "" for none.
+        mask_in_info: whether the environment gives it in `info`.
+        notes: what was changed to fit, for people.
     """
 
     id: str
     observation: Space
     action: Space
+    mask_key: str = ""
+    mask_in_info: bool = False
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def seen(self) -> Space:
+        """The observation without the mask: what a network gets."""
+        if not self.mask_key:
+            return self.observation
+        parts = tuple((k, part) for k, part in self.observation.parts if k != self.mask_key)
+        return parts[0][1] if [key for key, _ in parts] == [PLAIN] else Space("dict", parts=parts)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the inverse of `from_json`."""
@@ -93,6 +126,8 @@ class EnvSpec:
             "id": self.id,
             "observation": self.observation.to_json(),
             "action": self.action.to_json(),
+            "mask_key": self.mask_key,
+            "mask_in_info": self.mask_in_info,
         }
 
     @classmethod
@@ -102,6 +137,8 @@ class EnvSpec:
             id=data["id"],
             observation=Space.from_json(data["observation"]),
             action=Space.from_json(data["action"]),
+            mask_key=data["mask_key"],
+            mask_in_info=data["mask_in_info"],
         )
 
 

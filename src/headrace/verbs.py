@@ -45,6 +45,10 @@ class _ResumeFlags:
     """A new goal (env steps); default: the old one."""
     env: str | None = None
     """The environment again, where it is code (module:EnvId or module:callable)."""
+    wrapper: tuple[str, ...] = ()
+    """The wrappers again, where the run has some (module:callable)."""
+    model: str = ""
+    """What makes the network again, where it is one of your own (module:callable)."""
     json: bool = False
     """Print one JSON object as standard output's last line; progress goes to standard error."""
 
@@ -55,6 +59,8 @@ class _EvalFlags:
     """Directory of the run."""
     episodes: int = 20
     """Whole episodes to play."""
+    best: bool = False
+    """Play with the best policy that --eval-every kept, not the newest."""
     stochastic: bool = False
     """Sample actions as in training; default: the likeliest."""
     video: _Path = None
@@ -63,6 +69,10 @@ class _EvalFlags:
     """Root of the environments' seeds (never those of training)."""
     env: str | None = None
     """The environment again, where it is code (module:EnvId or module:callable)."""
+    wrapper: tuple[str, ...] = ()
+    """The wrappers again, where the run has some (module:callable)."""
+    model: str = ""
+    """What makes the network again, where it is one of your own (module:callable)."""
     json: bool = False
     """Print one JSON object as the last line of standard output."""
 
@@ -142,6 +152,7 @@ def resume(argv: list[str], description: str) -> int:
     ended = launch.go_on(
         flags.run_dir,
         env=flags.env,
+        code=launch.code(flags.wrapper, flags.model),
         total_env_steps=flags.total_env_steps,
         out=sys.stderr if flags.json else sys.stdout,
         started=started,
@@ -158,17 +169,20 @@ def _end(ended: launch.Ended, as_json: bool) -> int:
 def evaluate(argv: list[str], description: str) -> int:
     """`headrace eval`."""
     flags = _parse("eval", description, _EvalFlags, argv)
-    maker = launch.env_of_run(flags.run_dir, flags.env)
-    policy = load_policy(flags.run_dir)
+    code = launch.code(flags.wrapper, flags.model)
+    _, maker = launch.settings_of_run(flags.run_dir, flags.env, code)
+    policy = load_policy(flags.run_dir / "best" if flags.best else flags.run_dir, code.model)
     launch.check_fits(policy.spec, env_spec(maker), flags.run_dir)
-    result = run_episodes(
+    played = run_episodes(
         policy,
         maker,
         episodes=flags.episodes,
         stochastic=flags.stochastic,
         seed=flags.seed,
         video=flags.video,
-    ).to_json()
+    )
+    assert played is not None  # nobody tells it to stop
+    result = played.to_json()
     if flags.json:
         print(json.dumps(result | {"video": str(flags.video) if flags.video else None}))
     else:

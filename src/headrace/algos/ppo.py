@@ -1,7 +1,7 @@
 """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347), whole, on one page.
 
 From top to bottom: the settings, what the policy must store with each step, the loss of one
-minibatch, and the update (targets, then epochs of minibatches). Each implementation detail is
+minibatch, and the update (advantages, then epochs of minibatches). Each implementation detail is
 numbered and sourced in docs/ppo.md. Left out: collecting (`collect/`), `backward` (`optim.py`).
 """
 
@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from headrace.algos.targets import advantages, pick, quality
 from headrace.batch import Fragment, Minibatch, PolicyOut, stratify
 from headrace.models.policy import Policy
 from headrace.optim import Optimizer
-from headrace.returns import gae
 from headrace.settings import settings
 
 
@@ -122,67 +122,31 @@ def update(
     """
     lr = cfg.lr * (1 - progress if cfg.lr_schedule == "linear" else 1.0)
     clip_coef = cfg.clip_coef * (1 - progress if cfg.clip_schedule == "linear" else 1.0)
-    rows = targets(policy, batch, cfg)
-    rows["clip_coef"] = torch.tensor(clip_coef, device=batch.reward.device)
+    rows = advantages(policy, batch, cfg.gamma, cfg.gae_lambda)
+    rows["log_prob"] = batch.policy_out["log_prob"].flatten()
+    clip = torch.tensor(clip_coef, device=batch.reward.device)
     seen: list[dict[str, Tensor]] = []
 
     for epoch in range(cfg.num_epochs):
         of_this_epoch = []
         for index in stratify(order_of_epoch(epoch), cfg.num_minibatches):
-            total, metrics = loss_of(_minibatch(rows, index, cfg))
+            minibatch = pick(rows, index, normalize_advantage=cfg.normalize_advantage)
+            total, metrics = loss_of(minibatch | {"clip_coef": clip})
             metrics["grad_norm"] = optimizer.step(total, lr)
             of_this_epoch.append(metrics)
         seen += of_this_epoch
         if cfg.target_kl and _mean(of_this_epoch, "approx_kl") > cfg.target_kl:
             break
 
-    error = rows["target"] - rows["value"]
-    return {name: _mean(seen, name) for name in seen[0]} | {
-        "explained_variance": 1 - error.var(correction=0) / rows["target"].var(correction=0),
-        "mean_value": rows["value"].mean(),
-        "lr": torch.tensor(lr),
-        "clip_coef": rows["clip_coef"],
-        "num_epochs": torch.tensor(float(epoch + 1)),
-    }
-
-
-@torch.no_grad()
-def targets(policy: Policy, batch: Fragment, cfg: PPO) -> Minibatch:
-    """Advantages and value targets for every step, flattened to `[T * N, ...]` rows."""
-    value = batch.policy_out["value"]
-    # The value of the true next observation: the next row's, or of the final one of a cut episode.
-    next_value = torch.cat([value[1:], policy.value(batch.obs[-1]).unsqueeze(0)])
-    final_obs, step, row = batch.finals()
-    if len(final_obs):
-        next_value[step, row] = policy.value(final_obs)
-    advantage = gae(
-        policy.scaled(batch.reward), value, next_value, batch.terminated, batch.truncated,
-        cfg.gamma, cfg.gae_lambda,
-    )  # fmt: skip
-    rows = {
-        "obs": batch.obs[:-1],
-        "action": batch.action,
-        "log_prob": batch.policy_out["log_prob"],
-        "value": value,
-        "advantage": advantage,
-        "target": advantage + value,
-        "valid": batch.valid,
-    }
-    return {name: tensor.flatten(0, 1) for name, tensor in rows.items()}
-
-
-def _minibatch(rows: Minibatch, index: Tensor, cfg: PPO) -> Minibatch:
-    """Pick rows; weigh the valid ones equally; normalize their advantages."""
-    picked = {name: rows[name][index] for name in rows if name != "clip_coef"}
-    valid = picked.pop("valid").float()
-    picked["weight"] = weight = valid / valid.sum()
-    picked["clip_coef"] = rows["clip_coef"]
-    if cfg.normalize_advantage:
-        advantage = picked["advantage"]
-        mean = (advantage * weight).sum()
-        deviation = ((advantage - mean).square() * weight).sum().sqrt()
-        picked["advantage"] = (advantage - mean) / (deviation + 1e-8)
-    return picked
+    return (
+        {name: _mean(seen, name) for name in seen[0]}
+        | quality(rows)
+        | {
+            "lr": torch.tensor(lr),
+            "clip_coef": clip,
+            "num_epochs": torch.tensor(float(epoch + 1)),
+        }
+    )
 
 
 def _mean(metrics: list[dict[str, Tensor]], name: str) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Protocol
 from headrace.batch import Fragment, PolicyOut
 from headrace.envs.api import Episode, Restored
 from headrace.envs.make import EnvMaker
-from headrace.models.policy import Network, Policy
+from headrace.models.policy import ModelFactory, Network, Policy
 from headrace.spec import Array, EnvSpec
 
 
@@ -19,6 +19,7 @@ class Plan:
         maker: makes one environment.
         spec: what it offers.
         network: shape of the policy, to build a copy.
+        model: makes the user's own network, if there is one.
         policy_out: what the algorithm wants stored with each step.
         num_steps: T.
         num_envs: N.
@@ -26,11 +27,13 @@ class Plan:
         seed: the run's seed.
         reseed_episodes: see `GymVector`.
         replay_limit_s: see `GymVector`.
+        threads_per_sampler: see `EnvMaker.vector`.
     """
 
     maker: EnvMaker
     spec: EnvSpec
     network: Network
+    model: ModelFactory | None
     policy_out: PolicyOut
     num_steps: int
     num_envs: int
@@ -38,6 +41,7 @@ class Plan:
     seed: int
     reseed_episodes: bool
     replay_limit_s: float
+    threads_per_sampler: int
 
     @property
     def num_vectors(self) -> int:

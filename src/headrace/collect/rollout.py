@@ -10,17 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.batch import Fragment
+from headrace.batch import Fragment, Obs, each
 from headrace.collect.api import Plan, ShouldStop
 from headrace.envs.api import Episode, Restored, VectorEnv
-from headrace.envs.gym import GymVector
-from headrace.envs.make import make_all
+from headrace.envs.vector import make_vector
 from headrace.meter import Meter
 from headrace.models import policy as policies
 from headrace.seeding import action_noise
 from headrace.spec import Array
 
-Act = Callable[[Tensor, Tensor], dict[str, Tensor]]
+Act = Callable[[Obs, Tensor], dict[str, Tensor]]
 """(observations [n, ...], noise [n, draws]) -> action and the rest of the policy's outputs."""
 
 
@@ -46,7 +45,7 @@ def rollout(
     for t in range(fragment.num_steps):
         if stop():
             return t
-        out = act(fragment.obs[t], noise[t])
+        out = act(each(lambda o, t=t: o[t], fragment.obs), noise[t])
         fragment.action[t] = out["action"]
         for name, column in fragment.policy_out.items():
             column[t] = out[name]
@@ -72,19 +71,22 @@ class Sampler:
     ) -> None:
         self._plan, self._fragments, self._meter = plan, fragments, meter
         self._indices = vectors
-        self.policy = policies.build(plan.spec, plan.network, seed=0)  # overwritten by publish
+        self.policy = policies.build(
+            plan.spec, plan.network, 0, plan.model
+        )  # overwritten by publish
         self._steps = 0
         self._full = False  # all fragments are full and not yet committed
         n = plan.envs_per_vector
         self._vectors: list[VectorEnv] = []
         for v in vectors:
             self._vectors.append(
-                GymVector(
-                    make_all(plan.maker, n),
+                make_vector(
+                    plan.maker,
                     plan.spec,
                     np.arange(v * n, (v + 1) * n),
                     plan.seed,
                     meter,
+                    num_threads=plan.threads_per_sampler,
                     reseed=plan.reseed_episodes,
                     replay_limit_s=plan.replay_limit_s,
                     sampler=name,
@@ -111,7 +113,7 @@ class Sampler:
             steps = rollout(
                 vector, fragment, self.policy.act, torch.from_numpy(noise), self._meter, stop
             )
-            taken += steps * plan.envs_per_vector
+            taken += int(fragment.valid[:steps].sum())
             if steps < plan.num_steps:
                 return None, taken
             episodes += vector.finish()

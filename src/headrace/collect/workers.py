@@ -69,7 +69,7 @@ class WorkersCollector:
         self._steps = 0  # of each env, in whole batches
         self._whole = True  # every worker filled its fragments in the last batch
         self.lost_env_steps = self.restarts = 0
-        template = policies.build(plan.spec, plan.network, seed=0)
+        template = policies.build(plan.spec, plan.network, 0, plan.model)
         pickled = _pickled(plan)
         weights_fd, weights_map = _shared("weights", 1 + FlatWeights.num_bytes(template))
         self._flag = weights_map  # its last byte: workers are to stop

@@ -1,27 +1,29 @@
 """From what a user calls an environment to something that makes it, in any process.
 
-Left out: stepping (`gym.py`), and which ids a preset knows (`run/presets`).
+Left out: stepping (`gym.py`, `native.py`), and which ids a preset knows (`run/presets`).
 """
 
 import contextlib
 import difflib
 import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
-import numpy as np
 
+from headrace import named
+from headrace.envs import atari, mujoco, spaces
 from headrace.envs.api import env_error
-from headrace.errors import EnvNotFoundError, MissingExtraError, UnsupportedSpaceError, UsageError
-from headrace.spec import EnvSpec, Space
+from headrace.errors import ConfigError, EnvNotFoundError, MissingExtraError, UsageError
+from headrace.spec import EnvSpec
 
 EnvLike = str | Callable[..., Any]
 """An id, `module:EnvId`, `module:callable`, or a callable that makes an environment."""
+
+WrapperLike = str | Callable[[Any], Any]
+"""`module:callable`, or a callable: gets an environment and gives it back, wrapped."""
 
 # (what an id begins with, package that registers it or None if Gymnasium does, our extra)
 _FAMILIES: tuple[tuple[str, str | None, str], ...] = (
@@ -51,15 +53,22 @@ _FAMILIES: tuple[tuple[str, str | None, str], ...] = (
 
 @dataclass(frozen=True)
 class EnvMaker:
-    """Makes one environment per call; picklable, so that a worker can do it too.
+    """Makes environments; picklable, so that a worker can do it too.
 
     Attributes:
         env: see `EnvLike`.
         kwargs: passed to the id's constructor or to the callable.
+        wrappers: put around each environment, the first one innermost.
+        native: whether the environment's own vector form is stepped, and not its Python form.
+        drop_obs_keys, action_mask: see `spaces.read`.
     """
 
     env: EnvLike
     kwargs: dict[str, Any] = field(default_factory=dict)
+    wrappers: tuple[WrapperLike, ...] = ()
+    native: bool = False
+    drop_obs_keys: tuple[str, ...] = ()
+    action_mask: str = "auto"
 
     @property
     def name(self) -> str:
@@ -73,15 +82,42 @@ class EnvMaker:
         return not isinstance(self.env, str) or ":" in self.env
 
     def __call__(self, *, render_mode: str | None = None) -> Any:
-        """Make one environment.
+        """Make one environment in its Python form, wrapped.
 
         Raises:
             EnvNotFoundError: there is no such id, module or callable.
             MissingExtraError: a package that it needs is not installed.
+            UsageError: what was made is no environment.
+            EnvError: making or wrapping it raised.
         """
         target = _resolve(self.env)
         if isinstance(target, str):
-            return _make_registered(target, self.kwargs, render_mode)
+            make = atari.make if target.startswith("ALE/") else gymnasium.make
+            # The checker wraps every step for the sake of the first.
+            more = {"disable_env_checker": True} | (
+                {"render_mode": render_mode} if render_mode else {}
+            )
+            env = _registered(target, self.kwargs, lambda: make(target, **self.kwargs | more))
+        else:
+            env = self._call(target, render_mode)
+        for wrapper in self.wrappers:
+            wrap = (
+                named.load_callable(wrapper, ConfigError) if isinstance(wrapper, str) else wrapper
+            )
+            try:
+                env = wrap(env)
+            except Exception as error:
+                name = wrapper if isinstance(wrapper, str) else getattr(wrap, "__name__", "wrapper")
+                raise env_error(error, f"while {name} wrapped {self.name}") from error
+        for attribute in ("reset", "step", "close", "observation_space", "action_space"):
+            if not hasattr(env, attribute):
+                raise UsageError(
+                    f"{self.name} made a {type(env).__name__}, which has no `{attribute}`.\n"
+                    "Expected a gymnasium.Env: reset, step, close, observation_space, action_space."
+                )
+        return env
+
+    def _call(self, target: Callable[..., Any], render_mode: str | None) -> Any:
         kwargs = dict(self.kwargs)
         if render_mode is not None and "render_mode" in inspect.signature(target).parameters:
             kwargs["render_mode"] = render_mode
@@ -92,57 +128,77 @@ class EnvMaker:
         except ValueError:
             pass  # built-ins do not tell their signature
         try:
-            env = target(**kwargs)
+            return target(**kwargs)
         except Exception as error:
             raise env_error(error, f"while making {self.name} with {kwargs}") from error
-        for attribute in ("reset", "step", "close", "observation_space", "action_space"):
-            if not hasattr(env, attribute):
-                raise UsageError(
-                    f"{self.name} made a {type(env).__name__}, which has no `{attribute}`.\n"
-                    "Expected a gymnasium.Env: reset, step, close, observation_space, action_space."
-                )
-        return env
+
+    def vector(self, num_envs: int, num_threads: int) -> Any:
+        """Make the environment's own vector form, a `gymnasium.vector.VectorEnv`.
+
+        Args:
+            num_envs: how many environments it holds.
+            num_threads: how many threads it may use, where it can be told.
+
+        Raises:
+            ConfigError: it has no such form, or is to be wrapped.
+            EnvNotFoundError, MissingExtraError, EnvError: as for one environment.
+        """
+        target = _resolve(self.env)
+        if not isinstance(target, str) or self.wrappers:
+            what = "wrapped" if self.wrappers else "made by a callable"
+            raise ConfigError(
+                f"vectorization='native', but {self.name} is {what}: only a registered id can have "
+                "a vector form of its own.\nUse --vectorization python (or auto)."
+            )
+        _import_family(target)
+        if target in gymnasium.registry and not gymnasium.registry[target].vector_entry_point:
+            raise ConfigError(
+                f"vectorization='native', but {target} registers no vector_entry_point.\n"
+                "Use --vectorization python (or auto)."
+            )
+        kwargs = self.kwargs
+        if target.startswith("ALE/"):
+            kwargs = atari.VECTOR_KWARGS | {"num_threads": num_threads} | kwargs
+        return _registered(
+            target,
+            self.kwargs,
+            lambda: gymnasium.make_vec(target, num_envs, "vector_entry_point", **kwargs),
+        )
 
 
 def _resolve(env: EnvLike) -> EnvLike:
     """`module:name` to the callable, or to the id that the module registered."""
     if not isinstance(env, str) or ":" not in env:
         return env
-    module_name, _, name = env.partition(":")
-    if os.getcwd() not in sys.path:  # the console script does not put the user's folder there
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name.partition(".")[0] and error.name != module_name:
-            raise
-        raise EnvNotFoundError(
-            f"There is no module {module_name!r} (from {env!r}), looked for in {os.getcwd()} and "
-            "on the Python path.\nExpected module:EnvId or module:callable, as you would import it."
-        ) from None
-    if callable(target := getattr(module, name, None)):
-        return target  # type: ignore[no-any-return]
+    module, name, target = named.load(env, EnvNotFoundError)
+    if target is not None:
+        return target
     if name in gymnasium.registry:
         return name
-    offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-    near = difflib.get_close_matches(name, offered, n=3, cutoff=0.4)
     raise EnvNotFoundError(
-        f"The module {module_name!r} has no callable {name!r} and registers no such id."
-        + (f"\nDid you mean {' or '.join(f'{module_name}:{n}' for n in near)}?" if near else "")
+        f"The module {module.__name__!r} has no callable {name!r} and registers no such id."
+        + named.near(module, name)
     )
 
 
-def _make_registered(env_id: str, kwargs: dict[str, Any], render_mode: str | None) -> Any:
+def _import_family(env_id: str) -> tuple[str, str | None, str] | None:
+    """Import the package that registers the id, if we know it."""
     family = next((f for f in _FAMILIES if env_id.startswith(f[0])), None)
     if family and family[1]:
         try:
             importlib.import_module(family[1])  # importing it registers its ids
         except ModuleNotFoundError as error:
             raise _missing(env_id, family[2], error) from None
+    return family
+
+
+def _registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
+    """Call `make`, with the errors that registered ids can have."""
+    family = _import_family(env_id)
     try:
-        # The checker wraps every step for the sake of the first.
-        modes = {"render_mode": render_mode} if render_mode else {}
-        return gymnasium.make(env_id, disable_env_checker=True, **kwargs | modes)
+        if family and family[2] == "mujoco":
+            mujoco.listen()
+        return make()
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
         raise EnvNotFoundError(_near_misses(env_id)) from None
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
@@ -173,7 +229,7 @@ def _near_misses(env_id: str) -> str:
 
 def make_all(maker: EnvMaker, count: int) -> list[Any]:
     """So many environments; if one cannot be made, those before it are closed."""
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, mujoco.muted():
         envs = []
         for _ in range(count):
             envs.append(maker())
@@ -183,17 +239,37 @@ def make_all(maker: EnvMaker, count: int) -> list[Any]:
 
 
 def env_spec(maker: EnvMaker) -> EnvSpec:
-    """Make one environment, read its spaces, and close it.
+    """Make one environment (or vector of one), read its spaces, and close it.
 
     Raises:
         UnsupportedSpaceError: naming the space and its key.
+        EnvError: it failed.
     """
-    env = maker()
+    env = maker.vector(1, num_threads=1) if maker.native else maker()
+    single = "single_" if maker.native else ""
     try:
-        spec = EnvSpec(
-            id=maker.name,
-            observation=_observation(env.observation_space),
-            action=_action(env.action_space),
+        with_choices = isinstance(
+            action := getattr(env, f"{single}action_space"),
+            gymnasium.spaces.Discrete
+            | gymnasium.spaces.MultiDiscrete
+            | gymnasium.spaces.MultiBinary,
+        )
+        info = {}
+        if with_choices and maker.action_mask in ("auto", "info"):
+            try:
+                _, info = env.reset()
+            except Exception as error:
+                raise env_error(
+                    error,
+                    f"in reset of env 0 of {maker.name}, episode 0, looked at for an action mask",
+                ) from error
+        spec = spaces.read(
+            maker.name,
+            getattr(env, f"{single}observation_space"),
+            action,
+            info,
+            drop_obs_keys=maker.drop_obs_keys,
+            action_mask=maker.action_mask,
         )
     finally:
         try:
@@ -203,53 +279,3 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
                 error, f"while closing {maker.name}, which was made for its spaces"
             ) from error
     return spec
-
-
-def _observation(space: Any) -> Space:
-    match space:
-        case gymnasium.spaces.Box():
-            # Floats are stored as float32 whatever they are declared as; integers as they are.
-            dtype = "float32" if np.issubdtype(space.dtype, np.floating) else str(space.dtype)
-            if dtype in ("uint16", "uint32", "uint64"):
-                raise _unsupported("observation", space, f"dtype {dtype} has no equal in torch")
-            return Space("box", space.shape, dtype)
-        case gymnasium.spaces.Discrete():
-            return _choices("discrete", (), [space.n], [space.start])
-        case gymnasium.spaces.MultiDiscrete() if len(space.shape) == 1:
-            return _choices("multi_discrete", space.shape, space.nvec, space.start)
-    raise _unsupported(
-        "observation", space, "supported: Box, Discrete, MultiDiscrete of one dimension"
-    )
-
-
-def _choices(
-    kind: Literal["discrete", "multi_discrete"], shape: tuple[int, ...], nvec: Any, start: Any
-) -> Space:
-    return Space(
-        kind, shape, "int64", nvec=tuple(int(n) for n in nvec), start=tuple(int(n) for n in start)
-    )
-
-
-def _action(space: Any) -> Space:
-    match space:
-        case gymnasium.spaces.Box() if np.issubdtype(space.dtype, np.floating):
-            low = tuple(float(x) for x in space.low.ravel())
-            high = tuple(float(x) for x in space.high.ravel())
-            return Space("box", space.shape, str(space.dtype), low, high)
-        case gymnasium.spaces.Discrete():
-            return _choices("discrete", (), [space.n], [space.start])
-        case gymnasium.spaces.MultiDiscrete() if len(space.shape) == 1:
-            return _choices("multi_discrete", space.shape, space.nvec, space.start)
-    raise _unsupported(
-        "action", space, "supported: Box of floats, Discrete, MultiDiscrete of one dimension"
-    )
-
-
-def _unsupported(role: str, space: Any, why: str) -> UnsupportedSpaceError:
-    keys = ""
-    if isinstance(space, gymnasium.spaces.Dict):
-        keys = " with the keys " + ", ".join(f"{key!r}: {part}" for key, part in space.items())
-    return UnsupportedSpaceError(
-        f"The {role} space cannot be used: {type(space).__name__}{keys or f' {space}'} ({why}).\n"
-        "Wrap the environment so that it offers one of these, and pass it as module:callable."
-    )

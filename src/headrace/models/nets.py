@@ -1,12 +1,9 @@
-"""Networks: from one vector of numbers to another. Left out: what the numbers mean."""
+"""Layers and how they begin. Left out: what goes through them (`encoders.py`, `policy.py`)."""
 
 import itertools
 import math
 
-import torch
-from torch import Tensor, nn
-
-from headrace.spec import Space
+from torch import nn
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -24,6 +21,14 @@ def linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
     return layer
 
 
+def conv(num_in: int, num_out: int, kernel: int, *, stride: int = 1, padding: int = 0) -> nn.Conv2d:
+    """A convolution with orthogonal weights, gain sqrt 2, and zero bias."""
+    layer = nn.Conv2d(num_in, num_out, kernel, stride, padding)
+    nn.init.orthogonal_(layer.weight, math.sqrt(2))
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
+
+
 def mlp(num_in: int, hidden_sizes: tuple[int, ...], activation: str) -> nn.Sequential:
     """Hidden layers only, each with gain sqrt 2; the caller puts its own last layer on top.
 
@@ -33,29 +38,3 @@ def mlp(num_in: int, hidden_sizes: tuple[int, ...], activation: str) -> nn.Seque
     for size_in, size_out in itertools.pairwise((num_in, *hidden_sizes)):
         layers += [linear(size_in, size_out, math.sqrt(2)), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers)
-
-
-class FlatEncoder(nn.Module):
-    """An observation as one flat float vector: Box flattened, integers one-hot.
-
-    Maps `[..., *space.shape]` to `[..., num_features]`.
-    """
-
-    def __init__(self, space: Space) -> None:
-        super().__init__()
-        self._space = space
-        self.num_features = space.size if space.kind == "box" else sum(space.nvec)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """Encode a batch of observations."""
-        if self._space.kind == "box":
-            batch = obs.shape[: obs.dim() - len(self._space.shape)]
-            return obs.reshape(*batch, self._space.size).float()
-        components = obs.unsqueeze(-1) if self._space.kind == "discrete" else obs
-        hot = [
-            nn.functional.one_hot(components[..., i] - first, choices)
-            for i, (choices, first) in enumerate(
-                zip(self._space.nvec, self._space.start, strict=True)
-            )
-        ]
-        return torch.cat(hot, -1).float()

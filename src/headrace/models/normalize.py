@@ -4,8 +4,15 @@ Frozen while acting and while learning from what was acted; updated between upda
 `update`. Left out: when that is (`run/learner.py`).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from headrace.batch import Obs
+from headrace.models.encoders import image_layout
+from headrace.spec import Space
 
 _EPS = 1e-8
 _CLIP = 10.0
@@ -29,12 +36,13 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """Merge `[rows, *shape]` into the moments."""
-        rows = rows.double()
-        count = float(len(rows))
+        """Merge `[rows, ...]` into the moments; dimensions where they have length 1 are pooled."""
+        pooled = [0, *(d + 1 for d, length in enumerate(self.mean.shape) if length == 1)]
+        count = float(rows.numel() // max(1, self.mean.numel()))
         if not count:
             return
-        mean, var = rows.mean(0), rows.var(0, correction=0)
+        var, mean = torch.var_mean(rows.double(), pooled, correction=0, keepdim=True)
+        mean, var = mean.reshape(self.mean.shape), var.reshape(self.mean.shape)
         total = self.count + count
         delta = mean - self.mean
         square = self.var * self.count + var * count + delta.square() * self.count * count / total
@@ -43,13 +51,51 @@ class RunningMoments(nn.Module):
         self.count.copy_(total)
 
 
-class NormalizeObs(RunningMoments):
-    """Observations to mean 0 and variance 1, clipped to ±10."""
+class NormalizeObs(nn.Module):
+    """Boxes to mean 0 and variance 1, clipped to ±10: numbers each on its own, images by channel.
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Normalize `[..., *shape]`."""
-        scale = (self.var + _EPS).rsqrt().float()
-        return ((features - self.mean.float()) * scale).clamp(-_CLIP, _CLIP)
+    Other spaces (choices, bits) pass as they are. Shapes are kept.
+    """
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self._is_dict = space.kind == "dict"
+        self._index = {
+            key: i
+            for i, (key, part) in enumerate((k, p) for k, p in space.leaves if p.kind == "box")
+        }
+        parts = dict(space.leaves)
+        self.moments = nn.ModuleList(RunningMoments(_by_channel(parts[k])) for k in self._index)
+
+    def _of(self, key: str) -> RunningMoments:
+        return self.moments[self._index[key]]  # type: ignore[return-value]
+
+    def _each(self, function: Callable[[str, Tensor], Any], obs: Obs) -> Any:
+        if self._is_dict:
+            assert isinstance(obs, dict)
+            return {key: function(key, part) for key, part in obs.items()}
+        return function("", obs)  # type: ignore[arg-type]
+
+    def forward(self, obs: Obs) -> Obs:
+        """Normalize observations of any leading shape."""
+
+        def normalized(key: str, part: Tensor) -> Tensor:
+            if key not in self._index:
+                return part
+            moments = self._of(key)
+            scale = (moments.var + _EPS).rsqrt().float()
+            return ((part.float() - moments.mean.float()) * scale).clamp(-_CLIP, _CLIP)
+
+        return self._each(normalized, obs)  # type: ignore[no-any-return]
+
+    def update(self, obs: Obs, valid: Tensor) -> None:
+        """Merge the valid ones of `[T, n, ...]` observations into the moments."""
+
+        def merge(key: str, part: Tensor) -> None:
+            if key in self._index:
+                self._of(key).update(part[valid])
+
+        self._each(merge, obs)
 
 
 class NormalizeReward(RunningMoments):
@@ -61,3 +107,12 @@ class NormalizeReward(RunningMoments):
     def forward(self, reward: Tensor) -> Tensor:
         """Scale rewards of any shape."""
         return (reward * (self.var + _EPS).rsqrt().float()).clamp(-_CLIP, _CLIP)
+
+
+def _by_channel(space: Space) -> tuple[int, ...]:
+    """The shape of a box's moments: its own; of an image, 1 in height and width."""
+    layout = image_layout(space)
+    if layout is None:
+        return space.shape
+    pooled = layout.order[-2:]
+    return tuple(1 if d in pooled else length for d, length in enumerate(space.shape))

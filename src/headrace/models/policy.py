@@ -3,16 +3,25 @@
 Left out: where observations come from (`collect/`), and losses (`algos/`).
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from headrace.batch import Obs
+from headrace.errors import UsageError
 from headrace.models.dists import head_for
-from headrace.models.nets import FlatEncoder, linear, mlp
+from headrace.models.encoders import Encoder, ImageNet
+from headrace.models.nets import linear, mlp
 from headrace.models.normalize import NormalizeObs, NormalizeReward
 from headrace.settings import settings
-from headrace.spec import EnvSpec
+from headrace.spec import PLAIN, EnvSpec
+
+ModelFactory = Callable[[EnvSpec], nn.Module]
+"""Makes a network of the user's own: a module whose `forward(obs)` gives `(params, value)`, see
+`ActorCritic.forward`. It gets `spec.seen` observations, and must make as many params as
+`num_params(spec)` says."""
 
 
 @settings
@@ -24,23 +33,30 @@ class Network:
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Non-linearity between layers."""
     shared_trunk: bool = False
-    """One stack of hidden layers for policy and value, in place of one each."""
+    """One stack of hidden layers for policy and value, in place of one each. (What sees images is
+    always shared.)"""
+    image_net: ImageNet = "auto"
+    """What sees images: nature and impala are convolutional networks of those papers, small is for
+    grids of a few cells; auto: by the image's size."""
     normalize_obs: bool = False
-    """Subtract the running mean of observations and divide by their running deviation."""
+    """Subtract the running mean of observations and divide by their running deviation: of each
+    number, of each channel of an image."""
     normalize_reward: bool = False
     """Divide rewards by the running deviation of the discounted return (learner only)."""
+    clip_reward: float = 0.0
+    """Clip rewards to ± this before anything is learned from them (0: never); returns are reported
+    unclipped."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the network's products; weights, losses and gradients are fp32 in any case."""
 
 
-class Policy(nn.Module):
-    """An actor and a critic over one encoder, with their normalizers."""
+class ActorCritic(nn.Module):
+    """Our own network: an encoder, and over it an actor and a critic with a trunk each."""
 
     def __init__(self, spec: EnvSpec, network: Network) -> None:
         super().__init__()
-        self.encoder = FlatEncoder(spec.observation)
-        self.head = head_for(spec.action)
+        self.encoder = Encoder(spec.seen, network.image_net)
         features = self.encoder.num_features
-        self.normalize_obs = NormalizeObs((features,)) if network.normalize_obs else None
-        self.normalize_reward = NormalizeReward() if network.normalize_reward else None
 
         def trunk() -> nn.Sequential:
             return mlp(features, network.hidden_sizes, network.activation)
@@ -49,32 +65,62 @@ class Policy(nn.Module):
         self.actor_trunk = trunk()
         # Small gain: the first policy is close to uniform whatever it sees (Andrychowicz et al.
         # 2021, arXiv:2006.05990, choice C57).
-        self.actor = linear(width, self.head.num_params, 0.01)
+        self.actor = linear(width, num_params(spec), 0.01)
         self.critic_trunk = None if network.shared_trunk else trunk()
         self.critic = linear(width, 1, 1.0)
+
+    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        """Parameters of the action distribution `[..., num_params]`, and values `[...]`."""
+        features = self.encoder(obs)
+        hidden = self.actor_trunk(features)
+        critic_hidden = hidden if self.critic_trunk is None else self.critic_trunk(features)
+        return self.actor(hidden), self.critic(critic_hidden).squeeze(-1)
+
+
+class Policy(nn.Module):
+    """A network, the distribution over actions that its output means, and the normalizers."""
+
+    def __init__(self, spec: EnvSpec, network: Network, model: ModelFactory | None = None) -> None:
+        super().__init__()
+        self._spec, self._clip_reward = spec, network.clip_reward
+        self._bf16 = network.precision == "bf16"
+        self.model = ActorCritic(spec, network) if model is None else _checked(model(spec), spec)
+        self.head = head_for(spec.action)
+        self.normalize_obs = NormalizeObs(spec.seen) if network.normalize_obs else None
+        self.normalize_reward = NormalizeReward() if network.normalize_reward else None
 
     @property
     def num_draws(self) -> int:
         """Numbers of uniform noise that one action takes."""
         return self.head.num_draws
 
-    def features(self, obs: Tensor) -> Tensor:
-        """Encoded observations before normalization, `[..., features]`."""
-        encoded: Tensor = self.encoder(obs)
-        return encoded
+    def seen(self, obs: Obs) -> Obs:
+        """Observations without the action mask."""
+        if not self._spec.mask_key:
+            return obs
+        assert isinstance(obs, dict)
+        rest = {key: part for key, part in obs.items() if key != self._spec.mask_key}
+        return rest[PLAIN] if list(rest) == [PLAIN] else rest
 
-    def _normalized(self, obs: Tensor) -> Tensor:
-        features = self.features(obs)
-        return features if self.normalize_obs is None else self.normalize_obs(features)
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Parameters of the action distribution `[..., num_params]`, and values `[...]`."""
-        features = self._normalized(obs)
-        hidden = self.actor_trunk(features)
-        critic_hidden = hidden if self.critic_trunk is None else self.critic_trunk(features)
-        return self.actor(hidden), self.critic(critic_hidden).squeeze(-1)
+        seen = self.seen(obs)
+        if self.normalize_obs is not None:
+            seen = self.normalize_obs(seen)
+        if self._bf16:
+            device = next(self.parameters()).device.type
+            with torch.autocast(device, torch.bfloat16):
+                params, value = self.model(seen)
+            params, value = params.float(), value.float()
+        else:
+            params, value = self.model(seen)
+        if self._spec.mask_key:
+            allowed = obs[self._spec.mask_key].flatten(-1) != 0  # type: ignore[index]
+            # The least finite number, not -inf: its share of the entropy is 0 * log 0.
+            params = params.masked_fill(~allowed, torch.finfo(params.dtype).min)
+        return params, value
 
-    def act(self, obs: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    def act(self, obs: Obs, noise: Tensor) -> dict[str, Tensor]:
         """Sample actions.
 
         Args:
@@ -88,31 +134,72 @@ class Policy(nn.Module):
         action, log_prob = self.head.sample(params, noise)
         return {"action": action, "log_prob": log_prob, "value": value}
 
-    def act_greedily(self, obs: Tensor) -> Tensor:
+    def act_greedily(self, obs: Obs) -> Tensor:
         """The likeliest action for each of `[n, ...]` observations."""
-        hidden = self.actor_trunk(self._normalized(obs))
-        return self.head.mode(self.actor(hidden))
+        return self.head.mode(self(obs)[0])
 
-    def evaluate(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(self, obs: Obs, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probability, entropy and value of `action` in `obs`: `[...]` each."""
         params, value = self(obs)
         log_prob, entropy = self.head.evaluate(params, action)
         return log_prob, entropy, value
 
-    def value(self, obs: Tensor) -> Tensor:
+    def value(self, obs: Obs) -> Tensor:
         """V(s) for `[..., ]` observations."""
-        features = self._normalized(obs)
-        trunk = self.actor_trunk if self.critic_trunk is None else self.critic_trunk
-        value: Tensor = self.critic(trunk(features)).squeeze(-1)
+        value: Tensor = self(obs)[1]
         return value
 
+    def clipped(self, reward: Tensor) -> Tensor:
+        """The reward clipped, where that was asked for."""
+        return reward.clamp(-self._clip_reward, self._clip_reward) if self._clip_reward else reward
+
     def scaled(self, reward: Tensor) -> Tensor:
-        """The reward as the learner sees it: normalized, where that was asked for."""
-        return reward if self.normalize_reward is None else self.normalize_reward(reward)
+        """The reward as the learner sees it: clipped, normalized, where that was asked for."""
+        clipped = self.clipped(reward)
+        return clipped if self.normalize_reward is None else self.normalize_reward(clipped)
 
 
-def build(spec: EnvSpec, network: Network, seed: int) -> Policy:
-    """A fresh policy on the CPU, the same for the same seed whatever was drawn before."""
+def num_params(spec: EnvSpec) -> int:
+    """How many numbers the distribution over actions takes: logits, or means."""
+    return head_for(spec.action).num_params
+
+
+@torch.no_grad()
+def _checked(model: Any, spec: EnvSpec) -> nn.Module:
+    """Try a model of the user's own on two observations of zeros."""
+    expected = (
+        f"expected that forward(obs) gives (params, value) of shapes [n, {num_params(spec)}] and "
+        f"[n], for {spec.seen.describe()} observations"
+    )
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"The model is a {type(model).__name__}: expected that calling it with the "
+            "environment's spec makes a torch.nn.Module."
+        )
+    zeros = {
+        key: torch.zeros((2, *part.shape), dtype=getattr(torch, part.dtype))
+        for key, part in spec.seen.leaves
+    }
+    try:
+        given = model(zeros if spec.seen.kind == "dict" else zeros[PLAIN])
+        shapes = [tuple(part.shape) for part in given]
+    except Exception as error:
+        raise UsageError(
+            f"The model {type(model).__name__} failed: {type(error).__name__}: {error}\n{expected}."
+        ) from error
+    if shapes != [(2, num_params(spec)), (2,)]:
+        raise UsageError(
+            f"The model {type(model).__name__} gave shapes {shapes} for n=2: {expected}."
+        )
+    return model
+
+
+def build(spec: EnvSpec, network: Network, seed: int, model: ModelFactory | None = None) -> Policy:
+    """A fresh policy on the CPU, the same for the same seed whatever was drawn before.
+
+    Raises:
+        UsageError: the user's model does not give what `ActorCritic.forward` says.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Policy(spec, network)
+        return Policy(spec, network, model)

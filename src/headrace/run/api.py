@@ -3,13 +3,14 @@
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.envs.make import EnvLike
+from headrace.envs.make import EnvLike, WrapperLike
 from headrace.errors import ConfigError
-from headrace.models.policy import Network
+from headrace.models.policy import ModelFactory, Network
 from headrace.run import launch
 from headrace.run.config import ALGOS
 from headrace.run.evaluate import Evaluation, TrainedPolicy, evaluate, load_policy
@@ -39,19 +40,21 @@ class Run:
     @property
     def policy(self) -> TrainedPolicy:
         """The trained policy: `policy(obs) -> action`."""
-        return load_policy(self.dir)
+        return load_policy(self.dir, self._ended.model)
 
     def evaluate(
         self, episodes: int = 20, *, stochastic: bool = False, video: str | Path | None = None
     ) -> Evaluation:
         """Play whole episodes with the trained policy; see `headrace.run.evaluate.evaluate`."""
-        return evaluate(
+        played = evaluate(
             self.policy,
             self._ended.maker,
             episodes=episodes,
             stochastic=stochastic,
             video=None if video is None else Path(video),
         )
+        assert played is not None  # nobody tells it to stop
+        return played
 
 
 def train(
@@ -59,6 +62,8 @@ def train(
     *,
     algo: Any = None,
     network: Network | None = None,
+    model: str | ModelFactory | None = None,
+    wrapper: WrapperLike | Sequence[WrapperLike] = (),
     config: str | os.PathLike[str] | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     on_update: OnUpdate | None = None,
@@ -73,6 +78,9 @@ def train(
         algo: settings of the algorithm, such as `headrace.PPO(lr=3e-4)`; what it leaves open comes
             from the config file, the preset, or the class default. Default: PPO.
         network: settings of the network, such as `headrace.Network(hidden_sizes=(256, 256))`.
+        model: makes a network of your own from the environment's spec: a class or function, or
+            `module:callable`; see examples/own_network.py.
+        wrapper: put around each environment: `module:callable`, a callable, or several of them.
         config: a TOML file with settings.
         run_dir: the run's directory; default: a new one below `runs/`.
         on_update: called with (number of the update, metrics) after each.
@@ -101,6 +109,7 @@ def train(
         launch.start(
             given,
             env=env,
+            code=_code(wrapper, model),
             config_file=None if config is None else Path(config),
             run_dir=None if run_dir is None else Path(run_dir),
             on_update=on_update,
@@ -113,6 +122,8 @@ def resume(
     run_dir: str | os.PathLike[str],
     *,
     env: EnvLike | None = None,
+    model: str | ModelFactory | None = None,
+    wrapper: WrapperLike | Sequence[WrapperLike] = (),
     total_env_steps: int | None = None,
     on_update: OnUpdate | None = None,
     quiet: bool = False,
@@ -122,6 +133,8 @@ def resume(
     Args:
         run_dir: of the run.
         env: to be given again where the environment is not a plain id.
+        model: to be given again where the run has a network of your own.
+        wrapper: to be given again where the run has wrappers.
         total_env_steps: a new goal; default: the old one.
         on_update: called with (number of the update, metrics) after each.
         quiet: show nothing.
@@ -137,11 +150,19 @@ def resume(
         launch.go_on(
             Path(run_dir),
             env=env,
+            code=_code(wrapper, model),
             total_env_steps=total_env_steps,
             on_update=on_update,
             out=None if quiet else sys.stdout,
         )
     )
+
+
+def _code(
+    wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFactory | None
+) -> launch.Code:
+    one = isinstance(wrapper, str) or callable(wrapper)
+    return launch.code((wrapper,) if one else tuple(wrapper), model)  # type: ignore[arg-type]
 
 
 def _finish(ended: launch.Ended) -> Run:

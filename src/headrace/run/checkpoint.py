@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace.errors import CheckpointError
 from headrace.spec import Array
@@ -50,17 +50,16 @@ class Checkpoint:
 
 
 def write(
-    run_dir: Path, env_steps: int, files: dict[str, dict[str, Any]], manifest: dict[str, Any]
+    parent: Path, env_steps: int, files: dict[str, dict[str, Any]], manifest: dict[str, Any]
 ) -> Path:
     """Write one checkpoint, and point `latest` to it.
 
     Args:
-        run_dir: the run's directory.
+        parent: `checkpoints` or `best` in the run's directory.
         env_steps: names it.
         files: file name (without suffix) -> named tensors or arrays.
         manifest: plain data that goes into the manifest beside format and checksums.
     """
-    parent = run_dir / "checkpoints"
     parent.mkdir(mode=0o700, exist_ok=True)
     final = parent / f"step_{env_steps:012d}"
     new = parent / f".{final.name}.{os.getpid()}"
@@ -86,16 +85,15 @@ def write(
     return final
 
 
-def prune(run_dir: Path, keep: int, written: Path) -> None:
+def prune(keep: int, written: Path) -> None:
     """Remove old checkpoints, damaged ones, and what interrupted writers left.
 
     Args:
-        run_dir: the run's directory.
         keep: how many to keep, the one just written among them.
         written: that one. Any with a higher number was passed over as damaged when the run went on
             from an earlier one.
     """
-    parent = run_dir / "checkpoints"
+    parent = written.parent
     others = sorted(path for path in parent.glob("step_*") if path != written)
     earlier = [path for path in others if path < written]
     kept = earlier[len(earlier) - (keep - 1) :] if keep > 1 else []
@@ -110,14 +108,14 @@ def newest(run_dir: Path) -> Checkpoint:
     """The newest checkpoint that is whole; one that is not is named in a warning and passed over.
 
     Args:
-        run_dir: a run directory, or one checkpoint's own directory.
+        run_dir: a run directory, its `best`, or one checkpoint's own directory.
 
     Raises:
         CheckpointError: there is none.
     """
     if (run_dir / _MANIFEST).is_file():
         return _read(run_dir)
-    parent = run_dir / "checkpoints"
+    parent = run_dir if run_dir.name == "best" else run_dir / "checkpoints"
     candidates = sorted(parent.glob("step_*"), reverse=True)
     for candidate in candidates:
         try:
@@ -126,7 +124,7 @@ def newest(run_dir: Path) -> Checkpoint:
             warnings.warn(f"{error} Passed over.", stacklevel=2)
     raise CheckpointError(
         f"{run_dir} holds no {'usable ' if candidates else ''}checkpoint "
-        "yet (looked for checkpoints/step_*/manifest.json).\nA run writes one every "
+        f"yet (looked for {parent.name}/step_*/manifest.json).\nA run writes one every "
         "--checkpoint-every-s seconds, and one when it ends or is stopped."
     )
 
@@ -160,6 +158,30 @@ def _read(path: Path) -> Checkpoint:
         if actual != expected:
             raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's.")
     return Checkpoint(path, manifest)
+
+
+def load_into(module: nn.Module, saved: Checkpoint) -> None:
+    """Load the policy's tensors.
+
+    Raises:
+        CheckpointError: they are of another network.
+    """
+    tensors = saved.tensors("policy_default")
+    own = {name: tuple(t.shape) for name, t in module.state_dict().items()}
+    theirs = {name: tuple(t.shape) for name, t in tensors.items()}
+    if own != theirs:
+        differing = [
+            f"  {name}: checkpoint {theirs.get(name, 'has none')}, here {own.get(name, 'is none')}"
+            for name in sorted(own.keys() | theirs.keys())
+            if own.get(name) != theirs.get(name)
+        ]
+        raise CheckpointError(
+            f"The policy in {saved.path} is of another network:\n"
+            + "\n".join(differing[:6])
+            + (f"\n  ... and {len(differing) - 6} more" if len(differing) > 6 else "")
+            + "\nUse the network's settings that it was trained with (in its config.json)."
+        )
+    module.load_state_dict(tensors)
 
 
 def _digest(manifest: dict[str, Any]) -> str:

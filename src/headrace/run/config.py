@@ -13,6 +13,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
@@ -20,12 +21,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
-from headrace.algos import ppo
+from headrace.algos import a2c, ppo
 from headrace.errors import ConfigError
 from headrace.models.policy import Network
 from headrace.settings import settings
 
-ALGOS: dict[str, tuple[ModuleType, type[Any]]] = {"ppo": (ppo, ppo.PPO)}
+ALGOS: dict[str, tuple[ModuleType, type[Any]]] = {"a2c": (a2c, a2c.A2C), "ppo": (ppo, ppo.PPO)}
 """Name -> the algorithm's page, and its settings."""
 
 
@@ -58,7 +59,7 @@ class RunSettings:
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = ""
     """Environment: a Gymnasium id, module:EnvId, or module:callable."""
-    algo: Literal["ppo"] = "ppo"
+    algo: Literal["ppo", "a2c"] = "ppo"
     """Algorithm."""
     total_env_steps: int = 1_000_000
     """Train for this many env steps in all, rounded up to whole batches (num_envs x num_steps)."""
@@ -72,16 +73,34 @@ class RunSettings:
     """Environments that one forward pass of the policy serves; 0: num_envs / CPU cores. A run
     can be repeated exactly only with the same value; num_workers may differ."""
     vectorization: Literal["auto", "python", "native"] = "auto"
-    """python: step Gymnasium's Python environments one by one; auto: the same in this version;
-    native: an environment's own vector form (not in this version)."""
+    """native: the environment's own vector form (a registered vector_entry_point); python: its
+    Python form, one after the other; auto: native for ALE and where a preset says so."""
     env_kwargs: Annotated[dict[str, Any], _KeyValues] = field(default_factory=dict)
     """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
+    wrapper: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODULE:CALLABLE ...]")] = ()
+    """Put around each environment, the first one innermost: gets an environment, gives one."""
+    drop_obs_keys: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[KEY ...]")] = ()
+    """Keys of a Dict observation that the policy does not see."""
+    action_mask: str = "auto"
+    """Which actions are allowed: off, info (info["action_mask"]), or the key of an observation;
+    auto: an observation or info called action_mask that has an entry for each choice."""
+    model: Annotated[str, tyro.conf.arg(metavar="MODULE:CALLABLE")] = ""
+    """Makes a network of your own, a torch.nn.Module, from the environment's spec; the network's
+    settings about sizes do not apply then."""
+    init_from: Annotated[str, tyro.conf.arg(metavar="RUN_DIR")] = ""
+    """Begin with the weights (and normalizers) of another run."""
+    eval_every: int = 0
+    """Evaluate each time that so many env steps have passed (0: never), and keep the best policy
+    in best/."""
+    eval_episodes: int = 20
+    """Episodes of each such evaluation."""
     seed: int = 0
     """Root of every random number."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the learner computes; auto: cuda if there is one."""
     learner_threads: int = 1
-    """CPU threads of the learner's math. A run can be repeated exactly only with the same value."""
+    """CPU threads of the learner's math (0: one per core). A run can be repeated exactly only with
+    the same value."""
     stop_at_return: float | None = None
     """Stop once the mean return of the last 100 training episodes reaches this."""
     schedule_env_steps: int = 0
@@ -178,15 +197,30 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
     if not run.schedule_env_steps:
         derived["schedule_env_steps"] = run.total_env_steps
         origin["schedule_env_steps"] = "follows total_env_steps"
+    cores = cpu_cores()
+    if run.vectorization == "auto" or (run.wrapper and origin["vectorization"] != "given"):
+        native = run.env.startswith("ALE/") and not run.wrapper
+        derived["vectorization"] = "native" if native else "python"
+        origin["vectorization"] = "follows env and wrapper"
+    if not run.learner_threads:
+        derived["learner_threads"] = cores
+        origin["learner_threads"] = f"follows {cores} cores"
     if not run.envs_per_vector:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        derived["envs_per_vector"] = _divisor(run.num_envs, max(1, run.num_envs // cores))
-        origin["envs_per_vector"] = f"follows num_envs / {cores} cores"
+        # A native vector has threads of its own.
+        native = derived.get("vectorization", run.vectorization) == "native"
+        among = 1 if native else cores
+        derived["envs_per_vector"] = _divisor(run.num_envs, max(1, run.num_envs // among))
+        origin["envs_per_vector"] = "follows num_envs" + ("" if native else f" / {cores} cores")
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
     settings = Settings(run, network, algo, origin)
     _check_bounds(settings.flat())
     _check_sums(run, algo)
     return settings
+
+
+def cpu_cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _divisor(number: int, at_most: int) -> int:
@@ -198,14 +232,15 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         (
             "total_env_steps", "schedule_env_steps", "num_envs", "num_steps", "envs_per_vector",
-            "learner_threads", "keep", "num_epochs", "num_minibatches", "hidden_sizes",
+            "eval_episodes", "keep", "num_epochs", "num_minibatches", "hidden_sizes",
         ),
         (1, math.inf),
     ),
     **dict.fromkeys(
         (
             "num_workers", "seed", "checkpoint_every_s", "replay_limit_s", "lr", "clip_coef",
-            "ent_coef", "vf_coef", "target_kl", "max_grad_norm",
+            "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "clip_reward", "eval_every",
+            "learner_threads",
         ),
         (0, math.inf),
     ),
@@ -225,11 +260,12 @@ def _check_bounds(flat: dict[str, Any]) -> None:
 
 def _check_sums(run: RunSettings, algo: Any) -> None:
     """Contradictions are refused with both sides, the sum, and the remedy."""
-    if run.num_envs * run.num_steps // algo.num_minibatches < 2 and algo.normalize_advantage:
+    num_minibatches = getattr(algo, "num_minibatches", 1)
+    if run.num_envs * run.num_steps // num_minibatches < 2 and algo.normalize_advantage:
         raise ConfigError(
             "A minibatch of one row has nothing to normalize its advantage against: "
             f"num_envs * num_steps / num_minibatches = {run.num_envs} * {run.num_steps} / "
-            f"{algo.num_minibatches}.\nUse fewer minibatches, or --no-normalize-advantage."
+            f"{num_minibatches}.\nUse fewer minibatches, or --no-normalize-advantage."
         )
     if run.num_envs % run.envs_per_vector:
         raise ConfigError(
@@ -251,31 +287,31 @@ def _check_sums(run: RunSettings, algo: Any) -> None:
             f"out: num_envs / envs_per_vector = {run.num_envs} / {run.envs_per_vector}.\n"
             f"{remedy}, or --num-workers {run.num_vectors} or fewer."
         )
-    if run.num_steps % algo.num_minibatches:
+    if run.num_steps % num_minibatches:
         raise ConfigError(
-            f"num_steps={run.num_steps} does not divide into "
-            f"num_minibatches={algo.num_minibatches}: each minibatch takes equally many steps "
-            f"of every env, and {run.num_steps} / {algo.num_minibatches} = "
-            f"{run.num_steps / algo.num_minibatches:.2f}.\n"
-            f"Use --num-minibatches {_divisor(run.num_steps, algo.num_minibatches)}, for example."
-        )
-    if run.vectorization == "native":
-        raise ConfigError(
-            "vectorization='native': this version steps Gymnasium's Python environments only.\n"
-            "Use --vectorization python (or auto)."
+            f"num_steps={run.num_steps} does not divide into num_minibatches={num_minibatches}: "
+            f"each minibatch takes equally many steps of every env, and {run.num_steps} / "
+            f"{num_minibatches} = {run.num_steps / num_minibatches:.2f}.\n"
+            f"Use --num-minibatches {_divisor(run.num_steps, num_minibatches)}, for example."
         )
 
 
 def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
-    """The shipped preset's name and values for an environment; ("none", {}) if there is none."""
+    """The shipped preset's name and values for an environment; ("none", {}) if there is none.
+
+    A table's name is an id, or a pattern of ids (`MiniGrid-*`); the id itself comes first.
+    """
+    found: tuple[str, dict[str, Any]] = "none", {}
     for file in sorted(resources.files("headrace.run").joinpath("presets").iterdir(), key=str):
         if file.name.endswith(".toml"):
-            by_env = tomllib.loads(file.read_text(encoding="utf-8"))
-            if env in by_env:
-                values = dict(by_env[env])
-                per_algo = {name: values.pop(name, {}) for name in ALGOS}
-                return file.name.removesuffix(".toml"), values | per_algo[algo]
-    return "none", {}
+            for pattern, table in tomllib.loads(file.read_text(encoding="utf-8")).items():
+                if pattern == env or (found[0] == "none" and fnmatchcase(env, pattern)):
+                    values = dict(table)
+                    per_algo = {name: values.pop(name, {}) for name in ALGOS}
+                    found = file.name.removesuffix(".toml"), values | per_algo[algo]
+                if pattern == env:
+                    return found
+    return found
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

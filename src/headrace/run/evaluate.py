@@ -3,9 +3,8 @@
 Left out: training. Nothing here needs the environment, but `evaluate`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,25 @@ import torch
 from torch import Tensor
 
 from headrace import batch
+from headrace.batch import Obs
+from headrace.collect.api import ShouldStop
 from headrace.collect.rollout import rollout
-from headrace.envs.api import Episode
+from headrace.envs.api import Episode, VectorEnv
 from headrace.envs.film import filmed
 from headrace.envs.gym import GymVector
 from headrace.envs.make import EnvMaker, make_all
-from headrace.errors import ConfigError
+from headrace.envs.vector import make_vector
+from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
-from headrace.models.policy import Network, Policy
+from headrace.models.policy import ModelFactory, Network, Policy
 from headrace.run import checkpoint
+from headrace.run.config import cpu_cores
 from headrace.seeding import action_noise
 from headrace.spec import ActionCodec, Array, EnvSpec
 
 _NUM_STEPS = 64
 _MOST_ENVS = 32
+_ENDLESS = 200_000  # steps of all envs without a single end
 
 
 @dataclass(frozen=True)
@@ -65,48 +69,81 @@ class TrainedPolicy:
         self._codec = ActionCodec(spec.action)
 
     @torch.no_grad()
-    def __call__(self, obs: Any) -> Any:
+    def __call__(self, obs: Any, action_mask: Any = None) -> Any:
         """The likeliest action, as the environment expects it.
 
         Args:
-            obs: one observation, or a batch of them with one more leading dimension.
+            obs: one observation, or a batch of them with one more leading dimension (of a Dict
+                space: a dict of arrays; keys that the policy does not see may be there).
+            action_mask: which actions are allowed, for a policy whose mask came from `info`.
 
         Returns:
             One action or a batch of them: integers, or arrays of the action space's shape.
 
         Raises:
-            ValueError: the shape is neither one observation's nor a batch's.
+            ValueError: the shape is neither one observation's nor a batch's, or a key is missing.
         """
-        space = self.spec.observation
-        array = np.asarray(obs, dtype=space.dtype)
-        single = array.shape == space.shape
-        if not single and array.shape[1:] != space.shape:
-            raise ValueError(
-                f"Got an observation of shape {array.shape}; expected {space.shape}, or a batch "
-                f"(n, *{space.shape})."
-            )
-        rows = torch.from_numpy(array[None] if single else array)
-        action = self._codec.to_env(self.module.act_greedily(rows).numpy())
+        parts = dict(obs) if self.spec.observation.kind == "dict" and _is_dict(obs) else {"": obs}
+        if self.spec.mask_in_info:
+            if action_mask is None:
+                raise ValueError(
+                    "This policy was trained with action masks from info: call it as "
+                    'policy(obs, action_mask=info["action_mask"]).'
+                )
+            parts[self.spec.mask_key] = action_mask
+        rows, single = {}, False
+        for key, space in self.spec.observation.leaves:
+            if key not in parts:
+                raise ValueError(f"The observation has no {key!r}; it has {sorted(parts)}.")
+            array = np.asarray(parts[key], dtype=space.dtype)
+            single = array.shape == space.shape
+            if not single and array.shape[1:] != space.shape:
+                raise ValueError(
+                    f"Got an observation{f' {key!r}' if key else ''} of shape {array.shape}; "
+                    f"expected {space.shape}, or a batch (n, *{space.shape})."
+                )
+            rows[key] = torch.from_numpy(array[None] if single else array)
+        batched = rows if self.spec.observation.kind == "dict" else rows[""]
+        action = self._codec.to_env(self.module.act_greedily(batched).numpy())
         if not single:
             return action
         return int(action[0]) if self.spec.action.kind == "discrete" else action[0]
 
 
-def load_policy(directory: str | Path) -> TrainedPolicy:
+def _is_dict(obs: Any) -> bool:
+    return hasattr(obs, "keys")
+
+
+def load_policy(directory: str | Path, model: ModelFactory | None = None) -> TrainedPolicy:
     """Load the newest whole checkpoint's policy from a run directory (or from that checkpoint).
 
     Needs neither the environment nor a GPU, and unpickles nothing.
 
+    Args:
+        directory: of a run, its `best`, or a checkpoint.
+        model: what made the network, where it was one of your own: a file can not name code.
+
     Raises:
-        CheckpointError: there is no usable checkpoint.
+        CheckpointError: there is no usable checkpoint, or it is of another network.
+        ConfigError: it was a network of your own, and `model` is not given (or the other way).
     """
     saved = checkpoint.newest(Path(directory))
     described = saved.manifest["policies"]["default"]
+    if bool(described["model"]) != (model is not None):
+        raise ConfigError(
+            f"{directory} was trained with "
+            + (
+                f"a network of its own ({described['model']}).\nName what makes it: --model "
+                "module:callable, or load_policy(directory, model=...)."
+                if described["model"]
+                else "Headrace's network: it takes no model."
+            )
+        )
     spec = EnvSpec.from_json(described["spec"])
     network = described["network"]
     network["hidden_sizes"] = tuple(network["hidden_sizes"])
-    module = Policy(spec, Network(**network))
-    module.load_state_dict(saved.tensors("policy_default"))
+    module = Policy(spec, Network(**network), model)
+    checkpoint.load_into(module, saved)
     return TrainedPolicy(spec, module.eval())
 
 
@@ -119,7 +156,8 @@ def evaluate(
     stochastic: bool = False,
     seed: int = 0,
     video: Path | None = None,
-) -> Evaluation:
+    stop: ShouldStop = lambda: False,
+) -> Evaluation | None:
     """Play whole episodes: each env a fixed number of them, so that short ones count no more.
 
     Args:
@@ -129,49 +167,67 @@ def evaluate(
         stochastic: sample actions, as in training; default: the likeliest.
         seed: of environments and sampling; evaluation's seeds differ from training's.
         video: write the first episode here (MP4).
+        stop: asked between two steps whether to give up.
+
+    Returns:
+        The returns; None if told to stop.
 
     Raises:
         ConfigError: fewer than one episode.
         MissingExtraError: a video without the `video` extra.
-        EnvError: the environment failed.
+        EnvError: the environment failed, or its episodes do not end.
     """
-    if episodes < 1:
-        raise ConfigError(f"episodes={episodes}: expected at least 1.")
-    num_envs = min(episodes, _MOST_ENVS)
-    quota = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+    quota = _quota(episodes)
+    num_envs = len(quota)
     module = policy.module
     played: list[list[Episode]] = [[] for _ in range(num_envs)]
 
-    def act(obs: Tensor, noise: Tensor) -> dict[str, Tensor]:
+    def act(obs: Obs, noise: Tensor) -> dict[str, Tensor]:
         return module.act(obs, noise) if stochastic else {"action": module.act_greedily(obs)}
 
     meter = Meter()
     fragment = batch.allocate(batch.columns(policy.spec, {}, _NUM_STEPS, num_envs))
-    with _vector(policy.spec, maker, num_envs, seed, meter, video) as vector:
-        steps = 0
+    with contextlib.closing(_vector(policy.spec, maker, num_envs, seed, meter, video)) as vector:
+        steps = last_end = 0
         while any(len(p) < q for p, q in zip(played, quota, strict=True)):
             noise = action_noise(seed, vector.env_id, steps, _NUM_STEPS, module.num_draws)
-            rollout(vector, fragment, act, torch.from_numpy(noise), meter, lambda: False)
+            if rollout(vector, fragment, act, torch.from_numpy(noise), meter, stop) < _NUM_STEPS:
+                return None
+            steps += _NUM_STEPS
             for episode in vector.finish():
                 played[episode.env_id].append(episode)
+                last_end = steps
             vector.commit()
-            steps += _NUM_STEPS
+            if steps - last_end > _ENDLESS:
+                raise EnvError(
+                    f"No episode of {maker.name} ended in {_ENDLESS:,} steps of {num_envs} envs.\n"
+                    "Give it a time limit: --wrapper module:callable, with "
+                    "gymnasium.wrappers.TimeLimit."
+                )
     kept = [e for p, q in zip(played, quota, strict=True) for e in p[:q]]
     return Evaluation(
         returns=tuple(e.total_reward for e in kept), lengths=tuple(e.num_steps for e in kept)
     )
 
 
-@contextmanager
+def _quota(episodes: int) -> list[int]:
+    """How many episodes each of the environments plays."""
+    if episodes < 1:
+        raise ConfigError(f"episodes={episodes}: expected at least 1.")
+    num_envs = min(episodes, _MOST_ENVS)
+    return [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+
+
 def _vector(
     spec: EnvSpec, maker: EnvMaker, num_envs: int, seed: int, meter: Meter, video: Path | None
-) -> Iterator[GymVector]:
-    """The environments of an evaluation; the first one filmed if asked for."""
-    first = maker() if video is None else filmed(maker, video)
-    envs = [first, *make_all(maker, num_envs - 1)]
+) -> VectorEnv:
+    """The environments of an evaluation; the first one filmed if asked for (in Python form)."""
     env_id: Array = np.arange(num_envs)
-    vector = GymVector(envs, spec, env_id, seed, meter, role="eval", sampler="evaluation")
-    try:
-        yield vector
-    finally:
-        vector.close()
+    if video is None:
+        return make_vector(
+            maker, spec, env_id, seed, meter,
+            num_threads=cpu_cores(), role="eval", sampler="evaluation",
+        )  # fmt: skip
+    maker = replace(maker, native=False)
+    envs = [filmed(maker, video), *make_all(maker, num_envs - 1)]
+    return GymVector(envs, spec, env_id, seed, meter, role="eval", sampler="evaluation")

@@ -5,7 +5,7 @@ Left out: the loop (`train.py`) and every part of it.
 
 import contextlib
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,12 +18,15 @@ import headrace
 from headrace.collect.api import Collector, Plan, ShouldStop
 from headrace.collect.inline import InlineCollector
 from headrace.collect.workers import WorkersCollector
-from headrace.envs.make import EnvLike, EnvMaker, env_spec
+from headrace.envs.make import EnvLike, EnvMaker, WrapperLike, env_spec
 from headrace.errors import CheckpointError, ConfigError, EnvError
 from headrace.meter import Meter
+from headrace.models.policy import ModelFactory
+from headrace.named import load_callable
 from headrace.run import checkpoint, rundir
+from headrace.run.best import Evaluations
 from headrace.run.checkpoint import Checkpoint
-from headrace.run.config import RunSettings, Settings, given_for_resume, resolve
+from headrace.run.config import RunSettings, Settings, cpu_cores, given_for_resume, resolve
 from headrace.run.learner import Learner
 from headrace.run.log import Display, MetricsLog
 from headrace.run.process import StopSignals, math_threads
@@ -31,6 +34,46 @@ from headrace.run.report import OnUpdate, Reporter, farewell, introduce
 from headrace.run.save import Saver
 from headrace.run.train import Counters, train
 from headrace.spec import EnvSpec
+
+
+@dataclass(frozen=True)
+class Code:
+    """Code of the user's own, beside the environment.
+
+    Attributes:
+        wrappers: see `EnvMaker`.
+        model: makes a network.
+    """
+
+    wrappers: tuple[WrapperLike, ...] = ()
+    model: ModelFactory | None = None
+
+    def names(self) -> dict[str, Any]:
+        """What config.json calls it: for people, and to know that it must be given again."""
+        names: dict[str, Any] = {}
+        if self.wrappers:
+            names["wrapper"] = tuple(
+                w if isinstance(w, str) else getattr(w, "__name__", "wrapper")
+                for w in self.wrappers
+            )
+        if self.model is not None:
+            own = getattr(self.model, "__qualname__", "model")
+            names["model"] = f"{getattr(self.model, '__module__', '')}:{own}"
+        return names
+
+
+NO_CODE = Code()
+
+
+def code(wrappers: Sequence[WrapperLike], model: str | ModelFactory | None) -> Code:
+    """Code as a caller names it: callables, or `module:callable`.
+
+    Raises:
+        ConfigError: there is no such module or callable.
+    """
+    if isinstance(model, str):
+        model = load_callable(model, ConfigError) if model else None
+    return Code(tuple(wrappers), model)
 
 
 @dataclass(frozen=True)
@@ -42,18 +85,21 @@ class Ended:
         summary: what `--json` prints.
         stopped_by: the signal that ended it early (0: none did).
         maker: makes its environments.
+        model: makes its network, if it is the user's own.
     """
 
     run_dir: Path
     summary: dict[str, Any]
     stopped_by: int
     maker: EnvMaker
+    model: ModelFactory | None
 
 
 def start(
     given: dict[str, Any],
     *,
     env: EnvLike | None = None,
+    code: Code = NO_CODE,
     config_file: Path | None = None,
     run_dir: Path | None = None,
     on_update: OnUpdate | None = None,
@@ -65,6 +111,7 @@ def start(
     Args:
         given: settings by name that the caller wants.
         env: an environment or what makes one; default: the setting of that name.
+        code: wrappers and a network as callables; default: what the settings name.
         config_file: TOML with more settings.
         run_dir: where to; default: a new one below `runs/`.
         on_update: called after each update.
@@ -77,20 +124,23 @@ def start(
     meter = Meter(started)
     if env is not None:
         given = given | {"env": EnvMaker(env).name}
-    settings = resolve(given, config_file)
-    maker = EnvMaker(settings.run.env if env is None else env, settings.run.env_kwargs)
-    spec = env_spec(maker)
+    settings = resolve(given | code.names(), config_file)
     run = settings.run
+    if code.model is None and run.model:
+        code = replace(code, model=load_callable(run.model, ConfigError))
+    maker = _maker(settings, run.env if env is None else env, code.wrappers or run.wrapper)
+    spec = env_spec(maker)
     run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
     with rundir.locked(run_dir):
         rundir.refuse_used(run_dir)
-        return _run(settings, maker, spec, run_dir, None, meter, on_update, out)
+        return _run(settings, maker, code.model, spec, run_dir, None, meter, on_update, out)
 
 
 def go_on(
     run_dir: Path,
     *,
     env: EnvLike | None = None,
+    code: Code = NO_CODE,
     total_env_steps: int | None = None,
     on_update: OnUpdate | None = None,
     out: TextIO | None = None,
@@ -101,6 +151,7 @@ def go_on(
     Args:
         run_dir: of the run.
         env: must be given again where the run's environment is code of the user's own.
+        code: wrappers and a network must be given again where the run has them.
         total_env_steps: a new goal.
         on_update: called after each update.
         out: where progress is shown; None: nowhere.
@@ -110,36 +161,54 @@ def go_on(
         HeadraceError: see `headrace.errors`.
     """
     meter = Meter(started)
-    config = rundir.read_config(run_dir)
-    maker = env_of_run(run_dir, env)
-    given, origin = given_for_resume(config, total_env_steps)
-    settings = resolve(given | {"env": maker.name})
-    settings = replace(settings, origin=origin)
+    settings, maker = settings_of_run(run_dir, env, code, total_env_steps)
     with rundir.locked(run_dir):
         saved = checkpoint.newest(run_dir)
         spec = env_spec(maker)
         theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
         check_fits(theirs, spec, run_dir)
-        return _run(settings, maker, spec, run_dir, saved, meter, on_update, out)
+        return _run(settings, maker, code.model, spec, run_dir, saved, meter, on_update, out)
 
 
-def env_of_run(run_dir: Path, env: EnvLike | None) -> EnvMaker:
-    """The environment of a run, by its config.json; code only if the caller names it again.
+def settings_of_run(
+    run_dir: Path, env: EnvLike | None, code: Code, total_env_steps: int | None = None
+) -> tuple[Settings, EnvMaker]:
+    """The settings and the environment of a run; code only if the caller names it again.
 
     Raises:
-        ConfigError: it is code, and was not named.
+        ConfigError: some of it is code, and was not named.
     """
     config = rundir.read_config(run_dir)
-    name, kwargs = config["settings"]["env"], config["settings"]["env_kwargs"]
-    if env is not None:
-        return EnvMaker(env, kwargs)
-    if config["env_is_code"] or ":" in name:
+    given, origin = given_for_resume(config, total_env_steps)
+    name, wrappers, model = given["env"], given["wrapper"], given["model"]
+    again: list[str] = []
+    if env is None and (config["env_is_code"] or ":" in name):
+        again.append(f"--env {name if ':' in name else 'module:callable'} (env=... in Python)")
+    if wrappers and not code.wrappers:
+        again.append(f"--wrapper {' '.join(wrappers)} (wrapper=... in Python)")
+    if model and code.model is None:
+        again.append(f"--model {model} (model=... in Python)")
+    if again:
         raise ConfigError(
-            f"The environment of {run_dir} is code: {name}. A file is not allowed to name code to "
-            "run.\nName it again: "
-            + (f"--env {name}" if ":" in name else "--env module:callable, or env=... in Python")
+            f"The run in {run_dir} has code of its own, and a file is not allowed to name code to "
+            "run.\nName it again: " + ", ".join(again)
         )
-    return EnvMaker(name, kwargs)
+    if env is not None:
+        given["env"] = EnvMaker(env).name
+    settings = replace(resolve(given), origin=origin)
+    return settings, _maker(settings, given["env"] if env is None else env, code.wrappers)
+
+
+def _maker(settings: Settings, env: EnvLike, wrappers: Sequence[WrapperLike]) -> EnvMaker:
+    run = settings.run
+    return EnvMaker(
+        env,
+        run.env_kwargs,
+        tuple(wrappers),
+        native=run.vectorization == "native",
+        drop_obs_keys=run.drop_obs_keys,
+        action_mask=run.action_mask,
+    )
 
 
 def check_fits(theirs: EnvSpec, spec: EnvSpec, run_dir: Path) -> None:
@@ -167,6 +236,7 @@ def check_fits(theirs: EnvSpec, spec: EnvSpec, run_dir: Path) -> None:
 def _run(
     settings: Settings,
     maker: EnvMaker,
+    model: ModelFactory | None,
     spec: EnvSpec,
     run_dir: Path,
     saved: Checkpoint | None,
@@ -181,10 +251,12 @@ def _run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.installed())
         stack.enter_context(math_threads(run.learner_threads))
-        learner = Learner(settings, spec, _device(run.device), meter)
+        learner = Learner(settings, spec, model, _device(run.device), meter)
+        if run.init_from and saved is None:
+            _init_from(Path(run.init_from), spec, learner)
         counters = Counters()
         introduce(display, settings, spec, run_dir)
-        collector = _collector(settings, maker, spec, meter, stop)
+        collector = _collector(settings, maker, model, spec, meter, stop)
         stack.push(_closing(collector))
         meter.lap("start")
         # From here on it is a run: what could not be built has been refused.
@@ -197,16 +269,18 @@ def _run(
         reporter = Reporter(settings, counters, learner, meter, log, display, on_update)
         resumed = saved is not None
         saver = Saver(settings, run_dir, spec, counters, learner, collector, resumed=resumed)
+        evaluations = Evaluations(run, maker, spec, counters, learner, saver, stop)
         stack.callback(display.stop)
         display.start()
         train(
             run, collector, learner, counters, meter,
-            stop=stop, on_update=reporter, save=saver, save_is_due=saver.is_due,
+            stop=stop, evaluate=evaluations, on_update=reporter, save=saver,
+            save_is_due=saver.is_due,
         )  # fmt: skip
         samplers = collector.meters()
     summary = reporter.summary(run_dir, samplers)
     display.say(farewell(summary, stop.received, maker))
-    return Ended(run_dir, summary, stop.received, maker)
+    return Ended(run_dir, summary, stop.received, maker, model)
 
 
 def _closing(collector: Collector) -> Callable[..., None]:
@@ -222,14 +296,28 @@ def _closing(collector: Collector) -> Callable[..., None]:
     return close
 
 
+def _init_from(run_dir: Path, spec: EnvSpec, learner: Learner) -> None:
+    """Begin with the weights of another run."""
+    saved = checkpoint.newest(run_dir)
+    theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
+    check_fits(theirs, spec, run_dir)
+    checkpoint.load_into(learner.policy, saved)
+
+
 def _collector(
-    settings: Settings, maker: EnvMaker, spec: EnvSpec, meter: Meter, stop: ShouldStop
+    settings: Settings,
+    maker: EnvMaker,
+    model: ModelFactory | None,
+    spec: EnvSpec,
+    meter: Meter,
+    stop: ShouldStop,
 ) -> Collector:
     run = settings.run
     plan = Plan(
         maker=maker,
         spec=spec,
         network=settings.network,
+        model=model,
         policy_out=settings.algo_module.POLICY_OUT,
         num_steps=run.num_steps,
         num_envs=run.num_envs,
@@ -237,6 +325,7 @@ def _collector(
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
+        threads_per_sampler=max(1, cpu_cores() // max(1, run.num_workers)),
     )
     if run.num_workers == 0:
         return InlineCollector(plan, meter, stop)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from headrace import batch
-from headrace.batch import Fragment, Minibatch
+from headrace.batch import Fragment, Minibatch, each
 from headrace.meter import Meter
 from headrace.models import policy as policies
+from headrace.models.policy import ModelFactory
 from headrace.optim import Optimizer
 from headrace.returns import discounted_sum
 from headrace.run.config import Settings
@@ -26,16 +27,22 @@ class Learner:
     Args:
         settings: the run's.
         spec: of the environment.
+        model: makes the user's own network, if there is one.
         device: where to compute.
         meter: of this process.
     """
 
     def __init__(
-        self, settings: Settings, spec: EnvSpec, device: torch.device, meter: Meter
+        self,
+        settings: Settings,
+        spec: EnvSpec,
+        model: ModelFactory | None,
+        device: torch.device,
+        meter: Meter,
     ) -> None:
         self._settings, self._device, self._meter = settings, device, meter
         seed = derive(settings.run.seed, "model")
-        self.policy = policies.build(spec, settings.network, seed).to(device)
+        self.policy = policies.build(spec, settings.network, seed, model).to(device)
         self.optimizer = Optimizer(self.policy, settings.algo.max_grad_norm)
         self.version = 0
         """Updates made so far: the version of the weights."""
@@ -93,12 +100,12 @@ class Learner:
         """After the update: while learning, what was acted must look as it did then."""
         valid = experience.valid
         if self.policy.normalize_obs is not None:
-            self.policy.normalize_obs.update(self.policy.features(experience.obs[:-1])[valid])
+            seen = self.policy.seen(each(lambda o: o[:-1], experience.obs))
+            self.policy.normalize_obs.update(seen, valid)
         if self.policy.normalize_reward is not None:
             done = experience.terminated | experience.truncated
-            total = discounted_sum(
-                experience.reward, done, self._return_so_far, self._settings.algo.gamma
-            )
+            reward = self.policy.clipped(experience.reward)
+            total = discounted_sum(reward, done, self._return_so_far, self._settings.algo.gamma)
             self._return_so_far = total[-1]
             self.policy.normalize_reward.update(total[:-1][valid])
 

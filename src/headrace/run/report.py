@@ -87,6 +87,7 @@ class Reporter:
             "wall_s": sum(seconds.values()),
             "env_steps_per_s": self._rate(),
             "mean_return": counters.mean_return,
+            "best_return": counters.best_return,
             "episodes": counters.episodes,
             "lost_env_steps": counters.lost_env_steps,
             "restarts": counters.restarts,
@@ -100,7 +101,7 @@ def introduce(display: Display, settings: Settings, spec: EnvSpec, run_dir: Path
     run = settings.run
     display.say(
         f"headrace {headrace.__version__}: {run.algo} on {run.env} "
-        f"(observation {spec.observation.describe()}, action {spec.action.describe()}), "
+        f"(observation {spec.seen.describe()}, action {spec.action.describe()}), "
         f"{run.num_workers or 'no'} workers, {run.num_vectors} vectors of "
         f"{run.envs_per_vector} envs"
     )
@@ -111,6 +112,8 @@ def introduce(display: Display, settings: Settings, spec: EnvSpec, run_dir: Path
             by_origin.setdefault(origin, []).append(f"{name}={flat[name]}")
     for origin, names in by_origin.items():
         display.say(f"  {origin}: {' '.join(names)}")
+    for note in spec.notes:
+        display.say(f"  note: {note}")
     display.say(f"  all settings: {run_dir}/config.json")
 
 
@@ -130,5 +133,7 @@ def farewell(summary: dict[str, Any], stopped_by: int, maker: EnvMaker) -> str:
     if stopped_by:
         env = maker.env if isinstance(maker.env, str) else "module:callable"
         again = f" --env {env}" if maker.is_code else ""
+        names = [w if isinstance(w, str) else "module:callable" for w in maker.wrappers]
+        again += f" --wrapper {' '.join(names)}" if names else ""
         lines.append(f"To go on: headrace resume {summary['run_dir']}{again}")
     return "\n".join(lines)

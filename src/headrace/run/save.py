@@ -41,6 +41,15 @@ class Saver:
         """Write one, unless nothing was learned since the last."""
         if self._learner.version == self._saved_version:
             return
+        self._write("checkpoints", self._learner.state() | {"samplers": self._collector.state()})
+        self._saved_at, self._saved_version = time.monotonic(), self._learner.version
+
+    def best(self) -> None:
+        """Keep the policy as it is now as the best one, in place of the one before."""
+        state = self._learner.state()
+        self._write("best", {"policy_default": state["policy_default"]})
+
+    def _write(self, where: str, files: dict[str, dict[str, Any]]) -> None:
         manifest = {
             "headrace": headrace.__version__,
             "counters": self._counters.to_json(),
@@ -54,14 +63,11 @@ class Saver:
                 "default": {
                     "algo": self._settings.run.algo,
                     "network": asdict(self._settings.network),
+                    "model": self._settings.run.model,
                     "spec": self._spec.to_json(),
                 }
             },
         }
-        files: dict[str, dict[str, Any]] = {
-            **self._learner.state(),
-            "samplers": self._collector.state(),
-        }
-        path = checkpoint.write(self._run_dir, self._counters.env_steps, files, manifest)
-        checkpoint.prune(self._run_dir, self._settings.run.keep, path)
-        self._saved_at, self._saved_version = time.monotonic(), self._learner.version
+        parent = self._run_dir / where
+        path = checkpoint.write(parent, self._counters.env_steps, files, manifest)
+        checkpoint.prune(self._settings.run.keep if where == "checkpoints" else 1, path)

@@ -26,6 +26,8 @@ class Counters:
     episodes: int = 0
     lost_env_steps: int = 0
     restarts: int = 0
+    evaluated_at: int = 0
+    best_return: float | None = None
     recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
@@ -80,6 +82,7 @@ def train(
     meter: Meter,
     *,
     stop: ShouldStop,
+    evaluate: Callable[[], dict[str, float]],
     on_update: Callable[[dict[str, float]], None],
     save: Callable[[], None],
     save_is_due: Callable[[], bool],
@@ -93,6 +96,7 @@ def train(
         counters: go on from these, and are kept up to date.
         meter: of this process.
         stop: asked after each update, and by the collector between steps.
+        evaluate: called after each update; gives more metrics, if an evaluation was due.
         on_update: called with the metrics of each update, to log them.
         save: writes a checkpoint; called once more at the end, and when `save_is_due`.
         save_is_due: asked after each update.
@@ -123,6 +127,8 @@ def train(
                 f"Losses: {metrics}\nNothing of this update is saved. Try a smaller lr or "
                 "max_grad_norm, or --normalize-reward if rewards are large."
             )
+        metrics |= evaluate()
+        meter.lap("eval")
         on_update(metrics)
         meter.lap("log")
         if save_is_due():

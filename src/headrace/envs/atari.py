@@ -1,0 +1,53 @@
+"""The Python form of ALE's games, as their own vector form plays them.
+
+84×84 gray, four frames stacked, four frames skipped, up to 30 no-ops at the start and FIRE pressed
+where the game has it (Mnih et al. 2015; Machado et al. 2018, arXiv:1709.06009, for sticky actions,
+which the id decides). Needed where the vector form will not do: for wrappers and for films.
+
+Left out: clipping of rewards (an option of the learner).
+"""
+
+from typing import Any
+
+import gymnasium
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+VECTOR_KWARGS = {"reward_clipping": False, "autoreset_mode": "SameStep"}
+"""What ALE's vector form is told, unlike its own defaults."""
+
+_PREPROCESSING = {
+    "noop_max": "noop_max",
+    "frameskip": "frame_skip",
+    "episodic_life": "terminal_on_life_loss",
+    "grayscale": "grayscale_obs",
+}
+"""Argument of the vector form -> of Gymnasium's wrapper."""
+
+
+class _Fire(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Presses FIRE once after each reset: some games wait for it."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = self.env.reset(**kwargs)
+        next_obs, _, terminated, truncated, next_info = self.env.step(1)
+        return (obs, info) if terminated or truncated else (next_obs, next_info)
+
+
+def make(env_id: str, **kwargs: Any) -> Any:
+    """One game; takes what ALE's vector form takes, and what the game itself takes.
+
+    With `obs_type` (`ram`, `rgb`, ...) it is the bare game.
+    """
+    if "obs_type" in kwargs:
+        return gymnasium.make(env_id, **kwargs)
+    kwargs = {name: v for name, v in kwargs.items() if name not in VECTOR_KWARGS}
+    stack, fire = kwargs.pop("stack_num", 4), kwargs.pop("use_fire_reset", True)
+    size = kwargs.pop("img_width", 84), kwargs.pop("img_height", 84)
+    preprocessing = {
+        theirs: kwargs.pop(ours) for ours, theirs in _PREPROCESSING.items() if ours in kwargs
+    }
+    env: Any = gymnasium.make(env_id, frameskip=1, **kwargs)
+    env = AtariPreprocessing(env, screen_size=size, **preprocessing)
+    if fire and env.unwrapped.get_action_meanings()[1:2] == ["FIRE"]:
+        env = _Fire(env)
+    return FrameStackObservation(env, stack, padding_type="zero")

@@ -1,0 +1,234 @@
+"""The rows of a fragment as a vector of environments writes them, and the accounts of its episodes.
+
+Left out: stepping (`gym.py`, `native.py`).
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from headrace.batch import Fragment, each
+from headrace.envs.api import Episode
+from headrace.envs.spaces import MASK, flat_mask
+from headrace.errors import EnvError
+from headrace.spec import PLAIN, Array, EnvSpec, Space
+
+
+class Rows:
+    """What every vector keeps, however it steps.
+
+    Attributes:
+        obs: the bound fragment's observations, `[T+1, n, ...]` (a dict of arrays for a Dict).
+        reward, terminated, truncated, valid: `[T, n]`, the bound fragment's.
+        current: observations of the last commit, `[n, ...]`: row 0 of the next fragment.
+        episode: `[n]`, index of each env's episode (-1: not begun).
+        episode_step, episode_reward: `[n]`, of the episode under way.
+        step_s: mean seconds per env step in the last fragment.
+    """
+
+    def __init__(self, spec: EnvSpec, env_id: Array, sampler: str) -> None:
+        self._spec, self._env_id, self._sampler = spec, env_id, sampler
+        n = len(env_id)
+        self.episode = np.full(n, -1)
+        self.episode_step = np.zeros(n, np.int64)
+        self.episode_reward = np.zeros(n)
+        self.current: Any = (
+            {key: np.zeros((n, *part.shape), part.dtype) for key, part in spec.observation.parts}
+            if spec.observation.kind == "dict"
+            else np.zeros((n, *spec.observation.shape), spec.observation.dtype)
+        )
+        self.step_s = 0.0
+        self._finished: list[Episode] = []
+        self._bound_at = 0.0
+
+    def bind(self, fragment: Fragment) -> None:
+        """Write into `fragment` from now on; its observation row 0 is filled."""
+        self.obs = each(lambda o: o.numpy(), fragment.obs)
+        self.reward, self.valid = fragment.reward.numpy(), fragment.valid.numpy()
+        self.terminated, self.truncated = fragment.terminated.numpy(), fragment.truncated.numpy()
+        self._final_obs = each(lambda o: o.numpy(), fragment.final_obs)
+        self._final_step, self._final_row = fragment.final_step.numpy(), fragment.final_row.numpy()
+        self._num_final = fragment.num_final.numpy()
+        self._num_final[0] = 0
+        fragment.env_id.numpy()[:] = self._env_id
+        each(_copy, self.at(0), self.current)
+        self._bound_at = time.monotonic()
+
+    def at(self, t: int) -> Any:
+        """Row t of the bound fragment's observations."""
+        return each(lambda o: o[t], self.obs)
+
+    def keep_final(self, t: int, i: int, obs: Any) -> None:
+        """Keep the true next observation of step t of env i, which was truncated."""
+        k = int(self._num_final[0])
+        each(lambda final, o: _put(final, k, o), self._final_obs, obs)
+        self._final_step[k], self._final_row[k] = t, i
+        self._num_final[0] = k + 1
+
+    def end_episode(self, t: int, i: int) -> None:
+        """Count env i's episode, which ended with step t."""
+        total, length = float(self.episode_reward[i]), int(self.episode_step[i])
+        self._finished.append(Episode(t, int(self._env_id[i]), total, length))
+        self.episode_step[i], self.episode_reward[i] = 0, 0.0
+
+    def finish(self) -> list[Episode]:
+        """The fragment is full: check it, and give the episodes that ended in it."""
+        self.step_s = (time.monotonic() - self._bound_at) / self.reward.size
+        self._check_finite()
+        if self._spec.mask_key:
+            self._check_masks()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def commit(self) -> None:
+        """The fragment counts: its last row is the current one."""
+        each(_copy, self.current, self.at(len(self.reward)))
+
+    def state(self) -> dict[str, Array]:
+        """Counts and current observations, as named arrays (copies)."""
+        return {
+            "episode": self.episode.copy(),
+            "episode_step": self.episode_step.copy(),
+            "episode_reward": self.episode_reward.copy(),
+            **{f"obs.{key}": self.part(key).copy() for key, _ in self._spec.observation.leaves},
+        }
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Undo `state`."""
+        self.episode[:] = state["episode"]
+        self.episode_step[:] = state["episode_step"]
+        self.episode_reward[:] = state["episode_reward"]
+        for key, _ in self._spec.observation.leaves:
+            self.part(key)[:] = state[f"obs.{key}"]
+
+    def part(self, key: str) -> Array:
+        """One of the arrays of `current`, by the key of `Space.leaves`."""
+        array: Array = self.current[key] if isinstance(self.current, dict) else self.current
+        return array
+
+    def _check_finite(self) -> None:
+        """NaN or infinity is found here, before anything is learned from it."""
+        k = int(self._num_final[0])
+        T, n = self.reward.shape  # noqa: N806
+        after = np.indices((T + 1, n))
+        final = self._final_step[:k] + 1, self._final_row[:k]
+        for key, space in self._spec.observation.leaves:
+            name = f"observation {key!r}" if key else "observation"
+            rows, finals = (
+                (o[key] if isinstance(o, dict) else o) for o in (self.obs, self._final_obs)
+            )
+            if space.dtype.startswith("float"):
+                self._refuse_nonfinite(f"an {name}", rows, *after)
+                self._refuse_nonfinite(f"a final {name}", finals[:k], *final)
+        self._refuse_nonfinite("a reward", self.reward, *after[:, 1:])
+
+    def _refuse_nonfinite(self, name: str, rows: Array, step: Array, row: Array) -> None:
+        if not np.isfinite(rows).all():
+            bad = tuple(np.argwhere(~np.isfinite(rows))[0][: step.ndim])
+            raise EnvError(
+                f"The environment gave {name} that is not finite: {rows[bad]}\n"
+                f"after step {step[bad]} of the {len(self.reward)} of this fragment, env "
+                f"{self._env_id[row[bad]]} of {self._spec.id}, sampler {self._sampler}."
+            )
+
+    def _check_masks(self) -> None:
+        """Where nothing is allowed there is no policy."""
+        mask = self.obs[self._spec.mask_key][: len(self.reward)]
+        first = 0
+        for count in self._spec.action.nvec:
+            bits = mask.reshape(*self.reward.shape, -1)[..., first : first + count]
+            none = ~bits.any(-1) & self.valid
+            if none.any():
+                t, i = np.argwhere(none)[0]
+                raise EnvError(
+                    f"The environment's action mask allows no action at all (choices {first} to "
+                    f"{first + count - 1}) before step {t + 1} of the {len(self.reward)} of this "
+                    f"fragment, env {self._env_id[i]} of {self._spec.id}, sampler {self._sampler}."
+                )
+            first += count
+
+
+class Intake:
+    """What an environment returns, written where it belongs.
+
+    One environment at a time (`put`), or a whole batch of them (`put_all`).
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._spec = spec
+        self.is_plain = spec.observation.kind != "dict"
+        self._keys = [key for key, _ in spec.observation.parts]
+        self._own = [k for k in self._keys if not (spec.mask_in_info and k == spec.mask_key)]
+
+    def put(self, rows: Any, i: int, obs: Any, info: Any, *, ended: bool) -> None:
+        """Write one environment's observation (and mask) to row i.
+
+        Raises:
+            KeyError: a key, or the mask that `info` had before, is missing.
+        """
+        if self.is_plain:
+            rows[i] = obs
+            return
+        for key in self._own:
+            rows[key][i] = obs if key == PLAIN else obs[key]
+        if self._spec.mask_in_info:
+            # The end of an episode may well offer nothing
+            mask = info.get(MASK) if ended else info[MASK]
+            rows[MASK][i] = True if mask is None else flat_mask(mask)
+
+    def put_all(self, rows: Any, obs: Any, info: Any) -> None:
+        """Write a batch of observations (and masks) as Gymnasium's vectors return them."""
+        if self.is_plain:
+            rows[:] = obs
+            return
+        for key in self._own:
+            rows[key][:] = obs if key == PLAIN else obs[key]
+        if self._spec.mask_in_info:
+            masks = info[MASK]
+            if isinstance(masks, tuple | list):
+                masks = np.concatenate([np.asarray(m).reshape(len(m), -1) for m in masks], -1)
+            rows[MASK][:] = np.stack(list(masks)).reshape(rows[MASK].shape) != 0
+
+    def misfit(self, obs: Any) -> str:
+        """What is wrong with an observation's shape or dtype; "" if it is as declared.
+
+        Storing would broadcast a wrong shape and round a wrong dtype without a word.
+        """
+        if self.is_plain:
+            return _misfit("an observation", self._spec.observation, obs)
+        for key, space in self._spec.observation.parts:
+            if key not in self._own:
+                continue
+            if key != PLAIN and (not hasattr(obs, "keys") or key not in obs):
+                keys = list(obs) if hasattr(obs, "keys") else type(obs).__name__
+                return f"an observation without the key {key!r} (it has {keys})"
+            part = obs if key == PLAIN else obs[key]
+            if wrong := _misfit(
+                f"an observation {key!r}" if key else "an observation", space, part
+            ):
+                return wrong
+        return ""
+
+
+def _misfit(name: str, space: Space, obs: Any) -> str:
+    given = np.asarray(obs)
+    fits = given.shape == space.shape and (
+        np.can_cast(given.dtype, space.dtype, "same_kind")
+        # A list of small integers, where the space has smaller ones
+        or (given.dtype.kind in "iu" and np.array_equal(given.astype(space.dtype), given))
+    )
+    if fits:
+        return ""
+    return (
+        f"{name} of shape {given.shape} and dtype {given.dtype}, but the environment declares "
+        f"{space.describe()}"
+    )
+
+
+def _copy(to: Array, array: Array) -> None:
+    to[:] = array
+
+
+def _put(to: Array, index: int, array: Array) -> None:
+    to[index] = array

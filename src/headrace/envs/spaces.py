@@ -1,0 +1,174 @@
+"""From Gymnasium's spaces to a spec. Left out: making environments (`make.py`)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from headrace.errors import ConfigError, UnsupportedSpaceError
+from headrace.spec import PLAIN, Array, EnvSpec, Space
+
+MASK = "action_mask"
+"""What Gymnasium's environments call a mask, in `info` or among observations."""
+
+
+def read(
+    env_id: str,
+    observation: Any,
+    action: Any,
+    info: Mapping[str, Any],
+    *,
+    drop_obs_keys: tuple[str, ...] = (),
+    action_mask: str = "auto",
+) -> EnvSpec:
+    """Describe an environment's spaces.
+
+    Args:
+        env_id: its name.
+        observation: Gymnasium's space of observations.
+        action: of actions.
+        info: what a reset gave: it may hold an action mask.
+        drop_obs_keys: keys of a Dict observation that nobody looks at.
+        action_mask: `auto` (an observation or info called `action_mask` that fits the actions),
+            `off`, `info`, or the key of an observation.
+
+    Raises:
+        UnsupportedSpaceError: naming the space and its key.
+        ConfigError: there is no such key, or no such mask.
+    """
+    acts = _action(action)
+    notes: list[str] = []
+    if isinstance(observation, gymnasium.spaces.Dict):
+        sees = _dict(observation, drop_obs_keys, notes)
+    elif drop_obs_keys:
+        raise ConfigError(
+            f"drop_obs_keys={drop_obs_keys}, but {env_id} has no Dict observation: {observation}."
+        )
+    else:
+        sees = _leaf("observation", observation, notes, "")
+    key = _mask_key(sees, acts, info, action_mask)
+    in_info = key == MASK and action_mask in ("auto", "info") and MASK not in dict(sees.parts)
+    if in_info:
+        bits = Space("multi_binary", (sum(acts.nvec),), "int8")
+        parts = sees.parts if sees.kind == "dict" else ((PLAIN, sees),)
+        sees = Space("dict", parts=(*parts, (MASK, bits)))
+    if key:
+        notes.append(f"actions are masked by {'info' if in_info else 'the observation'}[{key!r}]")
+    return EnvSpec(env_id, sees, acts, key, in_info, tuple(notes))
+
+
+def flat_mask(mask: Any) -> Array:
+    """A mask as one vector of 0 and 1; MultiDiscrete's may be a tuple of one per component."""
+    if isinstance(mask, tuple | list):
+        mask = np.concatenate([np.asarray(part).ravel() for part in mask])
+    bits: Array = np.asarray(mask).ravel() != 0
+    return bits
+
+
+def _mask_key(sees: Space, acts: Space, info: Mapping[str, Any], wanted: str) -> str:
+    """Where the mask is stored; "" for none."""
+    count = sum(acts.nvec)
+    parts = dict(sees.parts)
+    if wanted == "auto":
+        fits = MASK in parts and parts[MASK].size == count and parts[MASK].kind != "discrete"
+        in_info = MASK in info and flat_mask(info[MASK]).size == count
+        return MASK if count and (fits or (in_info and MASK not in parts)) else ""
+    if wanted == "off":
+        return ""
+    if not count:
+        raise ConfigError(
+            f"action_mask={wanted!r}: masks are for Discrete and MultiDiscrete actions, and these "
+            f"are {acts.describe()}."
+        )
+    if wanted == "info":
+        size = flat_mask(info[MASK]).size if MASK in info else None
+        given = f"keys {sorted(info)}" if size is None else f"{size} entries"
+    else:
+        size = parts[wanted].size if wanted in parts else None
+        given = f"keys {[key for key, _ in sees.parts]}" if size is None else f"{size} entries"
+    if size != count:
+        where = f"info[{MASK!r}]" if wanted == "info" else f"the observation {wanted!r}"
+        raise ConfigError(
+            f"action_mask={wanted!r}: expected {where} with {count} entries, one per choice of "
+            f"{acts.describe()}; got {given}."
+        )
+    return MASK if wanted == "info" else wanted
+
+
+def _dict(space: Any, drop: tuple[str, ...], notes: list[str]) -> Space:
+    unknown = [key for key in drop if key not in space.spaces]
+    if unknown:
+        raise ConfigError(
+            f"drop_obs_keys={drop}: the observation has no {unknown[0]!r}, its keys are "
+            f"{', '.join(space.spaces)}."
+        )
+    notes += [f"the observation {key!r} ({type(space[key]).__name__}) is dropped" for key in drop]
+    kept = [(key, part) for key, part in space.items() if key not in drop]
+    if not kept:
+        raise ConfigError(f"drop_obs_keys={drop} leaves no observation.")
+    parts = tuple((str(key), _leaf(f"observation {key!r}", part, notes, key)) for key, part in kept)
+    return Space("dict", parts=parts)
+
+
+def _leaf(role: str, space: Any, notes: list[str], key: str) -> Space:
+    match space:
+        case gymnasium.spaces.Box():
+            # Floats are stored as float32 whatever they are declared as; integers as they are.
+            dtype = "float32" if np.issubdtype(space.dtype, np.floating) else str(space.dtype)
+            if dtype in ("uint16", "uint32", "uint64"):
+                raise _unsupported(role, space, f"dtype {dtype} has no equal in torch", key)
+            if space.dtype == np.float64:
+                notes.append(f"the {role} is float64, and stored as float32")
+            return Space("box", space.shape, dtype)
+        case gymnasium.spaces.MultiBinary():
+            return Space("multi_binary", space.shape, "int8")
+    if (choices := _choices(space)) is not None:
+        return choices
+    raise _unsupported(
+        role,
+        space,
+        "supported: Box, Discrete, MultiBinary, MultiDiscrete of one dimension, a Dict of these",
+        key,
+    )
+
+
+def _choices(space: Any) -> Space | None:
+    match space:
+        case gymnasium.spaces.Discrete():
+            return Space("discrete", (), "int64", nvec=(int(space.n),), start=(int(space.start),))
+        case gymnasium.spaces.MultiDiscrete() if len(space.shape) == 1:
+            nvec = tuple(int(n) for n in space.nvec)
+            start = tuple(int(n) for n in space.start)
+            return Space("multi_discrete", space.shape, "int64", nvec=nvec, start=start)
+    return None
+
+
+def _action(space: Any) -> Space:
+    match space:
+        case gymnasium.spaces.Box() if np.issubdtype(space.dtype, np.floating):
+            low = tuple(float(x) for x in space.low.ravel())
+            high = tuple(float(x) for x in space.high.ravel())
+            return Space("box", space.shape, str(space.dtype), low, high)
+        case gymnasium.spaces.MultiBinary() if len(space.shape) == 1:
+            count = len(space.sample())
+            return Space("multi_discrete", (count,), "int64", nvec=(2,) * count, start=(0,) * count)
+    if (choices := _choices(space)) is not None:
+        return choices
+    raise _unsupported(
+        "action", space, "supported: Box of floats, Discrete, MultiBinary and MultiDiscrete of one "
+        "dimension", "",
+    )  # fmt: skip
+
+
+def _unsupported(role: str, space: Any, why: str, key: str) -> UnsupportedSpaceError:
+    keys = ""
+    if isinstance(space, gymnasium.spaces.Dict):
+        keys = " with the keys " + ", ".join(f"{key!r}: {part}" for key, part in space.items())
+    remedy = "Wrap the environment so that it offers one of these (--wrapper module:callable)"
+    if key:
+        remedy += f", or leave it out: --drop-obs-keys {key}"
+    return UnsupportedSpaceError(
+        f"The {role} space cannot be used: {type(space).__name__}{keys or f' {space}'} ({why}).\n"
+        f"{remedy}."
+    )

@@ -1,0 +1,44 @@
+"""A vector of environments of either kind. Left out: stepping it (`gym.py`, `native.py`)."""
+
+from headrace.envs.api import VectorEnv
+from headrace.envs.gym import GymVector
+from headrace.envs.make import EnvMaker, make_all
+from headrace.envs.native import NativeVector
+from headrace.meter import Meter
+from headrace.spec import Array, EnvSpec
+
+
+def make_vector(
+    maker: EnvMaker,
+    spec: EnvSpec,
+    env_id: Array,
+    seed: int,
+    meter: Meter,
+    *,
+    num_threads: int,
+    role: str = "env",
+    reseed: bool = True,
+    replay_limit_s: float = 30.0,
+    sampler: str = "inline",
+) -> VectorEnv:
+    """Make the environments `env_id` and step them in the form that `maker` says.
+
+    Args are those of `GymVector` and `EnvMaker.vector`.
+
+    Raises:
+        EnvError: an environment could not be made.
+    """
+    if maker.native:
+        native = maker.vector(len(env_id), num_threads)
+        return NativeVector(native, spec, env_id, seed, meter, role=role, sampler=sampler)
+    return GymVector(
+        make_all(maker, len(env_id)),
+        spec,
+        env_id,
+        seed,
+        meter,
+        role=role,
+        reseed=reseed,
+        replay_limit_s=replay_limit_s,
+        sampler=sampler,
+    )

@@ -1,0 +1,63 @@
+"""What a user names as `module:callable`: an environment, a wrapper, a network.
+
+Names come from the command line, a `--config` file or Python, never from a file of a run. Left out:
+what is done with them.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from headrace.errors import UsageError
+
+
+def load(text: str, error: type[UsageError]) -> tuple[ModuleType, str, Callable[..., Any] | None]:
+    """Import the module of `module:name`.
+
+    Returns:
+        The module, the name, and the callable of that name (None if there is none).
+
+    Raises:
+        UsageError: of the type `error`: it is not `module:name`, or there is no such module.
+    """
+    module_name, colon, name = text.partition(":")
+    if not (module_name and colon and name):
+        raise error(f"{text!r}: expected module:callable, as in my_package.my_module:my_function.")
+    if os.getcwd() not in sys.path:  # the console script does not put the user's folder there
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as missing:
+        if missing.name != module_name.partition(".")[0] and missing.name != module_name:
+            raise
+        raise error(
+            f"There is no module {module_name!r} (from {text!r}), looked for in {os.getcwd()} and "
+            "on the Python path.\nExpected module:callable, as you would import it."
+        ) from None
+    target = getattr(module, name, None)
+    return module, name, target if callable(target) else None
+
+
+def load_callable(text: str, error: type[UsageError]) -> Callable[..., Any]:
+    """The callable that `module:callable` names.
+
+    Raises:
+        UsageError: of the type `error`, with near misses.
+    """
+    module, name, target = load(text, error)
+    if target is None:
+        raise error(f"The module {module.__name__!r} has no callable {name!r}.{near(module, name)}")
+    return target
+
+
+def near(module: ModuleType, name: str) -> str:
+    """Callables of the module whose names are like `name`, as the end of a message."""
+    offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+    found = difflib.get_close_matches(name, offered, n=3, cutoff=0.4)
+    if not found:
+        return ""
+    return f"\nDid you mean {' or '.join(f'{module.__name__}:{n}' for n in found)}?"

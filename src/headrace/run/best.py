@@ -1,0 +1,56 @@
+"""Evaluating while training, and keeping the best policy. Left out: playing (`evaluate.py`)."""
+
+import copy
+
+from headrace.collect.api import ShouldStop
+from headrace.envs.make import EnvMaker
+from headrace.run.config import RunSettings
+from headrace.run.evaluate import TrainedPolicy, evaluate
+from headrace.run.learner import Learner
+from headrace.run.save import Saver
+from headrace.run.train import Counters
+from headrace.spec import EnvSpec
+
+
+class Evaluations:
+    """Called after each update: plays `eval_episodes` once `eval_every` env steps have passed.
+
+    Always the same episodes, with the likeliest actions. The policy with the highest mean return
+    so far is kept in `best/`.
+    """
+
+    def __init__(
+        self,
+        run: RunSettings,
+        maker: EnvMaker,
+        spec: EnvSpec,
+        counters: Counters,
+        learner: Learner,
+        saver: Saver,
+        stop: ShouldStop,
+    ) -> None:
+        self._run, self._maker, self._spec = run, maker, spec
+        self._counters, self._learner, self._saver = counters, learner, saver
+        self._stop = stop
+
+    def __call__(self) -> dict[str, float]:
+        """Metrics, if an evaluation was due and not interrupted."""
+        counters, every = self._counters, self._run.eval_every
+        if not every or counters.env_steps // every == counters.evaluated_at // every:
+            return {}
+        policy = TrainedPolicy(self._spec, copy.deepcopy(self._learner.policy).cpu())
+        played = evaluate(
+            policy,
+            self._maker,
+            episodes=self._run.eval_episodes,
+            seed=self._run.seed,
+            stop=self._stop,
+        )
+        if played is None:
+            return {}
+        counters.evaluated_at = counters.env_steps
+        found = played.to_json()
+        if counters.best_return is None or found["mean_return"] > counters.best_return:
+            counters.best_return = found["mean_return"]
+            self._saver.best()
+        return {"eval_return": found["mean_return"], "eval_length": found["mean_length"]}
