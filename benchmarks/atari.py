@@ -37,7 +37,7 @@ def headrace(name, *more):
         "--lr 2.5e-4 --ent-coef 0.01 --lr-schedule constant --clip-schedule constant "
         f"--gamma 0.99 --gae-lambda 0.95 --learner-threads {THREADS} --total-env-steps {TRAINED}"
     )
-    return turns.headrace(name, [*flags.split(), *more], THREADS)
+    return turns.headrace(name, [*flags.split(), *more], THREADS, must_say="Box(4, 84, 84) uint8")
 
 
 def training():

@@ -48,6 +48,8 @@ class Contestant:
         packages: whose versions are written down, as the command's Python has them.
         venv: the peer's virtual environment (`peers/install.py`); None: this Python's own.
         is_peer: others are compared with it.
+        must_say: what stands in its output if it did the work that is meant, such as the shape of
+            an observation; without it, the turn fails.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Contestant:
     packages: Sequence[str] = ()
     venv: str | None = None
     is_peer: bool = False
+    must_say: str = ""
 
     @property
     def missing(self) -> str | None:
@@ -65,11 +68,14 @@ class Contestant:
         return f"not installed: python benchmarks/peers/install.py {self.venv}"
 
 
-def headrace(name: str, arguments: Sequence[str], threads: int = 1) -> Contestant:
+def headrace(
+    name: str, arguments: Sequence[str], threads: int = 1, must_say: str = ""
+) -> Contestant:
     """Headrace, as its users run it: `headrace train`, with `--json`."""
     program = Path(sys.executable).with_name("headrace")
     command = [str(program), "train", *arguments, "--run-dir", f"{SCRATCH}/run", "--json"]
-    return Contestant(name, command, threads, ("headrace", *COMMON_PACKAGES))
+    packages = ("headrace", *COMMON_PACKAGES)
+    return Contestant(name, command, threads, packages, must_say=must_say)
 
 
 def headrace_driver(
@@ -122,13 +128,15 @@ def take_turn(contestant: Contestant, env_steps: int, limit_s: float) -> dict[st
                 if process.returncode is None:  # too late, or Ctrl-C here
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-        said = out.read_text().strip().splitlines()
-        tail = "\n".join(said[-5:] + err.read_text().strip().splitlines()[-15:])
+        said, complained = out.read_text().strip(), err.read_text().strip()
+    tail = "\n".join(said.splitlines()[-5:] + complained.splitlines()[-15:])
     if late:
         raise TurnError(f"took longer than {limit_s:g} s, and was ended\n{tail}")
     if process.returncode:
         raise TurnError(f"ended with {process.returncode}\n{tail}")
-    return _result(said[-1] if said else "", env_steps, tail)
+    if contestant.must_say not in said + complained:
+        raise TurnError(f"did other work: expected {contestant.must_say!r} in its output\n{tail}")
+    return _result(said.rpartition("\n")[2], env_steps, tail)
 
 
 def _result(last_line: str, env_steps: int, tail: str) -> dict[str, Any]:

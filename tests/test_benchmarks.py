@@ -82,6 +82,14 @@ def test_a_failure_is_shown_and_the_others_go_on(tmp_path, capsys, code, says):
     assert "FAILED in turn 1" in turns.table("Title", results)
 
 
+def test_a_figure_of_other_work_than_was_meant_is_a_failure():
+    result = '{"env_steps": 100, "env_steps_per_s": 5}'
+    code = f"import sys; print('observation Box(2,)', file=sys.stderr); print({result!r})"
+    assert turns.take_turn(python("A", code, must_say="Box(2,)"), 100, 30)["env_steps_per_s"] == 5
+    with pytest.raises(turns.TurnError, match="did other work: expected 'Box\\(4, 84, 84\\)' in"):
+        turns.take_turn(python("A", code, must_say="Box(4, 84, 84)"), 100, 30)
+
+
 def test_a_turn_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
     pid_file = tmp_path / "pid"
     endless = f"tail -f /dev/null & echo $! > {shlex.quote(str(pid_file))}; wait"
