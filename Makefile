@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NOW := $(shell date +%Y%m%d-%H%M%S)
 RUN ?= runs/demo-$(NOW)
 
-.PHONY: demo test test-all test-faults gpu clean
+.PHONY: demo test test-all test-faults gpu bench-cartpole bench-atari clean
 
 # The installed extras are remembered by a file each, and installed again when the pins change.
 $(VENV)/.%: pyproject.toml constraints.txt
@@ -39,5 +39,15 @@ test-faults: $(VENV)/.dev
 gpu:
 	$(PYTHON) -m pytest -m gpu
 
+## Training on CartPole-v1 beside other trainers, which get virtual environments of their own.
+bench-cartpole: $(VENV)/.classic-control
+	$(BIN)/python benchmarks/peers/install.py
+	$(BIN)/python -m benchmarks.cartpole
+
+## Stepping and training on Breakout beside ale-py and other trainers.
+bench-atari: $(VENV)/.atari
+	$(BIN)/python benchmarks/peers/install.py base sb3
+	$(BIN)/python -m benchmarks.atari
+
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) benchmarks/.venvs dist build .mypy_cache .pytest_cache .ruff_cache
