@@ -52,10 +52,10 @@ def plan_for(
     network=None,
     reseed=True,
     kwargs=None,
-    native=False,
     model=None,
+    **of_maker,
 ):
-    maker = EnvMaker(env, kwargs or {}, native=native)
+    maker = EnvMaker(env, kwargs or {}, **of_maker)
     return Plan(
         maker=maker,
         spec=env_spec(maker),

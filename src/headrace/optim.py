@@ -66,6 +66,10 @@ class Optimizer:
         moments: dict[int, dict[str, Tensor]] = {}
         for key, tensor in state.items():
             index, name = key.split(".")
+            parameter = self._parameters[int(index)]
+            if tensor.shape == parameter.shape:
+                # In the parameter's own layout (channels-last): Adam walks through both as memory
+                tensor = torch.empty_like(parameter).copy_(tensor)
             moments.setdefault(int(index), {})[name] = tensor
         groups = self._adam.state_dict()["param_groups"]
         self._adam.load_state_dict({"state": moments, "param_groups": groups})
