@@ -106,11 +106,12 @@ def render():
     lines = [
         "# Presets and the curves they give",
         "",
-        "Made by `python -m benchmarks.presets`; do not edit. A preset applies when its environment is",
-        "trained without further flags (the command stands beside each), and is printed at the start",
-        "of a run. Returns are the mean of the last 100 training episodes (raw rewards). Each curve is",
-        "one seed, from the first to the last env step, between the least and the highest value of all",
-        "seeds of its table. Two runs shared the machine, so that the rates are no benchmark.",
+        "Made by `python -m benchmarks.presets`; do not edit. A preset applies when its",
+        "environment is trained without further flags (the command stands beside each), and is",
+        "printed at the start of a run. Returns are the mean of the last 100 training episodes",
+        "(raw rewards). Each curve is one seed, from the first to the last env step, between the",
+        "least and the highest value of all seeds of its table. Two runs shared the machine, so",
+        "that the rates are no benchmark.",
     ]
     family = None
     for task in TASKS:

@@ -6,7 +6,15 @@ the same Breakout (`peers/atari.py`).
 
 import argparse
 
+import numpy as np
+
 from benchmarks.peers.result import Stopwatch
+from headrace import batch
+from headrace.envs.make import EnvMaker, env_spec
+from headrace.envs.vector import make_vector
+from headrace.meter import Meter
+
+NUM_STEPS = 128
 
 
 def step_headrace(num_envs: int, env_steps: int, threads: int, stopwatch: Stopwatch) -> None:
@@ -14,7 +22,27 @@ def step_headrace(num_envs: int, env_steps: int, threads: int, stopwatch: Stopwa
 
     Calls `stopwatch.mark(steps so far)` after each step of the vector.
     """
-    raise NotImplementedError("Headrace has no native vector of Atari environments yet.")
+    # As the peers: no FIRE at the start. Rewards are not clipped here, which costs ale-py nothing.
+    maker = EnvMaker("ALE/Breakout-v5", {"use_fire_reset": False}, native=True)
+    spec = env_spec(maker)
+    vector = make_vector(
+        maker, spec, np.arange(num_envs), seed=0, meter=Meter(), num_threads=threads
+    )
+    fragment = batch.allocate(batch.columns(spec, {}, NUM_STEPS, num_envs))
+    rng = np.random.default_rng(0)
+    done = 0
+    while done < env_steps:
+        vector.bind(fragment)
+        for t in range(NUM_STEPS):
+            vector.step(t, rng.integers(0, spec.action.nvec[0], num_envs))
+            done += num_envs
+            stopwatch.mark(done)
+            if done >= env_steps:
+                break
+        else:
+            vector.finish()
+            vector.commit()
+    vector.close()
 
 
 def main():

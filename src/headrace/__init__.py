@@ -15,22 +15,37 @@ if TYPE_CHECKING:
     from headrace.algos.ppo import PPO as PPO
     from headrace.errors import HeadraceError as HeadraceError
     from headrace.models.policy import Network as Network
+    from headrace.models.policy import num_params as num_params
     from headrace.run.api import Run as Run
     from headrace.run.api import resume as resume
     from headrace.run.api import train as train
     from headrace.run.evaluate import load_policy as load_policy
+    from headrace.spec import EnvSpec as EnvSpec
 
 __version__ = "0.1.0"
 
-__all__ = ["A2C", "PPO", "HeadraceError", "Network", "Run", "load_policy", "resume", "train"]
+__all__ = [
+    "A2C",
+    "PPO",
+    "EnvSpec",
+    "HeadraceError",
+    "Network",
+    "Run",
+    "load_policy",
+    "num_params",
+    "resume",
+    "train",
+]
 
 _HOME = {
     "A2C": "headrace.algos.a2c",
+    "EnvSpec": "headrace.spec",
     "HeadraceError": "headrace.errors",
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
     "Run": "headrace.run.api",
     "load_policy": "headrace.run.evaluate",
+    "num_params": "headrace.models.policy",
     "resume": "headrace.run.api",
     "train": "headrace.run.api",
 }

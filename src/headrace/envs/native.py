@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 from headrace.batch import Fragment, each
 from headrace.envs.api import Episode, Restored, env_error
 from headrace.envs.rows import Intake, Rows
+from headrace.envs.spaces import MASK
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.seeding import derive
@@ -96,9 +97,7 @@ class NativeVector:
         for i in np.flatnonzero(ended).tolist():
             if rows.truncated[t, i] and not rows.terminated[t, i]:
                 kept = each(lambda o, i=i: o[i : i + 1].copy(), rows.at(t + 1))
-                one = {key: part[i] for key, part in final.items()} if _is_dict(final) else final[i]
-                mask = {key: part[i] for key, part in final_info.items() if key == "action_mask"}
-                self._intake.put(kept, 0, one, mask, ended=True)
+                self._intake.put(kept, 0, *_one(i, final, final_info), ended=True)
                 rows.keep_final(t, i, each(lambda o: o[0], kept))
             rows.end_episode(t, i)
             rows.episode[i] += 1
@@ -107,7 +106,9 @@ class NativeVector:
                 obs, info = self._vector.reset(options={"reset_mask": ended})
             except (Exception, SystemExit) as error:
                 raise env_error(error, f"in reset, {self._where(t)}") from error
-            self._intake.put_all(rows.at(t + 1), obs, info)
+            # Of the others it may give no mask
+            for i in np.flatnonzero(ended).tolist():
+                self._intake.put(rows.at(t + 1), i, *_one(i, obs, info), ended=False)
 
     def finish(self) -> list[Episode]:
         """The episodes that ended; raises EnvError if an env gave NaN or infinity."""
@@ -160,8 +161,7 @@ class NativeVector:
         return Restored(new_episode=len(self.env_id))
 
     def _check_declared(self, method: str, obs: Any) -> None:
-        one = {key: part[0] for key, part in obs.items()} if _is_dict(obs) else obs[0]
-        if wrong := self._intake.misfit(one):
+        if wrong := self._intake.misfit(_one(0, obs, {})[0]):
             raise EnvError(f"{method} returned {wrong} ({self.spec.id}, {self._sampler}).")
 
     def _where(self, t: int, actions: Array | None = None) -> str:
@@ -172,8 +172,10 @@ class NativeVector:
         )
 
 
-def _is_dict(obs: Any) -> bool:
-    return hasattr(obs, "items")
+def _one(i: int, obs: Any, info: Any) -> tuple[Any, Any]:
+    """Observation and mask of env i, out of a batch of them."""
+    one = {key: part[i] for key, part in obs.items()} if hasattr(obs, "items") else obs[i]
+    return one, {MASK: info[MASK][i]} if MASK in info else {}
 
 
 def _seed_for(vector: Any, seeds: list[int]) -> Any:

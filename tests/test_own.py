@@ -1,0 +1,206 @@
+"""What users bring and ask for beside an environment: networks, wrappers, other runs' weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import headrace
+from headrace.errors import CheckpointError, ConfigError, EnvError, UsageError
+from tests.support import Counting, inline, plan_for, policy_for, short_cartpole, workers
+from tests.test_api import TINY
+
+ROOT = Path(__file__).parents[1]
+
+
+class Linear(nn.Module):
+    def __init__(self, spec):
+        super().__init__()
+        self.both = nn.Linear(spec.seen.size, headrace.num_params(spec) + 1)
+
+    def forward(self, obs):
+        out = self.both(obs)
+        return out[..., :-1], out[..., -1]
+
+
+class Doubled(gym.RewardWrapper):
+    def reward(self, reward):
+        return 2 * reward
+
+
+def wrapped_twice(env):
+    return Doubled(env)
+
+
+def test_an_own_network_trains_with_workers_resumes_and_loads(tmp_path):
+    given = dict(env="CartPole-v1", model=Linear, **TINY)
+    whole = headrace.train(run_dir=tmp_path / "a", total_env_steps=192, num_workers=2, **given)
+    headrace.train(run_dir=tmp_path / "b", total_env_steps=64, schedule_env_steps=192, **given)
+    with pytest.raises(ConfigError, match=r"Name it again: --model tests[.]test_own:Linear"):
+        headrace.resume(tmp_path / "b")
+    again = headrace.resume(tmp_path / "b", model=Linear, total_env_steps=192, quiet=True)
+    policy = headrace.load_policy(tmp_path / "a", model=Linear)
+    assert type(policy.module.model) is Linear
+    state = again.policy.module.state_dict()
+    for name, value in policy.module.state_dict().items():
+        if "schedule" not in name:
+            assert value.shape == state[name].shape
+    assert len(whole.evaluate(episodes=2).returns) == 2
+    with pytest.raises(ConfigError, match="a network of its own"):
+        headrace.load_policy(tmp_path / "a")
+    plain = headrace.train("CartPole-v1", run_dir=tmp_path / "c", total_env_steps=64, **TINY)
+    with pytest.raises(ConfigError, match="takes no model"):
+        headrace.load_policy(plain.dir, model=Linear)
+
+
+def test_an_own_network_s_batches_are_the_same_inline_and_in_workers():
+    plan = plan_for(short_cartpole, model=Linear)
+    actions = []
+    for make in (inline, workers):
+        collector = make(plan)
+        collector.publish(policy_for(plan), 0)
+        actions.append(torch.cat([f.action.clone() for f in collector.collect().fragments], 1))
+        collector.close()
+    assert torch.equal(*actions)
+
+
+def wrong_shape(spec):
+    model = Linear(spec)
+    model.both = nn.Linear(4, 9)
+    return model
+
+
+def raises(spec):
+    model = Linear(spec)
+    model.both = nn.Linear(3, 3)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda spec: 3, "is a int: expected .* torch.nn.Module"),
+        (wrong_shape, r"gave shapes \[\(2, 8\), \(2,\)\] .*\[n, 2\]"),
+        (raises, r"Linear failed: RuntimeError.*\n?.*expected that forward"),
+        ("tests.test_own:Linea", "Did you mean tests.test_own:Linear"),
+        ("tests.nowhere:Linear", "no module"),
+        ("Linear", "expected module:callable"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused_in_words(tmp_path, model, words):
+    with pytest.raises(UsageError, match=f"(?s){words}"):
+        headrace.train("CartPole-v1", model=model, run_dir=tmp_path / "r", **TINY)
+
+
+def test_wrappers_are_applied_and_must_be_named_again(tmp_path):
+    env = "tests.support:Counting"
+    kwargs = {"env_kwargs": {"terminate_at": 5}, **TINY}
+    run = headrace.train(
+        env, wrapper=["tests.test_own:wrapped_twice", Doubled], run_dir=tmp_path / "r",
+        total_env_steps=64, num_workers=2, **kwargs,
+    )  # fmt: skip
+    assert run.mean_return == 4 * 5  # doubled twice
+    assert run.evaluate(episodes=2).returns == (20, 20)
+    settings = json.loads((run.dir / "config.json").read_text())["settings"]
+    assert settings["wrapper"] == ["tests.test_own:wrapped_twice", "Doubled"]
+    with pytest.raises(ConfigError, match=r"--wrapper tests[.]test_own:wrapped_twice Doubled"):
+        headrace.resume(run.dir, env=env)
+    again = headrace.resume(
+        run.dir, env=env, wrapper=[wrapped_twice, Doubled], total_env_steps=128, quiet=True
+    )
+    assert again.mean_return == 20
+
+
+def test_a_wrapper_s_error_is_its_own():
+    def broken(env):
+        raise RuntimeError("the wrapper's own message")
+
+    with pytest.raises(EnvError, match=r"(?s)the wrapper's own message.*while broken wrapped"):
+        headrace.train(Counting, wrapper=broken, **TINY)
+
+
+def test_a_wrapper_makes_atari_step_its_python_form(tmp_path):
+    from headrace.run.config import resolve
+
+    given = {"env": "ALE/Breakout-v5"}
+    assert resolve(given).run.vectorization == "native"
+    wrapped = resolve(given | {"wrapper": ("a:b",)})
+    assert wrapped.run.vectorization == "python"
+    auto = resolve(given | {"vectorization": "auto"})
+    assert (auto.run.vectorization, auto.run.envs_per_vector) == ("native", 8)
+
+
+def test_a_run_can_begin_with_the_weights_of_another(tmp_path):
+    network = headrace.Network(normalize_obs=True)
+    first = headrace.train("CartPole-v1", run_dir=tmp_path / "a", total_env_steps=64,
+                           network=network, **TINY)  # fmt: skip
+    # A learning rate of 0: what it begins with is what it ends with
+    second = headrace.train(
+        "CartPole-v1", run_dir=tmp_path / "b", total_env_steps=64, network=network,
+        algo=headrace.PPO(lr=0.0), init_from=str(first.dir), seed=9, **TINY,
+    )  # fmt: skip
+    theirs = second.policy.module.state_dict()
+    for name, value in first.policy.module.state_dict().items():
+        if "moments" in name:
+            assert not torch.equal(theirs[name], value)  # more was seen
+        else:
+            assert torch.equal(theirs[name], value), name
+    assert second.summary["env_steps"] == 64
+    with pytest.raises(CheckpointError, match=r"another environment \(CartPole-v1, not Acrobot-v1"):
+        headrace.train("Acrobot-v1", run_dir=tmp_path / "c", init_from=str(first.dir), **TINY)
+    with pytest.raises(CheckpointError, match=r"another network:\n.*\(2, 64\), here \(2, 8\)"):
+        headrace.train(
+            "CartPole-v1", run_dir=tmp_path / "d", init_from=str(first.dir),
+            network=headrace.Network(hidden_sizes=(8,)), **TINY,
+        )  # fmt: skip
+
+
+def test_evaluations_come_on_time_and_the_best_policy_is_kept(tmp_path):
+    seen = []
+    run = headrace.train(
+        "CartPole-v1", run_dir=tmp_path / "r", total_env_steps=4096, eval_every=1000,
+        eval_episodes=4, num_envs=8, num_steps=64, quiet=True, seed=2,
+        on_update=lambda _, m: seen.append((m["env_steps"], m.get("eval_return"))),
+    )  # fmt: skip
+    due = [steps for steps, value in seen if value is not None]
+    assert due == [1024, 2048, 3072, 4096]
+    returns = [value for _, value in seen if value is not None]
+    assert run.summary["best_return"] == max(returns)
+    (best,) = (run.dir / "best").glob("step_*")
+    assert best.name.endswith(str(due[returns.index(max(returns))]))
+    from headrace.run.evaluate import evaluate
+
+    kept = headrace.load_policy(run.dir / "best")
+    again = evaluate(kept, run._ended.maker, episodes=4, seed=2)
+    assert np.mean(again.returns) == max(returns)
+    out = subprocess.run(
+        [sys.executable, "-m", "headrace", "eval", str(run.dir), "--best", "--episodes", "4",
+         "--seed", "2", "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(out.stdout)["mean_return"] == max(returns)
+
+
+def test_an_evaluation_of_episodes_that_do_not_end_is_refused(tmp_path, monkeypatch):
+    from headrace.run import evaluate
+
+    monkeypatch.setattr(evaluate, "_ENDLESS", 500)
+    run = headrace.train(Counting, run_dir=tmp_path / "r", total_env_steps=64, **TINY)
+    with pytest.raises(EnvError, match="No episode of Counting ended in 500 steps"):
+        run.evaluate(episodes=2)
+
+
+def test_the_example_of_an_own_network_runs(tmp_path):
+    code = "import own_network; own_network.main(total_env_steps=1024)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "examples")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Action:" in done.stdout
