@@ -59,19 +59,26 @@ class Point(gym.Env):
 
 SMALL = {"num_envs": 8, "num_steps": 32, "envs_per_vector": 4, "seed": 1, "quiet": True}
 FAST = headrace.PPO(lr=3e-3, num_epochs=4, num_minibatches=4, gamma=0.5)
+FAST_A2C = headrace.A2C(lr=1e-2, gamma=0.5, normalize_advantage=True)
+# One gradient step per batch: shorter batches, more of them
+EITHER = pytest.mark.parametrize(
+    ("algo", "sizes"), [(FAST, {}), (FAST_A2C, {"num_steps": 8})], ids=["ppo", "a2c"]
+)
 
 
-def test_identity(tmp_path):
+@EITHER
+def test_identity(tmp_path, algo, sizes):
     run = headrace.train(
-        Identity, algo=FAST, total_env_steps=8_000, run_dir=tmp_path / "run", **SMALL
+        Identity, algo=algo, total_env_steps=12_000, run_dir=tmp_path / "run", **SMALL | sizes
     )
     assert run.mean_return > 9.0
     assert run.evaluate().to_json()["mean_return"] == 10.0
 
 
-def test_bandit(tmp_path):
+@EITHER
+def test_bandit(tmp_path, algo, sizes):
     run = headrace.train(
-        Bandit, algo=FAST, total_env_steps=8_000, run_dir=tmp_path / "run", **SMALL
+        Bandit, algo=algo, total_env_steps=8_000, run_dir=tmp_path / "run", **SMALL | sizes
     )
     assert run.mean_return > 0.8
 
@@ -110,11 +117,12 @@ def test_time_limits_are_no_terminal_states(tmp_path):
     assert 9.0 < values[-1] < 11.0
 
 
-def test_cartpole(tmp_path):
-    """Half of the preset's way: chance is 20."""
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+def test_cartpole(tmp_path, algo):
+    """A part of the preset's way: chance is 20."""
     run = headrace.train(
-        "CartPole-v1", total_env_steps=40_000, schedule_env_steps=99_840, seed=1, quiet=True,
-        run_dir=tmp_path / "run",
+        "CartPole-v1", algo=algo, total_env_steps=40_000, schedule_env_steps=99_840, seed=1,
+        quiet=True, run_dir=tmp_path / "run",
     )  # fmt: skip
     assert run.mean_return > 150
     assert run.evaluate().to_json()["mean_return"] > 300
@@ -130,6 +138,7 @@ def test_cartpole(tmp_path):
         ("CartPole-v1", 3, 475),
         ("Acrobot-v1", 1, -100),
         ("Pendulum-v1", 1, -300),
+        ("MiniGrid-Empty-8x8-v0", 1, 0.9),
     ],
 )
 def test_presets_reach_what_they_promise(tmp_path, env, seed, threshold):

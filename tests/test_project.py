@@ -74,7 +74,7 @@ def test_docs_name_files_that_exist_and_flags_that_do(path):
     ):
         assert any((base / name).exists() for base in (ROOT, ROOT / "src/headrace")), name
     source = (ROOT / "src/headrace/verbs.py").read_text()
-    for part in ("run/config.py", "models/policy.py", "algos/ppo.py"):
+    for part in ("run/config.py", "models/policy.py", "algos/ppo.py", "algos/a2c.py"):
         source += (ROOT / "src/headrace" / part).read_text()
     fields = {
         node.target.id
@@ -88,13 +88,14 @@ def test_docs_name_files_that_exist_and_flags_that_do(path):
                 assert name in fields | {"help", "version"}, f"{flag}: {line}"
 
 
-def test_every_metric_is_defined_in_the_docs(tmp_path):
+@pytest.mark.parametrize("algo", [headrace.PPO(), headrace.A2C()], ids=["ppo", "a2c"])
+def test_every_metric_is_defined_in_the_docs(tmp_path, algo):
     from headrace.meter import SPANS
     from tests.test_api import TINY
 
     seen = set()
     run = headrace.train(
-        "CartPole-v1", total_env_steps=128, run_dir=tmp_path / "run",
+        "CartPole-v1", algo=algo, total_env_steps=128, eval_every=64, run_dir=tmp_path / "run",
         on_update=lambda _, metrics: seen.update(metrics), **TINY,
     )  # fmt: skip
     text = (ROOT / "docs/ppo.md").read_text()

@@ -76,17 +76,16 @@ def train(
         env: a Gymnasium id, `module:EnvId`, `module:callable`, or a callable that makes an
             environment (a lambda will do, with workers too).
         algo: settings of the algorithm, such as `headrace.PPO(lr=3e-4)`; what it leaves open comes
-            from the config file, the preset, or the class default. Default: PPO.
+            from the config file, the preset, or the class default; or only its name, `"a2c"`.
+            Default: PPO.
         network: settings of the network, such as `headrace.Network(hidden_sizes=(256, 256))`.
-        model: makes a network of your own from the environment's spec: a class or function, or
-            `module:callable`; see examples/own_network.py.
+        model: makes a network of your own from the spec (or its name); examples/own_network.py.
         wrapper: put around each environment: `module:callable`, a callable, or several of them.
         config: a TOML file with settings.
         run_dir: the run's directory; default: a new one below `runs/`.
         on_update: called with (number of the update, metrics) after each.
         quiet: show nothing.
-        **settings: every other setting of `headrace train --help` by its name:
-            `total_env_steps=100_000, num_envs=8, num_workers=2, seed=1, ...`.
+        **settings: every other setting of `headrace train --help` by its name.
 
     Returns:
         The run, when it has ended.
@@ -98,7 +97,9 @@ def train(
         KeyboardInterrupt: Ctrl-C, after the run was saved.
     """
     given = dict(settings)
-    if algo is not None:
+    if isinstance(algo, str):
+        given["algo"] = algo
+    elif algo is not None:
         name = next((n for n, (_, cls) in ALGOS.items() if type(algo) is cls), None)
         if name is None:
             raise ConfigError(f"algo={algo!r}: expected settings such as headrace.PPO(lr=3e-4).")
