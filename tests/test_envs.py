@@ -1,12 +1,15 @@
 """Environments: found by name, read, stepped into given memory, ended both ways."""
 
+import subprocess
 import sys
+from importlib.metadata import version
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
+import headrace
 from headrace import batch
 from headrace.envs.api import Episode
 from headrace.envs.gym import GymVector
@@ -256,3 +259,29 @@ def test_an_environment_s_error_is_shown_as_its_own(how):
 def test_what_an_environment_must_not_give_is_named(how, words):
     with pytest.raises(EnvError, match=words):
         run(*vector_of(lambda: Broken(how)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_mujoco_says_what_it_has_to_say_once(tmp_path, num_workers):
+    """MuJoCo 4 warns of every model that it compiles; a version that has nothing to say is fine."""
+    code = (
+        "import headrace; headrace.train('HalfCheetah-v5', num_envs=4, num_steps=16,"
+        f"num_minibatches=4, envs_per_vector=2, total_env_steps=64, num_workers={num_workers},"
+        "eval_every=32, eval_episodes=1, quiet=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert all(line.startswith("headrace: warning of MuJoCo") for line in lines)
+    assert len(lines) == len(set(lines)), done.stderr
+    assert len(lines) == int(version("mujoco").startswith("4"))
+
+
+def test_highway_trains_from_its_id(tmp_path):
+    run = headrace.train(
+        "highway-fast-v0", num_envs=2, num_steps=8, envs_per_vector=1, num_minibatches=2,
+        total_env_steps=16, run_dir=tmp_path / "run", quiet=True,
+    )  # fmt: skip
+    assert run.summary["env_steps"] == 16
