@@ -172,7 +172,7 @@ def test_wrong_names_are_refused():
     with pytest.raises(ConfigError, match="Did you mean num_envs"):
         headrace.train("CartPole-v1", num_env=3)
     with pytest.raises(ConfigError, match=r"expected settings such as headrace\.PPO"):
-        headrace.train("CartPole-v1", algo="ppo")
+        headrace.train("CartPole-v1", algo=3)
 
 
 class Tuneless(Counting):

@@ -258,10 +258,20 @@ def test_ale_inline_equals_workers_and_resume_begins_anew():
     for one, other in zip(*batches, strict=True):
         for a, b in zip(one, other, strict=True):
             assert torch.equal(a, b)
-    first, second = batches[0]
-    obs = torch.cat([first[0], second[0]], 1)
-    for i in range(1, 4):  # each env has a seed of its own
-        assert not torch.equal(obs[:, 0], obs[:, i])
+
+
+@pytest.mark.parametrize("env", ["ALE/Breakout-v5", "CartPole-v1"])
+def test_each_env_of_a_vector_has_a_random_start_of_its_own(env):
+    maker = EnvMaker(env, native=True)
+    spec = env_spec(maker)
+    vector = NativeVector(maker.vector(4, num_threads=1), spec, np.arange(4), 1, Meter())
+    fragment = batch.allocate(batch.columns(spec, {}, 30, 4))
+    vector.bind(fragment)
+    for t in range(30):
+        vector.step(t, np.ones(4, np.int64))
+    vector.close()
+    for i in range(1, 4):
+        assert not torch.equal(fragment.obs[:, 0], fragment.obs[:, i])
 
 
 def test_atari_trains_from_its_preset_with_clipped_rewards(tmp_path, capsys):
