@@ -124,6 +124,15 @@ def test_log_prob_and_entropy_are_those_of_the_masked_distribution(nvec):
     assert mask.gather(-1, best[:, None]).all()
 
 
+def test_a_mask_may_have_a_shape_of_its_own():
+    grid = Space("multi_binary", (2, 3), "int8")
+    sees = Space("dict", parts=(("action_mask", grid), ("x", Space("box", (3,), "float32"))))
+    acts = Space("discrete", (), "int64", nvec=(6,), start=(0,))
+    policy = policies.build(EnvSpec("x", sees, acts, "action_mask"), Network(), seed=0)
+    mask = torch.tensor([[[0, 0, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 0]]], dtype=torch.int8)
+    assert policy.act_greedily({"action_mask": mask, "x": torch.zeros(2, 3)}).tolist() == [4, 0]
+
+
 def test_masks_are_found_and_can_be_switched_off():
     assert env_spec(EnvMaker(Refusing)).notes == ("actions are masked by info['action_mask']",)
     assert env_spec(EnvMaker(Refusing, action_mask="off")).mask_key == ""

@@ -96,7 +96,6 @@ def update(
     """
     lr = cfg.lr * (1 - progress if cfg.lr_schedule == "linear" else 1.0)
     rows = advantages(policy, batch, cfg.gamma, cfg.gae_lambda)
-    everything = torch.arange(batch.reward.numel(), device=batch.reward.device)
-    total, metrics = loss_of(pick(rows, everything, normalize_advantage=cfg.normalize_advantage))
+    total, metrics = loss_of(pick(rows, slice(None), normalize_advantage=cfg.normalize_advantage))
     metrics["grad_norm"] = optimizer.step(total, lr)
     return metrics | quality(rows) | {"lr": torch.tensor(lr)}

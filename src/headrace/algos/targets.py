@@ -40,7 +40,7 @@ def advantages(policy: Policy, batch: Fragment, gamma: float, gae_lambda: float)
     return {"obs": obs, **{name: tensor.flatten(0, 1) for name, tensor in rows.items()}}
 
 
-def pick(rows: Minibatch, index: Tensor, *, normalize_advantage: bool) -> Minibatch:
+def pick(rows: Minibatch, index: Tensor | slice, *, normalize_advantage: bool) -> Minibatch:
     """Some of the rows; the valid ones weighted equally, their advantages normalized if asked for.
 
     Returns:
@@ -59,9 +59,15 @@ def pick(rows: Minibatch, index: Tensor, *, normalize_advantage: bool) -> Miniba
 
 def quality(rows: Minibatch) -> dict[str, Tensor]:
     """How good the values that acted were, over the valid rows: metrics."""
-    value, target = (rows[name][rows["valid"]] for name in ("value", "target"))
-    error = target - value
+    # By weights: picking the valid rows would make the host wait for the device.
+    weight: Tensor = rows["valid"].float() / rows["valid"].sum()
+
+    def variance(x: Tensor) -> Tensor:
+        return ((x - (x * weight).sum()).square() * weight).sum()
+
+    value: Tensor = rows["value"]
+    target: Tensor = rows["target"]
     return {
-        "explained_variance": 1 - error.var(correction=0) / target.var(correction=0),
-        "mean_value": value.mean(),
+        "explained_variance": 1 - variance(target - value) / variance(target),
+        "mean_value": (value * weight).sum(),
     }

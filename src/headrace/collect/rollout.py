@@ -71,9 +71,8 @@ class Sampler:
     ) -> None:
         self._plan, self._fragments, self._meter = plan, fragments, meter
         self._indices = vectors
-        self.policy = policies.build(
-            plan.spec, plan.network, 0, plan.model
-        )  # overwritten by publish
+        # Its weights are overwritten by the first publish.
+        self.policy = policies.build(plan.spec, plan.network, 0, plan.model)
         self._steps = 0
         self._full = False  # all fragments are full and not yet committed
         n = plan.envs_per_vector

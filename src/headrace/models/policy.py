@@ -115,7 +115,7 @@ class Policy(nn.Module):
         else:
             params, value = self.model(seen)
         if self._spec.mask_key:
-            allowed = obs[self._spec.mask_key].flatten(-1) != 0  # type: ignore[index]
+            allowed = obs[self._spec.mask_key].reshape(params.shape) != 0  # type: ignore[index]
             # The least finite number, not -inf: its share of the entropy is 0 * log 0.
             params = params.masked_fill(~allowed, torch.finfo(params.dtype).min)
         return params, value

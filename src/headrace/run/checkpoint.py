@@ -115,8 +115,8 @@ def newest(run_dir: Path) -> Checkpoint:
     """
     if (run_dir / _MANIFEST).is_file():
         return _read(run_dir)
-    parent = run_dir if run_dir.name == "best" else run_dir / "checkpoints"
-    candidates = sorted(parent.glob("step_*"), reverse=True)
+    found = (*run_dir.glob("checkpoints/step_*"), *run_dir.glob("step_*"))
+    candidates = sorted(found, reverse=True)
     for candidate in candidates:
         try:
             return _read(candidate)
@@ -124,7 +124,7 @@ def newest(run_dir: Path) -> Checkpoint:
             warnings.warn(f"{error} Passed over.", stacklevel=2)
     raise CheckpointError(
         f"{run_dir} holds no {'usable ' if candidates else ''}checkpoint "
-        f"yet (looked for {parent.name}/step_*/manifest.json).\nA run writes one every "
+        "yet (looked for checkpoints/step_*/manifest.json).\nA run writes one every "
         "--checkpoint-every-s seconds, and one when it ends or is stopped."
     )
 
