@@ -35,7 +35,8 @@ def headrace(name, *more):
     flags = (
         "ALE/Breakout-v5 --num-envs 8 --num-steps 128 --num-epochs 4 --num-minibatches 4 "
         "--lr 2.5e-4 --ent-coef 0.01 --lr-schedule constant --clip-schedule constant "
-        f"--gamma 0.99 --gae-lambda 0.95 --learner-threads {THREADS} --total-env-steps {TRAINED}"
+        f"--clip-coef 0.2 --gamma 0.99 --gae-lambda 0.95 --learner-threads {THREADS} "
+        f"--env-kwargs use_fire_reset=False --total-env-steps {TRAINED}"
     )
     return turns.headrace(name, [*flags.split(), *more], THREADS, must_say="Box(4, 84, 84) uint8")
 

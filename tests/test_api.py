@@ -8,7 +8,7 @@ import pytest
 
 import headrace
 from headrace.envs.make import EnvMaker
-from headrace.errors import ConfigError, EnvError, NonFiniteError
+from headrace.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RunDirError
 from headrace.run import checkpoint
 from headrace.run.evaluate import evaluate
 from headrace.run.log import read_metrics
@@ -173,6 +173,51 @@ def test_wrong_names_are_refused():
         headrace.train("CartPole-v1", num_env=3)
     with pytest.raises(ConfigError, match=r"expected settings such as headrace\.PPO"):
         headrace.train("CartPole-v1", algo=3)
+    with pytest.raises(ConfigError, match=r"PPO has no setting 'lrr'. Did you mean lr"):
+        headrace.PPO(lrr=3)
+    with pytest.raises(ConfigError, match=r"expected headrace\.Network"):
+        headrace.train("CartPole-v1", network={"hidden_sizes": (8,)})
+    with pytest.raises(CheckpointError, match="There is no directory nowhere"):
+        headrace.load_policy("nowhere")
+
+
+def test_resume_goes_on_learning_with_a_new_schedule(tmp_path):
+    algo = headrace.PPO(lr=1e-3, lr_schedule="linear")
+    run = headrace.train(
+        "CartPole-v1", algo=algo, run_dir=tmp_path / "r", total_env_steps=64, **TINY
+    )
+
+    def rates(**goals):
+        seen = []
+        headrace.resume(run.dir, on_update=lambda _, metrics: seen.append(metrics["lr"]), **goals)
+        return seen
+
+    assert rates(total_env_steps=192, quiet=True) == [0, 0]
+    on = rates(total_env_steps=320, schedule_env_steps=384, quiet=True)
+    assert on == pytest.approx([1e-3 * (1 - 192 / 384), 1e-3 * (1 - 256 / 384)])
+    config = json.loads((run.dir / "config.json").read_text())
+    assert config["settings"]["schedule_env_steps"] == 384
+    assert config["origin"]["schedule_env_steps"] == "given to resume"
+
+
+def test_only_a_schedule_that_has_ended_is_warned_of(tmp_path, capsys):
+    for schedule, words in (("constant", False), ("linear", True)):
+        run = headrace.train(
+            "CartPole-v1", algo=headrace.PPO(lr_schedule=schedule, clip_schedule="constant"),
+            run_dir=tmp_path / schedule, total_env_steps=64, **TINY,
+        )  # fmt: skip
+        headrace.resume(run.dir, total_env_steps=128)
+        said = "lr_schedule: linear, and 0 from 64 env steps on" in capsys.readouterr().out
+        assert said == words
+
+
+def test_a_directory_without_a_checkpoint_says_so(tmp_path):
+    with pytest.raises(EnvError):
+        headrace.train(
+            lambda: Broken("step", at=20), run_dir=tmp_path / "r", total_env_steps=640, **TINY
+        )
+    with pytest.raises(RunDirError, match="ended before its first checkpoint: remove it"):
+        headrace.train("CartPole-v1", run_dir=tmp_path / "r", **TINY)
 
 
 class Tuneless(Counting):

@@ -70,7 +70,7 @@ def test_resume_goes_on(trained):
     assert config["settings"]["schedule_env_steps"] == 640
     # The schedule is that of the first total: past it the preset's linear learning rate is 0.
     assert [row["lr"] for row in read_metrics(run_dir)][-1] == 0.0
-    assert "The schedules ended at 640 env steps" in done.stderr
+    assert "and 0 from 640 env steps on" in done.stderr
 
 
 def test_eval_reports_and_films(trained):

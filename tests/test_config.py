@@ -61,7 +61,7 @@ def test_settings_know_what_was_given_even_if_it_equals_the_default():
     assert given_values(PPO(lr=PPO().lr, gamma=0.5)) == {"gamma": 0.5, "lr": 3e-4}
     with pytest.raises(dataclasses.FrozenInstanceError):
         PPO().lr = 3
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match="PPO has no setting 'learning_rate'"):
         PPO(learning_rate=3)
 
 

@@ -184,8 +184,16 @@ def test_environments_can_be_named_in_every_way():
 def test_wrong_arguments_and_things_that_are_no_environment():
     with pytest.raises(UsageError, match="does not take env_kwargs"):
         EnvMaker("CartPole-v1", {"colour": 3})()
-    with pytest.raises(UsageError, match="has no `reset`"):
+    with pytest.raises(UsageError, match="dict made a dict, which has no `reset`"):
         EnvMaker(dict)()
+    with pytest.raises(UsageError, match="forgets made a NoneType"):
+        EnvMaker("CartPole-v1", wrappers=(forgets,))()
+    with pytest.raises(UsageError, match="env is an instance of Counting: expected what makes one"):
+        EnvMaker(Counting())()
+
+
+def forgets(env):
+    """A wrapper without its `return`."""
 
 
 class Broken(Counting):
@@ -201,7 +209,7 @@ class Broken(Counting):
             return np.zeros((5,), np.float32), {}
         if self.how == "dtype":
             return np.zeros((2,), np.complex64), {}
-        return result
+        return result[0] if self.how == "old reset" else result
 
     def step(self, action):
         obs, *rest = super().step(action)
@@ -215,8 +223,14 @@ class Broken(Counting):
             if self.how == "nan at the end":
                 obs[1] = np.nan
                 rest[2] = True
+            if self.how == "late shape":
+                obs = np.zeros(3, np.float32)
+            if self.how == "two rewards":
+                rest[0] = np.ones(2)
             if self.how == "inf":
                 rest[0] = float("inf")
+        if self.how == "old step":
+            return obs, rest[0], rest[1] or rest[2], rest[3]
         return obs, *rest
 
 
@@ -254,6 +268,10 @@ def test_an_environment_s_error_is_shown_as_its_own(how):
         ("step shape", r"step returned an observation of shape \(1,\)"),
         ("shape", r"shape \(5,\)"),
         ("dtype", "dtype complex64"),
+        ("late shape", r"step returned an observation of shape \(3,\) .*step"),
+        ("two rewards", r"step returned the reward array\(\[1., 1.\]\); expected a number"),
+        ("old reset", r"reset returned a ndarray; expected \(observation, info\)"),
+        ("old step", r"step returned a tuple of 4; expected \(observation, reward, terminated"),
     ],
 )
 def test_what_an_environment_must_not_give_is_named(how, words):

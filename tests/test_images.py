@@ -37,11 +37,11 @@ class Plain(nn.Module):
     def forward(self, obs):
         x = obs.float() / 255
         for layer, stride in ((0, 4), (2, 2), (4, 1)):
-            w = self.w[f"model.encoder.parts.0.net.{layer}.weight"]
-            b = self.w[f"model.encoder.parts.0.net.{layer}.bias"]
+            w = self.w[f"model.encoder.net.{layer}.weight"]
+            b = self.w[f"model.encoder.net.{layer}.bias"]
             x = nn.functional.conv2d(x, w, b, stride).relu()
-        x = x.flatten(1) @ self.w["model.encoder.parts.0.net.7.weight"].T
-        x = (x + self.w["model.encoder.parts.0.net.7.bias"]).relu()
+        x = x.flatten(1) @ self.w["model.encoder.net.7.weight"].T
+        x = (x + self.w["model.encoder.net.7.bias"]).relu()
         logits = x @ self.w["model.actor.weight"].T + self.w["model.actor.bias"]
         value = x @ self.w["model.critic.weight"].T + self.w["model.critic.bias"]
         return logits, value[:, 0]

@@ -38,11 +38,11 @@ class SameRandomness(plain.Randomness):
 def copy_weights(policy, agent):
     """The same numbers in the same places: two hidden layers and one on top, twice."""
     pairs = [
-        (policy.model.actor_trunk[0], agent.actor[0]),
-        (policy.model.actor_trunk[2], agent.actor[2]),
+        (policy.model.actor_trunk.layers[0], agent.actor[0]),
+        (policy.model.actor_trunk.layers[1], agent.actor[2]),
         (policy.model.actor, agent.actor[4]),
-        (policy.model.critic_trunk[0], agent.critic[0]),
-        (policy.model.critic_trunk[2], agent.critic[2]),
+        (policy.model.critic_trunk.layers[0], agent.critic[0]),
+        (policy.model.critic_trunk.layers[1], agent.critic[2]),
         (policy.model.critic, agent.critic[4]),
     ]
     for ours, theirs in pairs:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from headrace.models import policy as policies
-from headrace.models.dists import Categorical, Gaussian
+from headrace.models.dists import Categorical, Gaussian, MultiCategorical
 from headrace.models.encoders import FlatEncoder
 from headrace.models.normalize import NormalizeObs, NormalizeReward, RunningMoments
 from headrace.models.policy import Network
@@ -23,7 +23,7 @@ def uniform(*shape):
 def test_categorical_equals_torch():
     logits = torch.randn(50, 3)
     action = torch.arange(50) % 3
-    log_prob, entropy = Categorical((3,), squeeze=True).evaluate(logits, action)
+    log_prob, entropy = Categorical(3).evaluate(logits, action)
     theirs = torch.distributions.Categorical(logits=logits)
     torch.testing.assert_close(log_prob, theirs.log_prob(action))
     torch.testing.assert_close(entropy, theirs.entropy())
@@ -31,7 +31,7 @@ def test_categorical_equals_torch():
 
 def test_multi_categorical_is_the_product_of_its_parts():
     logits = torch.randn(50, 5)
-    head = Categorical((2, 3), squeeze=False)
+    head = MultiCategorical((2, 3))
     action, sampled = head.sample(logits, uniform(50, 2))
     log_prob, entropy = head.evaluate(logits, action)
     parts = [torch.distributions.Categorical(logits=part) for part in logits.split([2, 3], -1)]
@@ -46,7 +46,7 @@ def test_categorical_samples_by_inverse_cdf():
     # p = 0.2, 0.5, 0.3: cumulative 0.2, 0.7, 1
     logits = torch.tensor([0.2, 0.5, 0.3]).log().expand(5, 3)
     noise = torch.tensor([0.1, 0.19, 0.21, 0.69, 0.71]).unsqueeze(-1)
-    action, _ = Categorical((3,), squeeze=True).sample(logits, noise)
+    action, _ = Categorical(3).sample(logits, noise)
     assert action.tolist() == [0, 0, 1, 1, 2]
 
 
@@ -54,7 +54,7 @@ def test_a_choice_of_probability_0_is_never_taken():
     never = float("-inf")
     logits = torch.tensor([[never, 0.0, 0.3, never]]).expand(4, 4)
     noise = torch.tensor([2.0**-24, 0.3, 0.7, 1 - 2.0**-24]).unsqueeze(-1)
-    action, log_prob = Categorical((4,), squeeze=True).sample(logits, noise)
+    action, log_prob = Categorical(4).sample(logits, noise)
     assert set(action.tolist()) <= {1, 2}
     assert torch.isfinite(log_prob).all()
 
@@ -126,7 +126,7 @@ def test_a_policy_is_the_same_for_the_same_seed_and_leaves_torch_s_generator_alo
 
 
 def test_hidden_layers_are_orthogonal():
-    weight = policies.build(SPEC, Network(), seed=0).model.actor_trunk[2].weight
+    weight = policies.build(SPEC, Network(), seed=0).model.actor_trunk.layers[1].weight
     torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(64), atol=1e-4, rtol=0)
 
 

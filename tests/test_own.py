@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import headrace
+from headrace import verbs
 from headrace.errors import CheckpointError, ConfigError, EnvError, UsageError
 from tests.support import Counting, inline, plan_for, policy_for, short_cartpole, workers
 from tests.test_api import TINY
@@ -85,6 +86,8 @@ def raises(spec):
     ("model", "words"),
     [
         (lambda spec: 3, "is a int: expected .* torch.nn.Module"),
+        (lambda: 3, "too many .*takes the environment's spec"),
+        (nn.Linear(4, 2), "not the module itself"),
         (wrong_shape, r"gave shapes \[\(2, 8\), \(2,\)\] .*\[n, 2\]"),
         (raises, r"Linear failed: RuntimeError.*\n?.*expected that forward"),
         ("tests.test_own:Linea", "Did you mean tests.test_own:Linear"),
@@ -114,6 +117,8 @@ def test_wrappers_are_applied_and_must_be_named_again(tmp_path):
         run.dir, env=env, wrapper=[wrapped_twice, Doubled], total_env_steps=128, quiet=True
     )
     assert again.mean_return == 20
+    with pytest.raises(ConfigError, match="no best policy: it was trained without --eval-every"):
+        verbs.evaluate([str(run.dir), "--best", "--env", env, "--wrapper", "a:b", "c:d"], "")
 
 
 def test_a_wrapper_s_error_is_its_own():

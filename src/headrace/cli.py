@@ -61,6 +61,8 @@ def _main(argv: list[str]) -> int:
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     if argv[0] == "eval":  # a film is drawn into memory: pygame needs no screen for it
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            os.environ.setdefault("MUJOCO_GL", "egl")
     try:
         return _run_verb(argv[0], argv[1:])
     except KeyboardInterrupt:

@@ -12,9 +12,11 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from headrace.envs.make import env_spec
+from headrace.errors import ConfigError
 from headrace.models.policy import Network
 from headrace.run import launch
-from headrace.run.config import ALGOS, RunSettings
+from headrace.run.code import code
+from headrace.run.config import ALGOS, RunSettings, new_goals
 from headrace.run.doctor import describe, examine
 from headrace.run.evaluate import evaluate as run_episodes
 from headrace.run.evaluate import load_policy
@@ -43,6 +45,9 @@ class _ResumeFlags:
     """Directory of the run."""
     total_env_steps: int | None = None
     """A new goal (env steps); default: the old one."""
+    schedule_env_steps: int | None = None
+    """Env steps over which schedules run, counted from the run's start; default: as before. What
+    falls linearly is 0 after that."""
     env: str | None = None
     """The environment again, where it is code (module:EnvId or module:callable)."""
     wrapper: tuple[str, ...] = ()
@@ -152,8 +157,8 @@ def resume(argv: list[str], description: str) -> int:
     ended = launch.go_on(
         flags.run_dir,
         env=flags.env,
-        code=launch.code(flags.wrapper, flags.model),
-        total_env_steps=flags.total_env_steps,
+        code=code(flags.wrapper, flags.model),
+        goals=new_goals(flags.total_env_steps, flags.schedule_env_steps),
         out=sys.stderr if flags.json else sys.stdout,
         started=started,
     )
@@ -169,9 +174,15 @@ def _end(ended: launch.Ended, as_json: bool) -> int:
 def evaluate(argv: list[str], description: str) -> int:
     """`headrace eval`."""
     flags = _parse("eval", description, _EvalFlags, argv)
-    code = launch.code(flags.wrapper, flags.model)
-    _, maker = launch.settings_of_run(flags.run_dir, flags.env, code)
-    policy = load_policy(flags.run_dir / "best" if flags.best else flags.run_dir, code.model)
+    own = code(flags.wrapper, flags.model)
+    _, maker = launch.settings_of_run(flags.run_dir, flags.env, own)
+    best = flags.run_dir / "best"
+    if flags.best and not best.is_dir():
+        raise ConfigError(
+            f"{flags.run_dir} has no best policy: it was trained without --eval-every N, or ended "
+            "before the first evaluation.\nLeave out --best to play with the newest policy."
+        )
+    policy = load_policy(best if flags.best else flags.run_dir, own.model)
     launch.check_fits(policy.spec, env_spec(maker), flags.run_dir)
     played = run_episodes(
         policy,
@@ -180,6 +191,7 @@ def evaluate(argv: list[str], description: str) -> int:
         stochastic=flags.stochastic,
         seed=flags.seed,
         video=flags.video,
+        say=lambda progress: print(progress, file=sys.stderr),
     )
     assert played is not None  # nobody tells it to stop
     result = played.to_json()

@@ -5,7 +5,9 @@ Left out: how one is made (`make.py`) and stepped (`gym.py`).
 
 import traceback
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from headrace.batch import Fragment
 from headrace.errors import EnvError
@@ -89,3 +91,24 @@ def env_error(error: BaseException, where: str) -> EnvError:
     own = error.__traceback__.tb_next if error.__traceback__ else None
     lines = traceback.format_exception(type(error), error, own)
     return EnvError("".join(lines) + f"\nThe environment failed {where}.")
+
+
+_FIELDS = {
+    "reset": ("observation", "info"),
+    "step": ("observation", "reward", "terminated", "truncated", "info"),
+}
+
+
+def check_fields(method: str, result: Any, where: str) -> None:
+    """Raise EnvError unless `result` is what Gymnasium's `reset` or `step` returns."""
+    fields = _FIELDS[method]
+    if not isinstance(result, tuple | list) or len(result) != len(fields):
+        length = f" of {len(result)}" if isinstance(result, tuple | list) else ""
+        raise EnvError(
+            f"{method} returned a {type(result).__name__}{length}; expected "
+            f"({', '.join(fields)}) ({where}).\n"
+            "Environments of Gym before 0.26 returned less: see "
+            "https://gymnasium.farama.org/introduction/migration_guide/"
+        )
+    if method == "step" and (result[1] is None or np.ndim(result[1]) != 0):
+        raise EnvError(f"step returned the reward {result[1]!r}; expected a number ({where}).")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from headrace.batch import Fragment, each
-from headrace.envs.api import Episode, Restored, env_error
+from headrace.envs.api import Episode, Restored, check_fields, env_error
 from headrace.envs.replay import ActionLog, get_state, replay, set_state
 from headrace.envs.rows import Intake, Rows
 from headrace.errors import EnvError
@@ -81,12 +81,13 @@ class GymVector:
         self._actions[t] = actions = self._codec.to_env(action)
         obs, reward = rows.at(t + 1), rows.reward[t]
         terminated, truncated = rows.terminated[t], rows.truncated[t]
-        i = 0
+        i, result = 0, None
         try:
             for i, env in enumerate(self._envs):
-                next_obs, reward[i], terminated[i], truncated[i], info = env.step(actions[i])
+                result = env.step(actions[i])
                 if t == 0:  # once per fragment: often enough to notice, too seldom to cost
-                    self._check_declared("step", i, next_obs)
+                    self._check_result("step", i, result)
+                next_obs, reward[i], terminated[i], truncated[i], info = result
                 if is_plain:
                     obs[i] = next_obs
                 else:
@@ -94,6 +95,8 @@ class GymVector:
         except EnvError:
             raise
         except (Exception, SystemExit) as error:
+            if result is not None:  # what it is, or the one before: neither may be ill-formed
+                self._check_result("step", i, result)
             where = self._where(i, self._actions[t][i])
             raise env_error(error, f"in {where}") from error
         rows.episode_step += 1
@@ -221,17 +224,19 @@ class GymVector:
         seeded = self._reseed or first or always_seeded
         seed = self._episode_seed(i) if seeded else None
         try:
-            first_obs, info = self._envs[i].reset(seed=seed)
+            result = self._envs[i].reset(seed=seed)
             if first:
-                self._check_declared("reset", i, first_obs)
+                self._check_result("reset", i, result)
+            first_obs, info = result
             self._intake.put(obs, i, first_obs, info, ended=False)
         except EnvError:
             raise
         except (Exception, SystemExit) as error:
             raise env_error(error, f"in reset, {self._where(i)}") from error
 
-    def _check_declared(self, method: str, i: int, obs: Any) -> None:
-        if wrong := self._intake.misfit(obs):
+    def _check_result(self, method: str, i: int, result: Any) -> None:
+        check_fields(method, result, self._where(i))
+        if wrong := self._intake.misfit(result[0]):
             raise EnvError(f"{method} returned {wrong} ({self._where(i)}).")
 
     def _where(self, i: int, action: Array | None = None) -> str:

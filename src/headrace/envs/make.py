@@ -15,7 +15,7 @@ import gymnasium
 
 from headrace import named
 from headrace.envs import atari, mujoco, spaces
-from headrace.envs.api import env_error
+from headrace.envs.api import check_fields, env_error
 from headrace.errors import ConfigError, EnvNotFoundError, MissingExtraError, UsageError
 from headrace.spec import EnvSpec
 
@@ -100,6 +100,7 @@ class EnvMaker:
             env = _registered(target, self.kwargs, lambda: make(target, **self.kwargs | more))
         else:
             env = self._call(target, render_mode)
+        _check_is_env(env, self.name)
         for wrapper in self.wrappers:
             wrap = (
                 named.load_callable(wrapper, ConfigError) if isinstance(wrapper, str) else wrapper
@@ -109,15 +110,15 @@ class EnvMaker:
             except Exception as error:
                 name = wrapper if isinstance(wrapper, str) else getattr(wrap, "__name__", "wrapper")
                 raise env_error(error, f"while {name} wrapped {self.name}") from error
-        for attribute in ("reset", "step", "close", "observation_space", "action_space"):
-            if not hasattr(env, attribute):
-                raise UsageError(
-                    f"{self.name} made a {type(env).__name__}, which has no `{attribute}`.\n"
-                    "Expected a gymnasium.Env: reset, step, close, observation_space, action_space."
-                )
+            _check_is_env(env, getattr(wrapper, "__name__", wrapper))
         return env
 
     def _call(self, target: Callable[..., Any], render_mode: str | None) -> Any:
+        if not callable(target):
+            raise UsageError(
+                f"env is an instance of {type(target).__name__}: expected what makes one, for "
+                "there will be several: an id, a class, or `lambda: ...`."
+            )
         kwargs = dict(self.kwargs)
         if render_mode is not None and "render_mode" in inspect.signature(target).parameters:
             kwargs["render_mode"] = render_mode
@@ -164,6 +165,15 @@ class EnvMaker:
             self.kwargs,
             lambda: gymnasium.make_vec(target, num_envs, "vector_entry_point", **kwargs),
         )
+
+
+def _check_is_env(env: Any, maker: Any) -> None:
+    for attribute in ("reset", "step", "close", "observation_space", "action_space"):
+        if not hasattr(env, attribute):
+            raise UsageError(
+                f"{maker} made a {type(env).__name__}, which has no `{attribute}`.\n"
+                "Expected a gymnasium.Env: reset, step, close, observation_space, action_space."
+            )
 
 
 def _resolve(env: EnvLike) -> EnvLike:
@@ -256,13 +266,13 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         )
         info = {}
         if with_choices and maker.action_mask in ("auto", "info"):
+            where = f"env 0 of {maker.name}, episode 0, to see what it offers"
             try:
-                _, info = env.reset()
+                result = env.reset()
             except Exception as error:
-                raise env_error(
-                    error,
-                    f"in reset of env 0 of {maker.name}, episode 0, looked at for an action mask",
-                ) from error
+                raise env_error(error, f"in reset of {where}") from error
+            check_fields("reset", result, where)
+            info = result[1]
         spec = spaces.read(
             maker.name,
             getattr(env, f"{single}observation_space"),

@@ -16,55 +16,78 @@ from headrace.spec import Space
 
 
 class Categorical(nn.Module):
-    """Independent categorical choices: one for Discrete, several for MultiDiscrete.
+    """One choice among `num_choices`.
 
-    Parameters are logits `[..., sum(nvec)]`; actions are int64, `[...]` for a single choice
-    (`squeeze`), else `[..., len(nvec)]`.
+    Parameters are logits `[..., num_choices]`; actions are int64 `[...]`.
     """
 
-    def __init__(self, nvec: tuple[int, ...], *, squeeze: bool) -> None:
+    num_draws = 1
+
+    def __init__(self, num_choices: int) -> None:
         super().__init__()
-        self.nvec = nvec
-        self._squeeze = squeeze
-        self.num_params = sum(nvec)
-        self.num_draws = len(nvec)
+        self.num_params = num_choices
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions by inverse CDF from `noise` in (0, 1), `[..., draws]`; and their log-probs."""
-        log_p = self._log_p(params)
-        choice = torch.stack([_inverse_cdf(p, noise[..., i]) for i, p in enumerate(log_p)], -1)
-        return self._pack(choice), self._gather(log_p, choice)
+        """Actions by inverse CDF from `noise` in (0, 1), `[..., 1]`; and their log-probs."""
+        log_p = params.log_softmax(-1)
+        choice = _inverse_cdf(log_p, noise)
+        return choice, _at(log_p, choice)
 
     def mode(self, params: Tensor) -> Tensor:
         """The likeliest action."""
-        choice = [logits.argmax(-1) for logits in torch.split(params, list(self.nvec), -1)]
-        return self._pack(torch.stack(choice, -1))
+        return params.argmax(-1)
 
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of `action`, and entropy: `[...]` each."""
-        log_p = self._log_p(params)
-        log_prob = self._gather(log_p, action.unsqueeze(-1) if self._squeeze else action)
-        return log_prob, -torch.stack([(p.exp() * p).sum(-1) for p in log_p], -1).sum(-1)
+        log_p = params.log_softmax(-1)
+        return _at(log_p, action), -(log_p.exp() * log_p).sum(-1)
 
-    def _log_p(self, params: Tensor) -> list[Tensor]:
-        return [logits.log_softmax(-1) for logits in torch.split(params, list(self.nvec), -1)]
 
-    def _gather(self, log_p: list[Tensor], choice: Tensor) -> Tensor:
-        picked = [p.gather(-1, choice[..., i : i + 1]) for i, p in enumerate(log_p)]
-        return torch.cat(picked, -1).sum(-1)
+class MultiCategorical(nn.Module):
+    """Several independent choices at a time.
 
-    def _pack(self, choice: Tensor) -> Tensor:
-        return choice.squeeze(-1) if self._squeeze else choice
+    Parameters are the logits of all of them, `[..., sum(nvec)]`; actions are int64
+    `[..., len(nvec)]`.
+    """
+
+    def __init__(self, nvec: tuple[int, ...]) -> None:
+        super().__init__()
+        self._sizes = list(nvec)
+        self._choices = [Categorical(num_choices) for num_choices in nvec]
+        self.num_params, self.num_draws = sum(nvec), len(nvec)
+
+    def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions by inverse CDF from `noise` in (0, 1), `[..., draws]`; and their log-probs."""
+        logits, draws = torch.split(params, self._sizes, -1), torch.split(noise, 1, -1)
+        each = [c.sample(*of) for c, *of in zip(self._choices, logits, draws, strict=True)]
+        action, log_prob = zip(*each, strict=True)
+        return torch.stack(action, -1), torch.stack(log_prob, -1).sum(-1)
+
+    def mode(self, params: Tensor) -> Tensor:
+        """The likeliest action."""
+        logits = torch.split(params, self._sizes, -1)
+        return torch.stack([part.argmax(-1) for part in logits], -1)
+
+    def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of `action`, and entropy: `[...]` each."""
+        logits, chosen = torch.split(params, self._sizes, -1), action.unbind(-1)
+        each = [c.evaluate(*of) for c, *of in zip(self._choices, logits, chosen, strict=True)]
+        log_prob, entropy = zip(*each, strict=True)
+        return torch.stack(log_prob, -1).sum(-1), torch.stack(entropy, -1).sum(-1)
+
+
+def _at(log_p: Tensor, choice: Tensor) -> Tensor:
+    return log_p.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
 
 def _inverse_cdf(log_p: Tensor, uniform: Tensor) -> Tensor:
-    """The first choice whose cumulative probability reaches `uniform`.
+    """The first choice whose cumulative probability reaches `uniform`, `[..., 1]`.
 
     Scaled by the total instead of 1 and compared strictly: rounding can then neither run past the
     last choice nor land on one of probability 0.
     """
     cumulative = log_p.exp().cumsum(-1)
-    threshold = uniform.unsqueeze(-1) * cumulative[..., -1:]
+    threshold = uniform * cumulative[..., -1:]
     return (cumulative < threshold).sum(-1)
 
 
@@ -99,11 +122,13 @@ class Gaussian(nn.Module):
         return (-0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-Head = Categorical | Gaussian
+Head = Categorical | MultiCategorical | Gaussian
 
 
 def head_for(space: Space) -> Head:
     """The distribution that fits an action space."""
     if space.kind == "box":
         return Gaussian(space.size)
-    return Categorical(space.nvec, squeeze=space.kind == "discrete")
+    if space.kind == "discrete":
+        return Categorical(space.nvec[0])
+    return MultiCategorical(space.nvec)

@@ -4,14 +4,12 @@ Left out: what comes after (`policy.py`), and running normalization (`normalize.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from headrace.batch import Obs
 from headrace.errors import ConfigError
 from headrace.models.nets import conv, linear
 from headrace.spec import Space
@@ -69,13 +67,13 @@ class FlatEncoder(nn.Module):
         super().__init__()
         self._space = space
         choices = space.kind in ("discrete", "multi_discrete")
-        self.num_features = sum(space.nvec) if choices else space.size
+        self.num_features: int = sum(space.nvec) if choices else space.size
 
     def forward(self, obs: Tensor) -> Tensor:
         """Encode a batch of observations."""
         if self._space.kind in ("box", "multi_binary"):
-            batch = obs.shape[: obs.dim() - len(self._space.shape)]
-            return obs.reshape(*batch, self._space.size).float()
+            num_dims = len(self._space.shape)
+            return (obs.flatten(-num_dims) if num_dims else obs.unsqueeze(-1)).float()
         components = obs.unsqueeze(-1) if self._space.kind == "discrete" else obs
         hot = [
             nn.functional.one_hot(components[..., i] - first, choices)
@@ -118,7 +116,7 @@ class ImageEncoder(nn.Module):
         with torch.no_grad():
             image = torch.zeros(1, layout.channels, layout.height, layout.width)
             flat = math.prod(convolutions(image).shape)
-        self.num_features = width
+        self.num_features: int = width
         layers = (*convolutions, nn.Flatten(), linear(flat, width, math.sqrt(2)), nn.ReLU())
         self.net = nn.Sequential(*layers)
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -181,24 +179,28 @@ class _Residual(nn.Module):
         return image + body
 
 
-class Encoder(nn.Module):
-    """An encoder for each part of an observation; their features side by side."""
+class DictEncoder(nn.Module):
+    """An encoder for each part of a Dict observation; their features side by side."""
 
     def __init__(self, space: Space, image_net: ImageNet) -> None:
         super().__init__()
-        self._keys = [key for key, _ in space.leaves] if space.kind == "dict" else None
+        self._keys = [key for key, _ in space.parts]
         # By position: a key may hold what the name of a module may not
-        parts = [
-            FlatEncoder(part) if image_layout(part) is None else ImageEncoder(part, image_net)
-            for _, part in space.leaves
-        ]
-        self.parts = nn.ModuleList(parts)
-        self.num_features = sum(part.num_features for part in parts)
+        encoders: list[Encoder] = [encoder_for(part, image_net) for _, part in space.parts]
+        self.parts = nn.ModuleList(encoders)
+        self.num_features: int = sum(encoder.num_features for encoder in encoders)
 
-    def forward(self, obs: Obs) -> Tensor:
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """Encode a batch: `[..., num_features]`."""
-        if self._keys is None:
-            only: Tensor = self.parts[0](obs)
-            return only
-        arrays: Sequence[Tensor] = [obs[key] for key in self._keys]  # type: ignore[index]
+        arrays = [obs[key] for key in self._keys]
         return torch.cat([part(a) for part, a in zip(self.parts, arrays, strict=True)], -1)
+
+
+Encoder: TypeAlias = FlatEncoder | ImageEncoder | DictEncoder
+
+
+def encoder_for(space: Space, image_net: ImageNet) -> Encoder:
+    """The encoder that fits an observation space; it maps to `[..., num_features]`."""
+    if space.kind == "dict":
+        return DictEncoder(space, image_net)
+    return FlatEncoder(space) if image_layout(space) is None else ImageEncoder(space, image_net)

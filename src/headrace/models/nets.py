@@ -2,14 +2,16 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "elu": nn.ELU,
-    "silu": nn.SiLU,
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": nn.functional.elu,
+    "silu": nn.functional.silu,
 }
 
 
@@ -29,12 +31,21 @@ def conv(num_in: int, num_out: int, kernel: int, *, stride: int = 1, padding: in
     return layer
 
 
-def mlp(num_in: int, hidden_sizes: tuple[int, ...], activation: str) -> nn.Sequential:
+class Mlp(nn.Module):
     """Hidden layers only, each with gain sqrt 2; the caller puts its own last layer on top.
 
     Maps `[..., num_in]` to `[..., hidden_sizes[-1]]` (or to itself, without hidden layers).
     """
-    layers: list[nn.Module] = []
-    for size_in, size_out in itertools.pairwise((num_in, *hidden_sizes)):
-        layers += [linear(size_in, size_out, math.sqrt(2)), ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers)
+
+    def __init__(self, num_in: int, hidden_sizes: tuple[int, ...], activation: str) -> None:
+        super().__init__()
+        sizes = itertools.pairwise((num_in, *hidden_sizes))
+        self.layers = nn.ModuleList(linear(*pair, math.sqrt(2)) for pair in sizes)
+        # A function, not a module: a module's call takes longer than a small tensor's tanh.
+        self._activation = ACTIVATIONS[activation]
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The last layer's activations."""
+        for layer in self.layers:
+            features = self._activation(layer(features))
+        return features

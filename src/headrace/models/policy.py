@@ -3,6 +3,7 @@
 Left out: where observations come from (`collect/`), and losses (`algos/`).
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 from headrace.batch import Obs
 from headrace.errors import UsageError
 from headrace.models.dists import head_for
-from headrace.models.encoders import Encoder, ImageNet
-from headrace.models.nets import linear, mlp
+from headrace.models.encoders import ImageNet, encoder_for
+from headrace.models.nets import Mlp, linear
 from headrace.models.normalize import NormalizeObs, NormalizeReward
 from headrace.settings import settings
 from headrace.spec import PLAIN, EnvSpec
@@ -55,11 +56,11 @@ class ActorCritic(nn.Module):
 
     def __init__(self, spec: EnvSpec, network: Network) -> None:
         super().__init__()
-        self.encoder = Encoder(spec.seen, network.image_net)
+        self.encoder = encoder_for(spec.seen, network.image_net)
         features = self.encoder.num_features
 
-        def trunk() -> nn.Sequential:
-            return mlp(features, network.hidden_sizes, network.activation)
+        def trunk() -> Mlp:
+            return Mlp(features, network.hidden_sizes, network.activation)
 
         width = (features, *network.hidden_sizes)[-1]
         self.actor_trunk = trunk()
@@ -84,7 +85,7 @@ class Policy(nn.Module):
         super().__init__()
         self._spec, self._clip_reward = spec, network.clip_reward
         self._bf16 = network.precision == "bf16"
-        self.model = ActorCritic(spec, network) if model is None else _checked(model(spec), spec)
+        self.model = ActorCritic(spec, network) if model is None else _made(model, spec)
         self.head = head_for(spec.action)
         self.normalize_obs = NormalizeObs(spec.seen) if network.normalize_obs else None
         self.normalize_reward = NormalizeReward() if network.normalize_reward else None
@@ -162,6 +163,26 @@ class Policy(nn.Module):
 def num_params(spec: EnvSpec) -> int:
     """How many numbers the distribution over actions takes: logits, or means."""
     return head_for(spec.action).num_params
+
+
+def _made(factory: ModelFactory, spec: EnvSpec) -> nn.Module:
+    """A model of the user's own."""
+    name = getattr(factory, "__name__", type(factory).__name__)
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise UsageError(
+            f"model={name}: expected what makes a torch.nn.Module from the environment's spec, "
+            "such as its class; not the module itself."
+        )
+    try:
+        inspect.signature(factory).bind(spec)
+    except TypeError as error:
+        raise UsageError(
+            f"The model {name} cannot be made: {error}.\nExpected a class or function that takes "
+            "the environment's spec, as in examples/own_network.py."
+        ) from None
+    except ValueError:
+        pass  # built-ins do not tell their signature
+    return _checked(factory(spec), spec)
 
 
 @torch.no_grad()

@@ -12,7 +12,8 @@ from headrace.envs.make import EnvLike, WrapperLike
 from headrace.errors import ConfigError
 from headrace.models.policy import ModelFactory, Network
 from headrace.run import launch
-from headrace.run.config import ALGOS
+from headrace.run.code import Code, code
+from headrace.run.config import ALGOS, new_goals
 from headrace.run.evaluate import Evaluation, TrainedPolicy, evaluate, load_policy
 from headrace.run.report import OnUpdate
 from headrace.settings import given_values
@@ -73,14 +74,12 @@ def train(
     """Train an agent.
 
     Args:
-        env: a Gymnasium id, `module:EnvId`, `module:callable`, or a callable that makes an
-            environment (a lambda will do, with workers too).
-        algo: settings of the algorithm, such as `headrace.PPO(lr=3e-4)`; what it leaves open comes
-            from the config file, the preset, or the class default; or only its name, `"a2c"`.
-            Default: PPO.
+        env: a Gymnasium id, `module:EnvId`, `module:callable`, or a callable (a lambda will do).
+        algo: settings of the algorithm, such as `headrace.PPO(lr=3e-4)` (what it leaves open comes
+            from file, preset, or default), or only its name, `"a2c"`. Default: PPO.
         network: settings of the network, such as `headrace.Network(hidden_sizes=(256, 256))`.
         model: makes a network of your own from the spec (or its name); examples/own_network.py.
-        wrapper: put around each environment: `module:callable`, a callable, or several of them.
+        wrapper: put around each environment: `module:callable`, a callable, or several.
         config: a TOML file with settings.
         run_dir: the run's directory; default: a new one below `runs/`.
         on_update: called with (number of the update, metrics) after each.
@@ -104,8 +103,10 @@ def train(
         if name is None:
             raise ConfigError(f"algo={algo!r}: expected settings such as headrace.PPO(lr=3e-4).")
         given |= given_values(algo) | {"algo": name}
-    if network is not None:
+    if isinstance(network, Network):
         given |= given_values(network)
+    elif network is not None:
+        raise ConfigError(f"network={network!r}: expected headrace.Network(hidden_sizes=...).")
     return _finish(
         launch.start(
             given,
@@ -126,6 +127,7 @@ def resume(
     model: str | ModelFactory | None = None,
     wrapper: WrapperLike | Sequence[WrapperLike] = (),
     total_env_steps: int | None = None,
+    schedule_env_steps: int | None = None,
     on_update: OnUpdate | None = None,
     quiet: bool = False,
 ) -> Run:
@@ -137,6 +139,8 @@ def resume(
         model: to be given again where the run has a network of your own.
         wrapper: to be given again where the run has wrappers.
         total_env_steps: a new goal; default: the old one.
+        schedule_env_steps: env steps over which schedules run, counted from the run's start;
+            default: as before. What falls linearly is 0 after that.
         on_update: called with (number of the update, metrics) after each.
         quiet: show nothing.
 
@@ -152,18 +156,16 @@ def resume(
             Path(run_dir),
             env=env,
             code=_code(wrapper, model),
-            total_env_steps=total_env_steps,
+            goals=new_goals(total_env_steps, schedule_env_steps),
             on_update=on_update,
             out=None if quiet else sys.stdout,
         )
     )
 
 
-def _code(
-    wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFactory | None
-) -> launch.Code:
+def _code(wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFactory | None) -> Code:
     one = isinstance(wrapper, str) or callable(wrapper)
-    return launch.code((wrapper,) if one else tuple(wrapper), model)  # type: ignore[arg-type]
+    return code((wrapper,) if one else tuple(wrapper), model)  # type: ignore[arg-type]
 
 
 def _finish(ended: launch.Ended) -> Run:

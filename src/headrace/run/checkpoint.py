@@ -113,6 +113,11 @@ def newest(run_dir: Path) -> Checkpoint:
     Raises:
         CheckpointError: there is none.
     """
+    if not run_dir.is_dir():
+        raise CheckpointError(
+            f"There is no directory {run_dir}.\nExpected a run's, as `headrace train` makes them "
+            "(see runs/), its best/, or a checkpoint's."
+        )
     if (run_dir / _MANIFEST).is_file():
         return _read(run_dir)
     found = (*run_dir.glob("checkpoints/step_*"), *run_dir.glob("step_*"))

@@ -6,9 +6,7 @@ default. All settings of a run share one flat name space. Left out: reading flag
 
 import ast
 import difflib
-import json
 import math
-import numbers
 import os
 import tomllib
 from collections.abc import Mapping
@@ -16,14 +14,15 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import ModuleType
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
 from headrace.algos import a2c, ppo
 from headrace.errors import ConfigError
 from headrace.models.policy import Network
+from headrace.run.values import coerce
 from headrace.settings import settings
 
 ALGOS: dict[str, tuple[ModuleType, type[Any]]] = {"a2c": (a2c, a2c.A2C), "ppo": (ppo, ppo.PPO)}
@@ -104,7 +103,8 @@ class RunSettings:
     stop_at_return: float | None = None
     """Stop once the mean return of the last 100 training episodes reaches this."""
     schedule_env_steps: int = 0
-    """Env steps over which schedules run; 0: the first total_env_steps. Kept by resume."""
+    """Env steps over which schedules run; 0: the first total_env_steps. Kept by resume,
+    unless it gets another."""
     checkpoint_every_s: float = 60.0
     """Seconds between checkpoints (one more at the end)."""
     keep: int = 3
@@ -140,6 +140,12 @@ class Settings:
     def algo_module(self) -> ModuleType:
         """The algorithm's page."""
         return ALGOS[self.run.algo][0]
+
+    def ended_schedules(self) -> list[str]:
+        """What will have fallen to 0 before the run ends."""
+        ends_early = self.run.total_env_steps > self.run.schedule_env_steps
+        names = [f.name for f in fields(self.algo) if f.name.endswith("_schedule")]
+        return [n for n in names if ends_early and getattr(self.algo, n) == "linear"]
 
     def flat(self) -> dict[str, Any]:
         """Name -> value over all groups, as plain data."""
@@ -186,7 +192,7 @@ def resolve(given: Mapping[str, Any], config_file: Path | None = None) -> Settin
             for source, layer in reversed(layers):
                 if f.name in layer:
                     origin[f.name] = source
-                    values[f.name] = _coerce(f.name, layer[f.name], hints[f.name], source)
+                    values[f.name] = coerce(f.name, layer[f.name], hints[f.name], source)
         built.append(group(**values))
     return _derive(built[0], built[1], built[2], origin)
 
@@ -332,58 +338,15 @@ def _check_names(source: str, values: Mapping[str, Any], groups: tuple[type[Any]
             raise ConfigError(f"Unknown setting {name!r} ({source}).{hint}")
 
 
-def _coerce(name: str, value: Any, hint: Any, source: str) -> Any:
-    """Check `value` against the field's type; int may become float, a list a tuple."""
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    for kind in kinds:
-        fitting = _as(kind, value)
-        if fitting is not None or (kind is NoneType and value is None):
-            return fitting
-    expected = " or ".join(
-        " | ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal
-        else str(kind) if get_origin(kind) else kind.__name__
-        for kind in kinds if kind is not NoneType
-    )  # fmt: skip
-    if name == "env_kwargs":
-        expected = (
-            "numbers, words, lists and dicts of them, as config.json can hold them (a tuple would "
-            "come back as a list); put anything else into a callable that makes the environment"
-        )
-    raise ConfigError(f"{name}={value!r} ({source}): expected {expected}.")
-
-
-def _as(kind: Any, value: Any) -> Any | None:
-    """`value` as one of the kinds of settings, or None."""
-    origin = get_origin(kind)
-    if origin is Literal:
-        return value if value in get_args(kind) else None
-    if origin is tuple:
-        item = get_args(kind)[0]
-        items = [_as(item, v) for v in value] if isinstance(value, list | tuple) else [None]
-        return None if None in items else tuple(items)
-    if origin is dict:
-        return value if isinstance(value, dict) and _is_plain(value) else None
-    if kind in (bool, str):
-        return value if type(value) is kind else None
-    wanted = numbers.Real if kind is float else numbers.Integral
-    is_number = isinstance(value, wanted) and not isinstance(value, bool)
-    return kind(value) if is_number else None
-
-
-def _is_plain(value: dict[str, Any]) -> bool:
-    """Whether it comes back from JSON as it went."""
-    try:
-        return bool(json.loads(json.dumps(value)) == value)
-    except (TypeError, ValueError):
-        return False
-
-
 def given_for_resume(
-    config: dict[str, Any], total_env_steps: int | None
+    config: dict[str, Any], goals: Mapping[str, int]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """All settings of a run as it was started, with a new goal if there is one; their origins."""
+    """All settings of a run as it was started, with new goals if there are any; their origins."""
     given, origin = dict(config["settings"]), dict(config["origin"])
-    if total_env_steps is not None:
-        given["total_env_steps"] = total_env_steps
-        origin["total_env_steps"] = "given to resume"
-    return given, origin
+    return given | dict(goals), origin | dict.fromkeys(goals, "given to resume")
+
+
+def new_goals(total_env_steps: int | None, schedule_env_steps: int | None) -> dict[str, int]:
+    """What `given_for_resume` is to change."""
+    goals = {"total_env_steps": total_env_steps, "schedule_env_steps": schedule_env_steps}
+    return {name: steps for name, steps in goals.items() if steps is not None}

@@ -3,13 +3,13 @@
 import importlib.metadata
 import os
 import platform
-import re
 import resource
 import shutil
 import sys
 from typing import Any
 
 import torch
+from packaging.requirements import Requirement
 
 import headrace
 
@@ -38,38 +38,39 @@ def examine() -> dict[str, Any]:
 
 
 def _core_packages() -> dict[str, str | None]:
-    names = [re.split(r"[^\w.-]", line)[0] for line in _requirements() if "extra ==" not in line]
-    return {name: _version(name) for name in names}
+    return {r.name: _version(r.name) for r in _requirements("headrace", "")}
 
 
-def _requirements() -> list[str]:
-    return importlib.metadata.requires("headrace") or []
+def _requirements(package: str, extra: str) -> list[Requirement]:
+    """What `package` asks for here: in any case (extra ""), or besides that for one extra."""
+    asked = [Requirement(line) for line in importlib.metadata.requires(package) or []]
+    return [
+        requirement
+        for requirement in asked
+        if (requirement.marker is None and not extra)
+        or (
+            requirement.marker is not None
+            and requirement.marker.evaluate({"extra": extra})
+            and not (extra and requirement.marker.evaluate({"extra": ""}))
+        )
+    ]
 
 
 def _missing() -> dict[str, list[str]]:
     """Extra -> packages that it asks for and that are not here."""
-    missing: dict[str, list[str]] = {}
-    for line in _requirements():
-        if found := re.search(r"extra == ['\"]([\w-]+)['\"]", line):
-            name = re.split(r"[^\w.-]", line)[0]
-            missing.setdefault(found[1], [])
-            absent = [package for package in _asked_for(name, line) if not _version(package)]
-            missing[found[1]] += absent
-    return {extra: sorted(set(names)) for extra, names in sorted(missing.items())}
+    extras = importlib.metadata.metadata("headrace").get_all("Provides-Extra") or []
+    return {extra: sorted(_absent("headrace", extra)) for extra in sorted(extras)}
 
 
-def _asked_for(name: str, line: str) -> list[str]:
-    """The packages of a requirement: itself, or with extras (`gymnasium[box2d]`) those of them."""
-    extras = re.match(r"[\w.-]+\[([\w,-]+)\]", line)
-    if not extras:
-        return [name]
-    if name == "headrace":  # extras of ours stand on lines of their own
-        return []
-    return [
-        re.split(r"[^\w.-]", inner)[0]
-        for inner in importlib.metadata.requires(name) or []
-        if any(re.search(rf"extra == ['\"]{extra}['\"]", inner) for extra in extras[1].split(","))
-    ]
+def _absent(package: str, extra: str) -> set[str]:
+    absent: set[str] = set()
+    for requirement in _requirements(package, extra):
+        if not _version(requirement.name):
+            absent.add(requirement.name)
+            continue
+        for inner in requirement.extras:
+            absent |= _absent(requirement.name, inner)
+    return absent
 
 
 def _version(package: str) -> str | None:

@@ -4,6 +4,8 @@ Left out: training. Nothing here needs the environment, but `evaluate`.
 """
 
 import contextlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from headrace.envs.vector import make_vector
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.models.policy import ModelFactory, Network, Policy
+from headrace.named import load_callable
 from headrace.run import checkpoint
 from headrace.run.config import cpu_cores
 from headrace.seeding import action_noise
@@ -31,6 +34,7 @@ from headrace.spec import ActionCodec, Array, EnvSpec
 
 _NUM_STEPS = 64
 _MOST_ENVS = 32
+_SAY_EVERY_S = 5.0
 _ENDLESS = 200_000  # steps of all envs without a single end
 
 
@@ -98,8 +102,10 @@ class TrainedPolicy:
             array = np.asarray(parts[key], dtype=space.dtype)
             single = array.shape == space.shape
             if not single and array.shape[1:] != space.shape:
+                own_mask = self.spec.mask_in_info and key == self.spec.mask_key
+                what = "action_mask" if own_mask else f"an observation{f' {key!r}' if key else ''}"
                 raise ValueError(
-                    f"Got an observation{f' {key!r}' if key else ''} of shape {array.shape}; "
+                    f"Got {what} of shape {array.shape}; "
                     f"expected {space.shape}, or a batch (n, *{space.shape})."
                 )
             rows[key] = torch.from_numpy(array[None] if single else array)
@@ -114,19 +120,22 @@ def _is_dict(obs: Any) -> bool:
     return hasattr(obs, "keys")
 
 
-def load_policy(directory: str | Path, model: ModelFactory | None = None) -> TrainedPolicy:
+def load_policy(directory: str | Path, model: str | ModelFactory | None = None) -> TrainedPolicy:
     """Load the newest whole checkpoint's policy from a run directory (or from that checkpoint).
 
     Needs neither the environment nor a GPU, and unpickles nothing.
 
     Args:
         directory: of a run, its `best`, or a checkpoint.
-        model: what made the network, where it was one of your own: a file can not name code.
+        model: what made the network (or its name, `module:callable`), where it was one of your
+            own: a file can not name code.
 
     Raises:
         CheckpointError: there is no usable checkpoint, or it is of another network.
         ConfigError: it was a network of your own, and `model` is not given (or the other way).
     """
+    if isinstance(model, str):
+        model = load_callable(model, ConfigError)
     saved = checkpoint.newest(Path(directory))
     described = saved.manifest["policies"]["default"]
     if bool(described["model"]) != (model is not None):
@@ -157,6 +166,7 @@ def evaluate(
     seed: int = 0,
     video: Path | None = None,
     stop: ShouldStop = lambda: False,
+    say: Callable[[str], None] = lambda progress: None,
 ) -> Evaluation | None:
     """Play whole episodes: each env a fixed number of them, so that short ones count no more.
 
@@ -168,19 +178,18 @@ def evaluate(
         seed: of environments and sampling; evaluation's seeds differ from training's.
         video: write the first episode here (MP4).
         stop: asked between two steps whether to give up.
+        say: told every few seconds how far it is.
 
     Returns:
         The returns; None if told to stop.
 
     Raises:
-        ConfigError: fewer than one episode.
-        MissingExtraError: a video without the `video` extra.
+        ConfigError, MissingExtraError: fewer than one episode; a video without the `video` extra.
         EnvError: the environment failed, or its episodes do not end.
     """
     quota = _quota(episodes)
-    num_envs = len(quota)
-    module = policy.module
-    played: list[list[Episode]] = [[] for _ in range(num_envs)]
+    num_envs, module = len(quota), policy.module
+    played: list[list[Episode]] = [[] for _ in quota]
 
     def act(obs: Obs, noise: Tensor) -> dict[str, Tensor]:
         return module.act(obs, noise) if stochastic else {"action": module.act_greedily(obs)}
@@ -188,8 +197,9 @@ def evaluate(
     meter = Meter()
     fragment = batch.allocate(batch.columns(policy.spec, {}, _NUM_STEPS, num_envs))
     with contextlib.closing(_vector(policy.spec, maker, num_envs, seed, meter, video)) as vector:
-        steps = last_end = 0
-        while any(len(p) < q for p, q in zip(played, quota, strict=True)):
+        steps = last_end = ended = 0
+        say = _now_and_then(say)
+        while ended < episodes:
             noise = action_noise(seed, vector.env_id, steps, _NUM_STEPS, module.num_draws)
             if rollout(vector, fragment, act, torch.from_numpy(noise), meter, stop) < _NUM_STEPS:
                 return None
@@ -198,16 +208,32 @@ def evaluate(
                 played[episode.env_id].append(episode)
                 last_end = steps
             vector.commit()
+            ended = sum(min(len(p), q) for p, q in zip(played, quota, strict=True))
+            say(f"{ended} of {episodes} episodes, step {steps:,} of each environment")
             if steps - last_end > _ENDLESS:
-                raise EnvError(
-                    f"No episode of {maker.name} ended in {_ENDLESS:,} steps of {num_envs} envs.\n"
-                    "Give it a time limit: --wrapper module:callable, with "
-                    "gymnasium.wrappers.TimeLimit."
-                )
+                raise _endless(maker, num_envs)
     kept = [e for p, q in zip(played, quota, strict=True) for e in p[:q]]
-    return Evaluation(
-        returns=tuple(e.total_reward for e in kept), lengths=tuple(e.num_steps for e in kept)
+    return Evaluation(tuple(e.total_reward for e in kept), tuple(e.num_steps for e in kept))
+
+
+def _endless(maker: EnvMaker, num_envs: int) -> EnvError:
+    return EnvError(
+        f"No episode of {maker.name} ended in {_ENDLESS:,} steps of {num_envs} envs.\n"
+        "Give it a time limit: --wrapper module:callable, with gymnasium.wrappers.TimeLimit."
     )
+
+
+def _now_and_then(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say`, but not before some seconds have passed since the last time (or now)."""
+    said_at = time.monotonic()
+
+    def say_if_due(text: str) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at > _SAY_EVERY_S:
+            said_at = time.monotonic()
+            say(text)
+
+    return say_if_due
 
 
 def _quota(episodes: int) -> list[int]:

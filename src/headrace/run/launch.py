@@ -26,7 +26,8 @@ from headrace.named import load_callable
 from headrace.run import checkpoint, rundir
 from headrace.run.best import Evaluations
 from headrace.run.checkpoint import Checkpoint
-from headrace.run.config import RunSettings, Settings, cpu_cores, given_for_resume, resolve
+from headrace.run.code import NO_CODE, Code
+from headrace.run.config import Settings, cpu_cores, given_for_resume, resolve
 from headrace.run.learner import Learner
 from headrace.run.log import Display, MetricsLog
 from headrace.run.process import StopSignals, math_threads
@@ -34,46 +35,6 @@ from headrace.run.report import OnUpdate, Reporter, farewell, introduce
 from headrace.run.save import Saver
 from headrace.run.train import Counters, train
 from headrace.spec import EnvSpec
-
-
-@dataclass(frozen=True)
-class Code:
-    """Code of the user's own, beside the environment.
-
-    Attributes:
-        wrappers: see `EnvMaker`.
-        model: makes a network.
-    """
-
-    wrappers: tuple[WrapperLike, ...] = ()
-    model: ModelFactory | None = None
-
-    def names(self) -> dict[str, Any]:
-        """What config.json calls it: for people, and to know that it must be given again."""
-        names: dict[str, Any] = {}
-        if self.wrappers:
-            names["wrapper"] = tuple(
-                w if isinstance(w, str) else getattr(w, "__name__", "wrapper")
-                for w in self.wrappers
-            )
-        if self.model is not None:
-            own = getattr(self.model, "__qualname__", "model")
-            names["model"] = f"{getattr(self.model, '__module__', '')}:{own}"
-        return names
-
-
-NO_CODE = Code()
-
-
-def code(wrappers: Sequence[WrapperLike], model: str | ModelFactory | None) -> Code:
-    """Code as a caller names it: callables, or `module:callable`.
-
-    Raises:
-        ConfigError: there is no such module or callable.
-    """
-    if isinstance(model, str):
-        model = load_callable(model, ConfigError) if model else None
-    return Code(tuple(wrappers), model)
 
 
 @dataclass(frozen=True)
@@ -141,7 +102,7 @@ def go_on(
     *,
     env: EnvLike | None = None,
     code: Code = NO_CODE,
-    total_env_steps: int | None = None,
+    goals: dict[str, int] | None = None,
     on_update: OnUpdate | None = None,
     out: TextIO | None = None,
     started: float | None = None,
@@ -152,7 +113,7 @@ def go_on(
         run_dir: of the run.
         env: must be given again where the run's environment is code of the user's own.
         code: wrappers and a network must be given again where the run has them.
-        total_env_steps: a new goal.
+        goals: new total_env_steps and schedule_env_steps, either or both.
         on_update: called after each update.
         out: where progress is shown; None: nowhere.
         started: when the process began.
@@ -161,7 +122,7 @@ def go_on(
         HeadraceError: see `headrace.errors`.
     """
     meter = Meter(started)
-    settings, maker = settings_of_run(run_dir, env, code, total_env_steps)
+    settings, maker = settings_of_run(run_dir, env, code, goals)
     with rundir.locked(run_dir):
         saved = checkpoint.newest(run_dir)
         spec = env_spec(maker)
@@ -171,7 +132,7 @@ def go_on(
 
 
 def settings_of_run(
-    run_dir: Path, env: EnvLike | None, code: Code, total_env_steps: int | None = None
+    run_dir: Path, env: EnvLike | None, code: Code, goals: dict[str, int] | None = None
 ) -> tuple[Settings, EnvMaker]:
     """The settings and the environment of a run; code only if the caller names it again.
 
@@ -179,7 +140,7 @@ def settings_of_run(
         ConfigError: some of it is code, and was not named.
     """
     config = rundir.read_config(run_dir)
-    given, origin = given_for_resume(config, total_env_steps)
+    given, origin = given_for_resume(config, goals or {})
     name, wrappers, model = given["env"], given["wrapper"], given["model"]
     again: list[str] = []
     if env is None and (config["env_is_code"] or ":" in name):
@@ -229,7 +190,7 @@ def check_fits(theirs: EnvSpec, spec: EnvSpec, run_dir: Path) -> None:
         raise CheckpointError(
             f"The checkpoint in {run_dir} is of another environment ({theirs.id}, not {spec.id}):\n"
             + "\n".join(differing)
-            + "\nName the environment that it was trained on with --env, or start a new run."
+            + "\nName the environment that it was trained on, or start a new run."
         )
 
 
@@ -262,7 +223,7 @@ def _run(
         # From here on it is a run: what could not be built has been refused.
         rundir.write_config(run_dir, _describe(settings, maker))
         if saved is not None:
-            counters = _restore(saved, run, learner, collector, display)
+            counters = _restore(saved, settings, learner, collector, display)
             meter.lap("checkpoint")
         log = MetricsLog(run_dir, learner.version, counters.env_steps)
         stack.enter_context(contextlib.closing(log))
@@ -344,8 +305,13 @@ def _device(name: str) -> torch.device:
 
 
 def _restore(
-    saved: Checkpoint, run: RunSettings, learner: Learner, collector: Collector, display: Display
+    saved: Checkpoint,
+    settings: Settings,
+    learner: Learner,
+    collector: Collector,
+    display: Display,
 ) -> Counters:
+    run = settings.run
     counters = Counters.from_json(saved.manifest["counters"])
     learner.load_state(
         {name: saved.tensors(name) for name in ("policy_default", "learner_default")},
@@ -362,10 +328,10 @@ def _restore(
             f"Nothing to do: the goal of {run.total_env_steps:,} env steps or the wanted return "
             "was reached. A new goal: --total-env-steps N"
         )
-    elif run.total_env_steps > run.schedule_env_steps:
+    elif falling := settings.ended_schedules():
         display.say(
-            f"The schedules ended at {run.schedule_env_steps:,} env steps: what falls linearly is "
-            "0 after that."
+            f"{' and '.join(falling)}: linear, and 0 from {run.schedule_env_steps:,} env steps on. "
+            f"To learn on: --schedule-env-steps {run.total_env_steps}"
         )
     if restored.new_episode:
         display.say("From here on this run differs from one that was not interrupted.")

@@ -123,6 +123,10 @@ class Display:
             shares: share of time by span, in [0, 1].
         """
         self._last = (metrics, shares)
+        if "eval_return" in metrics:
+            self.say(
+                f"{metrics['env_steps']:>12,} env steps  evaluated: {metrics['eval_return']:.1f}"
+            )
         now = time.monotonic()
         if now - self._shown_at >= (1 / _LIVE_PER_S if self._live else _PLAIN_EVERY_S):
             self._shown_at = now

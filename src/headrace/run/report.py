@@ -129,6 +129,8 @@ def farewell(summary: dict[str, Any], stopped_by: int, maker: EnvMaker) -> str:
     ]
     if lost:
         lines.append(f"{lost:,} env steps of batches that were not finished have been given up.")
+    if summary["best_return"] is not None:
+        lines.append(f"Best evaluation: {summary['best_return']:.1f}, kept in best/ (eval --best).")
     lines.append(f"Saved in {summary['run_dir']}")
     if stopped_by:
         env = maker.env if isinstance(maker.env, str) else "module:callable"

@@ -62,9 +62,15 @@ def locked(path: Path) -> Iterator[None]:
 def refuse_used(path: Path) -> None:
     """Raise RunDirError if the directory holds a run already."""
     if (path / _CONFIG).exists():
+        begun = any(path.glob("checkpoints/step_*"))
         raise RunDirError(
-            f"The run directory {path} holds a run already.\nTo go on with it: headrace resume "
-            f"{path}\nFor a new run choose another directory with --run-dir."
+            f"The run directory {path} holds a run already"
+            + (
+                f".\nTo go on with it: headrace resume {path}\n"
+                if begun
+                else ", which ended before its first checkpoint: remove it.\n"
+            )
+            + "For a new run choose another directory with --run-dir."
         )
 
 
