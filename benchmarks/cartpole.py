@@ -5,8 +5,7 @@ minibatches, 2 × 64 tanh with separate actor and critic, Adam with lr 2.5e-4, e
 0.99, lambda 0.95, in two cores at most. The rate is that from the end of the first update to the
 end of the last, so start-up is left out.
 
-What differs: the number of threads of math. One is what a single process does best with (those that
-run with two show it). Headrace's workers sleep while it learns, so it learns in two. Sample Factory
+What differs: the number of threads of math; where two cores are free, two may serve. Sample Factory
 learns while it samples (APPO), each worker has two halves of its environments in turns, and it runs
 with the older Gymnasium that it asks for. Headrace's minibatches take equally many steps of every
 environment, the others' are drawn from the whole batch. Headrace logs every update, and the plain
@@ -38,14 +37,11 @@ def one_process(name, threads, *driver):
 
 
 def contestants():
+    workers = ["--envs-per-vector", str(NUM_ENVS // 2), "--num-workers", "2"]
     return [
         headrace("Headrace, inline", "--envs-per-vector", str(NUM_ENVS)),
-        headrace(
-            "Headrace, 2 workers",
-            *("--envs-per-vector", str(NUM_ENVS // 2), "--num-workers", "2"),
-            *("--learner-threads", "2"),
-            threads=2,
-        ),
+        headrace("Headrace, 2 workers", *workers),
+        headrace("Headrace, 2 workers, 2 threads", *workers, "--learner-threads", "2", threads=2),
         one_process("plain PPO", 1, "base", "plain_ppo"),
         one_process("plain PPO, 2 threads", 2, "base", "plain_ppo"),
         one_process("Stable-Baselines3", 1, "sb3", "sb3_bench", "stable-baselines3"),
