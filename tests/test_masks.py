@@ -166,5 +166,7 @@ def test_a_masked_run_trains_evaluates_and_its_policy_asks_for_the_mask(tmp_path
     assert run.evaluate(episodes=3).lengths == (9, 9, 9)
     mask = np.array([0, 0, 1, 0, 0])
     assert run.policy(np.zeros(1, np.float32), action_mask=mask) == 2
+    with pytest.raises(ValueError, match=r"Got action_mask of shape \(2,\); expected \(5,\)"):
+        run.policy(np.zeros(1, np.float32), action_mask=np.ones(2, bool))
     with pytest.raises(ValueError, match=r'action_mask=info\["action_mask"\]'):
         run.policy(np.zeros(1, np.float32))

@@ -13,6 +13,7 @@ from torch import nn
 
 import headrace
 from headrace import verbs
+from headrace.envs.make import EnvMaker
 from headrace.errors import CheckpointError, ConfigError, EnvError, UsageError
 from tests.support import Counting, inline, plan_for, policy_for, short_cartpole, workers
 from tests.test_api import TINY
@@ -46,7 +47,7 @@ def test_an_own_network_trains_with_workers_resumes_and_loads(tmp_path):
     with pytest.raises(ConfigError, match=r"Name it again: --model tests[.]test_own:Linear"):
         headrace.resume(tmp_path / "b")
     again = headrace.resume(tmp_path / "b", model=Linear, total_env_steps=192, quiet=True)
-    policy = headrace.load_policy(tmp_path / "a", model=Linear)
+    policy = headrace.load_policy(tmp_path / "a", model="tests.test_own:Linear")
     assert type(policy.module.model) is Linear
     state = again.policy.module.state_dict()
     for name, value in policy.module.state_dict().items():
@@ -165,17 +166,21 @@ def test_a_run_can_begin_with_the_weights_of_another(tmp_path):
         )  # fmt: skip
 
 
-def test_evaluations_come_on_time_and_the_best_policy_is_kept(tmp_path):
+def test_evaluations_come_on_time_and_the_best_policy_is_kept(tmp_path, capsys):
     seen = []
     run = headrace.train(
         "CartPole-v1", run_dir=tmp_path / "best", total_env_steps=4096, eval_every=1000,
-        eval_episodes=4, num_envs=8, num_steps=64, quiet=True, seed=2,
+        eval_episodes=4, num_envs=8, num_steps=64, seed=2,
         on_update=lambda _, m: seen.append((m["env_steps"], m.get("eval_return"))),
     )  # fmt: skip
     due = [steps for steps, value in seen if value is not None]
     assert due == [1024, 2048, 3072, 4096]
     returns = [value for _, value in seen if value is not None]
     assert run.summary["best_return"] == max(returns)
+    said = capsys.readouterr().out
+    for value in returns:
+        assert f"evaluated: {value:.1f}" in said
+    assert f"Best evaluation: {max(returns):.1f}" in said
     (best,) = (run.dir / "best").glob("step_*")
     assert best.name.endswith(str(due[returns.index(max(returns))]))
     from headrace.run.evaluate import evaluate
@@ -199,6 +204,21 @@ def test_an_evaluation_of_episodes_that_do_not_end_is_refused(tmp_path, monkeypa
     run = headrace.train(Counting, run_dir=tmp_path / "r", total_env_steps=64, **TINY)
     with pytest.raises(EnvError, match="No episode of Counting ended in 500 steps"):
         run.evaluate(episodes=2)
+
+
+def test_a_long_evaluation_says_how_far_it_is(tmp_path, monkeypatch):
+    from headrace.run import evaluate
+
+    monkeypatch.setattr(evaluate, "_SAY_EVERY_S", -1.0)
+    env, said = EnvMaker(Counting, {"terminate_at": 100}), []
+    run = headrace.train(
+        env.env, env_kwargs=env.kwargs, run_dir=tmp_path / "r", total_env_steps=64, **TINY
+    )
+    evaluate.evaluate(run.policy, env, episodes=2, say=said.append)
+    assert said == [
+        "0 of 2 episodes, step 64 of each environment",
+        "2 of 2 episodes, step 128 of each environment",
+    ]
 
 
 def test_the_example_of_an_own_network_runs(tmp_path):
