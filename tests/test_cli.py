@@ -14,7 +14,7 @@ import time
 import pytest
 
 from headrace.cli import VERBS, _main
-from headrace.run import checkpoint
+from headrace.run import checkpoint, doctor
 from headrace.run.log import read_metrics
 
 TINY = ["--num-envs", "4", "--num-steps", "16", "--envs-per-vector", "2", "--num-minibatches", "4"]
@@ -101,6 +101,15 @@ def test_doctor_examines(trained):
     assert found["packages"]["torch"]
     assert found["missing_for_extra"]["video"] == []
     assert "ready" in headrace("doctor", cwd=trained[0]).stdout
+
+
+def test_doctor_finds_what_an_extra_of_an_extra_asks_for(monkeypatch):
+    have = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "mujoco" else have(name))
+    missing = doctor.examine()["missing_for_extra"]
+    # Ours ask for gymnasium[mujoco], and dev for ours; what is for other Pythons is not missing
+    assert {extra for extra, names in missing.items() if names} == {"mujoco", "dev"}
+    assert missing["mujoco"] == ["mujoco"]
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path):

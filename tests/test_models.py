@@ -39,7 +39,10 @@ def test_multi_categorical_is_the_product_of_its_parts():
     torch.testing.assert_close(log_prob, expected)
     torch.testing.assert_close(sampled, expected)
     torch.testing.assert_close(entropy, sum(part.entropy() for part in parts))
-    assert head.mode(logits).shape == (50, 2)
+    assert head.mode(logits).tolist() == [[r[:2].argmax(), r[2:].argmax()] for r in logits.numpy()]
+    # Each choice has noise of its own
+    action, _ = head.sample(torch.zeros(2, 5), torch.tensor([[0.1, 0.9], [0.9, 0.1]]))
+    assert action.tolist() == [[0, 2], [1, 0]]
 
 
 def test_categorical_samples_by_inverse_cdf():
