@@ -16,7 +16,7 @@ import sys
 
 from benchmarks import turns
 
-NUM_ENVS, ENV_STEPS = 64, 600_000
+NUM_ENVS, ENV_STEPS = 64, 400_000
 
 
 def headrace(name, *more, threads=1):
