@@ -60,4 +60,4 @@ def training():
 
 if __name__ == "__main__":
     comparisons = [stepping(8), stepping(32), training()]
-    sys.exit(turns.run("atari", __doc__, comparisons, turns=5))
+    sys.exit(turns.run("atari", __doc__, comparisons, turns=3))
