@@ -59,7 +59,7 @@ def _main(argv: list[str]) -> int:
     # learner's own count is set later, by torch.
     for library in ("OMP", "OPENBLAS", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
-    if argv[0] == "eval":  # a film is drawn into memory: pygame needs no screen for it
+    if argv[0] == "eval":  # a film is drawn into memory: neither library needs a screen for that
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             os.environ.setdefault("MUJOCO_GL", "egl")

@@ -15,6 +15,9 @@ HeadraceError
 Left out: how they are printed and which exit code follows (`cli.py`).
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class HeadraceError(Exception):
     """The root: everything that Headrace raises on purpose."""
@@ -62,3 +65,9 @@ class SamplerError(HeadraceError):
 
 class NonFiniteError(HeadraceError):
     """NaN or infinity reached the loss, a gradient or a parameter; training stopped."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known ones that are like it, if any are."""
+    near = difflib.get_close_matches(name, list(known), n=2)
+    return f" Did you mean {' or '.join(near)}?" if near else ""

@@ -4,12 +4,11 @@ Left out: where values come from (flags, file, preset: `run/config.py`) and what
 class that carries them).
 """
 
-import difflib
 import functools
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
@@ -28,8 +27,7 @@ def settings(cls: type[T]) -> type[T]:
     def init(self: Any, **given: Any) -> None:
         for name in given:
             if name not in data_cls.__dataclass_fields__:
-                near = difflib.get_close_matches(name, data_cls.__dataclass_fields__, n=2)
-                hint = f" Did you mean {' or '.join(near)}?" if near else ""
+                hint = did_you_mean(name, data_cls.__dataclass_fields__)
                 raise ConfigError(f"{cls.__name__} has no setting {name!r}.{hint}")
         plain_init(self, **given)
         object.__setattr__(self, "_given", frozenset(given))

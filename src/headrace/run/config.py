@@ -5,7 +5,6 @@ default. All settings of a run share one flat name space. Left out: reading flag
 """
 
 import ast
-import difflib
 import math
 import os
 import tomllib
@@ -20,7 +19,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import tyro
 
 from headrace.algos import a2c, ppo
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
 from headrace.run.values import coerce
 from headrace.settings import settings
@@ -333,9 +332,7 @@ def _check_names(source: str, values: Mapping[str, Any], groups: tuple[type[Any]
     known = [f.name for group in groups for f in fields(group)]
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=2)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise ConfigError(f"Unknown setting {name!r} ({source}).{hint}")
+            raise ConfigError(f"Unknown setting {name!r} ({source}).{did_you_mean(name, known)}")
 
 
 def given_for_resume(

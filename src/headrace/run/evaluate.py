@@ -26,8 +26,8 @@ from headrace.envs.vector import make_vector
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.models.policy import ModelFactory, Network, Policy
-from headrace.named import load_callable
 from headrace.run import checkpoint
+from headrace.run.code import code
 from headrace.run.config import cpu_cores
 from headrace.seeding import action_noise
 from headrace.spec import ActionCodec, Array, EnvSpec
@@ -134,8 +134,7 @@ def load_policy(directory: str | Path, model: str | ModelFactory | None = None) 
         CheckpointError: there is no usable checkpoint, or it is of another network.
         ConfigError: it was a network of your own, and `model` is not given (or the other way).
     """
-    if isinstance(model, str):
-        model = load_callable(model, ConfigError)
+    model = code((), model).model
     saved = checkpoint.newest(Path(directory))
     described = saved.manifest["policies"]["default"]
     if bool(described["model"]) != (model is not None):
