@@ -9,6 +9,7 @@ import torch
 from headrace.algos.ppo import PPO
 from headrace.envs.make import EnvMaker, env_spec
 from headrace.meter import Meter
+from headrace.models.policy import Network
 from headrace.run.config import resolve
 from headrace.run.learner import Learner
 from headrace.seeding import action_noise, derive, permutation
@@ -56,7 +57,10 @@ def test_package_equals_the_one_file_ppo(num_minibatches):
         lr=1e-2, num_epochs=3, num_minibatches=num_minibatches, gamma=0.97, gae_lambda=0.9,
         clip_coef=0.1, ent_coef=0.01,
     )  # fmt: skip
-    plan = plan_for(short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4, seed=SEED)
+    plan = plan_for(
+        short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4, seed=SEED,
+        network=Network(inference="plain"),
+    )  # fmt: skip
     collector = inline(plan)
     settings = resolve(
         {"env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "seed": SEED}

@@ -94,6 +94,9 @@ def test_normalizers_begin_as_identity_and_clip():
     obs, reward = NormalizeObs(Space("box", (2,), "float32")), NormalizeReward()
     torch.testing.assert_close(obs(torch.tensor([0.5, -3.0])), torch.tensor([0.5, -3.0]))
     assert obs(torch.tensor([50.0, -50.0])).tolist() == [10, -10]
+    # Means 2 and 7, variances 1 and 0: what never changes becomes 0
+    obs.update(torch.tensor([[[1.0, 7.0], [3.0, 7.0]]]), torch.ones(1, 2, dtype=torch.bool))
+    assert obs(torch.tensor([4.0, 7.0])).tolist() == [2, 0]
     reward.update(torch.tensor([0.0, 8.0]))  # variance 16, deviation 4; the mean stays in
     torch.testing.assert_close(reward(torch.tensor([8.0])), torch.tensor([2.0]))
 

@@ -4,23 +4,20 @@ Left out: processes and memory (`inline.py`, `workers.py`), what a step does (`e
 """
 
 import contextlib
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.batch import Fragment, Obs, each
+from headrace.batch import Fragment, each
 from headrace.collect.api import Plan, ShouldStop
 from headrace.envs.api import Episode, Restored, VectorEnv
 from headrace.envs.vector import make_vector
 from headrace.meter import Meter
 from headrace.models import policy as policies
+from headrace.models.numpy_actor import Act, actor
 from headrace.seeding import action_noise
 from headrace.spec import Array
-
-Act = Callable[[Obs, Tensor], dict[str, Tensor]]
-"""(observations [n, ...], noise [n, draws]) -> action and the rest of the policy's outputs."""
 
 
 def rollout(
@@ -108,14 +105,13 @@ class Sampler:
         plan = self._plan
         taken = 0
         episodes: list[Episode] = []
+        act = actor(self.policy, plan.spec, plan.network)
         for vector, fragment in zip(self._vectors, self._fragments, strict=True):
             fragment.policy_version.fill_(version)
             noise = action_noise(
                 plan.seed, vector.env_id, self._steps, plan.num_steps, self.policy.num_draws
             )
-            steps = rollout(
-                vector, fragment, self.policy.act, torch.from_numpy(noise), self._meter, stop
-            )
+            steps = rollout(vector, fragment, act, torch.from_numpy(noise), self._meter, stop)
             taken += int(fragment.valid[:steps].sum())
             if steps < plan.num_steps:
                 return None, taken

@@ -52,25 +52,25 @@ class MultiCategorical(nn.Module):
 
     def __init__(self, nvec: tuple[int, ...]) -> None:
         super().__init__()
-        self._sizes = list(nvec)
+        self.sizes = list(nvec)
         self._choices = [Categorical(num_choices) for num_choices in nvec]
         self.num_params, self.num_draws = sum(nvec), len(nvec)
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions by inverse CDF from `noise` in (0, 1), `[..., draws]`; and their log-probs."""
-        logits, draws = torch.split(params, self._sizes, -1), torch.split(noise, 1, -1)
+        logits, draws = torch.split(params, self.sizes, -1), torch.split(noise, 1, -1)
         each = [c.sample(*of) for c, *of in zip(self._choices, logits, draws, strict=True)]
         action, log_prob = zip(*each, strict=True)
         return torch.stack(action, -1), torch.stack(log_prob, -1).sum(-1)
 
     def mode(self, params: Tensor) -> Tensor:
         """The likeliest action."""
-        logits = torch.split(params, self._sizes, -1)
+        logits = torch.split(params, self.sizes, -1)
         return torch.stack([part.argmax(-1) for part in logits], -1)
 
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of `action`, and entropy: `[...]` each."""
-        logits, chosen = torch.split(params, self._sizes, -1), action.unbind(-1)
+        logits, chosen = torch.split(params, self.sizes, -1), action.unbind(-1)
         each = [c.evaluate(*of) for c, *of in zip(self._choices, logits, chosen, strict=True)]
         log_prob, entropy = zip(*each, strict=True)
         return torch.stack(log_prob, -1).sum(-1), torch.stack(entropy, -1).sum(-1)

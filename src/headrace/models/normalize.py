@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from headrace.batch import Obs
 from headrace.models.encoders import image_layout
-from headrace.spec import Space
+from headrace.spec import PLAIN, Space
 
 _EPS = 1e-8
-_CLIP = 10.0
+CLIP = 10.0
 
 
 class RunningMoments(nn.Module):
@@ -50,6 +50,10 @@ class RunningMoments(nn.Module):
         self.var.copy_(square / total)
         self.count.copy_(total)
 
+    def scaling(self) -> tuple[Tensor, Tensor]:
+        """What to subtract, and what to multiply by then: float32, of the moments' shape."""
+        return self.mean.float(), (self.var + _EPS).rsqrt().float()
+
 
 class NormalizeObs(nn.Module):
     """Boxes to mean 0 and variance 1, clipped to ±10: numbers each on its own, images by channel.
@@ -67,14 +71,15 @@ class NormalizeObs(nn.Module):
         parts = dict(space.leaves)
         self.moments = nn.ModuleList(RunningMoments(_by_channel(parts[k])) for k in self._index)
 
-    def _of(self, key: str) -> RunningMoments:
+    def of(self, key: str) -> RunningMoments:
+        """The moments of an observation's key (PLAIN: of the only array)."""
         return self.moments[self._index[key]]  # type: ignore[return-value]
 
     def _each(self, function: Callable[[str, Tensor], Any], obs: Obs) -> Any:
         if self._is_dict:
             assert isinstance(obs, dict)
             return {key: function(key, part) for key, part in obs.items()}
-        return function("", obs)  # type: ignore[arg-type]
+        return function(PLAIN, obs)  # type: ignore[arg-type]
 
     def forward(self, obs: Obs) -> Obs:
         """Normalize observations of any leading shape."""
@@ -82,9 +87,8 @@ class NormalizeObs(nn.Module):
         def normalized(key: str, part: Tensor) -> Tensor:
             if key not in self._index:
                 return part
-            moments = self._of(key)
-            scale = (moments.var + _EPS).rsqrt().float()
-            return ((part.float() - moments.mean.float()) * scale).clamp(-_CLIP, _CLIP)
+            mean, scale = self.of(key).scaling()
+            return ((part.float() - mean) * scale).clamp(-CLIP, CLIP)
 
         return self._each(normalized, obs)  # type: ignore[no-any-return]
 
@@ -93,7 +97,7 @@ class NormalizeObs(nn.Module):
 
         def merge(key: str, part: Tensor) -> None:
             if key in self._index:
-                self._of(key).update(part[valid])
+                self.of(key).update(part[valid])
 
         self._each(merge, obs)
 
@@ -106,7 +110,7 @@ class NormalizeReward(RunningMoments):
 
     def forward(self, reward: Tensor) -> Tensor:
         """Scale rewards of any shape."""
-        return (reward * (self.var + _EPS).rsqrt().float()).clamp(-_CLIP, _CLIP)
+        return (reward * self.scaling()[1]).clamp(-CLIP, CLIP)
 
 
 def _by_channel(space: Space) -> tuple[int, ...]:

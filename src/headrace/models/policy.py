@@ -49,6 +49,9 @@ class Network:
     unclipped."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the network's products; weights, losses and gradients are fp32 in any case."""
+    inference: Literal["auto", "plain"] = "auto"
+    """How samplers compute actions; plain: as the learner does; auto: with NumPy, which is faster
+    on small networks (Box observations without image, mask or network of your own; fp32)."""
 
 
 class ActorCritic(nn.Module):

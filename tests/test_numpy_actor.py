@@ -1,0 +1,177 @@
+"""Inference in NumPy against the policy's own, the plain one."""
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.models import policy as policies
+from headrace.models.normalize import CLIP
+from headrace.models.numpy_actor import NumpyActor, actor
+from headrace.models.policy import Network
+from headrace.spec import PLAIN, EnvSpec, Space
+from tests.support import inline, plan_for, policy_for, short_cartpole
+
+DISCRETE = Space("discrete", (), "int64", nvec=(5,), start=(0,))
+MULTI = Space("multi_discrete", (2,), "int64", nvec=(3, 4), start=(0, 0))
+BOX = Space("box", (2,), "float32")
+SEEN = Space("box", (6,), "float32")
+N = 2000
+# Logits and values of a few units, in float32, added up in another order
+CLOSE = {"rtol": 1e-6, "atol": 4e-6}
+
+
+def trained(spec, network):
+    """A policy with weights as large as training makes them, and moments that were updated."""
+    policy = policies.build(spec, network, 1)
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in policy.named_parameters():
+        if name == "model.actor.weight":  # begins near 0
+            parameter.data *= 200
+        if "bias" in name or "log_std" in name:
+            parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    if policy.normalize_obs is not None:
+        rows = 3 + 2 * torch.randn(100, *spec.seen.shape, generator=generator)
+        policy.normalize_obs.update(rows.unsqueeze(0), torch.ones(1, 100, dtype=torch.bool))
+    return policy
+
+
+def observations(space):
+    generator = torch.Generator().manual_seed(3)
+    if space.dtype == "uint8":
+        return torch.randint(0, 256, (N, *space.shape), dtype=torch.uint8, generator=generator)
+    return 2 * torch.randn(N, *space.shape, generator=generator)
+
+
+def noise_for(policy):
+    generator = torch.Generator().manual_seed(4)
+    return torch.rand(N, policy.num_draws, generator=generator).clamp(1e-6, 1 - 1e-6)
+
+
+@pytest.mark.parametrize("action", [DISCRETE, MULTI, BOX], ids=lambda space: space.kind)
+@pytest.mark.parametrize(
+    ("seen", "network"),
+    [
+        (SEEN, {}),
+        (SEEN, {"activation": "relu", "hidden_sizes": (32,)}),
+        (SEEN, {"activation": "elu", "shared_trunk": True}),
+        (SEEN, {"activation": "silu", "hidden_sizes": (96, 64, 32)}),
+        (SEEN, {"hidden_sizes": ()}),
+        (SEEN, {"normalize_obs": True}),
+        (Space("box", (2, 3), "float32"), {"normalize_obs": True}),
+        (Space("box", (), "float32"), {}),
+        (Space("box", (8,), "uint8"), {"normalize_obs": True}),
+    ],
+    ids=lambda of: of.describe() if isinstance(of, Space) else ",".join(of) or "default",
+)
+@torch.no_grad()
+def test_equals_the_policy(seen, network, action):
+    spec, network = EnvSpec("test", seen, action), Network(**network)
+    policy = trained(spec, network)
+    obs, noise = observations(seen), noise_for(policy)
+    fast = actor(policy, spec, network)
+    assert isinstance(fast, NumpyActor)
+    plain, quick = policy.act(obs, noise), fast(obs.clone(), noise.clone())
+    assert plain.keys() == quick.keys()
+    for name, theirs in plain.items():
+        assert (quick[name].shape, quick[name].dtype) == (theirs.shape, theirs.dtype), name
+    torch.testing.assert_close(quick["value"], plain["value"], **CLOSE)
+    if action is BOX:
+        torch.testing.assert_close(quick["action"], plain["action"], **CLOSE)
+        same = torch.ones(N, dtype=torch.bool)
+    else:
+        # A choice may differ where the noise is on the boundary between two: 1e-6 of all, or so
+        same = (quick["action"] == plain["action"]).reshape(N, -1).all(-1)
+        assert (~same).sum() <= 1
+        assert len(plain["action"].unique()) > 2, "the test must see several choices"
+    torch.testing.assert_close(quick["log_prob"][same], plain["log_prob"][same], **CLOSE)
+
+
+@torch.no_grad()
+def test_normalized_observations_are_clipped():
+    spec, network = EnvSpec("test", SEEN, DISCRETE), Network(normalize_obs=True)
+    policy = trained(spec, network)
+    far = torch.full((3, 6), 1e6)
+    assert policy.normalize_obs(far).max() == CLIP
+    noise = noise_for(policy)[:3]
+    quick, plain = actor(policy, spec, network)(far, noise), policy.act(far, noise)
+    torch.testing.assert_close(quick["value"], plain["value"], **CLOSE)
+
+
+@torch.no_grad()
+def test_a_choice_of_probability_0_is_never_taken_nor_do_large_logits_overflow():
+    spec, network = EnvSpec("test", SEEN, DISCRETE), Network()
+    policy = policies.build(spec, network, 0)
+    policy.model.actor.weight.zero_()
+    policy.model.actor.bias.copy_(torch.tensor([-2e3, 200.0, 200.3, -2e3, -2e3]))
+    noise = torch.tensor([2.0**-24, 0.3, 0.7, 1 - 2.0**-24]).unsqueeze(-1)
+    out = actor(policy, spec, network)(torch.zeros(4, 6), noise)
+    assert set(out["action"].tolist()) == {1, 2}
+    assert torch.isfinite(out["log_prob"]).all()
+
+
+def own(spec):
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 6)
+
+        def forward(self, obs):
+            out = self.layer(obs)
+            return out[..., :5], out[..., 5]
+
+    return Own()
+
+
+@pytest.mark.parametrize(
+    ("seen", "network", "model"),
+    [
+        (SEEN, {"inference": "plain"}, None),
+        (SEEN, {"precision": "bf16"}, None),
+        (SEEN, {}, own),
+        (Space("box", (12, 12), "uint8"), {}, None),
+        (Space("discrete", (), "int64", nvec=(9,), start=(0,)), {}, None),
+        (Space("multi_binary", (4,), "int8"), {}, None),
+        (Space("dict", parts=(("a", SEEN), (PLAIN, SEEN))), {}, None),
+    ],
+    ids=["plain", "bf16", "own network", "image", "discrete", "multi_binary", "dict"],
+)
+def test_the_rest_is_the_policy_s(seen, network, model):
+    spec, network = EnvSpec("test", seen, DISCRETE), Network(**network)
+    policy = policies.build(spec, network, 0, model)
+    assert actor(policy, spec, network) == policy.act
+
+
+def test_masked_actions_are_the_policy_s():
+    parts = ((PLAIN, SEEN), ("mask", Space("box", (5,), "int8")))
+    spec = EnvSpec("test", Space("dict", parts=parts), DISCRETE, mask_key="mask")
+    policy = policies.build(spec, Network(), 0)
+    assert actor(policy, spec, Network()) == policy.act
+
+
+@pytest.mark.parametrize("normalize_obs", [False, True])
+def test_a_sampler_acts_with_the_weights_that_were_published_last(normalize_obs):
+    batches = {}
+    for inference in ("plain", "auto"):
+        network = Network(inference=inference, normalize_obs=normalize_obs)
+        plan = plan_for(short_cartpole, num_steps=32, network=network)
+        collector, policy = inline(plan), policy_for(plan)
+        generator = torch.Generator().manual_seed(5)
+        for version in range(3):
+            with torch.no_grad():  # as an update does: in place
+                for parameter in policy.parameters():
+                    parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+                if normalize_obs:
+                    policy.normalize_obs.moments[0].mean += 0.1 * version
+            collector.publish(policy, version)
+            fragments = collector.collect().fragments
+        batches[inference] = [
+            {"action": f.action.clone()} | {k: v.clone() for k, v in f.policy_out.items()}
+            for f in fragments
+        ]
+        collector.close()
+    for plain, quick in zip(batches["plain"], batches["auto"], strict=True):
+        assert torch.equal(quick["action"], plain["action"])
+        for name in ("value", "log_prob"):
+            torch.testing.assert_close(quick[name], plain[name], rtol=1e-6, atol=1e-5)
+            assert np.ptp(plain[name].numpy()) > 0.1
+        assert not torch.equal(quick["log_prob"], plain["log_prob"]), "both were plain"
