@@ -1,10 +1,10 @@
 """A sampler's inference in NumPy: `Policy.act` for small networks, in fewer microseconds.
 
-For the few rows of a vector, torch spends more time around each operation than in it; NumPy's
-calls cost a third of that (benchmarks/cartpole.py runs both). Log-probs and values are those of
-`Policy.act` within 1e-6 or so; an action differs only where its noise is that close to the
-boundary between two (tests/test_numpy_actor.py). Features are rows here and envs are columns, so
-that what is done per env runs along memory.
+For the few rows of a vector, torch spends more time around each operation than in it, and NumPy
+less (`benchmarks/cartpole.py` trains with both). Log-probs and values are those of `Policy.act`
+within 4e-6; an action differs only where its noise is that close to the boundary between two
+(`tests/test_numpy_actor.py`). Features are rows here and envs are columns, so that what is done per
+env runs along memory.
 
 Left out: gradients; image, Dict and masked observations, bf16 and networks of the user's own, which
 are the policy's.
