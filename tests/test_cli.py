@@ -182,6 +182,17 @@ def test_flags_of_every_kind_reach_the_run(tmp_path):
         (["fly"], 2, ["no verb 'fly'"]),
         ([], 2, []),
         (["train"], 2, ["No environment"]),
+        (["train", "--wrapper", "a:b", "CartPole-v1"], 2, ["comes first, before flags that"]),
+        (
+            ["train", "CartPole-v1", "--wrapper", "a:b", "--wrapper=c:d"],
+            2,
+            ["--wrapper is there 2 times", "--wrapper A B"],
+        ),
+        (
+            ["train", "CartPole-v1", "--hidden-sizes", "8", "--hidden_sizes", "9"],
+            2,
+            ["--hidden-sizes A B"],
+        ),
         (["train", "Cartpole-v1"], 2, ["Did you mean CartPole-v1"]),
         (["train", "CartPole-v1", "--num-env", "3"], 2, ["--num-env"]),
         (["train", "CartPole-v1", "--lr", "fast"], 2, ["fast"]),

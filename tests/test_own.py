@@ -83,9 +83,22 @@ def raises(spec):
     return model
 
 
+def with_layer(layer):
+    """A network that acts otherwise than it learns."""
+
+    def make(spec):
+        model = Linear(spec)
+        model.both = nn.Sequential(nn.Linear(4, 64), layer, nn.Linear(64, 3))
+        return model
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
+        (with_layer(nn.Dropout()), "other values for the same observations.*LayerNorm"),
+        (with_layer(nn.BatchNorm1d(64)), "changed itself.*BatchNorm"),
         (lambda spec: 3, "is a int: expected .* torch.nn.Module"),
         (lambda: 3, "too many .*takes the environment's spec"),
         (nn.Linear(4, 2), "not the module itself"),
@@ -99,6 +112,43 @@ def raises(spec):
 def test_a_network_that_does_not_fit_is_refused_in_words(tmp_path, model, words):
     with pytest.raises(UsageError, match=f"(?s){words}"):
         headrace.train("CartPole-v1", model=model, run_dir=tmp_path / "r", **TINY)
+
+
+class LikeGymnasium:
+    """An environment that is none of Gymnasium's classes, and draws itself."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    steps = None
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, seed=None):
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.steps, self.color = 0, self.random.integers(0, 256, 3)  # fails if never seeded
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), 1.0, self.steps == 5, False, {}
+
+    def render(self):
+        picture = np.full((32, 48, 3), self.color, np.uint8)
+        picture[: self.steps] = 0
+        return picture
+
+    def close(self):
+        pass
+
+
+def test_an_environment_that_is_only_like_gymnasium_s_trains_and_is_filmed(tmp_path):
+    run = headrace.train(LikeGymnasium, run_dir=tmp_path / "r", total_env_steps=64, **TINY)
+    assert run.mean_return == 5
+    assert run.evaluate(episodes=2, video=tmp_path / "film.mp4").returns == (5, 5)
+    assert (tmp_path / "film.mp4").read_bytes()[4:8] == b"ftyp"  # MP4's first box
 
 
 def test_wrappers_are_applied_and_must_be_named_again(tmp_path):

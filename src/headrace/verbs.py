@@ -113,6 +113,19 @@ def _parse(verb: str, description: str, flags: Any, argv: list[str]) -> Any:
     )
 
 
+def _refuse_repeated(argv: list[str], groups: tuple[Any, ...]) -> None:
+    """ConfigError for a flag of several values that is there twice: only the last would count."""
+    words = [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
+    for group in groups:
+        for f in fields(group):
+            if isinstance(getattr(group, f.name), tuple | dict) and words.count(f.name) > 1:
+                flag = f.name.replace("_", "-")
+                raise ConfigError(
+                    f"--{flag} is there {words.count(f.name)} times, and only the last would "
+                    f"count.\nPut all values after one: --{flag} A B."
+                )
+
+
 def _named(argv: list[str], groups: tuple[Any, ...]) -> dict[str, Any]:
     """The settings that were given as flags, by name: what was left open is the preset's."""
     words = {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
@@ -140,8 +153,10 @@ def train(argv: list[str], description: str) -> int:
     given_algo = [b for a, b in itertools.pairwise(argv) if a == "--algo" and b in ALGOS]
     settings_type = ALGOS[given_algo[-1] if given_algo else "ppo"][1]
     flags = _parse("train", description, _TrainFlags[settings_type], argv)  # type: ignore[valid-type]
+    groups = (flags.run, flags.network, flags.algo_settings)
+    _refuse_repeated(argv, groups)
     ended = launch.start(
-        _named(argv, (flags.run, flags.network, flags.algo_settings)),
+        _named(argv, groups),
         config_file=flags.config,
         run_dir=flags.run_dir,
         out=sys.stderr if flags.json else sys.stdout,

@@ -3,17 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-
 from headrace.envs.make import EnvMaker
 from headrace.errors import MissingExtraError, UsageError
 
 
-class _Film(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Writes a frame after the first reset and after each step of the first episode."""
+class _Film:
+    """Writes a frame after the first reset and after each step of the first episode.
+
+    Not a Gymnasium wrapper: those refuse an environment that is only like Gymnasium's.
+    """
 
     def __init__(self, env: Any, path: Path, write_frames: Any) -> None:
-        super().__init__(env)
+        self.env = env
         self._path, self._write_frames = path, write_frames
         self._writer: Any = None
         self._resets = 0
@@ -30,7 +31,7 @@ class _Film(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._writer = self._write_frames(
                 str(self._path),
                 (width, height),
-                fps=self.env.metadata.get("render_fps", 30),
+                fps=getattr(self.env, "metadata", {}).get("render_fps", 30),
                 macro_block_size=2,
                 output_params=["-loglevel", "error"],
             )
@@ -46,7 +47,7 @@ class _Film(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def close(self) -> None:
         self._finish()
-        super().close()
+        self.env.close()
 
     def _frame(self) -> Any:
         frame: Any = self.env.render()

@@ -266,9 +266,9 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         )
         info = {}
         if with_choices and maker.action_mask in ("auto", "info"):
-            where = f"env 0 of {maker.name}, episode 0, to see what it offers"
+            where = f"env 0 of {maker.name}, episode 0, to see what it offers: reset(seed=0)"
             try:
-                result = env.reset()
+                result = env.reset(seed=0)
             except Exception as error:
                 raise env_error(error, f"in reset of {where}") from error
             check_fields("reset", result, where)

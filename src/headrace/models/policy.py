@@ -51,7 +51,8 @@ class Network:
     """Arithmetic of the network's products; weights, losses and gradients are fp32 in any case."""
     inference: Literal["auto", "plain"] = "auto"
     """How samplers compute actions; plain: as the learner does; auto: with NumPy, which is faster
-    on small networks (Box observations without image, mask or network of your own; fp32)."""
+    on small networks (Box observations without image, mask or network of your own; fp32). A run
+    can be repeated exactly only with the same value."""
 
 
 class ActorCritic(nn.Module):
@@ -190,7 +191,7 @@ def _made(factory: ModelFactory, spec: EnvSpec) -> nn.Module:
 
 @torch.no_grad()
 def _checked(model: Any, spec: EnvSpec) -> nn.Module:
-    """Try a model of the user's own on two observations of zeros."""
+    """Try a model of the user's own on two observations."""
     expected = (
         f"expected that forward(obs) gives (params, value) of shapes [n, {num_params(spec)}] and "
         f"[n], for {spec.seen.describe()} observations"
@@ -200,12 +201,15 @@ def _checked(model: Any, spec: EnvSpec) -> nn.Module:
             f"The model is a {type(model).__name__}: expected that calling it with the "
             "environment's spec makes a torch.nn.Module."
         )
-    zeros = {
-        key: torch.zeros((2, *part.shape), dtype=getattr(torch, part.dtype))
+    tried = {
+        # Choices may be few; of numbers, not 0, which would hide what a layer does
+        key: torch.full((2, *part.shape), part.kind == "box", dtype=getattr(torch, part.dtype))
         for key, part in spec.seen.leaves
     }
+    obs = tried if spec.seen.kind == "dict" else tried[PLAIN]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:
-        given = model(zeros if spec.seen.kind == "dict" else zeros[PLAIN])
+        given, again = model(obs), model(obs)
         shapes = [tuple(part.shape) for part in given]
     except Exception as error:
         raise UsageError(
@@ -214,6 +218,13 @@ def _checked(model: Any, spec: EnvSpec) -> nn.Module:
     if shapes != [(2, num_params(spec)), (2,)]:
         raise UsageError(
             f"The model {type(model).__name__} gave shapes {shapes} for n=2: {expected}."
+        )
+    same = all(torch.equal(a, b) for a, b in zip(given, again, strict=True))
+    if not same or any(not torch.equal(before[k], t) for k, t in model.state_dict().items()):
+        raise UsageError(
+            f"The model {type(model).__name__} gave other values for the same observations, or "
+            "changed itself when it was called: what acted would not be what is learned from.\n"
+            "Leave out such layers (Dropout, BatchNorm); LayerNorm is a substitute."
         )
     return model
 

@@ -168,7 +168,10 @@ def resolve(given: Mapping[str, Any], config_file: Path | None = None) -> Settin
     from_file = _read_toml(config_file) if config_file else {}
     env = given.get("env", from_file.get("env"))
     if not env:
-        raise ConfigError("No environment was given.\nExample: headrace train CartPole-v1")
+        raise ConfigError(
+            "No environment was given; it comes first, before flags that take several values.\n"
+            "Example: headrace train CartPole-v1"
+        )
     algo = given.get("algo", from_file.get("algo", "ppo"))
     if algo not in ALGOS:
         raise ConfigError(f"algo={algo!r}: expected one of {', '.join(ALGOS)}.")

@@ -128,7 +128,7 @@ def farewell(summary: dict[str, Any], stopped_by: int, maker: EnvMaker) -> str:
         + f", mean return of the last episodes {mean}."
     ]
     if lost:
-        lines.append(f"{lost:,} env steps of batches that were not finished have been given up.")
+        lines.append(f"{lost:,} env steps of unfinished batches were given up, over the run.")
     if summary["best_return"] is not None:
         lines.append(f"Best evaluation: {summary['best_return']:.1f}, kept in best/ (eval --best).")
     lines.append(f"Saved in {summary['run_dir']}")
