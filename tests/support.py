@@ -1,5 +1,10 @@
 """Shared by the tests: small environments, and short ways to build the parts."""
 
+import contextlib
+import os
+import select
+import time
+
 import gymnasium as gym
 import numpy as np
 
@@ -70,6 +75,19 @@ def plan_for(
         replay_limit_s=30.0,
         threads_per_sampler=1,
     )
+
+
+def still_alive(pids, within_s):
+    """Wait for processes to end, whoever's children they are; those that have not."""
+    deadline = time.monotonic() + within_s
+    alive = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # gone, and buried
+            fd = os.pidfd_open(pid)
+            if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                alive.append(pid)
+            os.close(fd)
+    return alive
 
 
 def never():

@@ -9,13 +9,14 @@ import select
 import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 
 from headrace.cli import VERBS, _main
 from headrace.run import checkpoint, doctor
 from headrace.run.log import read_metrics
+from tests.support import still_alive
 
 TINY = ["--num-envs", "4", "--num-steps", "16", "--envs-per-vector", "2", "--num-minibatches", "4"]
 
@@ -193,6 +194,7 @@ def test_flags_of_every_kind_reach_the_run(tmp_path):
             2,
             ["--hidden-sizes A B"],
         ),
+        (["eval", "x", "--wrapper", "a:b", "--wrapper", "c:d"], 2, ["--wrapper is there 2 times"]),
         (["train", "Cartpole-v1"], 2, ["Did you mean CartPole-v1"]),
         (["train", "CartPole-v1", "--num-env", "3"], 2, ["--num-env"]),
         (["train", "CartPole-v1", "--lr", "fast"], 2, ["fast"]),
@@ -254,41 +256,36 @@ def start(tmp_path, *more):
     )  # fmt: skip
 
 
-def wait_for_updates(tmp_path, count):
-    deadline = time.monotonic() + 60
-    metrics = tmp_path / "run/metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count("\n") < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_a_signal_saves_and_exits_with_its_code(tmp_path, workers, number, code):
-    process = start(tmp_path, "--num-workers", workers)
-    wait_for_updates(tmp_path, 3)
-    os.killpg(process.pid, number)  # as a terminal or `timeout` does: to every process
-    out, err = process.communicate(timeout=50)
+    with start(tmp_path, "--num-workers", workers) as process:
+        while "/s  return" not in process.stdout.readline():  # the first update is shown at once
+            assert process.poll() is None, process.stderr.read()
+        group = pids_of(process.pid)
+        os.killpg(process.pid, number)  # as a terminal or `timeout` does: to every process
+        out, err = process.stdout.read(), process.stderr.read()
     assert process.returncode == code, err
     assert err == "\nStopping after this step, and saving. Once more: stop at once.\n"
     assert f"Stopped by {number.name}" in out
     assert "To go on: headrace resume run\n" in out
     assert checkpoint.newest(tmp_path / "run").manifest["counters"]["env_steps"] > 0
-    assert group_is_gone(process.pid)
+    assert len(group) >= (4 if workers == "2" else 1)
+    assert still_alive(group, within_s=25) == []
+    assert pids_of(process.pid) == []
 
 
-def group_is_gone(group):
-    """Wait for the last process of the group (Python's resource tracker ends a moment later)."""
-    deadline = time.monotonic() + 25
-    while True:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def pids_of(group):
+    """The processes of a group that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -298,6 +295,7 @@ def test_an_interrupt_while_it_starts_ends_it_in_words(tmp_path, workers, at_s):
     process = start(tmp_path, "--num-workers", workers)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=at_s)
+    group = pids_of(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=50)
     assert "Traceback" not in err
@@ -306,16 +304,16 @@ def test_an_interrupt_while_it_starts_ends_it_in_words(tmp_path, workers, at_s):
         done = headrace("resume", "run", "--total-env-steps", 64, "--json", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["env_steps"] >= 64
-    assert group_is_gone(process.pid)
+    assert still_alive([*group, *pids_of(process.pid)], within_s=25) == []
 
 
 def test_a_second_interrupt_does_not_wait_for_the_save(tmp_path):
     (tmp_path / "slow.py").write_text(
-        "import time, gymnasium as gym\n"
+        "import threading, gymnasium as gym\n"
         "class Slow(gym.Wrapper):\n"
         "    def step(self, action):\n"
         "        print('stepping', flush=True)\n"
-        "        time.sleep(600)\n"
+        "        threading.Event().wait()\n"  # for ever; a signal is handled meanwhile
         "def make(): return Slow(gym.make('CartPole-v1'))\n"
     )
     process = subprocess.Popen(

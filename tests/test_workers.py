@@ -13,12 +13,20 @@ import numpy as np
 import pytest
 
 from headrace.errors import EnvError, SamplerError, UsageError
-from tests.support import Counting, inline, plan_for, policy_for, short_cartpole, workers
+from tests.support import (
+    Counting,
+    inline,
+    plan_for,
+    policy_for,
+    short_cartpole,
+    still_alive,
+    workers,
+)
 from tests.test_envs import Broken
 
 
 class Sleepy(Counting):
-    """A step takes as long as it is told to."""
+    """A step takes as long as it is told to: slowness is what is tested, nothing is waited for."""
 
     def __init__(self, seconds):
         super().__init__(truncate_at=100)
@@ -258,14 +266,6 @@ def test_nothing_is_left_behind():
     assert len(os.listdir("/proc/self/fd")) <= files + 6
 
 
-def is_alive(pid):
-    """Not gone, and not a zombie that its new parent has yet to bury."""
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-
-
 def script(tmp_path, text):
     path = tmp_path / "users_script.py"
     path.write_text(textwrap.dedent(text))
@@ -318,7 +318,4 @@ def test_when_the_main_process_is_killed_no_worker_stays(tmp_path, trial):
     assert len(pids) >= 3, process.communicate(timeout=5)[1]
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 10
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline, f"still alive: {alive}"
-        time.sleep(0.05)
+    assert still_alive(pids, within_s=10) == []

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -104,36 +104,44 @@ def _parse(verb: str, description: str, flags: Any, argv: list[str]) -> Any:
         )
     if verb == "resume":
         description += " All other settings are those that it was started with."
-    return tyro.cli(
+    parsed = tyro.cli(
         flags,
         prog=f"headrace {verb}",
         args=argv,
         description=description,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
     )
+    _refuse_repeated(argv, parsed)
+    return parsed
 
 
-def _refuse_repeated(argv: list[str], groups: tuple[Any, ...]) -> None:
+def _flag_names(argv: list[str]) -> list[str]:
+    return [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
+
+
+def _refuse_repeated(argv: list[str], flags: Any) -> None:
     """ConfigError for a flag of several values that is there twice: only the last would count."""
-    words = [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
-    for group in groups:
-        for f in fields(group):
-            if isinstance(getattr(group, f.name), tuple | dict) and words.count(f.name) > 1:
-                flag = f.name.replace("_", "-")
-                raise ConfigError(
-                    f"--{flag} is there {words.count(f.name)} times, and only the last would "
-                    f"count.\nPut all values after one: --{flag} A B."
-                )
+    names = _flag_names(argv)
+    for f in fields(flags):
+        value = getattr(flags, f.name)
+        if is_dataclass(value):
+            _refuse_repeated(argv, value)
+        elif isinstance(value, tuple | dict) and names.count(f.name) > 1:
+            flag = f.name.replace("_", "-")
+            raise ConfigError(
+                f"--{flag} is there {names.count(f.name)} times, and only the last would "
+                f"count.\nPut all values after one: --{flag} A B."
+            )
 
 
 def _named(argv: list[str], groups: tuple[Any, ...]) -> dict[str, Any]:
     """The settings that were given as flags, by name: what was left open is the preset's."""
-    words = {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    names = _flag_names(argv)
     return {
         f.name: getattr(group, f.name)
         for group in groups
         for f in fields(group)
-        if f.name in words or f"no_{f.name}" in words or (f.name == "env" and group.env)
+        if f.name in names or f"no_{f.name}" in names or (f.name == "env" and group.env)
     }
 
 
@@ -153,10 +161,8 @@ def train(argv: list[str], description: str) -> int:
     given_algo = [b for a, b in itertools.pairwise(argv) if a == "--algo" and b in ALGOS]
     settings_type = ALGOS[given_algo[-1] if given_algo else "ppo"][1]
     flags = _parse("train", description, _TrainFlags[settings_type], argv)  # type: ignore[valid-type]
-    groups = (flags.run, flags.network, flags.algo_settings)
-    _refuse_repeated(argv, groups)
     ended = launch.start(
-        _named(argv, groups),
+        _named(argv, (flags.run, flags.network, flags.algo_settings)),
         config_file=flags.config,
         run_dir=flags.run_dir,
         out=sys.stderr if flags.json else sys.stdout,

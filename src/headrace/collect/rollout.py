@@ -15,7 +15,8 @@ from headrace.envs.api import Episode, Restored, VectorEnv
 from headrace.envs.vector import make_vector
 from headrace.meter import Meter
 from headrace.models import policy as policies
-from headrace.models.numpy_actor import Act, actor
+from headrace.models.numpy_actor import actor
+from headrace.models.policy import Act
 from headrace.seeding import action_noise
 from headrace.spec import Array
 

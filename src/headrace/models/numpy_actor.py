@@ -23,11 +23,8 @@ from headrace.batch import Obs
 from headrace.models.dists import Categorical, Gaussian, MultiCategorical
 from headrace.models.encoders import image_layout
 from headrace.models.normalize import CLIP
-from headrace.models.policy import ActorCritic, Network, Policy
+from headrace.models.policy import Act, ActorCritic, Network, Policy
 from headrace.spec import EnvSpec
-
-Act = Callable[[Obs, Tensor], dict[str, Tensor]]
-"""(observations [n, ...], noise [n, draws]) -> action and the rest of the policy's outputs."""
 
 Floats: TypeAlias = NDArray[np.float32]
 _Layer = tuple[Floats, Floats]  # weight [out, in], bias [out, 1]

@@ -55,6 +55,10 @@ class Network:
     can be repeated exactly only with the same value."""
 
 
+Act = Callable[[Obs, Tensor], dict[str, Tensor]]
+"""As `Policy.act`: (observations [n, ...], noise [n, draws]) -> action and the other outputs."""
+
+
 class ActorCritic(nn.Module):
     """Our own network: an encoder, and over it an actor and a critic with a trunk each."""
 
@@ -203,11 +207,11 @@ def _checked(model: Any, spec: EnvSpec) -> nn.Module:
         )
     tried = {
         # Choices may be few; of numbers, not 0, which would hide what a layer does
-        key: torch.full((2, *part.shape), part.kind == "box", dtype=getattr(torch, part.dtype))
+        key: torch.full((2, *part.shape), int(part.kind == "box"), dtype=getattr(torch, part.dtype))
         for key, part in spec.seen.leaves
     }
     obs = tried if spec.seen.kind == "dict" else tried[PLAIN]
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = [buffer.clone() for buffer in model.buffers()]
     try:
         given, again = model(obs), model(obs)
         shapes = [tuple(part.shape) for part in given]
@@ -219,8 +223,8 @@ def _checked(model: Any, spec: EnvSpec) -> nn.Module:
         raise UsageError(
             f"The model {type(model).__name__} gave shapes {shapes} for n=2: {expected}."
         )
-    same = all(torch.equal(a, b) for a, b in zip(given, again, strict=True))
-    if not same or any(not torch.equal(before[k], t) for k, t in model.state_dict().items()):
+    pairs = [*zip(given, again, strict=True), *zip(before, model.buffers(), strict=True)]
+    if not all(torch.equal(first, second) for first, second in pairs):
         raise UsageError(
             f"The model {type(model).__name__} gave other values for the same observations, or "
             "changed itself when it was called: what acted would not be what is learned from.\n"
