@@ -10,6 +10,7 @@ HeadraceError
 │   └── CheckpointError              a checkpoint that is damaged or does not fit
 ├── EnvError                         the user's environment raised or broke its own declaration
 ├── SamplerError                     a sampler process died or failed
+├── RankError                        another learner of the job died, failed or does not answer
 └── NonFiniteError                   NaN or infinity in the loss, a gradient or a parameter
 
 Left out: how they are printed and which exit code follows (`cli.py`).
@@ -21,6 +22,10 @@ from collections.abc import Iterable
 
 class HeadraceError(Exception):
     """The root: everything that Headrace raises on purpose."""
+
+    def of_rank(self, rank: int, size: int) -> "HeadraceError":
+        """The same, saying on which rank of a job."""
+        return type(self)(f"{self}\n(rank {rank} of {size})")
 
 
 class UsageError(HeadraceError, ValueError):
@@ -61,6 +66,10 @@ class EnvError(HeadraceError):
 
 class SamplerError(HeadraceError):
     """A sampler process died, or failed in a way that is no environment's."""
+
+
+class RankError(HeadraceError):
+    """Another rank (learner) of the job died, failed, or does not answer."""
 
 
 class NonFiniteError(HeadraceError):

@@ -1,0 +1,201 @@
+"""Data from every rank to every rank of one host, through anonymous shared memory.
+
+Each rank has a piece of memory that it writes and the others read, and a socket to each other rank.
+A round: write your part, send each other rank a byte, wait for a byte from each, read their parts.
+The bytes order the memory's accesses and wake the sleeper; a socket at its end is a rank that died.
+Pieces are halved and the rounds take turns, so that nobody overwrites what another still reads:
+whoever has sent the byte of round k + 1 has read all of round k.
+
+Left out: ranks on several hosts and on GPUs (`torch.distributed`'s own way: `ranks.py`).
+"""
+
+import contextlib
+import mmap
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.errors import RankError
+
+SPIN_S = 50e-6
+"""Waited in a loop before sleeping: a rank that is a little late costs no wake-up then."""
+
+Publish = Callable[[str, str], None]
+Lookup = Callable[[str], str]
+
+
+class Exchange:
+    """One rank's end.
+
+    Args:
+        rank, size: which of how many.
+        publish, lookup: put and get strings by name, seen by all ranks (`get` waits).
+        capacity: bytes that a rank may bring to a round; longer data takes several.
+        limit_s: how long to wait for a rank that is alive but late.
+
+    Raises:
+        RankError: a rank did not come.
+    """
+
+    def __init__(
+        self, rank: int, size: int, publish: Publish, lookup: Lookup, capacity: int, limit_s: float
+    ) -> None:
+        self._rank, self._limit_s, self._capacity = rank, limit_s, capacity
+        self._round = 0
+        fd = os.memfd_create(f"headrace rank {rank}")
+        os.ftruncate(fd, 2 * capacity)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, fd)
+            self._sockets, fds = _connect(rank, size, fd, publish, lookup, limit_s)
+            for other in fds.values():
+                stack.callback(os.close, other)
+            self._halves: list[list[NDArray[np.uint8]]] = []  # [round % 2][rank]
+            maps = [mmap.mmap(fds.get(r, fd), 2 * capacity) for r in range(size)]
+        for half in (0, 1):
+            first = half * capacity
+            self._halves.append(
+                [np.frombuffer(memory, np.uint8)[first : first + capacity] for memory in maps]
+            )
+
+    def sum(self, data: Tensor) -> None:
+        """Replace the numbers in `data` (contiguous, on the CPU) by their sums over all ranks.
+
+        Added in the order of ranks: the bits are the same on each of them.
+        """
+        flat = data.view(-1)
+        count = self._capacity // data.element_size()
+        for first in range(0, len(flat), count):
+            part = flat[first : first + count]
+            size = part.numel() * part.element_size()
+            parts = [torch.from_numpy(of[:size]).view(data.dtype) for of in self._next()]
+            parts[self._rank].copy_(part)
+            self._meet()
+            torch.add(parts[0], parts[1], out=part)
+            for other in parts[2:]:
+                part += other
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """What each rank brought, by rank."""
+        mine = np.frombuffer(data, np.uint8)
+        sizes = self._gather_once(np.array([len(mine)], np.int64).view(np.uint8), [8] * self.size)
+        lengths = [int(size.view(np.int64)[0]) for size in sizes]
+        gathered = [bytearray() for _ in lengths]
+        for first in range(0, max(lengths), self._capacity):
+            here = [min(max(0, n - first), self._capacity) for n in lengths]
+            parts = self._gather_once(mine[first : first + self._capacity], here)
+            for whole, part in zip(gathered, parts, strict=True):
+                whole += part.tobytes()
+        return [bytes(whole) for whole in gathered]
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self._sockets) + 1
+
+    def close(self) -> None:
+        """Leave: to the others, this rank is gone."""
+        for peer in self._sockets.values():
+            peer.close()
+
+    def _gather_once(self, mine: NDArray[np.uint8], sizes: list[int]) -> list[NDArray[np.uint8]]:
+        memory = self._next()
+        memory[self._rank][: len(mine)] = mine
+        self._meet()
+        return [of[:size].copy() for of, size in zip(memory, sizes, strict=True)]
+
+    def _next(self) -> list[NDArray[np.uint8]]:
+        self._round += 1
+        return self._halves[self._round % 2]
+
+    def _meet(self) -> None:
+        """Tell the others that my part is there, and wait for theirs."""
+        for rank, peer in self._sockets.items():
+            try:
+                peer.send(b"\0")
+            except OSError:
+                raise _gone(rank) from None
+        sleep_at = time.perf_counter() + SPIN_S
+        waiting = dict(self._sockets)
+        while waiting and time.perf_counter() < sleep_at:
+            for rank, peer in list(waiting.items()):
+                if _take(rank, peer):
+                    del waiting[rank]
+        for rank, peer in waiting.items():
+            poll = select.poll()
+            poll.register(peer, select.POLLIN)
+            if not poll.poll(self._limit_s * 1000):
+                raise RankError(
+                    f"Rank {rank} has not answered for {self._limit_s:g} s; it is alive, but stuck "
+                    "or slower than that (--rank-timeout-s)."
+                )
+            _take(rank, peer)
+
+
+def _take(rank: int, peer: socket.socket) -> bool:
+    """Whether the rank's byte of this round was there."""
+    try:
+        if peer.recv(1):
+            return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    raise _gone(rank)
+
+
+def _gone(rank: int) -> RankError:
+    return RankError(f"Rank {rank} is gone: its own message says why.")
+
+
+def _user_of(peer: socket.socket) -> int:
+    """Who is at the other end."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
+def _connect(
+    rank: int, size: int, fd: int, publish: Publish, lookup: Lookup, limit_s: float
+) -> tuple[dict[int, socket.socket], dict[int, int]]:
+    """A socket to each other rank, and its memory."""
+    sockets: dict[int, socket.socket] = {}
+    fds: dict[int, int] = {}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        name = f"headrace-{secrets.token_hex(16)}"  # no file: gone with the process
+        door.bind(f"\0{name}")
+        door.listen(size)
+        door.settimeout(limit_s)
+        publish(f"exchange/{rank}", name)
+        try:
+            for other in range(rank):
+                peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                peer.settimeout(limit_s)
+                peer.connect(f"\0{lookup(f'exchange/{other}')}")
+                socket.send_fds(peer, [rank.to_bytes(4)], [fd])
+                _, (fds[other],), _, _ = socket.recv_fds(peer, 4, 1)
+                sockets[other] = peer
+            while len(sockets) < size - 1:
+                peer, _ = door.accept()
+                if _user_of(peer) != os.getuid():  # the name is no secret on this machine
+                    peer.close()
+                    continue
+                peer.settimeout(limit_s)
+                said, (theirs,), _, _ = socket.recv_fds(peer, 4, 1)
+                other = int.from_bytes(said)
+                socket.send_fds(peer, [rank.to_bytes(4)], [fd])
+                sockets[other], fds[other] = peer, theirs
+        except (OSError, ValueError) as error:
+            raise RankError(
+                f"Rank {rank} of {size} could not meet the others within {limit_s:g} s: {error}."
+            ) from None
+    for peer in sockets.values():
+        peer.setblocking(False)
+    return dict(sorted(sockets.items())), fds
