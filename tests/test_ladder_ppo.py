@@ -9,6 +9,7 @@ from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
 from headrace.algos.targets import advantages
 from headrace.models.policy import Network
+from headrace.ranks import ALONE
 from tests.support import inline, plan_for, policy_for, short_cartpole
 
 
@@ -42,19 +43,22 @@ def test_one_epoch_one_minibatch_no_clip_is_the_advantage_actor_critic_gradient(
     cfg = PPO(num_epochs=1, num_minibatches=1, clip_coef=1e9, ent_coef=0.01, max_grad_norm=1e9)
     gradients = {}
 
-    class Catch:
-        def step(self, loss, lr):
+    def catch(loss):
+        def descend(minibatch, lr):
             policy.zero_grad()
-            loss.backward()
+            total, metrics = loss(policy, minibatch)
+            total.backward()
             gradients.update({n: p.grad.clone() for n, p in policy.named_parameters()})
-            return torch.zeros(())
+            return metrics
+
+        return descend
 
     ppo.update(
         policy,
-        lambda minibatch: ppo.loss(policy, minibatch, cfg),
-        Catch(),
+        catch(lambda policy, minibatch: ppo.loss(policy, minibatch, cfg)),
         experience,
         cfg,
+        ranks=ALONE,
         progress=0.0,
         order_of_epoch=lambda epoch: torch.arange(32).unsqueeze(1).repeat(1, 4),
     )
@@ -64,10 +68,10 @@ def test_one_epoch_one_minibatch_no_clip_is_the_advantage_actor_critic_gradient(
     theirs = A2C(ent_coef=0.01, gae_lambda=cfg.gae_lambda, normalize_advantage=True)
     a2c.update(
         policy,
-        lambda minibatch: a2c.loss(policy, minibatch, theirs),
-        Catch(),
+        catch(lambda policy, minibatch: a2c.loss(policy, minibatch, theirs)),
         experience,
         theirs,
+        ranks=ALONE,
         progress=0.0,
         order_of_epoch=lambda epoch: None,
     )

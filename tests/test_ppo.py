@@ -9,6 +9,8 @@ from headrace import batch
 from headrace.algos import ppo
 from headrace.algos.ppo import PPO
 from headrace.optim import Optimizer
+from headrace.ranks import ALONE
+from headrace.run.learner import Loss
 from tests.support import inline, plan_for, policy_for, short_cartpole
 
 
@@ -65,10 +67,10 @@ def one_update(cfg, progress=0.0, change=lambda experience: None):
     change(experience)
     metrics = ppo.update(
         policy,
-        lambda rows: ppo.loss(policy, rows, cfg),
-        Optimizer(policy, cfg.max_grad_norm),
+        Optimizer(Loss(policy, ppo, cfg), cfg.max_grad_norm).step,
         experience,
         cfg,
+        ranks=ALONE,
         progress=progress,
         order_of_epoch=lambda epoch: torch.arange(32).unsqueeze(1).repeat(1, 4),
     )
@@ -135,12 +137,23 @@ def test_rows_that_are_not_valid_are_not_learned_from():
         assert torch.equal(one[name], other[name]), name
 
 
+class Times(torch.nn.Module):
+    """A loss: what a layer makes of the factors."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, minibatch):
+        return self.layer(minibatch["factor"]).sum(), {}
+
+
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted():
-    layer = torch.nn.Linear(3, 1)
-    optimizer = Optimizer(layer, max_grad_norm=1.0)
+    loss = Times(torch.nn.Linear(3, 1))
+    layer, optimizer = loss.layer, Optimizer(loss, max_grad_norm=1.0)
 
     def step(factor):
-        return optimizer.step((layer(torch.ones(3)) * factor).sum(), lr=0.1)
+        return optimizer.step({"factor": torch.full((3,), factor)}, lr=0.1)["grad_norm"]
 
     step(1.0)
     before = {k: v.clone() for k, v in (layer.state_dict() | optimizer.state()).items()}
@@ -157,8 +170,8 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted():
 
 
 def test_gradients_are_clipped_by_their_norm():
-    layer = torch.nn.Linear(1, 1, bias=False)
-    optimizer = Optimizer(layer, max_grad_norm=0.5)
-    norm = optimizer.step(layer(torch.tensor([8.0])).sum(), lr=0.1)
+    loss = Times(torch.nn.Linear(1, 1, bias=False))
+    layer, optimizer = loss.layer, Optimizer(loss, max_grad_norm=0.5)
+    norm = optimizer.step({"factor": torch.tensor([8.0])}, lr=0.1)["grad_norm"]
     assert float(norm) == pytest.approx(8.0)  # as it was before
     assert float(layer.weight.grad.abs()) == pytest.approx(0.5)

@@ -11,6 +11,8 @@ its life, and a step of the loop costs one reading of the clock, not two. The sp
     wait         learner: for samplers; sampler: for the next command
     transport    joining fragments into a batch, moving it to the learner's device
     learn        targets, loss, backward, optimizer, normalizers
+    allreduce    summing gradients over ranks, waiting for them (CPU ranks of one host)
+    ranks        what ranks tell each other besides: counts, moments, states of samplers
     publish      handing weights to samplers
     eval         evaluating the policy during training
     log          metrics files and display
@@ -31,6 +33,8 @@ SPANS = (
     "wait",
     "transport",
     "learn",
+    "allreduce",
+    "ranks",
     "publish",
     "eval",
     "log",

@@ -1,22 +1,41 @@
-"""The only place that calls `backward`: zero, backward, clip, step; and sums over ranks.
+"""The only place that calls `backward`: zero, backward (mean over ranks), clip, step.
 
-With one rank the sums are what they are given. Left out: learning-rate schedules (the algorithm
-passes the rate with each step).
+Left out: learning-rate schedules (the algorithm passes the rate with each step), and how ranks meet
+(`ranks.py`).
 """
+
+import contextlib
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from headrace.batch import Minibatch, each
 
 
 class Optimizer:
     """Adam over a module's parameters, with a clipped and checked gradient.
 
     Kingma & Ba 2015, arXiv:1412.6980; epsilon 1e-5 as PPO's reference implementation has it.
+
+    Args:
+        loss: a module that makes (loss, metrics) of a minibatch; over several ranks as
+            `Ranks.wrap` gives it. Both are sums over rows.
+        max_grad_norm: gradients longer than this (L2) are shortened to it.
+        num_accumulation_steps: parts of a minibatch whose gradients are added up before a step.
+        eps: Adam's.
     """
 
-    def __init__(self, module: nn.Module, max_grad_norm: float, eps: float = 1e-5) -> None:
+    def __init__(
+        self,
+        loss: nn.Module,
+        max_grad_norm: float,
+        num_accumulation_steps: int = 1,
+        eps: float = 1e-5,
+    ) -> None:
+        self._loss, self._num_parts = loss, num_accumulation_steps
         self.max_grad_norm = max_grad_norm
-        self._parameters = list(module.parameters())
+        self._parameters = list(loss.parameters())
         self._adam = torch.optim.Adam(self._parameters, lr=0.0, eps=eps, fused=True)
         device = self._parameters[0].device
         self.nonfinite = torch.zeros((), device=device)
@@ -24,23 +43,29 @@ class Optimizer:
         self.num_steps = 0
         """How many steps were asked for."""
 
-    def step(self, loss: Tensor, lr: float) -> Tensor:
-        """One step down the gradient of `loss`.
+    def step(self, minibatch: Minibatch, lr: float) -> dict[str, Tensor]:
+        """One step down the gradient of the loss, its mean over ranks.
 
         A step whose gradient norm is NaN or infinite changes nothing (neither the parameters nor
         Adam's moments) and is counted in `nonfinite`; nothing here waits for the device.
 
         Args:
-            loss: scalar.
+            minibatch: what the loss takes; what has rows is cut into parts to be added up.
             lr: learning rate for this step.
 
         Returns:
-            The gradient's norm before clipping, on the device.
+            The loss's metrics, and `grad_norm`: the gradient's norm before clipping; on the device.
         """
         for parameter in self._parameters:
             # Not Adam's own zero_grad: what it does besides takes as long as a small layer.
             parameter.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
+        parts = _parts(minibatch, self._num_parts)
+        metrics: dict[str, Tensor] = {}
+        for number, part in enumerate(parts, start=1):
+            with self._alone(number < len(parts)):
+                total, of_part = self._loss(part)
+                total.backward()
+            metrics = {n: metrics[n] + v for n, v in of_part.items()} if metrics else of_part
         norm = nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
         bad = (~torch.isfinite(norm)).float()
         self.nonfinite += bad
@@ -48,7 +73,13 @@ class Optimizer:
         self._adam.param_groups[0]["lr"] = lr
         self._adam.step()
         self.num_steps += 1
-        return norm
+        return metrics | {"grad_norm": norm}
+
+    def _alone(self, more: bool) -> contextlib.AbstractContextManager[None]:
+        """Ranks meet in the last part's `backward` only."""
+        if more and isinstance(self._loss, DistributedDataParallel):
+            return self._loss.no_sync()
+        return contextlib.nullcontext()
 
     def broken(self) -> Tensor:
         """How many steps were masked, plus 1 if a parameter is not finite (on the device)."""
@@ -75,3 +106,18 @@ class Optimizer:
             moments.setdefault(int(index), {})[name] = tensor
         groups = self._adam.state_dict()["param_groups"]
         self._adam.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def _parts(minibatch: Minibatch, count: int) -> list[Minibatch]:
+    """Cut the rows into `count` parts; scalars go with each."""
+    if count == 1:
+        return [minibatch]
+    rows = {
+        name: each(lambda column: column.chunk(count), column)
+        for name, column in minibatch.items()
+        if isinstance(column, dict) or column.dim()
+    }
+    return [
+        minibatch | {name: each(lambda chunks, i=i: chunks[i], of) for name, of in rows.items()}
+        for i in range(count)
+    ]

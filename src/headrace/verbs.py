@@ -14,13 +14,14 @@ import tyro
 from headrace.envs.make import env_spec
 from headrace.errors import ConfigError
 from headrace.models.policy import Network
-from headrace.run import launch
+from headrace.run import checkpoint, launch
 from headrace.run.code import code
 from headrace.run.config import ALGOS, RunSettings, new_goals
 from headrace.run.doctor import describe, examine
 from headrace.run.evaluate import evaluate as run_episodes
 from headrace.run.evaluate import load_policy
 from headrace.run.plot import draw_curves
+from headrace.run.rank import Ended
 
 AlgoSettings = TypeVar("AlgoSettings")
 _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
@@ -48,6 +49,8 @@ class _ResumeFlags:
     schedule_env_steps: int | None = None
     """Env steps over which schedules run, counted from the run's start; default: as before. What
     falls linearly is 0 after that."""
+    num_learners: int | None = None
+    """Another number of learners; default: as before."""
     env: str | None = None
     """The environment again, where it is code (module:EnvId or module:callable)."""
     wrapper: tuple[str, ...] = ()
@@ -179,15 +182,15 @@ def resume(argv: list[str], description: str) -> int:
         flags.run_dir,
         env=flags.env,
         code=code(flags.wrapper, flags.model),
-        goals=new_goals(flags.total_env_steps, flags.schedule_env_steps),
+        goals=new_goals(flags.total_env_steps, flags.schedule_env_steps, flags.num_learners),
         out=sys.stderr if flags.json else sys.stdout,
         started=started,
     )
     return _end(ended, flags.json)
 
 
-def _end(ended: launch.Ended, as_json: bool) -> int:
-    if as_json:
+def _end(ended: Ended, as_json: bool) -> int:
+    if as_json and ended.rank == 0:
         print(json.dumps(ended.summary))
     return 128 + ended.stopped_by if ended.stopped_by else 0
 
@@ -204,7 +207,7 @@ def evaluate(argv: list[str], description: str) -> int:
             "before the first evaluation.\nLeave out --best to play with the newest policy."
         )
     policy = load_policy(best if flags.best else flags.run_dir, own.model)
-    launch.check_fits(policy.spec, env_spec(maker), flags.run_dir)
+    checkpoint.check_fits(policy.spec, env_spec(maker), flags.run_dir)
     played = run_episodes(
         policy,
         maker,

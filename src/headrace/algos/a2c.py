@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headrace.algos.targets import advantages, pick, quality
+from headrace.algos.targets import advantages, minibatches, pick, quality
 from headrace.batch import Fragment, Minibatch, PolicyOut
 from headrace.models.policy import Policy
-from headrace.optim import Optimizer
+from headrace.ranks import Ranks
 from headrace.settings import settings
 
 
@@ -72,11 +72,11 @@ def loss(policy: Policy, minibatch: Minibatch, cfg: A2C) -> tuple[Tensor, dict[s
 
 def update(
     policy: Policy,
-    loss_of: Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]],
-    optimizer: Optimizer,
+    descend: Callable[[Minibatch, float], dict[str, Tensor]],
     batch: Fragment,
     cfg: A2C,
     *,
+    ranks: Ranks,
     progress: float,
     order_of_epoch: Callable[[int], Tensor],  # one step on all rows: no order
 ) -> dict[str, Tensor]:
@@ -84,10 +84,11 @@ def update(
 
     Args:
         policy: the policy that is being learned.
-        loss_of: `loss` with policy and settings bound (wrapped, when there are several learners).
-        optimizer: takes the step.
+        descend: takes one step down the gradient of `loss` of a minibatch, at a learning rate, and
+            gives the loss's metrics and the gradient's norm (`Optimizer.step`).
         batch: `[T, N]` of experience.
         cfg: settings.
+        ranks: of the job.
         progress: share of the schedules that has passed, in [0, 1].
         order_of_epoch: not used.
 
@@ -96,6 +97,6 @@ def update(
     """
     lr = cfg.lr * (1 - progress if cfg.lr_schedule == "linear" else 1.0)
     rows = advantages(policy, batch, cfg.gamma, cfg.gae_lambda)
-    total, metrics = loss_of(pick(rows, slice(None), normalize_advantage=cfg.normalize_advantage))
-    metrics["grad_norm"] = optimizer.step(total, lr)
-    return metrics | quality(rows) | {"lr": torch.tensor(lr)}
+    (whole,) = minibatches(rows, [slice(None)], ranks)
+    metrics = descend(pick(rows, whole, ranks, normalize_advantage=cfg.normalize_advantage), lr)
+    return metrics | quality(rows, ranks) | {"lr": torch.tensor(lr)}

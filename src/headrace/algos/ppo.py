@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headrace.algos.targets import advantages, pick, quality
+from headrace.algos.targets import advantages, minibatches, pick, quality
 from headrace.batch import Fragment, Minibatch, PolicyOut, stratify
 from headrace.models.policy import Policy
-from headrace.optim import Optimizer
+from headrace.ranks import Ranks
 from headrace.settings import settings
 
 
@@ -98,11 +98,11 @@ def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, dict[s
 
 def update(
     policy: Policy,
-    loss_of: Callable[[Minibatch], tuple[Tensor, dict[str, Tensor]]],
-    optimizer: Optimizer,
+    descend: Callable[[Minibatch, float], dict[str, Tensor]],
     batch: Fragment,
     cfg: PPO,
     *,
+    ranks: Ranks,
     progress: float,
     order_of_epoch: Callable[[int], Tensor],
 ) -> dict[str, Tensor]:
@@ -110,10 +110,11 @@ def update(
 
     Args:
         policy: the policy that is being learned.
-        loss_of: `loss` with policy and settings bound (wrapped, when there are several learners).
-        optimizer: takes the steps.
+        descend: takes one step down the gradient of `loss` of a minibatch, at a learning rate, and
+            gives the loss's metrics and the gradient's norm (`Optimizer.step`).
         batch: `[T, N]` of experience.
         cfg: settings.
+        ranks: of the job.
         progress: share of the schedules that has passed, in [0, 1].
         order_of_epoch: epoch -> `[T, N]` permutation of the steps of each env.
 
@@ -125,22 +126,23 @@ def update(
     rows = advantages(policy, batch, cfg.gamma, cfg.gae_lambda)
     rows["log_prob"] = batch.policy_out["log_prob"].flatten()
     clip = torch.tensor(clip_coef, device=batch.reward.device)
+    orders = [stratify(order_of_epoch(e), cfg.num_minibatches) for e in range(cfg.num_epochs)]
+    picks = minibatches(rows, [index for order in orders for index in order], ranks)
     seen: list[dict[str, Tensor]] = []
 
     for epoch in range(cfg.num_epochs):
-        of_this_epoch = []
-        for index in stratify(order_of_epoch(epoch), cfg.num_minibatches):
-            minibatch = pick(rows, index, normalize_advantage=cfg.normalize_advantage)
-            total, metrics = loss_of(minibatch | {"clip_coef": clip})
-            metrics["grad_norm"] = optimizer.step(total, lr)
-            of_this_epoch.append(metrics)
-        seen += of_this_epoch
-        if cfg.target_kl and _mean(of_this_epoch, "approx_kl") > cfg.target_kl:
-            break
+        first = epoch * cfg.num_minibatches
+        for picked in picks[first : first + cfg.num_minibatches]:
+            minibatch = pick(rows, picked, ranks, normalize_advantage=cfg.normalize_advantage)
+            seen.append(descend(minibatch | {"clip_coef": clip}, lr))
+        if cfg.target_kl:
+            kl = ranks.gather(_mean(seen[first:], "approx_kl")).mean()
+            if kl > cfg.target_kl:
+                break
 
     return (
         {name: _mean(seen, name) for name in seen[0]}
-        | quality(rows)
+        | quality(rows, ranks)
         | {
             "lr": torch.tensor(lr),
             "clip_coef": clip,

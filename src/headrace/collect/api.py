@@ -22,7 +22,8 @@ class Plan:
         model: makes the user's own network, if there is one.
         policy_out: what the algorithm wants stored with each step.
         num_steps: T.
-        num_envs: N.
+        num_envs: N, of this rank.
+        first_env: index over all ranks of the first of them.
         envs_per_vector: n.
         seed: the run's seed.
         reseed_episodes: see `GymVector`.
@@ -37,6 +38,7 @@ class Plan:
     policy_out: PolicyOut
     num_steps: int
     num_envs: int
+    first_env: int
     envs_per_vector: int
     seed: int
     reseed_episodes: bool
@@ -47,6 +49,12 @@ class Plan:
     def num_vectors(self) -> int:
         """How many vectors the envs make."""
         return self.num_envs // self.envs_per_vector
+
+    @property
+    def vectors(self) -> range:
+        """Their indices over all ranks: vector v has the envs `v * n .. (v + 1) * n - 1`."""
+        first = self.first_env // self.envs_per_vector
+        return range(first, first + self.num_vectors)
 
 
 @dataclass
@@ -76,6 +84,9 @@ class Collector(Protocol):
 
         The fragments are valid until the next call. Raises EnvError or SamplerError.
         """
+
+    def give_up(self) -> None:
+        """The batch that was collected last is not learned from: it does not count."""
 
     def state(self) -> dict[str, Array]:
         """Everything needed to go on from the last whole batch, as named arrays."""

@@ -54,6 +54,11 @@ def ignore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends, however it does."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def end_with_learner() -> None:
     """In a worker: be killed when the learner is, even in the middle of an environment's step.
 
@@ -61,7 +66,7 @@ def end_with_learner() -> None:
     parent-death signal). But multiprocessing hands that end to every child too, in case it wants
     to start processes of its own: closed here, or a worker that is stuck would keep all alive.
     """
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    end_with_parent()
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
 
 

@@ -21,8 +21,7 @@ class InlineCollector:
     def __init__(self, plan: Plan, meter: Meter, stop: ShouldStop) -> None:
         layout = batch.columns(plan.spec, plan.policy_out, plan.num_steps, plan.envs_per_vector)
         self._fragments = [batch.allocate(layout) for _ in range(plan.num_vectors)]
-        vectors = list(range(plan.num_vectors))
-        self._sampler = Sampler(plan, vectors, self._fragments, meter, name="inline")
+        self._sampler = Sampler(plan, list(plan.vectors), self._fragments, meter, name="inline")
         self._stop, self._version = stop, 0
         self.lost_env_steps = self.restarts = 0
 
@@ -38,6 +37,10 @@ class InlineCollector:
             self.lost_env_steps += taken
             return None
         return Collected(self._fragments, episodes)
+
+    def give_up(self) -> None:
+        """See `Collector`."""
+        self._sampler.give_up()
 
     def state(self) -> dict[str, Array]:
         """See `Collector`."""

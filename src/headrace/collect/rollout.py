@@ -129,6 +129,10 @@ class Sampler:
             for vector in self._vectors:
                 vector.commit()
 
+    def give_up(self) -> None:
+        """The fragments that were filled never count."""
+        self._full = False
+
     def state(self) -> dict[str, Array]:
         """The state of every vector, by its index in the run."""
         state = {"steps": np.array(self._steps)}

@@ -50,7 +50,7 @@ class WorkersCollector:
 
     Args:
         plan: what to sample.
-        num_workers: W, at most the number of vectors; vector v goes to worker v mod W.
+        num_workers: W, at most the number of vectors, which they take in turns.
         stop: asked while waiting whether to give up.
 
     Raises:
@@ -80,7 +80,7 @@ class WorkersCollector:
         try:
             with forkserver.context() as context:
                 for index in range(num_workers):
-                    vectors = list(range(index, plan.num_vectors, num_workers))
+                    vectors = list(plan.vectors)[index::num_workers]
                     worker = _Worker(context, plan, pickled, index, vectors, weights_fd)
                     self._workers.append(worker)
             self._gather(range(num_workers))
@@ -116,6 +116,11 @@ class WorkersCollector:
             return None
         self._steps += self._plan.num_steps
         return Collected([by_vector[v] for v in sorted(by_vector)], episodes)
+
+    def give_up(self) -> None:
+        """See `Collector`."""
+        self._whole = False
+        self._steps -= self._plan.num_steps
 
     def state(self) -> dict[str, Array]:
         """See `Collector`. A worker that was ended has none: its envs will begin new episodes."""

@@ -12,14 +12,34 @@ from torch import Tensor, nn
 
 from headrace.batch import Obs
 from headrace.models.encoders import image_layout
+from headrace.ranks import ALONE, Ranks
 from headrace.spec import PLAIN, Space
 
 _EPS = 1e-8
 CLIP = 10.0
 
 
+def merged(moments: Tensor) -> Tensor:
+    """The moments of all of several samples together (Chan, Golub, LeVeque 1979, eq. 2.1).
+
+    Args:
+        moments: `[samples, 3, ...]`: count, mean and variance of each.
+
+    Returns:
+        `[3, ...]`.
+    """
+    whole, *others = moments.unbind()
+    for other in others:
+        (count, mean, var), (more, their_mean, their_var) = whole, other
+        total, delta = count + more, their_mean - mean
+        some = total.clamp(min=1)  # two empty samples have moments of 0
+        square = var * count + their_var * more + delta.square() * count * more / some
+        whole = torch.stack([total, mean + delta * more / some, square / some])
+    return whole
+
+
 class RunningMoments(nn.Module):
-    """Mean and variance of all that was seen, per element (Chan, Golub, LeVeque 1979, eq. 2.1).
+    """Mean and variance of all that was seen, per element.
 
     Kept in float64: a count of 1e8 would swallow float32 increments.
     """
@@ -35,20 +55,22 @@ class RunningMoments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def update(self, rows: Tensor) -> None:
-        """Merge `[rows, ...]` into the moments; dimensions where they have length 1 are pooled."""
+    def update(self, rows: Tensor, ranks: Ranks = ALONE) -> None:
+        """Merge `[rows, ...]` of all ranks; dimensions where the moments have length 1 are pooled.
+
+        Afterwards they are the same on every rank.
+        """
         pooled = [0, *(d + 1 for d, length in enumerate(self.mean.shape) if length == 1)]
-        count = float(rows.numel() // max(1, self.mean.numel()))
-        if not count:
-            return
-        var, mean = torch.var_mean(rows.double(), pooled, correction=0, keepdim=True)
-        mean, var = mean.reshape(self.mean.shape), var.reshape(self.mean.shape)
-        total = self.count + count
-        delta = mean - self.mean
-        square = self.var * self.count + var * count + delta.square() * self.count * count / total
-        self.mean += delta * count / total
-        self.var.copy_(square / total)
-        self.count.copy_(total)
+        count = torch.full_like(self.mean, rows.numel() // max(1, self.mean.numel()))
+        mean = var = torch.zeros_like(self.mean)
+        if len(rows):
+            var, mean = torch.var_mean(rows.double(), pooled, correction=0, keepdim=True)
+        seen = torch.stack([count, mean.reshape(count.shape), var.reshape(count.shape)])
+        before = torch.stack([self.count.expand_as(count), self.mean, self.var])
+        count, mean, var = merged(torch.cat([before.unsqueeze(0), ranks.gather(seen)]))
+        self.count.copy_(count.max())
+        self.mean.copy_(mean)
+        self.var.copy_(var)
 
     def scaling(self) -> tuple[Tensor, Tensor]:
         """What to subtract, and what to multiply by then: float32, of the moments' shape."""
@@ -92,12 +114,12 @@ class NormalizeObs(nn.Module):
 
         return self._each(normalized, obs)  # type: ignore[no-any-return]
 
-    def update(self, obs: Obs, valid: Tensor) -> None:
-        """Merge the valid ones of `[T, n, ...]` observations into the moments."""
+    def update(self, obs: Obs, valid: Tensor, ranks: Ranks = ALONE) -> None:
+        """Merge the valid ones of `[T, n, ...]` observations of all ranks into the moments."""
 
         def merge(key: str, part: Tensor) -> None:
             if key in self._index:
-                self.of(key).update(part[valid])
+                self.of(key).update(part[valid], ranks)
 
         self._each(merge, obs)
 

@@ -80,7 +80,7 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Parameters of the action distribution `[..., num_params]`, and values `[...]`."""
-        features = self.encoder(obs)
+        features = self.encoder(obs).to(self.actor.weight.dtype)
         hidden = self.actor_trunk(features)
         critic_hidden = hidden if self.critic_trunk is None else self.critic_trunk(features)
         return self.actor(hidden), self.critic(critic_hidden).squeeze(-1)

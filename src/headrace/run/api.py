@@ -15,6 +15,7 @@ from headrace.run import launch
 from headrace.run.code import Code, code
 from headrace.run.config import ALGOS, new_goals
 from headrace.run.evaluate import Evaluation, TrainedPolicy, evaluate, load_policy
+from headrace.run.rank import Ended
 from headrace.run.report import OnUpdate
 from headrace.settings import given_values
 
@@ -30,7 +31,7 @@ class Run:
 
     dir: Path
     summary: dict[str, Any] = field(repr=False)
-    _ended: launch.Ended = field(repr=False)
+    _ended: Ended = field(repr=False)
 
     @property
     def mean_return(self) -> float | None:
@@ -128,6 +129,7 @@ def resume(
     wrapper: WrapperLike | Sequence[WrapperLike] = (),
     total_env_steps: int | None = None,
     schedule_env_steps: int | None = None,
+    num_learners: int | None = None,
     on_update: OnUpdate | None = None,
     quiet: bool = False,
 ) -> Run:
@@ -141,6 +143,7 @@ def resume(
         total_env_steps: a new goal; default: the old one.
         schedule_env_steps: env steps over which schedules run, counted from the run's start;
             default: as before. What falls linearly is 0 after that.
+        num_learners: another number of learners; default: as before.
         on_update: called with (number of the update, metrics) after each.
         quiet: show nothing.
 
@@ -156,7 +159,7 @@ def resume(
             Path(run_dir),
             env=env,
             code=_code(wrapper, model),
-            goals=new_goals(total_env_steps, schedule_env_steps),
+            goals=new_goals(total_env_steps, schedule_env_steps, num_learners),
             on_update=on_update,
             out=None if quiet else sys.stdout,
         )
@@ -168,7 +171,7 @@ def _code(wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFactor
     return code((wrapper,) if one else tuple(wrapper), model)  # type: ignore[arg-type]
 
 
-def _finish(ended: launch.Ended) -> Run:
+def _finish(ended: Ended) -> Run:
     """A signal that ended the run ends the caller too, as it would have without us."""
     if ended.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt

@@ -3,13 +3,11 @@
 import copy
 
 from headrace.collect.api import ShouldStop
-from headrace.envs.make import EnvMaker
-from headrace.run.config import RunSettings
 from headrace.run.evaluate import TrainedPolicy, evaluate
 from headrace.run.learner import Learner
 from headrace.run.save import Saver
+from headrace.run.task import Task
 from headrace.run.train import Counters
-from headrace.spec import EnvSpec
 
 
 class Evaluations:
@@ -21,27 +19,31 @@ class Evaluations:
 
     def __init__(
         self,
-        run: RunSettings,
-        maker: EnvMaker,
-        spec: EnvSpec,
+        task: Task,
         counters: Counters,
         learner: Learner,
         saver: Saver,
         stop: ShouldStop,
+        *,
+        plays: bool,
     ) -> None:
-        self._run, self._maker, self._spec = run, maker, spec
+        self._plays = plays
+        self._task, self._run = task, task.settings.run
         self._counters, self._learner, self._saver = counters, learner, saver
         self._stop = stop
 
     def __call__(self) -> dict[str, float]:
         """Metrics, if an evaluation was due and not interrupted."""
         counters, every = self._counters, self._run.eval_every
-        if not every or counters.env_steps // every == counters.evaluated_at // every:
+        if (
+            not (self._plays and every)
+            or counters.env_steps // every == counters.evaluated_at // every
+        ):
             return {}
-        policy = TrainedPolicy(self._spec, copy.deepcopy(self._learner.policy).cpu())
+        policy = TrainedPolicy(self._task.spec, copy.deepcopy(self._learner.policy).cpu())
         played = evaluate(
             policy,
-            self._maker,
+            self._task.maker,
             episodes=self._run.eval_episodes,
             seed=self._run.seed,
             stop=self._stop,

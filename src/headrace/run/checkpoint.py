@@ -26,7 +26,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from headrace.errors import CheckpointError
-from headrace.spec import Array
+from headrace.ranks import Ranks
+from headrace.spec import Array, EnvSpec
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -163,6 +164,38 @@ def _read(path: Path) -> Checkpoint:
         if actual != expected:
             raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's.")
     return Checkpoint(path, manifest)
+
+
+def check_fits(theirs: EnvSpec, spec: EnvSpec, run_dir: Path) -> None:
+    """A checkpoint of another environment could load, and would then act on nonsense.
+
+    Raises:
+        CheckpointError: the spaces of the checkpoint (`theirs`) and the environment differ.
+    """
+    differing = [
+        f"  {role}: checkpoint {a.describe()}, environment {b.describe()}"
+        for role, a, b in (
+            ("observation", theirs.observation, spec.observation),
+            ("action", theirs.action, spec.action),
+        )
+        if a != b
+    ]
+    if differing:
+        raise CheckpointError(
+            f"The checkpoint in {run_dir} is of another environment ({theirs.id}, not {spec.id}):\n"
+            + "\n".join(differing)
+            + "\nName the environment that it was trained on, or start a new run."
+        )
+
+
+def gathered(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | Tensor]:
+    """The named arrays of all ranks together."""
+    if ranks.size == 1:
+        return dict(arrays)
+    together: dict[str, Array | Tensor] = {}
+    for part in ranks.gather_bytes(save({k: _contiguous(a) for k, a in arrays.items()})):
+        together |= load(part)
+    return together
 
 
 def load_into(module: nn.Module, saved: Checkpoint) -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
@@ -21,6 +21,7 @@ import tyro
 from headrace.algos import a2c, ppo
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
+from headrace.run.sums import check_sums, divisor
 from headrace.run.values import coerce
 from headrace.settings import settings
 
@@ -96,6 +97,24 @@ class RunSettings:
     """Root of every random number."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the learner computes; auto: cuda if there is one."""
+    num_learners: int = 1
+    """Learner processes (ranks) that share the work: each steps its share of the environments with
+    its share of the workers, and they average their gradients. torchrun sets it."""
+    num_envs_per_learner: int = 0
+    """In place of num_envs, for a batch that grows with the learners (0: num_envs is the number of
+    all)."""
+    lr_scale: Literal["none", "sqrt", "linear"] = "none"
+    """Multiply the learning rate by the number of learners, or its square root."""
+    num_accumulation_steps: int = 1
+    """Parts in which the gradient of a minibatch is computed, one after the other: takes less
+    memory, and gives the same."""
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
+    """How learners reach each other; auto: NCCL on GPUs, shared memory among the CPUs of one host,
+    else gloo."""
+    rank_timeout_s: float = 600.0
+    """Give up when a learner that is alive lets the others wait for so long (seconds)."""
+    check_ranks: int = 0
+    """Compare a hash of all learners' parameters every so many updates (0: never)."""
     learner_threads: int = 1
     """CPU threads of the learner's math (0: one per core). A run can be repeated exactly only with
     the same value."""
@@ -206,6 +225,22 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         derived["schedule_env_steps"] = run.total_env_steps
         origin["schedule_env_steps"] = "follows total_env_steps"
     cores = cpu_cores()
+    learners = run.num_learners
+    if run.num_envs_per_learner:
+        if origin["num_envs"] == "given":
+            raise ConfigError(
+                f"num_envs={run.num_envs} and num_envs_per_learner={run.num_envs_per_learner}: "
+                "expected one of the two."
+            )
+        derived["num_envs"] = run.num_envs_per_learner * learners
+        origin["num_envs"] = f"follows num_envs_per_learner, {learners} learners"
+        run = replace(run, num_envs=derived["num_envs"])
+    if run.lr_scale != "none" and learners > 1:
+        factor = learners if run.lr_scale == "linear" else math.sqrt(learners)
+        origin["lr"] = (
+            f"{origin['lr']} {algo.lr:g} x {factor:g} ({run.lr_scale}, {learners} learners)"
+        )
+        algo = replace(algo, lr=algo.lr * factor)
     if run.vectorization == "auto" or (run.wrapper and origin["vectorization"] != "given"):
         native = run.env.startswith("ALE/") and not run.wrapper
         derived["vectorization"] = "native" if native else "python"
@@ -216,13 +251,14 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
     if not run.envs_per_vector:
         # A native vector has threads of its own.
         native = derived.get("vectorization", run.vectorization) == "native"
-        among = 1 if native else cores
-        derived["envs_per_vector"] = _divisor(run.num_envs, max(1, run.num_envs // among))
+        among = 1 if native else max(1, cores // run.num_learners)
+        share = run.num_envs // run.num_learners
+        derived["envs_per_vector"] = divisor(share, max(1, share // among))
         origin["envs_per_vector"] = "follows num_envs" + ("" if native else f" / {cores} cores")
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
     settings = Settings(run, network, algo, origin)
     _check_bounds(settings.flat())
-    _check_sums(run, algo)
+    check_sums(run, algo)
     return settings
 
 
@@ -231,16 +267,12 @@ def cpu_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
-def _divisor(number: int, at_most: int) -> int:
-    """The largest divisor of `number` that is no larger than `at_most`."""
-    return next((d for d in range(min(at_most, number), 0, -1) if number % d == 0), 1)
-
-
 _BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         (
             "total_env_steps", "schedule_env_steps", "num_envs", "num_steps", "envs_per_vector",
             "eval_episodes", "keep", "num_epochs", "num_minibatches", "hidden_sizes",
+            "num_learners", "num_accumulation_steps",
         ),
         (1, math.inf),
     ),
@@ -248,7 +280,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
         (
             "num_workers", "seed", "checkpoint_every_s", "replay_limit_s", "lr", "clip_coef",
             "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "clip_reward", "eval_every",
-            "learner_threads",
+            "learner_threads", "num_envs_per_learner", "check_ranks", "rank_timeout_s",
         ),
         (0, math.inf),
     ),
@@ -264,44 +296,6 @@ def _check_bounds(flat: dict[str, Any]) -> None:
             if not (least <= number <= most and math.isfinite(number)):
                 upper = "" if most == math.inf else f" and at most {most}"
                 raise ConfigError(f"{name}={value}: expected at least {least}{upper}.")
-
-
-def _check_sums(run: RunSettings, algo: Any) -> None:
-    """Contradictions are refused with both sides, the sum, and the remedy."""
-    num_minibatches = getattr(algo, "num_minibatches", 1)
-    if run.num_envs * run.num_steps // num_minibatches < 2 and algo.normalize_advantage:
-        raise ConfigError(
-            "A minibatch of one row has nothing to normalize its advantage against: "
-            f"num_envs * num_steps / num_minibatches = {run.num_envs} * {run.num_steps} / "
-            f"{num_minibatches}.\nUse fewer minibatches, or --no-normalize-advantage."
-        )
-    if run.num_envs % run.envs_per_vector:
-        raise ConfigError(
-            f"num_envs={run.num_envs} does not divide into vectors of "
-            f"envs_per_vector={run.envs_per_vector}: {run.num_envs} = "
-            f"{run.num_envs // run.envs_per_vector} x {run.envs_per_vector} + "
-            f"{run.num_envs % run.envs_per_vector}.\n"
-            f"Use --envs-per-vector {_divisor(run.num_envs, run.envs_per_vector)}, for example."
-        )
-    if run.num_workers > run.num_vectors:
-        most = run.num_envs // run.num_workers
-        remedy = (
-            f"Use --envs-per-vector {most} or fewer"
-            if most
-            else f"Use --num-envs {run.num_workers} or more with --envs-per-vector 1"
-        )
-        raise ConfigError(
-            f"num_workers={run.num_workers}, but there are only {run.num_vectors} vectors to share "
-            f"out: num_envs / envs_per_vector = {run.num_envs} / {run.envs_per_vector}.\n"
-            f"{remedy}, or --num-workers {run.num_vectors} or fewer."
-        )
-    if run.num_steps % num_minibatches:
-        raise ConfigError(
-            f"num_steps={run.num_steps} does not divide into num_minibatches={num_minibatches}: "
-            f"each minibatch takes equally many steps of every env, and {run.num_steps} / "
-            f"{num_minibatches} = {run.num_steps / num_minibatches:.2f}.\n"
-            f"Use --num-minibatches {_divisor(run.num_steps, num_minibatches)}, for example."
-        )
 
 
 def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
@@ -339,14 +333,28 @@ def _check_names(source: str, values: Mapping[str, Any], groups: tuple[type[Any]
 
 
 def given_for_resume(
-    config: dict[str, Any], goals: Mapping[str, int]
+    config: dict[str, Any], changed: Mapping[str, int]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """All settings of a run as it was started, with new goals if there are any; their origins."""
+    """All settings of a run as it was started, but for those that resume is to change; origins.
+
+    Other learners have another share of the environments: vectors are made to fit.
+    """
     given, origin = dict(config["settings"]), dict(config["origin"])
-    return given | dict(goals), origin | dict.fromkeys(goals, "given to resume")
+    given |= dict(changed)
+    origin |= dict.fromkeys(changed, "given to resume")
+    share = given["num_envs"] // given["num_learners"]
+    if "num_learners" in changed and share % given["envs_per_vector"]:
+        given["envs_per_vector"] = divisor(share, given["envs_per_vector"])
+        origin["envs_per_vector"] = f"follows {given['num_learners']} learners"
+    # The number of environments is settled, and with it the learning rate.
+    settled = {"num_envs_per_learner": 0, "lr_scale": "none"}
+    return given | settled, origin | dict.fromkeys(settled, "default")
 
 
-def new_goals(total_env_steps: int | None, schedule_env_steps: int | None) -> dict[str, int]:
+def new_goals(
+    total_env_steps: int | None, schedule_env_steps: int | None, num_learners: int | None
+) -> dict[str, int]:
     """What `given_for_resume` is to change."""
     goals = {"total_env_steps": total_env_steps, "schedule_env_steps": schedule_env_steps}
-    return {name: steps for name, steps in goals.items() if steps is not None}
+    goals["num_learners"] = num_learners
+    return {name: number for name, number in goals.items() if number is not None}

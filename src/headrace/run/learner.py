@@ -4,21 +4,37 @@ Left out: what is computed from a batch (the algorithm's page), when (`train.py`
 (`checkpoint.py`).
 """
 
+import hashlib
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace import batch
 from headrace.batch import Fragment, Minibatch, each
+from headrace.errors import RankError
 from headrace.meter import Meter
 from headrace.models import policy as policies
-from headrace.models.policy import ModelFactory
+from headrace.models.policy import ModelFactory, Policy
 from headrace.optim import Optimizer
+from headrace.ranks import ALONE, Ranks
 from headrace.returns import discounted_sum
 from headrace.run.config import Settings
 from headrace.seeding import derive, permutation
 from headrace.spec import EnvSpec
+
+
+class Loss(nn.Module):
+    """The algorithm's loss as a module: what `Ranks.wrap` averages gradients over."""
+
+    def __init__(self, policy: Policy, algo: ModuleType, cfg: Any) -> None:
+        super().__init__()
+        self.policy, self._algo, self._cfg = policy, algo, cfg
+
+    def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a minibatch, and what to report of it."""
+        return self._algo.loss(self.policy, minibatch, self._cfg)  # type: ignore[no-any-return]
 
 
 class Learner:
@@ -30,6 +46,8 @@ class Learner:
         model: makes the user's own network, if there is one.
         device: where to compute.
         meter: of this process.
+        ranks: of the job.
+        dtype: of the arithmetic, where it is another than the policy's own: to compare with.
     """
 
     def __init__(
@@ -39,16 +57,21 @@ class Learner:
         model: ModelFactory | None,
         device: torch.device,
         meter: Meter,
+        ranks: Ranks = ALONE,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self._settings, self._device, self._meter = settings, device, meter
+        self._settings, self._device, self._meter, self._ranks = settings, device, meter, ranks
         seed = derive(settings.run.seed, "model")
-        self.policy = policies.build(spec, settings.network, seed, model).to(device)
-        self.optimizer = Optimizer(self.policy, settings.algo.max_grad_norm)
+        self.policy = policies.build(spec, settings.network, seed, model)
+        self.policy.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
+        run = settings.run
+        loss = ranks.wrap(Loss(self.policy, settings.algo_module, settings.algo), meter)
+        self.optimizer = Optimizer(loss, settings.algo.max_grad_norm, run.num_accumulation_steps)
         self.version = 0
         """Updates made so far: the version of the weights."""
         self.learner_steps = 0
         """Optimizer steps made so far."""
-        self._return_so_far = torch.zeros(settings.run.num_envs, device=device)
+        self._return_so_far = torch.zeros(run.num_envs // ranks.size, device=device)
 
     def update(self, fragments: list[Fragment], progress: float) -> dict[str, float]:
         """Learn from one batch.
@@ -71,29 +94,25 @@ class Learner:
             return torch.from_numpy(order).to(self._device)
 
         steps_before = self.optimizer.num_steps
-        metrics: dict[str, Tensor] = algo.update(
-            self.policy,
-            self._loss,
-            self.optimizer,
-            experience,
-            self._settings.algo,
-            progress=progress,
-            order_of_epoch=order_of_epoch,
-        )
+        with self._ranks.meeting():
+            metrics: dict[str, Tensor] = algo.update(
+                self.policy,
+                self.optimizer.step,
+                experience,
+                self._settings.algo,
+                ranks=self._ranks,
+                progress=progress,
+                order_of_epoch=order_of_epoch,
+            )
         self._update_normalizers(experience)
         self.version += 1
         self.learner_steps += self.optimizer.num_steps - steps_before
         metrics["nonfinite"] = self.optimizer.broken()
         # The only place in an iteration where the host waits for the device.
-        values = torch.stack([metric.to(self._device) for metric in metrics.values()]).tolist()
+        own = torch.stack([metric.to(self._device) for metric in metrics.values()])
+        values = self._ranks.gather(own).mean(0).tolist()
         self._meter.lap("learn")
         return dict(zip(metrics, values, strict=True))
-
-    def _loss(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        result: tuple[Tensor, dict[str, Tensor]] = self._settings.algo_module.loss(
-            self.policy, minibatch, self._settings.algo
-        )
-        return result
 
     @torch.no_grad()
     def _update_normalizers(self, experience: Fragment) -> None:
@@ -101,25 +120,40 @@ class Learner:
         valid = experience.valid
         if self.policy.normalize_obs is not None:
             seen = self.policy.seen(each(lambda o: o[:-1], experience.obs))
-            self.policy.normalize_obs.update(seen, valid)
+            self.policy.normalize_obs.update(seen, valid, self._ranks)
         if self.policy.normalize_reward is not None:
             done = experience.terminated | experience.truncated
             reward = self.policy.clipped(experience.reward)
             total = discounted_sum(reward, done, self._return_so_far, self._settings.algo.gamma)
             self._return_so_far = total[-1]
-            self.policy.normalize_reward.update(total[:-1][valid])
+            self.policy.normalize_reward.update(total[:-1][valid], self._ranks)
+
+    def check_equal(self) -> None:
+        """Compare all ranks' parameters, bit for bit; RankError if they are not the same."""
+        digest = hashlib.sha256()
+        for tensor in self.policy.state_dict().values():
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        found = [of.hex() for of in self._ranks.gather_bytes(digest.digest())]
+        if len(set(found)) > 1:
+            listed = "\n".join(f"  rank {rank}: {of[:16]}" for rank, of in enumerate(found))
+            raise RankError(
+                f"After update {self.version}, the ranks' parameters are not the same:\n{listed}\n"
+                "The likely cause is something that differs between their machines or versions."
+            )
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """File name -> named tensors: everything that is learned."""
+        """File name -> named tensors: everything that is learned. Called on all ranks at once."""
+        running = self._ranks.gather(self._return_so_far).flatten()
         return {
             "policy_default": dict(self.policy.state_dict()),
-            "learner_default": self.optimizer.state() | {"return_so_far": self._return_so_far},
+            "learner_default": self.optimizer.state() | {"return_so_far": running},
         }
 
     def load_state(self, state: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> None:
         """Restore what `state` gave, and the counts that the manifest holds."""
         self.policy.load_state_dict(state["policy_default"])
         learned = dict(state["learner_default"])
-        self._return_so_far = learned.pop("return_so_far").to(self._device)
+        running = learned.pop("return_so_far").chunk(self._ranks.size)
+        self._return_so_far = running[self._ranks.rank].to(self._device)
         self.optimizer.load_state(learned)
         self.version, self.learner_steps = counters["version"], counters["learner_steps"]

@@ -13,10 +13,16 @@ from headrace.collect.forkserver import SIGNALS
 
 
 class StopSignals:
-    """Ctrl-C, SIGTERM and SIGHUP as a question that the loop asks; a second one interrupts."""
+    """Ctrl-C, SIGTERM and SIGHUP as a question that the loop asks; a second one interrupts.
 
-    def __init__(self) -> None:
-        self.received = 0
+    Args:
+        patient: a second one does nothing: rank 0 decides.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self.received, self._patient = 0, patient
+        self.pass_on_to: list[int] = []
+        """Processes (other ranks) that get the first one as well."""
 
     def __call__(self) -> bool:
         """Whether the run is to stop."""
@@ -40,9 +46,14 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: object) -> None:
+        if self._patient:
+            self.received = number
+            return
         if self.received:
             raise KeyboardInterrupt
         self.received = number
+        for pid in self.pass_on_to:
+            os.kill(pid, number)
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nStopping after this step, and saving. Once more: stop at once.\n")
 

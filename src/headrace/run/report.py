@@ -9,6 +9,7 @@ from typing import Any
 import headrace
 from headrace.envs.make import EnvMaker
 from headrace.meter import Meter
+from headrace.ranks import Ranks
 from headrace.run.config import Settings
 from headrace.run.learner import Learner
 from headrace.run.log import Display, MetricsLog
@@ -28,12 +29,13 @@ class Reporter:
         counters: Counters,
         learner: Learner,
         meter: Meter,
-        log: MetricsLog,
         display: Display,
         on_update: OnUpdate | None,
     ) -> None:
         self._settings, self._counters, self._learner = settings, counters, learner
-        self._meter, self._log, self._display = meter, log, display
+        self._meter, self._display = meter, display
+        self.log: MetricsLog | None = None
+        """Where each update is written down; None: nowhere."""
         self._on_update = on_update
         self._first: tuple[float, int] | None = None  # when the first update ended, and its steps
         self._last = (time.perf_counter(), counters.env_steps)
@@ -55,10 +57,11 @@ class Reporter:
             "episodes": counters.episodes,
             **of_update,
         }
-        self._log.write(metrics)
-        if now - self._flushed_at > 1.0:
-            self._log.flush()
-            self._flushed_at = now
+        if self.log is not None:
+            self.log.write(metrics)
+            if now - self._flushed_at > 1.0:
+                self.log.flush()
+                self._flushed_at = now
         self._meter.lap("log")
         seconds = self._meter.seconds()
         total = sum(seconds.values())
@@ -96,7 +99,9 @@ class Reporter:
         }
 
 
-def introduce(display: Display, settings: Settings, spec: EnvSpec, run_dir: Path) -> None:
+def introduce(
+    display: Display, settings: Settings, spec: EnvSpec, run_dir: Path, ranks: Ranks
+) -> None:
     """Print what is going to happen: every setting that is not a class default, and its origin."""
     run = settings.run
     display.say(
@@ -105,6 +110,11 @@ def introduce(display: Display, settings: Settings, spec: EnvSpec, run_dir: Path
         f"{run.num_workers or 'no'} workers, {run.num_vectors} vectors of "
         f"{run.envs_per_vector} envs"
     )
+    if ranks.size > 1:
+        display.say(
+            f"  {ranks.size} learners over {ranks.way}, each with {run.num_envs // ranks.size} "
+            f"envs; lr_scale={run.lr_scale}: lr={settings.algo.lr:g}"
+        )
     flat = settings.flat()
     by_origin: dict[str, list[str]] = {}
     for name, origin in settings.origin.items():

@@ -2,16 +2,15 @@
 
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import headrace
 from headrace.collect.api import Collector
+from headrace.ranks import Ranks
 from headrace.run import checkpoint
-from headrace.run.config import Settings
 from headrace.run.learner import Learner
+from headrace.run.task import Task
 from headrace.run.train import Counters
-from headrace.spec import EnvSpec
 
 
 class Saver:
@@ -19,35 +18,34 @@ class Saver:
 
     def __init__(
         self,
-        settings: Settings,
-        run_dir: Path,
-        spec: EnvSpec,
+        task: Task,
         counters: Counters,
         learner: Learner,
         collector: Collector,
-        *,
-        resumed: bool,
+        ranks: Ranks,
     ) -> None:
-        self._settings, self._run_dir, self._spec = settings, run_dir, spec
+        self._task, self._settings, self._ranks = task, task.settings, ranks
         self._counters, self._learner, self._collector = counters, learner, collector
         self._saved_at = time.monotonic()
-        self._saved_version = learner.version if resumed else -1
+        self._saved_version = -1 if task.saved is None else learner.version
 
     def is_due(self) -> bool:
         """Whether `checkpoint_every_s` have passed."""
         return time.monotonic() - self._saved_at >= self._settings.run.checkpoint_every_s
 
     def __call__(self) -> None:
-        """Write one, unless nothing was learned since the last."""
+        """Write one, unless nothing was learned since the last; called on all ranks at once."""
         if self._learner.version == self._saved_version:
             return
-        self._write("checkpoints", self._learner.state() | {"samplers": self._collector.state()})
+        files: dict[str, dict[str, Any]] = dict(self._learner.state())
+        files["samplers"] = checkpoint.gathered(self._ranks, self._collector.state())
+        if self._ranks.rank == 0:
+            self._write("checkpoints", files)
         self._saved_at, self._saved_version = time.monotonic(), self._learner.version
 
     def best(self) -> None:
         """Keep the policy as it is now as the best one, in place of the one before."""
-        state = self._learner.state()
-        self._write("best", {"policy_default": state["policy_default"]})
+        self._write("best", {"policy_default": dict(self._learner.policy.state_dict())})
 
     def _write(self, where: str, files: dict[str, dict[str, Any]]) -> None:
         manifest = {
@@ -64,10 +62,10 @@ class Saver:
                     "algo": self._settings.run.algo,
                     "network": asdict(self._settings.network),
                     "model": self._settings.run.model,
-                    "spec": self._spec.to_json(),
+                    "spec": self._task.spec.to_json(),
                 }
             },
         }
-        parent = self._run_dir / where
+        parent = self._task.run_dir / where
         path = checkpoint.write(parent, self._counters.env_steps, files, manifest)
         checkpoint.prune(self._settings.run.keep if where == "checkpoints" else 1, path)

@@ -5,12 +5,14 @@ Left out: building the parts (`launch.py`), and everything that a part does.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from headrace.collect.api import Collected, Collector, ShouldStop
+from headrace.envs.api import Episode
 from headrace.errors import NonFiniteError
 from headrace.meter import Meter
+from headrace.ranks import Ranks, gather_json
 from headrace.run.config import RunSettings
 from headrace.run.learner import Learner
 
@@ -31,11 +33,12 @@ class Counters:
     recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
-    def add(self, collected: Collected) -> None:
-        """Count a batch."""
-        self.env_steps += sum(int(f.valid.sum()) for f in collected.fragments)
-        self.episodes += len(collected.episodes)
-        for episode in sorted(collected.episodes):
+    def add(self, news: list[dict[str, Any]]) -> None:
+        """Count a batch of all ranks."""
+        self.env_steps += sum(of["env_steps"] for of in news)
+        episodes = sorted(Episode(*each) for of in news for each in of["episodes"])
+        self.episodes += len(episodes)
+        for episode in episodes:
             self.recent_returns.append(episode.total_reward)
             self.recent_lengths.append(episode.num_steps)
 
@@ -74,6 +77,34 @@ def _mean(values: deque[Any]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def _news(
+    collected: Collected | None, collector: Collector, meter: Meter, save_is_due: bool
+) -> dict[str, Any]:
+    """What the other ranks need to know of this one's batch, to decide alike; plain data."""
+    batch = collected or Collected([])
+    return {
+        "whole": collected is not None,
+        "env_steps": sum(int(f.valid.sum()) for f in batch.fragments),
+        "episodes": [astuple(episode) for episode in batch.episodes],
+        "lost_env_steps": collector.lost_env_steps,
+        "restarts": collector.restarts,
+        "save_is_due": save_is_due,
+        "seconds": meter.seconds(),
+    }
+
+
+def _by_rank(news: list[dict[str, Any]]) -> dict[str, float]:
+    """Metrics of what differs between ranks: how long each has waited, learned, and met others."""
+    if len(news) == 1:
+        return {}
+    spans = ("wait", "learn", "allreduce", "ranks")
+    return {
+        f"rank{rank}/{span}_s": of["seconds"].get(span, 0.0)
+        for rank, of in enumerate(news)
+        for span in spans
+    }
+
+
 def train(
     run: RunSettings,
     collector: Collector,
@@ -81,6 +112,7 @@ def train(
     counters: Counters,
     meter: Meter,
     *,
+    ranks: Ranks,
     stop: ShouldStop,
     evaluate: Callable[[], dict[str, float]],
     on_update: Callable[[dict[str, float]], None],
@@ -95,43 +127,54 @@ def train(
         learner: learns from them.
         counters: go on from these, and are kept up to date.
         meter: of this process.
-        stop: asked after each update, and by the collector between steps.
+        ranks: of the job. All of them run this loop, and decide alike.
+        stop: asked before each batch, and by the collector between steps.
         evaluate: called after each update; gives more metrics, if an evaluation was due.
         on_update: called with the metrics of each update, to log them.
-        save: writes a checkpoint; called once more at the end, and when `save_is_due`.
-        save_is_due: asked after each update.
+        save: writes a checkpoint; called on all ranks, once more at the end, and when `save_is_due`
+            on rank 0.
+        save_is_due: asked after each batch.
 
     Raises:
         NonFiniteError: a gradient was NaN or infinite; nothing is saved after that.
         EnvError, SamplerError: from the collector; nothing is saved after that either.
+        RankError: another rank failed, or its parameters are others.
     """
     collector.publish(learner.policy, learner.version)
     meter.lap("publish")
     lost_before, restarts_before = counters.lost_env_steps, counters.restarts
-    while not (counters.done(run) or stop()):
-        collected = collector.collect()
+    while not counters.done(run):
+        collected = None if stop() else collector.collect()
         meter.lap("wait")
-        counters.lost_env_steps = lost_before + collector.lost_env_steps
-        counters.restarts = restarts_before + collector.restarts
-        if collected is None:
+        news = gather_json(ranks, _news(collected, collector, meter, save_is_due()))
+        meter.lap("ranks")
+        counters.lost_env_steps = lost_before + sum(of["lost_env_steps"] for of in news)
+        counters.restarts = restarts_before + sum(of["restarts"] for of in news)
+        if collected is None or not all(of["whole"] for of in news):
+            # One rank was told to stop: nobody learns from this batch.
+            counters.lost_env_steps += sum(of["env_steps"] for of in news)
+            if collected is not None:
+                collector.give_up()
             break
         progress = min(1.0, counters.env_steps / run.schedule_env_steps)
         metrics = learner.update(collected.fragments, progress)
         collector.publish(learner.policy, learner.version)
         meter.lap("publish")
 
-        counters.add(collected)
+        counters.add(news)
         if metrics.pop("nonfinite"):
             raise NonFiniteError(
                 f"Update {learner.version}: a gradient or parameter was NaN or infinite.\n"
                 f"Losses: {metrics}\nNothing of this update is saved. Try a smaller lr or "
                 "max_grad_norm, or --normalize-reward if rewards are large."
             )
+        if run.check_ranks and learner.version % run.check_ranks == 0:
+            learner.check_equal()
         metrics |= evaluate()
         meter.lap("eval")
-        on_update(metrics)
+        on_update(metrics | _by_rank(news))
         meter.lap("log")
-        if save_is_due():
+        if news[0]["save_is_due"]:
             save()
             meter.lap("checkpoint")
     save()

@@ -1,0 +1,187 @@
+"""The other learners of `--num-learners N`: processes that this one, rank 0, starts and outlives.
+
+Each is a fresh Python (it will start workers of its own) that gets what to run through an inherited
+pipe, and reports through it what failed. They find each other over a port of the loopback that the
+system chooses, so that two jobs never want the same one. The kernel ends them with rank 0.
+
+Left out: ranks that torchrun starts (they find themselves: `launch.py`), and what a rank does.
+"""
+
+import contextlib
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe, connection
+from typing import Any
+
+import cloudpickle
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from headrace.collect.forkserver import end_with_parent
+from headrace.errors import HeadraceError, RankError, UsageError
+from headrace.ranks import Backend, Job, Place, device_of
+
+_JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
+_REPORT_WITHIN_S = 3.0  # between a rank's death as others see it, and its own words
+_END_WITHIN_S = 10.0
+
+Follow = Callable[..., None]
+"""What another rank runs: `follow(job, *arguments)`."""
+
+
+@contextlib.contextmanager
+def led(
+    size: int, backend: Backend, device: str, limit_s: float, follow: Follow, *arguments: Any
+) -> Iterator[tuple[Job, list[int]]]:
+    """Start ranks 1 to `size - 1`, and be rank 0; gives the job and their process ids.
+
+    Args:
+        size: how many ranks, this one included.
+        backend: see `Job`.
+        limit_s: see `Job`.
+        device: setting; each rank takes its own.
+        follow: run by each of the others.
+        arguments: sent to them by cloudpickle.
+
+    Raises:
+        HeadraceError: the first that a rank raised, with its rank; RankError if one died.
+    """
+    own, *_ = [device_of(device, rank) for rank in range(size)]  # before anything is started
+    store = _store(0, is_master=True)
+    others: list[_Other] = []
+    try:
+        orders = _pickled((follow, store.port, size, backend, device, limit_s, arguments))
+        others += (_Other(rank, size, orders) for rank in range(1, size))
+        for other in others:
+            other.wait_until_ready()
+        job = Job(Place(0, size, 0), store, backend, own, limit_s)
+        with contextlib.closing(job):
+            yield job, [other.process.pid for other in others]
+        for other in others:
+            other.finish()
+    except RankError as error:
+        raise _cause(others) or error from error
+    finally:
+        for other in others:
+            other.end()
+
+
+def _pickled(orders: tuple[Any, ...]) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(orders))
+    except Exception as error:
+        raise UsageError(
+            f"The run cannot be sent to other learners: {type(error).__name__}: {error}.\n"
+            "What makes the environment must not carry open files, locks or devices."
+        ) from error
+
+
+class _Other:
+    """Rank 0's end of another rank."""
+
+    def __init__(self, rank: int, size: int, orders: bytes) -> None:
+        self.rank, self._size = rank, size
+        self.pipe, theirs = Pipe()
+        code = f"from headrace.run.learners import main; main({theirs.fileno()}, {rank})"
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        self.pipe.send(orders)
+
+    def wait_until_ready(self) -> None:
+        """Until it has its orders; RankError if it cannot."""
+        said = self._receive(_JOIN_WITHIN_S)
+        if said != "ready":
+            raise RankError(f"Rank {self.rank} of {self._size} did not start.")
+
+    def finish(self) -> None:
+        """Wait for its end; RankError if it failed."""
+        try:
+            self.process.wait(_END_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            raise RankError(f"Rank {self.rank} has not ended.") from None
+        if self.process.returncode:
+            raise RankError(f"Rank {self.rank} failed.")
+
+    def failure(self, deadline: float) -> tuple[float, HeadraceError] | None:
+        """When it failed and of what, as it says itself; a death without words counts as last."""
+        said = self._receive(deadline - time.monotonic())
+        if isinstance(said, tuple):
+            at, error = said
+            return at, error.of_rank(self.rank, self._size)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        code = self.process.returncode
+        if not code:
+            return None
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return float("inf"), RankError(f"Rank {self.rank} of {self._size} died ({how}).")
+
+    def _receive(self, within_s: float) -> Any:
+        try:
+            return self.pipe.recv() if self.pipe.poll(max(0.0, within_s)) else None
+        except (EOFError, OSError):
+            return None
+
+    def end(self) -> None:
+        """Whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        self.pipe.close()
+
+
+def _cause(others: list[_Other]) -> HeadraceError | None:
+    """What began it: the first error that is more than the loss of another rank."""
+    deadline = time.monotonic() + _REPORT_WITHIN_S
+    found = [failure for other in others if (failure := other.failure(deadline))]
+    own = [failure for failure in found if type(failure[1]) is not RankError]
+    died = [failure for failure in found if failure[0] == float("inf")]
+    for candidates in (own, died, found):
+        if candidates:
+            return min(candidates, key=lambda failure: failure[0])[1]
+    return None
+
+
+def main(fd: int, rank: int) -> None:
+    """Another rank's process, from its first line to its last."""
+    end_with_parent()
+    pipe: Any = connection.Connection(fd)
+    try:
+        follow, port, size, backend, device, limit_s, arguments = cloudpickle.loads(pipe.recv())
+        pipe.send("ready")
+        store = _store(port, is_master=False)
+        place = Place(rank, size, rank)
+        job = Job(place, store, backend, device_of(device, rank), limit_s)
+        with contextlib.closing(job):
+            follow(job, *arguments)
+    except EOFError:
+        sys.exit(1)  # rank 0 is gone
+    except HeadraceError as error:
+        _report(pipe, error)
+    except Exception:
+        _report(pipe, RankError(traceback.format_exc()))
+
+
+def _report(pipe: Any, error: HeadraceError) -> None:
+    with contextlib.suppress(OSError):  # rank 0 is gone as well
+        pipe.send((time.monotonic(), error))
+    sys.exit(1)
+
+
+def _store(port: int, *, is_master: bool) -> TCPStore:
+    return TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=is_master,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=_JOIN_WITHIN_S),
+    )

@@ -1,0 +1,230 @@
+"""One rank of a run: build its parts, restore them, run the loop, and clear up after it.
+
+Left out: the loop (`train.py`), every part of it, and who starts ranks (`launch.py`).
+"""
+
+import contextlib
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import gymnasium
+import numpy as np
+import torch
+
+import headrace
+from headrace.collect.api import Collector, Plan, ShouldStop
+from headrace.collect.inline import InlineCollector
+from headrace.collect.regroup import regroup
+from headrace.collect.workers import WorkersCollector
+from headrace.envs.api import Restored
+from headrace.envs.make import EnvMaker
+from headrace.errors import EnvError
+from headrace.meter import Meter
+from headrace.models.policy import ModelFactory
+from headrace.ranks import Ranks, device_of, gather_json
+from headrace.run import checkpoint, rundir
+from headrace.run.best import Evaluations
+from headrace.run.config import Settings, cpu_cores
+from headrace.run.learner import Learner
+from headrace.run.log import Display, MetricsLog
+from headrace.run.process import StopSignals, math_threads
+from headrace.run.report import OnUpdate, Reporter, farewell, introduce
+from headrace.run.save import Saver
+from headrace.run.task import Task
+from headrace.run.train import Counters, train
+from headrace.spec import EnvSpec
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What is left of a run.
+
+    Attributes:
+        run_dir: its directory.
+        summary: what `--json` prints.
+        stopped_by: the signal that ended it early (0: none did).
+        maker: makes its environments.
+        model: makes its network, if it is the user's own.
+        rank: of this process: 0 writes to the directory, and speaks.
+    """
+
+    run_dir: Path
+    summary: dict[str, Any]
+    stopped_by: int
+    maker: EnvMaker
+    model: ModelFactory | None
+    rank: int
+
+
+def follow(ranks: Ranks, task: Task) -> None:
+    """A rank that another process started."""
+    run_rank(task, ranks, StopSignals(patient=True), Meter())
+
+
+def run_rank(
+    task: Task,
+    ranks: Ranks,
+    stop: StopSignals,
+    meter: Meter,
+    on_update: OnUpdate | None = None,
+    out: TextIO | None = None,
+) -> Ended:
+    """Build the parts, restore them if there is a checkpoint, run the loop, and clear up.
+
+    Args:
+        task: what all ranks are told.
+        ranks: of the job. Rank 0 alone writes, reports and evaluates.
+        stop: told when to stop.
+        meter: of this process.
+        on_update: called on rank 0 after each update.
+        out: where rank 0 shows progress; None: nowhere.
+    """
+    settings, run, is_first = task.settings, task.settings.run, ranks.rank == 0
+    display = Display(out if is_first else None, run.total_env_steps)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stop.installed())
+        stack.enter_context(math_threads(run.learner_threads))
+        device = device_of(run.device, ranks.local_rank)
+        learner = Learner(settings, task.spec, task.model, device, meter, ranks)
+        _init_from(task, learner)
+        introduce(display, settings, task.spec, task.run_dir, ranks)
+        collector = _collector(task, ranks, meter, stop)
+        stack.push(_closing(collector))
+        meter.lap("start")
+        # From here on it is a run: what could not be built has been refused.
+        if is_first:
+            rundir.write_config(task.run_dir, _describe(settings, task.maker))
+        counters = _restored(task, learner, collector, ranks, display)
+        meter.lap("checkpoint")
+        saver = Saver(task, counters, learner, collector, ranks)
+        reporter = Reporter(settings, counters, learner, meter, display, on_update)
+        if is_first:
+            log = MetricsLog(task.run_dir, learner.version, counters.env_steps)
+            reporter.log = stack.enter_context(contextlib.closing(log))
+        evaluations = Evaluations(task, counters, learner, saver, stop, plays=is_first)
+        stack.callback(display.stop)
+        display.start()
+        train(
+            run, collector, learner, counters, meter,
+            ranks=ranks, stop=stop, evaluate=evaluations, on_update=reporter, save=saver,
+            save_is_due=saver.is_due,
+        )  # fmt: skip
+        samplers = _meters(ranks, meter, collector)
+    summary = reporter.summary(task.run_dir, samplers)
+    display.say(farewell(summary, stop.received, task.maker))
+    return Ended(task.run_dir, summary, stop.received, task.maker, task.model, ranks.rank)
+
+
+def _meters(ranks: Ranks, meter: Meter, collector: Collector) -> dict[str, dict[str, float]]:
+    """Seconds by span of every process of the job but this one, by name."""
+    own = collector.meters()
+    if ranks.size == 1:
+        return own
+    named: dict[str, dict[str, float]] = {}
+    for rank, (learner, samplers) in enumerate(gather_json(ranks, [meter.seconds(), own])):
+        if rank != ranks.rank:
+            named[f"rank {rank}"] = learner
+        named |= {f"rank {rank}, {name}": seconds for name, seconds in samplers.items()}
+    return named
+
+
+def _closing(collector: Collector) -> Callable[..., None]:
+    """Close at the end of a `with`; an error in closing must not hide the one that ended it."""
+
+    def close(kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            collector.close()
+        except EnvError:
+            if kind is None:
+                raise
+
+    return close
+
+
+def _init_from(task: Task, learner: Learner) -> None:
+    """Begin with the weights of another run, if that was asked for."""
+    name = task.settings.run.init_from
+    if name and task.saved is None:
+        saved = checkpoint.newest(Path(name))
+        theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
+        checkpoint.check_fits(theirs, task.spec, Path(name))
+        checkpoint.load_into(learner.policy, saved)
+
+
+def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop) -> Collector:
+    run = task.settings.run
+    num_workers = run.num_workers // ranks.size
+    plan = Plan(
+        maker=task.maker,
+        spec=task.spec,
+        network=task.settings.network,
+        model=task.model,
+        policy_out=task.settings.algo_module.POLICY_OUT,
+        num_steps=run.num_steps,
+        num_envs=run.num_envs // ranks.size,
+        first_env=run.num_envs // ranks.size * ranks.rank,
+        envs_per_vector=run.envs_per_vector,
+        seed=run.seed,
+        reseed_episodes=run.reseed_episodes,
+        replay_limit_s=run.replay_limit_s,
+        threads_per_sampler=max(1, cpu_cores() // max(run.num_workers, ranks.size)),
+    )
+    if num_workers == 0:
+        return InlineCollector(plan, meter, stop)
+    return WorkersCollector(plan, num_workers, stop)
+
+
+def _restored(
+    task: Task, learner: Learner, collector: Collector, ranks: Ranks, display: Display
+) -> Counters:
+    """How far the run had come; its parts are brought back there."""
+    settings, run, saved = task.settings, task.settings.run, task.saved
+    if saved is None:
+        return Counters()
+    counters = Counters.from_json(saved.manifest["counters"])
+    learner.load_state(
+        {name: saved.tensors(name) for name in ("policy_default", "learner_default")},
+        saved.manifest["learner"],
+    )
+    samplers = regroup(saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
+    mine = collector.restore(samplers)
+    restored = Restored()
+    for each in gather_json(ranks, asdict(mine)):
+        restored.add(Restored(**each))
+    display.say(
+        f"Resumed from {saved.path.name}: {counters.env_steps:,} env steps, {learner.version:,} "
+        f"updates. Episodes under way: {restored.set_state} restored, "
+        f"{restored.replayed} replayed, {restored.new_episode} begun anew."
+    )
+    if counters.done(run):
+        display.say(
+            f"Nothing to do: the goal of {run.total_env_steps:,} env steps or the wanted return "
+            "was reached. A new goal: --total-env-steps N"
+        )
+    elif falling := settings.ended_schedules():
+        display.say(
+            f"{' and '.join(falling)}: linear, and 0 from {run.schedule_env_steps:,} env steps on. "
+            f"To learn on: --schedule-env-steps {run.total_env_steps}"
+        )
+    if restored.new_episode:
+        display.say("From here on this run differs from one that was not interrupted.")
+    return counters
+
+
+def _describe(settings: Settings, maker: EnvMaker) -> dict[str, Any]:
+    """config.json."""
+    return {
+        "headrace": headrace.__version__,
+        "settings": settings.flat(),
+        "origin": settings.origin,
+        "env_is_code": maker.is_code,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "gymnasium": gymnasium.__version__,
+        },
+    }

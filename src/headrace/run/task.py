@@ -1,0 +1,34 @@
+"""What all ranks of a run are told.
+
+Left out: how it came about (`launch.py`), and what a rank does with it (`rank.py`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.envs.make import EnvMaker
+from headrace.models.policy import ModelFactory
+from headrace.run.checkpoint import Checkpoint
+from headrace.run.config import Settings
+from headrace.spec import EnvSpec
+
+
+@dataclass(frozen=True)
+class Task:
+    """Orders to a rank.
+
+    Attributes:
+        settings: resolved.
+        maker: makes environments.
+        model: makes the network, if it is the user's own.
+        spec: of the environment.
+        run_dir: where rank 0 writes.
+        saved: what to go on from; its directory must be there on every rank's machine.
+    """
+
+    settings: Settings
+    maker: EnvMaker
+    model: ModelFactory | None
+    spec: EnvSpec
+    run_dir: Path
+    saved: Checkpoint | None

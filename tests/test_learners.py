@@ -1,0 +1,385 @@
+"""Several learners, as their users start them: by ourselves and by torchrun; and what ends them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import gymnasium as gym
+import pytest
+import torch
+
+import headrace
+from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError
+from headrace.meter import Meter
+from headrace.ranks import backend_for, device_of
+from headrace.run import checkpoint
+from headrace.run.config import given_for_resume, resolve
+from headrace.run.learner import Learner
+from tests.ranks_support import on_ranks
+from tests.support import plan_for, short_cartpole, still_alive
+
+SETTINGS = {
+    "num_envs": 16, "num_steps": 32, "envs_per_vector": 4, "num_minibatches": 4, "seed": 3,
+    "quiet": True,
+}  # fmt: skip
+UPDATE = 16 * 32
+CUDA = ("cuda:0", "cuda:1")
+
+
+def weights(run):
+    return checkpoint.newest(run.dir).tensors("policy_default")
+
+
+def close(a, b, tolerance=1e-5):
+    for name, value in weights(a).items():
+        assert (value - weights(b)[name]).abs().max() <= tolerance, name
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_two_learners_do_what_one_does(tmp_path, num_workers):
+    seen = []
+    runs = [
+        headrace.train(
+            short_cartpole, run_dir=tmp_path / str(count), num_learners=count,
+            num_workers=num_workers, total_env_steps=2 * UPDATE, check_ranks=1,
+            on_update=lambda i, m: seen.append(m), **SETTINGS,
+        )
+        for count in (1, 2)
+    ]  # fmt: skip
+    close(*runs)
+    for name in ("env_steps", "episodes", "learner_steps"):
+        assert runs[0].summary[name] == runs[1].summary[name]
+    assert runs[0].mean_return == pytest.approx(runs[1].mean_return)
+    assert {"rank1/learn_s", "rank1/allreduce_s", "rank0/wait_s"} <= seen[-1].keys()
+    assert "rank 1" in runs[1].summary["sampler_meters"]
+
+
+@pytest.mark.parametrize("then", [1, 4])
+def test_two_learners_resumed_as_one_or_four(tmp_path, then):
+    whole = headrace.train(
+        short_cartpole, run_dir=tmp_path / "whole", num_learners=2, total_env_steps=6 * UPDATE,
+        **SETTINGS,
+    )  # fmt: skip
+    headrace.train(
+        short_cartpole, run_dir=tmp_path / "part", num_learners=2, total_env_steps=3 * UPDATE,
+        schedule_env_steps=6 * UPDATE, **SETTINGS,
+    )  # fmt: skip
+    resumed = headrace.resume(
+        tmp_path / "part", env=short_cartpole, num_learners=then, total_env_steps=6 * UPDATE,
+        quiet=True,
+    )  # fmt: skip
+    assert resumed.summary["env_steps"] == 6 * UPDATE
+    assert resumed.summary["episodes"] == whole.summary["episodes"]
+    close(whole, resumed, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"num_learners": 3}, "16 = 3 x 5 \\+ 1"),
+        ({"num_learners": 2, "num_workers": 3}, "num_workers=3 does not divide"),
+        ({"num_learners": 2, "backend": "nccl", "device": "cpu"}, "use gloo"),
+        ({"num_learners": 2, "backend": "mpi"}, "built without it"),
+        ({"num_learners": 2, "num_envs_per_learner": 4}, "expected one of the two"),
+        ({"num_learners": 2, "num_accumulation_steps": 3}, "64 rows of a minibatch(.|\n)*-steps 2"),
+        ({"num_learners": 2, "num_envs": 12}, "envs_per_vector=4: 6 = 1 x 4 \\+ 2"),
+        ({"num_learners": 4, "num_workers": 8}, "8(.|\n)*4 vectors to share out of each learner"),
+        ({"num_learners": 0}, "num_learners=0: expected at least 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(tmp_path, given, words):
+    with pytest.raises(ConfigError, match=words):
+        headrace.train("CartPole-v1", run_dir=tmp_path / "run", **SETTINGS | given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("scale", "learners", "lr"),
+    [("none", 4, 1e-3), ("sqrt", 4, 2e-3), ("linear", 4, 4e-3), ("linear", 1, 1e-3)],
+)
+def test_the_learning_rate_is_scaled_once_and_said(scale, learners, lr):
+    given = {"env": "Pendulum-v1", "algo": "a2c", "lr": 1e-3, "num_envs": 16}
+    settings = resolve(given | {"num_learners": learners, "lr_scale": scale})
+    assert settings.algo.lr == pytest.approx(lr)
+    assert ("0.001 x" in settings.origin["lr"]) == (lr != 1e-3)
+    # The batch of a run stays, and so does its rate.
+    config = {"settings": settings.flat(), "origin": settings.origin}
+    again, _ = given_for_resume(config, {"num_learners": 2})
+    assert resolve(again).algo.lr == pytest.approx(lr)
+
+
+def test_a_batch_that_grows_with_the_learners(tmp_path, capsys):
+    common = {name: value for name, value in SETTINGS.items() if name not in ("quiet", "num_envs")}
+    sizes = {"each": {"num_envs_per_learner": 8}, "all": {"num_envs": 16}}
+    each, whole = (
+        headrace.train(
+            short_cartpole, run_dir=tmp_path / name, num_learners=2, total_env_steps=UPDATE,
+            lr_scale="linear", **common | size,
+        )
+        for name, size in sizes.items()
+    )  # fmt: skip
+    close(each, whole, 0.0)
+    said = capsys.readouterr().out
+    assert "2 learners over shared memory, each with 8 envs; lr_scale=linear: lr=0.0006" in said
+    resumed = headrace.resume(
+        tmp_path / "each", env=short_cartpole, num_learners=4, total_env_steps=2 * UPDATE,
+        quiet=True,
+    )  # fmt: skip
+    assert resumed.summary["env_steps"] == 2 * UPDATE  # not more environments than before
+
+
+def test_each_learner_has_a_gpu_of_its_own(monkeypatch):
+    # No GPU here: what torch says of them is put in its mouth
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in ("auto", "cuda"):
+        assert [device_of(name, rank) for rank in (0, 1)] == list(map(torch.device, CUDA))
+        with pytest.raises(ConfigError, match=r"Learner 3 (.|\n)*there are 2(.|\n)*learners 2"):
+            device_of(name, 2)
+    assert device_of("cpu", 5) == torch.device("cpu")
+    with pytest.raises(ConfigError, match="Learner 3"):
+        headrace.train("CartPole-v1", **SETTINGS, num_learners=4)
+
+
+def test_the_backend_follows_the_device():
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert (backend_for("auto", gpu), backend_for("auto", cpu)) == ("nccl", "gloo")
+    assert (backend_for("gloo", gpu), backend_for("gloo", cpu)) == ("gloo", "gloo")
+
+
+def ways(ranks):
+    return ranks.way, ranks.gather_bytes(b"%d" % ranks.rank)
+
+
+def test_ranks_of_one_host_use_its_memory_unless_told_otherwise():
+    assert on_ranks(2, ways) == [("shared memory", [b"0", b"1"])] * 2
+    assert on_ranks(2, ways, backend="gloo") == [("gloo", [b"0", b"1"])] * 2
+
+
+def drift(ranks):
+    settings = resolve({"env": "CartPole-v1", "num_learners": 2})
+    plan = plan_for("CartPole-v1")
+    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks)
+    learner.check_equal()
+    if ranks.rank == 1:
+        with torch.no_grad():
+            next(learner.policy.parameters())[0, 0] += 1e-6
+    with pytest.raises(RankError, match=r"not the same:\n  rank 0: [0-9a-f]{16}\n  rank 1: "):
+        learner.check_equal()
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+def test_parameters_that_drift_apart_are_found(backend):
+    on_ranks(2, drift, backend=backend)
+
+
+class Failing(gym.Wrapper):
+    """Fails in its 100th step, on ranks other than `first`'s process."""
+
+    def __init__(self, how, first):
+        super().__init__(short_cartpole())
+        self.how, self.first, self.steps = how, first, 0
+
+    def step(self, action):
+        self.steps += 1
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if self.steps == 100 and os.getpid() != self.first:
+            if self.how == "raises":
+                raise KeyError("on rank 1")
+            if self.how == "exits":
+                os._exit(3)
+            if self.how == "is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            reward = 3e38
+        return obs, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ("raises", EnvError, "KeyError: 'on rank 1'(.|\n)*rank 1 of 2"),
+        ("exits", RankError, "Rank 1 of 2 died .exit code 3"),
+        ("is killed", RankError, "Rank 1 of 2 died .SIGKILL"),
+        ("diverges", NonFiniteError, "gradient or parameter was NaN"),
+    ],
+)
+def test_one_rank_fails_and_all_end(tmp_path, how, error, words, backend):
+    first, before = os.getpid(), children()
+    began = time.monotonic()
+    with pytest.raises(error, match=words):
+        headrace.train(
+            lambda: Failing(how, first), run_dir=tmp_path / "run", num_learners=2,
+            backend=backend, rank_timeout_s=10, total_env_steps=10**6, **SETTINGS,
+        )  # fmt: skip
+    assert time.monotonic() - began < 5 * 15
+    assert children() == before
+
+
+def children():
+    """Processes that this one has started, theirs as well."""
+    tree = subprocess.check_output(["ps", "-eo", "pid,ppid,stat,comm"], text=True).splitlines()
+    rows = [line.split() for line in tree[1:]]
+    found, grew = {str(os.getpid())}, True
+    while grew:
+        more = {pid for pid, parent, *_ in rows if parent in found} | found
+        grew, found = more != found, more
+    return {pid for pid, _, stat, comm in rows if pid in found and stat[0] != "Z" and comm != "ps"}
+
+
+def headrace_command(*words):
+    return [sys.executable, "-m", "headrace", *map(str, words)]
+
+
+def torchrun(*words, options=()):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", *options]
+    return [*torchrun, "-m", "headrace", *map(str, words)]
+
+
+SHORT = (
+    "train CartPole-v1 --num-envs 16 --num-steps 32 --envs-per-vector 4 --num-minibatches 4 "
+    f"--seed 3 --total-env-steps {4 * UPDATE} --check-ranks 1 --json"
+).split()
+
+
+def own_env(name):
+    return [word if word != "CartPole-v1" else name for word in SHORT]
+
+
+def with_path(folder):
+    path = [str(folder), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def summary(done):
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_torchrun_does_what_num_learners_does_and_two_jobs_do_not_mix(tmp_path):
+    commands = {
+        "ours": headrace_command(*SHORT, "--num-learners", 2, "--run-dir", tmp_path / "ours"),
+        "other": headrace_command(*SHORT, "--num-learners", 2, "--run-dir", tmp_path / "other"),
+        "torchrun": torchrun(*SHORT, "--run-dir", tmp_path / "torchrun"),
+    }
+    started = {
+        name: subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for name, command in commands.items()
+    }
+    found = {}
+    for name, process in started.items():
+        out, err = process.communicate(timeout=100)
+        found[name] = summary(subprocess.CompletedProcess([], process.returncode, out, err))
+    states = [checkpoint.newest(tmp_path / name).tensors("policy_default") for name in commands]
+    for state in states[1:]:
+        for name, value in states[0].items():
+            assert value.equal(state[name]), name
+    for each in found.values():
+        assert each["env_steps"] == 4 * UPDATE
+        assert each["mean_return"] == found["ours"]["mean_return"]
+
+
+def test_torchrun_goes_on_from_the_checkpoint(tmp_path):
+    (tmp_path / "fails_once.py").write_text(
+        """
+import os, pathlib, signal
+import gymnasium as gym
+
+MARK = pathlib.Path(__file__).with_name("failed")
+
+class Once(gym.Wrapper):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 100 and os.environ["RANK"] == "1" and not MARK.exists():
+            MARK.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.env.step(action)
+
+def make():
+    return Once(gym.make("CartPole-v1"))
+"""
+    )
+    words = [*own_env("fails_once:make"), "--run-dir", tmp_path / "run"]
+    words += ["--checkpoint-every-s", "0"]
+    done = subprocess.run(
+        torchrun(*words, options=["--max-restarts", "1"]), capture_output=True, text=True,
+        timeout=100, env=with_path(tmp_path),
+    )  # fmt: skip
+    assert (tmp_path / "failed").exists()
+    assert summary(done)["env_steps"] == 4 * UPDATE
+    assert "Resumed from step_000000001536" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_rank_0_saves_on_all(tmp_path, number):
+    whole = headrace.train(
+        "CartPole-v1", run_dir=tmp_path / "whole", num_learners=2, total_env_steps=6 * UPDATE,
+        **SETTINGS,
+    )  # fmt: skip
+
+    def interrupt(iteration, _):
+        if iteration == 3:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        headrace.train(
+            "CartPole-v1", run_dir=tmp_path / "part", num_learners=2, on_update=interrupt,
+            total_env_steps=6 * UPDATE, **SETTINGS,
+        )  # fmt: skip
+    resumed = headrace.resume(tmp_path / "part", quiet=True)
+    close(whole, resumed, 0.0)
+    assert resumed.summary["episodes"] == whole.summary["episodes"]
+
+
+@pytest.mark.parametrize("started_by", ["us", "torchrun"])
+def test_the_first_process_is_killed_and_nothing_is_left(tmp_path, started_by):
+    words = [*SHORT, "--num-workers", "2", "--run-dir", tmp_path / "run"]
+    words[words.index("--total-env-steps") + 1] = "100000000"
+    ours = headrace_command(*words, "--num-learners", "2")
+    command = torchrun(*words) if started_by == "torchrun" else ours
+    before = children()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if "env steps" in line and "/s" in line:
+                break
+        started = children() - before
+        process.kill()
+    assert len(started) >= 4  # learners and workers
+    assert still_alive(map(int, started), within_s=5 * 10) == []
+
+
+def test_torchrun_ends_all_ranks_when_one_fails(tmp_path):
+    (tmp_path / "fails.py").write_text(
+        """
+import os
+import gymnasium as gym
+
+class Fails(gym.Wrapper):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 100 and os.environ["RANK"] == "1":
+            raise KeyError("on rank 1")
+        return self.env.step(action)
+
+def make():
+    return Fails(gym.make("CartPole-v1"))
+"""
+    )
+    before = children()
+    done = subprocess.run(
+        torchrun(*own_env("fails:make"), "--run-dir", tmp_path / "run"), capture_output=True,
+        text=True, timeout=100, env=with_path(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "KeyError: 'on rank 1'" in done.stderr
+    assert "of fails:make" in done.stderr and "(rank 1 of 2)" in done.stderr
+    assert "Rank 1 is gone: its own message says why.\n(rank 0 of 2)" in done.stderr
+    assert children() == before

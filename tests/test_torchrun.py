@@ -1,0 +1,70 @@
+"""Ranks that torchrun starts find each other, whatever a former attempt has left behind."""
+
+import datetime
+import json
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import pytest
+import torch.distributed as dist
+
+from headrace.errors import RankError
+from headrace.ranks import Place
+from headrace.run.torchrun import joined, meet
+
+SIZE = 3
+
+
+@pytest.fixture
+def stores():
+    """A client of one store for each rank: `get` holds on to its own until it has an answer."""
+    limit = datetime.timedelta(seconds=20)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    yield [
+        dist.TCPStore("127.0.0.1", server.port, is_master=False, timeout=limit) for _ in range(SIZE)
+    ]
+
+
+def all_meet(stores, first, then, restarts):
+    """What each rank finds; ranks `then` begin when the `first` have done all that they can."""
+
+    def meet_as(rank):
+        return meet(stores[rank], Place(rank, SIZE, rank), restarts[rank])
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        found = {rank: pool.submit(meet_as, rank) for rank in first}
+        wait(found.values(), timeout=0.3)
+        assert not any(future.done() for future in found.values())
+        found |= {rank: pool.submit(meet_as, rank) for rank in then}
+        return [found[rank].result(20) for rank in range(SIZE)]
+
+
+def test_without_torchrun_there_is_no_attempt():
+    assert joined({}) is None
+    assert joined({"RANK": "0"}) is None
+
+
+def test_what_dead_ranks_left_in_the_store_misleads_nobody(stores):
+    names = set()
+    for first, then, restarts in (
+        ((1, 2), (0,), (0, 0, 0)),
+        ((0, 1), (2,), (0, 0, 1)),  # each node counts for itself
+        ((0,), (1, 2), (2, 1, 1)),
+    ):
+        # One that was killed when it had said hello
+        stores[0].queue_push("to rank 0", json.dumps({"hello": "rank/dead"}))
+        # ... and one when it had signed
+        stale = {"attempt": "attempt/dead", "rank": 1, "restarts": 9}
+        stores[0].queue_push("to rank 0", json.dumps(stale))
+        found = all_meet(stores, first, then, restarts)
+        assert len(set(found)) == 1, found
+        name, most = found[0]
+        assert most == max(restarts)
+        names.add(name)
+    assert len(names) == 3
+
+
+def test_ranks_that_do_not_join_are_named(stores):
+    stores[0].set_timeout(datetime.timedelta(seconds=0.2))
+    stores[0].queue_push("to rank 0", json.dumps({"hello": "rank/dead"}))
+    with pytest.raises(RankError, match=r"Of 3 ranks, these did not come: \[1, 2\]"):
+        meet(stores[0], Place(0, SIZE, 0), 0)
