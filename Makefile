@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NOW := $(shell date +%Y%m%d-%H%M%S)
 RUN ?= runs/demo-$(NOW)
 
-.PHONY: demo test test-all test-faults gpu bench-cartpole bench-atari clean
+.PHONY: demo test test-all test-faults gpu bench-cartpole bench-atari bench-learners clean
 
 # The installed extras are remembered by a file each, and installed again when the pins change.
 $(VENV)/.%: pyproject.toml constraints.txt
@@ -38,6 +38,7 @@ test-faults: $(VENV)/.dev
 ## What only a CUDA device shows; needs an environment that has torch with CUDA.
 gpu:
 	$(PYTHON) -m pytest -m gpu
+	$(PYTHON) -m benchmarks.gpu
 
 ## Training on CartPole-v1 beside other trainers, which get virtual environments of their own.
 bench-cartpole: $(VENV)/.classic-control
@@ -48,6 +49,10 @@ bench-cartpole: $(VENV)/.classic-control
 bench-atari: $(VENV)/.atari
 	$(BIN)/python benchmarks/peers/install.py base sb3
 	$(BIN)/python -m benchmarks.atari
+
+## One, two and four learners on the same work.
+bench-learners: $(VENV)/.classic-control
+	$(BIN)/python -m benchmarks.learners
 
 clean:
 	rm -rf $(VENV) benchmarks/.venvs dist build .mypy_cache .pytest_cache .ruff_cache

@@ -20,13 +20,15 @@ from benchmarks import turns
 NUM_ENVS, ENV_STEPS = 64, 400_000
 
 
+FLAGS = (
+    f"CartPole-v1 --num-envs {NUM_ENVS} --num-steps 128 --num-epochs 4 --num-minibatches 4 "
+    "--lr 2.5e-4 --ent-coef 0.01 --lr-schedule constant --clip-schedule constant "
+    f"--gamma 0.99 --gae-lambda 0.95 --total-env-steps {ENV_STEPS}"
+).split()
+
+
 def headrace(name, *more, threads=1):
-    flags = (
-        f"CartPole-v1 --num-envs {NUM_ENVS} --num-steps 128 --num-epochs 4 --num-minibatches 4 "
-        "--lr 2.5e-4 --ent-coef 0.01 --lr-schedule constant --clip-schedule constant "
-        f"--gamma 0.99 --gae-lambda 0.95 --total-env-steps {ENV_STEPS}"
-    )
-    return turns.headrace(name, [*flags.split(), *more], threads)
+    return turns.headrace(name, [*FLAGS, *more], threads)
 
 
 def one_process(name, threads, *driver):

@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -188,6 +189,7 @@ def compare(
             rate = result["env_steps_per_s"]
             row["turns"].append(rate)
             row["mean_returns"].append(result.get("mean_return"))
+            row["meters"].append(result.get("meter"))
             print(f"turn {turn + 1}/{turns}  {contestant.name}: {rate:,.0f}", flush=True)
     for row in rows:
         if row["turns"] and not row["failed"]:
@@ -214,6 +216,7 @@ def _row(contestant: Contestant) -> dict[str, Any]:
         "failed": None,
         "turns": [],
         "mean_returns": [],
+        "meters": [],
         **dict.fromkeys(("median", "min", "max")),
     }
 
@@ -248,10 +251,11 @@ def _versions(contestant: Contestant) -> dict[str, str | None]:
 
 def machine() -> dict[str, Any]:
     """Where and when: what a figure means nothing without."""
+    changes = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_uncommitted_changes": None if changes is None else bool(changes),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "load_average_at_start": os.getloadavg()[0],
@@ -259,7 +263,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _git(*arguments: str) -> str:
+def _git(*arguments: str) -> str | None:
+    """None: a copy of the files that is no repository, or no git on this machine."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        return None
     return subprocess.check_output(("git", *arguments), cwd=ROOT, text=True).strip()
 
 
@@ -272,9 +279,11 @@ def table(title: str, results: dict[str, Any]) -> str:
     """The same for people."""
     rows = results["contestants"]
     width = max(len(row["name"]) for row in rows)
+    peers = [row["name"] for row in rows if row["is_peer"]]
+    of = f"of {peers[0]}" if len(peers) == 1 else "of best peer"
     lines = [
         f"{title} (env steps/s)",
-        f"{'':<{width}}  {'median':>8}  {'min':>8}  {'max':>8}  of best peer",
+        f"{'':<{width}}  {'median':>8}  {'min':>8}  {'max':>8}  {of:>12}",
     ]
     for row in rows:
         if row["median"] is None:

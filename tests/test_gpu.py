@@ -1,10 +1,17 @@
 """What only a CUDA device shows. `make gpu` runs these; elsewhere they are left out by name."""
 
+import datetime
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
+import torch.distributed as dist
 
 import headrace
 from headrace.meter import Meter
+from headrace.ranks import ALONE, Job, Place
 from headrace.run.config import resolve
 from headrace.run.learner import Learner
 from tests.support import inline, plan_for, policy_for, short_cartpole
@@ -12,20 +19,86 @@ from tests.support import inline, plan_for, policy_for, short_cartpole
 pytestmark = pytest.mark.gpu
 
 
-def test_one_update_on_cuda_is_the_cpu_s(tmp_path):
+GIVEN = {
+    "env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "normalize_obs": True,
+    "normalize_reward": True, "target_kl": 1.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def collected():
     plan = plan_for(short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4)
     collector = inline(plan)
     collector.publish(policy_for(plan), 0)
-    fragments = collector.collect().fragments
-    given = {"env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4}
-    given |= {"normalize_obs": True, "normalize_reward": True, "target_kl": 1.0}
-    learned = []
-    for device in ("cpu", "cuda"):
-        learner = Learner(resolve(given), plan.spec, None, torch.device(device), Meter())
-        learner.update(fragments, progress=0.0)
-        learned.append(learner.policy.cpu().state_dict())
-    for name, value in learned[0].items():
-        torch.testing.assert_close(value, learned[1][name], rtol=1e-4, atol=1e-5)
+    yield plan.spec, collector.collect().fragments
+    collector.close()
+
+
+def learn(collected, device="cuda", ranks=ALONE, **given):
+    """Metrics and weights after one update."""
+    spec, fragments = collected
+    settings = resolve(GIVEN | given)
+    learner = Learner(settings, spec, None, torch.device(device), Meter(), ranks)
+    metrics = learner.update(fragments, progress=0.0)
+    return metrics, learner.policy.cpu().state_dict()
+
+
+def assert_close(learned, expected, rtol, atol):
+    for one, other in zip(learned, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            torch.testing.assert_close(value, other[name], rtol=rtol, atol=atol, msg=name)
+
+
+def test_one_update_on_cuda_is_the_cpu_s(collected):
+    on_cpu = learn(collected, "cpu")
+    assert_close(learn(collected), on_cpu, rtol=1e-3, atol=1e-5)
+
+
+def test_bf16_learns_nearly_the_same(collected):
+    """8 significant bits in the network; losses are summed in fp32."""
+    once = {"num_epochs": 1, "num_minibatches": 1}
+    (fp32, _), (bf16, _) = (learn(collected, precision=p, **once) for p in ("fp32", "bf16"))
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+        assert bf16[name] == pytest.approx(fp32[name], rel=5e-2, abs=1e-2), name
+    assert bf16 != fp32
+
+
+def test_accumulation_on_cuda_gives_the_same_in_less_memory(collected):
+    parts = {"num_minibatches": 1, "num_epochs": 2}
+    found, peaks = [], []
+    for count in (1, 4):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        found.append(learn(collected, num_accumulation_steps=count, **parts))
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert_close(*found, rtol=1e-3, atol=1e-5)
+    assert peaks[1] < peaks[0]
+
+
+def test_one_rank_over_nccl_is_alone(collected):
+    limit = datetime.timedelta(seconds=60)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    job = Job(Place(0, 1, 0), store, "auto", torch.device("cuda", 0), 60.0)
+    try:
+        assert job.way == "nccl"
+        assert job.gather_bytes(b"said") == [b"said"]
+        over_nccl = learn(collected, "cuda:0", job)
+    finally:
+        job.close()
+    assert_close(over_nccl, learn(collected, "cuda:0"), rtol=1e-4, atol=1e-6)
+
+
+def test_torchrun_with_one_gpu(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    train = ["train", "CartPole-v1", "--device", "cuda", "--check-ranks", "1", "--json"]
+    train += ["--total-env-steps", "20000", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "1", "-m", "headrace", *train],
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1])["env_steps"] >= 20_000
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

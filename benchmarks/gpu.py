@@ -1,0 +1,147 @@
+"""What a GPU gives the learner: rows learned from per second, and the memory that takes.
+
+A batch of random experience, made once, is learned from again and again by PPO, so that nothing
+waits for an environment: Atari's images (NatureCNN) and CartPole's numbers, in fp32 and bf16, the
+batch whole and in four accumulated parts. Beside it, the same on this machine's CPU (one thread per
+core). Then one whole run of `headrace train CartPole-v1`, from `--json`. The table is printed last.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks import turns
+from headrace import batch
+from headrace.algos.ppo import POLICY_OUT
+from headrace.meter import Meter
+from headrace.run.config import resolve
+from headrace.run.learner import Learner
+from headrace.spec import EnvSpec, Space
+
+IMAGES = Space("box", (4, 84, 84), "uint8")
+NUMBERS = Space("box", (4,), "float32")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    observation: Space
+    num_envs: int
+    device: str = "cuda"
+    precision: str = "fp32"
+    num_parts: int = 1
+
+    @property
+    def settings(self):
+        return resolve(
+            {"env": "random", "num_envs": self.num_envs, "num_steps": 128, "num_epochs": 2}
+            | {"num_minibatches": 4, "envs_per_vector": self.num_envs, "device": self.device}
+            | {"precision": self.precision, "num_accumulation_steps": self.num_parts}
+        )
+
+
+def rows(device):
+    sizes = {"images": (IMAGES, 64), "numbers": (NUMBERS, 4096)}
+    for name, (space, num_envs) in sizes.items():
+        yield Row(f"{name}, fp32", space, num_envs, device)
+        yield Row(f"{name}, bf16", space, num_envs, device, "bf16")
+        yield Row(f"{name}, fp32, 4 parts", space, num_envs, device, num_parts=4)
+        if device == "cuda":
+            yield Row(f"{name}, fp32, on the CPU", space, num_envs, "cpu")
+
+
+def random_experience(spec, num_steps, num_envs):
+    generator = torch.Generator().manual_seed(0)
+    made = batch.allocate(batch.columns(spec, POLICY_OUT, num_steps, num_envs))
+    if spec.observation.dtype == "uint8":
+        made.obs.random_(0, 256, generator=generator)
+    else:
+        made.obs.normal_(generator=generator)
+    made.action.random_(0, spec.action.nvec[0], generator=generator)
+    made.reward.normal_(generator=generator)
+    made.terminated.copy_(torch.rand(num_steps, num_envs, generator=generator) < 0.01)
+    made.valid.fill_(True)
+    made.policy_version.zero_()
+    made.env_id.copy_(torch.arange(num_envs))
+    made.policy_out["value"].normal_(generator=generator)
+    made.policy_out["log_prob"].fill_(-1.0)
+    return made
+
+
+def measure(row, limit_s):
+    """Rows per second over updates after the first, and the peak of memory on the device."""
+    action = Space("discrete", (), "int64", nvec=(6,), start=(0,))
+    spec, settings = EnvSpec("random", row.observation, action), row.settings
+    device, is_cuda = torch.device(row.device), row.device == "cuda"
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    learner = Learner(settings, spec, None, device, Meter())
+    fragments = [random_experience(spec, settings.run.num_steps, row.num_envs)]
+    learner.update(fragments, 0.0)  # chooses kernels, allocates
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    began = time.perf_counter()
+    while len(seconds) < 20 and time.perf_counter() - began < limit_s:
+        start = time.perf_counter()
+        learner.update(fragments, 0.0)  # ends with a wait for the device
+        seconds.append(time.perf_counter() - start)
+    env_steps = settings.run.num_steps * row.num_envs
+    typical = sorted(seconds)[len(seconds) // 2]
+    return {
+        "name": row.name,
+        "env_steps_per_update": env_steps,
+        "updates": len(seconds),
+        "env_steps_per_s": env_steps / typical,
+        "slowest": env_steps / max(seconds),
+        "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if is_cuda else None,
+    }
+
+
+def whole_run(device):
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "headrace", "train", "CartPole-v1", "--device", device]
+        command += ["--num-workers", "4", "--num-envs", "64", "--num-steps", "128"]
+        command += ["--envs-per-vector", "16", "--total-env-steps", "300000", "--json"]
+        done = subprocess.run(
+            [*command, "--run-dir", str(Path(folder) / "run")],
+            capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    summary = json.loads(done.stdout.splitlines()[-1])
+    return {"name": "headrace train CartPole-v1, 4 workers"} | {
+        name: summary[name] for name in ("env_steps_per_s", "mean_return", "meter")
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda", help="cpu: only to see that it works")
+    parser.add_argument("--limit-s", type=float, default=20.0, help="for each line")
+    parser.add_argument("--output", type=Path, default=turns.ROOT / "benchmarks/results/gpu.json")
+    flags = parser.parse_args()
+    if flags.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device here")
+    found = [measure(row, flags.limit_s) for row in rows(flags.device)]
+    found.append(whole_run(flags.device))
+    name = torch.cuda.get_device_name() if flags.device == "cuda" else "none"
+    results = {"machine": turns.machine() | {"gpu": name, "torch": torch.__version__}}
+    flags.output.write_text(json.dumps(results | {"rows": found}, indent=2) + "\n")
+    print(f"Learning by PPO, 2 epochs of 4 minibatches ({name}); written: {flags.output}")
+    for row in found:
+        peak = f"{row['peak_mib']:>8,.0f} MiB" if row.get("peak_mib") else ""
+        print(f"{row['name']:<40} {row['env_steps_per_s']:>12,.0f} env steps/s {peak}")
+
+
+if __name__ == "__main__":
+    main()
