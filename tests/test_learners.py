@@ -354,6 +354,26 @@ def test_the_first_process_is_killed_and_nothing_is_left(tmp_path, started_by):
     assert still_alive(map(int, started), within_s=5 * 10) == []
 
 
+def test_torchrun_says_how_many_learners_there_are(tmp_path):
+    words = [*SHORT, "--num-learners", "3", "--run-dir", tmp_path / "run"]
+    done = subprocess.run(torchrun(*words), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1  # torchrun's own
+    assert "num_learners=3, but torchrun started 2" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("started_by", ["us", "torchrun"])
+def test_two_learners_learn_cartpole(tmp_path, started_by, seed):
+    words = ["train", "CartPole-v1", "--seed", seed, "--total-env-steps", 100_000, "--json"]
+    words += ["--run-dir", tmp_path / "run"]
+    ours = headrace_command(*words, "--num-learners", 2)
+    command = torchrun(*words) if started_by == "torchrun" else ours
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert summary(done)["mean_return"] >= 475
+
+
 def test_torchrun_ends_all_ranks_when_one_fails(tmp_path):
     (tmp_path / "fails.py").write_text(
         """

@@ -64,7 +64,7 @@ def minibatches(rows: Minibatch, indices: Sequence[Tensor | slice], ranks: Ranks
     for index in indices:
         valid = rows["valid"][index].to(rows["advantage"].dtype)
         advantage, count = rows["advantage"][index], valid.sum()
-        weight = valid / count
+        weight = valid / count.clamp(min=1)
         mean = (advantage * weight).sum()
         moments.append(torch.stack([count, mean, ((advantage - mean).square() * weight).sum()]))
     count, mean, variance = merged(ranks.gather(torch.stack(moments, -1)))
@@ -83,7 +83,7 @@ def pick(rows: Minibatch, of: Picked, ranks: Ranks, *, normalize_advantage: bool
         name: each(lambda part: part[of.index], part) for name, part in rows.items()
     }
     valid = picked.pop("valid").to(of.num_valid.dtype)
-    picked["weight"] = valid * ranks.size / of.num_valid
+    picked["weight"] = valid * ranks.size / of.num_valid.clamp(min=1)
     if normalize_advantage:
         picked["advantage"] = (picked["advantage"] - of.mean) / (of.variance.sqrt() + 1e-8)
     return picked
@@ -96,7 +96,7 @@ def quality(rows: Minibatch, ranks: Ranks) -> dict[str, Tensor]:
     # By weights: picking the valid rows would make the host wait for the device.
     valid = rows["valid"].to(value.dtype)
     count = valid.sum()
-    weight = valid / count
+    weight = valid / count.clamp(min=1)
     mean = (both * weight).sum(-1)
     variance = ((both - mean.unsqueeze(-1)).square() * weight).sum(-1)
     moments = torch.stack([count.expand(3), mean, variance])

@@ -272,7 +272,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
         (
             "total_env_steps", "schedule_env_steps", "num_envs", "num_steps", "envs_per_vector",
             "eval_episodes", "keep", "num_epochs", "num_minibatches", "hidden_sizes",
-            "num_learners", "num_accumulation_steps",
+            "num_learners", "num_accumulation_steps", "rank_timeout_s",
         ),
         (1, math.inf),
     ),
@@ -280,7 +280,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
         (
             "num_workers", "seed", "checkpoint_every_s", "replay_limit_s", "lr", "clip_coef",
             "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "clip_reward", "eval_every",
-            "learner_threads", "num_envs_per_learner", "check_ranks", "rank_timeout_s",
+            "learner_threads", "num_envs_per_learner", "check_ranks",
         ),
         (0, math.inf),
     ),

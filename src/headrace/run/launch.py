@@ -6,7 +6,7 @@ by one of the ranks that torchrun started (`torchrun.py`). Left out: what a rank
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -58,7 +58,7 @@ def start(
     attempt = torchrun.joined(os.environ)
     if env is not None:
         given = given | {"env": EnvMaker(env).name}
-    settings = resolve(given | code.names() | _learners(attempt), config_file)
+    settings = resolve(given | code.names() | _learners(attempt, given), config_file)
     run = settings.run
     if code.model is None and run.model:
         code = replace(code, model=load_callable(run.model, ConfigError))
@@ -118,7 +118,7 @@ def _go_on(
     on_update: OnUpdate | None,
     out: TextIO | None,
 ) -> Ended:
-    settings, maker = settings_of_run(run_dir, env, code, goals | _learners(attempt))
+    settings, maker = settings_of_run(run_dir, env, code, goals | _learners(attempt, goals))
     with _held(run_dir, attempt):
         saved = checkpoint.newest(run_dir)
         spec = env_spec(maker)
@@ -161,9 +161,16 @@ def _job(task: Task, attempt: Attempt | None, stop: StopSignals) -> Iterator[Ran
         yield ALONE
 
 
-def _learners(attempt: Attempt | None) -> dict[str, int]:
-    """The setting that torchrun makes."""
-    return {} if attempt is None else {"num_learners": attempt.place.size}
+def _learners(attempt: Attempt | None, given: Mapping[str, Any]) -> dict[str, int]:
+    """The setting that torchrun makes; ConfigError if another was given."""
+    if attempt is None:
+        return {}
+    size = attempt.place.size
+    if (asked := given.get("num_learners", size)) != size:
+        raise ConfigError(
+            f"num_learners={asked}, but torchrun started {size}.\nLeave --num-learners out."
+        )
+    return {"num_learners": size}
 
 
 def _held(run_dir: Path, attempt: Attempt | None) -> contextlib.AbstractContextManager[None]:
