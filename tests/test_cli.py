@@ -101,7 +101,8 @@ def test_doctor_examines(trained):
     assert found["cpu_cores"] == len(os.sched_getaffinity(0))
     assert found["packages"]["torch"]
     assert found["missing_for_extra"]["video"] == []
-    assert "ready" in headrace("doctor", cwd=trained[0]).stdout
+    said = headrace("doctor", cwd=trained[0]).stdout
+    assert "ready" in said and "between learners: gloo" in said
 
 
 def test_doctor_finds_what_an_extra_of_an_extra_asks_for(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -57,15 +58,40 @@ def test_two_learners_do_what_one_does(tmp_path, num_workers):
     assert "rank 1" in runs[1].summary["sampler_meters"]
 
 
+class Forgetful(torch.nn.Module):
+    """A network of which a layer is never used."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.enter, self.never = torch.nn.Linear(spec.seen.size, 32), torch.nn.Linear(5, 5)
+        self.params, self.value = torch.nn.Linear(32, 2), torch.nn.Linear(32, 1)
+
+    def forward(self, obs):
+        hidden = torch.relu(self.enter(obs.flatten(1)))
+        return self.params(hidden), self.value(hidden).squeeze(-1)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_network_of_one_s_own_may_leave_parameters_out(tmp_path, parts):
+    runs = [
+        headrace.train(
+            short_cartpole, model=Forgetful, run_dir=tmp_path / str(count), num_learners=count,
+            total_env_steps=2 * UPDATE, num_accumulation_steps=parts, **SETTINGS,
+        )
+        for count in (1, 2)
+    ]  # fmt: skip
+    close(*runs)
+
+
 @pytest.mark.parametrize("then", [1, 4])
 def test_two_learners_resumed_as_one_or_four(tmp_path, then):
     whole = headrace.train(
         short_cartpole, run_dir=tmp_path / "whole", num_learners=2, total_env_steps=6 * UPDATE,
-        **SETTINGS,
+        **SETTINGS | {"envs_per_vector": 8},
     )  # fmt: skip
     headrace.train(
         short_cartpole, run_dir=tmp_path / "part", num_learners=2, total_env_steps=3 * UPDATE,
-        schedule_env_steps=6 * UPDATE, **SETTINGS,
+        schedule_env_steps=6 * UPDATE, **SETTINGS | {"envs_per_vector": 8},
     )  # fmt: skip
     resumed = headrace.resume(
         tmp_path / "part", env=short_cartpole, num_learners=then, total_env_steps=6 * UPDATE,
@@ -234,10 +260,12 @@ def headrace_command(*words):
     return [sys.executable, "-m", "headrace", *map(str, words)]
 
 
-def torchrun(*words, options=()):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += ["--nproc-per-node", "2", *options]
-    return [*torchrun, "-m", "headrace", *map(str, words)]
+ONE_NODE = ("--standalone", "--nproc-per-node", "2")
+
+
+def torchrun(*words, options=ONE_NODE):
+    start = [sys.executable, "-m", "torch.distributed.run", *options]
+    return [*start, "-m", "headrace", *map(str, words)]
 
 
 SHORT = (
@@ -283,7 +311,18 @@ def test_torchrun_does_what_num_learners_does_and_two_jobs_do_not_mix(tmp_path):
         assert each["mean_return"] == found["ours"]["mean_return"]
 
 
-def test_torchrun_goes_on_from_the_checkpoint(tmp_path):
+def two_nodes():
+    """Options for each of two agents on this host that are as good as on two."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        where = f"localhost:{free.getsockname()[1]}"
+    meet_at = ("--rdzv-backend", "c10d", "--rdzv-endpoint", where)
+    return [("--nnodes", "2", "--nproc-per-node", "1", *meet_at)] * 2
+
+
+@pytest.mark.parametrize("nodes", ["one node", pytest.param("two nodes", marks=pytest.mark.slow)])
+def test_torchrun_goes_on_from_the_checkpoint(tmp_path, nodes):
+    before = children()
     (tmp_path / "fails_once.py").write_text(
         """
 import os, pathlib, signal
@@ -307,13 +346,24 @@ def make():
     )
     words = [*own_env("fails_once:make"), "--run-dir", tmp_path / "run"]
     words += ["--checkpoint-every-s", "0"]
-    done = subprocess.run(
-        torchrun(*words, options=["--max-restarts", "1"]), capture_output=True, text=True,
-        timeout=100, env=with_path(tmp_path),
-    )  # fmt: skip
+    agents = [
+        subprocess.Popen(
+            torchrun(*words, options=[*options, "--max-restarts", "1"]), stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env=with_path(tmp_path),
+        )
+        for options in ([ONE_NODE] if nodes == "one node" else two_nodes())
+    ]  # fmt: skip
+    try:
+        said = [agent.communicate(timeout=150) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    out, err = map("".join, zip(*said, strict=True))
     assert (tmp_path / "failed").exists()
-    assert summary(done)["env_steps"] == 4 * UPDATE
-    assert "Resumed from step_000000001536" in done.stderr
+    assert [agent.returncode for agent in agents] == [0] * len(agents), err[-3000:]
+    assert json.loads(out.splitlines()[-1])["env_steps"] == 4 * UPDATE
+    assert "Resumed from step_000000001536" in err
+    assert children() == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

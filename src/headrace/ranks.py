@@ -45,8 +45,14 @@ class Ranks(Protocol):
     local_rank: int
     way: str
 
-    def wrap(self, module: nn.Module, meter: Meter) -> nn.Module:
-        """`module`, whose gradients become their mean over all ranks in `backward`."""
+    def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
+        """`module`, whose gradients become their mean over all ranks in `backward`.
+
+        Args:
+            module: a loss.
+            meter: of this process.
+            may_skip: whether a loss may leave out some of the parameters.
+        """
 
     def meeting(self) -> contextlib.AbstractContextManager[None]:
         """Within it, the loss of another rank is a RankError (`backward` has errors of torch's)."""
@@ -67,7 +73,7 @@ class Alone:
     rank, size, local_rank = 0, 1, 0
     way = "no way"
 
-    def wrap(self, module: nn.Module, meter: Meter) -> nn.Module:
+    def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
         """See `Ranks`."""
         return module
 
@@ -164,10 +170,15 @@ class Job:
                 limit_s,
             )
 
-    def wrap(self, module: nn.Module, meter: Meter) -> nn.Module:
+    def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
         """See `Ranks`."""
         with self.meeting():
-            wrapped = DistributedDataParallel(module, gradient_as_bucket_view=True, **_NO_BUFFERS)
+            wrapped = DistributedDataParallel(
+                module,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=may_skip,
+                **_NO_BUFFERS,
+            )
         if self._exchange is not None:
             wrapped.register_comm_hook((self._exchange, meter), _mean_over_ranks)
         return wrapped

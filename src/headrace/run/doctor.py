@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from packaging.requirements import Requirement
+from torch.distributed import is_backend_available
 
 import headrace
 
@@ -26,6 +27,7 @@ def examine() -> dict[str, Any]:
         "cpu_cores": cores,
         "torch_threads": torch.get_num_threads(),
         "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "backends": [name for name in ("nccl", "gloo", "mpi") if is_backend_available(name)],
         "anonymous_shared_memory": hasattr(os, "memfd_create"),
         "dev_shm_bytes": None if shm is None else {"total": shm.total, "free": shm.free},
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -89,6 +91,7 @@ def describe(found: dict[str, Any]) -> str:
         "packages: " + ", ".join(f"{n} {v}" for n, v in found["packages"].items()),
         f"CPU cores: {found['cpu_cores']}; memory: {found['memory_bytes'] / gib:.1f} GiB",
         "CUDA devices: " + (", ".join(found["cuda_devices"]) or "none"),
+        "between learners: " + (", ".join(found["backends"]) or "nothing"),
         "workers: "
         + (
             "yes"

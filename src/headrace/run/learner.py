@@ -65,8 +65,9 @@ class Learner:
         self.policy = policies.build(spec, settings.network, seed, model)
         self.policy.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
         run = settings.run
-        loss = ranks.wrap(Loss(self.policy, settings.algo_module, settings.algo), meter)
-        self.optimizer = Optimizer(loss, settings.algo.max_grad_norm, run.num_accumulation_steps)
+        loss = Loss(self.policy, settings.algo_module, settings.algo)
+        wrapped = ranks.wrap(loss, meter, may_skip=model is not None)
+        self.optimizer = Optimizer(wrapped, settings.algo.max_grad_norm, run.num_accumulation_steps)
         self.version = 0
         """Updates made so far: the version of the weights."""
         self.learner_steps = 0
