@@ -1,5 +1,6 @@
 """Several learners, as their users start them: by ourselves and by torchrun; and what ends them."""
 
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from headrace.run import checkpoint
 from headrace.run.config import given_for_resume, resolve
 from headrace.run.learner import Learner
 from tests.ranks_support import on_ranks
-from tests.support import plan_for, short_cartpole, still_alive
+from tests.support import inline, plan_for, short_cartpole, still_alive
 
 SETTINGS = {
     "num_envs": 16, "num_steps": 32, "envs_per_vector": 4, "num_minibatches": 4, "seed": 3,
@@ -85,13 +86,14 @@ def test_a_network_of_one_s_own_may_leave_parameters_out(tmp_path, parts):
 
 @pytest.mark.parametrize("then", [1, 4])
 def test_two_learners_resumed_as_one_or_four(tmp_path, then):
+    own = SETTINGS | {"envs_per_vector": 8, "network": headrace.Network(normalize_reward=True)}
     whole = headrace.train(
         short_cartpole, run_dir=tmp_path / "whole", num_learners=2, total_env_steps=6 * UPDATE,
-        **SETTINGS | {"envs_per_vector": 8},
+        **own,
     )  # fmt: skip
     headrace.train(
         short_cartpole, run_dir=tmp_path / "part", num_learners=2, total_env_steps=3 * UPDATE,
-        schedule_env_steps=6 * UPDATE, **SETTINGS | {"envs_per_vector": 8},
+        schedule_env_steps=6 * UPDATE, **own,
     )  # fmt: skip
     resumed = headrace.resume(
         tmp_path / "part", env=short_cartpole, num_learners=then, total_env_steps=6 * UPDATE,
@@ -135,6 +137,15 @@ def test_the_learning_rate_is_scaled_once_and_said(scale, learners, lr):
     config = {"settings": settings.flat(), "origin": settings.origin}
     again, _ = given_for_resume(config, {"num_learners": 2})
     assert resolve(again).algo.lr == pytest.approx(lr)
+
+
+def test_a_preset_fits_itself_to_more_learners():
+    assert resolve({"env": "CartPole-v1"}).run.envs_per_vector == 4
+    shared = resolve({"env": "CartPole-v1", "num_learners": 4})
+    assert shared.run.envs_per_vector == 2
+    assert "to fit 2 envs of each learner" in shared.origin["envs_per_vector"]
+    with pytest.raises(ConfigError, match="2 = 0 x 4 \\+ 2"):
+        resolve({"env": "CartPole-v1", "num_learners": 4, "envs_per_vector": 4})
 
 
 def test_a_batch_that_grows_with_the_learners(tmp_path, capsys):
@@ -203,18 +214,23 @@ def test_parameters_that_drift_apart_are_found(backend):
 
 
 class Failing(gym.Wrapper):
-    """Fails in its 100th step, on ranks other than `first`'s process."""
+    """Fails in its 100th step, on the first rank besides `first`'s process that comes so far."""
 
-    def __init__(self, how, first):
+    def __init__(self, how, first, mark):
         super().__init__(short_cartpole())
-        self.how, self.first, self.steps = how, first, 0
+        self.how, self.first, self.mark, self.steps = how, first, mark, 0
+
+    def is_chosen(self):
+        with contextlib.suppress(FileExistsError):
+            self.mark.touch(exist_ok=False)
+            return True
 
     def step(self, action):
         self.steps += 1
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if self.steps == 100 and os.getpid() != self.first:
+        if self.steps == 100 and os.getpid() != self.first and self.is_chosen():
             if self.how == "raises":
-                raise KeyError("on rank 1")
+                raise KeyError("not on rank 0")
             if self.how == "exits":
                 os._exit(3)
             if self.how == "is killed":
@@ -223,26 +239,70 @@ class Failing(gym.Wrapper):
         return obs, reward, terminated, truncated, info
 
 
-@pytest.mark.parametrize("backend", ["auto", "gloo"])
+@pytest.mark.parametrize(("backend", "learners"), [("auto", 2), ("gloo", 2), ("auto", 4)])
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [
-        ("raises", EnvError, "KeyError: 'on rank 1'(.|\n)*rank 1 of 2"),
-        ("exits", RankError, "Rank 1 of 2 died .exit code 3"),
-        ("is killed", RankError, "Rank 1 of 2 died .SIGKILL"),
+        ("raises", EnvError, r"KeyError: 'not on rank 0'(.|\n)*rank [1-3] of \d"),
+        ("exits", RankError, r"Rank [1-3] of \d died .exit code 3"),
+        ("is killed", RankError, r"Rank [1-3] of \d died .SIGKILL"),
         ("diverges", NonFiniteError, "gradient or parameter was NaN"),
     ],
 )
-def test_one_rank_fails_and_all_end(tmp_path, how, error, words, backend):
-    first, before = os.getpid(), children()
+def test_one_rank_fails_and_all_end(tmp_path, how, error, words, backend, learners):
+    first, before, mark = os.getpid(), children(), tmp_path / "failed"
     began = time.monotonic()
     with pytest.raises(error, match=words):
         headrace.train(
-            lambda: Failing(how, first), run_dir=tmp_path / "run", num_learners=2,
+            lambda: Failing(how, first, mark), run_dir=tmp_path / "run", num_learners=learners,
             backend=backend, rank_timeout_s=10, total_env_steps=10**6, **SETTINGS,
         )  # fmt: skip
     assert time.monotonic() - began < 5 * 15
     assert children() == before
+
+
+def not_a_number(ranks):
+    settings = resolve({"env": "Pendulum-v1", "num_envs": 4, "num_steps": 16, "num_learners": 2})
+    plan = plan_for("Pendulum-v1", num_envs=2, num_steps=16, first_env=2 * ranks.rank)
+    collector = inline(plan)
+    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks)
+    collector.publish(learner.policy, learner.version)
+    fragments = collector.collect().fragments
+    if ranks.rank == 1:
+        fragments[0].reward[3, 0] = float("nan")
+    nonfinite = learner.update(fragments, 0.0)["nonfinite"]
+    learner.check_equal()
+    collector.close()
+    return nonfinite, all(bool(p.isfinite().all()) for p in learner.policy.parameters())
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+def test_nan_on_one_rank_is_seen_on_all_and_they_stay_equal(backend):
+    (seen, finite), other = on_ranks(2, not_a_number, backend=backend)
+    assert seen > 0 and finite
+    assert other == (seen, finite)
+
+
+def rounds(ranks):
+    """How often ranks met in an update, by the number of parts that minibatches are computed in."""
+    found = []
+    for count in (1, 4):
+        given = {"env": "CartPole-v1", "num_envs": 8, "num_steps": 32, "num_learners": 2}
+        settings = resolve(given | {"num_accumulation_steps": count, "num_minibatches": 2})
+        plan = plan_for("CartPole-v1", num_envs=4, num_steps=32, first_env=4 * ranks.rank)
+        collector = inline(plan)
+        learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks)
+        collector.publish(learner.policy, learner.version)
+        before = ranks._exchange._round
+        learner.update(collector.collect().fragments, 0.0)
+        found.append(ranks._exchange._round - before)
+        collector.close()
+    return found
+
+
+def test_ranks_meet_once_per_minibatch_however_many_its_parts():
+    for whole, parts in on_ranks(2, rounds):
+        assert whole == parts > 0
 
 
 def children():
@@ -389,19 +449,37 @@ def test_a_signal_to_rank_0_saves_on_all(tmp_path, number):
 
 @pytest.mark.parametrize("started_by", ["us", "torchrun"])
 def test_the_first_process_is_killed_and_nothing_is_left(tmp_path, started_by):
-    words = [*SHORT, "--num-workers", "2", "--run-dir", tmp_path / "run"]
-    words[words.index("--total-env-steps") + 1] = "100000000"
+    """Not even a rank that is stuck in a step, and its worker."""
+    (tmp_path / "stuck.py").write_text(
+        """
+import os, sys, time
+import gymnasium as gym
+
+class Stuck(gym.Wrapper):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 100 and (os.environ.get("RANK") == "1" or sys.argv[0] == "-c"):
+            print("stuck", file=sys.stderr, flush=True)
+            time.sleep(1000)
+        return self.env.step(action)
+
+def make():
+    return Stuck(gym.make("CartPole-v1"))
+"""
+    )
+    words = [*own_env("stuck:make"), "--run-dir", tmp_path / "run"]
     ours = headrace_command(*words, "--num-learners", "2")
     command = torchrun(*words) if started_by == "torchrun" else ours
     before = children()
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        for line in process.stderr:
-            if "env steps" in line and "/s" in line:
-                break
-        started = children() - before
-        process.kill()
-    assert len(started) >= 4  # learners and workers
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=with_path(tmp_path))
+    assert any(line == "stuck\n" for line in process.stderr)
+    started = children() - before
+    process.kill()
+    assert len(started) >= 2
     assert still_alive(map(int, started), within_s=5 * 10) == []
+    process.communicate()  # until then, what they print has somewhere to go
 
 
 def test_torchrun_says_how_many_learners_there_are(tmp_path):

@@ -2,6 +2,9 @@
 
 import datetime
 import json
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
@@ -61,6 +64,24 @@ def test_what_dead_ranks_left_in_the_store_misleads_nobody(stores):
         assert most == max(restarts)
         names.add(name)
     assert len(names) == 3
+
+
+def test_an_attempt_sees_nothing_of_what_is_in_torchrun_s_store(stores):
+    stores[0].set("0", "the address of a dead rank")
+    code = """
+import os
+from headrace.run.torchrun import joined
+attempt = joined(os.environ)
+print(attempt.goes_on, attempt.store.check(["0"]))
+"""
+    told = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    told |= {"MASTER_PORT": str(stores[0].port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for restarts, expected in (("0", "False False"), ("2", "True False")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+            env=os.environ | told | {"TORCHELASTIC_RESTART_COUNT": restarts},
+        )  # fmt: skip
+        assert done.stdout.strip() == expected, done.stderr
 
 
 def test_ranks_that_do_not_join_are_named(stores):

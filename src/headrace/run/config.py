@@ -248,13 +248,16 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
     if not run.learner_threads:
         derived["learner_threads"] = cores
         origin["learner_threads"] = f"follows {cores} cores"
+    share = run.num_envs // learners
     if not run.envs_per_vector:
         # A native vector has threads of its own.
         native = derived.get("vectorization", run.vectorization) == "native"
-        among = 1 if native else max(1, cores // run.num_learners)
-        share = run.num_envs // run.num_learners
+        among = 1 if native else max(1, cores // learners)
         derived["envs_per_vector"] = divisor(share, max(1, share // among))
         origin["envs_per_vector"] = "follows num_envs" + ("" if native else f" / {cores} cores")
+    elif share % run.envs_per_vector and origin["envs_per_vector"].startswith("preset"):
+        derived["envs_per_vector"] = divisor(share, run.envs_per_vector)
+        origin["envs_per_vector"] += f", to fit {share} envs of each learner"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
     settings = Settings(run, network, algo, origin)
     _check_bounds(settings.flat())
