@@ -59,6 +59,22 @@ def test_two_learners_do_what_one_does(tmp_path, num_workers):
     assert "rank 1" in runs[1].summary["sampler_meters"]
 
 
+def test_learners_stop_an_update_s_epochs_together(tmp_path):
+    """At a mean KL over all of them, which that of each is now below, now above."""
+    algo = headrace.PPO(lr=5e-3, num_epochs=10, num_minibatches=4, target_kl=0.02)
+    given = {name: value for name, value in SETTINGS.items() if name != "num_minibatches"}
+    runs = [
+        headrace.train(
+            short_cartpole, algo=algo, run_dir=tmp_path / str(count), num_learners=count,
+            total_env_steps=10 * UPDATE, rank_timeout_s=10, **given,
+        )
+        for count in (1, 2)
+    ]  # fmt: skip
+    close(*runs, 1e-3)
+    steps = [run.summary["learner_steps"] for run in runs]
+    assert steps[0] == steps[1] < 10 * 10 * 4
+
+
 class Forgetful(torch.nn.Module):
     """A network of which a layer is never used."""
 
