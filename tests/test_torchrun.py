@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 import torch.distributed as dist
 
+import headrace
 from headrace.errors import RankError
 from headrace.ranks import Place
 from headrace.run.torchrun import joined, meet
@@ -66,6 +67,16 @@ def test_what_dead_ranks_left_in_the_store_misleads_nobody(stores):
     assert len(names) == 3
 
 
+def run_again(stores, restarts, *command):
+    """As torchrun would start the only rank of a job that it has begun again so often."""
+    told = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    told |= {"MASTER_PORT": str(stores[0].port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=60,
+        env=os.environ | told | {"TORCHELASTIC_RESTART_COUNT": str(restarts)},
+    )  # fmt: skip
+
+
 def test_an_attempt_sees_nothing_of_what_is_in_torchrun_s_store(stores):
     stores[0].set("0", "the address of a dead rank")
     code = """
@@ -74,14 +85,22 @@ from headrace.run.torchrun import joined
 attempt = joined(os.environ)
 print(attempt.goes_on, attempt.store.check(["0"]))
 """
-    told = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    told |= {"MASTER_PORT": str(stores[0].port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    for restarts, expected in (("0", "False False"), ("2", "True False")):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
-            env=os.environ | told | {"TORCHELASTIC_RESTART_COUNT": restarts},
-        )  # fmt: skip
+    for restarts, expected in ((0, "False False"), (2, "True False")):
+        done = run_again(stores, restarts, "-c", code)
         assert done.stdout.strip() == expected, done.stderr
+
+
+def test_an_attempt_goes_on_with_its_own_run_only(stores, tmp_path):
+    run = headrace.train("CartPole-v1", total_env_steps=512, run_dir=tmp_path / "run", quiet=True)
+    train = ["-m", "headrace", "train", "CartPole-v1", "--total-env-steps", 512]
+    done = run_again(stores, 1, *train, "--run-dir", run.dir)
+    assert done.returncode == 0 and "Nothing to do" in done.stdout, done.stderr
+    done = run_again(stores, 1, *train, "--seed", 7, "--gamma", 0.5, "--run-dir", run.dir)
+    assert done.returncode == 1
+    assert "holds another run:\n  seed: 0 there, 7 here\n  gamma: 0.98 there" in done.stderr
+    done = run_again(stores, 1, *train)
+    assert done.returncode == 2
+    assert "--max-restarts, give one: --run-dir" in done.stderr
 
 
 def test_ranks_that_do_not_join_are_named(stores):

@@ -5,6 +5,7 @@ by one of the ranks that torchrun started (`torchrun.py`). Left out: what a rank
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from headrace.envs.make import EnvLike, EnvMaker, WrapperLike, env_spec
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, RunDirError
 from headrace.meter import Meter
 from headrace.named import load_callable
 from headrace.ranks import ALONE, Job, Ranks, device_of
@@ -68,6 +69,7 @@ def start(
     )
     if attempt is not None and attempt.goes_on and _has_checkpoint(run_dir):
         assert run_dir is not None
+        _refuse_another(run_dir, settings)
         return _go_on(run_dir, env, code, {}, attempt, meter, on_update, out)
     maker = _maker(settings, env, code.wrappers)
     spec = env_spec(maker)
@@ -187,6 +189,27 @@ def _has_checkpoint(run_dir: Path | None) -> bool:
             "from.\nWith --max-restarts, give one: --run-dir PATH."
         )
     return any(run_dir.glob("checkpoints/step_*"))
+
+
+_FOLLOWS_LEARNERS = {
+    "num_learners", "num_envs", "num_envs_per_learner", "envs_per_vector", "lr", "lr_scale",
+}  # fmt: skip
+
+
+def _refuse_another(run_dir: Path, settings: Settings) -> None:
+    """RunDirError if the directory's run is not the one that torchrun begins again."""
+    theirs = rundir.read_config(run_dir)["settings"]
+    ours = json.loads(json.dumps(settings.flat()))
+    differ = [
+        f"  {name}: {theirs.get(name)!r} there, {ours[name]!r} here"
+        for name in ours
+        if name not in _FOLLOWS_LEARNERS and theirs.get(name) != ours[name]
+    ]
+    if differ:
+        raise RunDirError(
+            f"The run directory {run_dir} holds another run:\n" + "\n".join(differ) + "\n"
+            "For a new run choose another directory with --run-dir."
+        )
 
 
 def settings_of_run(
