@@ -162,6 +162,8 @@ def test_a_preset_fits_itself_to_more_learners():
     assert "to fit 2 envs of each learner" in shared.origin["envs_per_vector"]
     with pytest.raises(ConfigError, match="2 = 0 x 4 \\+ 2"):
         resolve({"env": "CartPole-v1", "num_learners": 4, "envs_per_vector": 4})
+    with pytest.raises(ConfigError, match="num_learners=0: expected at least 1"):
+        resolve({"env": "CartPole-v1", "num_learners": 0})
 
 
 def test_a_batch_that_grows_with_the_learners(tmp_path, capsys):

@@ -226,6 +226,7 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         origin["schedule_env_steps"] = "follows total_env_steps"
     cores = cpu_cores()
     learners = run.num_learners
+    _check_bounds({"num_learners": learners})  # what follows divides by it
     if run.num_envs_per_learner:
         if origin["num_envs"] == "given":
             raise ConfigError(
@@ -255,7 +256,11 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         among = 1 if native else max(1, cores // learners)
         derived["envs_per_vector"] = divisor(share, max(1, share // among))
         origin["envs_per_vector"] = "follows num_envs" + ("" if native else f" / {cores} cores")
-    elif share % run.envs_per_vector and origin["envs_per_vector"].startswith("preset"):
+    elif (
+        learners > 1
+        and share % run.envs_per_vector
+        and origin["envs_per_vector"].startswith("preset")
+    ):
         derived["envs_per_vector"] = divisor(share, run.envs_per_vector)
         origin["envs_per_vector"] += f", to fit {share} envs of each learner"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
