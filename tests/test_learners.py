@@ -500,6 +500,67 @@ def make():
     process.communicate()  # until then, what they print has somewhere to go
 
 
+STUCK_ON_RANK_0 = """
+import sys, time
+import gymnasium as gym
+
+class Stuck(gym.Wrapper):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 100 and sys.argv[0] != "-c":
+            time.sleep(1000)
+        return self.env.step(action)
+
+def make():
+    return Stuck(gym.make("CartPole-v1"))
+"""
+
+
+def test_rank_0_is_stuck_and_all_end(tmp_path):
+    (tmp_path / "stuck.py").write_text(STUCK_ON_RANK_0)
+    before = children()
+    done = subprocess.run(
+        headrace_command(
+            *own_env("stuck:make"), "--num-learners", 2, "--rank-timeout-s", 2, "--run-dir",
+            tmp_path / "run",
+        ),
+        capture_output=True, text=True, timeout=5 * 15, env=with_path(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Rank 0 has not answered for 2 s" in done.stderr
+    assert "(rank 1 of 2)\nRank 0 is stuck as well, here:" in done.stderr
+    assert 'stuck.py", line 11 in step' in done.stderr
+    assert children() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_another_rank_stops_all_and_is_said(tmp_path, number):
+    before = children()
+
+    def interrupt(iteration, _):
+        if iteration == 3:
+            (pid,) = (int(of) for of in children() - before)
+            os.kill(pid, number)
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        headrace.train(
+            "CartPole-v1", run_dir=tmp_path / "run", num_learners=2, on_update=interrupt,
+            total_env_steps=10**6, **SETTINGS,
+        )  # fmt: skip
+    assert headrace.resume(tmp_path / "run", total_env_steps=512, quiet=True).summary["env_steps"]
+
+
+def test_a_run_with_workers_goes_on_with_more_learners(tmp_path):
+    settings = SETTINGS | {"num_workers": 1, "total_env_steps": UPDATE}
+    headrace.train("CartPole-v1", run_dir=tmp_path / "run", **settings)
+    for learners, workers in ((2, 2), (4, 4), (1, 4)):
+        resumed = headrace.resume(tmp_path / "run", num_learners=learners, quiet=True)
+        config = json.loads((resumed.dir / "config.json").read_text())["settings"]
+        assert (config["num_learners"], config["num_workers"]) == (learners, workers)
+
+
 def test_torchrun_says_how_many_learners_there_are(tmp_path):
     words = [*SHORT, "--num-learners", "3", "--run-dir", tmp_path / "run"]
     done = subprocess.run(torchrun(*words), capture_output=True, text=True, timeout=100)
@@ -547,5 +608,6 @@ def make():
     assert done.returncode == 1
     assert "KeyError: 'on rank 1'" in done.stderr
     assert "of fails:make" in done.stderr and "(rank 1 of 2)" in done.stderr
-    assert "Rank 1 is gone: its own message says why.\n(rank 0 of 2)" in done.stderr
+    assert "Rank 1 is gone; its own message says why" in done.stderr
+    assert "(rank 0 of 2)" in done.stderr
     assert children() == before

@@ -98,9 +98,22 @@ def test_an_attempt_goes_on_with_its_own_run_only(stores, tmp_path):
     done = run_again(stores, 1, *train, "--seed", 7, "--gamma", 0.5, "--run-dir", run.dir)
     assert done.returncode == 1
     assert "holds another run:\n  seed: 0 there, 7 here\n  gamma: 0.98 there" in done.stderr
-    done = run_again(stores, 1, *train)
+
+
+def test_a_job_that_may_begin_again_needs_a_directory(stores, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    done = run_again(stores, 0, "-m", "headrace", "train", "CartPole-v1")
     assert done.returncode == 2
-    assert "--max-restarts, give one: --run-dir" in done.stderr
+    assert "(--max-restarts)" in done.stderr and "--run-dir PATH" in done.stderr
+
+
+def test_half_of_torchrun_s_environment_is_refused_in_words():
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "train", "CartPole-v1"], capture_output=True,
+        text=True, timeout=60, env=os.environ | {"RANK": "0", "WORLD_SIZE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "MASTER_ADDR and MASTER_PORT are not" in done.stderr
 
 
 def test_ranks_that_do_not_join_are_named(stores):

@@ -153,7 +153,7 @@ def _take(rank: int, peer: socket.socket) -> bool:
 
 
 def _gone(rank: int) -> RankError:
-    return RankError(f"Rank {rank} is gone: its own message says why.")
+    return RankError(f"Rank {rank} is gone; its own message says why, if it had time for one.")
 
 
 def _user_of(peer: socket.socket) -> int:

@@ -13,6 +13,7 @@ import datetime
 import inspect
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +146,17 @@ class Job:
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self._exchange: Exchange | None = None
         self.way = chosen = backend_for(backend, device)
+        if store is None and chosen != "mpi":
+            raise ConfigError(
+                "RANK and WORLD_SIZE are set in the environment, as torchrun does, but MASTER_ADDR "
+                "and MASTER_PORT are not.\nStart with torchrun, or unset RANK and WORLD_SIZE."
+            )
+        if dist.is_initialized():
+            raise ConfigError(
+                "This process is a rank of another torch.distributed job already.\n"
+                "Train with several learners in one process at a time, after the other has ended."
+            )
+        self._excepthook = sys.excepthook  # torch puts the rank before every later traceback
         limit = datetime.timedelta(seconds=limit_s)
         with self.meeting():
             dist.init_process_group(
@@ -216,6 +228,7 @@ class Job:
         if self._exchange is not None:
             self._exchange.close()
         dist.destroy_process_group()
+        sys.excepthook = self._excepthook
 
     @contextlib.contextmanager
     def meeting(self) -> Iterator[None]:

@@ -112,7 +112,8 @@ class RunSettings:
     """How learners reach each other; auto: NCCL on GPUs, shared memory among the CPUs of one host,
     else gloo."""
     rank_timeout_s: float = 600.0
-    """Give up when a learner that is alive lets the others wait for so long (seconds)."""
+    """Give up when a learner that is alive lets the others wait for so long (seconds): the first
+    one's evaluations and on_update count, too."""
     check_ranks: int = 0
     """Compare a hash of all learners' parameters every so many updates (0: never)."""
     learner_threads: int = 1
@@ -345,7 +346,7 @@ def given_for_resume(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """All settings of a run as it was started, but for those that resume is to change; origins.
 
-    Other learners have another share of the environments: vectors are made to fit.
+    Other learners have another share of the environments and workers: those are made to fit.
     """
     given, origin = dict(config["settings"]), dict(config["origin"])
     given |= dict(changed)
@@ -354,6 +355,10 @@ def given_for_resume(
     if "num_learners" in changed and share % given["envs_per_vector"]:
         given["envs_per_vector"] = divisor(share, given["envs_per_vector"])
         origin["envs_per_vector"] = f"follows {given['num_learners']} learners"
+    if "num_learners" in changed and given["num_workers"] % given["num_learners"]:
+        of_each = max(1, given["num_workers"] // given["num_learners"])
+        given["num_workers"] = given["num_learners"] * of_each
+        origin["num_workers"] = f"follows {given['num_learners']} learners"
     # The number of environments is settled, and with it the learning rate.
     settled = {"num_envs_per_learner": 0, "lr_scale": "none"}
     return given | settled, origin | dict.fromkeys(settled, "default")

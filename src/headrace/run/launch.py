@@ -67,7 +67,13 @@ def start(
         run.env if env is None else env,
         replace(code, wrappers=code.wrappers or run.wrapper),
     )
-    if attempt is not None and attempt.goes_on and _has_checkpoint(run_dir):
+    if attempt is not None and attempt.may_restart and run_dir is None:
+        raise ConfigError(
+            "torchrun is to begin this job again after a failure (--max-restarts), and then it has "
+            "no run directory to go on from.\nGive one: --run-dir PATH."
+        )
+    begun = run_dir is not None and any(run_dir.glob("checkpoints/step_*"))
+    if attempt is not None and attempt.goes_on and begun:
         assert run_dir is not None
         _refuse_another(run_dir, settings)
         return _go_on(run_dir, env, code, {}, attempt, meter, on_update, out)
@@ -155,8 +161,8 @@ def _job(task: Task, attempt: Attempt | None, stop: StopSignals) -> Iterator[Ran
             except HeadraceError as error:
                 raise error.of_rank(job.rank, job.size) from error
     elif run.num_learners > 1:
-        size, limit_s = run.num_learners, run.rank_timeout_s
-        with led(size, run.backend, run.device, limit_s, follow, task) as (job, others):
+        how = (run.num_learners, run.backend, run.device, run.rank_timeout_s)
+        with led(*how, stop.give_up, follow, task) as (job, others):
             stop.pass_on_to = others
             yield job
     else:
@@ -179,16 +185,6 @@ def _held(run_dir: Path, attempt: Attempt | None) -> contextlib.AbstractContextM
     """The directory belongs to rank 0: others only read there."""
     only_reads = attempt is not None and attempt.place.rank > 0
     return contextlib.nullcontext() if only_reads else rundir.locked(run_dir)
-
-
-def _has_checkpoint(run_dir: Path | None) -> bool:
-    """Whether a job that torchrun begins again can go on; ConfigError without a directory."""
-    if run_dir is None:
-        raise ConfigError(
-            "torchrun begins this job again after a failure, and it has no run directory to go on "
-            "from.\nWith --max-restarts, give one: --run-dir PATH."
-        )
-    return any(run_dir.glob("checkpoints/step_*"))
 
 
 _FOLLOWS_LEARNERS = {

@@ -9,10 +9,12 @@ Left out: ranks that torchrun starts (they find themselves: `launch.py`), and wh
 
 import contextlib
 import datetime
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,6 +29,7 @@ from headrace.errors import HeadraceError, RankError, UsageError
 from headrace.ranks import Backend, Job, Place, device_of
 
 _JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
+_NOTICE_WITHIN_S = 5.0  # that another rank is lost
 _REPORT_WITHIN_S = 3.0  # between a rank's death as others see it, and its own words
 _END_WITHIN_S = 10.0
 
@@ -36,15 +39,25 @@ Follow = Callable[..., None]
 
 @contextlib.contextmanager
 def led(
-    size: int, backend: Backend, device: str, limit_s: float, follow: Follow, *arguments: Any
+    size: int,
+    backend: Backend,
+    device: str,
+    limit_s: float,
+    on_loss: Callable[[], None],
+    follow: Follow,
+    *arguments: Any,
 ) -> Iterator[tuple[Job, list[int]]]:
     """Start ranks 1 to `size - 1`, and be rank 0; gives the job and their process ids.
+
+    A rank 0 that neither meets the others nor stops when one of them is lost is stuck: the process
+    ends then, with its stacks.
 
     Args:
         size: how many ranks, this one included.
         backend: see `Job`.
         limit_s: see `Job`.
         device: setting; each rank takes its own.
+        on_loss: called, from a thread, when another rank is lost; is to stop this one's sampling.
         follow: run by each of the others.
         arguments: sent to them by cloudpickle.
 
@@ -60,7 +73,7 @@ def led(
         for other in others:
             other.wait_until_ready()
         job = Job(Place(0, size, 0), store, backend, own, limit_s)
-        with contextlib.closing(job):
+        with contextlib.closing(job), _watched(others, on_loss):
             yield job, [other.process.pid for other in others]
         for other in others:
             other.finish()
@@ -93,6 +106,7 @@ class _Other:
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                process_group=0,  # a Ctrl-C comes to rank 0, which passes it on
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self.pipe.send(orders)
@@ -121,7 +135,7 @@ class _Other:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, deadline - time.monotonic()))
         code = self.process.returncode
-        if not code:
+        if code is None:
             return None
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return float("inf"), RankError(f"Rank {self.rank} of {self._size} died ({how}).")
@@ -137,6 +151,43 @@ class _Other:
         self.process.kill()
         self.process.wait()
         self.pipe.close()
+
+
+@contextlib.contextmanager
+def _watched(others: list[_Other], on_loss: Callable[[], None]) -> Iterator[None]:
+    ended, waker = Pipe()
+
+    def watch() -> None:
+        deaths = {os.pidfd_open(other.process.pid): other for other in others}
+        while ended not in (ready := connection.wait([ended, *deaths])):
+            for fd in ready:
+                other = deaths.pop(fd)  # type: ignore[arg-type]
+                os.close(fd)  # type: ignore[arg-type]
+                if other.process.poll():
+                    on_loss()
+                    if not ended.poll(_NOTICE_WITHIN_S):
+                        _end_here(others)
+        for fd in deaths:
+            os.close(fd)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        waker.send(None)
+        thread.join()
+        waker.close()
+        ended.close()
+
+
+def _end_here(others: list[_Other]) -> None:
+    """Say why, and what this process is stuck in; end it and the others."""
+    print(f"{_cause(others)}\nRank 0 is stuck as well, here:", file=sys.stderr, flush=True)
+    faulthandler.dump_traceback(2)
+    for other in others:
+        other.process.kill()
+    os._exit(1)
 
 
 def _cause(others: list[_Other]) -> HeadraceError | None:

@@ -28,6 +28,10 @@ class StopSignals:
         """Whether the run is to stop."""
         return self.received != 0
 
+    def give_up(self) -> None:
+        """Stop as if told to: nothing that is sampled can be used any more."""
+        self.received = self.received or signal.SIGTERM
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Handle the signals meanwhile (only Python's main thread can)."""

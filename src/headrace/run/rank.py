@@ -113,9 +113,10 @@ def run_rank(
             save_is_due=saver.is_due,
         )  # fmt: skip
         samplers = _meters(ranks, meter, collector)
+        stopped_by = max(gather_json(ranks, stop.received))  # whichever rank it came to
     summary = reporter.summary(task.run_dir, samplers)
-    display.say(farewell(summary, stop.received, task.maker))
-    return Ended(task.run_dir, summary, stop.received, task.maker, task.model, ranks.rank)
+    display.say(farewell(summary, stopped_by, task.maker))
+    return Ended(task.run_dir, summary, stopped_by, task.maker, task.model, ranks.rank)
 
 
 def _meters(ranks: Ranks, meter: Meter, collector: Collector) -> dict[str, dict[str, float]]:

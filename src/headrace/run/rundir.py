@@ -40,14 +40,15 @@ def locked(path: Path) -> Iterator[None]:
             f"The run directory {path} cannot be used: {error.strerror}.\nChoose another: --run-dir"
         ) from None
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(fd, 32).decode() or "unknown"
-            raise RunDirError(
-                f"The run directory {path} is in use by process {owner}.\n"
-                "Wait for it or stop it; a new run can have another directory: --run-dir."
-            ) from None
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(fd, 32).decode() or "unknown"
+        os.close(fd)
+        raise RunDirError(
+            f"The run directory {path} is in use by process {owner}.\n"
+            "Wait for it or stop it; a new run can have another directory: --run-dir."
+        ) from None
+    try:
         os.ftruncate(fd, 0)
         os.write(fd, str(os.getpid()).encode())
         yield

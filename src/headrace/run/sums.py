@@ -37,7 +37,8 @@ def _check_learners(run: Any) -> None:
             raise ConfigError(
                 f"{name}={number} does not divide among num_learners={learners}: {number} = "
                 f"{learners} x {number // learners} + {number % learners}; numbers are those of "
-                f"all learners together.\nUse --{name.replace('_', '-')} {near}, for example."
+                f"all learners together.\nUse --{name.replace('_', '-')} {near}, for example, or "
+                "another number of learners."
             )
 
 

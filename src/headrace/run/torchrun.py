@@ -32,18 +32,20 @@ class Attempt:
         place: which rank this is.
         store: of this attempt alone; None: MPI, which has no need of one.
         goes_on: an attempt before this one failed.
+        may_restart: if this one fails, another is made.
     """
 
     place: Place
     store: Store | None
     goes_on: bool
+    may_restart: bool
 
 
 def joined(environ: Mapping[str, str]) -> Attempt | None:
     """The attempt that this process is a rank of, by environment variables; None without them.
 
-    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RESTART_COUNT, as
-    https://docs.pytorch.org/docs/stable/elastic/run.html has them.
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT and
+    TORCHELASTIC_MAX_RESTARTS, as https://docs.pytorch.org/docs/stable/elastic/run.html has them.
 
     Raises:
         RankError: the other ranks did not come.
@@ -54,15 +56,17 @@ def joined(environ: Mapping[str, str]) -> Attempt | None:
     rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     place = Place(rank, size, int(environ.get("LOCAL_RANK", 0)))
     restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    may_restart = int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     if "MASTER_ADDR" not in environ:
-        return Attempt(place, None, restarts > 0)
+        return Attempt(place, None, restarts > 0, may_restart)
     limit = datetime.timedelta(seconds=_JOIN_WITHIN_S)
     try:
         store, *_ = next(rendezvous("env://", timeout=limit))
         name, most = meet(store, place, restarts)
     except dist.DistError as error:
-        raise RankError(f"Rank {rank} of {size} could not meet the others: {error}.") from None
-    return Attempt(place, PrefixStore(name, store), most > 0)
+        why = str(error).partition("\n")[0]
+        raise RankError(f"Rank {rank} of {size} could not meet the others: {why}") from None
+    return Attempt(place, PrefixStore(name, store), most > 0, may_restart)
 
 
 def meet(store: Store, place: Place, restarts: int) -> tuple[str, int]:
