@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -77,6 +78,22 @@ def plan_for(
         replay_limit_s=30.0,
         threads_per_sampler=1,
     )
+
+
+def children():
+    """Processes that this one has started, and theirs; without those that only wait for burial."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    parents[int(entry.name)] = int(parent)
+    found, ours = None, {os.getpid()}
+    while found != ours:
+        found = ours
+        ours = found | {pid for pid, parent in parents.items() if parent in found}
+    return ours - {os.getpid()}
 
 
 def still_alive(pids, within_s):

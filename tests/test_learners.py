@@ -1,6 +1,7 @@
 """Several learners, as their users start them: by ourselves and by torchrun; and what ends them."""
 
 import contextlib
+import datetime
 import json
 import os
 import signal
@@ -12,16 +13,17 @@ import time
 import gymnasium as gym
 import pytest
 import torch
+from torch.distributed import TCPStore, is_initialized
 
 import headrace
 from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError
 from headrace.meter import Meter
-from headrace.ranks import backend_for, device_of
+from headrace.ranks import Job, Place, backend_for, device_of
 from headrace.run import checkpoint
 from headrace.run.config import given_for_resume, resolve
 from headrace.run.learner import Learner
 from tests.ranks_support import on_ranks
-from tests.support import inline, plan_for, short_cartpole, still_alive
+from tests.support import children, inline, plan_for, short_cartpole, still_alive
 
 SETTINGS = {
     "num_envs": 16, "num_steps": 32, "envs_per_vector": 4, "num_minibatches": 4, "seed": 3,
@@ -279,6 +281,33 @@ def test_one_rank_fails_and_all_end(tmp_path, how, error, words, backend, learne
     assert children() == before
 
 
+def test_a_job_puts_back_what_torch_changes_and_is_alone_in_its_process():
+    limit, before = datetime.timedelta(seconds=20), sys.excepthook
+
+    def job():
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+        return Job(Place(0, 1, 0), store, "gloo", torch.device("cpu"), 20.0)
+
+    with contextlib.closing(job()):
+        assert sys.excepthook is not before
+        with pytest.raises(ConfigError, match="rank of another"):
+            job()
+    assert sys.excepthook is before
+    job().close()
+
+
+def test_a_job_that_fails_to_begin_leaves_none_behind(monkeypatch):
+    def late(*_):
+        raise RankError("nobody came")
+
+    monkeypatch.setattr(Job, "gather_bytes", late)
+    limit = datetime.timedelta(seconds=20)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    with pytest.raises(RankError, match="nobody came"):
+        Job(Place(0, 1, 0), store, "gloo", torch.device("cpu"), 20.0)
+    assert not is_initialized()
+
+
 def not_a_number(ranks):
     settings = resolve({"env": "Pendulum-v1", "num_envs": 4, "num_steps": 16, "num_learners": 2})
     plan = plan_for("Pendulum-v1", num_envs=2, num_steps=16, first_env=2 * ranks.rank)
@@ -323,17 +352,6 @@ def test_ranks_meet_once_per_minibatch_however_many_its_parts():
         assert whole == parts > 0
 
 
-def children():
-    """Processes that this one has started, theirs as well."""
-    tree = subprocess.check_output(["ps", "-eo", "pid,ppid,stat,comm"], text=True).splitlines()
-    rows = [line.split() for line in tree[1:]]
-    found, grew = {str(os.getpid())}, True
-    while grew:
-        more = {pid for pid, parent, *_ in rows if parent in found} | found
-        grew, found = more != found, more
-    return {pid for pid, _, stat, comm in rows if pid in found and stat[0] != "Z" and comm != "ps"}
-
-
 def headrace_command(*words):
     return [sys.executable, "-m", "headrace", *map(str, words)]
 
@@ -352,8 +370,31 @@ SHORT = (
 ).split()
 
 
-def own_env(name):
-    return [word if word != "CartPole-v1" else name for word in SHORT]
+OWN_ENV = """
+import os, pathlib, signal, sys, threading
+import gymnasium as gym
+
+MARK = pathlib.Path(__file__).with_name("failed")
+
+class Own(gym.Wrapper):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 100 and WHEN:
+            WHAT
+        return self.env.step(action)
+
+def make():
+    return Own(gym.make("CartPole-v1"))
+"""
+
+
+def own_env(folder, when, what):
+    """SHORT, on a module of the user's in which that happens in an environment's 100th step."""
+    text = OWN_ENV.replace("WHEN", when).replace("WHAT", what)
+    (folder / "own.py").write_text(text)
+    return [word if word != "CartPole-v1" else "own:make" for word in SHORT]
 
 
 def with_path(folder):
@@ -401,28 +442,9 @@ def two_nodes():
 @pytest.mark.parametrize("nodes", ["one node", pytest.param("two nodes", marks=pytest.mark.slow)])
 def test_torchrun_goes_on_from_the_checkpoint(tmp_path, nodes):
     before = children()
-    (tmp_path / "fails_once.py").write_text(
-        """
-import os, pathlib, signal
-import gymnasium as gym
-
-MARK = pathlib.Path(__file__).with_name("failed")
-
-class Once(gym.Wrapper):
-    steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 100 and os.environ["RANK"] == "1" and not MARK.exists():
-            MARK.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.env.step(action)
-
-def make():
-    return Once(gym.make("CartPole-v1"))
-"""
-    )
-    words = [*own_env("fails_once:make"), "--run-dir", tmp_path / "run"]
+    once = 'os.environ["RANK"] == "1" and not MARK.exists()'
+    words = own_env(tmp_path, once, "MARK.touch(); os.kill(os.getpid(), signal.SIGKILL)")
+    words += ["--run-dir", tmp_path / "run"]
     words += ["--checkpoint-every-s", "0"]
     agents = [
         subprocess.Popen(
@@ -468,26 +490,9 @@ def test_a_signal_to_rank_0_saves_on_all(tmp_path, number):
 @pytest.mark.parametrize("started_by", ["us", "torchrun"])
 def test_the_first_process_is_killed_and_nothing_is_left(tmp_path, started_by):
     """Not even a rank that is stuck in a step, and its worker."""
-    (tmp_path / "stuck.py").write_text(
-        """
-import os, sys, time
-import gymnasium as gym
-
-class Stuck(gym.Wrapper):
-    steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 100 and (os.environ.get("RANK") == "1" or sys.argv[0] == "-c"):
-            print("stuck", file=sys.stderr, flush=True)
-            time.sleep(1000)
-        return self.env.step(action)
-
-def make():
-    return Stuck(gym.make("CartPole-v1"))
-"""
-    )
-    words = [*own_env("stuck:make"), "--run-dir", tmp_path / "run"]
+    on_rank_1 = 'os.environ.get("RANK") == "1" or sys.argv[0] == "-c"'
+    stuck = 'print("stuck", file=sys.stderr, flush=True); threading.Event().wait()'
+    words = [*own_env(tmp_path, f"({on_rank_1})", stuck), "--run-dir", tmp_path / "run"]
     ours = headrace_command(*words, "--num-learners", "2")
     command = torchrun(*words) if started_by == "torchrun" else ours
     before = children()
@@ -496,42 +501,22 @@ def make():
     started = children() - before
     process.kill()
     assert len(started) >= 2
-    assert still_alive(map(int, started), within_s=5 * 10) == []
+    assert still_alive(started, within_s=5 * 10) == []
     process.communicate()  # until then, what they print has somewhere to go
 
 
-STUCK_ON_RANK_0 = """
-import sys, time
-import gymnasium as gym
-
-class Stuck(gym.Wrapper):
-    steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 100 and sys.argv[0] != "-c":
-            time.sleep(1000)
-        return self.env.step(action)
-
-def make():
-    return Stuck(gym.make("CartPole-v1"))
-"""
-
-
 def test_rank_0_is_stuck_and_all_end(tmp_path):
-    (tmp_path / "stuck.py").write_text(STUCK_ON_RANK_0)
+    words = own_env(tmp_path, 'sys.argv[0] != "-c"', "threading.Event().wait()")
+    words += ["--num-learners", 2, "--rank-timeout-s", 2, "--run-dir", tmp_path / "run"]
     before = children()
     done = subprocess.run(
-        headrace_command(
-            *own_env("stuck:make"), "--num-learners", 2, "--rank-timeout-s", 2, "--run-dir",
-            tmp_path / "run",
-        ),
+        headrace_command(*words),
         capture_output=True, text=True, timeout=5 * 15, env=with_path(tmp_path),
     )  # fmt: skip
     assert done.returncode == 1
     assert "Rank 0 has not answered for 2 s" in done.stderr
     assert "(rank 1 of 2)\nRank 0 is stuck as well, here:" in done.stderr
-    assert 'stuck.py", line 11 in step' in done.stderr
+    assert 'own.py", line 13 in step' in done.stderr
     assert children() == before
 
 
@@ -541,7 +526,7 @@ def test_a_signal_to_another_rank_stops_all_and_is_said(tmp_path, number):
 
     def interrupt(iteration, _):
         if iteration == 3:
-            (pid,) = (int(of) for of in children() - before)
+            (pid,) = children() - before
             os.kill(pid, number)
 
     with pytest.raises((KeyboardInterrupt, SystemExit)):
@@ -582,32 +567,15 @@ def test_two_learners_learn_cartpole(tmp_path, started_by, seed):
 
 
 def test_torchrun_ends_all_ranks_when_one_fails(tmp_path):
-    (tmp_path / "fails.py").write_text(
-        """
-import os
-import gymnasium as gym
-
-class Fails(gym.Wrapper):
-    steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 100 and os.environ["RANK"] == "1":
-            raise KeyError("on rank 1")
-        return self.env.step(action)
-
-def make():
-    return Fails(gym.make("CartPole-v1"))
-"""
-    )
+    words = own_env(tmp_path, 'os.environ["RANK"] == "1"', 'raise KeyError("on rank 1")')
     before = children()
     done = subprocess.run(
-        torchrun(*own_env("fails:make"), "--run-dir", tmp_path / "run"), capture_output=True,
+        torchrun(*words, "--run-dir", tmp_path / "run"), capture_output=True,
         text=True, timeout=100, env=with_path(tmp_path),
     )  # fmt: skip
     assert done.returncode == 1
     assert "KeyError: 'on rank 1'" in done.stderr
-    assert "of fails:make" in done.stderr and "(rank 1 of 2)" in done.stderr
+    assert "of own:make" in done.stderr and "(rank 1 of 2)" in done.stderr
     assert "Rank 1 is gone; its own message says why" in done.stderr
     assert "(rank 0 of 2)" in done.stderr
     assert children() == before

@@ -7,7 +7,6 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from headrace.errors import EnvError, SamplerError, UsageError
 from tests.support import (
     Counting,
+    children,
     inline,
     plan_for,
     policy_for,
@@ -44,26 +44,6 @@ class Dying(Counting):
         return super().step(action)
 
 
-def children():
-    """Live processes whose parent is one of ours, by pid."""
-    ours = {os.getpid()}
-    found = {}
-    stats = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            stats[int(entry.name)] = (int(fields[1]), fields[0])
-    for _ in range(3):
-        for pid, (parent, state) in stats.items():
-            if parent in ours and state != "Z":
-                ours.add(pid)
-                found[pid] = parent
-    return found
-
-
 def test_an_error_in_a_worker_is_the_environment_s_own():
     plan = plan_for(lambda: Broken("step"))
     collector = workers(plan)
@@ -84,10 +64,10 @@ def test_an_error_while_a_worker_starts_is_too():
                 raise RuntimeError("no licence in this process")
 
     plan = plan_for(FailsInWorkers, kwargs={"pid": os.getpid()})
-    before = set(children())
+    before = children()
     with pytest.raises(EnvError, match="RuntimeError: no licence in this process"):
         workers(plan)
-    assert len(set(children()) - before) <= 2  # the server that forks, and Python's tracker
+    assert len(children() - before) <= 2  # the server that forks, and Python's tracker
 
 
 def test_a_worker_that_is_killed_ends_the_run_with_its_signal():
@@ -251,7 +231,7 @@ def test_runs_in_two_threads_leave_the_script_alone(tmp_path):
 
 def test_nothing_is_left_behind():
     plan = plan_for(short_cartpole)
-    before = set(children())
+    before = children()
     segments = set(os.listdir("/dev/shm"))
     files = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
@@ -261,7 +241,7 @@ def test_nothing_is_left_behind():
         collector.close()
         del collector
     # The server that forks workers, and Python's own resource tracker, stay until we end.
-    assert len(set(children()) - before) <= 2
+    assert len(children() - before) <= 2
     assert set(os.listdir("/dev/shm")) == segments
     assert len(os.listdir("/proc/self/fd")) <= files + 6
 
@@ -305,8 +285,8 @@ def test_when_the_main_process_is_killed_no_worker_stays(tmp_path, trial):
     process = script(
         tmp_path,
         """
-        from tests.support import plan_for, policy_for, workers
-        from tests.test_workers import Sleepy, children
+        from tests.support import children, plan_for, policy_for, workers
+        from tests.test_workers import Sleepy
         plan = plan_for(lambda: Sleepy(600))
         collector = workers(plan)
         collector.publish(policy_for(plan), 0)

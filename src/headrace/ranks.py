@@ -158,7 +158,8 @@ class Job:
             )
         self._excepthook = sys.excepthook  # torch puts the rank before every later traceback
         limit = datetime.timedelta(seconds=limit_s)
-        with self.meeting():
+        with contextlib.ExitStack() as stack, self.meeting():
+            stack.callback(self.close)
             dist.init_process_group(
                 chosen,
                 store=store,
@@ -169,18 +170,19 @@ class Job:
             )
             # What is gathered for decisions lies on the CPU.
             self._cpu = dist.new_group(backend="gloo") if chosen == "nccl" else dist.group.WORLD
-            here = [data.decode() for data in self.gather_bytes(_host().encode())]
-        if backend == "auto" and chosen == "gloo" and len(set(here)) == 1 and self.size > 1:
-            self.way = "shared memory"
-            shared = dist.distributed_c10d._get_default_store()
-            self._exchange = Exchange(
-                self.rank,
-                self.size,
-                shared.set,
-                lambda name: shared.get(name).decode(),
-                _CAPACITY,
-                limit_s,
-            )
+            here = set(self.gather_bytes(_host().encode()))
+            if backend == "auto" and chosen == "gloo" and len(here) == 1 and self.size > 1:
+                self.way = "shared memory"
+                shared = dist.distributed_c10d._get_default_store()
+                self._exchange = Exchange(
+                    self.rank,
+                    self.size,
+                    shared.set,
+                    lambda name: shared.get(name).decode(),
+                    _CAPACITY,
+                    limit_s,
+                )
+            stack.pop_all()
 
     def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
         """See `Ranks`."""
@@ -227,7 +229,8 @@ class Job:
         """See `Ranks`."""
         if self._exchange is not None:
             self._exchange.close()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         sys.excepthook = self._excepthook
 
     @contextlib.contextmanager

@@ -5,7 +5,7 @@ Left out: how one is made (`make.py`) and stepped (`gym.py`).
 
 import traceback
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from headrace.errors import EnvError
 from headrace.spec import Array, EnvSpec
 
 
-@dataclass(frozen=True, order=True)
-class Episode:
+class Episode(NamedTuple):
     """One finished episode; sorted by when it ended, whoever stepped it.
 
     Attributes:

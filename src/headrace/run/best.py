@@ -24,10 +24,7 @@ class Evaluations:
         learner: Learner,
         saver: Saver,
         stop: ShouldStop,
-        *,
-        plays: bool,
     ) -> None:
-        self._plays = plays
         self._task, self._run = task, task.settings.run
         self._counters, self._learner, self._saver = counters, learner, saver
         self._stop = stop
@@ -35,10 +32,7 @@ class Evaluations:
     def __call__(self) -> dict[str, float]:
         """Metrics, if an evaluation was due and not interrupted."""
         counters, every = self._counters, self._run.eval_every
-        if (
-            not (self._plays and every)
-            or counters.env_steps // every == counters.evaluated_at // every
-        ):
+        if not every or counters.env_steps // every == counters.evaluated_at // every:
             return {}
         policy = TrainedPolicy(self._task.spec, copy.deepcopy(self._learner.policy).cpu())
         played = evaluate(

@@ -4,7 +4,7 @@ Each is a fresh Python (it will start workers of its own) that gets what to run 
 pipe, and reports through it what failed. They find each other over a port of the loopback that the
 system chooses, so that two jobs never want the same one. The kernel ends them with rank 0.
 
-Left out: ranks that torchrun starts (they find themselves: `launch.py`), and what a rank does.
+Left out: ranks that torchrun starts (`torchrun.py`), and what a rank does.
 """
 
 import contextlib

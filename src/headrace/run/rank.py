@@ -100,16 +100,17 @@ def run_rank(
         counters = _restored(task, learner, collector, ranks, display)
         meter.lap("checkpoint")
         saver = Saver(task, counters, learner, collector, ranks)
-        reporter = Reporter(settings, counters, learner, meter, display, on_update)
+        log = None
         if is_first:
             log = MetricsLog(task.run_dir, learner.version, counters.env_steps)
-            reporter.log = stack.enter_context(contextlib.closing(log))
-        evaluations = Evaluations(task, counters, learner, saver, stop, plays=is_first)
+            stack.enter_context(contextlib.closing(log))
+        reporter = Reporter(settings, counters, learner, meter, log, display, on_update)
+        evaluate = Evaluations(task, counters, learner, saver, stop) if is_first else dict
         stack.callback(display.stop)
         display.start()
         train(
             run, collector, learner, counters, meter,
-            ranks=ranks, stop=stop, evaluate=evaluations, on_update=reporter, save=saver,
+            ranks=ranks, stop=stop, evaluate=evaluate, on_update=reporter, save=saver,
             save_is_due=saver.is_due,
         )  # fmt: skip
         samplers = _meters(ranks, meter, collector)

@@ -29,13 +29,12 @@ class Reporter:
         counters: Counters,
         learner: Learner,
         meter: Meter,
+        log: MetricsLog | None,
         display: Display,
         on_update: OnUpdate | None,
     ) -> None:
         self._settings, self._counters, self._learner = settings, counters, learner
-        self._meter, self._display = meter, display
-        self.log: MetricsLog | None = None
-        """Where each update is written down; None: nowhere."""
+        self._meter, self._log, self._display = meter, log, display
         self._on_update = on_update
         self._first: tuple[float, int] | None = None  # when the first update ended, and its steps
         self._last = (time.perf_counter(), counters.env_steps)
@@ -57,10 +56,10 @@ class Reporter:
             "episodes": counters.episodes,
             **of_update,
         }
-        if self.log is not None:
-            self.log.write(metrics)
+        if self._log is not None:
+            self._log.write(metrics)
             if now - self._flushed_at > 1.0:
-                self.log.flush()
+                self._log.flush()
                 self._flushed_at = now
         self._meter.lap("log")
         seconds = self._meter.seconds()

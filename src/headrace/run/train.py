@@ -1,11 +1,11 @@
 """The loop, whole: collect, learn, publish, log, save, stop.
 
-Left out: building the parts (`launch.py`), and everything that a part does.
+Left out: building the parts (`rank.py`), and everything that a part does.
 """
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.collect.api import Collected, Collector, ShouldStop
@@ -85,7 +85,7 @@ def _news(
     return {
         "whole": collected is not None,
         "env_steps": sum(int(f.valid.sum()) for f in batch.fragments),
-        "episodes": [astuple(episode) for episode in batch.episodes],
+        "episodes": batch.episodes,
         "lost_env_steps": collector.lost_env_steps,
         "restarts": collector.restarts,
         "save_is_due": save_is_due,
