@@ -31,9 +31,9 @@ test: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	$(BIN)/pytest -m "not faults and not gpu"
 
-## Fault tests of level B.
+## Fault tests of both levels, and the table of what they measured.
 test-faults: $(VENV)/.dev
-	$(BIN)/pytest -m faults
+	$(BIN)/pytest -m "fault_a or faults" --fault-table docs/faults.md
 
 ## What only a CUDA device shows; needs an environment that has torch with CUDA.
 gpu:

@@ -6,10 +6,38 @@ import os
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
+from pathlib import Path
+
 import pytest
 import torch
+
+from tests.fault_table import FaultTable
+
+_TABLE = pytest.StashKey[FaultTable]()
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--fault-table", type=Path, help="write what the fault tests measured into this page"
+    )
+
+
+def pytest_configure(config):
+    config.stash[_TABLE] = FaultTable()
+
+
+@pytest.fixture
+def measured(pytestconfig):
+    """Where a fault test records what it saw: see `FaultTable.add`."""
+    return pytestconfig.stash[_TABLE].add
+
+
+def pytest_sessionfinish(session, exitstatus):
+    page = session.config.getoption("fault_table")
+    if page is not None and exitstatus == pytest.ExitCode.OK:
+        session.config.stash[_TABLE].write(page)
