@@ -364,3 +364,37 @@ def test_nothing_stays_after_an_error(tmp_path):
         train(tmp_path / "run", faults="segv@40", on_sampler_loss="fail")
     # The server that forks, and Python's tracker
     assert len(children() - before) <= 2
+
+
+class AlwaysThere(Faulty):
+    """Dies at step 12 of every first episode: made again as it was, it would die again."""
+
+    def __init__(self, learner):
+        super().__init__()
+        self.learner, self.seeds = learner, []
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self._t == 11 and self.seeds[-1] % 2 and os.getpid() != self.learner:
+            os._exit(7)
+        return super().step(action)
+
+
+def test_what_would_happen_again_and_again_ends_with_new_episodes():
+    """Episodes whose seed is odd kill their worker, always at the same step."""
+    said = []
+    plan = plan_for(
+        AlwaysThere, kwargs={"learner": os.getpid()}, num_envs=1, envs_per_vector=1, num_steps=64,
+        guards=Guards(max_restarts=100), seed=4,
+    )  # fmt: skip
+    collector = workers(plan, num_workers=1, say=said.append)
+    collector.publish(policy_for(plan), 0)
+    while len(said) < 3:  # at least one that was lost at the same place twice
+        assert collector.collect() is not None
+    ledger = collector.ledger
+    assert ledger.lost > 0 and ledger.restarts == len(said)
+    assert all("died (exit code 7)" in text for text in said)
+    collector.close()

@@ -40,7 +40,9 @@ class _Slot:
     start_at: float = 0.0
     generation: int = 0
     owes: bool = False  # a fragment of the batch under way
-    lost: int = 0  # times in this batch
+    delivered: bool = False  # that fragment
+    lost_at: Any = None  # where in its fragment, the last time in this batch
+    anew: int = 0  # how often this batch was lost where it had been lost before
     lost_in_a_row: int = 0  # since a fragment was delivered
     silence: Silence = field(default_factory=Silence)
 
@@ -59,20 +61,28 @@ class Supervisor:
         self._restart = restart
 
     def due(self, now: float) -> list[int]:
-        """Slots whose sampler is to be started now (`begin`)."""
-        return [i for i, s in enumerate(self._slots) if s.state is Is.WAITING and s.start_at <= now]
+        """Slots whose sampler is to be started now (`begin`).
+
+        Not those that have delivered: until that batch counts, a new sampler would go on from
+        before it.
+        """
+        return [
+            i
+            for i, s in enumerate(self._slots)
+            if s.state is Is.WAITING and s.start_at <= now and not s.delivered
+        ]
 
     def begin(self, slot: int, now: float) -> tuple[int, int]:
-        """A sampler is being started: its generation, and how often this batch was lost.
+        """A sampler is being started: its generation, and how often its fragment is to be another.
 
-        Lost once, the fragment is made again as it was; more often, the same would happen again:
-        it is made of new episodes.
+        0: it is made (again) as it was. But where samplers were lost at the same place twice, it is
+        to be made of new episodes: of others each time.
         """
         s = self._slots[slot]
         assert s.state is Is.WAITING, s
         s.state, s.generation = Is.STARTING, s.generation + 1
         s.silence.begin(now)
-        return s.generation, s.lost
+        return s.generation, s.anew
 
     def ready(self, slot: int, generation: int) -> bool:
         """A sampler says that it is up; whether it is the one that was started last."""
@@ -86,7 +96,7 @@ class Supervisor:
         """Of every slot a fragment is wanted."""
         for s in self._slots:
             assert not s.owes, s
-            s.owes, s.lost = True, 0
+            s.owes, s.delivered, s.lost_at, s.anew = True, False, None, 0
 
     def to_send(self, now: float) -> list[int]:
         """Slots that are to make their fragment now; they are busy from here on."""
@@ -101,13 +111,22 @@ class Supervisor:
         s = self._slots[slot]
         if generation != s.generation or s.state is not Is.BUSY:
             return False
-        s.state, s.owes, s.lost_in_a_row = Is.IDLE, False, 0
+        s.state, s.lost_in_a_row = Is.IDLE, 0
+        s.owes, s.delivered = False, True
         return True
 
-    def gone(self, slot: int, now: float) -> float | None:
-        """A sampler is lost: in how many seconds another is started; None: none is."""
+    def gone(self, slot: int, now: float, where: Any) -> float | None:
+        """A sampler is lost: in how many seconds another is started; None: none is.
+
+        Args:
+            slot: its own.
+            now: the clock.
+            where: in its fragment: anything that is the same at the same place.
+        """
         s = self._slots[slot]
-        s.state, s.lost, s.lost_in_a_row = Is.WAITING, s.lost + 1, s.lost_in_a_row + 1
+        place = s.state, where
+        s.anew += place == s.lost_at
+        s.state, s.lost_at, s.lost_in_a_row = Is.WAITING, place, s.lost_in_a_row + 1
         if not self._restart or not s.rate.again(now):
             return None
         backoff = 0.0

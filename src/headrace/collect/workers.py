@@ -204,16 +204,15 @@ class WorkersCollector:
     def _start(self, i: int, now: float) -> None:
         """Put a worker into a slot."""
         seat = self._seats[i]
-        generation, times_lost = self._supervisor.begin(i, now)
+        generation, anew = self._supervisor.begin(i, now)
         steps = self._journals.steps
-        anew = times_lost > 1  # made again as it was, it was lost again
         orders = Orders(
             name=seat.name,
             generation=generation,
             vectors=seat.vectors,
             offset=seat.offset,
             state={} if anew else self._journals.state(seat.vectors),
-            begin_after=steps + times_lost if anew else steps,
+            begin_after=steps + anew,
         )
         with forkserver.context() as context:
             seat.handle = Handle(context, orders, self._weights_fd, self._memory_fd, self._plan_fd)
@@ -291,9 +290,10 @@ class WorkersCollector:
         handle, seat.handle = seat.handle, None
         handle.end(deadline=0.0)
         seat.seconds, seat.latest = _added(seat.seconds, seat.latest), {}
+        rows_left = seat.num_missing
         if i in self._supervisor.owing:
             rows = self._plan.num_steps * self._plan.envs_per_vector * len(seat.vectors)
-            taken = rows - seat.num_missing
+            taken = rows - rows_left
             seat.lost_steps += taken
             self.ledger.collected += taken
             self.ledger.lost += taken
@@ -301,7 +301,7 @@ class WorkersCollector:
         said = f"{seat.name} {summary}, {where}." + (f"\n{words.rstrip()}" if words else "")
         if self._give_up_at < float("inf"):
             return
-        backoff = self._supervisor.gone(i, time.monotonic())
+        backoff = self._supervisor.gone(i, time.monotonic(), rows_left)
         if backoff is None:
             guards = self._plan.guards
             many = f"\nThat was more than {guards.max_restarts} times in 10 minutes"
