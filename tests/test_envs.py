@@ -13,6 +13,7 @@ import headrace
 from headrace import batch
 from headrace.envs.api import Episode
 from headrace.envs.gym import GymVector
+from headrace.envs.inside import NO_LIMIT, inside
 from headrace.envs.make import EnvMaker, env_spec
 from headrace.errors import (
     EnvError,
@@ -303,3 +304,25 @@ def test_highway_trains_from_its_id(tmp_path):
         total_env_steps=16, run_dir=tmp_path / "run", quiet=True,
     )  # fmt: skip
     assert run.summary["env_steps"] == 16
+
+
+def test_time_limits_inside_of_other_wrappers_stay_theirs():
+    """Only wrappers that do no more than count are passed by; what they limit is still cut."""
+    limited = gym.make("CartPole-v1", max_episode_steps=7)
+    assert inside(limited) == (limited.unwrapped, 7)
+    both = gym.wrappers.TimeLimit(limited, max_episode_steps=9)
+    assert inside(both) == (limited.unwrapped, 7)
+    scaled = gym.wrappers.TransformReward(limited, lambda reward: 2 * reward)
+    assert inside(scaled) == (scaled, NO_LIMIT)
+
+    class Stricter(gym.wrappers.TimeLimit):
+        pass
+
+    stricter = Stricter(limited, max_episode_steps=3)
+    assert inside(stricter) == (stricter, NO_LIMIT)
+    for make in (lambda: limited, lambda: scaled):
+        vector, fragment = vector_of(make, n=1, num_steps=30)
+        episodes = run(vector, fragment)
+        ends = fragment.truncated[:, 0] | fragment.terminated[:, 0]
+        assert max(e.num_steps for e in episodes) == 7
+        assert ends.sum() == len(episodes)

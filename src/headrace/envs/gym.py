@@ -22,6 +22,7 @@ from headrace.envs.api import (
     env_error,
     whereabouts,
 )
+from headrace.envs.inside import inside
 from headrace.envs.replay import get_state, replay, set_state
 from headrace.envs.rows import Intake, Rows
 from headrace.errors import EnvError
@@ -67,6 +68,9 @@ class GymVector:
         self.spec, self.env_id = spec, env_id
         self.dropped: list[str] = []
         self._envs = list(envs)
+        looked = [inside(env) for env in self._envs]
+        self._steps: list[Callable[..., Any]] = [env.step for env, _ in looked]
+        self._limit = np.array([limit for _, limit in looked])  # steps of an episode
         self._seed, self._role, self._reseed = seed, role, reseed
         self._meter, self._sampler = meter, sampler
         self._codec, self._intake = ActionCodec(spec.action), Intake(spec)
@@ -100,9 +104,9 @@ class GymVector:
         obs, reward = rows.at(t + 1), rows.reward[t]
         terminated, truncated = rows.terminated[t], rows.truncated[t]
         result, failed = None, []
-        for i, env in enumerate(self._envs):
+        for i, step in enumerate(self._steps):
             try:
-                result = env.step(actions[i])
+                result = step(actions[i])
                 if t == 0:  # once per fragment: often enough to notice, too seldom to cost
                     self._check_result("step", i, result)
                 next_obs, reward[i], terminated[i], truncated[i], info = result
@@ -117,6 +121,7 @@ class GymVector:
                 failed.append(i)
         rows.episode_step += 1
         rows.episode_reward += reward
+        np.logical_or(truncated, rows.episode_step >= self._limit, out=truncated)
         self._meter.lap("env_step")
         for i in rows.no_choices(obs):
             if i not in failed:
@@ -242,6 +247,8 @@ class GymVector:
                 self._envs[i].close()
             try:
                 self._envs[i] = self._remake()
+                env, self._limit[i] = inside(self._envs[i])
+                self._steps[i] = env.step
                 self._reset(i, obs, always_seeded=True)
                 return
             except EnvError as error:

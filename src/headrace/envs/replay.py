@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from headrace.envs.inside import inside
 from headrace.spec import Array
-
-# Wrappers of Gymnasium that hold no state but a count of steps (or none): the environment inside
-# may be asked for its state without losing theirs. Any other wrapper could hold anything.
-_TRANSPARENT = ("OrderEnforcing", "PassiveEnvChecker", "TimeLimit")
 
 
 class ActionLog:
@@ -46,8 +43,8 @@ def get_state(env: Any) -> dict[str, Array] | None:
 
     `get_state` may return an array, bytes, or a dict of those.
     """
-    holder, limits = _state_holder(env)
-    if holder is None:
+    holder, _ = inside(env)
+    if not _has_state(holder):
         return None
     state = holder.get_state()
     named = state if isinstance(state, dict) else {"": state}
@@ -59,38 +56,24 @@ def get_state(env: Any) -> dict[str, Array] | None:
             arrays[f"array:{key}"] = value.copy()
         else:
             return None
-    for i, limit in enumerate(limits):
-        arrays[f"limit:{i}"] = np.array(limit._elapsed_steps)
     return arrays
 
 
 def set_state(env: Any, arrays: dict[str, Array]) -> None:
     """Undo `get_state`; the environment has been reset before."""
-    holder, limits = _state_holder(env)
-    if holder is None:
+    holder, _ = inside(env)
+    if not _has_state(holder):
         raise ValueError("the environment has no set_state any more")
     state: dict[str, Any] = {}
     for name, array in arrays.items():
         kind, _, key = name.partition(":")
-        if kind == "limit":
-            limits[int(key)]._elapsed_steps = int(array)
-        else:
-            state[key] = array.tobytes() if kind == "bytes" else array
+        state[key] = array.tobytes() if kind == "bytes" else array
     holder.set_state(state[""] if set(state) == {""} else state)
 
 
-def _state_holder(env: Any) -> tuple[Any | None, list[Any]]:
-    """The outermost object with get_state and set_state, and the TimeLimits that wrap it."""
-    limits: list[Any] = []
-    while True:
-        # vars of the class: some wrappers forward attributes that are not their own
-        if all(hasattr(type(env), name) for name in ("get_state", "set_state")):
-            return env, limits
-        if type(env).__name__ not in _TRANSPARENT or not hasattr(env, "env"):
-            return None, limits
-        if hasattr(env, "_elapsed_steps"):
-            limits.append(env)
-        env = env.env
+def _has_state(env: Any) -> bool:
+    # vars of the class: some wrappers forward attributes that are not their own
+    return all(hasattr(type(env), name) for name in ("get_state", "set_state"))
 
 
 def replay(env: Any, seed: int, actions: Array) -> tuple[Any, Any] | None:
