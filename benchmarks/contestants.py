@@ -16,7 +16,7 @@ from benchmarks.machine import ROOT
 from benchmarks.peers import install
 
 SCRATCH = "{scratch}"
-"""In a command: a folder that is empty at the start of the turn, and removed after it."""
+"""In a command: the turn's own folder, in which it runs; empty at its start, removed after it."""
 TURN = "{turn}"
 """In a command: the number of the turn, from 0: a seed that all contestants share."""
 COMMON_PACKAGES = ("torch", "gymnasium", "numpy", "ale-py", "mujoco")
@@ -28,7 +28,7 @@ class Contestant:
 
     Attributes:
         name: in tables.
-        command: program (absolute path) and arguments; run in the repository's root.
+        command: program (absolute path) and arguments; run in a folder of its own.
         threads: for the math libraries (OMP_NUM_THREADS and the like).
         packages: whose versions are written down, as the command's Python has them.
         venv: the peer's virtual environment (`peers/install.py`); None: this Python's own.

@@ -24,9 +24,12 @@ def compared(env, headrace, workers, env_steps):
     )
 
 
-if __name__ == "__main__":
-    comparisons = [
+def comparisons():
+    return [
         compared("CartPole-v1", cartpole.headrace, cartpole.WORKERS, cartpole.ENV_STEPS),
         compared("HalfCheetah-v5", cheetah.headrace, cheetah.WORKERS, cheetah.ENV_STEPS),
     ]
-    sys.exit(turns.run("guards", __doc__, comparisons, turns=5))
+
+
+if __name__ == "__main__":
+    sys.exit(turns.run("guards", __doc__, comparisons(), turns=5))

@@ -79,17 +79,18 @@ def take_turn(
     Raises:
         TurnError: it failed, printed no result, did other work, or took longer than `limit_s`.
     """
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        given = {SCRATCH: scratch, TURN: str(turn)}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        out, err, scratch = Path(folder, "stdout"), Path(folder, "stderr"), Path(folder, "scratch")
+        scratch.mkdir()
+        given = {SCRATCH: str(scratch), TURN: str(turn)}
         command = [_filled_in(word, given) for word in contestant.command]
-        out, err = Path(scratch, "stdout"), Path(scratch, "stderr")
         with out.open("w") as stdout, err.open("w") as stderr, _cores(contestant.cores):
             began = time.perf_counter()
             # A session of its own: whatever it starts can be ended with it.
             process = subprocess.Popen(
                 command,
-                cwd=ROOT,
-                env=os.environ | _threads(contestant.threads),
+                cwd=scratch,
+                env=os.environ | _surroundings(scratch, contestant.threads),
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -144,9 +145,10 @@ def _filled_in(word: str, given: dict[str, str]) -> str:
     return word
 
 
-def _threads(count: int) -> dict[str, str]:
+def _surroundings(scratch: Path, threads: int) -> dict[str, str]:
+    """Environment variables: `benchmarks` is found, and what libraries leave behind is removed."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return dict.fromkeys(names, str(count))
+    return {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)} | dict.fromkeys(names, str(threads))
 
 
 @contextlib.contextmanager

@@ -16,9 +16,18 @@ BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 FILES = ("limits", "cartpole", "cheetah", "atari", "uneven", "start", "guards")
 """In the order of the tables; one that has not been measured is left out."""
 HEADLINES = {
-    "PPO training, CartPole-v1": ("Headrace, 2 learners", "Headrace, 1 core"),
+    "PPO training, CartPole-v1": (
+        "Headrace, 2 learners",
+        "Headrace, 2 workers",
+        "Headrace, inline",
+        "Headrace, 1 core",
+    ),
     "CartPole-v1, from the start of the process until it is solved": ("Headrace, its preset",),
-    "PPO training, HalfCheetah-v5": ("Headrace, 2 learners", "Headrace, 2 workers"),
+    "PPO training, HalfCheetah-v5": (
+        "Headrace, 2 learners",
+        "Headrace, 2 workers",
+        "Headrace, inline",
+    ),
     "Stepping, Breakout, 8 environments": ("Headrace, 8 envs",),
     "Stepping, Breakout, 32 environments": ("Headrace, 32 envs",),
     "PPO training, Breakout": ("Headrace", "Headrace, bf16"),

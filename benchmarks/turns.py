@@ -19,6 +19,8 @@ from benchmarks.contestants import Contestant
 from benchmarks.machine import RESULTS, machine
 from benchmarks.one_turn import TurnError, Work, take_turn
 
+IDLE_LOAD = 0.5
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -90,7 +92,7 @@ def _row(contestant: Contestant) -> dict[str, Any]:
     if row["missing"]:
         print(f"{contestant.name}: {row['missing']}", flush=True)
     lists = {name: [] for name in ("turns", "mean_returns", "meters", "also_turns")}
-    return row | {"failed": None} | lists | dict.fromkeys(("median", "min", "max"))
+    return row | {"failed": None, "also": {}} | lists | dict.fromkeys(("median", "min", "max"))
 
 
 def _summarize(row: dict[str, Any]) -> None:
@@ -200,6 +202,8 @@ def run(name: str, description: str, comparisons: Sequence[Comparison], turns: i
         parser.error("--only needs an --output of its own, so that whole results stay")
     output = flags.output or RESULTS / f"{name}.json"
     results: dict[str, Any] = {"benchmark": name, "machine": machine(), "tables": {}}
+    if (load := results["machine"]["load_average_at_start"]) > IDLE_LOAD:
+        print(f"Load average {load:.1f}: something else runs here, and will be in the figures.")
     for whole in comparisons:
         comparison = _only(whole, flags.only)
         if comparison.contestants:

@@ -7,8 +7,8 @@ learned from (4 epochs of 4 minibatches, 2 × 64) before the next begins: lag 0.
 
 Stable-Baselines3 waits for the slowest environment at each step; Headrace for the slowest at the
 end of a batch. The rate is that from the end of the first update to the end of the last, with
-learning in it; the rate while collecting is that of the time in which experience was made, without
-it (Headrace: the span `wait` of the learner's meter, the first batch's included).
+learning in it; "while collecting" leaves out the time in which nobody sampled (Headrace: the spans
+of the learner's meter that are not `wait`).
 """
 
 import sys
@@ -21,12 +21,17 @@ from benchmarks.peers.works import SETTINGS
 UNEVEN = SETTINGS["uneven"]
 ENV_STEPS = 6 * UNEVEN.batch
 IDEAL = UNEVEN.num_envs / MEAN_S
+BETWEEN = ("transport", "learn", "publish", "log")
+"""Spans of the learner in each update, while samplers wait."""
 
 
 def while_collecting(result):
-    """Share of the ideal."""
-    seconds = result.get("collecting_s") or result["meter"]["wait"]
-    return result["env_steps"] / seconds / IDEAL
+    """Share of the ideal in the time in which experience was made."""
+    if result.get("collecting_s"):
+        return result["env_steps"] / result["collecting_s"] / IDEAL
+    updates = result["env_steps"] / UNEVEN.batch
+    between = sum(result["meter"].get(span, 0.0) for span in BETWEEN) / updates
+    return UNEVEN.batch / (UNEVEN.batch / result["env_steps_per_s"] - between) / IDEAL
 
 
 def training():
