@@ -1,6 +1,6 @@
 """All benchmarks that need nothing but this machine, one after the other, and their tables.
 
-    python -m benchmarks.all              # about half an hour on two cores
+    python -m benchmarks.all              # less than 40 minutes on two cores
     python -m benchmarks.all --turns 1    # a look; results and tables are written all the same
 
 Each is a program of its own, so that one that fails stops none of the others; the exit code is 1 if

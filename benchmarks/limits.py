@@ -88,4 +88,4 @@ def comparisons():
 
 
 if __name__ == "__main__":
-    sys.exit(turns.run("limits", __doc__, comparisons(), turns=5))
+    sys.exit(turns.run("limits", __doc__, comparisons(), turns=3))

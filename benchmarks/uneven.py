@@ -19,7 +19,7 @@ from benchmarks.peers.uneven import MEAN_S
 from benchmarks.peers.works import SETTINGS
 
 UNEVEN = SETTINGS["uneven"]
-ENV_STEPS = 6 * UNEVEN.batch
+ENV_STEPS = 5 * UNEVEN.batch
 IDEAL = UNEVEN.num_envs / MEAN_S
 BETWEEN = ("transport", "learn", "publish", "log")
 """Spans of the learner in each update, while samplers wait."""
