@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 NOW := $(shell date +%Y%m%d-%H%M%S)
 RUN ?= runs/demo-$(NOW)
 
-.PHONY: demo test test-all test-faults gpu bench-cartpole bench-atari bench-learners clean
+.PHONY: demo test test-all test-faults gpu clean bench bench-install bench-limits bench-cartpole
+.PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
 
 # The installed extras are remembered by a file each, and installed again when the pins change.
 $(VENV)/.%: pyproject.toml constraints.txt
@@ -40,19 +41,21 @@ gpu:
 	$(PYTHON) -m pytest -m gpu
 	$(PYTHON) -m benchmarks.gpu
 
-## Training on CartPole-v1 beside other trainers, which get virtual environments of their own.
-bench-cartpole: $(VENV)/.classic-control
+# What the benchmarks need: the environments, and each peer in a virtual environment of its own.
+bench-install: $(VENV)/.classic-control $(VENV)/.mujoco $(VENV)/.atari
 	$(BIN)/python benchmarks/peers/install.py
-	$(BIN)/python -m benchmarks.cartpole
 
-## Stepping and training on Breakout beside ale-py and other trainers.
-bench-atari: $(VENV)/.atari
-	$(BIN)/python benchmarks/peers/install.py base sb3
-	$(BIN)/python -m benchmarks.atari
+## All of the next seven, and the tables of README.md and benchmarks/README.md; TURNS=1 for a look.
+bench: bench-install
+	$(BIN)/python -m benchmarks.all $(if $(TURNS),--turns $(TURNS))
+
+## Alone: bench-limits bench-cartpole bench-cheetah bench-atari bench-uneven bench-start bench-guards.
+bench-limits bench-cartpole bench-cheetah bench-atari bench-uneven bench-start bench-guards: bench-install
+	$(BIN)/python -m benchmarks.$(@:bench-%=%) $(if $(TURNS),--turns $(TURNS))
 
 ## One, two and four learners on the same work.
 bench-learners: $(VENV)/.classic-control
-	$(BIN)/python -m benchmarks.learners
+	$(BIN)/python -m benchmarks.learners $(if $(TURNS),--turns $(TURNS))
 
 clean:
 	rm -rf $(VENV) benchmarks/.venvs dist build .mypy_cache .pytest_cache .ruff_cache

@@ -7,16 +7,21 @@ Training is the same for all: NatureCNN, 8 environments × 128 steps, 4 epochs o
 with lr 2.5e-4, entropy 0.01, two threads of math. The rate is that from the end of the first update
 to the end of the last. What differs: Stable-Baselines3 steps Gymnasium's Python wrappers one
 environment after the other, as it does by default; the plain PPO and Headrace use ale-py's vector
-environment. bf16 is another precision, not the same arithmetic.
+environment. bf16 is another precision, not the same arithmetic, and has a limit of its own.
 """
 
+import dataclasses
 import sys
 
-from benchmarks import turns
+from benchmarks import contestants, turns
+from benchmarks.limits import training_limit
+from benchmarks.one_turn import Work
+from benchmarks.peers.works import SETTINGS
 
 STEPPED = 40_000
 TRAINED = 6_000
 THREADS = 2
+LIMIT, LIMIT_BF16 = "limit of this machine, fp32", "limit of this machine, bf16"
 
 
 def stepping(num_envs):
@@ -24,37 +29,37 @@ def stepping(num_envs):
     return turns.Comparison(
         f"Stepping, Breakout, {num_envs} environments",
         [
-            turns.headrace_driver(f"Headrace, {num_envs} envs", "step_headrace", sizes, THREADS),
-            turns.driver(f"ale-py, {num_envs} envs", "base", "step_ale", sizes, THREADS),
+            contestants.headrace_driver(
+                f"Headrace, {num_envs} envs", "step_headrace", sizes, THREADS
+            ),
+            contestants.driver(f"ale-py, {num_envs} envs", "base", "step_ale", sizes, THREADS),
         ],
-        STEPPED,
+        Work(STEPPED),
     )
 
 
-def headrace(name, *more):
-    flags = (
-        "ALE/Breakout-v5 --num-envs 8 --num-steps 128 --num-epochs 4 --num-minibatches 4 "
-        "--lr 2.5e-4 --ent-coef 0.01 --lr-schedule constant --clip-schedule constant "
-        f"--clip-coef 0.2 --gamma 0.99 --gae-lambda 0.95 --learner-threads {THREADS} "
-        f"--env-kwargs use_fire_reset=False --total-env-steps {TRAINED}"
-    )
-    return turns.headrace(name, [*flags.split(), *more], THREADS, must_say="Box(4, 84, 84) uint8")
+def headrace(name, *flags, **more):
+    given = [*SETTINGS["atari"].headrace_flags(TRAINED), "--learner-threads", str(THREADS)]
+    given += ["--env-kwargs", "use_fire_reset=False"]
+    made = contestants.headrace(name, [*given, *flags], THREADS, must_say="Box(4, 84, 84) uint8")
+    return dataclasses.replace(made, **more)
 
 
 def training():
-    sizes = ["--env", "atari", "--num-envs", "8", "--env-steps", str(TRAINED)]
-    sizes += ["--threads", str(THREADS)]
+    sizes = ["--work", "atari", "--env-steps", str(TRAINED), "--threads", str(THREADS)]
     return turns.Comparison(
         "PPO training, Breakout",
         [
             headrace("Headrace"),
-            headrace("Headrace, bf16", "--precision", "bf16"),
-            turns.driver("plain PPO", "base", "plain_ppo", sizes, THREADS),
-            turns.driver(
+            headrace("Headrace, bf16", "--precision", "bf16", limit=LIMIT_BF16),
+            contestants.driver("plain PPO", "base", "plain_ppo", sizes, THREADS),
+            contestants.driver(
                 "Stable-Baselines3", "sb3", "sb3_bench", sizes, THREADS, "stable-baselines3"
             ),
+            training_limit("atari", "fp32", LIMIT),
+            training_limit("atari", "bf16", LIMIT_BF16),
         ],
-        TRAINED,
+        Work(TRAINED),
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import turns
+from benchmarks.machine import RESULTS, machine
 from headrace import batch
 from headrace.algos.ppo import POLICY_OUT
 from headrace.meter import Meter
@@ -128,14 +128,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", help="cpu: only to see that it works")
     parser.add_argument("--limit-s", type=float, default=20.0, help="for each line")
-    parser.add_argument("--output", type=Path, default=turns.ROOT / "benchmarks/results/gpu.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
     flags = parser.parse_args()
     if flags.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here")
     found = [measure(row, flags.limit_s) for row in rows(flags.device)]
     found.append(whole_run(flags.device))
     name = torch.cuda.get_device_name() if flags.device == "cuda" else "none"
-    results = {"machine": turns.machine() | {"gpu": name, "torch": torch.__version__}}
+    results = {"machine": machine() | {"gpu": name, "torch": torch.__version__}}
     flags.output.write_text(json.dumps(results | {"rows": found}, indent=2) + "\n")
     print(f"Learning by PPO, 2 epochs of 4 minibatches ({name}); written: {flags.output}")
     for row in found:

@@ -15,7 +15,8 @@ bring that back. The last table lets the batch grow with the learners instead: 6
 import dataclasses
 import sys
 
-from benchmarks import cartpole, turns
+from benchmarks import cartpole, contestants, turns
+from benchmarks.one_turn import Work
 
 WIDE = ("--hidden-sizes", "256", "256")
 WIDE_STEPS = 160_000
@@ -32,7 +33,7 @@ def apart(name, count, env_steps, *more):
     flags = ["--count", str(count), *cartpole.FLAGS, "--num-envs", str(share)]
     flags += ["--envs-per-vector", str(share), *more]
     flags += ["--total-env-steps", str(env_steps // count)]
-    return turns.headrace_driver(name, "apart", flags)
+    return contestants.headrace_driver(name, "apart", flags)
 
 
 def one(*arguments, **more):
@@ -52,14 +53,16 @@ def shared_out(env_steps, *network):
 if __name__ == "__main__":
     steps, more_envs = cartpole.ENV_STEPS, 2 * cartpole.NUM_ENVS
     tables = [
-        turns.Comparison("64 environments in all, 2 x 64 units", shared_out(steps), steps),
+        turns.Comparison("64 environments in all, 2 x 64 units", shared_out(steps), Work(steps)),
         turns.Comparison(
-            "64 environments in all, 2 x 256 units", shared_out(WIDE_STEPS, *WIDE), WIDE_STEPS
+            "64 environments in all, 2 x 256 units",
+            shared_out(WIDE_STEPS, *WIDE),
+            Work(WIDE_STEPS),
         ),
         turns.Comparison(
             "64 environments for each learner, 2 x 64 units",
             [one(steps), learners("2 learners", 2, steps, num_envs=more_envs)],
-            steps,
+            Work(steps),
         ),
     ]
     sys.exit(turns.run("learners", __doc__, tables, turns=5))

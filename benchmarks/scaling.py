@@ -9,7 +9,7 @@ was measured on more than one GPU.
 import json
 from dataclasses import dataclass
 
-from benchmarks.turns import ROOT
+from benchmarks.machine import ROOT
 from headrace.models import policy
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
@@ -75,14 +75,15 @@ def measured() -> str:
     """Of each table of results/learners.json: rates, their ratio, and where the seconds went."""
     found = json.loads(RESULTS.read_text())
     machine = found["machine"]
+    turns = max(len(row["turns"]) for of in found["tables"].values() for row in of["contestants"])
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, commit {machine['git_commit'][:7]}, "
-        f"{found['turns']} turns; medians, with the least and most. Seconds are those of rank 0 in "
+        f"{turns} turns; medians, with the least and most. Seconds are those of rank 0 in "
         "a typical turn.",
     ]
     for title, table in found["tables"].items():
         header = " | ".join(SPANS)
-        lines += ["", f"**{title}**, {table['env_steps']:,} env steps", ""]
+        lines += ["", f"**{title}**, {table['work']['env_steps']:,} env steps", ""]
         lines += [f"| | env steps/s | of 1 learner | {header} |"]
         lines += ["|---|---|---|" + "---|" * len(SPANS)]
         for row in table["contestants"]:

@@ -1,4 +1,4 @@
-"""The benchmarks' runner: real processes that take turns, and what it makes of their figures."""
+"""The benchmarks: real processes that take turns, and what is made of their figures."""
 
 import json
 import os
@@ -6,14 +6,33 @@ import select
 import shlex
 import sys
 
+import gymnasium as gym
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import atari, cartpole, turns
-from benchmarks.peers import install
+from benchmarks import (
+    atari,
+    cartpole,
+    cheetah,
+    contestants,
+    guards,
+    learners,
+    limits,
+    measure_limit,
+    start,
+    table,
+    turns,
+    uneven,
+)
+from benchmarks.contestants import Contestant
+from benchmarks.machine import ROOT
+from benchmarks.one_turn import TurnError, Work, take_turn
+from benchmarks.peers import install, plain_ppo
 
 
 def python(name, code, **more):
-    return turns.Contestant(name, [sys.executable, "-c", code], **more)
+    return Contestant(name, [sys.executable, "-c", code], **more)
 
 
 def rates(name, log, *of_turns, **more):
@@ -28,20 +47,23 @@ def rates(name, log, *of_turns, **more):
     )
 
 
+def compare(of, number=1, work=Work(100), **more):  # noqa: B008
+    return turns.compare(turns.Comparison("Title", of, work, **more), number)
+
+
 def by_name(results):
     return {row["name"]: row for row in results["contestants"]}
 
 
 def test_contestants_alternate_and_their_medians_are_compared_with_the_best_peer(tmp_path):
     log = tmp_path / "log"
-    results = turns.compare(
+    results = compare(
         [
             rates("A", log, 30, 10, 50),
             rates("B", log, 20, 25, 15, is_peer=True, packages=("numpy", "not-there")),
             rates("C", log, 5, 6, 7, is_peer=True),
         ],
-        turns=3,
-        env_steps=100,
+        3,
     )
     assert log.read_text() == "ABCABCABC"
     rows = by_name(results)
@@ -68,11 +90,7 @@ def test_contestants_alternate_and_their_medians_are_compared_with_the_best_peer
     ],
 )
 def test_a_failure_is_shown_and_the_others_go_on(tmp_path, capsys, code, says):
-    results = turns.compare(
-        [python("bad", code, is_peer=True), rates("A", tmp_path / "log", 3, 4)],
-        turns=2,
-        env_steps=100,
-    )
+    results = compare([python("bad", code, is_peer=True), rates("A", tmp_path / "log", 3, 4)], 2)
     rows = by_name(results)
     assert rows["bad"]["failed"].startswith("turn 1: ")
     assert says in rows["bad"]["failed"]
@@ -85,17 +103,17 @@ def test_a_failure_is_shown_and_the_others_go_on(tmp_path, capsys, code, says):
 def test_a_figure_of_other_work_than_was_meant_is_a_failure():
     result = '{"env_steps": 100, "env_steps_per_s": 5}'
     code = f"import sys; print('observation Box(2,)', file=sys.stderr); print({result!r})"
-    assert turns.take_turn(python("A", code, must_say="Box(2,)"), 100, 30)["env_steps_per_s"] == 5
-    with pytest.raises(turns.TurnError, match="did other work: expected 'Box\\(4, 84, 84\\)' in"):
-        turns.take_turn(python("A", code, must_say="Box(4, 84, 84)"), 100, 30)
+    assert take_turn(python("A", code, must_say="Box(2,)"), Work(100))["env_steps_per_s"] == 5
+    with pytest.raises(TurnError, match="did other work: expected 'Box\\(4, 84, 84\\)' in"):
+        take_turn(python("A", code, must_say="Box(4, 84, 84)"), Work(100))
 
 
 def test_a_turn_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
     pid_file = tmp_path / "pid"
     endless = f"tail -f /dev/null & echo $! > {shlex.quote(str(pid_file))}; wait"
-    slow = turns.Contestant("slow", ["/bin/sh", "-c", endless])
-    with pytest.raises(turns.TurnError, match="took longer than 1 s"):
-        turns.take_turn(slow, env_steps=100, limit_s=1.0)
+    slow = Contestant("slow", ["/bin/sh", "-c", endless])
+    with pytest.raises(TurnError, match="took longer than 1 s"):
+        take_turn(slow, Work(100), limit_s=1.0)
     try:
         child = os.pidfd_open(int(pid_file.read_text()))
     except ProcessLookupError:  # ended, and its new parent has looked
@@ -108,10 +126,9 @@ def test_a_turn_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
 def test_run_writes_json_and_prints_the_table_last(tmp_path, capsys, monkeypatch):
     output = tmp_path / "new" / "name.json"
     monkeypatch.setattr(sys, "argv", ["name", "--turns", "2", "--output", str(output)])
-    good = turns.Comparison("Good", [rates("A", tmp_path / "log", 3, 4)], 100)
+    good = turns.Comparison("Good", [rates("A", tmp_path / "log", 3, 4)], Work(100))
     assert turns.run("name", "What it is.", [good], turns=5) == 0
     written = json.loads(output.read_text())
-    assert written["turns"] == 2
     assert written["tables"]["Good"]["contestants"][0]["turns"] == [3, 4]
     machine = written["machine"]
     assert machine["cores"] >= 1
@@ -119,14 +136,14 @@ def test_run_writes_json_and_prints_the_table_last(tmp_path, capsys, monkeypatch
     assert len(machine["git_commit"]) == 40
     assert capsys.readouterr().out.rstrip().splitlines()[-1].startswith("A ")
 
-    bad = turns.Comparison("Bad", [python("B", "raise SystemExit(3)")], 100)
+    bad = turns.Comparison("Bad", [python("B", "raise SystemExit(3)")], Work(100))
     assert turns.run("name", "What it is.", [bad], turns=5) == 1
 
 
 def test_a_peer_without_its_environment_is_missing_not_failed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(install, "VENVS", tmp_path)
-    peer = turns.driver("SB3", "sb3", "sb3_bench", [])
-    results = turns.compare([peer], turns=1, env_steps=100)
+    peer = contestants.driver("SB3", "sb3", "sb3_bench", [])
+    results = compare([peer])
     (row,) = results["contestants"]
     assert row["missing"] == "not installed: python benchmarks/peers/install.py sb3"
     assert row["failed"] is None
@@ -134,10 +151,203 @@ def test_a_peer_without_its_environment_is_missing_not_failed(tmp_path, monkeypa
     assert "not installed" in capsys.readouterr().out
 
 
+def every_comparison():
+    yield from limits.comparisons()
+    yield from (cartpole.training(), cartpole.solving(), cheetah.training(), atari.training())
+    yield from (atari.stepping(n) for n in (8, 32))
+    yield uneven.training()
+    yield from start.comparisons()
+    yield from guards.comparisons()
+    yield turns.Comparison("learners", learners.shared_out(100), Work(100))
+
+
 def test_commands_are_written_down_without_what_is_particular_to_this_checkout():
-    comparisons = [cartpole.contestants(), atari.training().contestants]
-    comparisons += [atari.stepping(n).contestants for n in (8, 32)]
-    for contestant in [contestant for some in comparisons for contestant in some]:
-        command = turns._row(contestant)["command"]
-        assert str(turns.ROOT) not in command
-        assert not command.startswith("/")
+    for comparison in every_comparison():
+        for contestant in comparison.contestants:
+            command = contestant.describe()["command"]
+            assert str(ROOT) not in command
+            assert not command.startswith("/")
+
+
+def test_names_that_comparisons_and_tables_refer_to_are_there():
+    by_title = {
+        comparison.title: {contestant.name: contestant for contestant in comparison.contestants}
+        for comparison in every_comparison()
+    }
+    for title, names in table.HEADLINES.items():
+        assert set(names) <= set(by_title[title])
+    for comparison in every_comparison():
+        named = by_title[comparison.title]
+        for pair in comparison.ratios.values():
+            assert set(pair) <= set(named)
+        for contestant in named.values():
+            assert not contestant.limit or named[contestant.limit].is_limit
+
+
+def test_shares_of_limits_and_ratios(tmp_path):
+    log = tmp_path / "log"
+    results = compare(
+        [
+            rates("A", log, 30, 20),
+            rates("B", log, 60, 10, limit="N"),
+            rates("M", log, 100, 100, is_limit=True),
+            rates("N", log, 700, 700, is_limit=True),
+        ],
+        2,
+        also={"returned": lambda result: result["mean_return"]},
+        ratios={"A / B": ("A", "B")},
+        limit=1.0,
+    )
+    rows = by_name(results)
+    assert [rows[name]["of_limit"] for name in "ABMN"] == [0.25, 0.05, None, None]
+    assert rows["A"]["also"] == {"returned": 7}
+    assert results["ratios"]["A / B"]["of_medians"] == 25 / 35
+    assert results["ratios"]["A / B"]["of_turns"] == [0.5, 2.0]
+    fixed = compare([rates("A", tmp_path / "other", 30)], limit=40.0)
+    assert by_name(fixed)["A"]["of_limit"] == 0.75
+
+
+def test_a_limit_does_no_work_and_needs_no_env_steps():
+    limit = python("L", "print('{\"env_steps_per_s\": 5}')", is_limit=True)
+    assert take_turn(limit, Work(100))["env_steps_per_s"] == 5
+
+
+def solver(name, seconds, mean_return, **more):
+    """Prints its turn's number as env steps."""
+    said = f'print(f\'{{{{"env_steps": {{sys.argv[1]}}, "mean_return": {mean_return}}}}}\')'
+    command = [sys.executable, "-c", f"import sys, time; time.sleep({seconds}); {said}"]
+    return Contestant(name, [*command, contestants.TURN], **more)
+
+
+def test_time_to_solve_is_measured_outside_and_less_is_better():
+    work = Work(None, "turn_s", "s", lower_is_better=True, least_return=475)
+    fast, slow = solver("fast", 0, 480), solver("slow", 0.5, 475, is_peer=True)
+    slower = solver("slower", 1, 475, is_peer=True)
+    rows = by_name(compare([fast, slow, slower, solver("bad", 0, 474)], 2, work))
+    assert 0.5 <= rows["slow"]["min"] <= rows["slow"]["max"]
+    assert rows["fast"]["of_best_peer"] == rows["slow"]["median"] / rows["fast"]["median"] > 1
+    assert "not solved: mean return 474 after 0 env steps; expected 475" in rows["bad"]["failed"]
+    assert take_turn(fast, work, turn=3)["env_steps"] == 3
+    with pytest.raises(TurnError, match="mean return None"):
+        take_turn(python("none", "print('{\"mean_return\": null}')"), work)
+
+
+def test_a_contestant_can_be_held_to_one_core_and_runs_in_a_folder_that_is_removed():
+    mine = os.sched_getaffinity(0)
+    code = (
+        'import os, tempfile; print(\'{"env_steps_per_s": %d, "at": "%s", "tmp": "%s"}\''
+        "% (len(os.sched_getaffinity(0)), os.getcwd(), tempfile.gettempdir()))"
+    )
+    result = take_turn(python("one", code, cores=1), Work(None))
+    assert (result["env_steps_per_s"], os.sched_getaffinity(0)) == (1, mine)
+    assert result["at"] == result["tmp"]
+    assert not os.path.exists(result["at"])
+
+
+def test_the_documents_tables_are_what_the_script_makes_of_the_results():
+    for path, page in table.pages().items():
+        assert path.read_text() == page, f"{path}: python -m benchmarks.table"
+
+
+def test_tables_have_medians_spread_shares_ratios_and_failures(tmp_path):
+    log = tmp_path / "log"
+    title = "Stepping, Breakout, 8 environments"
+    comparison = turns.Comparison(
+        title,
+        [
+            rates("Headrace, 8 envs", log, 3000, 1000),
+            rates("peer", log, 400, 400, is_peer=True),
+            python("bad", "raise SystemExit(3)"),
+        ],
+        Work(100),
+        also={"returned": lambda result: result["mean_return"]},
+        ratios={"ours / theirs": ("Headrace, 8 envs", "peer"), "none": ("bad", "peer")},
+        limit=4000.0,
+    )
+    machine = {"cores": 2, "cpu": "C", "date": "2026-11-21T10", "git_commit": "a" * 40}
+    machine |= {"git_uncommitted_changes": True}
+    found = {"atari": {"machine": machine, "tables": {title: turns.compare(comparison, 2)}}}
+    lines = table.headlines(found).splitlines()
+    assert lines[2:] == [
+        f"| {title} (env steps/s) | 8 envs: 2,000 (1,000 to 3,000) | peer: 400 | 5.00 x | 50% |",
+        "",
+        f"{title}, ours / theirs: 5.000.",
+        "",
+        "atari: 2 cores, C, 2026-11-21, commit aaaaaaa, with changes.",
+    ]
+    whole = table.whole(found)
+    assert "| | env steps/s | of the best peer | of the limit | returned |" in whole
+    assert "| peer | 400 (400 to 400) | 1.00 x | 10% | 7 |" in whole
+    assert "| bad | FAILED in turn 1: ended with 3 | - | - | - |" in whole
+    assert "ours / theirs: 5.000 (in each turn: 7.500, 2.500)" in whole
+    page = f"a\n{table.BEGIN}\nold\n{table.END}\nb"
+    assert table.filled_in(page, "new") == f"a\n{table.BEGIN}\nnew\n{table.END}\nb"
+    with pytest.raises(ValueError, match="bench:begin"):
+        table.filled_in("a", "new")
+
+
+@pytest.mark.parametrize("work", list(limits.NETWORKS))
+def test_operations_of_training_are_those_that_torch_counts(work):
+    rows = 8
+    if work == "atari":
+        net, obs = plain_ppo.NatureCnn(4), torch.rand(rows, 4, 84, 84)
+    else:
+        actions = gym.spaces.Discrete(2) if work == "cartpole" else gym.spaces.Box(-1, 1, (6,))
+        inputs = {"cartpole": 4, "cheetah": 17}[work]
+        net, obs = plain_ppo.Mlp(inputs, actions), torch.rand(rows, inputs)
+    acting, learning = FlopCounterMode(display=False), FlopCounterMode(display=False)
+    with acting:
+        net(obs)
+    with learning:
+        chances, value = net(obs)
+        action = chances.sample()
+        (chances.log_prob(action).sum() + value.sum()).backward()
+    epochs = limits.SETTINGS[work].num_epochs
+    counted = acting.get_total_flops() + epochs * learning.get_total_flops()
+    assert limits.flops(work) * rows == counted
+
+
+def test_the_limit_of_training_is_stepping_and_then_multiplying():
+    assert measure_limit.training(100.0, 50, 1000.0) == pytest.approx(1 / (0.01 + 0.05))
+    command = [sys.executable, "-m", "benchmarks.measure_limit", "stepping"]
+    alone = Contestant("S", [*command, "--env", "CartPole-v1", "--seconds", "0.1"])
+    assert take_turn(alone, Work(None))["env_steps_per_s"] > 1000
+
+
+def test_a_start_is_timed_and_its_memory_taken_by_the_samplers_themselves():
+    _, (fresh,) = (comparison.contestants for comparison in start.comparisons())
+    result = take_turn(fresh, start.comparisons()[1].work)
+    assert 0 < result["start_s"] < result["turn_s"]
+    assert 10 < result["uss_mib"] <= result["pss_mib"] < 2000
+    command = [word.replace("1", "2") if word == "1" else word for word in fresh.command]
+    with pytest.raises(TurnError, match="1 samplers reported; expected 2"):
+        take_turn(Contestant("two", command), Work(None, "start_s"))
+
+
+def test_the_share_of_the_ideal_while_collecting():
+    assert round(uneven.IDEAL) == 3408
+    batch = uneven.UNEVEN.batch
+    theirs = {"env_steps": 2 * batch, "collecting_s": 2 * batch / uneven.IDEAL * 4}
+    assert uneven.while_collecting(theirs) == pytest.approx(0.25)
+    seconds = batch / uneven.IDEAL * 2  # of an update, of which a quarter is not collecting
+    meter = {"wait": 1.0, "learn": seconds / 2, "publish": 0.0}
+    ours = {"env_steps": 2 * batch, "env_steps_per_s": batch / seconds, "meter": meter}
+    assert uneven.while_collecting(ours) == pytest.approx(2 / 3)
+
+
+def test_the_plain_ppo_s_gaussian_is_torch_s():
+    mean, log_std = torch.randn(5, 3), torch.randn(3)
+    ours, theirs = (
+        plain_ppo.Gaussian(mean, log_std),
+        torch.distributions.Normal(mean, log_std.exp()),
+    )
+    action = ours.sample()
+    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action).sum(-1))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy().sum(-1))
+
+
+def test_the_plain_ppo_does_all_of_its_work_on_halfcheetah():
+    steps = 2 * limits.SETTINGS["cheetah"].batch
+    flags = ["--work", "cheetah", "--env-steps", str(steps), "--threads", "1"]
+    plain = Contestant("plain", [sys.executable, "-m", "benchmarks.peers.plain_ppo", *flags])
+    assert take_turn(plain, Work(steps))["mean_return"] < 1000

@@ -1,11 +1,13 @@
 """The plain PPO: one process, one file, on ready-made vector environments, with nothing clever.
 
-What anyone would write who needs PPO once, and so the least that a library should reach. CartPole
-steps in Gymnasium's SyncVectorEnv, Breakout in ale-py's own vector environment.
+What anyone would write who needs PPO once, and so the least that a library should reach. Breakout
+steps in ale-py's own vector environment, all else in Gymnasium's SyncVectorEnv. A time limit is
+taken for an end, as it often is.
 """
 
 import argparse
 import collections
+import math
 
 import gymnasium as gym
 import numpy as np
@@ -13,11 +15,12 @@ import torch
 from torch import nn
 
 from benchmarks.peers.result import Stopwatch
+from benchmarks.peers.works import SETTINGS
 
-NUM_EPOCHS, NUM_MINIBATCHES = 4, 4
-LR, GAMMA, GAE_LAMBDA = 2.5e-4, 0.99, 0.95
-CLIP, ENT_COEF, VF_COEF, MAX_GRAD_NORM = 0.2, 0.01, 0.5, 0.5
+GAMMA, GAE_LAMBDA = 0.99, 0.95
+CLIP, VF_COEF, MAX_GRAD_NORM = 0.2, 0.5, 0.5
 GAIN = 2**0.5
+HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 def layer(module, gain):
@@ -26,10 +29,43 @@ def layer(module, gain):
     return module
 
 
-class Mlp(nn.Module):
-    """2 × 64 tanh, separate actor and critic."""
+class Categorical:
+    """One of several actions, `[n]`."""
 
-    def __init__(self, num_inputs, num_actions):
+    def __init__(self, logits):
+        self.log_probs = torch.log_softmax(logits, -1)
+
+    def sample(self):
+        return torch.multinomial(self.log_probs.exp(), 1)[:, 0]
+
+    def log_prob(self, action):
+        return self.log_probs.gather(1, action[:, None])[:, 0]
+
+    def entropy(self):
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+
+
+class Gaussian:
+    """Some numbers, `[n, k]`, with a deviation that does not depend on the observation."""
+
+    def __init__(self, mean, log_std):
+        self.mean, self.log_std = mean, log_std
+
+    def sample(self):
+        return self.mean + self.log_std.exp() * torch.randn_like(self.mean)
+
+    def log_prob(self, action):
+        scaled = (action - self.mean) / self.log_std.exp()
+        return -(0.5 * scaled.square() + self.log_std + HALF_LOG_2_PI).sum(-1)
+
+    def entropy(self):
+        return (self.log_std + 0.5 + HALF_LOG_2_PI).sum().expand(len(self.mean))
+
+
+class Mlp(nn.Module):
+    """2 × 64 tanh, separate actor and critic; `log_std` is there for actions in a Box."""
+
+    def __init__(self, num_inputs, actions):
         super().__init__()
 
         def trunk_and_head(num_outputs, gain):
@@ -41,10 +77,16 @@ class Mlp(nn.Module):
                 layer(nn.Linear(64, num_outputs), gain),
             )
 
-        self.actor, self.critic = trunk_and_head(num_actions, 0.01), trunk_and_head(1, 1.0)
+        is_box = isinstance(actions, gym.spaces.Box)
+        num_outputs = actions.shape[0] if is_box else int(actions.n)
+        self.actor, self.critic = trunk_and_head(num_outputs, 0.01), trunk_and_head(1, 1.0)
+        self.log_std = nn.Parameter(torch.zeros(num_outputs)) if is_box else None
 
     def forward(self, obs):
-        return self.actor(obs), self.critic(obs)[:, 0]
+        outputs, value = self.actor(obs), self.critic(obs)[:, 0]
+        if self.log_std is None:
+            return Categorical(outputs), value
+        return Gaussian(outputs, self.log_std), value
 
 
 class NatureCnn(nn.Module):
@@ -68,7 +110,7 @@ class NatureCnn(nn.Module):
 
     def forward(self, obs):
         hidden = self.trunk(obs.float() / 255)
-        return self.actor(hidden), self.critic(hidden)[:, 0]
+        return Categorical(self.actor(hidden)), self.critic(hidden)[:, 0]
 
 
 class Rollouts:
@@ -79,7 +121,10 @@ class Rollouts:
         shape, obs_space = (num_steps, env.num_envs), env.single_observation_space
         dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
         self.obs = torch.zeros((num_steps + 1, env.num_envs, *obs_space.shape), dtype=dtype)
-        self.action = torch.zeros(shape, dtype=torch.int64)
+        actions = env.single_action_space
+        self.low_high = (actions.low, actions.high) if isinstance(actions, gym.spaces.Box) else None
+        dtype = torch.float32 if self.low_high else torch.int64
+        self.action = torch.zeros((*shape, *actions.shape), dtype=dtype)
         self.log_prob, self.reward, self.done = (torch.zeros(shape) for _ in range(3))
         self.value = torch.zeros(num_steps + 1, env.num_envs)
         self.obs[-1] = torch.as_tensor(env.reset(seed=0)[0])
@@ -90,12 +135,11 @@ class Rollouts:
     def collect(self):
         self.obs[0] = self.obs[-1]
         for t in range(self.num_steps):
-            logits, self.value[t] = self.net(self.obs[t])
-            log_probs = torch.log_softmax(logits, -1)
-            action = torch.multinomial(log_probs.exp(), 1)
-            self.action[t] = action[:, 0]
-            self.log_prob[t] = log_probs.gather(1, action)[:, 0]
-            obs, reward, terminated, truncated, _ = self.env.step(action[:, 0].numpy())
+            chances, self.value[t] = self.net(self.obs[t])
+            action = chances.sample()
+            self.action[t], self.log_prob[t] = action, chances.log_prob(action)
+            taken = action.numpy().clip(*self.low_high) if self.low_high else action.numpy()
+            obs, reward, terminated, truncated, _ = self.env.step(taken)
             done = terminated | truncated
             self.obs[t + 1] = torch.as_tensor(obs)
             self.reward[t], self.done[t] = torch.as_tensor(reward), torch.as_tensor(done)
@@ -116,60 +160,59 @@ class Rollouts:
         return advantages
 
 
-def update(net, optimizer, rollouts):
+def update(net, optimizer, rollouts, settings):
     advantages = rollouts.advantages()
     returns = (advantages + rollouts.value[:-1]).reshape(-1)
     obs = rollouts.obs[:-1].flatten(0, 1)
-    actions, old_log_probs = rollouts.action.reshape(-1, 1), rollouts.log_prob.reshape(-1)
+    actions, old_log_probs = rollouts.action.flatten(0, 1), rollouts.log_prob.reshape(-1)
     advantages = advantages.reshape(-1)
-    for _ in range(NUM_EPOCHS):
-        for rows in torch.randperm(len(obs)).chunk(NUM_MINIBATCHES):
-            logits, value = net(obs[rows])
-            log_probs = torch.log_softmax(logits, -1)
-            ratio = (log_probs.gather(1, actions[rows])[:, 0] - old_log_probs[rows]).exp()
+    for _ in range(settings.num_epochs):
+        for rows in torch.randperm(len(obs)).chunk(settings.num_minibatches):
+            chances, value = net(obs[rows])
+            ratio = (chances.log_prob(actions[rows]) - old_log_probs[rows]).exp()
             advantage = advantages[rows]
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
             clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
             policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
             value_loss = (value - returns[rows]).square().mean()
-            entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-            loss = policy_loss + VF_COEF * value_loss - ENT_COEF * entropy
+            entropy = chances.entropy().mean()
+            loss = policy_loss + VF_COEF * value_loss - settings.ent_coef * entropy
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), MAX_GRAD_NORM)
             optimizer.step()
 
 
-def make_cartpoles(num_envs):
+def make_vector(env, num_envs):
     return gym.vector.SyncVectorEnv(
-        [lambda: gym.make("CartPole-v1")] * num_envs,
+        [lambda: gym.make(env)] * num_envs,
         autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
     )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env", choices=["cartpole", "atari"], required=True)
-    parser.add_argument("--num-envs", type=int, required=True)
+    parser.add_argument("--work", choices=["cartpole", "atari", "cheetah"], required=True)
     parser.add_argument("--env-steps", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    if args.env == "cartpole":
-        env = make_cartpoles(args.num_envs)
-        net = Mlp(env.single_observation_space.shape[0], int(env.single_action_space.n))
-    else:
-        from benchmarks.peers.atari import make_vector
+    settings = SETTINGS[args.work]
+    if args.work == "atari":
+        from benchmarks.peers import atari
 
-        env = make_vector(args.num_envs, args.threads)
+        env = atari.make_vector(settings.num_envs, args.threads)
         net = NatureCnn(int(env.single_action_space.n))
-    optimizer = torch.optim.Adam(net.parameters(), lr=LR, eps=1e-5, fused=True)
-    rollouts = Rollouts(env, net, num_steps=128)
+    else:
+        env = make_vector(settings.env, settings.num_envs)
+        net = Mlp(env.single_observation_space.shape[0], env.single_action_space)
+    optimizer = torch.optim.Adam(net.parameters(), lr=settings.lr, eps=1e-5, fused=True)
+    rollouts = Rollouts(env, net, settings.num_steps)
     stopwatch, env_steps = Stopwatch(), 0
     while env_steps < args.env_steps:
         rollouts.collect()
-        update(net, optimizer, rollouts)
+        update(net, optimizer, rollouts, settings)
         env_steps += rollouts.reward.numel()
         stopwatch.mark(env_steps)
     stopwatch.print_result(np.mean(rollouts.returns) if rollouts.returns else None)

@@ -18,8 +18,12 @@ class Stopwatch:
         """An update has ended, after so many env steps in all."""
         self._marks.append((time.perf_counter(), env_steps))
 
-    def print_result(self, mean_return=None):
-        """The line; `mean_return` (of the last training episodes) shows that it has learned."""
+    def print_result(self, mean_return=None, collecting_s=None):
+        """The line.
+
+        `mean_return` (of the last training episodes) shows that it has learned; `collecting_s` is
+        the time in which all of its experience was made.
+        """
         if len(self._marks) < 2:
             raise SystemExit(
                 f"{len(self._marks)} updates: expected 2 or more, since the first is not counted. "
@@ -30,5 +34,6 @@ class Stopwatch:
             "env_steps": last,
             "env_steps_per_s": (last - first) / (ended - started),
             "mean_return": None if mean_return is None else float(mean_return),
+            "collecting_s": collecting_s,
         }
         print(f"RESULT {json.dumps(result)}", flush=True)

@@ -1,69 +1,92 @@
-"""stable-baselines3: its PPO on its DummyVecEnv (one process), with its own defaults otherwise.
+"""stable-baselines3: its PPO with its own defaults, but for what `works.py` says.
 
-Its defaults agree with the comparison's: gamma 0.99, lambda 0.95, clip 0.2, gradients cut at 0.5,
-2 × 64 tanh with separate actor and critic, NatureCNN shared.
+Its vector environment is DummyVecEnv (one process), or SubprocVecEnv (one process per environment,
+all of which wait for the slowest at each step). Its defaults agree with the comparison's: gamma
+0.99, lambda 0.95, clip 0.2, gradients cut at 0.5, 2 × 64 tanh with separate actor and critic,
+NatureCNN shared.
 """
 
 import argparse
+import time
 
 import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor
 
 from benchmarks.peers.result import Stopwatch
-
-NUM_STEPS, NUM_MINIBATCHES = 128, 4
+from benchmarks.peers.works import SETTINGS
 
 
 class MarkUpdates(BaseCallback):
-    """Each rollout but the first begins when an update has ended."""
+    """Each rollout but the first begins when an update has ended.
+
+    Attributes:
+        collecting_s: in rollouts, all of them.
+    """
 
     def __init__(self, stopwatch):
         super().__init__()
-        self.stopwatch = stopwatch
+        self.stopwatch, self.collecting_s, self._began = stopwatch, 0.0, 0.0
 
     def _on_rollout_start(self):
         if self.num_timesteps:
             self.stopwatch.mark(self.num_timesteps)
+        self._began = time.perf_counter()
+
+    def _on_rollout_end(self):
+        self.collecting_s += time.perf_counter() - self._began
 
     def _on_step(self):
         return True
 
 
+def maker(work):
+    if work == "atari":
+        from benchmarks.peers.atari import make_env
+
+        return make_env
+    if work == "uneven":
+        from benchmarks.peers.uneven import Uneven
+
+        return Uneven
+    if work == "reporting":
+        from benchmarks.peers.reporting import Reporting
+
+        return Reporting
+    return lambda: gym.make(SETTINGS[work].env)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env", choices=["cartpole", "atari"], required=True)
-    parser.add_argument("--num-envs", type=int, required=True)
+    parser.add_argument("--work", choices=list(SETTINGS), required=True)
     parser.add_argument("--env-steps", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--subproc", action="store_true", help="a process for each environment")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    if args.env == "cartpole":
-        policy, make = "MlpPolicy", lambda: gym.make("CartPole-v1")
-    else:
-        from benchmarks.peers.atari import make_env as make
-
-        policy = "CnnPolicy"
-    env = VecMonitor(DummyVecEnv([make] * args.num_envs))
+    settings = SETTINGS[args.work]
+    vector = SubprocVecEnv if args.subproc else DummyVecEnv
+    env = VecMonitor(vector([maker(args.work)] * settings.num_envs))
     model = PPO(
-        policy,
+        "CnnPolicy" if args.work == "atari" else "MlpPolicy",
         env,
-        n_steps=NUM_STEPS,
-        batch_size=args.num_envs * NUM_STEPS // NUM_MINIBATCHES,
-        n_epochs=4,
-        learning_rate=2.5e-4,
-        ent_coef=0.01,
+        n_steps=settings.num_steps,
+        batch_size=settings.batch // settings.num_minibatches,
+        n_epochs=settings.num_epochs,
+        learning_rate=settings.lr,
+        ent_coef=settings.ent_coef,
         seed=0,
         device="cpu",
     )
     stopwatch = Stopwatch()
-    model.learn(args.env_steps, callback=MarkUpdates(stopwatch))
+    marks = MarkUpdates(stopwatch)
+    model.learn(args.env_steps, callback=marks)
     stopwatch.mark(model.num_timesteps)
     returns = [episode["r"] for episode in model.ep_info_buffer]
-    stopwatch.print_result(np.mean(returns) if returns else None)
+    stopwatch.print_result(np.mean(returns) if returns else None, collecting_s=marks.collecting_s)
     env.close()
 
 

@@ -14,9 +14,10 @@ from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
 
+from benchmarks.peers import works
 from benchmarks.peers.result import Stopwatch
 
-NUM_STEPS, NUM_MINIBATCHES = 128, 4
+SETTINGS = works.SETTINGS["cartpole"]
 
 
 def make_cartpole(full_env_name, cfg=None, env_config=None, render_mode=None):
@@ -38,12 +39,10 @@ class MarkUpdates(AlgoObserver):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-workers", type=int, required=True)
-    parser.add_argument("--envs-per-worker", type=int, required=True)
     parser.add_argument("--env-steps", type=int, required=True)
     parser.add_argument("--train-dir", required=True)
     args = parser.parse_args()
     register_env("bench_cartpole", make_cartpole)
-    batch = args.num_workers * args.envs_per_worker * NUM_STEPS
     options = {
         "env": "bench_cartpole",
         "algo": "APPO",
@@ -54,9 +53,9 @@ def main():
         "seed": 0,
         # sampling
         "num_workers": args.num_workers,
-        "num_envs_per_worker": args.envs_per_worker,
+        "num_envs_per_worker": SETTINGS.num_envs // args.num_workers,
         "worker_num_splits": 2,
-        "rollout": NUM_STEPS,
+        "rollout": SETTINGS.num_steps,
         "async_rl": True,
         "serial_mode": False,
         "decorrelate_experience_max_seconds": 0,
@@ -69,15 +68,15 @@ def main():
         "normalize_input": False,
         "normalize_returns": False,
         # the same learning
-        "batch_size": batch // NUM_MINIBATCHES,
-        "num_batches_per_epoch": NUM_MINIBATCHES,
-        "num_epochs": 4,
-        "learning_rate": 2.5e-4,
+        "batch_size": SETTINGS.batch // SETTINGS.num_minibatches,
+        "num_batches_per_epoch": SETTINGS.num_minibatches,
+        "num_epochs": SETTINGS.num_epochs,
+        "learning_rate": SETTINGS.lr,
         "adam_eps": 1e-5,
         "gamma": 0.99,
         "gae_lambda": 0.95,
         "ppo_clip_ratio": 0.2,
-        "exploration_loss_coeff": 0.01,
+        "exploration_loss_coeff": SETTINGS.ent_coef,
         "value_loss_coeff": 0.5,
         "max_grad_norm": 0.5,
         # nothing on the side
@@ -89,7 +88,7 @@ def main():
     config_parser, _ = parse_sf_args(argv)
     _, runner = make_runner(parse_full_cfg(config_parser, argv))
     stopwatch = Stopwatch()
-    observer = MarkUpdates(stopwatch, batch)
+    observer = MarkUpdates(stopwatch, SETTINGS.batch)
     runner.register_observer(observer)
     runner.register_episodic_stats_handler(observer.on_episode)
     status = runner.init()

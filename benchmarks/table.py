@@ -1,0 +1,147 @@
+"""The tables of the README and of benchmarks/README.md, made from the results that are there.
+
+    python -m benchmarks.table      # rewrites both, between two markers
+
+The README has what Headrace reached, beside the best peer and the limit; benchmarks/README.md has
+all contestants. Left out: measuring.
+"""
+
+import json
+from pathlib import Path
+
+from benchmarks.machine import RESULTS, ROOT
+from benchmarks.turns import number, why_not
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+FILES = ("limits", "cartpole", "cheetah", "atari", "uneven", "start", "guards")
+"""In the order of the tables; one that has not been measured is left out."""
+HEADLINES = {
+    "PPO training, CartPole-v1": (
+        "Headrace, 2 learners",
+        "Headrace, 2 workers",
+        "Headrace, inline",
+        "Headrace, 1 core",
+    ),
+    "CartPole-v1, from the start of the process until it is solved": ("Headrace, its preset",),
+    "PPO training, HalfCheetah-v5": (
+        "Headrace, 2 learners",
+        "Headrace, 2 workers",
+        "Headrace, inline",
+    ),
+    "Stepping, Breakout, 8 environments": ("Headrace, 8 envs",),
+    "Stepping, Breakout, 32 environments": ("Headrace, 32 envs",),
+    "PPO training, Breakout": ("Headrace", "Headrace, bf16"),
+    "PPO training, 24 environments with uneven steps": ("Headrace, 24 workers",),
+    "Start of 24 samplers": ("Headrace, 24 workers",),
+}
+"""What the README shows: of a table, these contestants."""
+
+
+def load(folder):
+    """Results by benchmark, of those that are there."""
+    paths = {name: folder / f"{name}.json" for name in FILES}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
+def spread(row):
+    """Median, with the least and the most of the turns."""
+    if row["median"] is None:
+        return why_not(row)
+    return f"{number(row['median'])} ({number(row['min'])} to {number(row['max'])})"
+
+
+def times(ratio):
+    return f"{ratio:.2f} x" if ratio else "-"
+
+
+def share(ratio):
+    return f"{ratio:.0%}" if ratio else "-"
+
+
+def best_peer(table):
+    """The row that the others are compared with, if there is one."""
+    peers = [row for row in table["contestants"] if row["of_best_peer"] and row["is_peer"]]
+    return max(peers, key=lambda row: row["of_best_peer"], default=None)
+
+
+def tables(found):
+    """Title and table, in order."""
+    return [(title, of) for results in found.values() for title, of in results["tables"].items()]
+
+
+def headlines(found):
+    """The README's table."""
+    lines = ["| | Headrace | best peer | of the peer | of the limit |", "|---|---|---|---|---|"]
+    ratios = []
+    for title, table in tables(found):
+        rows = {row["name"]: row for row in table["contestants"]}
+        peer = best_peer(table)
+        beside = f"{peer['name']}: {number(peer['median'])}" if peer else "-"
+        lines += [
+            f"| {title} ({table['work']['unit']}) | {name.removeprefix('Headrace, ')}: "
+            f"{spread(rows[name])} | {beside} | {times(rows[name]['of_best_peer'])} "
+            f"| {share(rows[name]['of_limit'])} |"
+            for name in HEADLINES.get(title, ())
+            if name in rows
+        ]
+        ratios += [
+            f"{title}, {name}: {ratio['of_medians']:.3f}."
+            for name, ratio in table["ratios"].items()
+        ]
+    return "\n".join([*lines, *([""] if ratios else []), *ratios, "", *where(found)])
+
+
+def whole(found):
+    """All contestants of all tables, and what else was measured of them."""
+    lines = []
+    for title, table in tables(found):
+        also = list(dict.fromkeys(name for row in table["contestants"] for name in row["also"]))
+        columns = [table["work"]["unit"], "of the best peer", "of the limit", *also]
+        lines += ["", f"**{title}**", "", f"| | {' | '.join(columns)} |"]
+        lines += ["|---" * (1 + len(columns)) + "|"]
+        for row in table["contestants"]:
+            cells = [spread(row), times(row["of_best_peer"]), share(row["of_limit"])]
+            cells += [number(row["also"][name]) if name in row["also"] else "-" for name in also]
+            lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+        for name, ratio in table["ratios"].items():
+            turns = ", ".join(f"{each:.3f}" for each in ratio["of_turns"])
+            lines += ["", f"{name}: {ratio['of_medians']:.3f} (in each turn: {turns})"]
+    return "\n".join([*lines[1:], "", *where(found)])
+
+
+def where(found):
+    """The machines and commits that these results are of."""
+    named = {}
+    for name, results in found.items():
+        machine = results["machine"]
+        commit = (machine["git_commit"] or "unknown")[:7]
+        edited = ", with changes" if machine["git_uncommitted_changes"] else ""
+        key = f"{machine['cores']} cores, {machine['cpu']}, {machine['date'][:10]}, commit {commit}"
+        named.setdefault(key + edited, []).append(name)
+    return [f"{', '.join(names)}: {key}." for key, names in named.items()]
+
+
+def filled_in(page, content):
+    """The page, with `content` between its markers; ValueError: there are none."""
+    head, begin, rest = page.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"expected {BEGIN} and then {END}")
+    return f"{head}{BEGIN}\n{content}\n{END}{tail}"
+
+
+def pages(root=ROOT, results=RESULTS):
+    """Each page as it is to be, by its path."""
+    found = load(results)
+    made = {root / "README.md": headlines(found), root / "benchmarks/README.md": whole(found)}
+    return {path: filled_in(path.read_text(), content) for path, content in made.items()}
+
+
+def main():
+    for path, page in pages().items():
+        path.write_text(page)
+        print(f"Written: {Path(path).relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
