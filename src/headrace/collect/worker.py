@@ -5,6 +5,7 @@ Left out: the learner's end (`workers.py`), and stepping itself (`rollout.py`).
 
 import contextlib
 import faulthandler
+import gc
 import mmap
 import os
 import signal
@@ -105,6 +106,8 @@ def main(channel: int, weights: int, memory: int, words: int, plan: int, orders:
         plan: a file with the pickled plan.
         orders: a file with the pickled orders.
     """
+    # A collection would look at each of torch's objects, and so copy pages that workers share.
+    gc.freeze()
     forkserver.ignore_signals()
     forkserver.end_with_learner()
     torch.set_num_threads(1)
