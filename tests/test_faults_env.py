@@ -15,6 +15,7 @@ from headrace.envs.api import Guards
 from headrace.envs.faulty import Faulty
 from headrace.errors import EnvError, SamplerError, UsageError
 from headrace.run import checkpoint
+from headrace.seeding import derive
 from tests.support import Counting, children, inline, plan_for, policy_for, workers
 
 pytestmark = pytest.mark.fault_a
@@ -82,8 +83,47 @@ def test_f02_a_death_in_a_step_is_named_and_the_run_goes_on_to_the_bit(
 
 def test_f02_where_it_is_to_fail_it_fails_in_words(tmp_path):
     with pytest.raises(SamplerError, match=r"died \(SIGSEGV\), in step \d+ with action") as caught:
-        train(tmp_path / "run", faults="segv@40", on_sampler_loss="fail")
+        (tmp_path / "once").mkdir()
+        train(tmp_path / "run", faults="segv@40", once=tmp_path / "once", on_sampler_loss="fail")
     assert "--on-sampler-loss restart" in str(caught.value)
+
+
+class DiesInItsThird(Counting):
+    """Episodes of 7 steps; the process ends in the fourth step of the third."""
+
+    def __init__(self):
+        super().__init__(truncate_at=7)
+        self.resets = 0
+
+    def reset(self, **kwargs):
+        self.resets += 1
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        if self.resets == 3 and self.t == 3:
+            os._exit(9)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("num_steps", [32, 17, 16, 4])
+def test_f02_the_place_is_the_right_one_in_whichever_fragment(num_steps):
+    """Step 18 of the env: in the first fragment, its last step but one, its second's first, ..."""
+    plan = plan_for(
+        DiesInItsThird, num_steps=num_steps, num_envs=1, envs_per_vector=1,
+        guards=Guards(on_sampler_loss="fail"),
+    )  # fmt: skip
+    collector = workers(plan, 1)
+    collector.publish(policy_for(plan), 0)
+    seed = derive(plan.seed, "env", 0, 2)
+    with pytest.raises(SamplerError) as caught:
+        for _ in range(5):
+            collector.collect()
+    assert re.search(
+        r"Worker 0 died \(exit code 9\), in step 4 with action [01], env 0 of DiesInItsThird, "
+        rf"sampler worker 0, episode 2 \(reset seed {seed}, 3 steps so far\)",
+        str(caught.value),
+    ), caught.value
+    collector.close()
 
 
 @pytest.mark.parametrize(

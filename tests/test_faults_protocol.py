@@ -204,6 +204,8 @@ def test_f26_the_rate_of_restarts_has_a_window():
     for now in (0.0, 10.0, 20.0):
         supervisor.begin(0, now)
         waits.append(supervisor.gone(0, now, None))
+        if now == 10.0:
+            assert supervisor.due(10.4) == [] and supervisor.due(10.5) == [0]
     assert waits == [0.0, 0.5, None]
     again = Supervisor(1, restart=True, max_restarts=2)
     waits = []
@@ -257,6 +259,12 @@ def test_f26_only_silence_that_was_seen_counts():
     assert supervisor.silent(1000.0, LIMIT_S, lambda slot: 7) == []
     assert supervisor.silent(1000.1, LIMIT_S, lambda slot: 8) == []
     now = 1000.1
+    supervisor_starting = Supervisor(1, restart=True, max_restarts=9)
+    supervisor_starting.begin(0, now)
     while not supervisor.silent(now, LIMIT_S, lambda slot: 8):
         now += 0.1
+        assert supervisor_starting.silent(now, LIMIT_S, lambda slot: 8) == []
     assert LIMIT_S < now - 1000.1 < LIMIT_S + 0.3
+    while not supervisor_starting.silent(now, LIMIT_S, lambda slot: 8):
+        now += 0.1
+    assert 10 * LIMIT_S < now - 1000.1 < 10 * LIMIT_S + 0.5  # making environments takes longer

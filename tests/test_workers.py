@@ -161,7 +161,7 @@ def test_a_worker_that_dies_between_batches_is_noticed():
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert collector.collect() is not None
-    assert "Worker 0 died (SIGKILL)" in said[0]
+    assert "Worker 0 died (SIGKILL), between two fragments" in said[0]
     collector.close()
 
 
