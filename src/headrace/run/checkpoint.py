@@ -16,17 +16,20 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from headrace.errors import CheckpointError
 from headrace.ranks import Ranks
+from headrace.run.files import flush_dir, read_capped, write_flushed, write_whole
 from headrace.spec import Array, EnvSpec
 
 FORMAT = 1
@@ -42,8 +45,13 @@ class Checkpoint:
     manifest: dict[str, Any]
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The named tensors of one of its files."""
-        return dict(load((self.path / f"{name}.safetensors").read_bytes()))
+        """The named tensors of one of its files; CheckpointError if it holds none."""
+        file = self.path / f"{name}.safetensors"
+        try:
+            # Its header's shapes are held against its size before anything is allocated.
+            return dict(load(read_capped(file, _memory_bytes(), CheckpointError)))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}.") from None
 
     def arrays(self, name: str) -> dict[str, Array]:
         """The same as NumPy arrays."""
@@ -60,30 +68,43 @@ def write(
         env_steps: names it.
         files: file name (without suffix) -> named tensors or arrays.
         manifest: plain data that goes into the manifest beside format and checksums.
+
+    Raises:
+        OSError: the disk is full, for example; nothing of it is left, and the one before is whole.
     """
     parent.mkdir(mode=0o700, exist_ok=True)
     final = parent / f"step_{env_steps:012d}"
     new = parent / f".{final.name}.{os.getpid()}"
     shutil.rmtree(new, ignore_errors=True)
+    try:
+        _write_parts(new, files, manifest)
+        if final.exists():  # passed over as damaged, or written without the pointer
+            shutil.rmtree(final)
+        os.rename(new, final)
+    except OSError:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    flush_dir(parent)
+    write_whole(parent / "latest", final.name.encode())
+    return final
+
+
+def _write_parts(new: Path, files: dict[str, dict[str, Any]], manifest: dict[str, Any]) -> None:
     new.mkdir(mode=0o700)
     sums = {}
     for name, tensors in files.items():
-        data = save({key: _contiguous(tensor) for key, tensor in tensors.items()})
+        data = to_safetensors(tensors)
         sums[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
-        _write_flushed(new / f"{name}.safetensors", data)
+        write_flushed(new / f"{name}.safetensors", data)
     whole = {"format": FORMAT, **manifest, "files": sums}
     whole["sha256"] = _digest(whole)
-    _write_flushed(new / _MANIFEST, json.dumps(whole, indent=1).encode())
-    _flush_dir(new)
-    if final.exists():  # it was passed over as damaged: a run never saves the same step twice
-        shutil.rmtree(final)
-    new.rename(final)
-    _flush_dir(parent)
-    pointer = parent / ".latest.new"
-    _write_flushed(pointer, final.name.encode())
-    pointer.rename(parent / "latest")
-    _flush_dir(parent)
-    return final
+    write_flushed(new / _MANIFEST, json.dumps(whole, indent=1).encode())
+    flush_dir(new)
+
+
+def to_safetensors(tensors: Mapping[str, Any]) -> bytes:
+    """Named tensors or arrays as the bytes of a safetensors file."""
+    return save({key: _contiguous(tensor) for key, tensor in tensors.items()})
 
 
 def prune(keep: int, written: Path) -> None:
@@ -137,12 +158,11 @@ def newest(run_dir: Path) -> Checkpoint:
 
 def _read(path: Path) -> Checkpoint:
     try:
-        if (path / _MANIFEST).stat().st_size > _MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"{path / _MANIFEST} is larger than any manifest.")
-        manifest = json.loads((path / _MANIFEST).read_bytes())
+        read = read_capped(path / _MANIFEST, _MAX_MANIFEST_BYTES, CheckpointError)
+        manifest = json.loads(read)
         sums = dict(manifest["files"])
         number, digest = manifest["format"], manifest.pop("sha256")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path / _MANIFEST} is missing or damaged ({error}).") from None
     if number != FORMAT:
         raise CheckpointError(
@@ -157,6 +177,8 @@ def _read(path: Path) -> Checkpoint:
                 f"{path / _MANIFEST} names a file that is none of ours: {name!r}."
             )
         try:
+            if file.stat().st_size > _memory_bytes():
+                raise CheckpointError(f"{file} is larger than this machine's memory.")
             with file.open("rb") as opened:
                 actual = hashlib.file_digest(opened, "sha256").hexdigest()
         except OSError as error:
@@ -193,7 +215,7 @@ def gathered(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | Tensor
     if ranks.size == 1:
         return dict(arrays)
     together: dict[str, Array | Tensor] = {}
-    for part in ranks.gather_bytes(save({k: _contiguous(a) for k, a in arrays.items()})):
+    for part in ranks.gather_bytes(to_safetensors(arrays)):
         together |= load(part)
     return together
 
@@ -222,6 +244,10 @@ def load_into(module: nn.Module, saved: Checkpoint) -> None:
     module.load_state_dict(tensors)
 
 
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
@@ -231,18 +257,3 @@ def _contiguous(tensor: Any) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(tensor).reshape(tensor.shape))
     # A copy: safetensors refuses tensors that share memory.
     return tensor.detach().cpu().clone().contiguous()  # type: ignore[no-any-return]
-
-
-def _write_flushed(path: Path, data: bytes) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -111,10 +111,11 @@ def run_rank(
         train(
             run, collector, learner, counters, meter,
             ranks=ranks, stop=stop, evaluate=evaluate, on_update=reporter, save=saver,
-            save_is_due=saver.is_due,
+            save_is_due=saver.is_due, write_down=saver.write_down,
         )  # fmt: skip
         samplers = _meters(ranks, meter, collector)
         stopped_by = max(gather_json(ranks, stop.received))  # whichever rank it came to
+    saver.require()
     summary = reporter.summary(task.run_dir, samplers)
     display.say(farewell(summary, stopped_by, task.maker))
     return Ended(task.run_dir, summary, stopped_by, task.maker, task.model, ranks.rank)
