@@ -30,7 +30,7 @@ from headrace.run.best import Evaluations
 from headrace.run.config import Settings, cpu_cores
 from headrace.run.learner import Learner
 from headrace.run.log import Display, MetricsLog
-from headrace.run.process import StopSignals, math_threads
+from headrace.run.process import StopSignals, check_open_files, math_threads
 from headrace.run.report import OnUpdate, Reporter, farewell, introduce
 from headrace.run.save import Saver
 from headrace.run.task import Task
@@ -177,6 +177,7 @@ def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop) -> Coll
     )
     if num_workers == 0:
         return InlineCollector(plan, meter, stop)
+    check_open_files(num_workers)
     return WorkersCollector(plan, num_workers, stop)
 
 

@@ -66,8 +66,8 @@ class Saver:
             run_dir = self._task.run_dir
             raise RunDirError(
                 f"The run has ended, and its last checkpoint could not be written to {run_dir}: "
-                f"{error.strerror or error}.\nWhat was learned since the one before is lost. Make room, and "
-                f"go on from there: headrace resume {run_dir}"
+                f"{error.strerror or error}.\nWhat was learned since the one before is lost. Make "
+                f"room, and go on from there: headrace resume {run_dir}"
             )
 
     def write_down(self, fragments: list[Fragment]) -> str:
