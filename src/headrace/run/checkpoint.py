@@ -11,12 +11,13 @@ is removed only afterwards. Nothing on the way back in is unpickled, and no code
 Left out: what the tensors mean (whoever gives them).
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from headrace.errors import CheckpointError
+import headrace
+from headrace.errors import CheckpointError, HeadraceError
 from headrace.ranks import Ranks
 from headrace.run.files import flush_dir, read_capped, write_flushed, write_whole
 from headrace.spec import Array, EnvSpec
@@ -56,6 +58,19 @@ class Checkpoint:
     def arrays(self, name: str) -> dict[str, Array]:
         """The same as NumPy arrays."""
         return {key: tensor.numpy() for key, tensor in self.tensors(name).items()}
+
+
+@contextlib.contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """CheckpointError if what is read within is not what a run writes, checksums or not."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path} is not a checkpoint as headrace {headrace.__version__} writes them: {error!r}."
+        ) from error
 
 
 def write(
@@ -226,6 +241,11 @@ def load_into(module: nn.Module, saved: Checkpoint) -> None:
     Raises:
         CheckpointError: they are of another network.
     """
+    module.load_state_dict(check_shapes(module, saved))
+
+
+def check_shapes(module: nn.Module, saved: Checkpoint) -> dict[str, Tensor]:
+    """The policy's tensors; CheckpointError if they are of another network."""
     tensors = saved.tensors("policy_default")
     own = {name: tuple(t.shape) for name, t in module.state_dict().items()}
     theirs = {name: tuple(t.shape) for name, t in tensors.items()}
@@ -241,7 +261,7 @@ def load_into(module: nn.Module, saved: Checkpoint) -> None:
             + (f"\n  ... and {len(differing) - 6} more" if len(differing) > 6 else "")
             + "\nUse the network's settings that it was trained with (in its config.json)."
         )
-    module.load_state_dict(tensors)
+    return tensors
 
 
 def _memory_bytes() -> int:

@@ -1,5 +1,6 @@
 """What a run tells: metrics.jsonl, TensorBoard, and the terminal. Left out: computing any of it."""
 
+import contextlib
 import json
 import math
 import os
@@ -42,17 +43,19 @@ class MetricsLog:
         kept = read_metrics(run_dir) if path.exists() else []
         lines = [_line(row) for row in kept if row["iteration"] <= version]
         try:
-            write_whole(path, b"".join(lines))
-            self._rows = Appended(path)
-            events.mkdir(mode=0o700, exist_ok=True)
-            # TensorBoard sorts by these numbers, and takes the first word for what it is.
-            name = f"events.out.tfevents.{time.time_ns():020d}.{platform.node()}.{os.getpid()}"
-            self._events = Appended(events / name)
-            self._records = RecordWriter(self._events)
-            self._add(file_version="brain.Event:2")
-            begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps, too
-            self._add(step=env_steps, session_log=begin)
-            self._events.flush()
+            with contextlib.ExitStack() as opened:
+                write_whole(path, b"".join(lines))
+                self._rows = opened.enter_context(contextlib.closing(Appended(path)))
+                events.mkdir(mode=0o700, exist_ok=True)
+                # TensorBoard sorts by these numbers, and takes the first word for what it is.
+                name = f"events.out.tfevents.{time.time_ns():020d}.{platform.node()}.{os.getpid()}"
+                self._events = opened.enter_context(contextlib.closing(Appended(events / name)))
+                self._records = RecordWriter(self._events)
+                self._add(file_version="brain.Event:2")
+                begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps, too
+                self._add(step=env_steps, session_log=begin)
+                self._events.flush()
+                opened.pop_all()
         except OSError as error:
             raise unusable(run_dir, error) from None
         self._obstacle = Obstacle("Metrics", run_dir)

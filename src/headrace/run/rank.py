@@ -152,7 +152,8 @@ def _init_from(task: Task, learner: Learner) -> None:
     name = task.settings.run.init_from
     if name and task.saved is None:
         saved = checkpoint.newest(Path(name))
-        theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
+        with checkpoint.as_written(saved.path):
+            theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
         checkpoint.check_fits(theirs, task.spec, Path(name))
         checkpoint.load_into(learner.policy, saved)
 
@@ -188,12 +189,13 @@ def _restored(
     settings, run, saved = task.settings, task.settings.run, task.saved
     if saved is None:
         return Counters()
-    counters = Counters.from_json(saved.manifest["counters"])
-    learner.load_state(
-        {name: saved.tensors(name) for name in ("policy_default", "learner_default")},
-        saved.manifest["learner"],
-    )
-    samplers = regroup(saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
+    with checkpoint.as_written(saved.path):
+        counters = Counters.from_json(saved.manifest["counters"])
+        learner.load_state(
+            {name: saved.tensors(name) for name in ("policy_default", "learner_default")},
+            saved.manifest["learner"],
+        )
+        samplers = regroup(saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
     mine = collector.restore(samplers)
     restored = Restored()
     for each in gather_json(ranks, asdict(mine)):

@@ -13,6 +13,9 @@ from headrace.errors import RunDirError
 from headrace.run.files import read_capped, write_whole
 
 _CONFIG = "config.json"
+_SIZES = ("num_envs", "num_learners", "envs_per_vector")
+_KINDS = {"env": str, "env_kwargs": dict, "algo": str, "seed": int, "num_workers": int}
+_KINDS |= {"wrapper": list, "model": str, **dict.fromkeys(_SIZES, int)}
 _MAX_CONFIG_BYTES = 1 << 20
 
 
@@ -106,9 +109,12 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         config = dict(json.loads(read_capped(path / _CONFIG, _MAX_CONFIG_BYTES, RunDirError)))
-        missing = {"env", "env_kwargs", "algo", "seed"} - set(config["settings"])
-        if missing or not isinstance(config["origin"], dict):
-            raise ValueError(f"it lacks {missing or 'origins'}")
+        settings = dict(config["settings"])
+        wrong = [name for name, kind in _KINDS.items() if not isinstance(settings.get(name), kind)]
+        wrong += [name for name in _SIZES if name not in wrong and settings[name] < 1]
+        config["env_is_code"] = bool(config["env_is_code"])
+        if wrong or not isinstance(config["origin"], dict):
+            raise ValueError(f"no usable {', '.join(wrong) or 'origin'}")
     except FileNotFoundError:
         raise RunDirError(
             f"{path} is not a run directory: it has no {_CONFIG}.\n"
