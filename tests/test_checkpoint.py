@@ -49,14 +49,15 @@ def test_it_is_private(tmp_path):
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o600}
 
 
-def test_old_ones_go_only_after_new_ones_are_there(tmp_path):
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_old_ones_go_only_after_new_ones_are_there(tmp_path, keep):
     names = []
-    for step in (1, 2, 3, 4):
+    for step in range(1, 8):
         path = write(tmp_path, step, float(step))
         names.append(path.name)
-        assert sorted(p.name for p in path.parent.glob("step_*")) == names[-3:]
-        checkpoint.prune(2, path)
-        assert sorted(p.name for p in path.parent.glob("step_*")) == names[-2:]
+        assert sorted(p.name for p in path.parent.glob("step_*")) == names[-keep - 1 :]
+        checkpoint.prune(keep, path)
+        assert sorted(p.name for p in path.parent.glob("step_*")) == names[-keep:]
 
 
 def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path):

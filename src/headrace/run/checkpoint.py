@@ -133,7 +133,7 @@ def prune(keep: int, written: Path) -> None:
     parent = written.parent
     others = sorted(path for path in parent.glob("step_*") if path != written)
     earlier = [path for path in others if path < written]
-    kept = earlier[len(earlier) - (keep - 1) :] if keep > 1 else []
+    kept = earlier[-(keep - 1) :] if keep > 1 else []
     for path in others:
         if path not in kept:
             shutil.rmtree(path)
