@@ -1,4 +1,4 @@
-"""Rung 6: stopped and resumed is bit for bit what was never stopped (F16: test_faults_repeat.py)."""
+"""Rung 6: stopped and resumed is bit for bit what was never stopped. F16: test_faults_repeat.py."""
 
 import json
 import os
