@@ -116,7 +116,7 @@ def test_a_disk_that_is_full_while_a_checkpoint_is_written_costs_nothing(tmp_pat
 
         def on_update(iteration, _metrics):
             if iteration == 3:
-                disk.fill(leave_bytes=48 << 10)  # room for metrics, and for part of a checkpoint
+                disk.fill(leave_bytes=32 << 10)  # room for metrics, and for part of a checkpoint
                 filled_at.append(time.monotonic())
             if iteration == 8:
                 at_full["names"], at_full["latest"] = names(run_dir), pointed_to(run_dir)
@@ -125,15 +125,19 @@ def test_a_disk_that_is_full_while_a_checkpoint_is_written_costs_nothing(tmp_pat
 
         done = headrace.train(
             short_cartpole, run_dir=run_dir, total_env_steps=10 * UPDATE, checkpoint_every_s=0.0,
-            keep=1, on_update=on_update, **TINY,
+            keep=1, on_update=on_update, eval_every=5 * UPDATE, eval_episodes=1, **TINY,
         )  # fmt: skip
         old = f"step_{2 * UPDATE:012d}"
         assert at_full == {"names": ["latest", old], "latest": old, "newest": old}
         assert names(run_dir) == ["latest", f"step_{10 * UPDATE:012d}"]
         assert [row["iteration"] for row in read_metrics(run_dir)] == list(range(1, 11))
+        # The best one at update 5 was not kept, and does not count.
+        assert checkpoint.newest(run_dir / "best").manifest["counters"]["env_steps"] == 10 * UPDATE
     assert [text.partition(" to ")[0] for _, text in said] == [
         "Checkpoints cannot be written",
+        "Best policies cannot be written",
         "Checkpoints are written",
+        "Best policies are written",
     ]
     assert "No space left on device. Training goes on" in said[0][1]
     measured(

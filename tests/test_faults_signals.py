@@ -104,7 +104,9 @@ def test_a_signal_ends_a_run_and_what_was_saved_is_whole(
     )  # fmt: skip
     with start(words, tmp_path, stdin=None) as process, contextlib.ExitStack() as stack:
         stack.callback(process.kill)
-        assert select.select([here], [], [], 60)[0], process.stderr.read()
+        stack.callback(os.close, ended := os.pidfd_open(process.pid))
+        ready = select.select([here, ended], [], [], 60)[0]
+        assert ready == [here], process.communicate(timeout=1)[1]
         started = children() - before
         began = time.monotonic()
         for number in signals[:-1]:

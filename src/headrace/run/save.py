@@ -55,10 +55,11 @@ class Saver:
                 self._write("checkpoints", files)
             self._saved_version = self._learner.version
 
-    def best(self) -> None:
-        """Keep the policy as it is now as the best one, in place of the one before."""
+    def best(self) -> bool:
+        """Keep the policy as it is now as the best one, in place of the one before; if it can."""
         with self._best_obstacle.passed_over():
             self._write("best", {"policy_default": dict(self._learner.policy.state_dict())})
+        return self._best_obstacle.error is None
 
     def require(self) -> None:
         """At the end of a run: RunDirError if its last checkpoint could not be written."""
