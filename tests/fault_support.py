@@ -47,15 +47,25 @@ def run(words, folder, **more):
 def needs_mounts():
     """Skip, by name, where nothing can be mounted."""
     tried = subprocess.run(
-        ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/tmp"], capture_output=True
+        ["unshare", "--mount", "--uts", "mount", "-t", "tmpfs", "tmpfs", "/tmp"],
+        capture_output=True,
     )
     if tried.returncode:
-        pytest.skip("needs root and a mount namespace of its own (unshare --mount)")
+        pytest.skip("needs root and namespaces of its own (unshare --mount --uts)")
 
 
 def mounted(script, *words):
     """The words, run where the script (of sh) has mounted something that nobody else sees."""
-    return ["unshare", "--mount", "sh", "-ec", f'{script}\nexec "$@"', "sh", *map(str, words)]
+    return [
+        "unshare",
+        "--mount",
+        "--uts",
+        "sh",
+        "-ec",
+        f'{script}\nexec "$@"',
+        "sh",
+        *map(str, words),
+    ]
 
 
 class Disk:
