@@ -41,7 +41,6 @@ def step_headrace(num_envs: int, env_steps: int, threads: int, stopwatch: Stopwa
                 break
         else:
             vector.finish()
-            vector.commit()
     vector.close()
 
 

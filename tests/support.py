@@ -12,6 +12,7 @@ import numpy as np
 from headrace.collect.api import Plan
 from headrace.collect.inline import InlineCollector
 from headrace.collect.workers import WorkersCollector
+from headrace.envs.api import GUARDS
 from headrace.envs.make import EnvMaker, env_spec
 from headrace.meter import Meter
 from headrace.models import policy as policies
@@ -60,6 +61,7 @@ def plan_for(
     reseed=True,
     kwargs=None,
     model=None,
+    guards=GUARDS,
     **of_maker,
 ):
     maker = EnvMaker(env, kwargs or {}, **of_maker)
@@ -77,6 +79,7 @@ def plan_for(
         reseed_episodes=reseed,
         replay_limit_s=30.0,
         threads_per_sampler=1,
+        guards=guards,
     )
 
 
@@ -113,12 +116,12 @@ def never():
     return False
 
 
-def inline(plan, stop=never):
-    return InlineCollector(plan, Meter(), stop)
+def inline(plan, stop=never, state=None, say=print):
+    return InlineCollector(plan, Meter(), stop, state, say)
 
 
-def workers(plan, num_workers=2, stop=never):
-    return WorkersCollector(plan, num_workers, stop)
+def workers(plan, num_workers=2, stop=never, state=None, say=print):
+    return WorkersCollector(plan, num_workers, stop, state, say)
 
 
 def policy_for(plan, seed=1):

@@ -47,13 +47,15 @@ def test_train_prints_one_json_object_last(trained):
     summary = json.loads(done.stdout.splitlines()[-1])
     expected = {
         "run_dir", "env", "algo", "env_steps", "learner_steps", "wall_s", "env_steps_per_s",
-        "mean_return", "episodes", "lost_env_steps", "restarts", "meter",
+        "mean_return", "episodes", "ledger", "meter",
     }  # fmt: skip
     assert expected <= set(summary)
     assert summary["env_steps"] == 640
     # 10 updates of 5 epochs (the preset's) of 4 minibatches
     assert summary["learner_steps"] == 10 * 5 * 4
-    assert summary["lost_env_steps"] == summary["restarts"] == 0
+    ledger = dict(summary["ledger"])
+    assert ledger.pop("collected") == ledger.pop("learned") == summary["env_steps"]
+    assert set(ledger.values()) == {0}
     assert summary["wall_s"] == pytest.approx(sum(summary["meter"].values()))
     assert 0 < summary["meter"]["start"] < summary["wall_s"]
     assert os.path.samefile(run_dir, run_dir.parent / summary["run_dir"])

@@ -17,10 +17,21 @@ ONLY_IN = {
     "rich": ("run/log.py",),
     "tyro": ("verbs.py", "run/config.py"),
     "safetensors": ("run/checkpoint.py",),
-    "cloudpickle": ("collect/workers.py", "run/learners.py"),
+    "cloudpickle": (
+        "collect/channel.py",
+        "collect/handle.py",
+        "collect/worker.py",
+        "collect/workers.py",
+        "run/learners.py",
+    ),
     "matplotlib": ("run/plot.py",),
     "imageio_ffmpeg": ("envs/film.py",),
-    "multiprocessing": ("collect/workers.py", "collect/forkserver.py", "run/learners.py"),
+    "multiprocessing": (
+        "collect/forkserver.py",
+        "collect/handle.py",
+        "collect/workers.py",
+        "run/learners.py",
+    ),
     "pickle": (),
 }
 FILES = sorted(SOURCE.rglob("*.py"))

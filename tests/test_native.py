@@ -77,7 +77,6 @@ def sampled(make, mode):
     with torch.no_grad():
         rollout(vector, fragment, act, torch.full((T, N, 1), 0.5), Meter(), never)
     episodes = vector.finish()
-    vector.commit()
     vector.close()
     return policy, fragment, episodes
 
@@ -250,11 +249,11 @@ def test_ale_inline_equals_workers_and_resume_begins_anew():
         collector.publish(policy_for(plan), 0)
         fragments = collector.collect().fragments
         batches.append([(f.obs.clone(), f.action.clone(), f.reward.clone()) for f in fragments])
-        if make is inline:
-            state = collector.state()
-        else:
-            assert collector.restore(state).new_episode == 4
+        state = collector.state()
         collector.close()
+        again = make(plan, state=state)
+        assert again.restored.new_episode == 4
+        again.close()
     for one, other in zip(*batches, strict=True):
         for a, b in zip(one, other, strict=True):
             assert torch.equal(a, b)

@@ -1,11 +1,11 @@
 """What the loop needs of whoever samples for it. Left out: every way of doing it (beside this)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from headrace.batch import Fragment, PolicyOut
-from headrace.envs.api import Episode, Restored
+from headrace.envs.api import GUARDS, Episode, Guards, Restored
 from headrace.envs.make import EnvMaker
 from headrace.models.policy import ModelFactory, Network, Policy
 from headrace.spec import Array, EnvSpec
@@ -29,6 +29,7 @@ class Plan:
         reseed_episodes: see `GymVector`.
         replay_limit_s: see `GymVector`.
         threads_per_sampler: see `EnvMaker.vector`.
+        guards: what is done about environments that fail and samplers that are lost.
     """
 
     maker: EnvMaker
@@ -44,6 +45,7 @@ class Plan:
     reseed_episodes: bool
     replay_limit_s: float
     threads_per_sampler: int
+    guards: Guards = GUARDS
 
     @property
     def num_vectors(self) -> int:
@@ -65,16 +67,38 @@ class Collected:
     episodes: list[Episode] = field(default_factory=list)
 
 
+@dataclass
+class Ledger:
+    """Where the env steps went that samplers took: each was learned from, or is in one of these.
+
+    Attributes:
+        collected: taken, by whomever.
+        lost: given up: unfinished when the run was stopped, or of a lost sampler.
+        remade: of a lost sampler, and taken again to the bit by another.
+        restarts: samplers that were started in the place of lost ones.
+        dropped_episodes: given up because their environment failed.
+    """
+
+    collected: int = 0
+    lost: int = 0
+    remade: int = 0
+    restarts: int = 0
+    dropped_episodes: int = 0
+
+    def __add__(self, other: "Ledger") -> "Ledger":
+        return Ledger(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Ledger)))
+
+
 class Collector(Protocol):
     """Steps all envs of a rank for T steps at a time, with the weights that were published last.
 
     Attributes:
-        lost_env_steps: steps that were taken and given up.
-        restarts: samplers that had to be started again.
+        ledger: of what its samplers did so far.
+        restored: how the episodes came back that were under way when the run was saved.
     """
 
-    lost_env_steps: int
-    restarts: int
+    ledger: Ledger
+    restored: Restored
 
     def publish(self, policy: Policy, version: int) -> None:
         """Hand out the weights that the next fragments are to be made with."""
@@ -89,10 +113,7 @@ class Collector(Protocol):
         """The batch that was collected last is not learned from: it does not count."""
 
     def state(self) -> dict[str, Array]:
-        """Everything needed to go on from the last whole batch, as named arrays."""
-
-    def restore(self, state: dict[str, Array]) -> Restored:
-        """Go on from `state`, before the first batch."""
+        """Everything needed to go on from the last batch that counts, as named arrays."""
 
     def meters(self) -> dict[str, dict[str, float]]:
         """Seconds by span of every sampler that is not this process, by name."""
@@ -103,3 +124,6 @@ class Collector(Protocol):
 
 ShouldStop = Callable[[], bool]
 """Asked between two steps: give the fragment under way up?"""
+
+Say = Callable[[str], None]
+"""Told what the user should know of."""

@@ -1,7 +1,7 @@
 """Where worker processes come from: a server that has torch imported, and forks on request.
 
 Imports nothing heavy, so that the server can be started first and import beside the learner.
-Left out: what a worker does (`workers.py`).
+Left out: what a worker does (`worker.py`).
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def context() -> Iterator[Any]:
     with _ONE_AT_A_TIME:
         raise_open_files(_OPEN_FILES)  # the server keeps one of each worker
         start_from = multiprocessing.get_context("forkserver")
-        start_from.set_forkserver_preload(["headrace.collect.workers"])
+        start_from.set_forkserver_preload(["headrace.collect.worker"])
         resource_tracker.ensure_running()  # here: starting it unblocks them
         main = sys.modules["__main__"]
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

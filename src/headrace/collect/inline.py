@@ -1,8 +1,12 @@
 """Sampling in the learner's own process. Left out: everything that makes it faster."""
 
+from collections.abc import Mapping
+
 from headrace import batch
-from headrace.collect.api import Collected, Plan, ShouldStop
+from headrace.collect.api import Collected, Ledger, Plan, Say, ShouldStop
+from headrace.collect.journal import Journals, missing
 from headrace.collect.rollout import Sampler
+from headrace.collect.watchdog import Watchdog
 from headrace.envs.api import Restored
 from headrace.meter import Meter
 from headrace.models.policy import Policy
@@ -16,14 +20,34 @@ class InlineCollector:
         plan: what to sample.
         meter: of this process.
         stop: asked between two steps whether to give up.
+        state: what to go on from; {}: begin.
+        say: told of episodes that were dropped.
     """
 
-    def __init__(self, plan: Plan, meter: Meter, stop: ShouldStop) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        meter: Meter,
+        stop: ShouldStop,
+        state: Mapping[str, Array] | None = None,
+        say: Say = lambda text: None,
+    ) -> None:
         layout = batch.columns(plan.spec, plan.policy_out, plan.num_steps, plan.envs_per_vector)
         self._fragments = [batch.allocate(layout) for _ in range(plan.num_vectors)]
         self._sampler = Sampler(plan, list(plan.vectors), self._fragments, meter, name="inline")
-        self._stop, self._version = stop, 0
-        self.lost_env_steps = self.restarts = 0
+        self._stop, self._say, self._version = stop, say, 0
+        self.ledger, self.restored = Ledger(), Restored()
+        self._journals = Journals(plan, state or {})
+        self._of_vector = dict(zip(plan.vectors, self._fragments, strict=True))
+        if steps := self._journals.steps:
+            self.restored = self._sampler.restore(dict(state or {}), steps)
+            self._journals.begin(self._sampler.states())
+        self._watchdog = Watchdog(
+            meter,
+            plan.guards,
+            lambda: sum(map(missing, self._fragments)),
+            lambda: self._journals.whereabouts(self._of_vector, "inline"),
+        )
 
     def publish(self, policy: Policy, version: int) -> None:
         """See `Collector`."""
@@ -32,24 +56,30 @@ class InlineCollector:
 
     def collect(self) -> Collected | None:
         """See `Collector`."""
-        episodes, taken = self._sampler.collect(self._version, self._stop)
-        if episodes is None:
-            self.lost_env_steps += taken
+        self._journals.enter()
+        for fragment in self._fragments:
+            batch.poison(fragment.reward)
+        with self._watchdog:
+            filled = self._sampler.collect(self._journals.steps, self._version, self._stop)
+        for line in filled.dropped:
+            self._say(f"An episode was dropped: {line}")
+        self.ledger.collected += filled.taken
+        self.ledger.dropped_episodes += len(filled.dropped)
+        if not filled.whole:
+            self.ledger.lost += filled.taken
             return None
-        return Collected(self._fragments, episodes)
+        self.ledger.lost += len(filled.dropped)
+        self._journals.hold(self._of_vector, [filled])
+        return Collected(self._fragments, filled.episodes)
 
     def give_up(self) -> None:
         """See `Collector`."""
-        self._sampler.give_up()
+        self._journals.drop()
 
     def state(self) -> dict[str, Array]:
         """See `Collector`."""
-        self._sampler.commit()
-        return self._sampler.state()
-
-    def restore(self, state: dict[str, Array]) -> Restored:
-        """See `Collector`."""
-        return self._sampler.restore(state)
+        self._journals.enter()
+        return self._journals.state()
 
     def meters(self) -> dict[str, dict[str, float]]:
         """See `Collector`: the only meter is this process's."""
@@ -57,4 +87,5 @@ class InlineCollector:
 
     def close(self) -> None:
         """See `Collector`."""
+        self._watchdog.close()
         self._sampler.close()

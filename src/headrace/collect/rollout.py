@@ -4,6 +4,7 @@ Left out: processes and memory (`inline.py`, `workers.py`), what a step does (`e
 """
 
 import contextlib
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -56,6 +57,27 @@ def rollout(
     return fragment.num_steps
 
 
+@dataclass
+class Filled:
+    """What a sampler says of the fragments that it was told to fill.
+
+    Attributes:
+        taken: env steps, those of dropped rows included.
+        whole: whether all are full; else it was told to stop, and nothing of them counts.
+        episodes: that ended in them.
+        dropped: those that were given up, each in a line: their rows are not valid.
+        states: where each vector is now, by its index in the run; without observations.
+        step_s: mean seconds per env step, likewise.
+    """
+
+    taken: int = 0
+    whole: bool = False
+    episodes: list[Episode] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    states: dict[int, dict[str, Array]] = field(default_factory=dict)
+    step_s: dict[int, float] = field(default_factory=dict)
+
+
 class Sampler:
     """The vectors of one process, with a copy of the policy.
 
@@ -75,8 +97,6 @@ class Sampler:
         self._indices = vectors
         # Its weights are overwritten by the first publish.
         self.policy = policies.build(plan.spec, plan.network, 0, plan.model)
-        self._steps = 0
-        self._full = False  # all fragments are full and not yet committed
         n = plan.envs_per_vector
         self._vectors: list[VectorEnv] = []
         for v in vectors:
@@ -91,58 +111,45 @@ class Sampler:
                     reseed=plan.reseed_episodes,
                     replay_limit_s=plan.replay_limit_s,
                     sampler=name,
+                    guards=plan.guards,
                 )
             )
 
     @torch.no_grad()
-    def collect(self, version: int, stop: ShouldStop) -> tuple[list[Episode] | None, int]:
-        """Fill one fragment of every vector; the ones before count now.
+    def collect(self, steps: int, version: int, stop: ShouldStop) -> Filled:
+        """Fill one fragment of every vector.
 
-        Returns:
-            The episodes that ended (None: told to stop, nothing of this counts), and the number of
-            env steps taken.
+        Args:
+            steps: how many each env has taken before, in fragments that count.
+            version: of the weights.
+            stop: asked between two steps.
         """
-        self.commit()
-        plan = self._plan
-        taken = 0
-        episodes: list[Episode] = []
+        plan, filled = self._plan, Filled()
         act = actor(self.policy, plan.spec, plan.network)
-        for vector, fragment in zip(self._vectors, self._fragments, strict=True):
+        for v, vector, fragment in zip(self._indices, self._vectors, self._fragments, strict=True):
             fragment.policy_version.fill_(version)
             noise = action_noise(
-                plan.seed, vector.env_id, self._steps, plan.num_steps, self.policy.num_draws
+                plan.seed, vector.env_id, steps, plan.num_steps, self.policy.num_draws
             )
-            steps = rollout(vector, fragment, act, torch.from_numpy(noise), self._meter, stop)
-            taken += int(fragment.valid[:steps].sum())
-            if steps < plan.num_steps:
-                return None, taken
-            episodes += vector.finish()
-        self._full = True
+            taken = rollout(vector, fragment, act, torch.from_numpy(noise), self._meter, stop)
+            filled.taken += int(fragment.valid[:taken].sum()) + len(vector.dropped)
+            filled.dropped += vector.dropped
+            if taken < plan.num_steps:
+                return filled
+            filled.episodes += vector.finish()
+            filled.states[v], filled.step_s[v] = vector.state(), vector.step_s
+        filled.whole = True
         self._meter.lap("rollout")
-        return episodes, taken
+        return filled
 
-    def commit(self) -> None:
-        """Make the fragments that were filled count, if they do not yet: they are learned from."""
-        if self._full:
-            self._full = False
-            self._steps += self._plan.num_steps
-            for vector in self._vectors:
-                vector.commit()
+    def restore(self, state: dict[str, Array], begin_after: int) -> Restored:
+        """Go on from the state of the vectors that are this sampler's, before the first `collect`.
 
-    def give_up(self) -> None:
-        """The fragments that were filled never count."""
-        self._full = False
-
-    def state(self) -> dict[str, Array]:
-        """The state of every vector, by its index in the run."""
-        state = {"steps": np.array(self._steps)}
-        for v, vector in zip(self._indices, self._vectors, strict=True):
-            state |= {f"vector{v}.{name}": array for name, array in vector.state().items()}
-        return state
-
-    def restore(self, state: dict[str, Array]) -> Restored:
-        """Go on from the state of the vectors that are this sampler's."""
-        self._steps = int(state["steps"])
+        Args:
+            state: of all vectors.
+            begin_after: where one has none, it begins episodes that no run of so many steps of
+                each env can have had; 0: its first ones.
+        """
         restored = Restored()
         for v, vector in zip(self._indices, self._vectors, strict=True):
             own = {
@@ -152,10 +159,16 @@ class Sampler:
             }
             if own:
                 restored.add(vector.restore(own))
-            elif self._steps:
-                restored.add(vector.start_after(self._steps))
-            # else: the run was stopped before its first batch, and begins as it would have
+            elif begin_after:
+                restored.add(vector.start_after(begin_after))
         return restored
+
+    def states(self) -> dict[int, dict[str, Array]]:
+        """Where each vector is, with its current observations, by its index in the run."""
+        return {
+            v: vector.state() | vector.obs()
+            for v, vector in zip(self._indices, self._vectors, strict=True)
+        }
 
     def close(self) -> None:
         """Close all environments; EnvError if one fails in it."""

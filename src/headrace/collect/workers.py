@@ -1,48 +1,65 @@
 """Sampling in worker processes of this machine: the hybrid of processes and vectors.
 
 Each worker steps its own vectors for T steps with its own copy of the policy; nobody waits for
-anybody inside a fragment. Fragments and weights lie in anonymous shared memory; commands and
-replies go through a pipe, one each per batch, and whoever has the turn owns the memory.
+anybody inside a fragment. Fragments and weights lie in anonymous shared memory, and whoever has the
+turn owns a fragment's. A worker that dies or hangs is replaced, and its fragment made again.
 
-Left out: starting a worker again that died (the run ends with a clear error), other machines.
+Left out: who is started, asked and replaced when (`supervisor.py`), processes (`handle.py`,
+`worker.py`), other machines.
 """
 
 import atexit
 import contextlib
 import mmap
 import os
-import signal
 import sys
 import time
-import traceback
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import connection
-from multiprocessing.reduction import DupFd
 from typing import Any
 
 import cloudpickle
-import numpy as np
-import threadpoolctl
-import torch
 
-from headrace import batch
-from headrace.batch import Fragment
+from headrace import batch, patience
 from headrace.collect import forkserver
-from headrace.collect.api import Collected, Plan, ShouldStop
-from headrace.collect.rollout import Sampler
-from headrace.envs.api import Episode, Restored
-from headrace.errors import ConfigError, HeadraceError, SamplerError, UsageError
-from headrace.meter import Meter
+from headrace.collect.api import Collected, Ledger, Plan, Say, ShouldStop
+from headrace.collect.handle import Handle, in_memory
+from headrace.collect.journal import Journals, missing
+from headrace.collect.rollout import Filled
+from headrace.collect.supervisor import Supervisor
+from headrace.collect.worker import Orders, Slot
+from headrace.envs.api import Restored
+from headrace.errors import ConfigError, SamplerError, UsageError
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
 from headrace.spec import Array
 from headrace.weights import FlatWeights
 
-_ADVICE = {
-    -signal.SIGKILL: "If you did not kill it, the kernel's out-of-memory killer may have: try "
-    "fewer workers or envs."
-}
+_LOOK_EVERY_S = 0.1
 _STOP_WITHIN_S = 5.0  # how long a worker that was told to stop may take for the step under way
 _CLOSE_WITHIN_S = 3.0
+
+
+class _Seat:
+    """A slot, and who is in it."""
+
+    def __init__(
+        self, name: str, memory: mmap.mmap, offset: int, plan: Plan, vectors: list[int]
+    ) -> None:
+        self.name, self.offset, self.vectors = name, offset, vectors
+        self.slot = Slot(memory, offset, plan, vectors, fresh=True)
+        self.handle: Handle | None = None
+        self.filled: Filled | None = None
+        self.lost_steps = 0  # of workers that were lost in this batch
+        self.beats_at_order = 0
+        self.seconds: dict[str, float] = {}  # of those that sat here before
+        self.latest: dict[str, float] = {}  # of who sits here now
+        self.usual_s = 0.0
+
+    @property
+    def num_missing(self) -> int:
+        """How many env steps of the fragments are not written yet."""
+        return sum(map(missing, self.slot.fragments.values()))
 
 
 class WorkersCollector:
@@ -52,43 +69,56 @@ class WorkersCollector:
         plan: what to sample.
         num_workers: W, at most the number of vectors, which they take in turns.
         stop: asked while waiting whether to give up.
+        state: what to go on from; {}: begin.
+        say: told of workers that were lost, and of episodes that were dropped.
 
     Raises:
         ConfigError: this platform has no anonymous shared memory.
         EnvError: an environment could not be made.
+        SamplerError: a worker did not come up.
     """
 
-    def __init__(self, plan: Plan, num_workers: int, stop: ShouldStop) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        num_workers: int,
+        stop: ShouldStop,
+        state: Mapping[str, Array] | None = None,
+        say: Say = lambda text: None,
+    ) -> None:
         if not hasattr(os, "memfd_create"):
             raise ConfigError(
                 f"num_workers={num_workers} needs Linux (memfd), and this is {sys.platform}.\n"
                 "Use num_workers=0: all environments are stepped in the learner's process."
             )
-        self._plan, self._stop = plan, stop
-        self._version = 0
-        self._steps = 0  # of each env, in whole batches
-        self._whole = True  # every worker filled its fragments in the last batch
-        self.lost_env_steps = self.restarts = 0
+        self._plan, self._stop, self._say = plan, stop, say
+        self._version, self._give_up_at = 0, float("inf")
+        self.ledger, self.restored = Ledger(), Restored()
+        self._journals = Journals(plan, state or {})
+        self._supervisor = Supervisor(
+            num_workers,
+            restart=plan.guards.on_sampler_loss == "restart",
+            max_restarts=plan.guards.max_restarts,
+        )
         template = policies.build(plan.spec, plan.network, 0, plan.model)
-        pickled = _pickled(plan)
-        weights_fd, weights_map = _shared("weights", 1 + FlatWeights.num_bytes(template))
-        self._flag = weights_map  # its last byte: workers are to stop
-        self._weights = FlatWeights(template, weights_map)
-        self._workers: list[_Worker] = []
+        self._plan_fd = in_memory("plan", _pickled(plan))
+        size = 1 + FlatWeights.num_bytes(template)
+        self._weights_fd, self._flag = _shared("weights", size)  # last byte: workers are to stop
+        self._weights = FlatWeights(template, self._flag)
+        shares = [list(plan.vectors)[i::num_workers] for i in range(num_workers)]
+        sizes = [Slot.num_bytes(plan, len(share)) for share in shares]
+        self._memory_fd, memory = _shared("fragments", sum(sizes))
+        self._seats = [
+            _Seat(f"worker {i}", memory, sum(sizes[:i]), plan, share)
+            for i, share in enumerate(shares)
+        ]
         # multiprocessing's own way at exit is SIGTERM, which workers ignore, and then to wait.
         atexit.register(self.close)
         try:
-            with forkserver.context() as context:
-                for index in range(num_workers):
-                    vectors = list(plan.vectors)[index::num_workers]
-                    worker = _Worker(context, plan, pickled, index, vectors, weights_fd)
-                    self._workers.append(worker)
-            self._gather(range(num_workers))
+            self._serve(lambda: self._supervisor.coming_up)
         except BaseException:
             self.close()
             raise
-        finally:
-            os.close(weights_fd)
 
     def publish(self, policy: Policy, version: int) -> None:
         """See `Collector`."""
@@ -97,163 +127,208 @@ class WorkersCollector:
 
     def collect(self) -> Collected | None:
         """See `Collector`."""
-        for worker in self._workers:
-            worker.send("collect", self._version)
-        replies = self._gather(range(len(self._workers)))
-        episodes: list[Episode] = []
-        by_vector: dict[int, Fragment] = {}
-        taken = 0
-        self._whole = len(replies) == len(self._workers)
-        for index, (ended, steps) in replies.items():
-            taken += steps
-            if ended is None:
-                self._whole = False
-            else:
-                episodes += ended
-                by_vector |= self._workers[index].fragments
-        if not self._whole:
-            self.lost_env_steps += taken
+        self._journals.enter()
+        for seat in self._seats:
+            seat.filled, seat.lost_steps = None, 0
+            self._poison(seat)
+        self._supervisor.order()
+        self._serve(lambda: self._supervisor.owing)
+        all_filled = [seat.filled for seat in self._seats if seat.filled is not None]
+        whole = len(all_filled) == len(self._seats) and all(f.whole for f in all_filled)
+        for filled in all_filled:
+            self.ledger.collected += filled.taken
+            self.ledger.lost += len(filled.dropped) if whole else filled.taken
+            self.ledger.dropped_episodes += len(filled.dropped)
+            for line in filled.dropped:
+                self._say(f"An episode was dropped: {line}")
+        self.ledger.restarts = self._supervisor.restarts
+        if not whole:
             return None
-        self._steps += self._plan.num_steps
-        return Collected([by_vector[v] for v in sorted(by_vector)], episodes)
+        fragments = {v: f for seat in self._seats for v, f in seat.slot.fragments.items()}
+        self._journals.hold(fragments, all_filled)
+        episodes = [episode for filled in all_filled for episode in filled.episodes]
+        return Collected([fragments[v] for v in sorted(fragments)], episodes)
 
     def give_up(self) -> None:
         """See `Collector`."""
-        self._whole = False
-        self._steps -= self._plan.num_steps
+        self._journals.drop()
 
     def state(self) -> dict[str, Array]:
-        """See `Collector`. A worker that was ended has none: its envs will begin new episodes."""
-        state: dict[str, Array] = {}
-        for reply in self._ask_all("state", self._whole).values():
-            state |= reply
-        return state | {"steps": np.array(self._steps)}
-
-    def restore(self, state: dict[str, Array]) -> Restored:
         """See `Collector`."""
-        self._steps = int(state["steps"])
-        restored = Restored()
-        for reply in self._ask_all("restore", state).values():
-            restored.add(reply)
-        return restored
+        self._journals.enter()
+        return self._journals.state()
 
     def meters(self) -> dict[str, dict[str, float]]:
         """See `Collector`."""
-        return {
-            self._workers[index].name: seconds
-            for index, seconds in self._ask_all("meter", None).items()
-        }
+        return {seat.name: _added(seat.seconds, seat.latest) for seat in self._seats}
 
     def close(self) -> None:
         """See `Collector`."""
+        atexit.unregister(self.close)
         self._flag[-1] = 1  # a fragment under way is of no use any more
-        for worker in self._workers:
-            worker.send("close", None)
+        handles = [seat.handle for seat in self._seats if seat.handle is not None]
+        for handle in handles:
+            with contextlib.suppress(OSError):  # it is gone
+                handle.channel.send(("close", None))
         deadline = time.monotonic() + _CLOSE_WITHIN_S
         with contextlib.ExitStack() as stack:  # goes on with the rest if one raises
-            for worker in self._workers:
-                stack.callback(worker.end, deadline)
-        self._workers = []
-        atexit.unregister(self.close)
+            for handle in handles:
+                stack.callback(handle.end, deadline)
+            for fd in (self._plan_fd, self._weights_fd, self._memory_fd):
+                stack.callback(os.close, fd)
+        self._seats = []
 
-    def _ask_all(self, command: str, argument: Any) -> dict[int, Any]:
-        """The same command to every worker that was not ended; its reply by index."""
-        asked = [i for i, worker in enumerate(self._workers) if not worker.connection.closed]
-        for index in asked:
-            self._workers[index].send(command, argument)
-        return self._gather(asked)
+    def _serve(self, pending: Callable[[], list[int]]) -> None:
+        """Start, ask, listen and replace until no slot is `pending`.
 
-    def _gather(self, indices: Any) -> dict[int, Any]:
-        """One reply of each worker; after a stop, of those that answer in time (the rest is ended).
-
-        Raises the first error that a worker reports, and SamplerError if one dies.
+        Once told to stop, only those that answer in time are waited for.
         """
-        waiting = {self._workers[i].connection: i for i in indices}
-        replies: dict[int, Any] = {}
-        give_up_at = float("inf")
-        while waiting:
-            # The pipe of a process that died is readable too: it is at its end.
-            for ready in connection.wait(list(waiting), timeout=0.1):
-                index = waiting.pop(ready)
-                replies[index] = self._workers[index].receive()
-            if self._stop() and give_up_at == float("inf"):
+        while waiting_for := pending():
+            now = time.monotonic()
+            if self._stop() and self._give_up_at == float("inf"):
                 self._flag[-1] = 1
-                give_up_at = time.monotonic() + _STOP_WITHIN_S
-            if time.monotonic() > give_up_at:
-                for index in waiting.values():
-                    self._workers[index].end(deadline=0.0)
-                break
-        return replies
+                self._give_up_at = now + _STOP_WITHIN_S
+            if self._give_up_at < float("inf"):
+                alive = [i for i in waiting_for if self._seats[i].handle is not None]
+                if not alive or now > self._give_up_at:
+                    self._abandon(alive)
+                    return
+            else:
+                for i in self._supervisor.due(now):
+                    self._start(i, now)
+            for i in self._supervisor.to_send(now):
+                self._send_order(i)
+            self._listen()
+            self._end_silent()
 
+    def _start(self, i: int, now: float) -> None:
+        """Put a worker into a slot."""
+        seat = self._seats[i]
+        generation, times_lost = self._supervisor.begin(i, now)
+        steps = self._journals.steps
+        anew = times_lost > 1  # made again as it was, it was lost again
+        orders = Orders(
+            name=seat.name,
+            generation=generation,
+            vectors=seat.vectors,
+            offset=seat.offset,
+            state={} if anew else self._journals.state(seat.vectors),
+            begin_after=steps + times_lost if anew else steps,
+        )
+        with forkserver.context() as context:
+            seat.handle = Handle(context, orders, self._weights_fd, self._memory_fd, self._plan_fd)
 
-class _Worker:
-    """The learner's end of one worker process."""
+    def _send_order(self, i: int) -> None:
+        seat = self._seats[i]
+        handle, seat.beats_at_order = seat.handle, seat.slot.beats[0]
+        assert handle is not None
+        with contextlib.suppress(OSError):  # its death shows when it is listened to
+            handle.channel.send(("collect", (self._journals.steps, self._version)))
 
-    def __init__(
-        self,
-        context: Any,
-        plan: Plan,
-        pickled: bytes,
-        index: int,
-        vectors: list[int],
-        weights_fd: int,
-    ) -> None:
-        self.name = f"worker {index}"
-        self._num_envs = len(vectors) * plan.envs_per_vector
-        layout = batch.columns(plan.spec, plan.policy_out, plan.num_steps, plan.envs_per_vector)
-        size = batch.num_bytes(layout)
-        fd, memory = _shared(self.name, size * len(vectors))
-        self.fragments = {
-            vector: batch.allocate(layout, memoryview(memory)[i * size : (i + 1) * size])
-            for i, vector in enumerate(vectors)
-        }
-        self.connection, theirs = context.Pipe()
-        try:
-            self.process = context.Process(
-                target=_worker_main,
-                args=(theirs, DupFd(weights_fd), DupFd(fd), pickled, vectors, self.name),
-                daemon=True,
-            )
-            self.process.start()
-        finally:
-            theirs.close()
-            os.close(fd)
+    def _listen(self) -> None:
+        """Wait a moment for words or the end of any worker."""
+        watched: dict[Any, int] = {}
+        for i, seat in enumerate(self._seats):
+            if seat.handle is not None:
+                watched |= {seat.handle.channel: i, seat.handle.process.sentinel: i}
+        for i in {watched[ready] for ready in connection.wait(list(watched), _LOOK_EVERY_S)}:
+            handle = self._seats[i].handle
+            assert handle is not None
+            ended = handle.has_ended  # before listening: what it said last is heard
+            try:
+                for message in handle.channel.take():
+                    self._hear(i, *message)
+            except EOFError:
+                ended = True
+            if ended:
+                self._lose(i, handle.cause())
 
-    def send(self, command: str, argument: Any) -> None:
-        """Send a command; a death shows when the reply is read."""
-        with contextlib.suppress(OSError):
-            self.connection.send((command, argument))
+    def _hear(self, i: int, kind: str, generation: int, what: Any) -> None:
+        seat = self._seats[i]
+        match kind:
+            case "ready" if self._supervisor.ready(i, generation):
+                restored, states = what
+                self._journals.begin(states)
+                if generation == 1:
+                    self.restored.add(restored)
+                elif not restored.new_episode:  # it goes on just where the fragment began
+                    self.ledger.lost -= seat.lost_steps
+                    self.ledger.remade += seat.lost_steps
+                    seat.lost_steps = 0
+            case "done" if seat.slot.generation[0] == generation and self._supervisor.delivered(
+                i, generation
+            ):
+                seat.filled, seat.latest, seat.usual_s = what
+            case "error":
+                raise what
 
-    def receive(self) -> Any:
-        """The reply, which is here; raises what the worker reported, or SamplerError."""
-        try:
-            status, value = self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            self.process.join(_CLOSE_WITHIN_S)
+    def _end_silent(self) -> None:
+        """Kill workers that have shown no progress for too long."""
+        guards = self._plan.guards
+        if not guards.enabled:
+            return
+        usual_s = max(seat.usual_s for seat in self._seats)
+        limit_s = patience.limit(guards.env_timeout_s, usual_s)
+
+        def progress(i: int) -> tuple[int, int]:
+            return self._seats[i].slot.beats[0], self._seats[i].num_missing
+
+        for i in self._supervisor.silent(time.monotonic(), limit_s, progress):
+            handle = self._seats[i].handle
+            assert handle is not None
+            stack = handle.stack()
+            why = f"has not answered for {limit_s:g} s (--env-timeout-s) and was killed"
+            self._lose(i, f"{why}\n{stack}" if stack else why)
+
+    def _lose(self, i: int, why: str) -> None:
+        """A worker is lost: bury it, and have it replaced, or fail."""
+        seat = self._seats[i]
+        assert seat.handle is not None
+        summary, _, words = why.partition("\n")
+        where = f"between two fragments, sampler {seat.name}"
+        if i in self._supervisor.owing and seat.slot.beats[0] != seat.beats_at_order:
+            where = self._journals.whereabouts(seat.slot.fragments, seat.name)
+        handle, seat.handle = seat.handle, None
+        handle.end(deadline=0.0)
+        seat.seconds, seat.latest = _added(seat.seconds, seat.latest), {}
+        if i in self._supervisor.owing:
+            rows = self._plan.num_steps * self._plan.envs_per_vector * len(seat.vectors)
+            taken = rows - seat.num_missing
+            seat.lost_steps += taken
+            self.ledger.collected += taken
+            self.ledger.lost += taken
+            self._poison(seat)
+        said = f"{seat.name} {summary}, {where}." + (f"\n{words.rstrip()}" if words else "")
+        if self._give_up_at < float("inf"):
+            return
+        backoff = self._supervisor.gone(i, time.monotonic())
+        if backoff is None:
+            guards = self._plan.guards
+            many = f"\nThat was more than {guards.max_restarts} times in 10 minutes"
             raise SamplerError(
-                f"{self.name} died ({_cause(self.process.exitcode)}) with its "
-                f"{self._num_envs} envs.\n"
-                + _ADVICE.get(self.process.exitcode or 0, "Its last words, if any, are above.")
-            ) from None
-        if status == "error":
-            raise value
-        return value
+                f"{said[0].upper()}{said[1:]}"
+                + (
+                    f"{many} (--max-sampler-restarts)."
+                    if guards.on_sampler_loss == "restart"
+                    else "\nWith --on-sampler-loss restart it would have been replaced."
+                )
+            )
+        when = f" in {backoff:g} s" if backoff else ""
+        self._say(f"{said[0].upper()}{said[1:]}\nIt is replaced{when}.")
 
-    def end(self, deadline: float) -> None:
-        """Wait for its end until `deadline` (monotonic) or kill it; raise what failed in it."""
-        try:
-            self.process.join(max(0.0, deadline - time.monotonic()))
-        finally:  # a second Ctrl-C interrupts the waiting, not this
-            self.process.kill()
-            self.process.join()
-        failed = None
-        with contextlib.suppress(OSError, EOFError):  # at the end of the pipe
-            while self.connection.poll():
-                status, value = self.connection.recv()
-                failed = value if status == "closing" else failed
-        self.connection.close()
-        if failed is not None:
-            raise failed
+    def _abandon(self, slots: Iterable[int]) -> None:
+        """Kill those that did not answer before the run is to stop."""
+        for i in slots:
+            self._lose(i, "did not stop")
+
+    def _poison(self, seat: _Seat) -> None:
+        """What a worker has not written is seen by that."""
+        for fragment in seat.slot.fragments.values():
+            batch.poison(fragment.reward)
+
+
+def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    return {span: one.get(span, 0.0) + other.get(span, 0.0) for span in one | other}
 
 
 def _shared(name: str, size: int) -> tuple[int, mmap.mmap]:
@@ -261,12 +336,6 @@ def _shared(name: str, size: int) -> tuple[int, mmap.mmap]:
     fd = os.memfd_create(f"headrace {name}")
     os.ftruncate(fd, size)
     return fd, mmap.mmap(fd, size)
-
-
-def _cause(exitcode: int | None) -> str:
-    if exitcode is None:
-        return "still ending"
-    return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
 
 
 def _pickled(plan: Plan) -> bytes:
@@ -279,89 +348,3 @@ def _pickled(plan: Plan) -> bytes:
             f"{error}.\nWhat makes it must not carry open files, locks or devices: open them "
             "inside, or use num_workers=0."
         ) from error
-
-
-def _worker_main(
-    pipe: connection.Connection,
-    weights: Any,
-    memory: Any,
-    pickled: bytes,
-    vectors: list[int],
-    name: str,
-) -> None:
-    """A worker process, from its first line to its last."""
-    forkserver.ignore_signals()
-    forkserver.end_with_learner()
-    torch.set_num_threads(1)
-    threadpoolctl.threadpool_limits(1)
-    meter = Meter()
-    try:
-        fds = weights.detach(), memory.detach()
-        loop = _Loop(pipe, *fds, cloudpickle.loads(pickled), vectors, name, meter)
-        pipe.send(("ok", None))
-        meter.lap("start")
-        loop.run()
-    except (EOFError, ConnectionError):
-        pass  # the learner is gone
-    except HeadraceError as error:
-        _last_word(pipe, error)
-    except Exception:
-        _last_word(pipe, SamplerError(f"{traceback.format_exc()}\n{name} failed."))
-
-
-def _last_word(pipe: connection.Connection, error: HeadraceError) -> None:
-    with contextlib.suppress(ConnectionError):  # the learner is gone as well
-        pipe.send(("error", error))
-
-
-class _Loop:
-    """A worker's end: commands in, replies out."""
-
-    def __init__(
-        self,
-        pipe: connection.Connection,
-        weights_fd: int,
-        memory_fd: int,
-        plan: Plan,
-        vectors: list[int],
-        name: str,
-        meter: Meter,
-    ) -> None:
-        weights = mmap.mmap(weights_fd, 0)
-        memory = mmap.mmap(memory_fd, 0)
-        layout = batch.columns(plan.spec, plan.policy_out, plan.num_steps, plan.envs_per_vector)
-        size = batch.num_bytes(layout)
-        fragments = [
-            batch.allocate(layout, memoryview(memory)[i * size : (i + 1) * size], fresh=False)
-            for i in range(len(vectors))
-        ]
-        self._pipe, self._meter, self._flag = pipe, meter, weights
-        self._sampler = Sampler(plan, vectors, fragments, meter, name)
-        self._weights = FlatWeights(self._sampler.policy, weights)
-
-    def run(self) -> None:
-        """Answer commands until told to close."""
-        while True:
-            command, argument = self._pipe.recv()
-            self._meter.lap("wait")
-            match command:
-                case "collect":
-                    self._weights.pull(self._sampler.policy)
-                    self._meter.lap("publish")
-                    reply: Any = self._sampler.collect(argument, lambda: self._flag[-1] != 0)
-                case "state":
-                    if argument:
-                        self._sampler.commit()
-                    reply = self._sampler.state()
-                case "restore":
-                    reply = self._sampler.restore(argument)
-                case "meter":
-                    reply = self._meter.seconds()
-                case "close":
-                    try:
-                        self._sampler.close()
-                    except HeadraceError as error:
-                        self._pipe.send(("closing", error))
-                    return
-            self._pipe.send(("ok", reply))
-            self._meter.lap("other")

@@ -5,7 +5,7 @@ Left out: how one is made (`make.py`) and stepped (`gym.py`).
 
 import traceback
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,28 @@ class Episode(NamedTuple):
     env_id: int
     total_reward: float
     num_steps: int
+
+
+@dataclass(frozen=True)
+class Guards:
+    """What is done about environments that fail, and about samplers that are lost.
+
+    Attributes:
+        on_env_error: what an exception or a bad value leads to: the run's end, or a new episode.
+        on_sampler_loss: what death and silence lead to: another sampler, or the run's end.
+        env_timeout_s: how long a step or reset may take; 0: by what is usual (`patience.limit`).
+        max_restarts: of each sampler and each env, in 10 minutes.
+        enabled: check what environments give, and watch for silence.
+    """
+
+    on_env_error: Literal["fail", "restart"] = "fail"
+    on_sampler_loss: Literal["fail", "restart"] = "restart"
+    env_timeout_s: float = 0.0
+    max_restarts: int = 3
+    enabled: bool = True
+
+
+GUARDS = Guards()
 
 
 @dataclass
@@ -53,12 +75,21 @@ class VectorEnv(Protocol):
     where an env that ended has already begun its next episode (Gymnasium's SAME_STEP); the true
     next observation of a truncated step goes to the final ones.
 
-    A fragment counts once `commit` is called. `state` describes the last commit even if steps were
-    taken since: they belong to a fragment that may yet be given up.
+    Attributes:
+        spec: what each env offers.
+        env_id: `[n]`, the logical index of each.
+        step_s: mean seconds per env step in the last fragment.
+        dropped: episodes that were given up in the last fragment, each in a line; the row of each
+            is not valid.
     """
 
     spec: EnvSpec
     env_id: Array
+    dropped: list[str]
+
+    @property
+    def step_s(self) -> float:
+        """See the attributes."""
 
     def bind(self, fragment: Fragment) -> None:
         """Write into `fragment` from now on; its observation row 0 is filled."""
@@ -69,14 +100,18 @@ class VectorEnv(Protocol):
     def finish(self) -> list[Episode]:
         """The fragment is full: check it, and give the episodes that ended in it."""
 
-    def commit(self) -> None:
-        """The fragment counts: `state` is now that of its end."""
-
     def state(self) -> dict[str, Array]:
-        """Everything needed to go on from the last commit, as named arrays."""
+        """Where the envs are, between two fragments: counts, and their own states if they have any.
+
+        With observations and the actions of the episodes under way (`collect/journal.py`) it is
+        what `restore` takes.
+        """
+
+    def obs(self) -> dict[str, Array]:
+        """The current observations, as `obs.KEY`."""
 
     def restore(self, state: dict[str, Array]) -> Restored:
-        """Go on from `state`, before the first `bind`."""
+        """Go on from there, before the first `bind`."""
 
     def start_after(self, num_steps: int) -> Restored:
         """Without a state: begin episodes that no run of `num_steps` steps can have had."""
@@ -111,3 +146,28 @@ def check_fields(method: str, result: Any, where: str) -> None:
         )
     if method == "step" and (result[1] is None or np.ndim(result[1]) != 0):
         raise EnvError(f"step returned the reward {result[1]!r}; expected a number ({where}).")
+
+
+def whereabouts(
+    env: str,
+    sampler: str,
+    episode: int,
+    seed: int | None,
+    num_steps: int,
+    action: Any = None,
+) -> str:
+    """Which env, which sampler, and where in its life: for messages.
+
+    Args:
+        env: its index and name.
+        sampler: its name.
+        episode: index of the episode.
+        seed: of the reset that began it; None: that had none.
+        num_steps: how many were taken in it.
+        action: of the step under way; None: it is not in a step.
+    """
+    return (
+        ("" if action is None else f"step {num_steps + 1} with action {action}, ")
+        + f"env {env}, sampler {sampler}, episode {episode} "
+        f"(reset seed {'none' if seed is None else seed}, {num_steps} steps so far)"
+    )

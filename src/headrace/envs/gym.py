@@ -5,18 +5,28 @@ but its own step and the end of its episode. Left out: making them (`make.py`), 
 (`collect/`).
 """
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from headrace.batch import Fragment, each
-from headrace.envs.api import Episode, Restored, check_fields, env_error
-from headrace.envs.replay import ActionLog, get_state, replay, set_state
+from headrace.envs.api import (
+    GUARDS,
+    Episode,
+    Guards,
+    Restored,
+    check_fields,
+    env_error,
+    whereabouts,
+)
+from headrace.envs.replay import get_state, replay, set_state
 from headrace.envs.rows import Intake, Rows
 from headrace.errors import EnvError
 from headrace.meter import Meter
+from headrace.patience import RestartRate
 from headrace.seeding import derive
 from headrace.spec import PLAIN, ActionCodec, Array, EnvSpec
 
@@ -35,6 +45,8 @@ class GymVector:
         replay_limit_s: give an episode up that would take longer than this to replay.
         meter: told of step and reset times.
         sampler: named in errors.
+        guards: what to check, and what to do when an environment fails.
+        remake: makes one more environment, in place of one that failed.
     """
 
     def __init__(
@@ -49,100 +61,104 @@ class GymVector:
         reseed: bool = True,
         replay_limit_s: float = 30.0,
         sampler: str = "inline",
+        guards: Guards = GUARDS,
+        remake: Callable[[], Any] | None = None,
     ) -> None:
         self.spec, self.env_id = spec, env_id
+        self.dropped: list[str] = []
         self._envs = list(envs)
         self._seed, self._role, self._reseed = seed, role, reseed
         self._meter, self._sampler = meter, sampler
         self._codec, self._intake = ActionCodec(spec.action), Intake(spec)
-        self._rows = Rows(spec, env_id, sampler)
+        self._rows = Rows(spec, env_id, sampler, checks=guards.enabled)
         self._replay_limit_s = replay_limit_s
-        self._log = ActionLog()
-        self._committed: dict[str, Array] = {}
-        self._own_states: list[dict[str, Array] | None] = []
+        self._begun = False
+        self._guards, self._remake = guards, remake
+        self._restarts = [RestartRate(guards.max_restarts) for _ in self._envs]
+
+    @property
+    def step_s(self) -> float:
+        """See `VectorEnv`."""
+        return self._rows.step_s
 
     def bind(self, fragment: Fragment) -> None:
         """Write into `fragment`; the very first time this resets all envs."""
-        self._actions = np.zeros(
-            (fragment.num_steps, len(self._envs), *self.spec.action.shape), self.spec.action.dtype
-        )
-        if not self._committed:
+        if not self._begun:
             for i in range(len(self._envs)):
-                self._reset(i, self._rows.current)
-            self._meter.lap("env_reset")
-            self._snapshot()
+                self._next_episode(i, self._rows.current)
+            self._begun = True
+        self.dropped = []
         self._rows.bind(fragment)
         self._rows.valid[:] = True
 
     def step(self, t: int, action: Array) -> None:
         """Step every env, and begin the next episode of those that ended."""
         rows, put, is_plain = self._rows, self._intake.put, self._intake.is_plain
-        # Recorded apart: an environment may change the action that it is given.
-        self._actions[t] = actions = self._codec.to_env(action)
+        # A shape that numpy would broadcast into the row
+        shape = self.spec.observation.shape if self._guards.enabled and is_plain else None
+        actions = self._codec.to_env(action)
         obs, reward = rows.at(t + 1), rows.reward[t]
         terminated, truncated = rows.terminated[t], rows.truncated[t]
-        i, result = 0, None
-        try:
-            for i, env in enumerate(self._envs):
+        result, failed = None, []
+        for i, env in enumerate(self._envs):
+            try:
                 result = env.step(actions[i])
                 if t == 0:  # once per fragment: often enough to notice, too seldom to cost
                     self._check_result("step", i, result)
                 next_obs, reward[i], terminated[i], truncated[i], info = result
                 if is_plain:
+                    if shape is not None and getattr(next_obs, "shape", None) != shape:
+                        self._check_result("step", i, result)
                     obs[i] = next_obs
                 else:
                     put(obs, i, next_obs, info, ended=bool(terminated[i] or truncated[i]))
-        except EnvError:
-            raise
-        except (Exception, SystemExit) as error:
-            if result is not None:  # what it is, or the one before: neither may be ill-formed
-                self._check_result("step", i, result)
-            where = self._where(i, self._actions[t][i])
-            raise env_error(error, f"in {where}") from error
+            except (Exception, SystemExit) as error:
+                self._fail(i, self._named(i, result, error, self._codec.to_env(action)[i]))
+                failed.append(i)
         rows.episode_step += 1
         rows.episode_reward += reward
         self._meter.lap("env_step")
+        for i in rows.no_choices(obs):
+            if i not in failed:
+                self._fail(i, self._bad_value(i, obs, reward[i]))
+                failed.append(i)
         ended = terminated | truncated
+        if self._guards.on_env_error == "restart":
+            self._drop(t, failed, obs)
+            ended[failed] = False
         if ended.any():
             for i in np.flatnonzero(ended).tolist():
                 if truncated[i] and not terminated[i]:
                     rows.keep_final(t, i, each(lambda o, i=i: o[i], obs))
                 rows.end_episode(t, i)
-                self._reset(i, obs)
-            self._meter.lap("env_reset")
+                self._next_episode(i, obs)
 
     def finish(self) -> list[Episode]:
         """The episodes that ended; raises EnvError if an env gave NaN or infinity."""
         return self._rows.finish()
 
-    def commit(self) -> None:
-        """Make the bound fragment count."""
-        # No more is kept than could be replayed in time: an episode may be endless.
-        longest = int(self._rows.episode_step.max())
-        if longest * self._rows.step_s > self._replay_limit_s:
-            longest = int(self._replay_limit_s / self._rows.step_s)
-        self._log.commit(self._actions, longest)
-        self._rows.commit()
-        self._snapshot()
-
     def state(self) -> dict[str, Array]:
-        """The last commit: counts, observations, and env states or the actions to replay."""
-        state = dict(self._committed)
-        for i, own in enumerate(self._own_states):
+        """Counts, and the own states of envs that offer one."""
+        state = self._rows.state()
+        for i, env in enumerate(self._envs):
+            try:
+                own = get_state(env)
+            except Exception as error:
+                raise env_error(error, f"in get_state (of {self.spec.id})") from error
             if own is not None:
                 state |= {f"env{i}.state.{name}": array for name, array in own.items()}
-            elif self._reseed or self._committed["episode"][i] == 0:
-                actions = self._log.last(i, int(self._committed["episode_step"][i]))
-                if actions is not None:
-                    state[f"env{i}.actions"] = actions
         return state
+
+    def obs(self) -> dict[str, Array]:
+        """See `VectorEnv`."""
+        return self._rows.current_obs()
 
     def restore(self, state: dict[str, Array]) -> Restored:
         """Bring back each env in the best way that `state` allows."""
         self._rows.restore(state)
         restored = Restored()
+        self._begun = True
         deadline = time.monotonic() + self._replay_limit_s
-        recorded = [np.zeros(0)] * len(self._envs)
         for i in range(len(self._envs)):
             own = {
                 name.removeprefix(f"env{i}.state."): array
@@ -154,25 +170,18 @@ class GymVector:
                 self._set_state(i, own)
                 restored.set_state += 1
             elif actions is not None and self._replay(i, actions, deadline):
-                recorded[i] = actions
                 restored.replayed += 1
             else:
                 self._begin(i)
                 restored.new_episode += 1
-        longest = max(map(len, recorded))
-        log = np.zeros((longest, len(recorded), *self.spec.action.shape), self.spec.action.dtype)
-        for i, actions in enumerate(recorded):
-            log[longest - len(actions) :, i] = actions.reshape(-1, *self.spec.action.shape)
-        self._log.commit(log, longest)
-        self._snapshot()
         return restored
 
     def start_after(self, num_steps: int) -> Restored:
         """Begin episodes with an index that earlier ones, of one step at least, cannot have had."""
         self._rows.episode[:] = num_steps
+        self._begun = True
         for i in range(len(self._envs)):
             self._begin(i)
-        self._snapshot()
         return Restored(new_episode=len(self._envs))
 
     def close(self) -> None:
@@ -215,7 +224,71 @@ class GymVector:
     def _begin(self, i: int) -> None:
         """A new episode where the old one could not be brought back."""
         self._reset(i, self._rows.current, always_seeded=True)
-        self._rows.episode_step[i], self._rows.episode_reward[i] = 0, 0.0
+        self._rows.begin_episode(i)
+
+    def _next_episode(self, i: int, obs: Any) -> None:
+        """Begin an episode; in a new environment, if this one fails to and that is allowed."""
+        try:
+            self._reset(i, obs)
+        except EnvError as error:
+            self._fail(i, error)
+            self._replace(i, obs)
+
+    def _replace(self, i: int, obs: Any) -> None:
+        """Put a new environment in place of one that failed, and begin an episode in it."""
+        assert self._remake is not None
+        while True:
+            with contextlib.suppress(Exception):  # it has failed already
+                self._envs[i].close()
+            try:
+                self._envs[i] = self._remake()
+                self._reset(i, obs, always_seeded=True)
+                return
+            except EnvError as error:
+                self._fail(i, error)
+
+    def _drop(self, t: int, failed: list[int], obs: Any) -> None:
+        """Give the episodes up in which step t failed, or gave NaN or infinity (added to them)."""
+        for i in self._rows.not_finite(t):
+            if i not in failed:
+                self._fail(i, self._bad_value(i, obs, self._rows.reward[t, i]))
+                failed.append(i)
+        for i in failed:
+            self._rows.drop(t, i)
+            self._replace(i, obs)
+
+    def _fail(self, i: int, error: EnvError) -> None:
+        """Raise `error`, unless env i may be made again; then remember it, in a line."""
+        if self._guards.on_env_error == "fail" or self._remake is None:
+            raise error
+        if not self._restarts[i].again(time.monotonic()):
+            most = self._guards.max_restarts
+            raise EnvError(
+                f"{error}\nIt failed more than {most} times in 10 minutes (--max-restarts)."
+            ) from error
+        what, _, where = str(error).rpartition("\n\n")
+        self.dropped.append(f"{(what or str(error)).splitlines()[-1]} {where}".strip())
+
+    def _named(self, i: int, result: Any, error: BaseException, action: Array) -> EnvError:
+        """The error of a step, as it is shown."""
+        if isinstance(error, EnvError):
+            return error
+        try:
+            if result is not None:  # what it is, or the one before: neither may be ill-formed
+                self._check_result("step", i, result)
+        except EnvError as ill_formed:
+            return ill_formed
+        named = env_error(error, f"in {self._where(i, action)}")
+        named.__cause__ = error
+        return named
+
+    def _bad_value(self, i: int, obs: Any, reward: Any) -> EnvError:
+        given = each(lambda o: o[i], obs)
+        return EnvError(
+            f"The environment gave a value that is not finite or not in its space: observation "
+            f"{given}, reward {reward}; it declares {self.spec.observation.describe()} "
+            f"({self._where(i)})."
+        )
 
     def _reset(self, i: int, obs: Any, *, always_seeded: bool = False) -> None:
         """Begin the next episode of env i and write its first observation to row i of `obs`."""
@@ -229,10 +302,13 @@ class GymVector:
                 self._check_result("reset", i, result)
             first_obs, info = result
             self._intake.put(obs, i, first_obs, info, ended=False)
+            if i in self._rows.no_choices(obs):
+                raise self._bad_value(i, obs, "none")
         except EnvError:
             raise
         except (Exception, SystemExit) as error:
             raise env_error(error, f"in reset, {self._where(i)}") from error
+        self._meter.lap("env_reset")
 
     def _check_result(self, method: str, i: int, result: Any) -> None:
         check_fields(method, result, self._where(i))
@@ -240,18 +316,13 @@ class GymVector:
             raise EnvError(f"{method} returned {wrong} ({self._where(i)}).")
 
     def _where(self, i: int, action: Array | None = None) -> str:
-        """Which env, which sampler, and where in its life: for messages."""
-        episode, step = int(self._rows.episode[i]), int(self._rows.episode_step[i])
-        seed = self._episode_seed(i) if self._reseed or episode == 0 else "none"
-        return (
-            ("" if action is None else f"step {step + 1} with action {action}, ")
-            + f"env {self.env_id[i]} of {self.spec.id}, sampler {self._sampler}, "
-            f"episode {episode} (reset seed {seed}, {step} steps so far)"
+        """Where env i is in its life: for messages."""
+        episode = int(self._rows.episode[i])
+        return whereabouts(
+            f"{self.env_id[i]} of {self.spec.id}",
+            self._sampler,
+            episode,
+            self._episode_seed(i) if self._reseed or episode == 0 else None,
+            int(self._rows.episode_step[i]),
+            action,
         )
-
-    def _snapshot(self) -> None:
-        try:
-            self._own_states = [get_state(env) for env in self._envs]
-        except Exception as error:
-            raise env_error(error, f"in get_state (of {self.spec.id})") from error
-        self._committed = self._rows.state()

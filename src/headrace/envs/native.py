@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from headrace.batch import Fragment, each
-from headrace.envs.api import Episode, Restored, env_error
+from headrace.envs.api import GUARDS, Episode, Guards, Restored, env_error
 from headrace.envs.rows import Intake, Rows
 from headrace.envs.spaces import MASK
 from headrace.errors import EnvError
@@ -36,6 +36,7 @@ class NativeVector:
         meter: told of step times (a reset within a step is part of it).
         role: `env` for training, `eval` for evaluation.
         sampler: named in errors.
+        guards: what to check. An error always ends the run: one env of it cannot be made anew.
     """
 
     def __init__(
@@ -48,22 +49,29 @@ class NativeVector:
         *,
         role: str = "env",
         sampler: str = "inline",
+        guards: Guards = GUARDS,
     ) -> None:
         self.spec, self.env_id = spec, env_id
+        self.dropped: list[str] = []
         self._vector = vector
         self._seed, self._role, self._sampler = seed, role, sampler
         self._meter = meter
         self._codec, self._intake = ActionCodec(spec.action), Intake(spec)
-        self._rows = Rows(spec, env_id, sampler)
+        self._rows = Rows(spec, env_id, sampler, checks=guards.enabled)
         mode = vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self._mode = mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
         # Whose next row is that of a reset (NEXT_STEP only)
         self._resetting = np.zeros(len(env_id), bool)
-        self._committed: dict[str, Array] = {}
+        self._begun = False
+
+    @property
+    def step_s(self) -> float:
+        """See `VectorEnv`."""
+        return self._rows.step_s
 
     def bind(self, fragment: Fragment) -> None:
         """Write into `fragment`; the very first time this resets all envs."""
-        if not self._committed:
+        if not self._begun:
             self._begin()
         self._rows.bind(fragment)
 
@@ -114,14 +122,13 @@ class NativeVector:
         """The episodes that ended; raises EnvError if an env gave NaN or infinity."""
         return self._rows.finish()
 
-    def commit(self) -> None:
-        """Make the bound fragment count."""
-        self._rows.commit()
-        self._committed = self._rows.state()
-
     def state(self) -> dict[str, Array]:
-        """The last commit: counts only, of which `restore` uses the number of the episode."""
-        return dict(self._committed)
+        """Counts only, of which `restore` uses the number of the episode."""
+        return self._rows.state()
+
+    def obs(self) -> dict[str, Array]:
+        """See `VectorEnv`."""
+        return self._rows.current_obs()
 
     def restore(self, state: dict[str, Array]) -> Restored:
         """Begin an episode after the one that was under way, in every env."""
@@ -157,7 +164,7 @@ class NativeVector:
         self._check_declared("reset", obs)
         self._intake.put_all(rows.current, obs, info)
         self._meter.lap("env_reset")
-        self._committed = rows.state()
+        self._begun = True
         return Restored(new_episode=len(self.env_id))
 
     def _check_declared(self, method: str, obs: Any) -> None:

@@ -19,7 +19,7 @@ _TRANSPARENT = ("OrderEnforcing", "PassiveEnvChecker", "TimeLimit")
 
 
 class ActionLog:
-    """The environment actions of the episodes under way, in pieces as they were committed."""
+    """The environment actions of the episodes under way, in pieces of a fragment each."""
 
     def __init__(self) -> None:
         self._pieces: deque[Array] = deque()

@@ -21,14 +21,15 @@ class Rows:
     Attributes:
         obs: the bound fragment's observations, `[T+1, n, ...]` (a dict of arrays for a Dict).
         reward, terminated, truncated, valid: `[T, n]`, the bound fragment's.
-        current: observations of the last commit, `[n, ...]`: row 0 of the next fragment.
+        current: observations, `[n, ...]`: row 0 of the next fragment.
         episode: `[n]`, index of each env's episode (-1: not begun).
         episode_step, episode_reward: `[n]`, of the episode under way.
         step_s: mean seconds per env step in the last fragment.
     """
 
-    def __init__(self, spec: EnvSpec, env_id: Array, sampler: str) -> None:
+    def __init__(self, spec: EnvSpec, env_id: Array, sampler: str, *, checks: bool) -> None:
         self._spec, self._env_id, self._sampler = spec, env_id, sampler
+        self._checks = checks
         n = len(env_id)
         self.episode = np.full(n, -1)
         self.episode_step = np.zeros(n, np.int64)
@@ -39,6 +40,11 @@ class Rows:
             else np.zeros((n, *spec.observation.shape), spec.observation.dtype)
         )
         self.step_s = 0.0
+        self._choices = [
+            (key, np.array(part.start), np.array(part.start) + np.array(part.nvec))
+            for key, part in spec.observation.leaves
+            if part.nvec and checks
+        ]
         self._finished: list[Episode] = []
         self._bound_at = 0.0
 
@@ -70,32 +76,66 @@ class Rows:
         """Count env i's episode, which ended with step t."""
         total, length = float(self.episode_reward[i]), int(self.episode_step[i])
         self._finished.append(Episode(t, int(self._env_id[i]), total, length))
+        self.begin_episode(i)
+
+    def begin_episode(self, i: int) -> None:
+        """Of env i nothing is counted yet."""
         self.episode_step[i], self.episode_reward[i] = 0, 0.0
+
+    def drop(self, t: int, i: int) -> None:
+        """Step t of env i was none: its row is not valid, and the episode is cut before it."""
+        self.valid[t, i], self.reward[t, i] = False, 0.0
+        self.terminated[t, i], self.truncated[t, i] = False, True
+        if t and self.valid[t - 1, i] and not (self.terminated | self.truncated)[t - 1, i]:
+            self.truncated[t - 1, i] = True
+            self.keep_final(t - 1, i, each(lambda o: o[i], self.at(t)))
+        self.begin_episode(i)
+
+    def not_finite(self, t: int) -> list[int]:
+        """The envs whose step t gave NaN or infinity."""
+        bad = ~np.isfinite(self.reward[t])
+        for key, space in self._spec.observation.leaves:
+            if space.dtype.startswith("float"):
+                rows = self.obs[key] if isinstance(self.obs, dict) else self.obs
+                bad |= ~np.isfinite(rows[t + 1]).reshape(len(bad), -1).all(1)
+        return [int(i) for i in np.flatnonzero(bad)]
+
+    def no_choices(self, obs: Any) -> list[int]:
+        """The envs whose observation, in `[n, ...]`, is no choice of its space.
+
+        It would be an index out of bounds, or of something else, to the network that sees it next.
+        """
+        bad = np.zeros(len(self.episode), bool)
+        for key, least, end in self._choices:
+            part = obs[key] if isinstance(obs, dict) else obs
+            bad |= ((part < least) | (part >= end)).reshape(len(bad), -1).any(1)
+        return [int(i) for i in np.flatnonzero(bad)]
 
     def finish(self) -> list[Episode]:
         """The fragment is full: check it, and give the episodes that ended in it."""
         self.step_s = (time.monotonic() - self._bound_at) / self.reward.size
-        self._check_finite()
-        if self._spec.mask_key:
-            self._check_masks()
+        if self._checks:
+            self._check_finite()
+            if self._spec.mask_key:
+                self._check_masks()
+        each(_copy, self.current, self.at(len(self.reward)))
         finished, self._finished = self._finished, []
         return finished
 
-    def commit(self) -> None:
-        """The fragment counts: its last row is the current one."""
-        each(_copy, self.current, self.at(len(self.reward)))
-
     def state(self) -> dict[str, Array]:
-        """Counts and current observations, as named arrays (copies)."""
+        """Counts, as named arrays (copies)."""
         return {
             "episode": self.episode.copy(),
             "episode_step": self.episode_step.copy(),
             "episode_reward": self.episode_reward.copy(),
-            **{f"obs.{key}": self.part(key).copy() for key, _ in self._spec.observation.leaves},
         }
 
+    def current_obs(self) -> dict[str, Array]:
+        """The current observations, as `obs.KEY` (copies)."""
+        return {f"obs.{key}": self.part(key).copy() for key, _ in self._spec.observation.leaves}
+
     def restore(self, state: dict[str, Array]) -> None:
-        """Undo `state`."""
+        """Undo `state` and `current_obs`."""
         self.episode[:] = state["episode"]
         self.episode_step[:] = state["episode_step"]
         self.episode_reward[:] = state["episode_reward"]

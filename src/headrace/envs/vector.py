@@ -1,6 +1,6 @@
 """A vector of environments of either kind. Left out: stepping it (`gym.py`, `native.py`)."""
 
-from headrace.envs.api import VectorEnv
+from headrace.envs.api import GUARDS, Guards, VectorEnv
 from headrace.envs.gym import GymVector
 from headrace.envs.make import EnvMaker, make_all
 from headrace.envs.native import NativeVector
@@ -20,6 +20,7 @@ def make_vector(
     reseed: bool = True,
     replay_limit_s: float = 30.0,
     sampler: str = "inline",
+    guards: Guards = GUARDS,
 ) -> VectorEnv:
     """Make the environments `env_id` and step them in the form that `maker` says.
 
@@ -30,7 +31,9 @@ def make_vector(
     """
     if maker.native:
         native = maker.vector(len(env_id), num_threads)
-        return NativeVector(native, spec, env_id, seed, meter, role=role, sampler=sampler)
+        return NativeVector(
+            native, spec, env_id, seed, meter, role=role, sampler=sampler, guards=guards
+        )
     return GymVector(
         make_all(maker, len(env_id)),
         spec,
@@ -41,4 +44,6 @@ def make_vector(
         reseed=reseed,
         replay_limit_s=replay_limit_s,
         sampler=sampler,
+        guards=guards,
+        remake=maker,
     )

@@ -114,6 +114,18 @@ class RunSettings:
     rank_timeout_s: float = 600.0
     """Give up when a learner that is alive lets the others wait for so long (seconds): the first
     one's evaluations and on_update count, too."""
+    on_env_error: Literal["fail", "restart"] = "fail"
+    """What an environment's exception or bad value (NaN, a wrong shape) leads to: the end of the
+    run, or a new environment and episode."""
+    on_sampler_loss: Literal["restart", "fail"] = "restart"
+    """What the death or silence of a worker leads to: another one, which makes its fragment again
+    (to the bit, where episodes can be replayed), or the end of the run."""
+    env_timeout_s: float = 0.0
+    """Seconds that a step or reset may take; 0: 20 times what 99.9 % of them take, at least 60."""
+    max_sampler_restarts: int = 3
+    """Restarts of each worker (and each environment, with on_env_error restart) in 10 minutes."""
+    guards: bool = True
+    """Check what environments give, and watch for silence; --no-guards shows what that costs."""
     check_ranks: int = 0
     """Compare a hash of all learners' parameters every so many updates (0: never)."""
     learner_threads: int = 1
@@ -265,6 +277,11 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         derived["envs_per_vector"] = divisor(share, run.envs_per_vector)
         origin["envs_per_vector"] += f", to fit {share} envs of each learner"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
+    if run.vectorization == "native" and run.on_env_error == "restart":
+        raise ConfigError(
+            "on_env_error='restart', but one environment of a native vector cannot be made anew.\n"
+            "Use --vectorization python."
+        )
     settings = Settings(run, network, algo, origin)
     _check_bounds(settings.flat())
     check_sums(run, algo)
@@ -289,7 +306,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
         (
             "num_workers", "seed", "checkpoint_every_s", "replay_limit_s", "lr", "clip_coef",
             "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "clip_reward", "eval_every",
-            "learner_threads", "num_envs_per_learner", "check_ranks",
+            "learner_threads", "num_envs_per_learner", "check_ranks", "env_timeout_s",
+            "max_sampler_restarts",
         ),
         (0, math.inf),
     ),

@@ -212,7 +212,6 @@ def evaluate(
             for episode in vector.finish():
                 played[episode.env_id].append(episode)
                 last_end = steps
-            vector.commit()
             ended = sum(min(len(p), q) for p, q in zip(played, quota, strict=True))
             say(f"{ended} of {episodes} episodes, step {steps:,} of each environment")
             if steps - last_end > _ENDLESS:

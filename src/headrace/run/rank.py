@@ -19,7 +19,7 @@ from headrace.collect.api import Collector, Plan, ShouldStop
 from headrace.collect.inline import InlineCollector
 from headrace.collect.regroup import regroup
 from headrace.collect.workers import WorkersCollector
-from headrace.envs.api import Restored
+from headrace.envs.api import Guards, Restored
 from headrace.envs.make import EnvMaker
 from headrace.errors import EnvError
 from headrace.meter import Meter
@@ -35,7 +35,7 @@ from headrace.run.report import OnUpdate, Reporter, farewell, introduce
 from headrace.run.save import Saver
 from headrace.run.task import Task
 from headrace.run.train import Counters, train
-from headrace.spec import EnvSpec
+from headrace.spec import Array, EnvSpec
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def run_rank(
         learner = Learner(settings, task.spec, task.model, device, meter, ranks)
         _init_from(task, learner)
         introduce(display, settings, task.spec, task.run_dir, ranks)
-        collector = _collector(task, ranks, meter, stop)
+        collector = _collector(task, ranks, meter, stop, display)
         stack.push(_closing(collector))
         meter.lap("start")
         # From here on it is a run: what could not be built has been refused.
@@ -158,7 +158,9 @@ def _init_from(task: Task, learner: Learner) -> None:
         checkpoint.load_into(learner.policy, saved)
 
 
-def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop) -> Collector:
+def _collector(
+    task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, display: Display
+) -> Collector:
     run = task.settings.run
     num_workers = run.num_workers // ranks.size
     plan = Plan(
@@ -175,11 +177,22 @@ def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop) -> Coll
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
         threads_per_sampler=max(1, cpu_cores() // max(run.num_workers, ranks.size)),
+        guards=Guards(
+            on_env_error=run.on_env_error,
+            on_sampler_loss=run.on_sampler_loss,
+            env_timeout_s=run.env_timeout_s,
+            max_restarts=run.max_sampler_restarts,
+            enabled=run.guards,
+        ),
     )
+    state: dict[str, Array] = {}
+    if task.saved is not None:
+        with checkpoint.as_written(task.saved.path):
+            state = regroup(task.saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
     if num_workers == 0:
-        return InlineCollector(plan, meter, stop)
+        return InlineCollector(plan, meter, stop, state, display.say)
     check_open_files(num_workers)
-    return WorkersCollector(plan, num_workers, stop)
+    return WorkersCollector(plan, num_workers, stop, state, display.say)
 
 
 def _restored(
@@ -195,10 +208,8 @@ def _restored(
             {name: saved.tensors(name) for name in ("policy_default", "learner_default")},
             saved.manifest["learner"],
         )
-        samplers = regroup(saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
-    mine = collector.restore(samplers)
     restored = Restored()
-    for each in gather_json(ranks, asdict(mine)):
+    for each in gather_json(ranks, asdict(collector.restored)):
         restored.add(Restored(**each))
     display.say(
         f"Resumed from {saved.path.name}: {counters.env_steps:,} env steps, {learner.version:,} "

@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,7 @@ class Reporter:
             "mean_return": counters.mean_return,
             "best_return": counters.best_return,
             "episodes": counters.episodes,
-            "lost_env_steps": counters.lost_env_steps,
-            "restarts": counters.restarts,
+            "ledger": {"learned": counters.env_steps, **asdict(counters.ledger)},
             "meter": seconds,
             "sampler_meters": samplers,
         }
@@ -126,18 +126,34 @@ def introduce(
     display.say(f"  all settings: {run_dir}/config.json")
 
 
+def _describe(ledger: dict[str, int]) -> str:
+    """The sums of env steps, and what led to them."""
+    said = f"Env steps: {ledger['collected']:,} collected, {ledger['learned']:,} learned from"
+    said += f", {ledger['lost']:,} lost"
+    if ledger["remade"]:
+        said += f", {ledger['remade']:,} taken again"
+    causes = [
+        f"{ledger[name]} {what}"
+        for name, what in (
+            ("restarts", "workers replaced"),
+            ("dropped_episodes", "episodes dropped"),
+        )
+        if ledger[name]
+    ]
+    return said + (f" ({', '.join(causes)})" if causes else "") + "."
+
+
 def farewell(summary: dict[str, Any], stopped_by: int, maker: EnvMaker) -> str:
     """The last lines of a run, for people."""
     mean = "none finished" if summary["mean_return"] is None else f"{summary['mean_return']:.1f}"
-    rate, lost = summary["env_steps_per_s"], summary["lost_env_steps"]
+    rate = summary["env_steps_per_s"]
     why = f"Stopped by {signal.Signals(stopped_by).name}" if stopped_by else "Done"
     lines = [
         f"{why}: {summary['env_steps']:,} env steps in {summary['wall_s']:.1f} s"
         + (f" ({rate:,.0f}/s after the first update)" if rate else "")
         + f", mean return of the last episodes {mean}."
     ]
-    if lost:
-        lines.append(f"{lost:,} env steps of unfinished batches were given up, over the run.")
+    lines.append(_describe(summary["ledger"]))
     if summary["best_return"] is not None:
         lines.append(f"Best evaluation: {summary['best_return']:.1f}, kept in best/ (eval --best).")
     lines.append(f"Saved in {summary['run_dir']}")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.batch import Fragment
-from headrace.collect.api import Collected, Collector, ShouldStop
+from headrace.collect.api import Collected, Collector, Ledger, ShouldStop
 from headrace.envs.api import Episode
 from headrace.errors import NonFiniteError
 from headrace.meter import Meter
@@ -27,8 +27,7 @@ class Counters:
 
     env_steps: int = 0
     episodes: int = 0
-    lost_env_steps: int = 0
-    restarts: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
     evaluated_at: int = 0
     best_return: float | None = None
     recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -71,7 +70,7 @@ class Counters:
         windows = {
             name: deque(data[name], maxlen=WINDOW) for name in ("recent_returns", "recent_lengths")
         }
-        return cls(**data | windows)
+        return cls(**data | windows | {"ledger": Ledger(**data["ledger"])})
 
 
 def _mean(values: deque[Any]) -> float | None:
@@ -87,8 +86,7 @@ def _news(
         "whole": collected is not None,
         "env_steps": sum(int(f.valid.sum()) for f in batch.fragments),
         "episodes": batch.episodes,
-        "lost_env_steps": collector.lost_env_steps,
-        "restarts": collector.restarts,
+        "ledger": asdict(collector.ledger),
         "save_is_due": save_is_due,
         "seconds": meter.seconds(),
     }
@@ -145,17 +143,16 @@ def train(
     """
     collector.publish(learner.policy, learner.version)
     meter.lap("publish")
-    lost_before, restarts_before = counters.lost_env_steps, counters.restarts
+    before = counters.ledger
     while not counters.done(run):
         collected = None if stop() else collector.collect()
         meter.lap("wait")
         news = gather_json(ranks, _news(collected, collector, meter, save_is_due()))
         meter.lap("ranks")
-        counters.lost_env_steps = lost_before + sum(of["lost_env_steps"] for of in news)
-        counters.restarts = restarts_before + sum(of["restarts"] for of in news)
+        counters.ledger = sum((Ledger(**of["ledger"]) for of in news), before)
         if collected is None or not all(of["whole"] for of in news):
             # One rank was told to stop: nobody learns from this batch.
-            counters.lost_env_steps += sum(of["env_steps"] for of in news)
+            counters.ledger.lost += sum(of["env_steps"] for of in news)
             if collected is not None:
                 collector.give_up()
             break
