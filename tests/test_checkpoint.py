@@ -2,9 +2,6 @@
 
 import json
 import os
-import pickle
-import random
-import shutil
 import stat
 
 import numpy as np
@@ -52,14 +49,15 @@ def test_it_is_private(tmp_path):
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o600}
 
 
-def test_old_ones_go_only_after_new_ones_are_there(tmp_path):
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_old_ones_go_only_after_new_ones_are_there(tmp_path, keep):
     names = []
-    for step in (1, 2, 3, 4):
+    for step in range(1, 8):
         path = write(tmp_path, step, float(step))
         names.append(path.name)
-        assert sorted(p.name for p in path.parent.glob("step_*")) == names[-3:]
-        checkpoint.prune(2, path)
-        assert sorted(p.name for p in path.parent.glob("step_*")) == names[-2:]
+        assert sorted(p.name for p in path.parent.glob("step_*")) == names[-keep - 1 :]
+        checkpoint.prune(keep, path)
+        assert sorted(p.name for p in path.parent.glob("step_*")) == names[-keep:]
 
 
 def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path):
@@ -72,120 +70,12 @@ def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path):
     assert (earlier.exists(), damaged.exists()) == (True, False)
 
 
-class Crash(BaseException):
-    pass
-
-
-def test_a_crash_at_any_file_operation_leaves_the_old_or_the_new(tmp_path, monkeypatch):
-    """F13: the N-th operation fails, for every N; reloading gives old or new, never neither."""
-    operations = ["open", "fsync", "rename", "mkdir"]
-    count = {"left": None}
-
-    def shim(real):
-        def wrapped(*args, **kwargs):
-            if count["left"] is not None:
-                count["left"] -= 1
-                if count["left"] < 0:
-                    raise Crash
-            return real(*args, **kwargs)
-
-        return wrapped
-
-    write(tmp_path, 1, 1.0)
-    with monkeypatch.context() as patched:
-        for name in operations:
-            patched.setattr(os, name, shim(getattr(os, name)))
-        seen = set()
-        for n in range(60):
-            count["left"] = n
-            try:
-                write(tmp_path, 2, 2.0)
-                finished = True
-            except Crash:
-                finished = False
-            count["left"] = None
-            number = checkpoint.newest(tmp_path).manifest["counters"]["n"]
-            seen.add(number)
-            assert number in (1, 2)
-            if finished:
-                break
-            shutil.rmtree(tmp_path / "checkpoints/step_000000000002", ignore_errors=True)
-        assert finished
-        assert n > 8, "the shim must see the writer's operations"
-    assert seen == {1, 2}
-
-
-def test_damage_is_named_and_the_one_before_is_used(tmp_path):
-    """F15 in small: seeded flips, cuts, swaps and deletions."""
-    write(tmp_path, 1, 1.0)
-    rng = random.Random(0)
-    for trial in range(200):
-        path = write(tmp_path, 2, 2.0)
-        file = path / rng.choice(["manifest.json", "one.safetensors", "two.safetensors"])
-        original = file.read_bytes()
-        data = bytearray(original)
-        kind = rng.choice(["flip", "cut", "delete", "swap"])
-        if kind == "flip":
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        elif kind == "cut":
-            del data[rng.randrange(len(data)) :]
-        elif kind == "swap":
-            data = bytearray((path / "two.safetensors").read_bytes())
-        file.write_bytes(data)
-        if kind == "delete":
-            file.unlink()
-        if file.exists() and file.read_bytes() == original:
-            assert checkpoint.newest(tmp_path).path == path, f"trial {trial}"
-        else:
-            with pytest.warns(UserWarning, match=f"{file.name}.*Passed over"):
-                assert checkpoint.newest(tmp_path).manifest["counters"]["n"] == 1, f"trial {trial}"
-        shutil.rmtree(path)
-
-
 def test_no_usable_checkpoint_is_an_error_in_words(tmp_path):
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         checkpoint.newest(tmp_path)
     (write(tmp_path, 1, 1.0) / "one.safetensors").unlink()
     with pytest.warns(UserWarning), pytest.raises(CheckpointError, match="no usable checkpoint"):
         checkpoint.newest(tmp_path)
-
-
-class Canary:
-    def __reduce__(self):
-        return (os.mkdir, ("/tmp/headrace-canary-sang",))
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "one.safetensors", "config.json"])
-def test_hostile_files_are_refused_and_nothing_runs(tmp_path, name):
-    """F29 in small: a pickle in the place of every file that is read."""
-    run = headrace.train(short_cartpole, run_dir=tmp_path / "run", total_env_steps=32, **TINY)
-    path = checkpoint.newest(run.dir).path
-    target = (
-        run.dir / name if name == "config.json" else path / name.replace("one", "policy_default")
-    )
-    target.write_bytes(pickle.dumps(Canary()))
-    with pytest.warns() if name != "config.json" else nothing(), pytest.raises(RunDirError):
-        headrace.resume(run.dir, env=short_cartpole, quiet=True)
-    assert not os.path.exists("/tmp/headrace-canary-sang")
-
-
-class nothing:  # noqa: N801
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return False
-
-
-def test_a_manifest_may_not_name_files_elsewhere(tmp_path):
-    path = write(tmp_path, 1, 1.0)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"]["../../secret.safetensors"] = "0" * 64
-    del manifest["sha256"]
-    manifest["sha256"] = checkpoint._digest(manifest)  # whoever writes it can write this, too
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="none of ours"):
-        checkpoint.newest(path)
 
 
 def test_code_is_never_named_by_a_file(tmp_path):

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
@@ -19,7 +20,22 @@ from typing import Any
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """By these a user, a batch system or a closing terminal asks a whole group of processes to stop."""
 
+_OPEN_FILES = 1024  # the usual limit
+
 _ONE_AT_A_TIME = threading.Lock()  # what is changed below belongs to the whole process
+
+
+def raise_open_files(wanted: int) -> int:
+    """Let this process, and those that it starts, open so many files; how many it may then.
+
+    What a process may ask for by itself (the soft limit) is often far below what it may have.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
 
 
 @contextlib.contextmanager
@@ -31,6 +47,7 @@ def context() -> Iterator[Any]:
     `SIGNALS` are blocked, which children inherit: the learner alone decides what follows.
     """
     with _ONE_AT_A_TIME:
+        raise_open_files(_OPEN_FILES)  # the server keeps one of each worker
         start_from = multiprocessing.get_context("forkserver")
         start_from.set_forkserver_preload(["headrace.collect.worker"])
         resource_tracker.ensure_running()  # here: starting it unblocks them

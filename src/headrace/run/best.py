@@ -47,6 +47,7 @@ class Evaluations:
         counters.evaluated_at = counters.env_steps
         found = played.to_json()
         if counters.best_return is None or found["mean_return"] > counters.best_return:
-            counters.best_return = found["mean_return"]
-            self._saver.best()
+            before, counters.best_return = counters.best_return, found["mean_return"]
+            if not self._saver.best():  # the next that is better than what is kept will be kept
+                counters.best_return = before
         return {"eval_return": found["mean_return"], "eval_length": found["mean_length"]}

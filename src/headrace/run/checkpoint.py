@@ -11,22 +11,27 @@ is removed only afterwards. Nothing on the way back in is unpickled, and no code
 Left out: what the tensors mean (whoever gives them).
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from headrace.errors import CheckpointError
+import headrace
+from headrace.errors import CheckpointError, HeadraceError
 from headrace.ranks import Ranks
+from headrace.run.files import flush_dir, read_capped, write_flushed, write_whole
 from headrace.spec import Array, EnvSpec
 
 FORMAT = 1
@@ -42,12 +47,30 @@ class Checkpoint:
     manifest: dict[str, Any]
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The named tensors of one of its files."""
-        return dict(load((self.path / f"{name}.safetensors").read_bytes()))
+        """The named tensors of one of its files; CheckpointError if it holds none."""
+        file = self.path / f"{name}.safetensors"
+        try:
+            # Its header's shapes are held against its size before anything is allocated.
+            return dict(load(read_capped(file, _memory_bytes(), CheckpointError)))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}.") from None
 
     def arrays(self, name: str) -> dict[str, Array]:
         """The same as NumPy arrays."""
         return {key: tensor.numpy() for key, tensor in self.tensors(name).items()}
+
+
+@contextlib.contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """CheckpointError if what is read within is not what a run writes, checksums or not."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path} is not a checkpoint as headrace {headrace.__version__} writes them: {error!r}."
+        ) from error
 
 
 def write(
@@ -60,30 +83,43 @@ def write(
         env_steps: names it.
         files: file name (without suffix) -> named tensors or arrays.
         manifest: plain data that goes into the manifest beside format and checksums.
+
+    Raises:
+        OSError: the disk is full, for example; nothing of it is left, and the one before is whole.
     """
     parent.mkdir(mode=0o700, exist_ok=True)
     final = parent / f"step_{env_steps:012d}"
     new = parent / f".{final.name}.{os.getpid()}"
     shutil.rmtree(new, ignore_errors=True)
+    try:
+        _write_parts(new, files, manifest)
+        if final.exists():  # passed over as damaged, or written without the pointer
+            shutil.rmtree(final)
+        os.rename(new, final)
+    except OSError:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    flush_dir(parent)
+    write_whole(parent / "latest", final.name.encode())
+    return final
+
+
+def _write_parts(new: Path, files: dict[str, dict[str, Any]], manifest: dict[str, Any]) -> None:
     new.mkdir(mode=0o700)
     sums = {}
     for name, tensors in files.items():
-        data = save({key: _contiguous(tensor) for key, tensor in tensors.items()})
+        data = to_safetensors(tensors)
         sums[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
-        _write_flushed(new / f"{name}.safetensors", data)
+        write_flushed(new / f"{name}.safetensors", data)
     whole = {"format": FORMAT, **manifest, "files": sums}
     whole["sha256"] = _digest(whole)
-    _write_flushed(new / _MANIFEST, json.dumps(whole, indent=1).encode())
-    _flush_dir(new)
-    if final.exists():  # it was passed over as damaged: a run never saves the same step twice
-        shutil.rmtree(final)
-    new.rename(final)
-    _flush_dir(parent)
-    pointer = parent / ".latest.new"
-    _write_flushed(pointer, final.name.encode())
-    pointer.rename(parent / "latest")
-    _flush_dir(parent)
-    return final
+    write_flushed(new / _MANIFEST, json.dumps(whole, indent=1).encode())
+    flush_dir(new)
+
+
+def to_safetensors(tensors: Mapping[str, Any]) -> bytes:
+    """Named tensors or arrays as the bytes of a safetensors file."""
+    return save({key: _contiguous(tensor) for key, tensor in tensors.items()})
 
 
 def prune(keep: int, written: Path) -> None:
@@ -97,7 +133,7 @@ def prune(keep: int, written: Path) -> None:
     parent = written.parent
     others = sorted(path for path in parent.glob("step_*") if path != written)
     earlier = [path for path in others if path < written]
-    kept = earlier[len(earlier) - (keep - 1) :] if keep > 1 else []
+    kept = earlier[-(keep - 1) :] if keep > 1 else []
     for path in others:
         if path not in kept:
             shutil.rmtree(path)
@@ -137,12 +173,11 @@ def newest(run_dir: Path) -> Checkpoint:
 
 def _read(path: Path) -> Checkpoint:
     try:
-        if (path / _MANIFEST).stat().st_size > _MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"{path / _MANIFEST} is larger than any manifest.")
-        manifest = json.loads((path / _MANIFEST).read_bytes())
+        read = read_capped(path / _MANIFEST, _MAX_MANIFEST_BYTES, CheckpointError)
+        manifest = json.loads(read)
         sums = dict(manifest["files"])
         number, digest = manifest["format"], manifest.pop("sha256")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path / _MANIFEST} is missing or damaged ({error}).") from None
     if number != FORMAT:
         raise CheckpointError(
@@ -157,6 +192,8 @@ def _read(path: Path) -> Checkpoint:
                 f"{path / _MANIFEST} names a file that is none of ours: {name!r}."
             )
         try:
+            if file.stat().st_size > _memory_bytes():
+                raise CheckpointError(f"{file} is larger than this machine's memory.")
             with file.open("rb") as opened:
                 actual = hashlib.file_digest(opened, "sha256").hexdigest()
         except OSError as error:
@@ -193,7 +230,7 @@ def gathered(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | Tensor
     if ranks.size == 1:
         return dict(arrays)
     together: dict[str, Array | Tensor] = {}
-    for part in ranks.gather_bytes(save({k: _contiguous(a) for k, a in arrays.items()})):
+    for part in ranks.gather_bytes(to_safetensors(arrays)):
         together |= load(part)
     return together
 
@@ -204,6 +241,11 @@ def load_into(module: nn.Module, saved: Checkpoint) -> None:
     Raises:
         CheckpointError: they are of another network.
     """
+    module.load_state_dict(check_shapes(module, saved))
+
+
+def check_shapes(module: nn.Module, saved: Checkpoint) -> dict[str, Tensor]:
+    """The policy's tensors; CheckpointError if they are of another network."""
     tensors = saved.tensors("policy_default")
     own = {name: tuple(t.shape) for name, t in module.state_dict().items()}
     theirs = {name: tuple(t.shape) for name, t in tensors.items()}
@@ -219,7 +261,11 @@ def load_into(module: nn.Module, saved: Checkpoint) -> None:
             + (f"\n  ... and {len(differing) - 6} more" if len(differing) > 6 else "")
             + "\nUse the network's settings that it was trained with (in its config.json)."
         )
-    module.load_state_dict(tensors)
+    return tensors
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _digest(manifest: dict[str, Any]) -> str:
@@ -231,18 +277,3 @@ def _contiguous(tensor: Any) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(tensor).reshape(tensor.shape))
     # A copy: safetensors refuses tensors that share memory.
     return tensor.detach().cpu().clone().contiguous()  # type: ignore[no-any-return]
-
-
-def _write_flushed(path: Path, data: bytes) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

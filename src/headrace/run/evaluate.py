@@ -136,8 +136,10 @@ def load_policy(directory: str | Path, model: str | ModelFactory | None = None) 
     """
     model = code((), model).model
     saved = checkpoint.newest(Path(directory))
-    described = saved.manifest["policies"]["default"]
-    if bool(described["model"]) != (model is not None):
+    with checkpoint.as_written(saved.path):
+        described = saved.manifest["policies"]["default"]
+        is_own = bool(described["model"])
+    if is_own != (model is not None):
         raise ConfigError(
             f"{directory} was trained with "
             + (
@@ -147,10 +149,14 @@ def load_policy(directory: str | Path, model: str | ModelFactory | None = None) 
                 else "Headrace's network: it takes no model."
             )
         )
-    spec = EnvSpec.from_json(described["spec"])
-    network = described["network"]
-    network["hidden_sizes"] = tuple(network["hidden_sizes"])
-    module = Policy(spec, Network(**network), model)
+    with checkpoint.as_written(saved.path):
+        spec = EnvSpec.from_json(described["spec"])
+        sizes = tuple(described["network"]["hidden_sizes"])
+        network = Network(**described["network"] | {"hidden_sizes": sizes})
+        if model is None:  # without memory, before any of it is allocated
+            with torch.device("meta"):
+                checkpoint.check_shapes(Policy(spec, network), saved)
+    module = Policy(spec, network, model)
     checkpoint.load_into(module, saved)
     return TrainedPolicy(spec, module.eval())
 

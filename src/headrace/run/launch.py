@@ -130,7 +130,8 @@ def _go_on(
     with _held(run_dir, attempt):
         saved = checkpoint.newest(run_dir)
         spec = env_spec(maker)
-        theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
+        with checkpoint.as_written(saved.path):
+            theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
         checkpoint.check_fits(theirs, spec, run_dir)
         task = Task(settings, maker, code.model, spec, run_dir, saved)
         return _see_through(task, attempt, meter, on_update, out)

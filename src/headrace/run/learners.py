@@ -12,6 +12,7 @@ import datetime
 import faulthandler
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -65,9 +66,11 @@ def led(
         HeadraceError: the first that a rank raised, with its rank; RankError if one died.
     """
     own, *_ = [device_of(device, rank) for rank in range(size)]  # before anything is started
-    store = _store(0, is_master=True)
     others: list[_Other] = []
+    stack = contextlib.ExitStack()
     try:
+        stack.enter_context(_loopback_only())
+        store = _served()
         orders = _pickled((follow, store.port, size, backend, device, limit_s, arguments))
         others += (_Other(rank, size, orders) for rank in range(1, size))
         for other in others:
@@ -80,8 +83,22 @@ def led(
     except RankError as error:
         raise _cause(others) or error from error
     finally:
+        stack.close()
         for other in others:
             other.end()
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Meanwhile, gloo and NCCL listen there, here and in processes that are started."""
+    names = {f"{library}_SOCKET_IFNAME": "lo" for library in ("GLOO", "NCCL")}
+    added = {name: value for name, value in names.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _pickled(orders: tuple[Any, ...]) -> bytes:
@@ -228,11 +245,17 @@ def _report(pipe: Any, error: HeadraceError) -> None:
     sys.exit(1)
 
 
-def _store(port: int, *, is_master: bool) -> TCPStore:
+def _served() -> TCPStore:
+    """The job's store, on a port of the loopback: TCPStore by itself listens on all addresses."""
+    listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+    return _store(listening.getsockname()[1], is_master=True, master_listen_fd=listening.detach())
+
+
+def _store(port: int, **how: Any) -> TCPStore:
     return TCPStore(
         "127.0.0.1",
         port,
-        is_master=is_master,
         wait_for_workers=False,
         timeout=datetime.timedelta(seconds=_JOIN_WITHIN_S),
+        **how,
     )

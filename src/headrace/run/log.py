@@ -1,8 +1,12 @@
 """What a run tells: metrics.jsonl, TensorBoard, and the terminal. Left out: computing any of it."""
 
+import contextlib
 import json
 import math
+import os
+import platform
 import time
+import warnings
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,49 +16,75 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from headrace.errors import RunDirError
+from headrace.run.files import Appended, Obstacle, read_capped, write_whole
+from headrace.run.rundir import unusable
 
+_MAX_METRICS_BYTES = 1 << 30
+_IN_EVERY_ROW = {"iteration", "env_steps"}
 _PLAIN_EVERY_S = 5.0
 _LIVE_PER_S = 4
 
 
 class MetricsLog:
-    """`metrics.jsonl` (one object per update) and TensorBoard events, in the run directory."""
+    """`metrics.jsonl` (one object per update) and TensorBoard events, in the run directory.
+
+    Written by this thread, and not by TensorBoard's own writer: its thread dies of a full disk.
+
+    Raises:
+        RunDirError: they cannot be written from the start.
+    """
 
     def __init__(self, run_dir: Path, version: int, env_steps: int) -> None:
         """Go on after update `version`: what an interrupted run wrote beyond it is dropped."""
-        path = run_dir / "metrics.jsonl"
-        kept = []
-        if path.exists():
-            kept = [row for row in read_metrics(run_dir) if row["iteration"] <= version]
-        new = path.with_name(".metrics.jsonl")
-        new.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        new.rename(path)
-        self._file = path.open("a", encoding="utf-8")
-        self._events = EventFileWriter(str(run_dir / "tensorboard"))
-        begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps, too
-        self._events.add_event(Event(wall_time=time.time(), step=env_steps, session_log=begin))
+        path, events = run_dir / "metrics.jsonl", run_dir / "tensorboard"
+        kept = read_metrics(run_dir) if path.exists() else []
+        lines = [_line(row) for row in kept if row["iteration"] <= version]
+        try:
+            with contextlib.ExitStack() as opened:
+                write_whole(path, b"".join(lines))
+                self._rows = opened.enter_context(contextlib.closing(Appended(path)))
+                events.mkdir(mode=0o700, exist_ok=True)
+                # TensorBoard sorts by these numbers, and takes the first word for what it is.
+                name = f"events.out.tfevents.{time.time_ns():020d}.{platform.node()}.{os.getpid()}"
+                self._events = opened.enter_context(contextlib.closing(Appended(events / name)))
+                self._records = RecordWriter(self._events)
+                self._add(file_version="brain.Event:2")
+                begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps, too
+                self._add(step=env_steps, session_log=begin)
+                self._events.flush()
+                opened.pop_all()
+        except OSError as error:
+            raise unusable(run_dir, error) from None
+        self._obstacle = Obstacle("Metrics", run_dir)
+
+    def _add(self, **fields: Any) -> None:
+        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
 
     def write(self, metrics: dict[str, Any]) -> None:
         """One update; None and NaN become null. `env_steps` is TensorBoard's step."""
         finite = {k: v if _is_number(v) else None for k, v in metrics.items()}
-        self._file.write(json.dumps(finite) + "\n")
+        self._rows.write(_line(finite))
         values = [Summary.Value(tag=k, simple_value=v) for k, v in finite.items() if v is not None]
-        self._events.add_event(
-            Event(wall_time=time.time(), step=metrics["env_steps"], summary=Summary(value=values))
-        )
+        self._add(step=metrics["env_steps"], summary=Summary(value=values))
 
     def flush(self) -> None:
-        """Bring everything to the files."""
-        self._file.flush()
-        self._events.flush()
+        """Bring everything to the files; while there is no room, it waits in memory."""
+        with self._obstacle.passed_over():
+            self._rows.flush()
+            self._events.flush()
 
     def close(self) -> None:
         """Flush and close."""
-        self._file.close()
+        self.flush()
+        self._rows.close()
         self._events.close()
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return f"{json.dumps(row)}\n".encode()
 
 
 def _is_number(value: Any) -> bool:
@@ -64,18 +94,28 @@ def _is_number(value: Any) -> bool:
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """All lines of `metrics.jsonl`; a last line that was cut off is left out.
 
+    Damaged lines are left out as well, and a warning names them.
+
     Raises:
-        RunDirError: there is no such file.
+        RunDirError: there is no such file, or it is none that can be read.
     """
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         raise RunDirError(f"{run_dir} has no metrics.jsonl: no update has been made there.")
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    rows, damaged = [], []
+    lines = read_capped(path, _MAX_METRICS_BYTES, RunDirError).split(b"\n")
+    for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            row = json.loads(line)
+            if not all(_is_number(row[key]) for key in _IN_EVERY_ROW):
+                raise ValueError("none of ours")
+            rows.append(row)
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            damaged.append(number)
+    damaged = [number for number in damaged if number < len(lines)]  # the last has no end yet
+    if damaged:
+        listed = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
+        warnings.warn(f"{path} is damaged: left out line {listed}.", stacklevel=2)
     return rows
 
 

@@ -35,7 +35,7 @@ def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
     axes = figure.subplots()
     for run_dir in run_dirs:
         run = rundir.read_config(run_dir)["settings"]
-        rows = [row for row in read_metrics(run_dir) if row["mean_return"] is not None]
+        rows = [row for row in read_metrics(run_dir) if row.get("mean_return") is not None]
         axes.plot(
             [row["env_steps"] for row in rows],
             [row["mean_return"] for row in rows],

@@ -1,4 +1,4 @@
-"""What a run changes of its process, and puts back: signal handlers and thread counts."""
+"""What a run changes of its process: signal handlers, thread counts (put back), open files."""
 
 import contextlib
 import os
@@ -9,7 +9,11 @@ from collections.abc import Iterator
 import threadpoolctl
 import torch
 
-from headrace.collect.forkserver import SIGNALS
+from headrace.collect.forkserver import SIGNALS, raise_open_files
+from headrace.errors import ConfigError
+
+_FILES_PER_WORKER = 6  # memory, a pipe, its end, and what lies ready for it while it starts
+_OTHER_FILES = 24  # the server and the tracker, the log, a checkpoint, and some of the user's own
 
 
 class StopSignals:
@@ -72,3 +76,15 @@ def math_threads(count: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+def check_open_files(num_workers: int) -> None:
+    """ConfigError if this process may not open the files that so many workers take."""
+    needed = len(os.listdir("/proc/self/fd")) + _FILES_PER_WORKER * num_workers + _OTHER_FILES
+    allowed = raise_open_files(needed)
+    if allowed < needed:
+        most = max(0, num_workers - -(-(needed - allowed) // _FILES_PER_WORKER))
+        raise ConfigError(
+            f"num_workers={num_workers} needs {needed} open files in this process, and it may have "
+            f"{allowed}.\nUse at most {most} workers, or raise the limit: ulimit -n {needed}"
+        )

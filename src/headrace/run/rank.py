@@ -30,7 +30,7 @@ from headrace.run.best import Evaluations
 from headrace.run.config import Settings, cpu_cores
 from headrace.run.learner import Learner
 from headrace.run.log import Display, MetricsLog
-from headrace.run.process import StopSignals, math_threads
+from headrace.run.process import StopSignals, check_open_files, math_threads
 from headrace.run.report import OnUpdate, Reporter, farewell, introduce
 from headrace.run.save import Saver
 from headrace.run.task import Task
@@ -111,10 +111,11 @@ def run_rank(
         train(
             run, collector, learner, counters, meter,
             ranks=ranks, stop=stop, evaluate=evaluate, on_update=reporter, save=saver,
-            save_is_due=saver.is_due,
+            save_is_due=saver.is_due, write_down=saver.write_down,
         )  # fmt: skip
         samplers = _meters(ranks, meter, collector)
         stopped_by = max(gather_json(ranks, stop.received))  # whichever rank it came to
+    saver.require()
     summary = reporter.summary(task.run_dir, samplers)
     display.say(farewell(summary, stopped_by, task.maker))
     return Ended(task.run_dir, summary, stopped_by, task.maker, task.model, ranks.rank)
@@ -151,7 +152,8 @@ def _init_from(task: Task, learner: Learner) -> None:
     name = task.settings.run.init_from
     if name and task.saved is None:
         saved = checkpoint.newest(Path(name))
-        theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
+        with checkpoint.as_written(saved.path):
+            theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
         checkpoint.check_fits(theirs, task.spec, Path(name))
         checkpoint.load_into(learner.policy, saved)
 
@@ -185,9 +187,11 @@ def _collector(
     )
     state: dict[str, Array] = {}
     if task.saved is not None:
-        state = regroup(task.saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
+        with checkpoint.as_written(task.saved.path):
+            state = regroup(task.saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
     if num_workers == 0:
         return InlineCollector(plan, meter, stop, state, display.say)
+    check_open_files(num_workers)
     return WorkersCollector(plan, num_workers, stop, state, display.say)
 
 
@@ -198,11 +202,12 @@ def _restored(
     settings, run, saved = task.settings, task.settings.run, task.saved
     if saved is None:
         return Counters()
-    counters = Counters.from_json(saved.manifest["counters"])
-    learner.load_state(
-        {name: saved.tensors(name) for name in ("policy_default", "learner_default")},
-        saved.manifest["learner"],
-    )
+    with checkpoint.as_written(saved.path):
+        counters = Counters.from_json(saved.manifest["counters"])
+        learner.load_state(
+            {name: saved.tensors(name) for name in ("policy_default", "learner_default")},
+            saved.manifest["learner"],
+        )
     restored = Restored()
     for each in gather_json(ranks, asdict(collector.restored)):
         restored.add(Restored(**each))

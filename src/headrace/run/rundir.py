@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import RunDirError
+from headrace.run.files import read_capped, write_whole
 
 _CONFIG = "config.json"
+_SIZES = ("num_envs", "num_learners", "envs_per_vector")
+_KINDS = {"env": str, "env_kwargs": dict, "algo": str, "seed": int, "num_workers": int}
+_KINDS |= {"wrapper": list, "model": str, **dict.fromkeys(_SIZES, int)}
+_MAX_CONFIG_BYTES = 1 << 20
 
 
 def default(env: str, algo: str, seed: int) -> Path:
@@ -36,9 +41,7 @@ def locked(path: Path) -> Iterator[None]:
         path.mkdir(parents=True, mode=0o700, exist_ok=True)
         fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise RunDirError(
-            f"The run directory {path} cannot be used: {error.strerror}.\nChoose another: --run-dir"
-        ) from None
+        raise unusable(path, error) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -49,8 +52,11 @@ def locked(path: Path) -> Iterator[None]:
             "Wait for it or stop it; a new run can have another directory: --run-dir."
         ) from None
     try:
-        os.ftruncate(fd, 0)
-        os.write(fd, str(os.getpid()).encode())
+        try:
+            os.ftruncate(fd, 0)
+            os.write(fd, str(os.getpid()).encode())
+        except OSError as error:
+            raise unusable(path, error) from None
         yield
     finally:
         os.close(fd)
@@ -58,6 +64,14 @@ def locked(path: Path) -> Iterator[None]:
             (path / ".lock").unlink()
             with contextlib.suppress(OSError):  # something else is in it
                 path.rmdir()
+
+
+def unusable(path: Path, error: OSError) -> RunDirError:
+    """What to say of a directory that cannot be written to."""
+    return RunDirError(
+        f"The run directory {path} cannot be used: {error.strerror or error}.\n"
+        "Make it writable or make room, or choose another: --run-dir"
+    )
 
 
 def refuse_used(path: Path) -> None:
@@ -76,10 +90,15 @@ def refuse_used(path: Path) -> None:
 
 
 def write_config(path: Path, config: dict[str, Any]) -> None:
-    """Write config.json, whole or not at all."""
-    new = path / f".{_CONFIG}"
-    new.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    new.rename(path / _CONFIG)
+    """Write config.json, whole or not at all.
+
+    Raises:
+        RunDirError: there is no room for it.
+    """
+    try:
+        write_whole(path / _CONFIG, (json.dumps(config, indent=1) + "\n").encode())
+    except OSError as error:
+        raise unusable(path, error) from None
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -89,15 +108,18 @@ def read_config(path: Path) -> dict[str, Any]:
         RunDirError: there is none, or it is damaged.
     """
     try:
-        config = dict(json.loads((path / _CONFIG).read_text(encoding="utf-8")))
-        missing = {"env", "env_kwargs", "algo", "seed"} - set(config["settings"])
-        if missing or not isinstance(config["origin"], dict):
-            raise ValueError(f"it lacks {missing or 'origins'}")
+        config = dict(json.loads(read_capped(path / _CONFIG, _MAX_CONFIG_BYTES, RunDirError)))
+        settings = dict(config["settings"])
+        wrong = [name for name, kind in _KINDS.items() if not isinstance(settings.get(name), kind)]
+        wrong += [name for name in _SIZES if name not in wrong and settings[name] < 1]
+        config["env_is_code"] = bool(config["env_is_code"])
+        if wrong or not isinstance(config["origin"], dict):
+            raise ValueError(f"no usable {', '.join(wrong) or 'origin'}")
     except FileNotFoundError:
         raise RunDirError(
             f"{path} is not a run directory: it has no {_CONFIG}.\n"
             "Expected one that `headrace train` has written to (see runs/)."
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunDirError(f"{path / _CONFIG} is damaged: {error!r}.") from None
     return config

@@ -4,10 +4,17 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+import torch
+from torch import Tensor
+
 import headrace
+from headrace import batch
+from headrace.batch import Fragment
 from headrace.collect.api import Collector
-from headrace.ranks import Ranks
+from headrace.errors import RunDirError
+from headrace.ranks import Ranks, gather_json
 from headrace.run import checkpoint
+from headrace.run.files import Obstacle, write_whole
 from headrace.run.learner import Learner
 from headrace.run.task import Task
 from headrace.run.train import Counters
@@ -27,6 +34,9 @@ class Saver:
         self._task, self._settings, self._ranks = task, task.settings, ranks
         self._counters, self._learner, self._collector = counters, learner, collector
         self._saved_at = time.monotonic()
+        run_dir = task.run_dir
+        self._obstacle = Obstacle("Checkpoints", run_dir / "checkpoints")
+        self._best_obstacle = Obstacle("Best policies", run_dir / "best")
         self._saved_version = -1 if task.saved is None else learner.version
 
     def is_due(self) -> bool:
@@ -39,13 +49,54 @@ class Saver:
             return
         files: dict[str, dict[str, Any]] = dict(self._learner.state())
         files["samplers"] = checkpoint.gathered(self._ranks, self._collector.state())
-        if self._ranks.rank == 0:
-            self._write("checkpoints", files)
-        self._saved_at, self._saved_version = time.monotonic(), self._learner.version
+        self._saved_at = time.monotonic()
+        with self._obstacle.passed_over():
+            if self._ranks.rank == 0:
+                self._write("checkpoints", files)
+            self._saved_version = self._learner.version
 
-    def best(self) -> None:
-        """Keep the policy as it is now as the best one, in place of the one before."""
-        self._write("best", {"policy_default": dict(self._learner.policy.state_dict())})
+    def best(self) -> bool:
+        """Keep the policy as it is now as the best one, in place of the one before; if it can."""
+        with self._best_obstacle.passed_over():
+            self._write("best", {"policy_default": dict(self._learner.policy.state_dict())})
+        return self._best_obstacle.error is None
+
+    def require(self) -> None:
+        """At the end of a run: RunDirError if its last checkpoint could not be written."""
+        if (error := self._obstacle.error) is not None:
+            run_dir = self._task.run_dir
+            raise RunDirError(
+                f"The run has ended, and its last checkpoint could not be written to {run_dir}: "
+                f"{error.strerror or error}.\nWhat was learned since the one before is lost. Make "
+                f"room, and go on from there: headrace resume {run_dir}"
+            )
+
+    def write_down(self, fragments: list[Fragment]) -> str:
+        """Keep the batch of an update that was not finite; where it is, in words.
+
+        Called on all ranks at once. Each whose share has NaN or infinity in it writes it down; if
+        none has, the numbers broke in the arithmetic, and all do.
+        """
+        tensors = _named(batch.join(fragments, torch.device("cpu")))
+        rank, size = self._ranks.rank, self._ranks.size
+        finite = [all(bool(t.isfinite().all()) for t in tensors.values())]
+        told = [each[0] for each in gather_json(self._ranks, finite)]
+        name = f"bad_batch_step_{self._counters.env_steps:012d}"
+        name += f"_rank{rank}.safetensors" if size > 1 else ".safetensors"
+        path, said = self._task.run_dir / name, ""
+        if not told[rank] or all(told):
+            said = f"The batch is in {path}"
+            try:
+                write_whole(path, checkpoint.to_safetensors(tensors))
+            except OSError as error:
+                said = f"The batch could not be written to {path}: {error.strerror or error}"
+        said = "\n".join(filter(None, gather_json(self._ranks, said)))
+        return (
+            f"{said}\nThe least and the greatest of each of its arrays: python -c "
+            "'import sys, safetensors.torch as s; [print(k, *(m.item() for m in "
+            "v.double().aminmax())) for k, v in s.load_file(sys.argv[1]).items() if v.numel()]' "
+            "FILE"
+        )
 
     def _write(self, where: str, files: dict[str, dict[str, Any]]) -> None:
         manifest = {
@@ -69,3 +120,12 @@ class Saver:
         parent = self._task.run_dir / where
         path = checkpoint.write(parent, self._counters.env_steps, files, manifest)
         checkpoint.prune(self._settings.run.keep if where == "checkpoints" else 1, path)
+
+
+def _named(experience: Fragment) -> dict[str, Tensor]:
+    """Its tensors by name: see the legend in `batch.py`."""
+    named: dict[str, Tensor] = {}
+    for name, value in vars(experience).items():
+        of_name = value if isinstance(value, dict) else {"": value}
+        named |= {f"{name}.{key}".rstrip("."): tensor for key, tensor in of_name.items()}
+    return named

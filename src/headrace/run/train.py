@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from headrace.batch import Fragment
 from headrace.collect.api import Collected, Collector, Ledger, ShouldStop
 from headrace.envs.api import Episode
 from headrace.errors import NonFiniteError
@@ -116,6 +117,7 @@ def train(
     on_update: Callable[[dict[str, float]], None],
     save: Callable[[], None],
     save_is_due: Callable[[], bool],
+    write_down: Callable[[list[Fragment]], str],
 ) -> None:
     """Train until the first update at or past `run.total_env_steps`, the wanted return, or a stop.
 
@@ -132,6 +134,7 @@ def train(
         save: writes a checkpoint; called on all ranks, once more at the end, and when `save_is_due`
             on rank 0.
         save_is_due: asked after each batch.
+        write_down: keeps a batch that broke the arithmetic, and says where; called on all ranks.
 
     Raises:
         NonFiniteError: a gradient was NaN or infinite; nothing is saved after that.
@@ -163,7 +166,8 @@ def train(
             raise NonFiniteError(
                 f"Update {learner.version}: a gradient or parameter was NaN or infinite.\n"
                 f"Losses: {metrics}\nNothing of this update is saved. Try a smaller lr or "
-                "max_grad_norm, or --normalize-reward if rewards are large."
+                "max_grad_norm, or --normalize-reward if rewards are large.\n"
+                + write_down(collected.fragments)
             )
         if run.check_ranks and learner.version % run.check_ranks == 0:
             learner.check_equal()
