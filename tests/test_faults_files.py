@@ -200,11 +200,14 @@ def test_a_disk_without_room_at_the_start_is_an_error_in_words(tmp_path, measure
     assert reached == {(False, False), (True, False), (True, True)}
 
 
-def test_a_result_that_cannot_be_saved_is_exit_code_1(tmp_path):
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_result_that_cannot_be_saved_is_exit_code_1(tmp_path, learners):
+    """Saving is tried after each update, and once more at the end: by all learners, or by none."""
     with small_disk(tmp_path / "disk", 64 << 10):
         words = command(
-            "train", "CartPole-v1", *FLAGS, "--total-env-steps", 640, "--run-dir", "run"
-        )
+            "train", "CartPole-v1", *FLAGS, "--total-env-steps", 640, "--run-dir", "run",
+            "--num-learners", learners, "--checkpoint-every-s", 0,
+        )  # fmt: skip
         done = run(words, tmp_path / "disk")
         assert done.returncode == 1
         assert "Traceback" not in done.stderr

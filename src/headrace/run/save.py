@@ -53,6 +53,8 @@ class Saver:
         with self._obstacle.passed_over():
             if self._ranks.rank == 0:
                 self._write("checkpoints", files)
+        # All must know: they come here together the next time, or none does.
+        if gather_json(self._ranks, self._obstacle.error is None)[0]:
             self._saved_version = self._learner.version
 
     def best(self) -> bool:
