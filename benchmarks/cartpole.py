@@ -9,8 +9,8 @@ What differs: the number of threads of math; where two cores are free, two may s
 learns while it samples (APPO), each worker has two halves of its environments in turns, and it runs
 with the older Gymnasium that it asks for. Headrace's minibatches take equally many steps of every
 environment, the others' are drawn from the whole batch. Headrace logs every update, and the plain
-PPO keeps returns and no more. Headrace's samplers act by NumPy; once they do by torch ("plain
-inference"), to show what that gives.
+PPO keeps returns and no more. Headrace acts by NumPy and has PPO's gradient written out; once it
+does all by torch ("plain arithmetic"), to show what that gives.
 """
 
 import sys
@@ -45,7 +45,7 @@ def contestants():
         headrace("Headrace, inline", "--envs-per-vector", str(NUM_ENVS)),
         headrace("Headrace, 2 workers", *workers),
         headrace("Headrace, 2 workers, 2 threads", *workers, "--learner-threads", "2", threads=2),
-        headrace("Headrace, 2 workers, plain inference", *workers, "--inference", "plain"),
+        headrace("Headrace, 2 workers, plain arithmetic", *workers, "--arithmetic", "plain"),
         one_process("plain PPO", 1, "base", "plain_ppo"),
         one_process("plain PPO, 2 threads", 2, "base", "plain_ppo"),
         one_process("Stable-Baselines3", 1, "sb3", "sb3_bench", "stable-baselines3"),

@@ -125,7 +125,7 @@ def own(spec):
 @pytest.mark.parametrize(
     ("seen", "network", "model"),
     [
-        (SEEN, {"inference": "plain"}, None),
+        (SEEN, {"arithmetic": "plain"}, None),
         (SEEN, {"precision": "bf16"}, None),
         (SEEN, {}, own),
         (Space("box", (12, 12), "uint8"), {}, None),
@@ -151,8 +151,8 @@ def test_masked_actions_are_the_policy_s():
 @pytest.mark.parametrize("normalize_obs", [False, True])
 def test_a_sampler_acts_with_the_weights_that_were_published_last(normalize_obs):
     batches = {}
-    for inference in ("plain", "auto"):
-        network = Network(inference=inference, normalize_obs=normalize_obs)
+    for arithmetic in ("plain", "auto"):
+        network = Network(arithmetic=arithmetic, normalize_obs=normalize_obs)
         plan = plan_for(short_cartpole, num_steps=32, network=network)
         collector, policy = inline(plan), policy_for(plan)
         generator = torch.Generator().manual_seed(5)
@@ -164,7 +164,7 @@ def test_a_sampler_acts_with_the_weights_that_were_published_last(normalize_obs)
                     policy.normalize_obs.moments[0].mean += 0.1 * version
             collector.publish(policy, version)
             fragments = collector.collect().fragments
-        batches[inference] = [
+        batches[arithmetic] = [
             {"action": f.action.clone()} | {k: v.clone() for k, v in f.policy_out.items()}
             for f in fragments
         ]

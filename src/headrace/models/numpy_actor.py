@@ -40,7 +40,7 @@ def actor(policy: Policy, spec: EnvSpec, network: Network) -> Act:
 def _can(spec: EnvSpec, network: Network) -> bool:
     """Whether `NumpyActor` knows how."""
     numbers = spec.observation.kind == "box" and image_layout(spec.observation) is None
-    return numbers and network.inference == "auto" and network.precision == "fp32"
+    return numbers and network.arithmetic == "auto" and network.precision == "fp32"
 
 
 class NumpyActor:
