@@ -5,12 +5,12 @@ Left out: where observations come from (`collect/`), and losses (`algos/`).
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from headrace.batch import Obs
+from headrace.batch import Fragment, Obs, each
 from headrace.errors import UsageError
 from headrace.models.dists import head_for
 from headrace.models.encoders import ImageNet, encoder_for
@@ -54,10 +54,6 @@ class Network:
     these take longer than the arithmetic itself, samplers act by NumPy, and PPO's loss has a
     gradient of its own: the same but for rounding (fp32, a network of our own, Box observations
     without image or mask). A run can be repeated exactly only with the same value."""
-
-
-Act = Callable[[Obs, Tensor], dict[str, Tensor]]
-"""As `Policy.act`: (observations [n, ...], noise [n, draws]) -> action and the other outputs."""
 
 
 class ActorCritic(nn.Module):
@@ -180,6 +176,52 @@ class Policy(nn.Module):
         """The reward as the learner sees it: clipped, normalized, where that was asked for."""
         clipped = self.clipped(reward)
         return clipped if self.normalize_reward is None else self.normalize_reward(clipped)
+
+
+Act = Callable[[Obs, Tensor], dict[str, Tensor]]
+"""As `Policy.act`: (observations [n, ...], noise [n, draws]) -> action and the other outputs."""
+
+
+class Actor(Protocol):
+    """Acts through a fragment, with the weights as they were when it was made."""
+
+    def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
+        """Get ready for a fragment.
+
+        Args:
+            fragment: its rows of observations are read as they come.
+            noise: `[T, n, draws]`, uniform in (0, 1).
+
+        Returns:
+            What writes the actions of row t; rows come in order.
+        """
+
+    def finish(self) -> None:
+        """All rows are done: write what else the algorithm asked the policy to emit."""
+
+
+class PolicyActor:
+    """An `Actor` that gets all of a row at once, from `Policy.act` or what is like it."""
+
+    def __init__(self, act: Act) -> None:
+        self._act = act
+
+    def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
+        """See `Actor`."""
+        # Cut into rows beforehand: indexing a tensor takes longer than copying a small row.
+        outs = {"action": fragment.action} | fragment.policy_out
+        rows = [(name, column.unbind()) for name, column in outs.items()]
+        noise_rows = noise.unbind()
+
+        def act(t: int) -> None:
+            out = self._act(each(lambda o: o[t], fragment.obs), noise_rows[t])
+            for name, of in rows:
+                of[t].copy_(out[name])
+
+        return act
+
+    def finish(self) -> None:
+        """See `Actor`: nothing is left."""
 
 
 def num_params(spec: EnvSpec) -> int:
