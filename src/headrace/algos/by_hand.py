@@ -19,12 +19,12 @@ from headrace.batch import Minibatch
 from headrace.models import by_hand
 from headrace.models.policy import Network, Policy
 
-Loss = Callable[[Policy, Minibatch, Any], tuple[Tensor, dict[str, Tensor]]]
+LossFunction = Callable[[Policy, Minibatch, Any], tuple[Tensor, dict[str, Tensor]]]
 
 _METRICS = "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"
 
 
-def loss_for(policy: Policy, network: Network, cfg: Any, plain: Loss) -> Loss:
+def loss_for(policy: Policy, network: Network, cfg: Any, plain: LossFunction) -> LossFunction:
     """What computes the loss of an algorithm: `plain`, its page's, unless there is a faster way."""
     if isinstance(cfg, PPO) and not cfg.clip_value_loss and by_hand.can(policy, network):
         return _ByHand(policy)
