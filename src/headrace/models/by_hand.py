@@ -62,6 +62,7 @@ class Net:
         self._first = torch.empty(0, 0)
         self._weights: list[Tensor] = []
         self._hidden: list[Tensor] = []
+        self._signals: list[Tensor] = []  # as large: the gradients of what is in `_hidden`
 
     def forward(self, obs: Obs) -> tuple[Floats, Floats]:
         """Params of the head `[num_params, rows]`, and values `[rows]`, of `rows` observations."""
@@ -71,6 +72,7 @@ class Net:
             sizes = [beside[0].out_features for beside in self._layers]
             num_trunks = len(self._layers[0])
             self._hidden = [torch.empty(num_trunks, rows, size, dtype=dtype) for size in sizes]
+            self._signals = [torch.empty_like(hidden) for hidden in self._hidden]
             # The last of the features is always 1: the first layer's bias is its weight.
             self._first = torch.ones(features.shape[1] + 1, rows, dtype=dtype)
         self._first[:-1].copy_(features.t())
@@ -95,7 +97,7 @@ class Net:
         params, value = torch.from_numpy(of_params), torch.from_numpy(of_value).unsqueeze(0)
         x = self._hidden[-1]
         found = [params @ x[0], params.sum(1), value @ x[-1], value.sum(1)]
-        signal = torch.empty_like(x)
+        signal = self._signals[-1]
         torch.mm(params.t(), self._actor.weight, out=signal[0])
         if len(x) == 1:
             signal[0].addmm_(value.t(), self._critic.weight)
@@ -105,7 +107,7 @@ class Net:
             _through_tanh(signal, self._hidden[number])
             of_weight = torch.bmm(signal.transpose(1, 2), self._hidden[number - 1])
             found = [*_in_turn(of_weight, signal.sum(1)), *found]
-            signal = torch.bmm(signal, self._weights[number])
+            signal = torch.bmm(signal, self._weights[number], out=self._signals[number - 1])
         _through_tanh(signal, self._hidden[0])
         of_first = torch.bmm(self._first.expand(len(x), -1, -1), signal)
         return [*_in_turn(of_first[:, :-1].transpose(1, 2), of_first[:, -1]), *found]
