@@ -50,6 +50,7 @@ class _Function(torch.autograd.Function):
     """Computes gradients together with the loss: nothing of the forward pass is kept."""
 
     @staticmethod
+    @np.errstate(all="ignore")  # as torch does: what is not finite is found in the gradient's norm
     def forward(
         ctx: Any, net: by_hand.Net, policy: Policy, minibatch: Minibatch, cfg: PPO, *_: Tensor
     ) -> tuple[Tensor, Tensor]:
