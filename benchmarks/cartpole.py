@@ -10,8 +10,8 @@ serve. "1 core" is held to one by the kernel. Two learners have 32 environments 
 Sample Factory learns while it samples (APPO), each worker has two halves of its environments in
 turns, and it runs with the older Gymnasium that it asks for. Headrace's minibatches take equally
 many steps of every environment, the others' are drawn from the whole batch. Headrace logs every
-update, and the plain PPO keeps returns and no more. Headrace's samplers act by NumPy; once they do
-by torch ("plain inference"), to show what that gives.
+update, and the plain PPO keeps returns and no more. Headrace acts by NumPy and has PPO's gradient
+written out; once it does all by torch ("plain arithmetic"), to show what that gives.
 
 To solve it (a mean return of 475 over the last 100 training episodes) each has settings of its own
 choice: Headrace its preset for CartPole-v1, Stable-Baselines3 those of `peers/sb3_solve.py`. The
@@ -58,7 +58,7 @@ def training():
             headrace("Headrace, inline", *INLINE),
             headrace("Headrace, 2 workers", *WORKERS),
             headrace("Headrace, 2 workers, 2 threads", *WORKERS, *TWO_THREADS, threads=2),
-            headrace("Headrace, 2 workers, plain inference", *WORKERS, "--inference", "plain"),
+            headrace("Headrace, 2 workers, plain arithmetic", *WORKERS, "--arithmetic", "plain"),
             one_process("plain PPO", 1, "base", "plain_ppo"),
             one_process("plain PPO, 2 threads", 2, "base", "plain_ppo"),
             one_process("Stable-Baselines3", 1, "sb3", "sb3_bench", "stable-baselines3"),

@@ -59,11 +59,12 @@ def test_package_equals_the_one_file_ppo(num_minibatches):
     )  # fmt: skip
     plan = plan_for(
         short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4, seed=SEED,
-        network=Network(inference="plain"),
+        network=Network(arithmetic="plain"),
     )  # fmt: skip
     collector = inline(plan)
     settings = resolve(
         {"env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "seed": SEED}
+        | {"arithmetic": "plain"}
         | {name: getattr(algo, name) for name in algo._given}
     )
     learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter())

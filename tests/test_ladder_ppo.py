@@ -23,7 +23,7 @@ def fresh_batch(network=None, **kwargs):
 
 
 def test_at_lag_0_ratios_are_exactly_1_with_equal_shapes():
-    policy, experience = fresh_batch(Network(inference="plain"))
+    policy, experience = fresh_batch(Network(arithmetic="plain"))
     for t in range(experience.num_steps):  # the shape that was acted with: one row of the batch
         log_prob, _, value = policy.evaluate(experience.obs[t], experience.action[t])
         assert torch.equal((log_prob - experience.policy_out["log_prob"][t]).exp(), torch.ones(4))

@@ -17,7 +17,7 @@ from headrace.envs.native import NativeVector
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.models import policy as policies
-from headrace.models.policy import Network
+from headrace.models.policy import Network, PolicyActor
 from headrace.run.config import ALGOS
 from tests.support import inline, never, plan_for, policy_for, workers
 
@@ -75,7 +75,7 @@ def sampled(make, mode):
 
     episodes = []
     with torch.no_grad():
-        rollout(vector, fragment, act, torch.full((T, N, 1), 0.5), Meter(), never)
+        rollout(vector, fragment, PolicyActor(act), torch.full((T, N, 1), 0.5), Meter(), never)
     episodes = vector.finish()
     vector.close()
     return policy, fragment, episodes

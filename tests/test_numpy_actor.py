@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from headrace import batch
+from headrace.algos import ppo
 from headrace.models import policy as policies
 from headrace.models.normalize import CLIP
-from headrace.models.numpy_actor import NumpyActor, actor
-from headrace.models.policy import Network
+from headrace.models.numpy_actor import NumpyActor, actor_for
+from headrace.models.policy import Network, PolicyActor
 from headrace.spec import PLAIN, EnvSpec, Space
 from tests.support import inline, plan_for, policy_for, short_cartpole
 
@@ -15,7 +17,7 @@ DISCRETE = Space("discrete", (), "int64", nvec=(5,), start=(0,))
 MULTI = Space("multi_discrete", (2,), "int64", nvec=(3, 4), start=(0, 0))
 BOX = Space("box", (2,), "float32")
 SEEN = Space("box", (6,), "float32")
-N = 2000
+N = 5000  # more than what is computed at a time after the last step
 # Logits and values of a few units, in float32, added up in another order
 CLOSE = {"rtol": 1e-6, "atol": 4e-6}
 
@@ -47,6 +49,21 @@ def noise_for(policy):
     return torch.rand(N, policy.num_draws, generator=generator).clamp(1e-6, 1 - 1e-6)
 
 
+def acted(actor, spec, obs, noise, num_steps=1):
+    """What an actor writes, flat; given what `Policy.act` is given, cut into steps."""
+    n = len(obs) // num_steps
+    fragment = batch.allocate(batch.columns(spec, ppo.POLICY_OUT, num_steps, n))
+    act = actor.begin(fragment, noise.reshape(num_steps, n, -1))
+    for t in range(num_steps):
+        fragment.obs[t] = obs[t * n : (t + 1) * n]
+        act(t)
+    actor.finish()
+    return {"action": fragment.action.flatten(0, 1)} | {
+        name: column.flatten() for name, column in fragment.policy_out.items()
+    }
+
+
+@pytest.mark.parametrize("num_steps", [1, 5, 500])
 @pytest.mark.parametrize("action", [DISCRETE, MULTI, BOX], ids=lambda space: space.kind)
 @pytest.mark.parametrize(
     ("seen", "network"),
@@ -64,13 +81,13 @@ def noise_for(policy):
     ids=lambda of: of.describe() if isinstance(of, Space) else ",".join(of) or "default",
 )
 @torch.no_grad()
-def test_equals_the_policy(seen, network, action):
+def test_equals_the_policy(seen, network, action, num_steps):
     spec, network = EnvSpec("test", seen, action), Network(**network)
     policy = trained(spec, network)
     obs, noise = observations(seen), noise_for(policy)
-    fast = actor(policy, spec, network)
+    fast = actor_for(policy, spec, network)
     assert isinstance(fast, NumpyActor)
-    plain, quick = policy.act(obs, noise), fast(obs.clone(), noise.clone())
+    plain, quick = policy.act(obs, noise), acted(fast, spec, obs, noise, num_steps)
     assert plain.keys() == quick.keys()
     for name, theirs in plain.items():
         assert (quick[name].shape, quick[name].dtype) == (theirs.shape, theirs.dtype), name
@@ -93,7 +110,8 @@ def test_normalized_observations_are_clipped():
     far = torch.full((3, 6), 1e6)
     assert policy.normalize_obs(far).max() == CLIP
     noise = noise_for(policy)[:3]
-    quick, plain = actor(policy, spec, network)(far, noise), policy.act(far, noise)
+    plain = policy.act(far, noise)
+    quick = acted(actor_for(policy, spec, network), spec, far, noise)
     torch.testing.assert_close(quick["value"], plain["value"], **CLOSE)
 
 
@@ -104,7 +122,7 @@ def test_a_choice_of_probability_0_is_never_taken_nor_do_large_logits_overflow()
     policy.model.actor.weight.zero_()
     policy.model.actor.bias.copy_(torch.tensor([-2e3, 200.0, 200.3, -2e3, -2e3]))
     noise = torch.tensor([2.0**-24, 0.3, 0.7, 1 - 2.0**-24]).unsqueeze(-1)
-    out = actor(policy, spec, network)(torch.zeros(4, 6), noise)
+    out = acted(actor_for(policy, spec, network), spec, torch.zeros(4, 6), noise)
     assert set(out["action"].tolist()) == {1, 2}
     assert torch.isfinite(out["log_prob"]).all()
 
@@ -125,7 +143,7 @@ def own(spec):
 @pytest.mark.parametrize(
     ("seen", "network", "model"),
     [
-        (SEEN, {"inference": "plain"}, None),
+        (SEEN, {"arithmetic": "plain"}, None),
         (SEEN, {"precision": "bf16"}, None),
         (SEEN, {}, own),
         (Space("box", (12, 12), "uint8"), {}, None),
@@ -138,21 +156,21 @@ def own(spec):
 def test_the_rest_is_the_policy_s(seen, network, model):
     spec, network = EnvSpec("test", seen, DISCRETE), Network(**network)
     policy = policies.build(spec, network, 0, model)
-    assert actor(policy, spec, network) == policy.act
+    assert isinstance(actor_for(policy, spec, network), PolicyActor)
 
 
 def test_masked_actions_are_the_policy_s():
     parts = ((PLAIN, SEEN), ("mask", Space("box", (5,), "int8")))
     spec = EnvSpec("test", Space("dict", parts=parts), DISCRETE, mask_key="mask")
     policy = policies.build(spec, Network(), 0)
-    assert actor(policy, spec, Network()) == policy.act
+    assert isinstance(actor_for(policy, spec, Network()), PolicyActor)
 
 
 @pytest.mark.parametrize("normalize_obs", [False, True])
 def test_a_sampler_acts_with_the_weights_that_were_published_last(normalize_obs):
     batches = {}
-    for inference in ("plain", "auto"):
-        network = Network(inference=inference, normalize_obs=normalize_obs)
+    for arithmetic in ("plain", "auto"):
+        network = Network(arithmetic=arithmetic, normalize_obs=normalize_obs)
         plan = plan_for(short_cartpole, num_steps=32, network=network)
         collector, policy = inline(plan), policy_for(plan)
         generator = torch.Generator().manual_seed(5)
@@ -164,7 +182,7 @@ def test_a_sampler_acts_with_the_weights_that_were_published_last(normalize_obs)
                     policy.normalize_obs.moments[0].mean += 0.1 * version
             collector.publish(policy, version)
             fragments = collector.collect().fragments
-        batches[inference] = [
+        batches[arithmetic] = [
             {"action": f.action.clone()} | {k: v.clone() for k, v in f.policy_out.items()}
             for f in fragments
         ]

@@ -36,7 +36,7 @@ class Optimizer:
         self._loss, self._num_parts = loss, num_accumulation_steps
         self.max_grad_norm = max_grad_norm
         self._parameters = list(loss.parameters())
-        self._adam = torch.optim.Adam(self._parameters, lr=0.0, eps=eps, fused=True)
+        self._adam = _Adam(self._parameters, eps)
         device = self._parameters[0].device
         self.nonfinite = torch.zeros((), device=device)
         """How many steps were masked because their gradient was not finite (on the device)."""
@@ -57,7 +57,6 @@ class Optimizer:
             The loss's metrics, and `grad_norm`: the gradient's norm before clipping; on the device.
         """
         for parameter in self._parameters:
-            # Not Adam's own zero_grad: what it does besides takes as long as a small layer.
             parameter.grad = None
         parts = _parts(minibatch, self._num_parts)
         metrics: dict[str, Tensor] = {}
@@ -66,12 +65,15 @@ class Optimizer:
                 total, of_part = self._loss(part)
                 total.backward()
             metrics = {n: metrics[n] + v for n, v in of_part.items()} if metrics else of_part
-        norm = nn.utils.clip_grad_norm_(self._parameters, self.max_grad_norm)
+        learned = [p for p in self._parameters if p.grad is not None]
+        gradients = [p.grad for p in learned if p.grad is not None]
+        # What `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam(fused=True)` compute, to the
+        # bit; around it they take longer than a small network's backward.
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        torch._foreach_mul_(gradients, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         bad = (~torch.isfinite(norm)).float()
         self.nonfinite += bad
-        self._adam.found_inf = bad  # type: ignore[attr-defined]  # fused Adam skips the step itself
-        self._adam.param_groups[0]["lr"] = lr
-        self._adam.step()
+        self._adam.step(learned, gradients, lr, masked=bad)
         self.num_steps += 1
         return metrics | {"grad_norm": norm}
 
@@ -87,25 +89,61 @@ class Optimizer:
         return self.nonfinite + (~torch.isfinite(norm)).float()
 
     def state(self) -> dict[str, Tensor]:
-        """Adam's moments and step counts as named tensors, for a checkpoint."""
-        return {
-            f"{index}.{name}": tensor
-            for index, moments in self._adam.state_dict()["state"].items()
-            for name, tensor in moments.items()
-        }
+        """Adam's moments and step count as named tensors, for a checkpoint."""
+        return self._adam.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` gave."""
-        moments: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in state.items():
-            index, name = key.split(".")
-            parameter = self._parameters[int(index)]
-            if tensor.shape == parameter.shape:
-                # In the parameter's own layout (channels-last): Adam walks through both as memory
-                tensor = torch.empty_like(parameter).copy_(tensor)
-            moments.setdefault(int(index), {})[name] = tensor
-        groups = self._adam.state_dict()["param_groups"]
-        self._adam.load_state_dict({"state": moments, "param_groups": groups})
+        for name, tensor in self._adam.state().items():
+            tensor.copy_(state[name])
+
+
+class _Adam:
+    """Adam's moments, in each parameter's own layout, and its one kernel for all of them.
+
+    They share one count of steps, that of the optimizer: a parameter that a loss left out misses
+    the step, not the count.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], eps: float) -> None:
+        self._eps = eps
+        self._count = torch.zeros((), device=parameters[0].device)
+        self._index = {parameter: i for i, parameter in enumerate(parameters)}
+        self._mean = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+        self._square = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+
+    @torch.no_grad()
+    def step(
+        self, parameters: list[nn.Parameter], gradients: list[Tensor], lr: float, masked: Tensor
+    ) -> None:
+        """One step of some of the parameters; where `masked` is 1, none, and nothing is counted."""
+        self._count += 1
+        for dtype in {p.dtype for p in parameters}:  # the kernel takes one at a time
+            of = [i for i, p in enumerate(parameters) if p.dtype == dtype]
+            at = [self._index[parameters[i]] for i in of]
+            torch._fused_adam_(
+                [parameters[i] for i in of],
+                [gradients[i] for i in of],
+                [self._mean[i] for i in at],
+                [self._square[i] for i in at],
+                [],
+                [self._count] * len(of),
+                lr=lr,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=0.0,
+                eps=self._eps,
+                amsgrad=False,
+                maximize=False,
+                found_inf=masked,
+            )
+        self._count -= masked
+
+    def state(self) -> dict[str, Tensor]:
+        """By name: what there is to save, and to copy into."""
+        moments = {"exp_avg": self._mean, "exp_avg_sq": self._square}
+        of_each = {f"{i}.{name}": t for name, of in moments.items() for i, t in enumerate(of)}
+        return {"step": self._count} | of_each
 
 
 def _parts(minibatch: Minibatch, count: int) -> list[Minibatch]:

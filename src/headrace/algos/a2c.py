@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headrace.algos.targets import advantages, minibatches, pick, quality
+from headrace.algos.targets import advantages, minibatches, quality
 from headrace.batch import Fragment, Minibatch, PolicyOut
 from headrace.models.policy import Policy
 from headrace.ranks import Ranks
@@ -97,6 +97,6 @@ def update(
     """
     lr = cfg.lr * (1 - progress if cfg.lr_schedule == "linear" else 1.0)
     rows = advantages(policy, batch, cfg.gamma, cfg.gae_lambda)
-    (whole,) = minibatches(rows, [slice(None)], ranks)
-    metrics = descend(pick(rows, whole, ranks, normalize_advantage=cfg.normalize_advantage), lr)
+    whole = minibatches(rows, None, ranks, normalize_advantage=cfg.normalize_advantage)[0]
+    metrics = descend(whole, lr)
     return metrics | quality(rows, ranks) | {"lr": torch.tensor(lr)}

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headrace.algos.targets import advantages, minibatches, pick, quality
+from headrace.algos.targets import advantages, minibatches, quality
 from headrace.batch import Fragment, Minibatch, PolicyOut, stratify
 from headrace.models.policy import Policy
 from headrace.ranks import Ranks
@@ -127,14 +127,15 @@ def update(
     rows["log_prob"] = batch.policy_out["log_prob"].flatten()
     clip = torch.tensor(clip_coef, device=batch.reward.device)
     orders = [stratify(order_of_epoch(e), cfg.num_minibatches) for e in range(cfg.num_epochs)]
-    picks = minibatches(rows, [index for order in orders for index in order], ranks)
+    picked = minibatches(
+        rows, torch.cat(orders), ranks, normalize_advantage=cfg.normalize_advantage
+    )
     seen: list[dict[str, Tensor]] = []
 
     for epoch in range(cfg.num_epochs):
         first = epoch * cfg.num_minibatches
-        for picked in picks[first : first + cfg.num_minibatches]:
-            minibatch = pick(rows, picked, ranks, normalize_advantage=cfg.normalize_advantage)
-            seen.append(descend(minibatch | {"clip_coef": clip}, lr))
+        numbers = range(first, first + cfg.num_minibatches)
+        seen += [descend(picked[number] | {"clip_coef": clip}, lr) for number in numbers]
         if cfg.target_kl:
             kl = ranks.gather(_mean(seen[first:], "approx_kl")).mean()
             if kl > cfg.target_kl:

@@ -3,7 +3,6 @@
 Left out: losses (the algorithms' pages), and the recursion itself (`returns.py`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,47 +45,66 @@ def advantages(policy: Policy, batch: Fragment, gamma: float, gae_lambda: float)
 
 
 @dataclass(frozen=True)
-class Picked:
-    """Rows of one minibatch, as `minibatches` prepares them; scalars are over all ranks."""
+class Minibatches:
+    """The minibatches of an update, as far as they are made at once: all that is one number a row.
 
-    index: Tensor | slice
-    num_valid: Tensor
-    mean: Tensor
-    variance: Tensor
-
-
-def minibatches(rows: Minibatch, indices: Sequence[Tensor | slice], ranks: Ranks) -> list[Picked]:
-    """The number of valid rows of each minibatch and the moments of their advantages.
-
-    Over all ranks, in one exchange for all minibatches of an update (Chan, Golub, LeVeque 1979).
+    Wider columns (observations, some actions) are picked when a minibatch's turn comes.
     """
-    moments = []
-    for index in indices:
-        valid = rows["valid"][index].to(rows["advantage"].dtype)
-        advantage, count = rows["advantage"][index], valid.sum()
-        weight = valid / count.clamp(min=1)
-        mean = (advantage * weight).sum()
-        moments.append(torch.stack([count, mean, ((advantage - mean).square() * weight).sum()]))
-    count, mean, variance = merged(ranks.gather(torch.stack(moments, -1)))
-    scalars = zip(count.unbind(), mean.unbind(), variance.unbind(), strict=True)
-    return [Picked(index, *of) for index, of in zip(indices, scalars, strict=True)]
+
+    rows: Minibatch
+    index: Tensor | None
+    narrow: dict[str, tuple[Tensor, ...]]
+
+    def __getitem__(self, number: int) -> Minibatch:
+        """Minibatch `number` of the update."""
+        picked = {
+            name: each(lambda part: _rows(part, self.index, number), part)
+            for name, part in self.rows.items()
+            if name not in self.narrow
+        }
+        return picked | {name: of[number] for name, of in self.narrow.items()}
 
 
-def pick(rows: Minibatch, of: Picked, ranks: Ranks, *, normalize_advantage: bool) -> Minibatch:
-    """The rows of a minibatch; the valid ones weighted equally, advantages normalized if asked for.
+def minibatches(
+    rows: Minibatch, index: Tensor | None, ranks: Ranks, *, normalize_advantage: bool
+) -> Minibatches:
+    """Cut rows into minibatches: the valid ones weighted equally, advantages normalized if wanted.
+
+    The number of valid rows and the moments of the advantages are those over all ranks, in one
+    exchange for all minibatches (Chan, Golub, LeVeque 1979).
+
+    Args:
+        rows: as `advantages` gives them, and more.
+        index: `[minibatches, rows of each]`; None: one minibatch of all rows.
+        ranks: of the job.
+        normalize_advantage: to mean 0 and deviation 1.
 
     Returns:
         The rows without `valid`, and with `weight`: the weights of all ranks add up to their
         number, so that the mean over ranks is one over rows.
     """
-    picked: Minibatch = {
-        name: each(lambda part: part[of.index], part) for name, part in rows.items()
-    }
-    valid = picked.pop("valid").to(of.num_valid.dtype)
-    picked["weight"] = valid * ranks.size / of.num_valid.clamp(min=1)
+    columns = {name: c for name, c in rows.items() if name != "obs" and c.dim() == 1}
+    if index is None:
+        narrow = {name: column.unsqueeze(0) for name, column in columns.items()}
+    else:
+        flat = index.flatten()
+        narrow = {n: c.index_select(0, flat).view(index.shape) for n, c in columns.items()}
+    advantage = narrow["advantage"]
+    valid = narrow.pop("valid").to(advantage.dtype)
+    count = valid.sum(-1)
+    share = valid / count.clamp(min=1).unsqueeze(-1)
+    mean = (advantage * share).sum(-1)
+    variance = ((advantage - mean.unsqueeze(-1)).square() * share).sum(-1)
+    count, mean, variance = merged(ranks.gather(torch.stack([count, mean, variance]))).unsqueeze(-1)
+    narrow["weight"] = valid * ranks.size / count.clamp(min=1)
     if normalize_advantage:
-        picked["advantage"] = (picked["advantage"] - of.mean) / (of.variance.sqrt() + 1e-8)
-    return picked
+        narrow["advantage"] = (advantage - mean) / (variance.sqrt() + 1e-8)
+    wide = {name: part for name, part in rows.items() if name not in columns}
+    return Minibatches(wide, index, {name: part.unbind() for name, part in narrow.items()})
+
+
+def _rows(column: Tensor, index: Tensor | None, number: int) -> Tensor:
+    return column if index is None else column.index_select(0, index[number])
 
 
 def quality(rows: Minibatch, ranks: Ranks) -> dict[str, Tensor]:

@@ -10,27 +10,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.batch import Fragment, each
+from headrace.batch import Fragment
 from headrace.collect.api import Plan, ShouldStop
 from headrace.envs.api import Episode, Restored, VectorEnv
 from headrace.envs.vector import make_vector
 from headrace.meter import Meter
 from headrace.models import policy as policies
-from headrace.models.numpy_actor import actor
-from headrace.models.policy import Act
+from headrace.models.numpy_actor import actor_for
+from headrace.models.policy import Actor
 from headrace.seeding import action_noise
 from headrace.spec import Array
 
 
 def rollout(
-    vector: VectorEnv, fragment: Fragment, act: Act, noise: Tensor, meter: Meter, stop: ShouldStop
+    vector: VectorEnv,
+    fragment: Fragment,
+    actor: Actor,
+    noise: Tensor,
+    meter: Meter,
+    stop: ShouldStop,
 ) -> int:
     """Step `vector` through one fragment.
 
     Args:
         vector: is bound to the fragment here, and not committed.
         fragment: is filled, except for `policy_version`.
-        act: the policy.
+        actor: the policy.
         noise: `[T, n, draws]`, uniform in (0, 1).
         meter: told where the time goes.
         stop: asked before every step.
@@ -39,21 +44,17 @@ def rollout(
         The number of steps taken: T, or fewer if told to stop.
     """
     vector.bind(fragment)
-    # Cut into rows beforehand: indexing a tensor takes longer than copying a row of a small one.
     actions = fragment.action.numpy()
-    action_rows = fragment.action.unbind()
-    out_rows = [(name, column.unbind()) for name, column in fragment.policy_out.items()]
-    noise_rows = noise.unbind()
+    act = actor.begin(fragment, noise)
     meter.lap("rollout")
     for t in range(fragment.num_steps):
         if stop():
             return t
-        out = act(each(lambda o, t=t: o[t], fragment.obs), noise_rows[t])
-        action_rows[t].copy_(out["action"])
-        for name, rows in out_rows:
-            rows[t].copy_(out[name])
+        act(t)
         meter.lap("infer")
         vector.step(t, actions[t])
+    actor.finish()
+    meter.lap("infer")
     return fragment.num_steps
 
 
@@ -125,13 +126,13 @@ class Sampler:
             stop: asked between two steps.
         """
         plan, filled = self._plan, Filled()
-        act = actor(self.policy, plan.spec, plan.network)
+        actor = actor_for(self.policy, plan.spec, plan.network)
         for v, vector, fragment in zip(self._indices, self._vectors, self._fragments, strict=True):
             fragment.policy_version.fill_(version)
             noise = action_noise(
                 plan.seed, vector.env_id, steps, plan.num_steps, self.policy.num_draws
             )
-            taken = rollout(vector, fragment, act, torch.from_numpy(noise), self._meter, stop)
+            taken = rollout(vector, fragment, actor, torch.from_numpy(noise), self._meter, stop)
             filled.taken += int(fragment.valid[:taken].sum()) + len(vector.dropped)
             filled.dropped += vector.dropped
             if taken < plan.num_steps:

@@ -5,12 +5,12 @@ Left out: where observations come from (`collect/`), and losses (`algos/`).
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from headrace.batch import Obs
+from headrace.batch import Fragment, Obs, each
 from headrace.errors import UsageError
 from headrace.models.dists import head_for
 from headrace.models.encoders import ImageNet, encoder_for
@@ -49,14 +49,11 @@ class Network:
     unclipped."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the network's products; weights, losses and gradients are fp32 in any case."""
-    inference: Literal["auto", "plain"] = "auto"
-    """How samplers compute actions; plain: as the learner does; auto: with NumPy, which is faster
-    on small networks (Box observations without image, mask or network of your own; fp32). A run
-    can be repeated exactly only with the same value."""
-
-
-Act = Callable[[Obs, Tensor], dict[str, Tensor]]
-"""As `Policy.act`: (observations [n, ...], noise [n, draws]) -> action and the other outputs."""
+    arithmetic: Literal["auto", "plain"] = "auto"
+    """How small networks are computed on the CPU; plain: by torch's own operations; auto: where
+    these take longer than the arithmetic itself, samplers act by NumPy, and PPO's loss has a
+    gradient of its own: the same but for rounding (fp32, a network of our own, Box observations
+    without image or mask). A run can be repeated exactly only with the same value."""
 
 
 class ActorCritic(nn.Module):
@@ -78,9 +75,14 @@ class ActorCritic(nn.Module):
         self.critic_trunk = None if network.shared_trunk else trunk()
         self.critic = linear(width, 1, 1.0)
 
+    def features(self, obs: Obs) -> Tensor:
+        """What the trunks see: `[..., features]`."""
+        features: Tensor = self.encoder(obs)
+        return features.to(self.actor.weight.dtype)
+
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Parameters of the action distribution `[..., num_params]`, and values `[...]`."""
-        features = self.encoder(obs).to(self.actor.weight.dtype)
+        features = self.features(obs)
         hidden = self.actor_trunk(features)
         critic_hidden = hidden if self.critic_trunk is None else self.critic_trunk(features)
         return self.actor(hidden), self.critic(critic_hidden).squeeze(-1)
@@ -103,6 +105,11 @@ class Policy(nn.Module):
         """Numbers of uniform noise that one action takes."""
         return self.head.num_draws
 
+    @property
+    def masks(self) -> bool:
+        """Whether observations say which actions are allowed."""
+        return bool(self._spec.mask_key)
+
     def seen(self, obs: Obs) -> Obs:
         """Observations without the action mask."""
         if not self._spec.mask_key:
@@ -111,11 +118,14 @@ class Policy(nn.Module):
         rest = {key: part for key, part in obs.items() if key != self._spec.mask_key}
         return rest[PLAIN] if list(rest) == [PLAIN] else rest
 
+    def normalized(self, obs: Obs) -> Obs:
+        """What the network sees: without the action mask, and normalized if that was asked for."""
+        seen = self.seen(obs)
+        return seen if self.normalize_obs is None else self.normalize_obs(seen)
+
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Parameters of the action distribution `[..., num_params]`, and values `[...]`."""
-        seen = self.seen(obs)
-        if self.normalize_obs is not None:
-            seen = self.normalize_obs(seen)
+        seen = self.normalized(obs)
         if self._bf16:
             device = next(self.parameters()).device.type
             with torch.autocast(device, torch.bfloat16):
@@ -166,6 +176,52 @@ class Policy(nn.Module):
         """The reward as the learner sees it: clipped, normalized, where that was asked for."""
         clipped = self.clipped(reward)
         return clipped if self.normalize_reward is None else self.normalize_reward(clipped)
+
+
+Act = Callable[[Obs, Tensor], dict[str, Tensor]]
+"""As `Policy.act`: (observations [n, ...], noise [n, draws]) -> action and the other outputs."""
+
+
+class Actor(Protocol):
+    """Acts through a fragment, with the weights as they were when it was made."""
+
+    def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
+        """Get ready for a fragment.
+
+        Args:
+            fragment: its rows of observations are read as they come.
+            noise: `[T, n, draws]`, uniform in (0, 1).
+
+        Returns:
+            What writes the actions of row t; rows come in order.
+        """
+
+    def finish(self) -> None:
+        """All rows are done: write what else the algorithm asked the policy to emit."""
+
+
+class PolicyActor:
+    """An `Actor` that gets all of a row at once, from `Policy.act` or what is like it."""
+
+    def __init__(self, act: Act) -> None:
+        self._act = act
+
+    def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
+        """See `Actor`."""
+        # Cut into rows beforehand: indexing a tensor takes longer than copying a small row.
+        outs = {"action": fragment.action} | fragment.policy_out
+        rows = [(name, column.unbind()) for name, column in outs.items()]
+        noise_rows = noise.unbind()
+
+        def act(t: int) -> None:
+            out = self._act(each(lambda o: o[t], fragment.obs), noise_rows[t])
+            for name, of in rows:
+                of[t].copy_(out[name])
+
+        return act
+
+    def finish(self) -> None:
+        """See `Actor`: nothing is left."""
 
 
 def num_params(spec: EnvSpec) -> int:

@@ -131,6 +131,9 @@ class RunSettings:
     learner_threads: int = 1
     """CPU threads of the learner's math (0: one per core). A run can be repeated exactly only with
     the same value."""
+    compile: bool = False
+    """Compile the loss with torch.compile (needs a C++ compiler, and half a minute in the first
+    update); in place of the gradient that --arithmetic auto has for small networks."""
     stop_at_return: float | None = None
     """Stop once the mean return of the last 100 training episodes reaches this."""
     schedule_env_steps: int = 0

@@ -25,7 +25,7 @@ from headrace.envs.make import EnvMaker, make_all
 from headrace.envs.vector import make_vector
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
-from headrace.models.policy import ModelFactory, Network, Policy
+from headrace.models.policy import ModelFactory, Network, Policy, PolicyActor
 from headrace.run import checkpoint
 from headrace.run.code import code
 from headrace.run.config import cpu_cores
@@ -199,14 +199,14 @@ def evaluate(
     def act(obs: Obs, noise: Tensor) -> dict[str, Tensor]:
         return module.act(obs, noise) if stochastic else {"action": module.act_greedily(obs)}
 
-    meter = Meter()
+    meter, actor = Meter(), PolicyActor(act)
     fragment = batch.allocate(batch.columns(policy.spec, {}, _NUM_STEPS, num_envs))
     with contextlib.closing(_vector(policy.spec, maker, num_envs, seed, meter, video)) as vector:
         steps = last_end = ended = 0
         say = _now_and_then(say)
         while ended < episodes:
             noise = action_noise(seed, vector.env_id, steps, _NUM_STEPS, module.num_draws)
-            if rollout(vector, fragment, act, torch.from_numpy(noise), meter, stop) < _NUM_STEPS:
+            if rollout(vector, fragment, actor, torch.from_numpy(noise), meter, stop) < _NUM_STEPS:
                 return None
             steps += _NUM_STEPS
             for episode in vector.finish():

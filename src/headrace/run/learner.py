@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from headrace import batch
+from headrace.algos.by_hand import LossFunction, loss_for
 from headrace.batch import Fragment, Minibatch, each
-from headrace.errors import RankError
+from headrace.errors import ConfigError, RankError
 from headrace.meter import Meter
 from headrace.models import policy as policies
-from headrace.models.policy import ModelFactory, Policy
+from headrace.models.policy import ModelFactory, Network, Policy
 from headrace.optim import Optimizer
 from headrace.ranks import ALONE, Ranks
 from headrace.returns import discounted_sum
@@ -28,13 +29,42 @@ from headrace.spec import EnvSpec
 class Loss(nn.Module):
     """The algorithm's loss as a module: what `Ranks.wrap` averages gradients over."""
 
-    def __init__(self, policy: Policy, algo: ModuleType, cfg: Any) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        network: Network,
+        algo: ModuleType,
+        cfg: Any,
+        *,
+        compiled: bool = False,
+    ) -> None:
         super().__init__()
-        self.policy, self._algo, self._cfg = policy, algo, cfg
+        self.policy, self._cfg = policy, cfg
+        self._loss: LossFunction
+        if compiled:  # the page's own: what is written out by hand has no graph
+            _check_compiler()
+            self._loss = torch.compile(algo.loss)
+        else:
+            self._loss = loss_for(policy, network, cfg, algo.loss)
 
     def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a minibatch, and what to report of it."""
-        return self._algo.loss(self.policy, minibatch, self._cfg)  # type: ignore[no-any-return]
+        return self._loss(self.policy, minibatch, self._cfg)
+
+
+def _check_compiler() -> None:
+    """Raises ConfigError where torch.compile would fail in the first update, in other words."""
+    # Here: most runs do without what this imports.
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ConfigError(
+            "compile=True, but torch.compile finds no C++ compiler that works.\n"
+            "Install g++ (or name one by CXX), or train without --compile."
+        ) from error
 
 
 class Learner:
@@ -65,7 +95,10 @@ class Learner:
         self.policy = policies.build(spec, settings.network, seed, model)
         self.policy.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
         run = settings.run
-        loss = Loss(self.policy, settings.algo_module, settings.algo)
+        loss = Loss(
+            self.policy, settings.network, settings.algo_module, settings.algo,
+            compiled=run.compile,
+        )  # fmt: skip
         wrapped = ranks.wrap(loss, meter, may_skip=model is not None)
         self.optimizer = Optimizer(wrapped, settings.algo.max_grad_norm, run.num_accumulation_steps)
         self.version = 0

@@ -1,0 +1,52 @@
+"""--compile: the loss under torch.compile against the eager one, and without a compiler."""
+
+import pytest
+import torch
+
+from headrace.errors import ConfigError
+from headrace.meter import Meter
+from headrace.run.config import resolve
+from headrace.run.learner import Learner
+from tests.support import inline, plan_for, short_cartpole
+
+GIVEN = {"env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "seed": 3}
+GIVEN |= {"num_epochs": 2, "num_minibatches": 2, "lr": 1e-3, "ent_coef": 0.01}
+
+
+def learn(**given):
+    """Parameters and metrics after two updates, and how often the loss was compiled."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    settings = resolve(GIVEN | given)
+    plan = plan_for(
+        short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4, network=settings.network
+    )
+    collector = inline(plan)
+    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter())
+    for _ in range(2):
+        collector.publish(learner.policy, learner.version)
+        metrics = learner.update(collector.collect().fragments, progress=0.0)
+    collector.close()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return learner.policy.state_dict(), metrics, graphs
+
+
+@pytest.mark.slow  # half a minute of compiling
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # in torch's own imports
+def test_the_compiled_loss_learns_what_the_eager_one_does():
+    eager, metrics, none = learn(arithmetic="plain")
+    compiled, metrics_compiled, graphs = learn(arithmetic="plain", compile=True)
+    assert (none, graphs) == (0, 1)
+    for name, parameter in eager.items():
+        # Adam's first steps are as long for a small gradient as for a large one: lr is 1e-3
+        torch.testing.assert_close(compiled[name], parameter, rtol=1e-4, atol=1e-5)
+    for name, metric in metrics.items():
+        assert metrics_compiled[name] == pytest.approx(metric, rel=1e-3, abs=1e-5), name
+
+
+def test_without_a_compiler_it_is_refused_in_words(monkeypatch):
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+    with pytest.raises(ConfigError, match=r"(?s)no C\+\+ compiler.*without --compile"):
+        learn(compile=True)
