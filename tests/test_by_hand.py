@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from headrace.algos import a2c, by_hand, ppo
+from headrace.algos import by_hand, ppo
 from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
 from headrace.models import policy as policies
 from headrace.models.policy import Network
+from headrace.optim import Optimizer
+from headrace.run.learner import Loss
 from headrace.spec import EnvSpec, Space
 from tests.test_numpy_actor import BOX, DISCRETE, MULTI, SEEN, own, trained
 
@@ -41,12 +43,18 @@ def minibatch_for(policy, seen, cfg):
     }
 
 
-def gradients(loss, policy, minibatch, cfg=CFG):
+def of_the_page(policy, minibatch):
+    """Metrics, and gradients by name."""
     policy.zero_grad()
-    total, metrics = loss(policy, minibatch, cfg)
+    total, metrics = ppo.loss(policy, minibatch, CFG)
     total.backward()
-    found = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
-    return total.detach(), metrics, found
+    return metrics, {name: p.grad.clone() for name, p in policy.named_parameters()}
+
+
+def by_itself(gradient, policy, minibatch):
+    metrics = gradient(minibatch)
+    assert gradient.flat.numel() == sum(p.numel() for p in policy.parameters())
+    return metrics, {name: gradient.of[p].clone() for name, p in policy.named_parameters()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -68,38 +76,64 @@ def test_equals_the_page(seen, network, action, dtype):
     policy = trained(spec, network)
     minibatch = minibatch_for(policy, seen, CFG)
     policy.to(dtype)
-    fast = by_hand.loss_for(policy, network, CFG, ppo.loss)
-    assert fast is not ppo.loss
-    total, metrics, plain = gradients(ppo.loss, policy, minibatch)
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    gradient = by_hand.gradient_for(policy, network, CFG)
+    metrics, plain = of_the_page(policy, minibatch)
     assert 0.1 < metrics["clip_fraction"] < 0.9
     close = {"rtol": 1e-4, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 1e-6, "atol": 1e-9}
     for _ in range(2):  # the second in the memory of the first
-        total_by_hand, metrics_by_hand, quick = gradients(fast, policy, minibatch)
-        torch.testing.assert_close(total_by_hand, total, **close)
+        metrics_by_hand, quick = by_itself(gradient, policy, minibatch)
         assert metrics.keys() == metrics_by_hand.keys()
         for name, metric in metrics.items():
             torch.testing.assert_close(
                 metrics_by_hand[name].double(), metric.double(), rtol=1e-4, atol=1e-6
             )
         assert plain.keys() == quick.keys()
-        for name, gradient in plain.items():
-            assert gradient.abs().max() > 1e-5, name
+        for name, expected in plain.items():
+            assert expected.abs().max() > 1e-5, name
             assert quick[name].dtype == dtype
-            torch.testing.assert_close(quick[name], gradient, **close)
+            torch.testing.assert_close(quick[name], expected, **close)
+    for name, tensor in policy.state_dict().items():  # moved, and nothing more
+        assert tensor.equal(before[name]), name
 
 
-def test_gradients_are_added_up_and_scaled_as_autograd_does():
+def test_it_is_of_the_parameters_as_they_are_now():
+    """They were changed in place, as an optimizer or a checkpoint does; and of fewer rows."""
     spec, network = EnvSpec("test", SEEN, DISCRETE), Network()
-    policy = trained(spec, network)
+    policy, other = trained(spec, network), trained(spec, network)
     minibatch = minibatch_for(policy, SEEN, CFG)
-    fast = by_hand.loss_for(policy, network, CFG, ppo.loss)
-    _, _, once = gradients(fast, policy, minibatch)
-    policy.zero_grad()
-    for _ in range(2):  # both forward passes before the first backward
-        first, second = fast(policy, minibatch, CFG)[0], fast(policy, minibatch, CFG)[0]
-        (first + 0.5 * second).backward()
-    for name, parameter in policy.named_parameters():
-        torch.testing.assert_close(parameter.grad, 3 * once[name])
+    gradient = by_hand.gradient_for(policy, network, CFG)
+    by_itself(gradient, policy, minibatch)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    policy.load_state_dict(other.state_dict())
+    few = {n: c[:50] if c.dim() else c for n, c in minibatch.items()}
+    for rows in (minibatch, few):
+        _, expected = of_the_page(other, rows)
+        _, found = by_itself(gradient, policy, rows)
+        for name, of in expected.items():
+            torch.testing.assert_close(found[name], of, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_the_optimizer_takes_the_same_steps_with_either(num_parts):
+    spec, network = EnvSpec("test", SEEN, BOX), Network()
+    policies = [trained(spec, network).double() for _ in range(2)]
+    minibatch = minibatch_for(policies[0].float(), SEEN, CFG)
+    minibatch = {n: c.double() if c.is_floating_point() else c for n, c in minibatch.items()}
+    metrics = []
+    for policy, written_out in zip(policies, (False, True), strict=True):
+        policy.double()
+        gradient = by_hand.gradient_for(policy, network, CFG) if written_out else None
+        loss = Loss(policy, ppo, CFG, compiled=False)
+        optimizer = Optimizer(loss, 0.5, num_parts, written_out=gradient)
+        metrics.append([optimizer.step(minibatch, 1e-2) for _ in range(3)])
+    for plain, quick in zip(*metrics, strict=True):
+        for name, metric in plain.items():
+            torch.testing.assert_close(quick[name].double(), metric.double(), rtol=1e-5, atol=1e-7)
+    for plain, quick in zip(*(p.parameters() for p in policies), strict=True):
+        torch.testing.assert_close(quick, plain, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.filterwarnings("error")
@@ -121,10 +155,12 @@ def test_what_is_not_finite_comes_through(column, value):
     minibatch = minibatch_for(policy, SEEN, CFG)
     row = int(minibatch["weight"].argmax())
     minibatch[column][row] = value
-    fast = by_hand.loss_for(policy, network, CFG, ppo.loss)
-    for loss in (ppo.loss, fast):
-        total, _, found = gradients(loss, policy, minibatch)
-        assert not torch.isfinite(total)
+    gradient = by_hand.gradient_for(policy, network, CFG)
+    for metrics, found in (
+        of_the_page(policy, minibatch),
+        by_itself(gradient, policy, minibatch),
+    ):
+        assert not torch.isfinite(metrics["loss"])
         assert not torch.isfinite(torch.nn.utils.get_total_norm(found.values()))
 
 
@@ -148,12 +184,11 @@ def test_what_is_not_finite_comes_through(column, value):
 def test_the_rest_is_the_page_s(seen, action, network, cfg, model):
     spec, network = EnvSpec("test", seen, action), Network(**network)
     policy = policies.build(spec, network, 0, model)
-    page = a2c.loss if isinstance(cfg, A2C) else ppo.loss
-    assert by_hand.loss_for(policy, network, cfg, page) is page
+    assert by_hand.gradient_for(policy, network, cfg) is None
 
 
 def test_masked_actions_are_the_page_s():
     parts = (("", SEEN), ("mask", Space("box", (5,), "int8")))
     spec = EnvSpec("test", Space("dict", parts=parts), DISCRETE, mask_key="mask")
     policy = policies.build(spec, Network(), 0)
-    assert by_hand.loss_for(policy, Network(), PPO(), ppo.loss) is ppo.loss
+    assert by_hand.gradient_for(policy, Network(), PPO()) is None

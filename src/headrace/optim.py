@@ -1,16 +1,39 @@
 """The only place that calls `backward`: zero, backward (mean over ranks), clip, step.
 
-Left out: learning-rate schedules (the algorithm passes the rate with each step), and how ranks meet
+A gradient that is written out (`algos/by_hand.py`) needs no `backward`; the rest is the same. Left
+out: learning-rate schedules (the algorithm passes the rate with each step), and how ranks meet
 (`ranks.py`).
 """
 
 import contextlib
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from headrace.batch import Minibatch, each
+
+
+class WrittenOut(Protocol):
+    """Computes a loss's gradient by itself.
+
+    Attributes:
+        flat: the last gradient, of all parameters.
+        of: parameter -> its part of `flat`.
+    """
+
+    @property
+    def flat(self) -> Tensor:
+        """See the attributes."""
+
+    @property
+    def of(self) -> Mapping[nn.Parameter, Tensor]:
+        """See the attributes."""
+
+    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Fill `flat` with the gradient for a minibatch; gives the loss's metrics."""
 
 
 class Optimizer:
@@ -23,6 +46,9 @@ class Optimizer:
             `Ranks.wrap` gives it. Both are sums over rows.
         max_grad_norm: gradients longer than this (L2) are shortened to it.
         num_accumulation_steps: parts of a minibatch whose gradients are added up before a step.
+        written_out: computes the gradient of `loss` (which is not wrapped then); None: autograd
+            does.
+        over_ranks: replaces a gradient that was written out by its mean over ranks.
         eps: Adam's.
     """
 
@@ -31,9 +57,12 @@ class Optimizer:
         loss: nn.Module,
         max_grad_norm: float,
         num_accumulation_steps: int = 1,
+        written_out: WrittenOut | None = None,
+        over_ranks: Callable[[Tensor], None] = lambda gradient: None,
         eps: float = 1e-5,
     ) -> None:
         self._loss, self._num_parts = loss, num_accumulation_steps
+        self._written_out, self._over_ranks = written_out, over_ranks
         self.max_grad_norm = max_grad_norm
         self._parameters = list(loss.parameters())
         self._adam = _Adam(self._parameters, eps)
@@ -56,26 +85,55 @@ class Optimizer:
         Returns:
             The loss's metrics, and `grad_norm`: the gradient's norm before clipping; on the device.
         """
-        for parameter in self._parameters:
-            parameter.grad = None
         parts = _parts(minibatch, self._num_parts)
-        metrics: dict[str, Tensor] = {}
-        for number, part in enumerate(parts, start=1):
-            with self._alone(number < len(parts)):
-                total, of_part = self._loss(part)
-                total.backward()
-            metrics = {n: metrics[n] + v for n, v in of_part.items()} if metrics else of_part
-        learned = [p for p in self._parameters if p.grad is not None]
-        gradients = [p.grad for p in learned if p.grad is not None]
-        # What `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam(fused=True)` compute, to the
-        # bit; around it they take longer than a small network's backward.
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        if self._written_out is None:
+            metrics, norm = self._by_autograd(parts)
+            learned = [p for p in self._parameters if p.grad is not None]
+            gradients = [p.grad for p in learned if p.grad is not None]
+        else:
+            metrics, norm = self._by_itself(parts, self._written_out)
+            learned = self._parameters
+            gradients = [self._written_out.of[p] for p in learned]
         bad = (~torch.isfinite(norm)).float()
         self.nonfinite += bad
         self._adam.step(learned, gradients, lr, masked=bad)
         self.num_steps += 1
         return metrics | {"grad_norm": norm}
+
+    def _by_autograd(self, parts: list[Minibatch]) -> tuple[dict[str, Tensor], Tensor]:
+        """Leave a gradient, clipped, with each parameter; metrics, and its norm before."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        metrics: dict[str, Tensor] = {}
+        for number, part in enumerate(parts, start=1):
+            with self._alone(number < len(parts)):
+                total, of_part = self._loss(part)
+                total.backward()
+            metrics = _added(metrics, of_part)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        # What `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam(fused=True)` compute, to the
+        # bit; around it they take longer than a small network's backward.
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        torch._foreach_mul_(gradients, self._shortening(norm))
+        return metrics, norm
+
+    def _by_itself(
+        self, parts: list[Minibatch], gradient: WrittenOut
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Leave it, clipped, in `gradient.flat`; metrics, and its norm before."""
+        metrics, before = gradient(parts[0]), None
+        for part in parts[1:]:
+            before = gradient.flat.clone() if before is None else before + gradient.flat
+            metrics = _added(metrics, gradient(part))
+        if before is not None:
+            gradient.flat.add_(before)
+        self._over_ranks(gradient.flat)
+        norm = torch.linalg.vector_norm(gradient.flat)
+        gradient.flat.mul_(self._shortening(norm))
+        return metrics, norm
+
+    def _shortening(self, norm: Tensor) -> Tensor:
+        return (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
 
     def _alone(self, more: bool) -> contextlib.AbstractContextManager[None]:
         """Ranks meet in the last part's `backward` only."""
@@ -144,6 +202,10 @@ class _Adam:
         moments = {"exp_avg": self._mean, "exp_avg_sq": self._square}
         of_each = {f"{i}.{name}": t for name, of in moments.items() for i, t in enumerate(of)}
         return {"step": self._count} | of_each
+
+
+def _added(metrics: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: metrics[name] + value for name, value in more.items()} if metrics else more
 
 
 def _parts(minibatch: Minibatch, count: int) -> list[Minibatch]:

@@ -55,6 +55,9 @@ class Ranks(Protocol):
             may_skip: whether a loss may leave out some of the parameters.
         """
 
+    def mean(self, gradient: Tensor, meter: Meter) -> None:
+        """Replace a gradient (contiguous, of one shape and dtype everywhere) by its mean."""
+
     def meeting(self) -> contextlib.AbstractContextManager[None]:
         """Within it, the loss of another rank is a RankError (`backward` has errors of torch's)."""
 
@@ -77,6 +80,9 @@ class Alone:
     def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
         """See `Ranks`."""
         return module
+
+    def mean(self, gradient: Tensor, meter: Meter) -> None:
+        """See `Ranks`."""
 
     def meeting(self) -> contextlib.AbstractContextManager[None]:
         """See `Ranks`."""
@@ -194,8 +200,19 @@ class Job:
                 **_NO_BUFFERS,
             )
         if self._exchange is not None:
-            wrapped.register_comm_hook((self._exchange, meter), _mean_over_ranks)
+            wrapped.register_comm_hook((self, meter), _mean_over_ranks)
         return wrapped
+
+    def mean(self, gradient: Tensor, meter: Meter) -> None:
+        """See `Ranks`."""
+        if self._exchange is None:
+            with self.meeting():
+                dist.all_reduce(gradient)
+        else:
+            meter.lap("learn")
+            self._exchange.sum(gradient)
+            meter.lap("allreduce")
+        gradient /= self.size
 
     def gather(self, tensor: Tensor) -> Tensor:
         """See `Ranks`."""
@@ -259,18 +276,14 @@ _CAPACITY = 1 << 24  # bytes; untouched pages cost no memory
 
 
 def _mean_over_ranks(
-    state: tuple[Exchange, Meter],
+    state: tuple[Job, Meter],
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP checks the annotation
 ) -> torch.futures.Future[Tensor]:
     """What `DistributedDataParallel` calls with gradients that are ready."""
-    exchange, meter = state
-    gradients = bucket.buffer()
-    meter.lap("learn")
-    exchange.sum(gradients)
-    meter.lap("allreduce")
-    gradients /= exchange.size
+    job, meter = state
+    job.mean(bucket.buffer(), meter)
     done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(gradients)
+    done.set_result(bucket.buffer())
     return done
 
 

@@ -6,58 +6,48 @@ them than torch's and autograd's. Left out: the clipped value loss, and what `mo
 leaves out; those are the page's own.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from headrace.algos.ppo import PPO
 from headrace.batch import Minibatch
 from headrace.models import by_hand
 from headrace.models.policy import Network, Policy
 
-LossFunction = Callable[[Policy, Minibatch, Any], tuple[Tensor, dict[str, Tensor]]]
-
 _METRICS = "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"
 
 
-def loss_for(policy: Policy, network: Network, cfg: Any, plain: LossFunction) -> LossFunction:
-    """What computes the loss of an algorithm: `plain`, its page's, unless there is a faster way."""
+def gradient_for(policy: Policy, network: Network, cfg: Any) -> "Gradient | None":
+    """What computes the gradient of an algorithm's loss faster than autograd; None: nothing."""
     if isinstance(cfg, PPO) and not cfg.clip_value_loss and by_hand.can(policy, network):
-        return _ByHand(policy)
-    return plain
+        return Gradient(policy, cfg)
+    return None
 
 
-class _ByHand:
-    def __init__(self, policy: Policy) -> None:
-        self._net = by_hand.Net(policy.model)  # type: ignore[arg-type]
-        self._parameters = [*self._net.parameters, *policy.head.parameters()]
+class Gradient:
+    """The gradient of `ppo.loss`.
 
-    def __call__(
-        self, policy: Policy, minibatch: Minibatch, cfg: PPO
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `ppo.loss`."""
-        total, metrics = _Function.apply(  # type: ignore[no-untyped-call]
-            self._net, policy, minibatch, cfg, *self._parameters
-        )
-        return total, dict(zip(_METRICS, metrics.unbind(), strict=True))
+    Attributes:
+        flat: the last one, of all parameters.
+        of: parameter -> its part of `flat`.
+    """
 
+    def __init__(self, policy: Policy, cfg: PPO) -> None:
+        self._policy, self._cfg = policy, cfg
+        self._net = by_hand.Net(policy.model, list(policy.head.parameters()))  # type: ignore[arg-type]
+        self.flat, self.of = self._net.gradient, self._net.of
 
-class _Function(torch.autograd.Function):
-    """Computes gradients together with the loss: nothing of the forward pass is kept."""
-
-    @staticmethod
     @np.errstate(all="ignore")  # as torch does: what is not finite is found in the gradient's norm
-    def forward(
-        ctx: Any, net: by_hand.Net, policy: Policy, minibatch: Minibatch, cfg: PPO, *_: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Compute it for a minibatch; see `ppo.loss` for that, and for the metrics."""
+        net, cfg = self._net, self._cfg
         columns = {name: column.numpy() for name, column in minibatch.items()}
         weight, clip = columns["weight"], float(columns["clip_coef"])
-        params, value = net.forward(policy.normalized(minibatch["obs"]))
-        log_prob, entropy, pull = by_hand.evaluate(policy.head, params, columns["action"])  # type: ignore[arg-type]
+        params, value = net.forward(self._policy.normalized(minibatch["obs"]))
+        log_prob, entropy, pull = by_hand.evaluate(self._policy.head, params, columns["action"])  # type: ignore[arg-type]
 
         log_ratio = log_prob - columns["log_prob"]
         ratio = np.exp(log_ratio)
@@ -76,15 +66,6 @@ class _Function(torch.autograd.Function):
         # Where clipping decides, the ratio moves nothing. (NaN is no such place: it comes through.)
         of_log_prob = -weight * np.where(gain > clipped, 0, gain)
         of_params, of_own = pull(of_log_prob, -cfg.ent_coef * weight)
-        gradients = net.gradients(of_params, cfg.vf_coef * error * weight)
-        ctx.gradients = [*gradients, *map(torch.from_numpy, of_own)]
+        net.fill_gradient(of_params, cfg.vf_coef * error * weight, of_own)
         found = torch.from_numpy(np.array(metrics, params.dtype))
-        ctx.mark_non_differentiable(found)
-        return found[0].clone(), found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.gradients if float(scale) == 1.0 else [g * scale for g in ctx.gradients]
-        ctx.gradients = None  # so that autograd may keep them as they are
-        return None, None, None, None, *gradients
+        return dict(zip(_METRICS, found.unbind(), strict=True))

@@ -45,83 +45,104 @@ def can(policy: Policy, network: Network) -> bool:
 class Net:
     """The actor and the critic of a policy; activations are `[trunks, rows, width]`.
 
+    Weights of a layer of both trunks lie beside each other from here on, and so do gradients.
+
     Args:
         model: one that `can`; its parameters may change, but not be replaced.
+        own: parameters of the distribution.
+
+    Attributes:
+        gradient: of all parameters: one flat vector.
+        of: parameter -> its part of `gradient`.
     """
 
-    def __init__(self, model: ActorCritic) -> None:
+    def __init__(self, model: ActorCritic, own: list[nn.Parameter]) -> None:
         trunks = [model.actor_trunk, *([model.critic_trunk] if model.critic_trunk else [])]
+        self._model, self._depth = model, len(model.actor_trunk.layers)
         beside = list(zip(*(trunk.layers for trunk in trunks), strict=True))
-        layers = [*(layer for layers in beside for layer in layers), model.actor, model.critic]
-        self._model, self._layers = model, beside
-        self._actor, self._critic = model.actor, model.critic
-        self.parameters: list[nn.Parameter] = [
-            parameter for layer in layers for parameter in (layer.weight, layer.bias)
+        self._weights = [_side_by_side([layer.weight for layer in of]) for of in beside]
+        self._biases = [_side_by_side([layer.bias for layer in of]) for of in beside]
+        heads: list[nn.Parameter] = [
+            *(part for head in (model.actor, model.critic) for part in (head.weight, head.bias)),
+            *own,
         ]
-        """In the order of `gradients`."""
-        self._first = torch.empty(0, 0)
-        self._weights: list[Tensor] = []
+        shaped: list[Tensor] = [*self._weights, *self._biases, *heads]
+        sizes = [t.numel() for t in shaped]
+        self.gradient = torch.zeros(sum(sizes), dtype=heads[0].dtype)
+        pieces = torch.split_with_sizes(self.gradient, sizes)
+        parts = [piece.view(t.shape) for piece, t in zip(pieces, shaped, strict=True)]
+        self._of_weights, self._of_biases = (
+            parts[: self._depth],
+            parts[self._depth :][: self._depth],
+        )
+        self._of_heads = parts[2 * self._depth :]
+        self.of: dict[nn.Parameter, Tensor] = dict(zip(heads, self._of_heads, strict=True))
+        for number, layers in enumerate(beside):
+            for i, layer in enumerate(layers):
+                self.of[layer.weight] = self._of_weights[number][i]
+                self.of[layer.bias] = self._of_biases[number][i]
         self._hidden: list[Tensor] = []
-        self._signals: list[Tensor] = []  # as large: the gradients of what is in `_hidden`
+        self._last_signal = torch.empty(0)
+        self._features = torch.empty(0)
 
+    @torch.no_grad()
     def forward(self, obs: Obs) -> tuple[Floats, Floats]:
         """Params of the head `[num_params, rows]`, and values `[rows]`, of `rows` observations."""
-        features = self._model.features(obs)
-        rows, dtype = len(features), features.dtype
-        if self._first.shape[1] != rows or self._first.dtype != dtype:
-            sizes = [beside[0].out_features for beside in self._layers]
-            num_trunks = len(self._layers[0])
-            self._hidden = [torch.empty(num_trunks, rows, size, dtype=dtype) for size in sizes]
-            self._signals = [torch.empty_like(hidden) for hidden in self._hidden]
-            # The last of the features is always 1: the first layer's bias is its weight.
-            self._first = torch.ones(features.shape[1] + 1, rows, dtype=dtype)
-        self._first[:-1].copy_(features.t())
-        x = self._first.t().expand(len(self._layers[0]), -1, -1)
-        self._weights = [torch.stack([layer.weight for layer in of]) for of in self._layers]
-        biases = [torch.stack([layer.bias for layer in of]) for of in self._layers]
-        weights = [torch.cat([self._weights[0], biases[0].unsqueeze(2)], 2), *self._weights[1:]]
-        for number, (weight, out) in enumerate(zip(weights, self._hidden, strict=True)):
-            torch.bmm(x, weight.transpose(1, 2), out=out)
-            if number:
-                out += biases[number].unsqueeze(1)
+        features, num_trunks = self._model.features(obs), len(self._weights[0])
+        if self._last_signal.shape[-2:-1] != features.shape[:1]:
+            sizes = [(num_trunks, len(features), weight.shape[1]) for weight in self._weights]
+            self._hidden = [torch.empty(size, dtype=features.dtype) for size in sizes]
+            self._last_signal = torch.empty_like(self._hidden[-1])
+        x = self._features = features.expand(num_trunks, -1, -1)
+        for weight, bias, out in zip(self._weights, self._biases, self._hidden, strict=True):
+            torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2), out=out)
             array = out.numpy()
             np.tanh(array, out=array)
             x = out
-        actor, critic = self._actor, self._critic
+        actor, critic = self._model.actor, self._model.critic
         params = torch.addmm(actor.bias.unsqueeze(1), actor.weight, x[0].t())
         value = torch.addmm(critic.bias.unsqueeze(1), critic.weight, x[-1].t())
         return params.numpy(), value.numpy()[0]
 
-    def gradients(self, of_params: Floats, of_value: Floats) -> list[Tensor]:
-        """Gradients of the parameters, from those of what the last `forward` gave."""
+    @torch.no_grad()
+    def fill_gradient(self, of_params: Floats, of_value: Floats, of_own: list[Floats]) -> None:
+        """Fill `gradient`, from those of what `forward` gave and of the distribution's own."""
+        for part, of_part in zip(self._of_heads[4:], of_own, strict=True):
+            part.copy_(torch.from_numpy(of_part))
         params, value = torch.from_numpy(of_params), torch.from_numpy(of_value).unsqueeze(0)
-        x = self._hidden[-1]
-        found = [params @ x[0], params.sum(1), value @ x[-1], value.sum(1)]
-        signal = self._signals[-1]
-        torch.mm(params.t(), self._actor.weight, out=signal[0])
+        actor, critic, x = self._model.actor, self._model.critic, self._hidden[-1]
+        for given, hidden, weight, bias in (
+            (params, x[0], *self._of_heads[:2]),
+            (value, x[-1], *self._of_heads[2:4]),
+        ):
+            torch.mm(given, hidden, out=weight)
+            torch.sum(given, 1, out=bias)
+        signal = self._last_signal
+        torch.mm(params.t(), actor.weight, out=signal[0])
         if len(x) == 1:
-            signal[0].addmm_(value.t(), self._critic.weight)
+            signal[0].addmm_(value.t(), critic.weight)
         else:
-            torch.mul(value.t(), self._critic.weight, out=signal[1])
-        for number in range(len(self._hidden) - 1, 0, -1):
-            _through_tanh(signal, self._hidden[number])
-            of_weight = torch.bmm(signal.transpose(1, 2), self._hidden[number - 1])
-            found = [*_in_turn(of_weight, signal.sum(1)), *found]
-            signal = torch.bmm(signal, self._weights[number], out=self._signals[number - 1])
-        _through_tanh(signal, self._hidden[0])
-        of_first = torch.bmm(self._first.expand(len(x), -1, -1), signal)
-        return [*_in_turn(of_first[:, :-1].transpose(1, 2), of_first[:, -1]), *found]
+            torch.mul(value.t(), critic.weight, out=signal[1])
+        for number in reversed(range(self._depth)):
+            hidden = self._hidden[number]
+            # From the gradient of tanh(x) to that of x, in place
+            torch.ops.aten.tanh_backward.grad_input(signal, hidden, grad_input=signal)
+            below = self._hidden[number - 1] if number else self._features
+            torch.bmm(signal.transpose(1, 2), below, out=self._of_weights[number])
+            torch.sum(signal, 1, out=self._of_biases[number])
+            if number:
+                # In memory that nobody reads any more, and that is still in the cache
+                free = hidden if hidden.shape == below.shape else torch.empty_like(below)
+                signal = torch.bmm(signal, self._weights[number], out=free)
 
 
-def _through_tanh(signal: Tensor, tanh: Tensor) -> None:
-    """From the gradient of tanh(x) to that of x, in place."""
-    torch.ops.aten.tanh_backward.grad_input(signal, tanh, grad_input=signal)
-
-
-def _in_turn(weights: Tensor, biases: Tensor) -> list[Tensor]:
-    """Weight and bias of each trunk."""
-    pairs = zip(weights.unbind(), biases.unbind(), strict=True)
-    return [tensor for pair in pairs for tensor in pair]
+@torch.no_grad()
+def _side_by_side(parameters: list[nn.Parameter]) -> Tensor:
+    """One tensor that they are views of from here on."""
+    together = torch.stack([parameter.detach() for parameter in parameters])
+    for parameter, part in zip(parameters, together, strict=True):
+        parameter.data = part
+    return together
 
 
 def evaluate(

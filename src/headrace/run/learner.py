@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from headrace import batch
-from headrace.algos.by_hand import LossFunction, loss_for
+from headrace.algos.by_hand import gradient_for
 from headrace.batch import Fragment, Minibatch, each
 from headrace.errors import ConfigError, RankError
 from headrace.meter import Meter
 from headrace.models import policy as policies
-from headrace.models.policy import ModelFactory, Network, Policy
+from headrace.models.policy import ModelFactory, Policy
 from headrace.optim import Optimizer
 from headrace.ranks import ALONE, Ranks
 from headrace.returns import discounted_sum
@@ -29,27 +29,16 @@ from headrace.spec import EnvSpec
 class Loss(nn.Module):
     """The algorithm's loss as a module: what `Ranks.wrap` averages gradients over."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        network: Network,
-        algo: ModuleType,
-        cfg: Any,
-        *,
-        compiled: bool = False,
-    ) -> None:
+    def __init__(self, policy: Policy, algo: ModuleType, cfg: Any, *, compiled: bool) -> None:
         super().__init__()
         self.policy, self._cfg = policy, cfg
-        self._loss: LossFunction
-        if compiled:  # the page's own: what is written out by hand has no graph
+        if compiled:
             _check_compiler()
-            self._loss = torch.compile(algo.loss)
-        else:
-            self._loss = loss_for(policy, network, cfg, algo.loss)
+        self._loss = torch.compile(algo.loss) if compiled else algo.loss
 
     def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a minibatch, and what to report of it."""
-        return self._loss(self.policy, minibatch, self._cfg)
+        return self._loss(self.policy, minibatch, self._cfg)  # type: ignore[no-any-return]
 
 
 def _check_compiler() -> None:
@@ -95,12 +84,18 @@ class Learner:
         self.policy = policies.build(spec, settings.network, seed, model)
         self.policy.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
         run = settings.run
-        loss = Loss(
-            self.policy, settings.network, settings.algo_module, settings.algo,
-            compiled=run.compile,
-        )  # fmt: skip
-        wrapped = ranks.wrap(loss, meter, may_skip=model is not None)
-        self.optimizer = Optimizer(wrapped, settings.algo.max_grad_norm, run.num_accumulation_steps)
+        cfg = settings.algo
+        loss: nn.Module = Loss(self.policy, settings.algo_module, cfg, compiled=run.compile)
+        by_hand = None if run.compile else gradient_for(self.policy, settings.network, cfg)
+        if by_hand is None:
+            loss = ranks.wrap(loss, meter, may_skip=model is not None)
+        self.optimizer = Optimizer(
+            loss,
+            cfg.max_grad_norm,
+            run.num_accumulation_steps,
+            written_out=by_hand,
+            over_ranks=lambda gradient: ranks.mean(gradient, meter),
+        )
         self.version = 0
         """Updates made so far: the version of the weights."""
         self.learner_steps = 0
