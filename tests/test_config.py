@@ -153,3 +153,32 @@ def test_a_config_file_that_is_not_there_or_not_toml(tmp_path):
     (tmp_path / "bad.toml").write_text("lr = = 3")
     with pytest.raises(ConfigError, match="not valid TOML"):
         resolve({"env": "X"}, tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("cores", "given", "workers"),
+    [
+        (4, {"num_envs": 16, "envs_per_vector": 2}, 4),  # as many as cores
+        (4, {"num_envs": 8, "envs_per_vector": 4}, 2),  # as many as vectors
+        (1, {"num_envs": 8}, 1),
+        (4, {"num_envs": 16, "envs_per_vector": 2, "num_learners": 2}, 4),  # two of each learner
+        (2, {"num_envs": 12, "envs_per_vector": 2, "num_learners": 3}, 3),  # one at least
+    ],
+)
+def test_one_worker_for_each_core(monkeypatch, cores, given, workers):
+    monkeypatch.setattr("headrace.run.config.cpu_cores", lambda: cores)
+    settings = resolve({"env": "Something-v3", "num_workers": -1} | given)
+    assert settings.run.num_workers == workers
+    assert settings.origin["num_workers"] == f"given, {cores} cores"
+
+
+def test_presets_of_slow_environments_use_all_cores(monkeypatch):
+    """And a run that goes on elsewhere keeps its workers; they change no bits."""
+    monkeypatch.setattr("headrace.run.config.cpu_cores", lambda: 2)
+    for env in ("HalfCheetah-v5", "LunarLander-v3", "MiniGrid-Empty-8x8-v0"):
+        settings = resolve({"env": env})
+        assert settings.run.num_workers == 2
+        assert settings.origin["num_workers"].endswith(", 2 cores")
+    assert resolve({"env": "CartPole-v1"}).run.num_workers == 0
+    with pytest.raises(ConfigError, match="num_workers=-2: expected at least 0"):
+        resolve({"env": "CartPole-v1", "num_workers": -2})

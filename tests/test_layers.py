@@ -15,7 +15,7 @@ ONLY_IN = {
     "gymnasium": ("envs/", "run/rank.py"),
     "tensorboard": ("run/log.py",),
     "rich": ("run/log.py",),
-    "tyro": ("verbs.py", "run/config.py"),
+    "tyro": ("verbs.py", "run/runsettings.py"),
     "safetensors": ("run/checkpoint.py",),
     "cloudpickle": (
         "collect/channel.py",

@@ -16,12 +16,13 @@ from headrace.errors import ConfigError
 from headrace.models.policy import Network
 from headrace.run import checkpoint, launch
 from headrace.run.code import code
-from headrace.run.config import ALGOS, RunSettings, new_goals
+from headrace.run.config import ALGOS, new_goals
 from headrace.run.doctor import describe, examine
 from headrace.run.evaluate import evaluate as run_episodes
 from headrace.run.evaluate import load_policy
 from headrace.run.plot import draw_curves
 from headrace.run.rank import Ended
+from headrace.run.runsettings import RunSettings
 
 AlgoSettings = TypeVar("AlgoSettings")
 _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]

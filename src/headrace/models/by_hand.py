@@ -62,10 +62,8 @@ class Net:
         beside = list(zip(*(trunk.layers for trunk in trunks), strict=True))
         self._weights = [_side_by_side([layer.weight for layer in of]) for of in beside]
         self._biases = [_side_by_side([layer.bias for layer in of]) for of in beside]
-        heads: list[nn.Parameter] = [
-            *(part for head in (model.actor, model.critic) for part in (head.weight, head.bias)),
-            *own,
-        ]
+        heads: list[Any] = [model.actor.weight, model.actor.bias, model.critic.weight]
+        heads += [model.critic.bias, *own]
         shaped: list[Tensor] = [*self._weights, *self._biases, *heads]
         sizes = [t.numel() for t in shaped]
         self.gradient = torch.zeros(sum(sizes), dtype=heads[0].dtype)

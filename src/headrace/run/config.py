@@ -4,155 +4,26 @@ Precedence: flags (or Python arguments), then the `--config` file, then the pres
 default. All settings of a run share one flat name space. Left out: reading flags (`verbs.py`).
 """
 
-import ast
 import math
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal, get_type_hints
-
-import tyro
+from typing import Any, get_type_hints
 
 from headrace.algos import a2c, ppo
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
+from headrace.run.runsettings import RunSettings
 from headrace.run.sums import check_sums, divisor
 from headrace.run.values import coerce
-from headrace.settings import settings
 
 ALGOS: dict[str, tuple[ModuleType, type[Any]]] = {"a2c": (a2c, a2c.A2C), "ppo": (ppo, ppo.PPO)}
 """Name -> the algorithm's page, and its settings."""
-
-
-def _parse_kwargs(texts: list[str]) -> dict[str, Any]:
-    """`key=value` words; values are Python literals, or else text."""
-    kwargs: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.isidentifier():
-            raise ValueError(f"expected key=value, got {text!r}")
-        try:
-            kwargs[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            kwargs[key] = value
-    return kwargs
-
-
-_KeyValues = tyro.constructors.PrimitiveConstructorSpec[dict[str, Any]](
-    nargs="*",
-    metavar="key=value",
-    instance_from_str=_parse_kwargs,
-    is_instance=lambda instance: isinstance(instance, dict),
-    str_from_instance=lambda kwargs: [f"{k}={v}" for k, v in kwargs.items()],
-)
-
-
-@settings
-class RunSettings:
-    """What to train on, for how long, and with how many of everything."""
-
-    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = ""
-    """Environment: a Gymnasium id, module:EnvId, or module:callable."""
-    algo: Literal["ppo", "a2c"] = "ppo"
-    """Algorithm."""
-    total_env_steps: int = 1_000_000
-    """Train for this many env steps in all, rounded up to whole batches (num_envs x num_steps)."""
-    num_envs: int = 8
-    """Environments in all."""
-    num_steps: int = 128
-    """Env steps per env and batch (T)."""
-    num_workers: int = 0
-    """Processes that step the environments; 0: the learner does it itself."""
-    envs_per_vector: int = 0
-    """Environments that one forward pass of the policy serves; 0: num_envs / CPU cores. A run
-    can be repeated exactly only with the same value; num_workers may differ."""
-    vectorization: Literal["auto", "python", "native"] = "auto"
-    """native: the environment's own vector form (a registered vector_entry_point); python: its
-    Python form, one after the other; auto: native for ALE and where a preset says so."""
-    env_kwargs: Annotated[dict[str, Any], _KeyValues] = field(default_factory=dict)
-    """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
-    wrapper: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODULE:CALLABLE ...]")] = ()
-    """Put around each environment, the first one innermost: gets an environment, gives one."""
-    drop_obs_keys: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[KEY ...]")] = ()
-    """Keys of a Dict observation that the policy does not see."""
-    action_mask: str = "auto"
-    """Which actions are allowed: off, info (info["action_mask"]), or the key of an observation;
-    auto: an observation or info called action_mask that has an entry for each choice."""
-    model: Annotated[str, tyro.conf.arg(metavar="MODULE:CALLABLE")] = ""
-    """Makes a network of your own, a torch.nn.Module, from the environment's spec; the network's
-    settings about sizes do not apply then."""
-    init_from: Annotated[str, tyro.conf.arg(metavar="RUN_DIR")] = ""
-    """Begin with the weights (and normalizers) of another run."""
-    eval_every: int = 0
-    """Evaluate each time that so many env steps have passed (0: never), and keep the best policy
-    in best/."""
-    eval_episodes: int = 20
-    """Episodes of each such evaluation."""
-    seed: int = 0
-    """Root of every random number."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the learner computes; auto: cuda if there is one."""
-    num_learners: int = 1
-    """Learner processes (ranks) that share the work: each steps its share of the environments with
-    its share of the workers, and they average their gradients. torchrun sets it."""
-    num_envs_per_learner: int = 0
-    """In place of num_envs, for a batch that grows with the learners (0: num_envs is the number of
-    all)."""
-    lr_scale: Literal["none", "sqrt", "linear"] = "none"
-    """Multiply the learning rate by the number of learners, or its square root."""
-    num_accumulation_steps: int = 1
-    """Parts in which the gradient of a minibatch is computed, one after the other: takes less
-    memory, and gives the same."""
-    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
-    """How learners reach each other; auto: NCCL on GPUs, shared memory among the CPUs of one host,
-    else gloo."""
-    rank_timeout_s: float = 600.0
-    """Give up when a learner that is alive lets the others wait for so long (seconds): the first
-    one's evaluations and on_update count, too."""
-    on_env_error: Literal["fail", "restart"] = "fail"
-    """What an environment's exception or bad value (NaN, a wrong shape) leads to: the end of the
-    run, or a new environment and episode."""
-    on_sampler_loss: Literal["restart", "fail"] = "restart"
-    """What the death or silence of a worker leads to: another one, which makes its fragment again
-    (to the bit, where episodes can be replayed), or the end of the run."""
-    env_timeout_s: float = 0.0
-    """Seconds that a step or reset may take; 0: 20 times what 99.9 % of them take, at least 60."""
-    max_sampler_restarts: int = 3
-    """Restarts of each worker (and each environment, with on_env_error restart) in 10 minutes."""
-    guards: bool = True
-    """Check what environments give, and watch for silence; --no-guards shows what that costs."""
-    check_ranks: int = 0
-    """Compare a hash of all learners' parameters every so many updates (0: never)."""
-    learner_threads: int = 1
-    """CPU threads of the learner's math (0: one per core). A run can be repeated exactly only with
-    the same value."""
-    compile: bool = False
-    """Compile the loss with torch.compile (needs a C++ compiler, and half a minute in the first
-    update); in place of the gradient that --arithmetic auto has for small networks."""
-    stop_at_return: float | None = None
-    """Stop once the mean return of the last 100 training episodes reaches this."""
-    schedule_env_steps: int = 0
-    """Env steps over which schedules run; 0: the first total_env_steps. Kept by resume,
-    unless it gets another."""
-    checkpoint_every_s: float = 60.0
-    """Seconds between checkpoints (one more at the end)."""
-    keep: int = 3
-    """Checkpoints kept; older ones are removed."""
-    reseed_episodes: bool = True
-    """Seed each episode, so that resume can replay it; --no-... seeds each environment once, for
-    environments whose seeded reset is slow."""
-    replay_limit_s: float = 30.0
-    """Seconds that resume may spend on replaying the episodes of one vector."""
-
-    @property
-    def num_vectors(self) -> int:
-        """How many vectors the environments make."""
-        return self.num_envs // self.envs_per_vector
 
 
 @dataclass(frozen=True)
@@ -279,6 +150,10 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
     ):
         derived["envs_per_vector"] = divisor(share, run.envs_per_vector)
         origin["envs_per_vector"] += f", to fit {share} envs of each learner"
+    if run.num_workers == -1:
+        vectors = share // derived.get("envs_per_vector", run.envs_per_vector)
+        derived["num_workers"] = learners * max(1, min(cores // learners, vectors))
+        origin["num_workers"] += f", {cores} cores"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
     if run.vectorization == "native" and run.on_env_error == "restart":
         raise ConfigError(

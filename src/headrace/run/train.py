@@ -14,8 +14,8 @@ from headrace.envs.api import Episode
 from headrace.errors import NonFiniteError
 from headrace.meter import Meter
 from headrace.ranks import Ranks, gather_json
-from headrace.run.config import RunSettings
 from headrace.run.learner import Learner
+from headrace.run.runsettings import RunSettings
 
 WINDOW = 100
 """`mean_return` is over so many of the last finished training episodes."""
