@@ -252,6 +252,17 @@ def test_f05_in_the_learner_s_process_it_shows_the_stack_and_ends(tmp_path, meas
     measured("F05", f"{kind} in the learner's process, with its start", recover_s=took)
 
 
+def test_f05_a_slow_environment_in_the_learner_s_process_is_none_that_hangs(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "train", "headrace.envs.faulty:Faulty",
+         "--env-kwargs", "slow_step=0.3", "slow_reset=0.3", "--env-timeout-s", "0.9",
+         "--num-envs", "4", "--envs-per-vector", "4", "--num-steps", "4",
+         "--total-env-steps", "16", "--run-dir", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_f05_a_slow_environment_is_not_taken_for_one_that_hangs():
     """Each step shorter than the limit, all of a vector's together longer; so are resets."""
     plan = plan_for(

@@ -268,3 +268,6 @@ def test_f26_only_silence_that_was_seen_counts():
     while not supervisor_starting.silent(now, LIMIT_S, lambda slot: 8):
         now += 0.1
     assert 10 * LIMIT_S < now - 1000.1 < 10 * LIMIT_S + 0.5  # making environments takes longer
+    supervisor_starting.gone(0, now, None)
+    supervisor_starting.begin(0, now)  # the next has all of it again, and nothing to show yet
+    assert supervisor_starting.silent(now + 0.1, LIMIT_S, lambda slot: 8) == []

@@ -6,7 +6,7 @@ out: learning-rate schedules (the algorithm passes the rate with each step), and
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -88,15 +88,13 @@ class Optimizer:
         parts = _parts(minibatch, self._num_parts)
         if self._written_out is None:
             metrics, norm = self._by_autograd(parts)
-            learned = [p for p in self._parameters if p.grad is not None]
-            gradients = [p.grad for p in learned if p.grad is not None]
+            gradients = [p.grad for p in self._parameters]
         else:
             metrics, norm = self._by_itself(parts, self._written_out)
-            learned = self._parameters
-            gradients = [self._written_out.of[p] for p in learned]
+            gradients = [self._written_out.of[p] for p in self._parameters]
         bad = (~torch.isfinite(norm)).float()
         self.nonfinite += bad
-        self._adam.step(learned, gradients, lr, masked=bad)
+        self._adam.step(gradients, lr, masked=bad)
         self.num_steps += 1
         return metrics | {"grad_norm": norm}
 
@@ -114,7 +112,7 @@ class Optimizer:
         # What `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam(fused=True)` compute, to the
         # bit; around it they take longer than a small network's backward.
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, self._shortening(norm))
+        torch._foreach_mul_(gradients, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         return metrics, norm
 
     def _by_itself(
@@ -129,11 +127,10 @@ class Optimizer:
             gradient.flat.add_(before)
         self._over_ranks(gradient.flat)
         norm = torch.linalg.vector_norm(gradient.flat)
-        gradient.flat.mul_(self._shortening(norm))
+        shortening = self.max_grad_norm / (float(norm) + 1e-6)  # on the CPU: nothing to wait for
+        if shortening < 1:
+            gradient.flat.mul_(shortening)
         return metrics, norm
-
-    def _shortening(self, norm: Tensor) -> Tensor:
-        return (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
 
     def _alone(self, more: bool) -> contextlib.AbstractContextManager[None]:
         """Ranks meet in the last part's `backward` only."""
@@ -164,26 +161,25 @@ class _Adam:
     """
 
     def __init__(self, parameters: list[nn.Parameter], eps: float) -> None:
-        self._eps = eps
+        self._eps, self._parameters = eps, parameters
         self._count = torch.zeros((), device=parameters[0].device)
-        self._index = {parameter: i for i, parameter in enumerate(parameters)}
         self._mean = [torch.zeros_like(p, requires_grad=False) for p in parameters]
         self._square = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+        dtypes = {p.dtype for p in parameters}  # the kernel takes one at a time
+        self._groups = [[i for i, p in enumerate(parameters) if p.dtype == d] for d in dtypes]
 
     @torch.no_grad()
-    def step(
-        self, parameters: list[nn.Parameter], gradients: list[Tensor], lr: float, masked: Tensor
-    ) -> None:
-        """One step of some of the parameters; where `masked` is 1, none, and nothing is counted."""
+    def step(self, gradients: Sequence[Tensor | None], lr: float, masked: Tensor) -> None:
+        """One step, of parameters that have a gradient; where `masked` is 1, none, nor a count."""
         self._count += 1
-        for dtype in {p.dtype for p in parameters}:  # the kernel takes one at a time
-            of = [i for i, p in enumerate(parameters) if p.dtype == dtype]
-            at = [self._index[parameters[i]] for i in of]
+        for group in self._groups:
+            found = [(i, g) for i in group if (g := gradients[i]) is not None]
+            of = [i for i, _ in found]
             torch._fused_adam_(
-                [parameters[i] for i in of],
-                [gradients[i] for i in of],
-                [self._mean[i] for i in at],
-                [self._square[i] for i in at],
+                [self._parameters[i] for i in of],
+                [gradient for _, gradient in found],
+                [self._mean[i] for i in of],
+                [self._square[i] for i in of],
                 [],
                 [self._count] * len(of),
                 lr=lr,
