@@ -17,7 +17,15 @@ from headrace.envs.faulty import Faulty
 from headrace.meter import Meter
 from headrace.patience import limit
 from headrace.run import checkpoint
-from tests.support import children, plan_for, policy_for, short_cartpole, workers
+from tests.support import (
+    Counting,
+    children,
+    inline,
+    plan_for,
+    policy_for,
+    short_cartpole,
+    workers,
+)
 from tests.test_faults_env import SMALL, assert_balanced, assert_same_run
 
 RUN = SMALL | {"num_steps": 32, "total_env_steps": 4 * 32 * 150, "checkpoint_every_s": 1e6}
@@ -255,6 +263,24 @@ def slope_per_minute(points):
     mean_y = sum(y for _, y in points) / n
     over = sum((t - mean_t) * (y - mean_y) for t, y in points)
     return 60 * over / sum((t - mean_t) ** 2 for t, _ in points)
+
+
+@pytest.mark.fault_a
+def test_an_episode_survives_any_number_of_workers():
+    """It goes on through all batches, and in each of them its worker is lost."""
+    plan = plan_for(Counting, guards=Guards(max_restarts=100))  # which never ends
+    collectors = workers(plan), inline(plan)
+    for collector in collectors:
+        collector.publish(policy_for(plan), 0)
+    for _ in range(5):
+        os.kill(first_worker(collectors[0]), signal.SIGKILL)
+        batches = [collector.collect() for collector in collectors]
+        for ours, theirs in zip(*(b.fragments for b in batches), strict=True):
+            assert ours.obs.equal(theirs.obs) and ours.action.equal(theirs.action)
+    assert collectors[0].ledger.restarts == 5
+    assert collectors[0].ledger.lost == 0
+    for collector in collectors:
+        collector.close()
 
 
 @pytest.mark.fault_a

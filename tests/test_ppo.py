@@ -67,7 +67,7 @@ def one_update(cfg, progress=0.0, change=lambda experience: None):
     change(experience)
     metrics = ppo.update(
         policy,
-        Optimizer(Loss(policy, plan.network, ppo, cfg), cfg.max_grad_norm).step,
+        Optimizer(Loss(policy, ppo, cfg, compiled=False), cfg.max_grad_norm).step,
         experience,
         cfg,
         ranks=ALONE,

@@ -106,10 +106,11 @@ class _Journal:
 
         The actions of the episodes that were brought back go on.
         """
+        before = self.state()
         given = {
             i: actions
             for i in range(len(self.env_id))
-            if (actions := self._known.get(f"env{i}.actions")) is not None
+            if (actions := before.get(f"{self._name}env{i}.actions")) is not None
             and state["episode_step"][i]  # not begun anew
         }
         longest = max(map(len, given.values()), default=0)

@@ -127,6 +127,8 @@ def main(channel: int, weights: int, memory: int, words: int, plan: int, orders:
         _last_word(learner, error)
     except Exception:
         _last_word(learner, SamplerError(f"{traceback.format_exc()}\n{name} failed."))
+    finally:
+        learner.close()
 
 
 def read_whole(fd: int) -> bytes:

@@ -254,6 +254,12 @@ class WorkersCollector:
                     self.ledger.lost -= seat.lost_steps
                     self.ledger.remade += seat.lost_steps
                     seat.lost_steps = 0
+                else:
+                    self._say(
+                        f"{seat.name.capitalize()}: {restored.new_episode} episodes could not be "
+                        "brought back, and begin anew. From here on this run differs from one "
+                        "in which no worker was lost."
+                    )
             case "done" if seat.slot.generation[0] == generation and self._supervisor.delivered(
                 i, generation
             ):
