@@ -118,7 +118,7 @@ class World:
             process = self.process[slot]
             return (process.generation, process.up, self.memory[slot]) if process else None
 
-        for slot in sup.silent(self.now, LIMIT_S, progress):
+        for slot, _ in sup.silent(self.now, LIMIT_S, progress):
             assert self.now - self.process[slot].progress_at > LIMIT_S  # nobody who goes on
             self.lose(slot)
             if self.failed:

@@ -68,7 +68,7 @@ class InlineCollector:
         if not filled.whole:
             self.ledger.lost += filled.taken
             return None
-        self.ledger.lost += len(filled.dropped)
+        self.ledger.lost += filled.lost
         self._journals.hold(self._of_vector, [filled])
         return Collected(self._fragments, filled.episodes)
 

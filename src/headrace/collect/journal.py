@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from headrace.batch import Fragment
+from headrace.batch import Fragment, poison
 from headrace.collect.api import Plan
 from headrace.collect.rollout import Filled
 from headrace.envs.api import whereabouts
@@ -159,6 +161,11 @@ class _Journal:
     def whereabouts(self, fragment: Fragment, sampler: str) -> str:
         """Where in `fragment`, which is not full, a sampler is."""
         t, i = (int(x) for x in np.argwhere(np.isnan(fragment.reward.numpy()))[0])
+        if t == 0 and _is_poison(fragment.action[0, i]):  # never written to
+            return (
+                f"in the first reset, or the policy's first step, of envs {self.env_id.tolist()} "
+                f"of {self._plan.spec.id}, sampler {sampler}"
+            )
         if i == 0 and t and (ended := self._ended(fragment, t - 1)):
             return (
                 f"in step {t + 1} of the fragment of env {self.env_id[0]} of {self._plan.spec.id}, "
@@ -189,3 +196,9 @@ class _Journal:
 
     def _action(self, fragment: Fragment, t: int, i: int) -> Any:
         return self._codec.to_env(fragment.action[t, i : i + 1].numpy())[0]
+
+
+def _is_poison(action: Tensor) -> bool:
+    again = torch.empty_like(action)
+    poison(again)
+    return bool(torch.equal(action.nan_to_num(), again.nan_to_num()))

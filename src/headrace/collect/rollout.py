@@ -63,7 +63,8 @@ class Filled:
     """What a sampler says of the fragments that it was told to fill.
 
     Attributes:
-        taken: env steps, those of dropped rows included.
+        taken: env steps, those that were lost included.
+        lost: of them, those that failed, and gave nothing.
         whole: whether all are full; else it was told to stop, and nothing of them counts.
         episodes: that ended in them.
         dropped: those that were given up, each in a line: their rows are not valid.
@@ -72,6 +73,7 @@ class Filled:
     """
 
     taken: int = 0
+    lost: int = 0
     whole: bool = False
     episodes: list[Episode] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
@@ -133,7 +135,8 @@ class Sampler:
                 plan.seed, vector.env_id, steps, plan.num_steps, self.policy.num_draws
             )
             taken = rollout(vector, fragment, actor, torch.from_numpy(noise), self._meter, stop)
-            filled.taken += int(fragment.valid[:taken].sum()) + len(vector.dropped)
+            filled.taken += int(fragment.valid[:taken].sum()) + vector.lost_steps
+            filled.lost += vector.lost_steps
             filled.dropped += vector.dropped
             if taken < plan.num_steps:
                 return filled

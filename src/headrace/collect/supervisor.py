@@ -135,8 +135,10 @@ class Supervisor:
         s.start_at = now + backoff
         return backoff
 
-    def silent(self, now: float, limit_s: float, progress: Callable[[int], Any]) -> list[int]:
-        """Slots that have made no progress for too long.
+    def silent(
+        self, now: float, limit_s: float, progress: Callable[[int], Any]
+    ) -> list[tuple[int, float]]:
+        """Slots that have made no progress for too long, and how long that is (s).
 
         Args:
             now: the clock.
@@ -148,7 +150,7 @@ class Supervisor:
             if s.state in (Is.STARTING, Is.BUSY):
                 patience = limit_s * (TIMES_AS_LONG_TO_START if s.state is Is.STARTING else 1)
                 if s.silence.lasts(now, progress(i)) > patience:
-                    found.append(i)
+                    found.append((i, patience))
         return found
 
     @property

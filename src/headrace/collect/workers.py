@@ -137,7 +137,7 @@ class WorkersCollector:
         whole = len(all_filled) == len(self._seats) and all(f.whole for f in all_filled)
         for filled in all_filled:
             self.ledger.collected += filled.taken
-            self.ledger.lost += len(filled.dropped) if whole else filled.taken
+            self.ledger.lost += filled.lost if whole else filled.taken
             self.ledger.dropped_episodes += len(filled.dropped)
             for line in filled.dropped:
                 self._say(f"An episode was dropped: {line}")
@@ -278,11 +278,11 @@ class WorkersCollector:
         def progress(i: int) -> tuple[int, int]:
             return self._seats[i].slot.beats[0], self._seats[i].num_missing
 
-        for i in self._supervisor.silent(time.monotonic(), limit_s, progress):
+        for i, patience_s in self._supervisor.silent(time.monotonic(), limit_s, progress):
             handle = self._seats[i].handle
             assert handle is not None
             stack = handle.stack()
-            why = f"has not answered for {limit_s:g} s (--env-timeout-s) and was killed"
+            why = f"has not answered for {patience_s:g} s and was killed (see --env-timeout-s)"
             self._lose(i, f"{why}\n{stack}" if stack else why)
 
     def _lose(self, i: int, why: str) -> None:
@@ -291,7 +291,9 @@ class WorkersCollector:
         assert seat.handle is not None
         summary, _, words = why.partition("\n")
         where = f"between two fragments, sampler {seat.name}"
-        if i in self._supervisor.owing and seat.slot.beats[0] != seat.beats_at_order:
+        if i in self._supervisor.coming_up:
+            where = f"while making its environments, sampler {seat.name}"
+        elif i in self._supervisor.owing and seat.slot.beats[0] != seat.beats_at_order:
             where = self._journals.whereabouts(seat.slot.fragments, seat.name)
         handle, seat.handle = seat.handle, None
         handle.end(deadline=0.0)

@@ -80,12 +80,14 @@ class VectorEnv(Protocol):
         env_id: `[n]`, the logical index of each.
         step_s: mean seconds per env step in the last fragment.
         dropped: episodes that were given up in the last fragment, each in a line; the row of each
-            is not valid.
+            is not valid, if it was in a step.
+        lost_steps: how many such rows there are.
     """
 
     spec: EnvSpec
     env_id: Array
     dropped: list[str]
+    lost_steps: int
 
     @property
     def step_s(self) -> float:

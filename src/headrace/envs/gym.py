@@ -67,6 +67,7 @@ class GymVector:
     ) -> None:
         self.spec, self.env_id = spec, env_id
         self.dropped: list[str] = []
+        self.lost_steps = 0
         self._envs = list(envs)
         looked = [inside(env) for env in self._envs]
         self._steps: list[Callable[..., Any]] = [env.step for env, _ in looked]
@@ -91,7 +92,7 @@ class GymVector:
             for i in range(len(self._envs)):
                 self._next_episode(i, self._rows.current)
             self._begun = True
-        self.dropped = []
+        self.dropped, self.lost_steps = [], 0
         self._rows.bind(fragment)
         self._rows.valid[:] = True
 
@@ -260,6 +261,7 @@ class GymVector:
             if i not in failed:
                 self._fail(i, self._bad_value(i, obs, self._rows.reward[t, i]))
                 failed.append(i)
+        self.lost_steps += len(failed)
         for i in failed:
             self._rows.drop(t, i)
             self._replace(i, obs)
@@ -271,7 +273,7 @@ class GymVector:
         if not self._restarts[i].again(time.monotonic()):
             most = self._guards.max_restarts
             raise EnvError(
-                f"{error}\nIt failed more than {most} times in 10 minutes (--max-restarts)."
+                f"{error}\nIt failed more than {most} times in 10 minutes (--max-sampler-restarts)."
             ) from error
         what, _, where = str(error).rpartition("\n\n")
         self.dropped.append(f"{(what or str(error)).splitlines()[-1]} {where}".strip())

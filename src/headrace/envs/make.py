@@ -130,6 +130,8 @@ class EnvMaker:
             pass  # built-ins do not tell their signature
         try:
             return target(**kwargs)
+        except UsageError:
+            raise
         except Exception as error:
             raise env_error(error, f"while making {self.name} with {kwargs}") from error
 

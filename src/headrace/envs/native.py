@@ -53,6 +53,7 @@ class NativeVector:
     ) -> None:
         self.spec, self.env_id = spec, env_id
         self.dropped: list[str] = []
+        self.lost_steps = 0
         self._vector = vector
         self._seed, self._role, self._sampler = seed, role, sampler
         self._meter = meter
