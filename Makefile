@@ -34,7 +34,7 @@ test-all: $(VENV)/.dev
 
 ## Fault tests of both levels, and the table of what they measured.
 test-faults: $(VENV)/.dev
-	$(BIN)/pytest -m "fault_a or faults" --fault-table docs/faults.md
+	$(BIN)/pytest -m "fault_a or faults" --fault-table=docs/faults.md
 
 ## What only a CUDA device shows; needs an environment that has torch with CUDA.
 gpu:
