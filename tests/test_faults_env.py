@@ -452,3 +452,24 @@ def test_what_would_happen_again_and_again_ends_with_new_episodes():
     assert len(died) == collector.ledger.restarts and len(died) + len(anew) == len(said)
     assert anew and collector.ledger.lost > 0
     collector.close()
+
+
+def test_a_run_that_an_environment_ended_goes_on_with_another_answer_to_that(tmp_path):
+    """It would fail at the same step again: all of it is repeated, to the bit."""
+    where = tmp_path / "run"
+    with pytest.raises(EnvError, match="FaultyError: told to crash at 70"):
+        train(where, 0, faults="crash@70", checkpoint_every_s=0)
+    before = checkpoint.newest(where).manifest["counters"]["env_steps"]
+    assert 0 < before < SMALL["total_env_steps"]
+    env = "headrace.envs.faulty:Faulty"
+    with pytest.raises(EnvError, match="FaultyError: told to crash"):
+        headrace.resume(where, env=env, quiet=True)
+    resumed = headrace.resume(
+        where, env=env, quiet=True, on_env_error="restart", max_sampler_restarts=20
+    )
+    assert resumed.summary["ledger"]["dropped_episodes"] > 0
+    assert_balanced(resumed.summary)
+    with pytest.raises(UsageError, match="goes on with the lr that it has; resume takes total_env"):
+        headrace.resume(where, env=env, lr=1.0)
+    with pytest.raises(UsageError, match="on_env_error='perhaps'"):
+        headrace.resume(where, env=env, on_env_error="perhaps")

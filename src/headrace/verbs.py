@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import tyro
 
@@ -16,7 +16,7 @@ from headrace.errors import ConfigError
 from headrace.models.policy import Network
 from headrace.run import checkpoint, launch
 from headrace.run.code import code
-from headrace.run.config import ALGOS, new_goals
+from headrace.run.config import ALGOS, changes
 from headrace.run.doctor import describe, examine
 from headrace.run.evaluate import evaluate as run_episodes
 from headrace.run.evaluate import load_policy
@@ -52,6 +52,14 @@ class _ResumeFlags:
     falls linearly is 0 after that."""
     num_learners: int | None = None
     """Another number of learners; default: as before."""
+    on_env_error: Literal["fail", "restart"] | None = None
+    """As in train, from here on; default: as before. The next three as well."""
+    on_sampler_loss: Literal["restart", "fail"] | None = None
+    """What the death or silence of a worker leads to."""
+    env_timeout_s: float | None = None
+    """Seconds that a step or reset may take."""
+    max_sampler_restarts: int | None = None
+    """Restarts of each worker and environment in 10 minutes."""
     env: str | None = None
     """The environment again, where it is code (module:EnvId or module:callable)."""
     wrapper: tuple[str, ...] = ()
@@ -183,7 +191,7 @@ def resume(argv: list[str], description: str) -> int:
         flags.run_dir,
         env=flags.env,
         code=code(flags.wrapper, flags.model),
-        goals=new_goals(flags.total_env_steps, flags.schedule_env_steps, flags.num_learners),
+        changed=changes(vars(flags)),
         out=sys.stderr if flags.json else sys.stdout,
         started=started,
     )

@@ -13,7 +13,7 @@ from headrace.errors import ConfigError
 from headrace.models.policy import ModelFactory, Network
 from headrace.run import launch
 from headrace.run.code import Code, code
-from headrace.run.config import ALGOS, new_goals
+from headrace.run.config import ALGOS, MAY_CHANGE, changes
 from headrace.run.evaluate import Evaluation, TrainedPolicy, evaluate, load_policy
 from headrace.run.rank import Ended
 from headrace.run.report import OnUpdate
@@ -127,11 +127,9 @@ def resume(
     env: EnvLike | None = None,
     model: str | ModelFactory | None = None,
     wrapper: WrapperLike | Sequence[WrapperLike] = (),
-    total_env_steps: int | None = None,
-    schedule_env_steps: int | None = None,
-    num_learners: int | None = None,
     on_update: OnUpdate | None = None,
     quiet: bool = False,
+    **changed: Any,
 ) -> Run:
     """Go on with a run from its newest whole checkpoint.
 
@@ -140,26 +138,30 @@ def resume(
         env: to be given again where the environment is not a plain id.
         model: to be given again where the run has a network of your own.
         wrapper: to be given again where the run has wrappers.
-        total_env_steps: a new goal; default: the old one.
-        schedule_env_steps: env steps over which schedules run, counted from the run's start;
-            default: as before. What falls linearly is 0 after that.
-        num_learners: another number of learners; default: as before.
         on_update: called with (number of the update, metrics) after each.
         quiet: show nothing.
+        **changed: settings that `headrace resume --help` offers, by name, such as a new goal,
+            `total_env_steps`; the others are as before.
 
     Returns:
         The run, when it has ended.
 
     Raises:
+        ConfigError: another setting cannot be changed, or its value cannot be.
         RunDirError: there is nothing to resume, it is in use, or of another environment.
         HeadraceError, KeyboardInterrupt: as `train`.
     """
+    for name in changed:
+        if name not in MAY_CHANGE:
+            raise ConfigError(
+                f"A run goes on with the {name} that it has; resume takes {', '.join(MAY_CHANGE)}."
+            )
     return _finish(
         launch.go_on(
             Path(run_dir),
             env=env,
             code=_code(wrapper, model),
-            goals=new_goals(total_env_steps, schedule_env_steps, num_learners),
+            changed=changes(changed),
             on_update=on_update,
             out=None if quiet else sys.stdout,
         )

@@ -238,7 +238,7 @@ def _check_names(source: str, values: Mapping[str, Any], groups: tuple[type[Any]
 
 
 def given_for_resume(
-    config: dict[str, Any], changed: Mapping[str, int]
+    config: dict[str, Any], changed: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """All settings of a run as it was started, but for those that resume is to change; origins.
 
@@ -260,10 +260,13 @@ def given_for_resume(
     return given | settled, origin | dict.fromkeys(settled, "default")
 
 
-def new_goals(
-    total_env_steps: int | None, schedule_env_steps: int | None, num_learners: int | None
-) -> dict[str, int]:
-    """What `given_for_resume` is to change."""
-    goals = {"total_env_steps": total_env_steps, "schedule_env_steps": schedule_env_steps}
-    goals["num_learners"] = num_learners
-    return {name: number for name, number in goals.items() if number is not None}
+MAY_CHANGE = (
+    "total_env_steps", "schedule_env_steps", "num_learners", "on_env_error", "on_sampler_loss",
+    "env_timeout_s", "max_sampler_restarts",
+)  # fmt: skip
+"""What may be another when a run goes on."""
+
+
+def changes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What `given_for_resume` is to change: what was given, and may be; None is not given."""
+    return {name: given[name] for name in MAY_CHANGE if given.get(name) is not None}

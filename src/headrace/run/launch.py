@@ -92,7 +92,7 @@ def go_on(
     *,
     env: EnvLike | None = None,
     code: Code = NO_CODE,
-    goals: dict[str, int] | None = None,
+    changed: Mapping[str, Any] | None = None,
     on_update: OnUpdate | None = None,
     out: TextIO | None = None,
     started: float | None = None,
@@ -103,7 +103,7 @@ def go_on(
         run_dir: of the run.
         env: must be given again where the run's environment is code of the user's own.
         code: wrappers and a network must be given again where the run has them.
-        goals: new total_env_steps, schedule_env_steps, num_learners, or any of them.
+        changed: settings that are to be others, see `config.MAY_CHANGE`.
         on_update: called after each update.
         out: where progress is shown; None: nowhere.
         started: when the process began.
@@ -113,20 +113,22 @@ def go_on(
     """
     meter = Meter(started)
     attempt = torchrun.joined(os.environ)
-    return _go_on(run_dir, env, code, goals or {}, attempt, meter, on_update, out)
+    return _go_on(run_dir, env, code, changed or {}, attempt, meter, on_update, out)
 
 
 def _go_on(
     run_dir: Path,
     env: EnvLike | None,
     code: Code,
-    goals: dict[str, int],
+    changed: Mapping[str, Any],
     attempt: Attempt | None,
     meter: Meter,
     on_update: OnUpdate | None,
     out: TextIO | None,
 ) -> Ended:
-    settings, maker = settings_of_run(run_dir, env, code, goals | _learners(attempt, goals))
+    settings, maker = settings_of_run(
+        run_dir, env, code, {**changed, **_learners(attempt, changed)}
+    )
     with _held(run_dir, attempt):
         saved = checkpoint.newest(run_dir)
         spec = env_spec(maker)
@@ -210,7 +212,7 @@ def _refuse_another(run_dir: Path, settings: Settings) -> None:
 
 
 def settings_of_run(
-    run_dir: Path, env: EnvLike | None, code: Code, goals: dict[str, int] | None = None
+    run_dir: Path, env: EnvLike | None, code: Code, changed: Mapping[str, Any] | None = None
 ) -> tuple[Settings, EnvMaker]:
     """The settings and the environment of a run; code only if the caller names it again.
 
@@ -218,7 +220,7 @@ def settings_of_run(
         ConfigError: some of it is code, and was not named.
     """
     config = rundir.read_config(run_dir)
-    given, origin = given_for_resume(config, goals or {})
+    given, origin = given_for_resume(config, changed or {})
     name, wrappers, model = given["env"], given["wrapper"], given["model"]
     again: list[str] = []
     if env is None and (config["env_is_code"] or ":" in name):
