@@ -473,3 +473,18 @@ def test_a_run_that_an_environment_ended_goes_on_with_another_answer_to_that(tmp
         headrace.resume(where, env=env, lr=1.0)
     with pytest.raises(UsageError, match="on_env_error='perhaps'"):
         headrace.resume(where, env=env, on_env_error="perhaps")
+
+
+@pytest.mark.parametrize("when", ["init", "reset", "close"])
+def test_f05_the_first_environment_that_is_made_is_watched_too(tmp_path, when):
+    """Ten times the limit, as for all that are made; masks are looked for in a first reset."""
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "train", "headrace.envs.faulty:Faulty",
+         "--env-kwargs", f"faults=hang@{when}", "--env-timeout-s", "0.2", "--num-workers", "2",
+         "--run-dir", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "has not answered for 2 s (--env-timeout-s), while the first one was made" in done.stderr
+    assert "faulty.py" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -12,6 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from headrace import patience
+from headrace.collect.supervisor import TIMES_AS_LONG_TO_START
+from headrace.collect.watchdog import Watchdog
+from headrace.envs.api import Guards
 from headrace.envs.make import EnvLike, EnvMaker, WrapperLike, env_spec
 from headrace.errors import ConfigError, HeadraceError, RunDirError
 from headrace.meter import Meter
@@ -24,6 +28,7 @@ from headrace.run.learners import led
 from headrace.run.process import StopSignals
 from headrace.run.rank import Ended, follow, run_rank
 from headrace.run.report import OnUpdate
+from headrace.run.runsettings import RunSettings
 from headrace.run.task import Task
 from headrace.run.torchrun import Attempt
 from headrace.spec import EnvSpec
@@ -78,7 +83,7 @@ def start(
         _refuse_another(run_dir, settings)
         return _go_on(run_dir, env, code, {}, attempt, meter, on_update, out)
     maker = _maker(settings, env, code.wrappers)
-    spec = env_spec(maker)
+    spec = _spec(maker, run)
     run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
     with _held(run_dir, attempt):
         if attempt is None or not (attempt.place.rank or attempt.goes_on):
@@ -131,7 +136,7 @@ def _go_on(
     )
     with _held(run_dir, attempt):
         saved = checkpoint.newest(run_dir)
-        spec = env_spec(maker)
+        spec = _spec(maker, settings.run)
         with checkpoint.as_written(saved.path):
             theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
         checkpoint.check_fits(theirs, spec, run_dir)
@@ -238,6 +243,19 @@ def settings_of_run(
         given["env"] = EnvMaker(env).name
     settings = replace(resolve(given), origin=origin)
     return settings, _maker(settings, given["env"] if env is None else env, code.wrappers)
+
+
+def _spec(maker: EnvMaker, run: RunSettings) -> EnvSpec:
+    """Of the environment: one is made, and watched as those of the run are."""
+    limit_s = TIMES_AS_LONG_TO_START * patience.limit(run.env_timeout_s, 0.0)
+    watchdog = Watchdog(
+        Meter(),
+        Guards(env_timeout_s=limit_s, enabled=run.guards),
+        lambda: 0,
+        lambda: "while the first one was made, to see what it offers",
+    )
+    with contextlib.closing(watchdog), watchdog:
+        return env_spec(maker)
 
 
 def _maker(settings: Settings, env: EnvLike, wrappers: Sequence[WrapperLike]) -> EnvMaker:
