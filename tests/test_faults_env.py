@@ -488,3 +488,18 @@ def test_f05_the_first_environment_that_is_made_is_watched_too(tmp_path, when):
     assert "has not answered for 2 s (--env-timeout-s), while the first one was made" in done.stderr
     assert "faulty.py" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_what_the_samplers_of_other_learners_lose_is_said_too(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "train", "headrace.envs.faulty:Faulty",
+         "--env-kwargs", "faults=crash@20", "--on-env-error", "restart",
+         "--max-sampler-restarts", "50", "--num-learners", "2", "--num-envs", "4",
+         "--num-steps", "16", "--total-env-steps", "256", "--run-dir", str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+    said = done.stdout + done.stderr
+    dropped = int(re.search(r"(\d+) episodes dropped", done.stdout)[1])
+    assert said.count("An episode was dropped: ") == dropped > 0
+    assert re.search(r"Rank 1: An episode was dropped: .*env [23] of", done.stderr)

@@ -88,7 +88,7 @@ def start(
     with _held(run_dir, attempt):
         if attempt is None or not (attempt.place.rank or attempt.goes_on):
             rundir.refuse_used(run_dir)
-        task = Task(settings, maker, code.model, spec, run_dir, None)
+        task = Task(settings, maker, code.model, spec, run_dir, None, quiet=out is None)
         return _see_through(task, attempt, meter, on_update, out)
 
 
@@ -140,7 +140,7 @@ def _go_on(
         with checkpoint.as_written(saved.path):
             theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
         checkpoint.check_fits(theirs, spec, run_dir)
-        task = Task(settings, maker, code.model, spec, run_dir, saved)
+        task = Task(settings, maker, code.model, spec, run_dir, saved, quiet=out is None)
         return _see_through(task, attempt, meter, on_update, out)
 
 

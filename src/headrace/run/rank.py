@@ -5,6 +5,7 @@ Left out: the loop (`train.py`), every part of it, and who starts ranks (`launch
 
 import contextlib
 import platform
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 import headrace
-from headrace.collect.api import Collector, Plan, ShouldStop
+from headrace.collect.api import Collector, Plan, Say, ShouldStop
 from headrace.collect.inline import InlineCollector
 from headrace.collect.regroup import regroup
 from headrace.collect.workers import WorkersCollector
@@ -91,7 +92,8 @@ def run_rank(
         learner = Learner(settings, task.spec, task.model, device, meter, ranks)
         _init_from(task, learner)
         introduce(display, settings, task.spec, task.run_dir, ranks)
-        collector = _collector(task, ranks, meter, stop, display)
+        say = display.say if is_first else _said_by(ranks, quiet=task.quiet)
+        collector = _collector(task, ranks, meter, stop, say)
         stack.push(_closing(collector))
         meter.lap("start")
         # From here on it is a run: what could not be built has been refused.
@@ -158,9 +160,17 @@ def _init_from(task: Task, learner: Learner) -> None:
         checkpoint.load_into(learner.policy, saved)
 
 
-def _collector(
-    task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, display: Display
-) -> Collector:
+def _said_by(ranks: Ranks, *, quiet: bool) -> Say:
+    """What another rank has to say of its samplers: the display is rank 0's."""
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(f"Rank {ranks.rank}: {text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, say: Say) -> Collector:
     run = task.settings.run
     num_workers = run.num_workers // ranks.size
     plan = Plan(
@@ -190,9 +200,9 @@ def _collector(
         with checkpoint.as_written(task.saved.path):
             state = regroup(task.saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
     if num_workers == 0:
-        return InlineCollector(plan, meter, stop, state, display.say)
+        return InlineCollector(plan, meter, stop, state, say)
     check_open_files(num_workers)
-    return WorkersCollector(plan, num_workers, stop, state, display.say)
+    return WorkersCollector(plan, num_workers, stop, state, say)
 
 
 def _restored(

@@ -24,6 +24,7 @@ class Task:
         spec: of the environment.
         run_dir: where rank 0 writes.
         saved: what to go on from; its directory must be there on every rank's machine.
+        quiet: say nothing but errors.
     """
 
     settings: Settings
@@ -32,3 +33,4 @@ class Task:
     spec: EnvSpec
     run_dir: Path
     saved: Checkpoint | None
+    quiet: bool
