@@ -71,6 +71,20 @@ def test_an_error_while_a_worker_starts_is_too():
     assert len(children() - before) <= 2  # the server that forks, and Python's tracker
 
 
+class Interrupted(Counting):
+    def step(self, action):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_that_an_environment_raises_is_an_error():
+    plan = plan_for(Interrupted)
+    collector = workers(plan)
+    collector.publish(policy_for(plan), 0)
+    with pytest.raises(SamplerError, match=r"(?s)test_workers.py.*KeyboardInterrupt.*failed"):
+        collector.collect()
+    collector.close()
+
+
 def test_a_worker_that_is_killed_ends_the_run_with_its_signal():
     plan = plan_for(Dying, guards=Guards(on_sampler_loss="fail"))
     collector = workers(plan)

@@ -125,7 +125,7 @@ def main(channel: int, weights: int, memory: int, words: int, plan: int, orders:
         pass  # the learner is gone
     except HeadraceError as error:
         _last_word(learner, error)
-    except Exception:
+    except (Exception, KeyboardInterrupt):  # signals do nothing here: an environment raised it
         _last_word(learner, SamplerError(f"{traceback.format_exc()}\n{name} failed."))
     finally:
         learner.close()

@@ -129,6 +129,16 @@ def env_error(error: BaseException, where: str) -> EnvError:
     return EnvError("".join(lines) + f"\nThe environment failed {where}.")
 
 
+def in_a_line(error: EnvError) -> str:
+    """An environment's failure, for a run that goes on: what, at which line of code, and where."""
+    raised, has_traceback, where = str(error).rpartition("\n\n")
+    if not has_traceback:
+        return " ".join(str(error).splitlines())
+    lines = raised.splitlines()
+    places = [line.strip() for line in lines if line.startswith("  File ")]
+    return f"{lines[-1]} ({places[-1]}). {where}" if places else f"{lines[-1]}. {where}"
+
+
 _FIELDS = {
     "reset": ("observation", "info"),
     "step": ("observation", "reward", "terminated", "truncated", "info"),

@@ -20,6 +20,7 @@ from headrace.envs.api import (
     Restored,
     check_fields,
     env_error,
+    in_a_line,
     whereabouts,
 )
 from headrace.envs.inside import inside
@@ -275,8 +276,7 @@ class GymVector:
             raise EnvError(
                 f"{error}\nIt failed more than {most} times in 10 minutes (--max-sampler-restarts)."
             ) from error
-        what, _, where = str(error).rpartition("\n\n")
-        self.dropped.append(f"{(what or str(error)).splitlines()[-1]} {where}".strip())
+        self.dropped.append(in_a_line(error))
 
     def _named(self, i: int, result: Any, error: BaseException, action: Array) -> EnvError:
         """The error of a step, as it is shown."""
