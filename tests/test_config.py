@@ -9,8 +9,9 @@ import pytest
 
 from headrace import PPO, Network
 from headrace.errors import ConfigError
-from headrace.run.config import ALGOS, RunSettings, preset, resolve
+from headrace.run.config import ALGOS, MAY_CHANGE, RunSettings, preset, resolve
 from headrace.settings import given_values
+from headrace.verbs import _ResumeFlags
 
 
 def test_precedence_flag_config_preset_default(tmp_path):
@@ -182,3 +183,9 @@ def test_presets_of_slow_environments_use_all_cores(monkeypatch):
     assert resolve({"env": "CartPole-v1"}).run.num_workers == 0
     with pytest.raises(ConfigError, match="num_workers=-2: expected at least 0"):
         resolve({"env": "CartPole-v1", "num_workers": -2})
+
+
+def test_resume_has_a_flag_for_all_that_may_change():
+    flags = {f.name for f in dataclasses.fields(_ResumeFlags)}
+    assert set(MAY_CHANGE) <= flags
+    assert flags - set(MAY_CHANGE) == {"run_dir", "env", "wrapper", "model", "json"}

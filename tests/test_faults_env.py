@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 
 import gymnasium as gym
@@ -16,6 +14,8 @@ from headrace.envs.faulty import Faulty
 from headrace.errors import EnvError, SamplerError, UsageError
 from headrace.run import checkpoint
 from headrace.seeding import derive
+from tests.fault_support import command
+from tests.fault_support import run as run_in
 from tests.support import Counting, children, inline, plan_for, policy_for, workers
 
 pytestmark = pytest.mark.fault_a
@@ -135,13 +135,13 @@ def test_f03_an_exception_is_the_environment_s_own_in_two_seconds(tmp_path, when
         *("--num-envs", "4", "--envs-per-vector", "2", "--num-steps", "16"),
         *("--total-env-steps", "512", "--num-minibatches", "2", "--num-workers", str(num_workers)),
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace", "train", "headrace.envs.faulty:Faulty", *flags,
-         "--env-kwargs", *words, "--run-dir", str(tmp_path / "run")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    done = run_in(
+        command("train", "headrace.envs.faulty:Faulty", *flags,
+         "--env-kwargs", *words, "--run-dir", str(tmp_path / "run")),
+        tmp_path,
     )  # fmt: skip
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+    err = done.stderr
+    assert done.returncode == 1
     lines = err.splitlines()
     assert lines[0] == "headrace train: Traceback (most recent call last):"
     assert "faulty.py" in lines[1]
@@ -239,11 +239,11 @@ class Hanging(Faulty):
 @pytest.mark.parametrize("kind", ["hang", "spin"])
 def test_f05_in_the_learner_s_process_it_shows_the_stack_and_ends(tmp_path, measured, kind):
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", "train", "headrace.envs.faulty:Faulty",
+    done = run_in(
+        command("train", "headrace.envs.faulty:Faulty",
          "--env-kwargs", f"faults={kind}@200", "--env-timeout-s", "3", "--num-steps", "128",
-         "--run-dir", str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=60,
+         "--run-dir", str(tmp_path / "run")),
+        tmp_path,
     )  # fmt: skip
     took = time.monotonic() - began
     assert done.returncode == 1
@@ -253,12 +253,12 @@ def test_f05_in_the_learner_s_process_it_shows_the_stack_and_ends(tmp_path, meas
 
 
 def test_f05_a_slow_environment_in_the_learner_s_process_is_none_that_hangs(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", "train", "headrace.envs.faulty:Faulty",
+    done = run_in(
+        command("train", "headrace.envs.faulty:Faulty",
          "--env-kwargs", "slow_step=0.3", "slow_reset=0.3", "--env-timeout-s", "0.9",
          "--num-envs", "4", "--envs-per-vector", "4", "--num-steps", "4",
-         "--total-env-steps", "16", "--run-dir", str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=60,
+         "--total-env-steps", "16", "--run-dir", str(tmp_path / "run")),
+        tmp_path,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -479,11 +479,11 @@ def test_a_run_that_an_environment_ended_goes_on_with_another_answer_to_that(tmp
 @pytest.mark.parametrize("when", ["init", "reset", "close"])
 def test_f05_the_first_environment_that_is_made_is_watched_too(tmp_path, when):
     """Ten times the limit, as for all that are made; masks are looked for in a first reset."""
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", "train", "headrace.envs.faulty:Faulty",
+    done = run_in(
+        command("train", "headrace.envs.faulty:Faulty",
          "--env-kwargs", f"faults=hang@{when}", "--env-timeout-s", "0.2", "--num-workers", "2",
-         "--run-dir", str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=60,
+         "--run-dir", str(tmp_path / "run")),
+        tmp_path,
     )  # fmt: skip
     assert done.returncode == 1
     assert "has not answered for 2 s (--env-timeout-s), while the first one was made" in done.stderr
@@ -492,12 +492,12 @@ def test_f05_the_first_environment_that_is_made_is_watched_too(tmp_path, when):
 
 
 def test_what_the_samplers_of_other_learners_lose_is_said_too(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", "train", "headrace.envs.faulty:Faulty",
+    done = run_in(
+        command("train", "headrace.envs.faulty:Faulty",
          "--env-kwargs", "faults=crash@20", "--on-env-error", "restart",
          "--max-sampler-restarts", "50", "--num-learners", "2", "--num-envs", "4",
-         "--num-steps", "16", "--total-env-steps", "256", "--run-dir", str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=60,
+         "--num-steps", "16", "--total-env-steps", "256", "--run-dir", str(tmp_path / "run")),
+        tmp_path,
     )  # fmt: skip
     assert done.returncode == 0
     said = done.stdout + done.stderr
@@ -509,3 +509,20 @@ def test_what_the_samplers_of_other_learners_lose_is_said_too(tmp_path):
         r"step \d+ with action [01], env [23] of",
         done.stderr,
     ), done.stderr
+
+
+@pytest.mark.parametrize("make", [inline, workers])
+def test_a_first_reset_that_fails_is_said_as_well(tmp_path, make):
+    said, done = [], tmp_path / "crash@reset"
+    done.touch()  # not in the one that is made to read the spaces
+    plan = plan_for(
+        Faulty, kwargs={"faults": "crash@reset", "once": str(tmp_path)},
+        guards=Guards(on_env_error="restart"),
+    )  # fmt: skip
+    done.unlink()
+    collector = make(plan, say=said.append)
+    collector.publish(policy_for(plan), 0)
+    assert collector.collect() is not None
+    assert len(said) == 1 and "told to crash at reset" in said[0]
+    assert (collector.ledger.dropped_episodes, collector.ledger.lost) == (1, 0)
+    collector.close()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from headrace import batch
 from headrace.collect.api import Collected, Ledger, Plan, Say, ShouldStop
-from headrace.collect.journal import Journals, missing
+from headrace.collect.journal import Journals, missing, unwritten
 from headrace.collect.rollout import Sampler
 from headrace.collect.watchdog import Watchdog
 from headrace.envs.api import Restored
@@ -57,8 +57,7 @@ class InlineCollector:
     def collect(self) -> Collected | None:
         """See `Collector`."""
         self._journals.enter()
-        for fragment in self._fragments:
-            batch.poison(fragment.reward)
+        unwritten(self._fragments)
         with self._watchdog:
             filled = self._sampler.collect(self._journals.steps, self._version, self._stop)
         for line in filled.dropped:

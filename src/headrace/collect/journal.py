@@ -78,8 +78,14 @@ class Journals:
         return f"after the last step of a fragment, sampler {sampler}"
 
 
+def unwritten(fragments: Iterable[Fragment]) -> None:
+    """Have it seen which env steps are not written yet."""
+    for fragment in fragments:
+        poison(fragment.reward)
+
+
 def missing(fragment: Fragment) -> int:
-    """How many env steps are not written yet, in a fragment that was poisoned."""
+    """How many env steps are not written, of a fragment that was `unwritten`."""
     return int(np.isnan(fragment.reward.numpy()).sum())
 
 

@@ -33,7 +33,7 @@ def rollout(
     """Step `vector` through one fragment.
 
     Args:
-        vector: is bound to the fragment here, and not committed.
+        vector: is bound to the fragment here.
         fragment: is filled, except for `policy_version`.
         actor: the policy.
         noise: `[T, n, draws]`, uniform in (0, 1).

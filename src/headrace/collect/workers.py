@@ -20,11 +20,11 @@ from typing import Any
 
 import cloudpickle
 
-from headrace import batch, patience
+from headrace import patience
 from headrace.collect import forkserver
 from headrace.collect.api import Collected, Ledger, Plan, Say, ShouldStop
 from headrace.collect.handle import Handle, in_memory
-from headrace.collect.journal import Journals, missing
+from headrace.collect.journal import Journals, missing, unwritten
 from headrace.collect.rollout import Filled
 from headrace.collect.supervisor import Supervisor
 from headrace.collect.worker import Orders, Slot
@@ -130,7 +130,7 @@ class WorkersCollector:
         self._journals.enter()
         for seat in self._seats:
             seat.filled, seat.lost_steps = None, 0
-            self._poison(seat)
+            unwritten(seat.slot.fragments.values())
         self._supervisor.order()
         self._serve(lambda: self._supervisor.owing)
         all_filled = [seat.filled for seat in self._seats if seat.filled is not None]
@@ -305,7 +305,7 @@ class WorkersCollector:
             seat.lost_steps += taken
             self.ledger.collected += taken
             self.ledger.lost += taken
-            self._poison(seat)
+            unwritten(seat.slot.fragments.values())
         said = f"{seat.name} {summary}, {where}." + (f"\n{words.rstrip()}" if words else "")
         if self._give_up_at < float("inf"):
             return
@@ -328,11 +328,6 @@ class WorkersCollector:
         """Kill those that did not answer before the run is to stop."""
         for i in slots:
             self._lose(i, "did not stop")
-
-    def _poison(self, seat: _Seat) -> None:
-        """What a worker has not written is seen by that."""
-        for fragment in seat.slot.fragments.values():
-            batch.poison(fragment.reward)
 
 
 def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:

@@ -89,11 +89,11 @@ class GymVector:
 
     def bind(self, fragment: Fragment) -> None:
         """Write into `fragment`; the very first time this resets all envs."""
+        self.dropped, self.lost_steps = [], 0
         if not self._begun:
             for i in range(len(self._envs)):
                 self._next_episode(i, self._rows.current)
             self._begun = True
-        self.dropped, self.lost_steps = [], 0
         self._rows.bind(fragment)
         self._rows.valid[:] = True
 

@@ -105,6 +105,8 @@ class Rows:
 
         It would be an index out of bounds, or of something else, to the network that sees it next.
         """
+        if not self._choices:
+            return []
         bad = np.zeros(len(self.episode), bool)
         for key, least, end in self._choices:
             part = obs[key] if isinstance(obs, dict) else obs

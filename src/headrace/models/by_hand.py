@@ -1,7 +1,7 @@
 """Our own small network on the CPU with its gradient written out: fewer and larger operations.
 
 A layer of the actor's trunk and the one of the critic's beside it are one batched product, and tanh
-is NumPy's, in place (torch's takes six times as long on some CPUs). What a gradient needs of the
+is NumPy's, in place (torch's takes longer on some CPUs). What a gradient needs of the
 forward pass stays in memory that is used again by the next.
 
 Left out: losses (`algos/by_hand.py`); other activations, images, GPUs and bf16, which are torch's.
