@@ -407,6 +407,38 @@ def summary(done):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+AT_ITS_END = """
+import atexit, os, pathlib
+import gymnasium as gym
+
+@atexit.register
+def threads():
+    names = [task.joinpath("comm").read_text() for task in pathlib.Path("/proc/self/task").iterdir()]
+    pathlib.Path(__file__).with_name(f"threads_{os.getpid()}").write_text("".join(names))
+
+def make():
+    return gym.make("CartPole-v1")
+"""
+
+
+@pytest.mark.parametrize("arithmetic", ["auto", "plain"])  # plain: with DistributedDataParallel
+@pytest.mark.parametrize("started_by", ["ours", "torchrun"])
+def test_gloo_s_threads_end_before_the_interpreter(tmp_path, started_by, arithmetic):
+    """One that is about to free a tensor meanwhile aborts the process, once in thousands of runs."""
+    (tmp_path / "own.py").write_text(AT_ITS_END)
+    words = [word if word != "CartPole-v1" else "own:make" for word in SHORT]
+    words += ["--backend", "gloo", "--arithmetic", arithmetic, "--run-dir", tmp_path / "run"]
+    command = (
+        torchrun(*words)
+        if started_by == "torchrun"
+        else headrace_command(*words, "--num-learners", 2)
+    )
+    summary(subprocess.run(command, capture_output=True, text=True, env=with_path(tmp_path)))
+    found = [path.read_text() for path in tmp_path.glob("threads_*")]
+    assert len(found) >= 2
+    assert not any("gloo" in names for names in found)
+
+
 def test_torchrun_does_what_num_learners_does_and_two_jobs_do_not_mix(tmp_path):
     commands = {
         "ours": headrace_command(*SHORT, "--num-learners", 2, "--run-dir", tmp_path / "ours"),

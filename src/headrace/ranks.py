@@ -10,6 +10,7 @@ Left out: starting ranks (`run/learners.py`), memory between ranks of one host (
 
 import contextlib
 import datetime
+import gc
 import inspect
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # keeps, in defaults, the group that there is when it is imported
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
@@ -151,6 +153,7 @@ class Job:
     ) -> None:
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self._exchange: Exchange | None = None
+        self._cpu: dist.ProcessGroup | None = None
         self.way = chosen = backend_for(backend, device)
         if store is None and chosen != "mpi":
             raise ConfigError(
@@ -246,8 +249,12 @@ class Job:
         """See `Ranks`."""
         if self._exchange is not None:
             self._exchange.close()
+        self._cpu = None
         if dist.is_initialized():
             dist.destroy_process_group()
+        # gloo's threads end with the last reference to their group, and some lie in cycles (a wrapped
+        # module's). A thread that is still there when the interpreter ends may abort the process.
+        gc.collect()
         sys.excepthook = self._excepthook
 
     @contextlib.contextmanager

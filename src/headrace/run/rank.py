@@ -92,7 +92,7 @@ def run_rank(
         learner = Learner(settings, task.spec, task.model, device, meter, ranks)
         _init_from(task, learner)
         introduce(display, settings, task.spec, task.run_dir, ranks)
-        say = display.say if is_first else _said_by(ranks, quiet=task.quiet)
+        say = display.say if is_first else _said_by(ranks.rank, quiet=task.quiet)
         collector = _collector(task, ranks, meter, stop, say)
         stack.push(_closing(collector))
         meter.lap("start")
@@ -160,12 +160,12 @@ def _init_from(task: Task, learner: Learner) -> None:
         checkpoint.load_into(learner.policy, saved)
 
 
-def _said_by(ranks: Ranks, *, quiet: bool) -> Say:
+def _said_by(rank: int, *, quiet: bool) -> Say:
     """What another rank has to say of its samplers: the display is rank 0's."""
 
     def say(text: str) -> None:
         if not quiet:
-            print(f"Rank {ranks.rank}: {text}", file=sys.stderr, flush=True)
+            print(f"Rank {rank}: {text}", file=sys.stderr, flush=True)
 
     return say
 
