@@ -413,7 +413,8 @@ import gymnasium as gym
 
 @atexit.register
 def threads():
-    names = [task.joinpath("comm").read_text() for task in pathlib.Path("/proc/self/task").iterdir()]
+    tasks = pathlib.Path("/proc/self/task")
+    names = [path.read_text() for path in tasks.glob("*/comm")]
     pathlib.Path(__file__).with_name(f"threads_{os.getpid()}").write_text("".join(names))
 
 def make():
@@ -424,7 +425,7 @@ def make():
 @pytest.mark.parametrize("arithmetic", ["auto", "plain"])  # plain: with DistributedDataParallel
 @pytest.mark.parametrize("started_by", ["ours", "torchrun"])
 def test_gloo_s_threads_end_before_the_interpreter(tmp_path, started_by, arithmetic):
-    """One that is about to free a tensor meanwhile aborts the process, once in thousands of runs."""
+    """One that is about to free a tensor meanwhile aborts the process, once in many runs."""
     (tmp_path / "own.py").write_text(AT_ITS_END)
     words = [word if word != "CartPole-v1" else "own:make" for word in SHORT]
     words += ["--backend", "gloo", "--arithmetic", arithmetic, "--run-dir", tmp_path / "run"]

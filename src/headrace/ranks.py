@@ -252,8 +252,8 @@ class Job:
         self._cpu = None
         if dist.is_initialized():
             dist.destroy_process_group()
-        # gloo's threads end with the last reference to their group, and some lie in cycles (a wrapped
-        # module's). A thread that is still there when the interpreter ends may abort the process.
+        # gloo's threads end with the last reference to their group, and some lie in cycles, as a
+        # wrapped module's. A thread that outlives the interpreter may abort the process.
         gc.collect()
         sys.excepthook = self._excepthook
 
