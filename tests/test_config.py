@@ -189,3 +189,13 @@ def test_resume_has_a_flag_for_all_that_may_change():
     flags = {f.name for f in dataclasses.fields(_ResumeFlags)}
     assert set(MAY_CHANGE) <= flags
     assert flags - set(MAY_CHANGE) == {"run_dir", "env", "wrapper", "model", "json"}
+
+
+def test_a_limit_that_nothing_watches_is_refused():
+    with pytest.raises(ConfigError, match=r"env_timeout_s=5.0, but with --no-guards"):
+        resolve({"env": "CartPole-v1", "env_timeout_s": 5.0, "guards": False})
+
+
+def test_minus_one_worker_is_the_only_negative_number():
+    with pytest.raises(ConfigError, match=r"num_workers=-2: expected at least 0 \(or -1: one for"):
+        resolve({"env": "CartPole-v1", "num_workers": -2})

@@ -23,6 +23,7 @@ from headrace.errors import (
     UsageError,
 )
 from headrace.meter import Meter
+from headrace.seeding import derive
 from tests.support import Counting
 
 
@@ -84,7 +85,6 @@ def test_the_fast_vector_equals_gymnasium_s_own():
     theirs = gym.vector.SyncVectorEnv(
         [lambda: gym.make("CartPole-v1")] * n, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
     )
-    from headrace.seeding import derive
 
     obs, _ = theirs.reset(seed=[derive(0, "env", i, 0) for i in range(n)])
     rng = np.random.default_rng(0)
@@ -262,10 +262,14 @@ def test_an_environment_s_error_is_shown_as_its_own(how):
     [
         (
             "nan",
-            r"an observation that is not finite: \[ 3. nan\]\nafter step 3 of the 10 .*env 0 of",
+            r"an observation that is not finite: \[ 3. nan\]\n\(env 0 of .*inline, episode 0 "
+            r"\(reset seed \d+, 3 steps so far\)",
         ),
-        ("nan at the end", r"a final observation that is not finite: \[ 3. nan\]\nafter step 3 of"),
-        ("inf", r"a reward that is not finite: inf\nafter step 3 of"),
+        (
+            "nan at the end",
+            r"a final observation that is not finite: \[ 3. nan\]\n.* 3 steps so far",
+        ),
+        ("inf", r"a reward that is not finite: inf\n.* 3 steps so far"),
         ("step shape", r"step returned an observation of shape \(1,\)"),
         ("shape", r"shape \(5,\)"),
         ("dtype", "dtype complex64"),
@@ -278,6 +282,41 @@ def test_an_environment_s_error_is_shown_as_its_own(how):
 def test_what_an_environment_must_not_give_is_named(how, words):
     with pytest.raises(EnvError, match=words):
         run(*vector_of(lambda: Broken(how)))
+
+
+class Late(Counting):
+    """Episodes of 4 steps; one value, after so many steps of all of them, is NaN."""
+
+    def __init__(self, what, at):
+        super().__init__(truncate_at=4)
+        self.what, self.at, self.taken = what, at, 0
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return obs * (np.nan if self.what == "reset" and self.taken == self.at else 1), info
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        self.taken += 1
+        bad = np.nan if self.taken == self.at else 1
+        return (obs, reward * bad, *rest) if self.what == "reward" else (obs * bad, reward, *rest)
+
+
+@pytest.mark.parametrize(
+    ("what", "at"),
+    [(what, at) for what in ("obs", "reward") for at in range(1, 15)]
+    + [("reset", at) for at in (4, 8, 12)],
+)
+def test_a_bad_value_comes_with_the_episode_and_its_seed(what, at):
+    """In two fragments of 7 steps, whose episodes end after 4 and 8, and 12."""
+    episode, steps = divmod(at, 4) if what == "reset" else ((at - 1) // 4, (at - 1) % 4 + 1)
+    vector, fragment = vector_of(lambda: Late(what, at), n=1, num_steps=7)
+    with pytest.raises(EnvError) as caught:
+        run(vector, fragment)
+        vector.bind(fragment)
+        run(vector, fragment)
+    seed = derive(0, "env", 0, episode)
+    assert f"episode {episode} (reset seed {seed}, {steps} steps so far)" in str(caught.value)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

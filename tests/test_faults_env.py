@@ -1,5 +1,6 @@
 """Faults of environments: F02 to F05 and F08, in the learner's process and in workers."""
 
+import json
 import os
 import re
 import time
@@ -148,7 +149,8 @@ def test_f03_an_exception_is_the_environment_s_own_in_two_seconds(tmp_path, when
     named = next(line for line in lines if line and not line.startswith((" ", "headrace train:")))
     place = f"{when} (" if when != "30" else "30 (30 "
     assert named.startswith(f"headrace.envs.faulty.FaultyError: told to crash at {place}"), err
-    assert "Faulty" in lines[-1]  # where it happened
+    where = next(line for line in lines if line.startswith("The environment failed"))
+    assert "Faulty" in where
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -305,9 +307,9 @@ class Bad(Counting):
 
 
 BAD = {
-    "nan": r"observation that is not finite: \[nan nan\]\nafter step 5 of .*env 0 of",
-    "inf": r"observation that is not finite: \[inf inf\]\nafter step 5 of .*env 0 of",
-    "nan reward": r"a reward that is not finite: nan\nafter step 5 of .*env 0 of",
+    "nan": r"observation that is not finite: \[nan nan\]\n\(env 0 of .* 5 steps so far",
+    "inf": r"observation that is not finite: \[inf inf\]\n\(env 0 of .* 5 steps so far",
+    "nan reward": r"a reward that is not finite: nan\n\(env 0 of .* 5 steps so far",
     "one number": r"an observation of shape \(1,\) .*declares Box\(2,\).*env 0 of",
     "one row": r"an observation of shape \(1, 2\) .*declares Box\(2,\).*env 0 of",
     "text": r"shape \(2,\) and dtype <U1, but .*env 0 of",
@@ -458,8 +460,9 @@ def test_what_would_happen_again_and_again_ends_with_new_episodes():
 def test_a_run_that_an_environment_ended_goes_on_with_another_answer_to_that(tmp_path):
     """It would fail at the same step again: all of it is repeated, to the bit."""
     where = tmp_path / "run"
-    with pytest.raises(EnvError, match="FaultyError: told to crash at 70"):
+    with pytest.raises(EnvError, match="FaultyError: told to crash at 70") as caught:
         train(where, 0, faults="crash@70", checkpoint_every_s=0)
+    assert f"headrace resume {where} --on-env-error restart" in "\n".join(caught.value.__notes__)
     before = checkpoint.newest(where).manifest["counters"]["env_steps"]
     assert 0 < before < SMALL["total_env_steps"]
     env = "headrace.envs.faulty:Faulty"
@@ -525,4 +528,44 @@ def test_a_first_reset_that_fails_is_said_as_well(tmp_path, make):
     assert collector.collect() is not None
     assert len(said) == 1 and "told to crash at reset" in said[0]
     assert (collector.ledger.dropped_episodes, collector.ledger.lost) == (1, 0)
+    collector.close()
+
+
+def test_a_failure_is_json_too_and_says_what_can_be_done(tmp_path):
+    done = run_in(
+        command("train", "headrace.envs.faulty:Faulty", "--env-kwargs", "faults=crash@5",
+         "--json", "--run-dir", str(tmp_path / "run")),
+        tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["error"] == "EnvError" and "told to crash at 5" in told["message"]
+    hint = "With --on-env-error restart such an episode is dropped, and the run goes on."
+    for text in (told["message"], done.stderr):
+        assert hint in text and "headrace resume" not in text  # there is no checkpoint yet
+
+
+@pytest.mark.parametrize("num_learners", ["1", "2"])
+def test_f02_in_a_learner_s_own_process_a_crash_leaves_its_stack(tmp_path, num_learners):
+    done = run_in(
+        command("train", "headrace.envs.faulty:Faulty", "--env-kwargs", "faults=segv@5",
+         "--num-learners", num_learners, "--run-dir", str(tmp_path / "run")),
+        tmp_path,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert re.search(r"Segmentation fault\n\n(.*\n)+.*faulty.py.*_fail", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("make", [inline, workers])
+def test_of_many_dropped_episodes_the_first_are_said(make):
+    said = []
+    plan = plan_for(
+        Faulty, kwargs={"faults": "crash@1"}, num_steps=30,
+        guards=Guards(on_env_error="restart", max_restarts=10**9),
+    )  # fmt: skip
+    collector = make(plan, say=said.append)
+    collector.publish(policy_for(plan), 0)
+    collector.collect()
+    assert collector.ledger.dropped_episodes == 4 * 30
+    assert len(said) == 21 and "from here on are counted" in said[-1]
     collector.close()

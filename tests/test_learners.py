@@ -265,7 +265,7 @@ class Failing(gym.Wrapper):
     [
         ("raises", EnvError, r"KeyError: 'not on rank 0'(.|\n)*rank [1-3] of \d"),
         ("exits", RankError, r"Rank [1-3] of \d died .exit code 3"),
-        ("is killed", RankError, r"Rank [1-3] of \d died .SIGKILL"),
+        ("is killed", RankError, r"Rank [1-3] of \d died .SIGKILL(.|\n)*out-of-memory"),
         ("diverges", NonFiniteError, "gradient or parameter was NaN"),
     ],
 )

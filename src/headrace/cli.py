@@ -5,7 +5,9 @@ imports nothing heavy, so that `headrace --help` is quick, and so that the threa
 libraries are set before they are loaded. Left out: the flags of each verb (`verbs.py`).
 """
 
+import faulthandler
 import itertools
+import json
 import os
 import signal
 import sys
@@ -34,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     # Until a run brings handlers of its own. An exception would be lost if it came in the middle of
     # an import; there is nothing to clear up yet.
     signal.signal(signal.SIGINT, _leave)
+    faulthandler.enable()  # an environment's segmentation fault, in this process, leaves its stack
     warnings.formatwarning = lambda message, *_: f"headrace: warning: {message}\n"
     sys.exit(_main(sys.argv[1:] if argv is None else argv))
 
@@ -85,7 +88,10 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         run = verbs.evaluate if verb == "eval" else getattr(verbs, verb)
         return int(run(argv, VERBS[verb]))
     except HeadraceError as error:
-        print(f"headrace {verb}: {error}", file=sys.stderr)
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        print(f"headrace {verb}: {said}", file=sys.stderr)
+        if "--json" in argv and os.environ.get("RANK", "0") == "0":
+            print(json.dumps({"error": type(error).__name__, "message": said}))
         return 2 if isinstance(error, UsageError) else 1
 
 

@@ -67,6 +67,11 @@ class Collected:
     episodes: list[Episode] = field(default_factory=list)
 
 
+Say = Callable[[str], None]
+"""Told what the user should know of."""
+_DROPS_SAID = 20
+
+
 @dataclass
 class Ledger:
     """Where the env steps went that samplers took: each was learned from, or is in one of these.
@@ -84,6 +89,15 @@ class Ledger:
     remade: int = 0
     restarts: int = 0
     dropped_episodes: int = 0
+
+    def drop(self, episodes: list[str], say: Say) -> None:
+        """Count episodes that were given up, each in a line; the first of the run are said."""
+        for line in episodes:
+            self.dropped_episodes += 1
+            if self.dropped_episodes <= _DROPS_SAID:
+                say(f"An episode was dropped: {line}")
+            if self.dropped_episodes == _DROPS_SAID:
+                say("Those that are dropped from here on are counted, and not shown.")
 
     def __add__(self, other: "Ledger") -> "Ledger":
         return Ledger(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Ledger)))
@@ -124,6 +138,3 @@ class Collector(Protocol):
 
 ShouldStop = Callable[[], bool]
 """Asked between two steps: give the fragment under way up?"""
-
-Say = Callable[[str], None]
-"""Told what the user should know of."""

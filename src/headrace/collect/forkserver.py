@@ -71,6 +71,13 @@ def ignore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
+ADVICE = {
+    -signal.SIGKILL: "If you did not kill it, the kernel's out-of-memory killer may have: try "
+    "fewer workers or envs."
+}
+"""By exit code: what may have ended a process that left no word."""
+
+
 def end_with_parent() -> None:
     """Have the kernel kill this process when the one that started it ends, however it does."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -16,15 +16,12 @@ import cloudpickle
 
 from headrace.collect import worker
 from headrace.collect.channel import Channel
+from headrace.collect.forkserver import ADVICE
 from headrace.errors import SamplerError
 
 _BURY_WITHIN_S = 10.0  # a killed process may still be in the middle of reading a disk
 _STACK_WITHIN_S = 0.5
 _QUIET_S = 0.05  # there is no end mark
-_ADVICE = {
-    -signal.SIGKILL: "If you did not kill it, the kernel's out-of-memory killer may have: try "
-    "fewer workers or envs."
-}
 
 
 class _Passed:
@@ -99,7 +96,7 @@ class Handle:
         if code is None:
             return "is ending"
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        words = "\n".join(filter(None, (_ADVICE.get(code, ""), self._read_words())))
+        words = "\n".join(filter(None, (ADVICE.get(code), self._read_words())))
         return f"died ({how})" + (f"\n{words}" if words else "")
 
     def end(self, deadline: float) -> None:
@@ -132,7 +129,8 @@ class Handle:
         with contextlib.suppress(BlockingIOError):  # that was all
             while piece := os.read(self._words, 1 << 16):
                 said += piece
-        return said.decode(errors="replace")
+        lines = said.decode(errors="replace").splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("Extension modules:"))
 
 
 def in_memory(name: str, data: bytes) -> int:

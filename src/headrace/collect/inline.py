@@ -60,10 +60,8 @@ class InlineCollector:
         unwritten(self._fragments)
         with self._watchdog:
             filled = self._sampler.collect(self._journals.steps, self._version, self._stop)
-        for line in filled.dropped:
-            self._say(f"An episode was dropped: {line}")
+        self.ledger.drop(filled.dropped, self._say)
         self.ledger.collected += filled.taken
-        self.ledger.dropped_episodes += len(filled.dropped)
         if not filled.whole:
             self.ledger.lost += filled.taken
             return None

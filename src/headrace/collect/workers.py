@@ -138,9 +138,7 @@ class WorkersCollector:
         for filled in all_filled:
             self.ledger.collected += filled.taken
             self.ledger.lost += filled.lost if whole else filled.taken
-            self.ledger.dropped_episodes += len(filled.dropped)
-            for line in filled.dropped:
-                self._say(f"An episode was dropped: {line}")
+            self.ledger.drop(filled.dropped, self._say)
         self.ledger.restarts = self._supervisor.restarts
         if not whole:
             return None

@@ -76,7 +76,7 @@ class GymVector:
         self._seed, self._role, self._reseed = seed, role, reseed
         self._meter, self._sampler = meter, sampler
         self._codec, self._intake = ActionCodec(spec.action), Intake(spec)
-        self._rows = Rows(spec, env_id, sampler, checks=guards.enabled)
+        self._rows = Rows(spec, env_id, checks=guards.enabled)
         self._replay_limit_s = replay_limit_s
         self._begun = False
         self._guards, self._remake = guards, remake
@@ -142,7 +142,7 @@ class GymVector:
 
     def finish(self) -> list[Episode]:
         """The episodes that ended; raises EnvError if an env gave NaN or infinity."""
-        return self._rows.finish()
+        return self._rows.finish(self._where_then)
 
     def state(self) -> dict[str, Array]:
         """Counts, and the own states of envs that offer one."""
@@ -203,7 +203,10 @@ class GymVector:
             raise failed
 
     def _episode_seed(self, i: int) -> int:
-        return derive(self._seed, self._role, int(self.env_id[i]), int(self._rows.episode[i]))
+        return self._seed_of(i, int(self._rows.episode[i]))
+
+    def _seed_of(self, i: int, episode: int) -> int:
+        return derive(self._seed, self._role, int(self.env_id[i]), episode)
 
     def _replay(self, i: int, actions: Array, deadline: float) -> bool:
         if time.monotonic() > deadline:
@@ -326,12 +329,15 @@ class GymVector:
 
     def _where(self, i: int, action: Array | None = None) -> str:
         """Where env i is in its life: for messages."""
-        episode = int(self._rows.episode[i])
-        return whereabouts(
-            f"{self.env_id[i]} of {self.spec.id}",
-            self._sampler,
-            episode,
-            self._episode_seed(i) if self._reseed or episode == 0 else None,
-            int(self._rows.episode_step[i]),
-            action,
-        )
+        rows = self._rows
+        return self._in_life(i, int(rows.episode[i]), int(rows.episode_step[i]), action)
+
+    def _where_then(self, i: int, num_steps: int, *, before_reset: bool = True) -> str:
+        """Where it was, after so many steps of the fragment."""
+        return self._in_life(i, *self._rows.moment(i, num_steps, before_reset=before_reset))
+
+    def _in_life(self, i: int, episode: int, steps: int, action: Array | None = None) -> str:
+        seeded = self._reseed or episode == 0
+        seed = self._seed_of(i, episode) if seeded else None
+        env = f"{self.env_id[i]} of {self.spec.id}"
+        return whereabouts(env, self._sampler, episode, seed, steps, action)

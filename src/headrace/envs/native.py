@@ -58,7 +58,7 @@ class NativeVector:
         self._seed, self._role, self._sampler = seed, role, sampler
         self._meter = meter
         self._codec, self._intake = ActionCodec(spec.action), Intake(spec)
-        self._rows = Rows(spec, env_id, sampler, checks=guards.enabled)
+        self._rows = Rows(spec, env_id, checks=guards.enabled)
         mode = vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self._mode = mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
         # Whose next row is that of a reset (NEXT_STEP only)
@@ -121,7 +121,7 @@ class NativeVector:
 
     def finish(self) -> list[Episode]:
         """The episodes that ended; raises EnvError if an env gave NaN or infinity."""
-        return self._rows.finish()
+        return self._rows.finish(self._where_then)
 
     def state(self) -> dict[str, Array]:
         """Counts only, of which `restore` uses the number of the episode."""
@@ -171,6 +171,12 @@ class NativeVector:
     def _check_declared(self, method: str, obs: Any) -> None:
         if wrong := self._intake.misfit(_one(0, obs, {})[0]):
             raise EnvError(f"{method} returned {wrong} ({self.spec.id}, {self._sampler}).")
+
+    def _where_then(self, i: int, num_steps: int, *, before_reset: bool = True) -> str:
+        return (
+            f"after step {num_steps} of the fragment, env {self.env_id[i]} of {self.spec.id} (its "
+            f"own vector form), sampler {self._sampler}"
+        )
 
     def _where(self, t: int, actions: Array | None = None) -> str:
         return (

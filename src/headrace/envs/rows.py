@@ -4,7 +4,8 @@ Left out: stepping (`gym.py`, `native.py`).
 """
 
 import time
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +14,13 @@ from headrace.envs.api import Episode
 from headrace.envs.spaces import MASK, flat_mask
 from headrace.errors import EnvError
 from headrace.spec import PLAIN, Array, EnvSpec, Space
+
+
+class Where(Protocol):
+    """Where env i is after so many steps of the fragment, in words."""
+
+    def __call__(self, i: int, num_steps: int, *, before_reset: bool = True) -> str:
+        """See `Rows.moment`."""
 
 
 class Rows:
@@ -27,9 +35,8 @@ class Rows:
         step_s: mean seconds per env step in the last fragment.
     """
 
-    def __init__(self, spec: EnvSpec, env_id: Array, sampler: str, *, checks: bool) -> None:
-        self._spec, self._env_id, self._sampler = spec, env_id, sampler
-        self._checks = checks
+    def __init__(self, spec: EnvSpec, env_id: Array, *, checks: bool) -> None:
+        self._spec, self._env_id, self._checks = spec, env_id, checks
         n = len(env_id)
         self.episode = np.full(n, -1)
         self.episode_step = np.zeros(n, np.int64)
@@ -113,13 +120,17 @@ class Rows:
             bad |= ((part < least) | (part >= end)).reshape(len(bad), -1).any(1)
         return [int(i) for i in np.flatnonzero(bad)]
 
-    def finish(self) -> list[Episode]:
-        """The fragment is full: check it, and give the episodes that ended in it."""
+    def finish(self, where: Where) -> list[Episode]:
+        """The fragment is full: check it, and give the episodes that ended in it.
+
+        Raises:
+            EnvError: NaN, infinity, or a mask that allows nothing; `where`, in words.
+        """
         self.step_s = (time.monotonic() - self._bound_at) / self.reward.size
         if self._checks:
-            self._check_finite()
+            self._check_finite(where)
             if self._spec.mask_key:
-                self._check_masks()
+                self._check_masks(where)
         each(_copy, self.current, self.at(len(self.reward)))
         finished, self._finished = self._finished, []
         return finished
@@ -149,32 +160,40 @@ class Rows:
         array: Array = self.current[key] if isinstance(self.current, dict) else self.current
         return array
 
-    def _check_finite(self) -> None:
+    def moment(self, i: int, num_steps: int, *, before_reset: bool) -> tuple[int, int]:
+        """In which episode env i was after so many steps of a full fragment, and how far in it.
+
+        Args:
+            i: row of the env.
+            num_steps: of the fragment.
+            before_reset: where the last of these steps ended an episode, that one is meant.
+        """
+        ends = [
+            e for e in self._finished
+            if e.env_id == self._env_id[i] and e.ended_at >= num_steps - before_reset
+        ]  # fmt: skip
+        taken = ends[0].num_steps if ends else int(self.episode_step[i])
+        rest = (ends[0].ended_at + 1 if ends else len(self.reward)) - num_steps
+        return int(self.episode[i]) - len(ends), taken - rest
+
+    def _check_finite(self, where: Where) -> None:
         """NaN or infinity is found here, before anything is learned from it."""
         k = int(self._num_final[0])
         T, n = self.reward.shape  # noqa: N806
-        after = np.indices((T + 1, n))
-        final = self._final_step[:k] + 1, self._final_row[:k]
+        step, row = np.indices((T + 1, n))
+        final_step, final_row = self._final_step[:k] + 1, self._final_row[:k]
+        then = partial(where, before_reset=False)
         for key, space in self._spec.observation.leaves:
             name = f"observation {key!r}" if key else "observation"
             rows, finals = (
                 (o[key] if isinstance(o, dict) else o) for o in (self.obs, self._final_obs)
             )
             if space.dtype.startswith("float"):
-                self._refuse_nonfinite(f"an {name}", rows, *after)
-                self._refuse_nonfinite(f"a final {name}", finals[:k], *final)
-        self._refuse_nonfinite("a reward", self.reward, *after[:, 1:])
+                _refuse_nonfinite(f"an {name}", rows, step, row, then)
+                _refuse_nonfinite(f"a final {name}", finals[:k], final_step, final_row, where)
+        _refuse_nonfinite("a reward", self.reward, step[1:], row[1:], where)
 
-    def _refuse_nonfinite(self, name: str, rows: Array, step: Array, row: Array) -> None:
-        if not np.isfinite(rows).all():
-            bad = tuple(np.argwhere(~np.isfinite(rows))[0][: step.ndim])
-            raise EnvError(
-                f"The environment gave {name} that is not finite: {rows[bad]}\n"
-                f"after step {step[bad]} of the {len(self.reward)} of this fragment, env "
-                f"{self._env_id[row[bad]]} of {self._spec.id}, sampler {self._sampler}."
-            )
-
-    def _check_masks(self) -> None:
+    def _check_masks(self, where: Where) -> None:
         """Where nothing is allowed there is no policy."""
         mask = self.obs[self._spec.mask_key][: len(self.reward)]
         first = 0
@@ -185,8 +204,7 @@ class Rows:
                 t, i = np.argwhere(none)[0]
                 raise EnvError(
                     f"The environment's action mask allows no action at all (choices {first} to "
-                    f"{first + count - 1}) before step {t + 1} of the {len(self.reward)} of this "
-                    f"fragment, env {self._env_id[i]} of {self._spec.id}, sampler {self._sampler}."
+                    f"{first + count - 1})\n({where(i, t, before_reset=False)})."
                 )
             first += count
 
@@ -266,6 +284,15 @@ def _misfit(name: str, space: Space, obs: Any) -> str:
         f"{name} of shape {given.shape} and dtype {given.dtype}, but the environment declares "
         f"{space.describe()}"
     )
+
+
+def _refuse_nonfinite(name: str, rows: Array, step: Array, row: Array, where: Where) -> None:
+    if not np.isfinite(rows).all():
+        bad = tuple(np.argwhere(~np.isfinite(rows))[0][: step.ndim])
+        raise EnvError(
+            f"The environment gave {name} that is not finite: {rows[bad]}\n"
+            f"({where(row[bad], step[bad])})."
+        )
 
 
 def _copy(to: Array, array: Array) -> None:

@@ -155,15 +155,24 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         derived["num_workers"] = learners * max(1, min(cores // learners, vectors))
         origin["num_workers"] += f", {cores} cores"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
+    _check_guards(run)
+    settings = Settings(run, network, algo, origin)
+    _check_bounds(settings.flat())
+    check_sums(run, algo)
+    return settings
+
+
+def _check_guards(run: RunSettings) -> None:
     if run.vectorization == "native" and run.on_env_error == "restart":
         raise ConfigError(
             "on_env_error='restart', but one environment of a native vector cannot be made anew.\n"
             "Use --vectorization python."
         )
-    settings = Settings(run, network, algo, origin)
-    _check_bounds(settings.flat())
-    check_sums(run, algo)
-    return settings
+    if run.env_timeout_s and not run.guards:
+        raise ConfigError(
+            f"env_timeout_s={run.env_timeout_s}, but with --no-guards nothing watches for silence."
+            "\nLeave one of the two out."
+        )
 
 
 def cpu_cores() -> int:
@@ -200,7 +209,8 @@ def _check_bounds(flat: dict[str, Any]) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if not (least <= number <= most and math.isfinite(number)):
                 upper = "" if most == math.inf else f" and at most {most}"
-                raise ConfigError(f"{name}={value}: expected at least {least}{upper}.")
+                besides = " (or -1: one for each CPU core)" if name == "num_workers" else ""
+                raise ConfigError(f"{name}={value}: expected at least {least}{upper}{besides}.")
 
 
 def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:

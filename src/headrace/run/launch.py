@@ -17,7 +17,7 @@ from headrace.collect.supervisor import TIMES_AS_LONG_TO_START
 from headrace.collect.watchdog import Watchdog
 from headrace.envs.api import Guards
 from headrace.envs.make import EnvLike, EnvMaker, WrapperLike, env_spec
-from headrace.errors import ConfigError, HeadraceError, RunDirError
+from headrace.errors import ConfigError, EnvError, HeadraceError, RunDirError, SamplerError
 from headrace.meter import Meter
 from headrace.named import load_callable
 from headrace.ranks import ALONE, Job, Ranks, device_of
@@ -152,8 +152,25 @@ def _see_through(
     out: TextIO | None,
 ) -> Ended:
     stop = StopSignals()
-    with _job(task, attempt, stop) as ranks:
-        return run_rank(task, ranks, stop, meter, on_update, out)
+    try:
+        with _job(task, attempt, stop) as ranks:
+            return run_rank(task, ranks, stop, meter, on_update, out)
+    except (EnvError, SamplerError) as error:
+        for note in _how_to_go_on(task, error):
+            error.add_note(note)
+        raise
+
+
+def _how_to_go_on(task: Task, error: HeadraceError) -> Iterator[str]:
+    run = task.settings.run
+    could_drop = (
+        isinstance(error, EnvError) and run.on_env_error == "fail" and run.vectorization != "native"
+    )
+    flag = " --on-env-error restart" if could_drop else ""
+    if could_drop:
+        yield f"With{flag} such an episode is dropped, and the run goes on."
+    if any(task.run_dir.glob("checkpoints/step_*")):
+        yield f"To go on from the last checkpoint: headrace resume {task.run_dir}{flag}"
 
 
 @contextlib.contextmanager
@@ -252,7 +269,7 @@ def _spec(maker: EnvMaker, run: RunSettings) -> EnvSpec:
         Meter(),
         Guards(env_timeout_s=limit_s, enabled=run.guards),
         lambda: 0,
-        lambda: "while the first one was made, to see what it offers",
+        lambda: "while the first one was made, which may take 10 times as long as a step",
     )
     with contextlib.closing(watchdog), watchdog:
         return env_spec(maker)

@@ -25,7 +25,7 @@ from typing import Any
 import cloudpickle
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from headrace.collect.forkserver import end_with_parent
+from headrace.collect.forkserver import ADVICE, end_with_parent
 from headrace.errors import HeadraceError, RankError, UsageError
 from headrace.ranks import Backend, Job, Place, device_of
 
@@ -155,7 +155,8 @@ class _Other:
         if code is None:
             return None
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return float("inf"), RankError(f"Rank {self.rank} of {self._size} died ({how}).")
+        died = f"Rank {self.rank} of {self._size} died ({how})."
+        return float("inf"), RankError("\n".join(filter(None, (died, ADVICE.get(code)))))
 
     def _receive(self, within_s: float) -> Any:
         try:
@@ -221,6 +222,7 @@ def _cause(others: list[_Other]) -> HeadraceError | None:
 
 def main(fd: int, rank: int) -> None:
     """Another rank's process, from its first line to its last."""
+    faulthandler.enable()
     end_with_parent()
     pipe: Any = connection.Connection(fd)
     try:

@@ -109,7 +109,8 @@ class RunSettings:
     max_sampler_restarts: int = 3
     """Restarts of each worker (and each environment, with on_env_error restart) in 10 minutes."""
     guards: bool = True
-    """Check what environments give, and watch for silence; --no-guards shows what that costs."""
+    """Check what environments give, and watch for silence; --no-guards shows what that costs.
+    Exceptions and dead workers are seen in any case."""
     check_ranks: int = 0
     """Compare a hash of all learners' parameters every so many updates (0: never)."""
     learner_threads: int = 1
