@@ -54,7 +54,8 @@ def of_the_page(policy, minibatch):
 def by_itself(gradient, policy, minibatch):
     metrics = gradient(minibatch)
     assert gradient.flat.numel() == sum(p.numel() for p in policy.parameters())
-    return metrics, {name: gradient.of[p].clone() for name, p in policy.named_parameters()}
+    parts = gradient.parts(gradient.flat)
+    return metrics, {name: parts[p].clone() for name, p in policy.named_parameters()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -122,18 +123,31 @@ def test_the_optimizer_takes_the_same_steps_with_either(num_parts):
     policies = [trained(spec, network).double() for _ in range(2)]
     minibatch = minibatch_for(policies[0].float(), SEEN, CFG)
     minibatch = {n: c.double() if c.is_floating_point() else c for n, c in minibatch.items()}
-    metrics = []
+    metrics, states = [], []
     for policy, written_out in zip(policies, (False, True), strict=True):
         policy.double()
         gradient = by_hand.gradient_for(policy, network, CFG) if written_out else None
         loss = Loss(policy, ppo, CFG, compiled=False)
         optimizer = Optimizer(loss, 0.5, num_parts, written_out=gradient)
         metrics.append([optimizer.step(minibatch, 1e-2) for _ in range(3)])
+        states.append({name: moment.clone() for name, moment in optimizer.state().items()})
+        # A gradient that is not finite changes nothing, and is counted.
+        optimizer.step(minibatch | {"target": minibatch["target"] * float("nan")}, 1e-2)
+        assert float(optimizer.nonfinite) == 1 and float(optimizer.broken()) == 1
+        assert all(optimizer.state()[name].equal(moment) for name, moment in states[-1].items())
+        # What is loaded is what is stepped from.
+        optimizer.load_state({name: moment * 0 for name, moment in states[-1].items()})
+        assert all(not moment.any() for moment in optimizer.state().values())
+        optimizer.load_state(states[-1])
+        metrics[-1].append(optimizer.step(minibatch, 1e-2))
     for plain, quick in zip(*metrics, strict=True):
         for name, metric in plain.items():
             torch.testing.assert_close(quick[name].double(), metric.double(), rtol=1e-5, atol=1e-7)
     for plain, quick in zip(*(p.parameters() for p in policies), strict=True):
         torch.testing.assert_close(quick, plain, rtol=1e-6, atol=1e-8)
+    assert list(states[0]) == list(states[1])
+    for name, moment in states[0].items():
+        torch.testing.assert_close(states[1][name], moment, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.filterwarnings("error")

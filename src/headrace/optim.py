@@ -6,6 +6,7 @@ out: learning-rate schedules (the algorithm passes the rate with each step), and
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -21,7 +22,7 @@ class WrittenOut(Protocol):
 
     Attributes:
         flat: the last gradient, of all parameters.
-        of: parameter -> its part of `flat`.
+        parameters: all of them, in the same order, in memory that is theirs.
     """
 
     @property
@@ -29,8 +30,11 @@ class WrittenOut(Protocol):
         """See the attributes."""
 
     @property
-    def of(self) -> Mapping[nn.Parameter, Tensor]:
+    def parameters(self) -> Tensor:
         """See the attributes."""
+
+    def parts(self, flat: Tensor) -> Mapping[nn.Parameter, Tensor]:
+        """Parameter -> its part of a flat vector that is laid out as these are."""
 
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Fill `flat` with the gradient for a minibatch; gives the loss's metrics."""
@@ -65,7 +69,7 @@ class Optimizer:
         self._written_out, self._over_ranks = written_out, over_ranks
         self.max_grad_norm = max_grad_norm
         self._parameters = list(loss.parameters())
-        self._adam = _Adam(self._parameters, eps)
+        self._adam = _Adam(self._parameters, eps, written_out)
         device = self._parameters[0].device
         self.nonfinite = torch.zeros((), device=device)
         """How many steps were masked because their gradient was not finite (on the device)."""
@@ -88,13 +92,15 @@ class Optimizer:
         parts = _parts(minibatch, self._num_parts)
         if self._written_out is None:
             metrics, norm = self._by_autograd(parts)
-            gradients = [p.grad for p in self._parameters]
+            bad = (~torch.isfinite(norm)).float()
+            self.nonfinite += bad
+            self._adam.step([p.grad for p in self._parameters], lr, masked=bad)
         else:
             metrics, norm = self._by_itself(parts, self._written_out)
-            gradients = [self._written_out.of[p] for p in self._parameters]
-        bad = (~torch.isfinite(norm)).float()
-        self.nonfinite += bad
-        self._adam.step(gradients, lr, masked=bad)
+            if math.isfinite(norm):  # on the CPU: there is nothing to wait for
+                self._adam.step([self._written_out.flat], lr)
+            else:
+                self.nonfinite += 1
         self.num_steps += 1
         return metrics | {"grad_norm": norm}
 
@@ -127,7 +133,7 @@ class Optimizer:
             gradient.flat.add_(before)
         self._over_ranks(gradient.flat)
         norm = torch.linalg.vector_norm(gradient.flat)
-        shortening = self.max_grad_norm / (float(norm) + 1e-6)  # on the CPU: nothing to wait for
+        shortening = self.max_grad_norm / (float(norm) + 1e-6)
         if shortening < 1:
             gradient.flat.mul_(shortening)
         return metrics, norm
@@ -140,7 +146,7 @@ class Optimizer:
 
     def broken(self) -> Tensor:
         """How many steps were masked, plus 1 if a parameter is not finite (on the device)."""
-        norm = nn.utils.get_total_norm(self._parameters)
+        norm = nn.utils.get_total_norm(self._adam.parameters)
         return self.nonfinite + (~torch.isfinite(norm)).float()
 
     def state(self) -> dict[str, Tensor]:
@@ -158,25 +164,33 @@ class _Adam:
 
     They share one count of steps, that of the optimizer: a parameter that a loss left out misses
     the step, not the count.
+
+    Attributes:
+        parameters: tensors that are stepped: those of the loss, or the flat one that they lie in.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], eps: float) -> None:
-        self._eps, self._parameters = eps, parameters
+    def __init__(
+        self, parameters: list[nn.Parameter], eps: float, together: WrittenOut | None
+    ) -> None:
+        self._eps, self._own, self._together = eps, parameters, together
+        self.parameters: list[Tensor] = [*parameters] if together is None else [together.parameters]
         self._count = torch.zeros((), device=parameters[0].device)
-        self._mean = [torch.zeros_like(p, requires_grad=False) for p in parameters]
-        self._square = [torch.zeros_like(p, requires_grad=False) for p in parameters]
-        dtypes = {p.dtype for p in parameters}  # the kernel takes one at a time
-        self._groups = [[i for i, p in enumerate(parameters) if p.dtype == d] for d in dtypes]
+        self._mean = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+        self._square = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+        dtypes = {p.dtype for p in self.parameters}  # the kernel takes one at a time
+        self._groups = [[i for i, p in enumerate(self.parameters) if p.dtype == d] for d in dtypes]
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None], lr: float, masked: Tensor) -> None:
+    def step(
+        self, gradients: Sequence[Tensor | None], lr: float, masked: Tensor | None = None
+    ) -> None:
         """One step, of parameters that have a gradient; where `masked` is 1, none, nor a count."""
         self._count += 1
         for group in self._groups:
             found = [(i, g) for i in group if (g := gradients[i]) is not None]
             of = [i for i, _ in found]
             torch._fused_adam_(
-                [self._parameters[i] for i in of],
+                [self.parameters[i] for i in of],
                 [gradient for _, gradient in found],
                 [self._mean[i] for i in of],
                 [self._square[i] for i in of],
@@ -191,13 +205,21 @@ class _Adam:
                 maximize=False,
                 found_inf=masked,
             )
-        self._count -= masked
+        if masked is not None:
+            self._count -= masked
 
     def state(self) -> dict[str, Tensor]:
         """By name: what there is to save, and to copy into."""
-        moments = {"exp_avg": self._mean, "exp_avg_sq": self._square}
+        moments = {"exp_avg": self._each(self._mean), "exp_avg_sq": self._each(self._square)}
         of_each = {f"{i}.{name}": t for name, of in moments.items() for i, t in enumerate(of)}
         return {"step": self._count} | of_each
+
+    def _each(self, moments: list[Tensor]) -> list[Tensor]:
+        """By parameter of the loss."""
+        if self._together is None:
+            return moments
+        parts = self._together.parts(moments[0])
+        return [parts[p] for p in self._own]
 
 
 def _added(metrics: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -32,13 +32,15 @@ class Gradient:
 
     Attributes:
         flat: the last one, of all parameters.
-        of: parameter -> its part of `flat`.
+        parameters: all of them, in the same order.
+        parts: see `by_hand.Net`.
     """
 
     def __init__(self, policy: Policy, cfg: PPO) -> None:
         self._policy, self._cfg = policy, cfg
         self._net = by_hand.Net(policy.model, list(policy.head.parameters()))  # type: ignore[arg-type]
-        self.flat, self.of = self._net.gradient, self._net.of
+        self.flat, self.parameters = self._net.gradient, self._net.parameters
+        self.parts = self._net.parts
 
     @np.errstate(all="ignore")  # as torch does: what is not finite is found in the gradient's norm
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:

@@ -45,48 +45,61 @@ def can(policy: Policy, network: Network) -> bool:
 class Net:
     """The actor and the critic of a policy; activations are `[trunks, rows, width]`.
 
-    Weights of a layer of both trunks lie beside each other from here on, and so do gradients.
+    From here on all parameters lie in one flat vector, those of a layer of both trunks beside each
+    other, and so do gradients.
 
     Args:
         model: one that `can`; its parameters may change, but not be replaced.
         own: parameters of the distribution.
 
     Attributes:
-        gradient: of all parameters: one flat vector.
-        of: parameter -> its part of `gradient`.
+        parameters: all of them, flat.
+        gradient: of all of them, flat.
     """
 
     def __init__(self, model: ActorCritic, own: list[nn.Parameter]) -> None:
         trunks = [model.actor_trunk, *([model.critic_trunk] if model.critic_trunk else [])]
-        self._model, self._depth = model, len(model.actor_trunk.layers)
-        beside = list(zip(*(trunk.layers for trunk in trunks), strict=True))
-        self._weights = [_side_by_side([layer.weight for layer in of]) for of in beside]
-        self._biases = [_side_by_side([layer.bias for layer in of]) for of in beside]
+        layers = list(zip(*(trunk.layers for trunk in trunks), strict=True))
         heads: list[Any] = [model.actor.weight, model.actor.bias, model.critic.weight]
-        heads += [model.critic.bias, *own]
-        shaped: list[Tensor] = [*self._weights, *self._biases, *heads]
-        sizes = [t.numel() for t in shaped]
-        self.gradient = torch.zeros(sum(sizes), dtype=heads[0].dtype)
-        pieces = torch.split_with_sizes(self.gradient, sizes)
-        parts = [piece.view(t.shape) for piece, t in zip(pieces, shaped, strict=True)]
-        self._of_weights, self._of_biases = (
-            parts[: self._depth],
-            parts[self._depth :][: self._depth],
-        )
-        self._of_heads = parts[2 * self._depth :]
-        self.of: dict[nn.Parameter, Tensor] = dict(zip(heads, self._of_heads, strict=True))
-        for number, layers in enumerate(beside):
-            for i, layer in enumerate(layers):
-                self.of[layer.weight] = self._of_weights[number][i]
-                self.of[layer.bias] = self._of_biases[number][i]
+        # Each entry: parameters of one shape that are one tensor.
+        self._together: list[list[nn.Parameter]] = [
+            *([layer.weight for layer in of] for of in layers),
+            *([layer.bias for layer in of] for of in layers),
+            *([parameter] for parameter in [*heads, model.critic.bias, *own]),
+        ]
+        self._encoder, self._depth, self._dtype = model.encoder, len(layers), heads[0].dtype
+        self.parameters = torch.cat([p.detach().flatten() for of in self._together for p in of])
+        self.gradient = torch.zeros_like(self.parameters)
+        for parameter, part in self.parts(self.parameters).items():
+            parameter.data = part
+        self._weights, self._biases, self._heads = self._shaped(self.parameters)
+        self._of_weights, self._of_biases, self._of_heads = self._shaped(self.gradient)
         self._hidden: list[Tensor] = []
         self._last_signal = torch.empty(0)
         self._features = torch.empty(0)
 
+    def parts(self, flat: Tensor) -> dict[nn.Parameter, Tensor]:
+        """Parameter -> its part of a flat vector that is laid out as `parameters`."""
+        tensors = [tensor for of in self._shaped(flat) for tensor in of]
+        each = zip(self._together, tensors, strict=True)
+        return {p: part for of, tensor in each for p, part in zip(of, tensor, strict=True)}
+
+    def _shaped(self, flat: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Weights and biases of the layers, `[trunks, ...]`, and the rest, `[1, ...]`."""
+        sizes = [len(of) * of[0].numel() for of in self._together]
+        pieces = zip(torch.split_with_sizes(flat, sizes), self._together, strict=True)
+        shaped = [piece.view(len(of), *of[0].shape) for piece, of in pieces]
+        return (
+            shaped[: self._depth],
+            shaped[self._depth :][: self._depth],
+            shaped[2 * self._depth :],
+        )
+
     @torch.no_grad()
     def forward(self, obs: Obs) -> tuple[Floats, Floats]:
         """Params of the head `[num_params, rows]`, and values `[rows]`, of `rows` observations."""
-        features, num_trunks = self._model.features(obs), len(self._weights[0])
+        features: Tensor = self._encoder(obs).to(self._dtype)
+        num_trunks = len(self._weights[0])
         if self._last_signal.shape[-2:-1] != features.shape[:1]:
             sizes = [(num_trunks, len(features), weight.shape[1]) for weight in self._weights]
             self._hidden = [torch.empty(size, dtype=features.dtype) for size in sizes]
@@ -97,30 +110,30 @@ class Net:
             array = out.numpy()
             np.tanh(array, out=array)
             x = out
-        actor, critic = self._model.actor, self._model.critic
-        params = torch.addmm(actor.bias.unsqueeze(1), actor.weight, x[0].t())
-        value = torch.addmm(critic.bias.unsqueeze(1), critic.weight, x[-1].t())
+        actor, actor_bias, critic, critic_bias, *_ = self._heads
+        params = torch.addmm(actor_bias.t(), actor[0], x[0].t())
+        value = torch.addmm(critic_bias, critic[0], x[-1].t())
         return params.numpy(), value.numpy()[0]
 
     @torch.no_grad()
     def fill_gradient(self, of_params: Floats, of_value: Floats, of_own: list[Floats]) -> None:
         """Fill `gradient`, from those of what `forward` gave and of the distribution's own."""
         for part, of_part in zip(self._of_heads[4:], of_own, strict=True):
-            part.copy_(torch.from_numpy(of_part))
+            part[0] = torch.from_numpy(of_part)
         params, value = torch.from_numpy(of_params), torch.from_numpy(of_value).unsqueeze(0)
-        actor, critic, x = self._model.actor, self._model.critic, self._hidden[-1]
+        x = self._hidden[-1]
         for given, hidden, weight, bias in (
             (params, x[0], *self._of_heads[:2]),
             (value, x[-1], *self._of_heads[2:4]),
         ):
-            torch.mm(given, hidden, out=weight)
-            torch.sum(given, 1, out=bias)
-        signal = self._last_signal
-        torch.mm(params.t(), actor.weight, out=signal[0])
+            torch.mm(given, hidden, out=weight[0])
+            torch.sum(given, 1, out=bias[0])
+        signal, actor, critic = self._last_signal, self._heads[0][0], self._heads[2][0]
+        torch.mm(params.t(), actor, out=signal[0])
         if len(x) == 1:
-            signal[0].addmm_(value.t(), critic.weight)
+            signal[0].addmm_(value.t(), critic)
         else:
-            torch.mul(value.t(), critic.weight, out=signal[1])
+            torch.mul(value.t(), critic, out=signal[1])
         for number in reversed(range(self._depth)):
             hidden = self._hidden[number]
             # From the gradient of tanh(x) to that of x, in place
@@ -132,15 +145,6 @@ class Net:
                 # In memory that nobody reads any more, and that is still in the cache
                 free = hidden if hidden.shape == below.shape else torch.empty_like(below)
                 signal = torch.bmm(signal, self._weights[number], out=free)
-
-
-@torch.no_grad()
-def _side_by_side(parameters: list[nn.Parameter]) -> Tensor:
-    """One tensor that they are views of from here on."""
-    together = torch.stack([parameter.detach() for parameter in parameters])
-    for parameter, part in zip(parameters, together, strict=True):
-        parameter.data = part
-    return together
 
 
 def evaluate(
@@ -155,12 +159,13 @@ def evaluate(
     """
     if isinstance(head, Gaussian):
         return _gaussian(head.log_std.detach().numpy()[:, None], params, action.T)
-    shifted = params - params.max(0)
-    p = np.exp(shifted)
-    total = p.sum(0)
+    # The ufuncs' own `reduce` is the methods `max` and `sum`, without the Python around them.
+    log_p = params - np.maximum.reduce(params, 0)
+    p = np.exp(log_p)
+    total = np.add.reduce(p, 0)
     p /= total
-    log_p = shifted - np.log(total)
-    entropy = -(p * log_p).sum(0)
+    log_p -= np.log(total)
+    entropy = -np.add.reduce(p * log_p, 0)
     chosen = action * len(action) + np.arange(len(action))  # where it is in [num_params, rows]
 
     def pull(of_log_prob: Floats, of_entropy: Floats) -> tuple[Floats, list[Floats]]:
@@ -168,7 +173,7 @@ def evaluate(
         of_params.reshape(-1)[chosen] += of_log_prob
         return of_params, []
 
-    return log_p.reshape(-1)[chosen], entropy, pull
+    return log_p.take(chosen), entropy, pull
 
 
 def _gaussian(log_std: Floats, mean: Floats, action: Floats) -> tuple[Floats, Floats, Pull]:
