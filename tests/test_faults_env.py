@@ -87,6 +87,7 @@ def test_f02_where_it_is_to_fail_it_fails_in_words(tmp_path):
         (tmp_path / "once").mkdir()
         train(tmp_path / "run", faults="segv@40", once=tmp_path / "once", on_sampler_loss="fail")
     assert "--on-sampler-loss restart" in str(caught.value)
+    assert "_fail" in str(caught.value) and "Extension modules" not in str(caught.value)
 
 
 class DiesInItsThird(Counting):
