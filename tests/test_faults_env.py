@@ -463,7 +463,8 @@ def test_a_run_that_an_environment_ended_goes_on_with_another_answer_to_that(tmp
     where = tmp_path / "run"
     with pytest.raises(EnvError, match="FaultyError: told to crash at 70") as caught:
         train(where, 0, faults="crash@70", checkpoint_every_s=0)
-    assert f"headrace resume {where} --on-env-error restart" in "\n".join(caught.value.__notes__)
+    again = f"headrace resume {where} --env headrace.envs.faulty:Faulty --on-env-error restart"
+    assert again in "\n".join(caught.value.__notes__)
     before = checkpoint.newest(where).manifest["counters"]["env_steps"]
     assert 0 < before < SMALL["total_env_steps"]
     env = "headrace.envs.faulty:Faulty"

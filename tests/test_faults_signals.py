@@ -62,6 +62,7 @@ sys.addaudithook(audit)
 TIMES = {"start": 1, "start of a child": 1, "rollout": 100, "update": 100, "save": 3}
 INLINE, WORKERS, LEARNERS = [], ["--num-workers", 2], ["--num-learners", 2]
 TWICE = (signal.SIGINT, signal.SIGINT)
+TERM_TWICE = (signal.SIGTERM, signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,7 @@ TWICE = (signal.SIGINT, signal.SIGINT)
         ("start", INLINE, (signal.SIGTERM,)),
         ("rollout", INLINE, (signal.SIGINT,)),
         ("rollout", INLINE, TWICE),
+        ("rollout", INLINE, TERM_TWICE),
         ("update", INLINE, (signal.SIGTERM,)),
         ("update", INLINE, TWICE),
         ("save", INLINE, (signal.SIGINT,)),
@@ -114,11 +116,11 @@ def test_a_signal_ends_a_run_and_what_was_saved_is_whole(
             while "Once more" not in process.stderr.readline():
                 assert process.poll() is None
         os.killpg(process.pid, signals[-1])
-        if signals != TWICE:  # then, what is under way need not end
+        if len(signals) == 1:  # at the second one, what is under way need not end
             os.write(on, b"xxxx")  # one for each that waits
         _, err = process.communicate(timeout=50)
         took = time.monotonic() - began
-    names = " twice" if signals == TWICE else ""
+    names = " twice" if len(signals) > 1 else ""
     measured(
         "F12", f"{signals[0].name}{names}, during {phase}", recover_s=took, recover_within_s=10
     )

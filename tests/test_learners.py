@@ -272,11 +272,15 @@ class Failing(gym.Wrapper):
 def test_one_rank_fails_and_all_end(tmp_path, how, error, words, backend, learners):
     first, before, mark = os.getpid(), children(), tmp_path / "failed"
     began = time.monotonic()
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=words) as caught:
         headrace.train(
             lambda: Failing(how, first, mark), run_dir=tmp_path / "run", num_learners=learners,
-            backend=backend, rank_timeout_s=10, total_env_steps=10**6, **SETTINGS,
+            backend=backend, rank_timeout_s=10, total_env_steps=10**6, checkpoint_every_s=0,
+            **SETTINGS,
         )  # fmt: skip
+    # What is not finite would be so again.
+    again = f"To go on: headrace resume {tmp_path / 'run'} --env module:callable"
+    assert (again in str(getattr(caught.value, "__notes__", ""))) == (error is not NonFiniteError)
     assert time.monotonic() - began < 5 * 15
     assert children() == before
 

@@ -68,9 +68,9 @@ def _main(argv: list[str]) -> int:
             os.environ.setdefault("MUJOCO_GL", "egl")
     try:
         return _run_verb(argv[0], argv[1:])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("Interrupted.", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)  # a run's has its signal
     except BrokenPipeError:  # `headrace ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -166,8 +166,9 @@ def newest(run_dir: Path) -> Checkpoint:
             warnings.warn(f"{error} Passed over.", stacklevel=2)
     raise CheckpointError(
         f"{run_dir} holds no {'usable ' if candidates else ''}checkpoint "
-        "yet (looked for checkpoints/step_*/manifest.json).\nA run writes one every "
-        "--checkpoint-every-s seconds, and one when it ends or is stopped."
+        "(looked for checkpoints/step_*/manifest.json).\nA run writes one every "
+        "--checkpoint-every-s seconds, and when it ends or is stopped, but none after an error.\n"
+        "What ended before its first one can only be begun again, in another --run-dir."
     )
 
 

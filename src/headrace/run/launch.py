@@ -17,7 +17,14 @@ from headrace.collect.supervisor import TIMES_AS_LONG_TO_START
 from headrace.collect.watchdog import Watchdog
 from headrace.envs.api import Guards
 from headrace.envs.make import EnvLike, EnvMaker, WrapperLike, env_spec
-from headrace.errors import ConfigError, EnvError, HeadraceError, RunDirError, SamplerError
+from headrace.errors import (
+    ConfigError,
+    EnvError,
+    HeadraceError,
+    RankError,
+    RunDirError,
+    SamplerError,
+)
 from headrace.meter import Meter
 from headrace.named import load_callable
 from headrace.ranks import ALONE, Job, Ranks, device_of
@@ -27,7 +34,7 @@ from headrace.run.config import Settings, given_for_resume, resolve
 from headrace.run.learners import led
 from headrace.run.process import StopSignals
 from headrace.run.rank import Ended, follow, run_rank
-from headrace.run.report import OnUpdate
+from headrace.run.report import OnUpdate, how_to_go_on
 from headrace.run.runsettings import RunSettings
 from headrace.run.task import Task
 from headrace.run.torchrun import Attempt
@@ -155,13 +162,13 @@ def _see_through(
     try:
         with _job(task, attempt, stop) as ranks:
             return run_rank(task, ranks, stop, meter, on_update, out)
-    except (EnvError, SamplerError) as error:
-        for note in _how_to_go_on(task, error):
+    except (EnvError, SamplerError, RankError) as error:
+        for note in () if attempt else _advice(task, error):  # torchrun's is another command
             error.add_note(note)
         raise
 
 
-def _how_to_go_on(task: Task, error: HeadraceError) -> Iterator[str]:
+def _advice(task: Task, error: HeadraceError) -> Iterator[str]:
     run = task.settings.run
     could_drop = (
         isinstance(error, EnvError) and run.on_env_error == "fail" and run.vectorization != "native"
@@ -170,7 +177,7 @@ def _how_to_go_on(task: Task, error: HeadraceError) -> Iterator[str]:
     if could_drop:
         yield f"With{flag} such an episode is dropped, and the run goes on."
     if any(task.run_dir.glob("checkpoints/step_*")):
-        yield f"To go on from the last checkpoint: headrace resume {task.run_dir}{flag}"
+        yield how_to_go_on(task) + flag
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ class StopSignals:
             self.received = number
             return
         if self.received:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
         self.received = number
         for pid in self.pass_on_to:
             os.kill(pid, number)

@@ -119,7 +119,7 @@ def run_rank(
         stopped_by = max(gather_json(ranks, stop.received))  # whichever rank it came to
     saver.require()
     summary = reporter.summary(task.run_dir, samplers)
-    display.say(farewell(summary, stopped_by, task.maker))
+    display.say(farewell(summary, stopped_by, task))
     return Ended(task.run_dir, summary, stopped_by, task.maker, task.model, ranks.rank)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import headrace
-from headrace.envs.make import EnvMaker
 from headrace.meter import Meter
 from headrace.ranks import Ranks
 from headrace.run.config import Settings
 from headrace.run.learner import Learner
 from headrace.run.log import Display, MetricsLog
+from headrace.run.task import Task
 from headrace.run.train import Counters
 from headrace.spec import EnvSpec
 
@@ -143,7 +143,19 @@ def _describe(ledger: dict[str, int]) -> str:
     return said + (f" ({', '.join(causes)})" if causes else "") + "."
 
 
-def farewell(summary: dict[str, Any], stopped_by: int, maker: EnvMaker) -> str:
+def how_to_go_on(task: Task) -> str:
+    """The command, for people."""
+    maker, model = task.maker, task.settings.run.model
+    words = ["To go on: headrace resume", str(task.run_dir)]
+    if maker.is_code:
+        words += ["--env", maker.env if isinstance(maker.env, str) else "module:callable"]
+    if maker.wrappers:
+        words.append("--wrapper")
+    words += [w if isinstance(w, str) else "module:callable" for w in maker.wrappers]
+    return " ".join([*words, *(["--model", model] if model else [])])
+
+
+def farewell(summary: dict[str, Any], stopped_by: int, task: Task) -> str:
     """The last lines of a run, for people."""
     mean = "none finished" if summary["mean_return"] is None else f"{summary['mean_return']:.1f}"
     rate = summary["env_steps_per_s"]
@@ -158,9 +170,5 @@ def farewell(summary: dict[str, Any], stopped_by: int, maker: EnvMaker) -> str:
         lines.append(f"Best evaluation: {summary['best_return']:.1f}, kept in best/ (eval --best).")
     lines.append(f"Saved in {summary['run_dir']}")
     if stopped_by:
-        env = maker.env if isinstance(maker.env, str) else "module:callable"
-        again = f" --env {env}" if maker.is_code else ""
-        names = [w if isinstance(w, str) else "module:callable" for w in maker.wrappers]
-        again += f" --wrapper {' '.join(names)}" if names else ""
-        lines.append(f"To go on: headrace resume {summary['run_dir']}{again}")
+        lines.append(how_to_go_on(task))
     return "\n".join(lines)
