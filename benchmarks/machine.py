@@ -20,7 +20,9 @@ def cores() -> int:
 
 def machine() -> dict[str, Any]:
     """Where and when, and how busy it was."""
-    changes = _git("status", "--porcelain", "--untracked-files=no")
+    # What the benchmarks before this one wrote is none.
+    changed = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    changes = _git(*changed)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "git_commit": _git("rev-parse", "HEAD"),
