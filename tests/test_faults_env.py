@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import time
 
 import gymnasium as gym
@@ -547,14 +548,19 @@ def test_a_failure_is_json_too_and_says_what_can_be_done(tmp_path):
         assert hint in text and "headrace resume" not in text  # there is no checkpoint yet
 
 
-@pytest.mark.parametrize("num_learners", ["1", "2"])
-def test_f02_in_a_learner_s_own_process_a_crash_leaves_its_stack(tmp_path, num_learners):
+@pytest.mark.parametrize(("num_learners", "where"), [(1, "True"), (2, "sys.argv[0] == '-c'")])
+def test_f02_in_a_learner_s_own_process_a_crash_leaves_its_stack(tmp_path, num_learners, where):
+    """With two learners, in the one that the first has started."""
+    (tmp_path / "own.py").write_text(
+        "import sys\nfrom headrace.envs.faulty import Faulty\n"
+        f"def make():\n    return Faulty('segv@5' if {where} else '')\n"
+    )
     done = run_in(
-        command("train", "headrace.envs.faulty:Faulty", "--env-kwargs", "faults=segv@5",
-         "--num-learners", num_learners, "--run-dir", str(tmp_path / "run")),
+        command("train", "own:make", "--num-learners", str(num_learners),
+         "--run-dir", str(tmp_path / "run")),
         tmp_path,
     )  # fmt: skip
-    assert done.returncode != 0
+    assert done.returncode == (1 if num_learners > 1 else -signal.SIGSEGV)
     assert re.search(r"Segmentation fault\n\n(.*\n)+.*faulty.py.*_fail", done.stderr), done.stderr
 
 
