@@ -7,7 +7,6 @@ libraries are set before they are loaded. Left out: the flags of each verb (`ver
 
 import faulthandler
 import itertools
-import json
 import os
 import signal
 import sys
@@ -91,6 +90,8 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         print(f"headrace {verb}: {said}", file=sys.stderr)
         if "--json" in argv and os.environ.get("RANK", "0") == "0":
+            import json
+
             print(json.dumps({"error": type(error).__name__, "message": said}))
         return 2 if isinstance(error, UsageError) else 1
 

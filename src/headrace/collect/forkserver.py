@@ -71,11 +71,16 @@ def ignore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-ADVICE = {
+def cause_of_death(code: int) -> tuple[str, str]:
+    """How a process ended, by its exit code; and what may have done it, if it left no word."""
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"died ({how})", _ADVICE.get(code, "")
+
+
+_ADVICE = {
     -signal.SIGKILL: "If you did not kill it, the kernel's out-of-memory killer may have: try "
     "fewer workers or envs."
 }
-"""By exit code: what may have ended a process that left no word."""
 
 
 def end_with_parent() -> None:

@@ -6,7 +6,6 @@ Left out: when (`supervisor.py`, `workers.py`), and what it does (`worker.py`).
 import contextlib
 import os
 import select
-import signal
 import socket
 import time
 from multiprocessing.reduction import DupFd
@@ -16,7 +15,7 @@ import cloudpickle
 
 from headrace.collect import worker
 from headrace.collect.channel import Channel
-from headrace.collect.forkserver import ADVICE
+from headrace.collect.forkserver import cause_of_death
 from headrace.errors import SamplerError
 
 _BURY_WITHIN_S = 10.0  # a killed process may still be in the middle of reading a disk
@@ -95,9 +94,7 @@ class Handle:
         code = self.process.exitcode
         if code is None:
             return "is ending"
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        words = "\n".join(filter(None, (ADVICE.get(code), self._read_words())))
-        return f"died ({how})" + (f"\n{words}" if words else "")
+        return "\n".join(filter(None, (*cause_of_death(code), self._read_words())))
 
     def end(self, deadline: float) -> None:
         """Wait for its end until `deadline` (monotonic), or kill it; raise what failed in it.

@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import faulthandler
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 import cloudpickle
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from headrace.collect.forkserver import ADVICE, end_with_parent
+from headrace.collect.forkserver import cause_of_death, end_with_parent
 from headrace.errors import HeadraceError, RankError, UsageError
 from headrace.ranks import Backend, Job, Place, device_of
 
@@ -154,9 +153,9 @@ class _Other:
         code = self.process.returncode
         if code is None:
             return None
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        died = f"Rank {self.rank} of {self._size} died ({how})."
-        return float("inf"), RankError("\n".join(filter(None, (died, ADVICE.get(code)))))
+        died, advice = cause_of_death(code)
+        said = f"Rank {self.rank} of {self._size} {died}."
+        return float("inf"), RankError("\n".join(filter(None, (said, advice))))
 
     def _receive(self, within_s: float) -> Any:
         try:
