@@ -12,7 +12,7 @@ from headrace.meter import Meter
 from headrace.models.policy import Network
 from headrace.run.config import resolve
 from headrace.run.learner import Learner
-from headrace.seeding import action_noise, derive, permutation
+from headrace.seeding import action_noise, derive, permutations
 from tests.support import inline, plan_for, short_cartpole
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -33,7 +33,7 @@ class SameRandomness(plain.Randomness):
         return action_noise(SEED, np.arange(num_envs), first_step, num_steps, 1)[..., 0]
 
     def order(self, update, epoch, num_steps, num_envs):
-        return permutation(SEED, np.arange(num_envs), update, epoch, num_steps)
+        return permutations(SEED, np.arange(num_envs), update, epoch + 1, num_steps)[epoch]
 
 
 def copy_weights(policy, agent):

@@ -60,7 +60,7 @@ def test_one_epoch_one_minibatch_no_clip_is_the_advantage_actor_critic_gradient(
         cfg,
         ranks=ALONE,
         progress=0.0,
-        order_of_epoch=lambda epoch: torch.arange(32).unsqueeze(1).repeat(1, 4),
+        orders=lambda epochs: torch.arange(32).unsqueeze(1).repeat(epochs, 1, 4),
     )
     # A2C's own page, and its formula (Mnih et al. 2016, arXiv:1602.01783) written out:
     # -log π(a|s) A + c_v (V - R)² / 2 - c_e H
@@ -73,7 +73,7 @@ def test_one_epoch_one_minibatch_no_clip_is_the_advantage_actor_critic_gradient(
         theirs,
         ranks=ALONE,
         progress=0.0,
-        order_of_epoch=lambda epoch: None,
+        orders=lambda epochs: None,
     )
     by_a2c = dict(gradients)
     rows = advantages(policy, experience, cfg.gamma, cfg.gae_lambda)

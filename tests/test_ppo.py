@@ -72,7 +72,7 @@ def one_update(cfg, progress=0.0, change=lambda experience: None):
         cfg,
         ranks=ALONE,
         progress=progress,
-        order_of_epoch=lambda epoch: torch.arange(32).unsqueeze(1).repeat(1, 4),
+        orders=lambda epochs: torch.arange(32).unsqueeze(1).repeat(epochs, 1, 4),
     )
     return policy.state_dict(), {name: float(value) for name, value in metrics.items()}
 

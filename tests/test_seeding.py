@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.seeding import action_noise, derive, permutation, philox
+from headrace.seeding import action_noise, derive, permutations, philox
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,7 @@ def test_noise_is_the_env_s_and_the_step_s_own():
     # Any cut by envs or by steps gives the same numbers.
     np.testing.assert_array_equal(whole[:, 2:4], action_noise(5, np.array([2, 3]), 0, 20, 3))
     np.testing.assert_array_equal(whole[7:12], action_noise(5, np.arange(6), 7, 5, 3))
-    # More draws do not change the first ones, and other seeds, envs and steps have others.
-    np.testing.assert_array_equal(whole, action_noise(5, np.arange(6), 0, 20, 9)[:, :, :3])
+    # Other seeds, envs and steps have others.
     assert len(np.unique(action_noise(5, np.arange(6), 0, 20, 9))) == 6 * 20 * 9
     assert not np.array_equal(whole, action_noise(6, np.arange(6), 0, 20, 3))
 
@@ -57,18 +56,29 @@ def test_the_step_counter_is_64_bits():
     )
 
 
-def test_permutation_is_one_per_env_update_and_epoch():
-    order = permutation(7, np.arange(5), 3, 1, 64)
-    np.testing.assert_array_equal(np.sort(order, axis=0), np.arange(64)[:, None].repeat(5, 1))
-    np.testing.assert_array_equal(order[:, 3:], permutation(7, np.array([3, 4]), 3, 1, 64))
+@pytest.mark.parametrize("num_epochs", [1, 4, 6])
+def test_permutations_are_of_the_env_the_update_and_the_epoch(num_epochs):
+    orders = permutations(7, np.arange(5), 3, num_epochs, 64)
+    assert orders.shape == (num_epochs, 64, 5) and orders.dtype == np.int64
+    assert (np.sort(orders, axis=1) == np.arange(64)[:, None]).all()
+    # Of some of the envs, and of fewer epochs, they are the same.
+    np.testing.assert_array_equal(
+        orders[:, :, 3:], permutations(7, np.array([3, 4]), 3, num_epochs, 64)
+    )
+    np.testing.assert_array_equal(orders, permutations(7, np.arange(5), 3, 9, 64)[:num_epochs])
     others = [
-        permutation(8, np.arange(5), 3, 1, 64),
-        permutation(7, np.arange(5), 4, 1, 64),
-        permutation(7, np.arange(5), 3, 2, 64),
+        permutations(*of, num_epochs, 64) for of in ((8, np.arange(5), 3), (7, np.arange(5), 4))
     ]
-    for other in others:
-        assert not np.array_equal(order, other)
-    assert not np.array_equal(order[:, 0], order[:, 1])
+    columns = np.concatenate([orders, *others]).swapaxes(1, 2).reshape(-1, 64)
+    assert len(np.unique(columns, axis=0)) == len(columns)
+
+
+def test_permutations_are_uniform():
+    """Each step comes to each place equally often."""
+    orders = permutations(1, np.arange(1000), 0, 4, 8).swapaxes(1, 2).reshape(-1, 8)
+    counts = [np.bincount(orders[:, place], minlength=8) for place in range(8)]
+    # 4,000 columns: 500 each, standard deviation 21
+    assert np.abs(np.array(counts) - 500).max() < 110
 
 
 def test_derived_seeds_differ_by_every_part_of_the_address():

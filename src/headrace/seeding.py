@@ -71,33 +71,36 @@ def action_noise(
     Returns:
         `[T, n, num_draws]` float32, strictly inside (0, 1), on a grid of 2^-23.
     """
-    step = (np.uint64(first_step) + np.arange(num_steps, dtype=np.uint64))[:, None, None]
-    block = np.arange(-(-num_draws // 4), dtype=np.uint64)
-    key = _address(seed, "action", env_id[:, None])
-    words = philox(key, (step & _LOW32, step >> _32, block, np.zeros(1, np.uint64)))
-    bits = np.stack(np.broadcast_arrays(*words), axis=-1)
-    bits = bits.reshape(num_steps, len(env_id), -1)[:, :, :num_draws]
+    first, end = first_step * num_draws, (first_step + num_steps) * num_draws
+    four = np.arange(first // 4, -(-end // 4), dtype=np.uint64)[:, None]
+    counter = (four & _LOW32, four >> _32, np.uint64(0), np.uint64(0))
+    words = np.stack(philox(_address(seed, "action", env_id), counter), 1)  # type: ignore[arg-type]
+    bits = words.reshape(-1, len(env_id))[first % 4 :][: end - first]
+    bits = bits.reshape(num_steps, num_draws, -1).swapaxes(1, 2)
     # The upper 23 bits, and half a step: both are exact in float32, and 0 and 1 are never reached.
     return ((bits >> np.uint64(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
-def permutation(
-    seed: int, env_id: NDArray[np.int64], update: int, epoch: int, num_steps: int
+def permutations(
+    seed: int, env_id: NDArray[np.int64], update: int, num_epochs: int, num_steps: int
 ) -> NDArray[np.int64]:
-    """An order of the T steps of a batch for each env.
+    """Orders of the T steps of a batch, for each env and epoch.
 
     Args:
         seed: the run's seed.
         env_id: `[n]`, logical env indices.
         update: index of the learner's update.
-        epoch: index of the epoch within it.
+        num_epochs: E, of the update.
         num_steps: T.
 
     Returns:
-        `[T, n]`: each column is a permutation of `0..T-1`.
+        `[E, T, n]`: each column is a permutation of `0..T-1`.
     """
     step = np.arange(num_steps, dtype=np.uint64)[:, None]
-    counter = (step, np.uint64(epoch), np.uint64(update) & _LOW32, np.uint64(update) >> _32)
-    high, low, _, _ = philox(_address(seed, "minibatch", env_id), counter)  # type: ignore[arg-type]
-    # Not stable, which would take four times as long: among 64 bits there are no two alike.
-    return np.argsort((high << _32) | low, axis=0)
+    four = np.arange(-(-num_epochs // 4), dtype=np.uint64)[:, None, None]
+    counter = (step, four, np.uint64(update) & _LOW32, np.uint64(update) >> _32)
+    words = np.stack(philox(_address(seed, "minibatch", env_id), counter), 1)  # type: ignore[arg-type]
+    # The step below its word: what has been sorted is the order itself, and no two are alike.
+    keys = words.reshape(-1, num_steps, len(env_id))[:num_epochs] << _32 | step
+    keys.sort(axis=1)
+    return (keys & _LOW32).astype(np.int64)

@@ -78,7 +78,7 @@ def update(
     *,
     ranks: Ranks,
     progress: float,
-    order_of_epoch: Callable[[int], Tensor],  # one step on all rows: no order
+    orders: Callable[[int], Tensor],  # one step on all rows: in none
 ) -> dict[str, Tensor]:
     """Learn from one batch: one step down the gradient over all of it.
 
@@ -90,7 +90,7 @@ def update(
         cfg: settings.
         ranks: of the job.
         progress: share of the schedules that has passed, in [0, 1].
-        order_of_epoch: not used.
+        orders: not used.
 
     Returns:
         Metrics as scalars on the device.

@@ -104,7 +104,7 @@ def update(
     *,
     ranks: Ranks,
     progress: float,
-    order_of_epoch: Callable[[int], Tensor],
+    orders: Callable[[int], Tensor],
 ) -> dict[str, Tensor]:
     """Learn from one batch: targets once, then `num_epochs` passes in minibatches.
 
@@ -116,7 +116,7 @@ def update(
         cfg: settings.
         ranks: of the job.
         progress: share of the schedules that has passed, in [0, 1].
-        order_of_epoch: epoch -> `[T, N]` permutation of the steps of each env.
+        orders: number of epochs E -> `[E, T, N]`: permutations of the steps of each env.
 
     Returns:
         Metrics as scalars on the device: means over the update's minibatches.
@@ -126,9 +126,9 @@ def update(
     rows = advantages(policy, batch, cfg.gamma, cfg.gae_lambda)
     rows["log_prob"] = batch.policy_out["log_prob"].flatten()
     clip = torch.tensor(clip_coef, device=batch.reward.device)
-    orders = [stratify(order_of_epoch(e), cfg.num_minibatches) for e in range(cfg.num_epochs)]
+    indices = [stratify(order, cfg.num_minibatches) for order in orders(cfg.num_epochs)]
     picked = minibatches(
-        rows, torch.cat(orders), ranks, normalize_advantage=cfg.normalize_advantage
+        rows, torch.cat(indices), ranks, normalize_advantage=cfg.normalize_advantage
     )
     seen: list[dict[str, Tensor]] = []
 

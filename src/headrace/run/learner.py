@@ -22,7 +22,7 @@ from headrace.optim import Optimizer
 from headrace.ranks import ALONE, Ranks
 from headrace.returns import discounted_sum
 from headrace.run.config import Settings
-from headrace.seeding import derive, permutation
+from headrace.seeding import derive, permutations
 from headrace.spec import EnvSpec
 
 
@@ -118,9 +118,9 @@ class Learner:
         env_id = experience.env_id.cpu().numpy()
         seed, num_steps = self._settings.run.seed, experience.num_steps
 
-        def order_of_epoch(epoch: int) -> Tensor:
-            order = permutation(seed, env_id, self.version, epoch, num_steps)
-            return torch.from_numpy(order).to(self._device)
+        def orders(num_epochs: int) -> Tensor:
+            found = permutations(seed, env_id, self.version, num_epochs, num_steps)
+            return torch.from_numpy(found).to(self._device)
 
         steps_before = self.optimizer.num_steps
         with self._ranks.meeting():
@@ -131,7 +131,7 @@ class Learner:
                 self._settings.algo,
                 ranks=self._ranks,
                 progress=progress,
-                order_of_epoch=order_of_epoch,
+                orders=orders,
             )
         self._update_normalizers(experience)
         self.version += 1
