@@ -1,7 +1,8 @@
 """Env steps per second on ALE/Breakout-v5: stepping alone, and PPO training.
 
 All play the same game (`peers/atari.py`; sticky actions, four frames a step, so four emulator
-frames for each env step counted). Stepping takes random actions, in two threads.
+frames for each env step counted). Stepping takes random actions, in two threads; seeds and actions
+are the same for both, so that they play the same games.
 
 Training is the same for all: NatureCNN, 8 environments × 128 steps, 4 epochs of 4 minibatches, Adam
 with lr 2.5e-4, entropy 0.01, two threads of math. The rate is that from the end of the first update
@@ -17,6 +18,7 @@ from benchmarks import contestants, turns
 from benchmarks.limits import training_limit
 from benchmarks.one_turn import Work
 from benchmarks.peers.works import SETTINGS
+from headrace.seeding import derive
 
 STEPPED = 40_000
 TRAINED = 6_000
@@ -26,15 +28,19 @@ LIMIT, LIMIT_BF16 = "limit of this machine, fp32", "limit of this machine, bf16"
 
 def stepping(num_envs):
     sizes = ["--num-envs", str(num_envs), "--env-steps", str(STEPPED), "--threads", str(THREADS)]
+    seeds = [str(derive(0, "env", env, 0)) for env in range(num_envs)]  # as step_headrace's
     return turns.Comparison(
         f"Stepping, Breakout, {num_envs} environments",
         [
             contestants.headrace_driver(
                 f"Headrace, {num_envs} envs", "step_headrace", sizes, THREADS
             ),
-            contestants.driver(f"ale-py, {num_envs} envs", "base", "step_ale", sizes, THREADS),
+            contestants.driver(
+                f"ale-py, {num_envs} envs", "base", "step_ale", [*sizes, "--seeds", *seeds], THREADS
+            ),
         ],
         Work(STEPPED),
+        turns=5,
     )
 
 

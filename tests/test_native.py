@@ -1,5 +1,9 @@
 """Vector forms of environments' own: the same valid transitions in every autoreset mode."""
 
+import os
+import subprocess
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -239,6 +243,34 @@ def test_ale_s_rewards_are_not_clipped_and_its_actions_stick_as_the_id_says(monk
     assert asked["reward_clipping"] is False
     assert "repeat_action_probability" not in asked
     assert gymnasium.spec("ALE/Breakout-v5").kwargs["repeat_action_probability"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "pinned"),
+    [("all", "all", True), ("all", "fewer", False), ("some", "some", False)],
+)
+def test_ale_s_threads_keep_a_core_each_where_all_are_theirs(cores, threads, pinned):
+    """Of a machine that is not all ours, the cores may be somebody else's."""
+    every = sorted(os.sched_getaffinity(0))
+    if len(every) < 2 or len(every) != os.cpu_count():
+        pytest.skip(f"needs all cores of a machine of several; there are {every}")
+    allowed = every if cores == "all" else every[1:]
+    num_threads = len(allowed) - (threads == "fewer")
+    code = f"""
+import os
+os.sched_setaffinity(0, {allowed})
+from headrace.envs.make import EnvMaker
+before = set(os.listdir("/proc/self/task"))
+vector = EnvMaker("ALE/Breakout-v5", native=True).vector(2, num_threads={num_threads})
+for tid in sorted(set(os.listdir("/proc/self/task")) - before, key=int):
+    print(sorted(os.sched_getaffinity(int(tid))))
+vector.close()
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines()
+    expected = [[core] for core in every] if pinned else [allowed] * num_threads
+    assert found == [str(of) for of in expected]
 
 
 def test_ale_inline_equals_workers_and_resume_begins_anew():

@@ -7,13 +7,13 @@ which the id decides). Needed where the vector form will not do: for wrappers an
 Left out: clipping of rewards (an option of the learner).
 """
 
+import os
 from typing import Any
 
 import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-VECTOR_KWARGS = {"reward_clipping": False, "autoreset_mode": "SameStep"}
-"""What ALE's vector form is told, unlike its own defaults."""
+_OF_VECTOR = "reward_clipping", "autoreset_mode", "num_threads", "thread_affinity_offset"
 
 _PREPROCESSING = {
     "noop_max": "noop_max",
@@ -22,6 +22,17 @@ _PREPROCESSING = {
     "grayscale": "grayscale_obs",
 }
 """Argument of the vector form -> of Gymnasium's wrapper."""
+
+
+def vector_kwargs(num_threads: int) -> dict[str, Any]:
+    """What ALE's vector form is told, unlike its own defaults."""
+    kwargs = {"reward_clipping": False, "autoreset_mode": "SameStep", "num_threads": num_threads}
+    ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    if ours == os.cpu_count() == num_threads:
+        # Each thread keeps a core. Else two of them share one in a tenth of the steps, and the
+        # other core is idle (`benchmarks/atari.py`). Not where a core may be somebody else's.
+        kwargs["thread_affinity_offset"] = 0
+    return kwargs
 
 
 class _Fire(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -40,7 +51,7 @@ def make(env_id: str, **kwargs: Any) -> Any:
     """
     if "obs_type" in kwargs:
         return gymnasium.make(env_id, **kwargs)
-    kwargs = {name: v for name, v in kwargs.items() if name not in VECTOR_KWARGS}
+    kwargs = {name: v for name, v in kwargs.items() if name not in _OF_VECTOR}
     stack, fire = kwargs.pop("stack_num", 4), kwargs.pop("use_fire_reset", True)
     size = kwargs.pop("img_width", 84), kwargs.pop("img_height", 84)
     preprocessing = {

@@ -161,7 +161,7 @@ class EnvMaker:
             )
         kwargs = self.kwargs
         if target.startswith("ALE/"):
-            kwargs = atari.VECTOR_KWARGS | {"num_threads": num_threads} | kwargs
+            kwargs = atari.vector_kwargs(num_threads) | kwargs
         return _registered(
             target,
             self.kwargs,

@@ -63,6 +63,7 @@ class NativeVector:
         self._mode = mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
         # Whose next row is that of a reset (NEXT_STEP only)
         self._resetting = np.zeros(len(env_id), bool)
+        self._num_counted = 0
         self._begun = False
 
     @property
@@ -75,6 +76,8 @@ class NativeVector:
         if not self._begun:
             self._begin()
         self._rows.bind(fragment)
+        self._rows.valid[:] = True
+        self._num_counted = 0
 
     def step(self, t: int, action: Array) -> None:
         """Step all envs, and begin the next episode of those that ended."""
@@ -86,20 +89,19 @@ class NativeVector:
             raise env_error(error, f"in {self._where(t, actions)}") from error
         if t == 0:
             self._check_declared("step", obs)
-        rows.valid[t] = valid = ~self._resetting
         rows.reward[t], rows.terminated[t], rows.truncated[t] = reward, terminated, truncated
-        rows.episode_step += valid
-        rows.episode_reward += rows.reward[t] * valid
         self._intake.put_all(rows.at(t + 1), obs, info)
-        ended = rows.terminated[t] | rows.truncated[t]
+        ended = np.logical_or(terminated, truncated)
+        if self._mode == AutoresetMode.NEXT_STEP:
+            rows.valid[t], self._resetting = ~self._resetting, ended
         if ended.any():
             self._end(t, ended, obs, info)
-        self._resetting = ended if self._mode == AutoresetMode.NEXT_STEP else self._resetting
         self._meter.lap("env_step")
 
     def _end(self, t: int, ended: Array, obs: Any, info: Any) -> None:
         """Keep final observations, count episodes, and reset where the vector does not."""
         rows = self._rows
+        self._count(t + 1)
         final, final_info = obs, info
         if self._mode == AutoresetMode.SAME_STEP:
             final, final_info = info["final_obs"], info.get("final_info", {})
@@ -119,8 +121,17 @@ class NativeVector:
             for i in np.flatnonzero(ended).tolist():
                 self._intake.put(rows.at(t + 1), i, *_one(i, obs, info), ended=False)
 
+    def _count(self, num_steps: int) -> None:
+        """Bring the accounts of the episodes to where they are after so many steps."""
+        rows, new = self._rows, slice(self._num_counted, num_steps)
+        valid = rows.valid[new]
+        rows.episode_step += valid.sum(0)
+        rows.episode_reward += np.sum(rows.reward[new] * valid, 0, np.float64)
+        self._num_counted = num_steps
+
     def finish(self) -> list[Episode]:
         """The episodes that ended; raises EnvError if an env gave NaN or infinity."""
+        self._count(len(self._rows.reward))
         return self._rows.finish(self._where_then)
 
     def state(self) -> dict[str, Array]:
