@@ -78,7 +78,7 @@ def update(
     *,
     ranks: Ranks,
     progress: float,
-    orders: Callable[[int], Tensor],  # one step on all rows: in none
+    orders: Callable[[int], Tensor],  # not used: one step, on all rows
 ) -> dict[str, Tensor]:
     """Learn from one batch: one step down the gradient over all of it.
 

@@ -29,8 +29,8 @@ def vector_kwargs(num_threads: int) -> dict[str, Any]:
     kwargs = {"reward_clipping": False, "autoreset_mode": "SameStep", "num_threads": num_threads}
     ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     if ours == os.cpu_count() == num_threads:
-        # Each thread keeps a core. Else two of them share one in a tenth of the steps, and the
-        # other core is idle (`benchmarks/atari.py`). Not where a core may be somebody else's.
+        # Each thread keeps a core: the scheduler puts two of them on one now and then, for a whole
+        # step, while another core is idle. Not where a core may be somebody else's.
         kwargs["thread_affinity_offset"] = 0
     return kwargs
 
