@@ -6,7 +6,7 @@ from torch import nn
 
 from headrace.algos import ppo
 from headrace.algos.ppo import PPO
-from headrace.algos.targets import advantages, minibatches
+from headrace.algos.targets import Cuts, advantages, minibatches
 from headrace.models.policy import Network
 from headrace.ranks import ALONE
 from tests.support import inline, plan_for, policy_for
@@ -86,7 +86,9 @@ def test_naturecnn_ppo_equals_a_plain_implementation():
     rows = advantages(policy, fragment, cfg.gamma, cfg.gae_lambda)
     rows["log_prob"] = fragment.policy_out["log_prob"].flatten()
     everything = torch.arange(fragment.reward.numel())
-    whole = minibatches(rows, everything.unsqueeze(0), ALONE, normalize_advantage=True)
+    whole = minibatches(
+        rows, Cuts(everything.unsqueeze(0), None, 1), ALONE, normalize_advantage=True
+    )
     minibatch = whole[0]
     ours, metrics = ppo.loss(policy, minibatch | {"clip_coef": torch.tensor(0.1)}, cfg)
     ours.backward()

@@ -119,7 +119,7 @@ def test_log_prob_and_entropy_are_those_of_the_masked_distribution(nvec):
     torch.testing.assert_close(entropy.double(), expected_entropy, rtol=1e-5, atol=1e-5)
     (log_prob.sum() + entropy.sum()).backward()
     assert all(torch.isfinite(p.grad).all() for p in policy.parameters() if p.grad is not None)
-    greedy = policy.act_greedily(obs)
+    greedy = policy.act_greedily(obs)["action"]
     best = greedy if greedy.dim() == 1 else greedy[:, 0]
     assert mask.gather(-1, best[:, None]).all()
 
@@ -130,7 +130,8 @@ def test_a_mask_may_have_a_shape_of_its_own():
     acts = Space("discrete", (), "int64", nvec=(6,), start=(0,))
     policy = policies.build(EnvSpec("x", sees, acts, "action_mask"), Network(), seed=0)
     mask = torch.tensor([[[0, 0, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 0]]], dtype=torch.int8)
-    assert policy.act_greedily({"action_mask": mask, "x": torch.zeros(2, 3)}).tolist() == [4, 0]
+    greedy = policy.act_greedily({"action_mask": mask, "x": torch.zeros(2, 3)})
+    assert greedy["action"].tolist() == [4, 0]
 
 
 def test_masks_are_found_and_can_be_switched_off():

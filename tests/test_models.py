@@ -116,7 +116,7 @@ def test_policy_s_views_agree(network):
     assert torch.equal(log_prob, out["log_prob"])
     assert torch.equal(value, out["value"])
     assert torch.equal(policy.value(obs), value)
-    assert torch.equal(policy.act_greedily(obs), policy(obs)[0].argmax(-1))
+    assert torch.equal(policy.act_greedily(obs)["action"], policy(obs)[0].argmax(-1))
 
 
 def test_a_policy_is_the_same_for_the_same_seed_and_leaves_torch_s_generator_alone():

@@ -75,7 +75,7 @@ def sampled(make, mode):
 
     def act(obs, noise):
         out = policy.act(obs, noise)
-        return out | {"action": policy.act_greedily(obs)}
+        return out | policy.act_greedily(obs)
 
     episodes = []
     with torch.no_grad():

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C
     from headrace.algos.ppo import PPO as PPO
     from headrace.errors import HeadraceError as HeadraceError
+    from headrace.models.own import num_params as num_params
     from headrace.models.policy import Network as Network
-    from headrace.models.policy import num_params as num_params
     from headrace.run.api import Run as Run
     from headrace.run.api import resume as resume
     from headrace.run.api import train as train
@@ -45,7 +45,7 @@ _HOME = {
     "PPO": "headrace.algos.ppo",
     "Run": "headrace.run.api",
     "load_policy": "headrace.run.evaluate",
-    "num_params": "headrace.models.policy",
+    "num_params": "headrace.models.own",
     "resume": "headrace.run.api",
     "train": "headrace.run.api",
 }

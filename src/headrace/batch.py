@@ -15,6 +15,9 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
     valid           [T, n]          bool: a real transition (False: the row of a reset only)
     policy_version  [T, n]          int64: version of the weights that chose the action
     env_id          [n]             int64: logical index of each env over the whole run
+    core_state      [2, n, S]       float32, S numbers of a recurrent core (0 without one): row 0
+                                    before step 0; row 1 the current one while acting, in the end
+                                    after step T-1, zero where an episode ended: the next row 0
     final_obs       [K, ...]        the true next observation of steps that were truncated: sparse,
     final_step      [K]             int64: its t,
     final_row       [K]             int64: its column,
@@ -66,6 +69,7 @@ class Fragment:
     valid: Tensor
     policy_version: Tensor
     env_id: Tensor
+    core_state: Tensor
     final_obs: Obs
     final_step: Tensor
     final_row: Tensor
@@ -82,6 +86,15 @@ class Fragment:
         """The number of columns, n."""
         return self.reward.shape[1]
 
+    def resets(self) -> Tensor:
+        """Where the state of a recurrent core is zeroed: `[T + 1, n]` bool, before that row.
+
+        After an end, and after a row that was only a reset. Row 0 is not told: row 0 of
+        `core_state` is as it must be.
+        """
+        ended = self.terminated | self.truncated | ~self.valid
+        return torch.cat([torch.zeros_like(ended[:1]), ended])
+
     def finals(self) -> tuple[Obs, Tensor, Tensor]:
         """The final observations that were written: `([k, ...], t [k], column [k])`."""
         k = int(self.num_final)
@@ -96,7 +109,7 @@ def _stored_action(space: Space) -> Column:
 
 
 def columns(
-    spec: EnvSpec, policy_out: PolicyOut, num_steps: int, num_envs: int
+    spec: EnvSpec, policy_out: PolicyOut, num_steps: int, num_envs: int, state_size: int = 0
 ) -> dict[str, Column]:
     """Name -> (whole shape, dtype) of every array of a fragment, in memory's order."""
     rows = (num_steps, num_envs)
@@ -115,6 +128,7 @@ def columns(
         "valid": (rows, torch.bool),
         "policy_version": (rows, torch.int64),
         "env_id": ((num_envs,), torch.int64),
+        "core_state": ((2, num_envs, state_size), torch.float32),
         **{f"policy_out.{name}": (rows + s, d) for name, (s, d) in policy_out.items()},
         "final_step": ((capacity,), torch.int64),
         "final_row": ((capacity,), torch.int64),
@@ -209,6 +223,7 @@ def join(fragments: list[Fragment], device: torch.device) -> Fragment:
                 "truncated",
                 "valid",
                 "policy_version",
+                "core_state",
             )
         },
         env_id=beside([fragment.env_id for fragment in fragments], 0),
@@ -244,3 +259,41 @@ def stratify(order: Tensor, num_minibatches: int) -> Tensor:
         raise ValueError(f"{num_steps} steps do not split into {num_minibatches} minibatches")
     flat = order * num_envs + torch.arange(num_envs, device=order.device)
     return flat.reshape(num_minibatches, -1)
+
+
+def whole_runs(
+    place: Tensor, num_steps: int, num_envs: int, num_minibatches: int
+) -> tuple[Tensor, list[int]]:
+    """Share whole runs of envs out to minibatches: what a recurrent core learns from.
+
+    Each minibatch takes all T steps of N / num_minibatches envs. Of these, a learner among others
+    holds as many as it happens to, or none.
+
+    Args:
+        place: `[E, n]`: where each env of this learner stands in an order of all N, in each of E
+            epochs.
+        num_steps: T.
+        num_envs: N.
+        num_minibatches: M, a divisor of N.
+
+    Returns:
+        `[E * M, R]`: indices into a batch that was flattened to `[T * n, ...]`, step after step;
+        and how many of each row's R count. The rest is there to fill up. Where none counts, the
+        first T are the run of some env.
+
+    Raises:
+        ValueError: if M does not divide N.
+    """
+    if num_envs % num_minibatches:
+        raise ValueError(f"{num_envs} envs do not split into {num_minibatches} minibatches")
+    first = torch.arange(num_steps).unsqueeze(1) * place.shape[1]
+    runs = [
+        (first + (number == m).nonzero().T).flatten()
+        for number in place // (num_envs // num_minibatches)
+        for m in range(num_minibatches)
+    ]
+    sizes = [len(run) for run in runs]
+    index = first.flatten().repeat(len(runs), max(sizes) // num_steps)
+    for row, run in zip(index, runs, strict=True):
+        row[: len(run)] = run
+    return index, sizes

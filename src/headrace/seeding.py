@@ -11,7 +11,7 @@ Left out: random numbers inside environments (Gymnasium's own generators, from t
 import numpy as np
 from numpy.typing import NDArray
 
-ROLES = {"env": 0, "eval": 1, "model": 2, "action": 3, "minibatch": 4}
+ROLES = {"env": 0, "eval": 1, "model": 2, "action": 3, "minibatch": 4, "run": 5}
 
 U64 = NDArray[np.uint64]
 
@@ -104,3 +104,23 @@ def permutations(
     keys = words.reshape(-1, num_steps, len(env_id))[:num_epochs] << _32 | step
     keys.sort(axis=1)
     return (keys & _LOW32).astype(np.int64)
+
+
+def env_orders(seed: int, num_envs: int, update: int, num_epochs: int) -> NDArray[np.int64]:
+    """Orders of all envs of a run, for each epoch: who shares a minibatch where whole runs do.
+
+    Args:
+        seed: the run's seed.
+        num_envs: N, of all ranks.
+        update: index of the learner's update.
+        num_epochs: E, of the update.
+
+    Returns:
+        `[E, N]`: the place of each env, a permutation of `0..N-1` in each row.
+    """
+    env = np.arange(num_envs)
+    four = np.arange(-(-num_epochs // 4), dtype=np.uint64)[:, None]
+    counter = (np.uint64(0), four, np.uint64(update) & _LOW32, np.uint64(update) >> _32)
+    words = np.stack(philox(_address(seed, "run", env), counter), 1)  # type: ignore[arg-type]
+    keys = words.reshape(-1, num_envs)[:num_epochs] << _32 | env.astype(np.uint64)
+    return keys.argsort(1).argsort(1)

@@ -49,11 +49,13 @@ def loss(policy: Policy, minibatch: Minibatch, cfg: A2C) -> tuple[Tensor, dict[s
     Args:
         policy: the policy that is being learned.
         minibatch: rows of `obs, action, advantage, target`, and each row's `weight` (they add up to
-            1 over all valid rows of all ranks, times the number of ranks).
+            1 over all valid rows of all ranks, times the number of ranks). With a recurrent core
+            the rows are sequences, with `reset` for each row and `state` for each env.
         cfg: settings.
     """
     weight = minibatch["weight"]
-    log_prob, entropy, value = policy.evaluate(minibatch["obs"], minibatch["action"])
+    memory = (minibatch["state"], minibatch["reset"]) if "state" in minibatch else ()
+    log_prob, entropy, value = policy.evaluate(minibatch["obs"], minibatch["action"], *memory)
 
     # L = -E[log π_θ(a|s) A]  (section 4 of the paper)
     policy_loss = -(log_prob * minibatch["advantage"] * weight).sum()

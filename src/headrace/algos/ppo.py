@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headrace.algos.targets import advantages, minibatches, quality
-from headrace.batch import Fragment, Minibatch, PolicyOut, stratify
+from headrace.algos.targets import advantages, cuts, minibatches, quality
+from headrace.batch import Fragment, Minibatch, PolicyOut
 from headrace.models.policy import Policy
 from headrace.ranks import Ranks
 from headrace.settings import settings
@@ -29,7 +29,7 @@ class PPO:
     num_epochs: int = 4
     """Passes over each batch."""
     num_minibatches: int = 4
-    """Minibatches per epoch; must divide num_steps."""
+    """Minibatches per epoch; must divide num_steps (with a recurrent core: num_envs)."""
     gamma: float = 0.99
     """Discount per env step."""
     gae_lambda: float = 0.95
@@ -62,11 +62,13 @@ def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, dict[s
         policy: the policy that is being learned.
         minibatch: rows of `obs, action, log_prob, value, advantage, target`, each row's `weight`
             (they add up to 1 over all valid rows of all ranks, times the number of ranks), and the
-            scalar `clip_coef` of this update.
+            scalar `clip_coef` of this update. With a recurrent core the rows are sequences of
+            several envs, with `reset` for each row and `state` for each env (`Policy.forward`).
         cfg: settings.
     """
     weight, clip = minibatch["weight"], minibatch["clip_coef"]
-    log_prob, entropy, value = policy.evaluate(minibatch["obs"], minibatch["action"])
+    memory = (minibatch["state"], minibatch["reset"]) if "state" in minibatch else ()
+    log_prob, entropy, value = policy.evaluate(minibatch["obs"], minibatch["action"], *memory)
 
     # r_t(θ) = π_θ(a|s) / π_old(a|s);  L = E[min(r A, clip(r, 1-ε, 1+ε) A)]  (eq. 7)
     log_ratio = log_prob - minibatch["log_prob"]
@@ -116,7 +118,8 @@ def update(
         cfg: settings.
         ranks: of the job.
         progress: share of the schedules that has passed, in [0, 1].
-        orders: number of epochs E -> `[E, T, N]`: permutations of the steps of each env.
+        orders: number of epochs E -> `[E, T, N]`: permutations of the steps of each env; with a
+            recurrent core `[E, N]`: the place of each env among those of all ranks.
 
     Returns:
         Metrics as scalars on the device: means over the update's minibatches.
@@ -126,10 +129,8 @@ def update(
     rows = advantages(policy, batch, cfg.gamma, cfg.gae_lambda)
     rows["log_prob"] = batch.policy_out["log_prob"].flatten()
     clip = torch.tensor(clip_coef, device=batch.reward.device)
-    indices = [stratify(order, cfg.num_minibatches) for order in orders(cfg.num_epochs)]
-    picked = minibatches(
-        rows, torch.cat(indices), ranks, normalize_advantage=cfg.normalize_advantage
-    )
+    cut = cuts(batch, orders(cfg.num_epochs), cfg.num_minibatches, ranks)
+    picked = minibatches(rows, cut, ranks, normalize_advantage=cfg.normalize_advantage)
     seen: list[dict[str, Tensor]] = []
 
     for epoch in range(cfg.num_epochs):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.batch import Fragment, Minibatch, Obs, each
+from headrace.batch import Fragment, Minibatch, Obs, each, stratify, whole_runs
 from headrace.models.normalize import merged
 from headrace.models.policy import Policy
 from headrace.ranks import Ranks
@@ -16,19 +16,48 @@ from headrace.returns import gae
 
 
 @torch.no_grad()
+def values(policy: Policy, batch: Fragment, acted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """V of every row of a batch, and of its true next observation.
+
+    That is the next row's, or the final one of an episode that was cut off; there a recurrent core
+    has the state after the step that was cut off, which only going through the sequence gives.
+
+    Args:
+        policy: gives values now.
+        batch: `[T, N]` of experience.
+        acted: `[T, N]`: values of the rows, where those that acted are to be used.
+
+    Returns:
+        `[T, N]` each.
+    """
+    final_obs, step, row = batch.finals()
+    rows, last_obs = each(lambda o: o[:-1], batch.obs), each(lambda o: o[-1], batch.obs)
+    last_state = final_state = None
+    if policy.state_size:
+        reset = batch.resets()
+        found, after = policy.values(rows, batch.core_state[0], reset[:-1])
+        last_state = after[batch.num_steps - 1].masked_fill(reset[-1].unsqueeze(-1), 0.0)
+        if len(step):
+            pairs = zip(step.tolist(), row.tolist(), strict=True)
+            final_state = torch.stack([after[t][i] for t, i in pairs])
+        value = found if acted is None else acted
+    else:
+        value = policy.value(rows) if acted is None else acted
+    next_value = torch.cat([value[1:], policy.value(last_obs, last_state).unsqueeze(0)])
+    if len(step):
+        next_value[step, row] = policy.value(final_obs, final_state)
+    return value, next_value
+
+
+@torch.no_grad()
 def advantages(policy: Policy, batch: Fragment, gamma: float, gae_lambda: float) -> Minibatch:
     """Advantages and value targets for every step of a batch.
 
     Returns:
-        Rows `[T * N, ...]`: `obs, action, value, advantage, target, valid`.
+        Rows `[T * N, ...]`: `obs, action, value, advantage, target, valid`; with a recurrent core
+        also `reset`, and `state`, `[N, S]`: before the first row of each env.
     """
-    value = batch.policy_out["value"]
-    # The value of the true next observation: the next row's, or of the final one of a cut episode.
-    last = policy.value(each(lambda o: o[-1], batch.obs))
-    next_value = torch.cat([value[1:], last.unsqueeze(0)])
-    final_obs, step, row = batch.finals()
-    if len(step):
-        next_value[step, row] = policy.value(final_obs)
+    value, next_value = values(policy, batch, batch.policy_out["value"])
     advantage = gae(
         policy.scaled(batch.reward), value, next_value, batch.terminated, batch.truncated,
         gamma, gae_lambda,
@@ -41,7 +70,43 @@ def advantages(policy: Policy, batch: Fragment, gamma: float, gae_lambda: float)
         "valid": batch.valid,
     }
     obs: Obs = each(lambda o: o[:-1].flatten(0, 1), batch.obs)
-    return {"obs": obs, **{name: tensor.flatten(0, 1) for name, tensor in rows.items()}}
+    flat = {"obs": obs, **{name: tensor.flatten(0, 1) for name, tensor in rows.items()}}
+    if policy.state_size:
+        flat |= {"reset": batch.resets()[:-1].flatten(), "state": batch.core_state[0]}
+    return flat
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Which rows of a batch, flattened to `[T * n, ...]`, each minibatch takes.
+
+    Attributes:
+        index: `[minibatches, R]`.
+        sizes: how many of the R count, where they are not as many in all (`batch.whole_runs`).
+        num_steps: T.
+    """
+
+    index: Tensor
+    sizes: list[int] | None
+    num_steps: int
+
+
+def cuts(batch: Fragment, orders: Tensor, num_minibatches: int, ranks: Ranks) -> Cuts:
+    """Minibatches of equally many steps of every env, or of whole runs of envs.
+
+    Args:
+        batch: `[T, n]` of experience.
+        orders: `[E, T, n]`: for each epoch, a permutation of the steps of each env; or, for a
+            recurrent core, `[E, n]`: the place of each env among those of all ranks.
+        num_minibatches: of an epoch.
+        ranks: of the job, each with as many envs.
+    """
+    T, n = batch.num_steps, batch.num_envs  # noqa: N806
+    if orders.dim() == 3:
+        index = torch.cat([stratify(order, num_minibatches) for order in orders])
+        return Cuts(index, None, T)
+    index, sizes = whole_runs(orders, T, n * ranks.size, num_minibatches)
+    return Cuts(index.to(batch.reward.device), sizes, T)
 
 
 @dataclass(frozen=True)
@@ -52,21 +117,28 @@ class Minibatches:
     """
 
     rows: Minibatch
-    index: Tensor | None
+    cuts: Cuts | None
     narrow: dict[str, tuple[Tensor, ...]]
 
     def __getitem__(self, number: int) -> Minibatch:
         """Minibatch `number` of the update."""
+        narrow = {name: of[number] for name, of in self.narrow.items()}
+        if self.cuts is None:
+            return self.rows | narrow
+        index = self.cuts.index[number][: len(narrow["weight"])]
         picked = {
-            name: each(lambda part: _rows(part, self.index, number), part)
+            name: each(lambda part: part.index_select(0, index), part)
             for name, part in self.rows.items()
-            if name not in self.narrow
+            if name != "state"
         }
-        return picked | {name: of[number] for name, of in self.narrow.items()}
+        if "state" in self.rows:  # the first rows are those of step 0: their numbers are the envs'
+            envs = index[: len(index) // self.cuts.num_steps]
+            picked["state"] = self.rows["state"].index_select(0, envs)
+        return picked | narrow
 
 
 def minibatches(
-    rows: Minibatch, index: Tensor | None, ranks: Ranks, *, normalize_advantage: bool
+    rows: Minibatch, cuts: Cuts | None, ranks: Ranks, *, normalize_advantage: bool
 ) -> Minibatches:
     """Cut rows into minibatches: the valid ones weighted equally, advantages normalized if wanted.
 
@@ -75,7 +147,8 @@ def minibatches(
 
     Args:
         rows: as `advantages` gives them, and more.
-        index: `[minibatches, rows of each]`; None: one minibatch of all rows.
+        cuts: which of them each minibatch takes; None: one minibatch of all rows. One that takes
+            none here has a run of weight 0: a rank without rows must meet the others all the same.
         ranks: of the job.
         normalize_advantage: to mean 0 and deviation 1.
 
@@ -84,13 +157,17 @@ def minibatches(
         number, so that the mean over ranks is one over rows.
     """
     columns = {name: c for name, c in rows.items() if name != "obs" and c.dim() == 1}
-    if index is None:
+    if cuts is None:
         narrow = {name: column.unsqueeze(0) for name, column in columns.items()}
     else:
-        flat = index.flatten()
-        narrow = {n: c.index_select(0, flat).view(index.shape) for n, c in columns.items()}
+        flat, shape = cuts.index.flatten(), cuts.index.shape
+        narrow = {n: c.index_select(0, flat).view(shape) for n, c in columns.items()}
     advantage = narrow["advantage"]
     valid = narrow.pop("valid").to(advantage.dtype)
+    sizes = None if cuts is None else cuts.sizes
+    if sizes is not None:
+        places = torch.arange(valid.shape[1], device=valid.device)
+        valid *= places < torch.tensor(sizes, device=valid.device).unsqueeze(-1)
     count = valid.sum(-1)
     share = valid / count.clamp(min=1).unsqueeze(-1)
     mean = (advantage * share).sum(-1)
@@ -100,11 +177,14 @@ def minibatches(
     if normalize_advantage:
         narrow["advantage"] = (advantage - mean) / (variance.sqrt() + 1e-8)
     wide = {name: part for name, part in rows.items() if name not in columns}
-    return Minibatches(wide, index, {name: part.unbind() for name, part in narrow.items()})
-
-
-def _rows(column: Tensor, index: Tensor | None, number: int) -> Tensor:
-    return column if index is None else column.index_select(0, index[number])
+    cut = {name: part.unbind() for name, part in narrow.items()}
+    if cuts is not None and sizes is not None:
+        ends = [size or cuts.num_steps for size in sizes]
+        cut = {
+            name: tuple(part[:end] for part, end in zip(parts, ends, strict=True))
+            for name, parts in cut.items()
+        }
+    return Minibatches(wide, cuts, cut)
 
 
 def quality(rows: Minibatch, ranks: Ranks) -> dict[str, Tensor]:

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
-from headrace.batch import Fragment, PolicyOut
+from headrace.batch import Column, Fragment, PolicyOut, columns
 from headrace.envs.api import GUARDS, Episode, Guards, Restored
 from headrace.envs.make import EnvMaker
-from headrace.models.policy import ModelFactory, Network, Policy
+from headrace.models.own import ModelFactory
+from headrace.models.policy import Network, Policy
 from headrace.spec import Array, EnvSpec
 
 
@@ -46,6 +47,12 @@ class Plan:
     replay_limit_s: float
     threads_per_sampler: int
     guards: Guards = GUARDS
+
+    @property
+    def layout(self) -> dict[str, Column]:
+        """Of one vector's fragment."""
+        n, state_size = self.envs_per_vector, self.network.state_size
+        return columns(self.spec, self.policy_out, self.num_steps, n, state_size)
 
     @property
     def num_vectors(self) -> int:

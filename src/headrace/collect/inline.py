@@ -32,8 +32,7 @@ class InlineCollector:
         state: Mapping[str, Array] | None = None,
         say: Say = lambda text: None,
     ) -> None:
-        layout = batch.columns(plan.spec, plan.policy_out, plan.num_steps, plan.envs_per_vector)
-        self._fragments = [batch.allocate(layout) for _ in range(plan.num_vectors)]
+        self._fragments = [batch.allocate(plan.layout) for _ in range(plan.num_vectors)]
         self._sampler = Sampler(plan, list(plan.vectors), self._fragments, meter, name="inline")
         self._stop, self._say, self._version = stop, say, 0
         self.ledger, self.restored = Ledger(), Restored()

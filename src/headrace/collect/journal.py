@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.batch import Fragment, poison
 from headrace.collect.api import Plan
-from headrace.collect.rollout import Filled
+from headrace.collect.rollout import Filled, remembered
 from headrace.envs.api import whereabouts
 from headrace.envs.replay import ActionLog
 from headrace.seeding import derive
@@ -148,7 +148,8 @@ class _Journal:
                 longest = int(self._plan.replay_limit_s / step_s)
             self._log.commit(actions.astype(self._plan.spec.action.dtype), longest)
         last = fragment.obs if isinstance(fragment.obs, dict) else {"": fragment.obs}
-        self._known = state | {f"obs.{key}": o[-1].numpy().copy() for key, o in last.items()}
+        obs = {f"obs.{key}": o[-1].numpy().copy() for key, o in last.items()}
+        self._known = state | obs | remembered(fragment.core_state[1])
 
     def state(self) -> dict[str, Array]:
         """All of it, as named arrays; {} before the first fragment."""

@@ -101,6 +101,8 @@ class Sampler:
         # Its weights are overwritten by the first publish.
         self.policy = policies.build(plan.spec, plan.network, 0, plan.model)
         n = plan.envs_per_vector
+        # What a recurrent core remembers of each vector's envs
+        self._memory = [torch.zeros(n, plan.network.state_size) for _ in vectors]
         self._vectors: list[VectorEnv] = []
         for v in vectors:
             self._vectors.append(
@@ -129,8 +131,11 @@ class Sampler:
         """
         plan, filled = self._plan, Filled()
         actor = actor_for(self.policy, plan.spec, plan.network)
-        for v, vector, fragment in zip(self._indices, self._vectors, self._fragments, strict=True):
+        for v, vector, fragment, memory in zip(
+            self._indices, self._vectors, self._fragments, self._memory, strict=True
+        ):
             fragment.policy_version.fill_(version)
+            fragment.core_state[0] = memory
             noise = action_noise(
                 plan.seed, vector.env_id, steps, plan.num_steps, self.policy.num_draws
             )
@@ -140,6 +145,7 @@ class Sampler:
             filled.dropped += vector.dropped
             if taken < plan.num_steps:
                 return filled
+            memory.copy_(fragment.core_state[1])
             filled.episodes += vector.finish()
             filled.states[v], filled.step_s[v] = vector.state(), vector.step_s
         filled.whole = True
@@ -155,7 +161,7 @@ class Sampler:
                 each env can have had; 0: its first ones.
         """
         restored = Restored()
-        for v, vector in zip(self._indices, self._vectors, strict=True):
+        for v, vector, memory in zip(self._indices, self._vectors, self._memory, strict=True):
             own = {
                 name.removeprefix(f"vector{v}."): array
                 for name, array in state.items()
@@ -163,15 +169,19 @@ class Sampler:
             }
             if own:
                 restored.add(vector.restore(own))
+                if memory.numel():
+                    begun_anew = vector.state()["episode_step"] == 0
+                    memory.copy_(torch.from_numpy(own["core_state"]))
+                    memory[torch.from_numpy(begun_anew)] = 0.0
             elif begin_after:
                 restored.add(vector.start_after(begin_after))
         return restored
 
     def states(self) -> dict[int, dict[str, Array]]:
-        """Where each vector is, with its current observations, by its index in the run."""
+        """Where each vector is, with observations and memory, by its index in the run."""
         return {
-            v: vector.state() | vector.obs()
-            for v, vector in zip(self._indices, self._vectors, strict=True)
+            v: vector.state() | vector.obs() | remembered(memory)
+            for v, vector, memory in zip(self._indices, self._vectors, self._memory, strict=True)
         }
 
     def close(self) -> None:
@@ -179,3 +189,8 @@ class Sampler:
         with contextlib.ExitStack() as stack:  # goes on with the rest if one raises
             for vector in self._vectors:
                 stack.callback(vector.close)
+
+
+def remembered(state: Tensor) -> dict[str, Array]:
+    """What a recurrent core remembers of a vector's envs `[n, S]`, as a named array (a copy)."""
+    return {"core_state": state.numpy().copy()} if state.numel() else {}

@@ -76,23 +76,18 @@ class Slot:
     ) -> None:
         numbers = memoryview(memory)[offset : offset + self._HEADER].cast("q")
         self.beats, self.generation = numbers[0:1], numbers[1:2]
-        layout = _layout(plan)
-        size = batch.num_bytes(layout)
+        size = batch.num_bytes(plan.layout)
         self.fragments: dict[int, Fragment] = {}
         first = offset + self._HEADER
         for v in vectors:
             piece = memoryview(memory)[first : first + size]
-            self.fragments[v] = batch.allocate(layout, piece, fresh=fresh)
+            self.fragments[v] = batch.allocate(plan.layout, piece, fresh=fresh)
             first += size
 
     @classmethod
     def num_bytes(cls, plan: Plan, num_vectors: int) -> int:
         """How much memory a slot takes."""
-        return cls._HEADER + num_vectors * batch.num_bytes(_layout(plan))
-
-
-def _layout(plan: Plan) -> dict[str, batch.Column]:
-    return batch.columns(plan.spec, plan.policy_out, plan.num_steps, plan.envs_per_vector)
+        return cls._HEADER + num_vectors * batch.num_bytes(plan.layout)
 
 
 def main(channel: int, weights: int, memory: int, words: int, plan: int, orders: int) -> None:

@@ -4,7 +4,8 @@ A layer of the actor's trunk and the one of the critic's beside it are one batch
 is NumPy's, in place (torch's takes longer on some CPUs). What a gradient needs of the
 forward pass stays in memory that is used again by the next.
 
-Left out: losses (`algos/by_hand.py`); other activations, images, GPUs and bf16, which are torch's.
+Left out: losses (`algos/by_hand.py`); other activations, images, recurrent cores, GPUs and bf16,
+which are torch's.
 """
 
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def can(policy: Policy, network: Network) -> bool:
         and len(network.hidden_sizes) > 0
         and isinstance(model, ActorCritic)
         and isinstance(model.encoder, FlatEncoder)
+        and model.core is None
         and not policy.masks
         and isinstance(policy.head, Categorical | Gaussian)
         and model.actor.weight.device.type == "cpu"

@@ -7,8 +7,8 @@ those of `Policy.act` within 4e-6; an action differs only where its noise is tha
 boundary between two (`tests/test_numpy_actor.py`). Features are rows here and envs are columns, so
 that what is done per env runs along memory.
 
-Left out: gradients (`by_hand.py`); image, Dict and masked observations, bf16 and networks of the
-user's own, which are the policy's.
+Left out: gradients (`by_hand.py`); image, Dict and masked observations, recurrent cores, bf16 and
+networks of the user's own, which are the policy's.
 """
 
 import math
@@ -42,7 +42,8 @@ def actor_for(policy: Policy, spec: EnvSpec, network: Network) -> Actor:
 def _can(spec: EnvSpec, network: Network) -> bool:
     """Whether `NumpyActor` knows how."""
     numbers = spec.observation.kind == "box" and image_layout(spec.observation) is None
-    return numbers and network.arithmetic == "auto" and network.precision == "fp32"
+    plain = network.arithmetic == "auto" and network.precision == "fp32"
+    return numbers and plain and network.core == "none"
 
 
 class NumpyActor:

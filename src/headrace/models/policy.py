@@ -3,26 +3,22 @@
 Left out: where observations come from (`collect/`), and losses (`algos/`).
 """
 
-import inspect
+import contextlib
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from headrace.batch import Fragment, Obs, each
-from headrace.errors import UsageError
+from headrace.models.core import Core, CoreKind, state_size
 from headrace.models.dists import head_for
 from headrace.models.encoders import ImageNet, encoder_for
 from headrace.models.nets import Mlp, linear
 from headrace.models.normalize import NormalizeObs, NormalizeReward
+from headrace.models.own import ModelFactory, made, num_params
 from headrace.settings import settings
 from headrace.spec import PLAIN, EnvSpec
-
-ModelFactory = Callable[[EnvSpec], nn.Module]
-"""Makes a network of the user's own: a module whose `forward(obs)` gives `(params, value)`, see
-`ActorCritic.forward`. It gets `spec.seen` observations, and must make as many params as
-`num_params(spec)` says."""
 
 
 @settings
@@ -36,6 +32,11 @@ class Network:
     shared_trunk: bool = False
     """One stack of hidden layers for policy and value, in place of one each. (What sees images is
     always shared.)"""
+    core: CoreKind = "none"
+    """A recurrent core between what sees observations and the hidden layers, for policy and value
+    alike: memory within an episode. Minibatches are whole runs of envs then."""
+    core_size: int = 64
+    """Width of the core's output (units)."""
     image_net: ImageNet = "auto"
     """What sees images: nature and impala are convolutional networks of those papers, small is for
     grids of a few cells; auto: by the image's size."""
@@ -55,14 +56,27 @@ class Network:
     gradient of its own: the same but for rounding (fp32, a network of our own, Box observations
     without image or mask). A run can be repeated exactly only with the same value."""
 
+    @property
+    def state_size(self) -> int:
+        """How many numbers the core's state of one env takes, S; 0 without a core."""
+        return state_size(self.core, self.core_size)
+
 
 class ActorCritic(nn.Module):
-    """Our own network: an encoder, and over it an actor and a critic with a trunk each."""
+    """Our own network: an encoder, and over it an actor and a critic with a trunk each.
+
+    Attributes:
+        core: between the two, if the network has one: then the policy calls the three in turn.
+    """
 
     def __init__(self, spec: EnvSpec, network: Network) -> None:
         super().__init__()
         self.encoder = encoder_for(spec.seen, network.image_net)
         features = self.encoder.num_features
+        self.core: Core | None = None
+        if network.core != "none":
+            self.core = Core(network.core, features, network.core_size)
+            features = network.core_size
 
         def trunk() -> Mlp:
             return Mlp(features, network.hidden_sizes, network.activation)
@@ -76,26 +90,35 @@ class ActorCritic(nn.Module):
         self.critic = linear(width, 1, 1.0)
 
     def features(self, obs: Obs) -> Tensor:
-        """What the trunks see: `[..., features]`."""
+        """What the core sees, or the trunks: `[..., features]`."""
         features: Tensor = self.encoder(obs)
         return features.to(self.actor.weight.dtype)
 
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Parameters of the action distribution `[..., num_params]`, and values `[...]`."""
-        features = self.features(obs)
+        return self.heads(self.features(obs))
+
+    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of what the trunks see."""
         hidden = self.actor_trunk(features)
         critic_hidden = hidden if self.critic_trunk is None else self.critic_trunk(features)
         return self.actor(hidden), self.critic(critic_hidden).squeeze(-1)
 
 
 class Policy(nn.Module):
-    """A network, the distribution over actions that its output means, and the normalizers."""
+    """A network, the distribution over actions that its output means, and the normalizers.
+
+    Attributes:
+        state_size: S: how many numbers it remembers of each env (`models/core.py`); 0: none. Where
+            it is not 0, whoever calls brings states, and gets those after.
+    """
 
     def __init__(self, spec: EnvSpec, network: Network, model: ModelFactory | None = None) -> None:
         super().__init__()
+        self.state_size = network.state_size
         self._spec, self._clip_reward = spec, network.clip_reward
         self._bf16 = network.precision == "bf16"
-        self.model = ActorCritic(spec, network) if model is None else _made(model, spec)
+        self.model = ActorCritic(spec, network) if model is None else made(model, spec)
         self.head = head_for(spec.action)
         self.normalize_obs = NormalizeObs(spec.seen) if network.normalize_obs else None
         self.normalize_reward = NormalizeReward() if network.normalize_reward else None
@@ -123,50 +146,110 @@ class Policy(nn.Module):
         seen = self.seen(obs)
         return seen if self.normalize_obs is None else self.normalize_obs(seen)
 
-    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Parameters of the action distribution `[..., num_params]`, and values `[...]`."""
-        seen = self.normalized(obs)
+    def forward(
+        self, obs: Obs, state: Tensor | None = None, reset: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Parameters of the action distribution `[..., num_params]`, and values `[...]`.
+
+        Args:
+            obs: `[..., *shape]`; with a core, `[T, n, *shape]`, or these rows as `[T * n, *shape]`.
+            state: with a core: `[n, S]`, before the first row.
+            reset: with a core: `[T, n]` bool (or flat): zero the state before this row.
+        """
+        if state is None:
+            with self._precision():
+                return self._masked(obs, *self.model(self.normalized(obs)))
+        assert reset is not None
+        return self._in_sequence(obs, state, reset)[:2]
+
+    def one_row(
+        self, obs: Obs, state: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """As `forward`, of one row `[n, ...]`; with a core also `{"state": [n, S]}`: after it."""
+        if state is None:
+            return *self(obs), {}
+        assert isinstance(self.model, ActorCritic)
+        assert self.model.core is not None
+        with self._precision():
+            features = self.model.features(self.normalized(obs))
+        hidden, after = self.model.core.one_row(features, state)
+        return *self._from_core(obs, hidden), {"state": after}
+
+    def values(self, obs: Obs, state: Tensor, reset: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+        """With a core: values `[T, n]` of a sequence, and states by row (see `Core.forward`)."""
+        return self._in_sequence(obs, state, reset)[1:]
+
+    def _in_sequence(
+        self, obs: Obs, state: Tensor, reset: Tensor
+    ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+        assert isinstance(self.model, ActorCritic)
+        assert self.model.core is not None
+        with self._precision():
+            features = self.model.features(self.normalized(obs))
+        rows, n = features.shape[:-1], len(state)
+        in_time = features.reshape(-1, n, features.shape[-1])
+        hidden, after = self.model.core(in_time, state, reset.reshape(-1, n))
+        return *self._from_core(obs, hidden.reshape(*rows, -1)), after
+
+    def _from_core(self, obs: Obs, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        with self._precision():
+            return self._masked(obs, *self.model.heads(hidden))  # type: ignore[operator]
+
+    def _precision(self) -> contextlib.AbstractContextManager[None]:
+        """Of everything but a core."""
+        if not self._bf16:
+            return contextlib.nullcontext()
+        return torch.autocast(next(self.parameters()).device.type, torch.bfloat16)
+
+    def _masked(self, obs: Obs, params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """What the network gave, without the actions that are not allowed."""
         if self._bf16:
-            device = next(self.parameters()).device.type
-            with torch.autocast(device, torch.bfloat16):
-                params, value = self.model(seen)
             params, value = params.float(), value.float()
-        else:
-            params, value = self.model(seen)
         if self._spec.mask_key:
             allowed = obs[self._spec.mask_key].reshape(params.shape) != 0  # type: ignore[index]
             # The least finite number, not -inf: its share of the entropy is 0 * log 0.
             params = params.masked_fill(~allowed, torch.finfo(params.dtype).min)
         return params, value
 
-    def act(self, obs: Obs, noise: Tensor) -> dict[str, Tensor]:
+    def act(self, obs: Obs, noise: Tensor, state: Tensor | None = None) -> dict[str, Tensor]:
         """Sample actions.
 
         Args:
             obs: `[n, ...]`.
             noise: `[n, num_draws]`, uniform in (0, 1).
+            state: with a core: `[n, S]`.
 
         Returns:
-            `action` (as stored in a fragment), `log_prob` `[n]` and `value` `[n]`.
+            `action` (as stored in a fragment), `log_prob` `[n]` and `value` `[n]`; with a core also
+            `state` `[n, S]`: after this row.
         """
-        params, value = self(obs)
+        params, value, after = self.one_row(obs, state)
         action, log_prob = self.head.sample(params, noise)
-        return {"action": action, "log_prob": log_prob, "value": value}
+        return {"action": action, "log_prob": log_prob, "value": value} | after
 
-    def act_greedily(self, obs: Obs) -> Tensor:
-        """The likeliest action for each of `[n, ...]` observations."""
-        return self.head.mode(self(obs)[0])
+    def act_greedily(self, obs: Obs, state: Tensor | None = None) -> dict[str, Tensor]:
+        """The likeliest `action` for each of `[n, ...]` observations; `state` as in `act`."""
+        params, _, after = self.one_row(obs, state)
+        return {"action": self.head.mode(params)} | after
 
-    def evaluate(self, obs: Obs, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability, entropy and value of `action` in `obs`: `[...]` each."""
-        params, value = self(obs)
+    def evaluate(
+        self,
+        obs: Obs,
+        action: Tensor,
+        state: Tensor | None = None,
+        reset: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probability, entropy and value of `action` in `obs`: `[...]` each.
+
+        With a core the rows are a sequence: `state` and `reset` as in `forward`.
+        """
+        params, value = self(obs, state, reset)
         log_prob, entropy = self.head.evaluate(params, action)
         return log_prob, entropy, value
 
-    def value(self, obs: Obs) -> Tensor:
-        """V(s) for `[..., ]` observations."""
-        value: Tensor = self(obs)[1]
-        return value
+    def value(self, obs: Obs, state: Tensor | None = None) -> Tensor:
+        """V(s) for `[..., ]` observations; with a core `[k, ...]`, each with its state `[k, S]`."""
+        return self.one_row(obs, state)[1]
 
     def clipped(self, reward: Tensor) -> Tensor:
         """The reward clipped, where that was asked for."""
@@ -178,8 +261,9 @@ class Policy(nn.Module):
         return clipped if self.normalize_reward is None else self.normalize_reward(clipped)
 
 
-Act = Callable[[Obs, Tensor], dict[str, Tensor]]
-"""As `Policy.act`: (observations [n, ...], noise [n, draws]) -> action and the other outputs."""
+Act = Callable[..., dict[str, Tensor]]
+"""As `Policy.act`: (observations [n, ...], noise [n, draws], with a core also states [n, S]) ->
+action and the other outputs."""
 
 
 class Actor(Protocol):
@@ -201,7 +285,10 @@ class Actor(Protocol):
 
 
 class PolicyActor:
-    """An `Actor` that gets all of a row at once, from `Policy.act` or what is like it."""
+    """An `Actor` that gets all of a row at once, from `Policy.act` or what is like it.
+
+    The states of a recurrent core lie in the fragment: another actor may go on at any row.
+    """
 
     def __init__(self, act: Act) -> None:
         self._act = act
@@ -212,81 +299,33 @@ class PolicyActor:
         outs = {"action": fragment.action} | fragment.policy_out
         rows = [(name, column.unbind()) for name, column in outs.items()]
         noise_rows = noise.unbind()
+        self._fragment = fragment
+        start, current = fragment.core_state
+        memory = [current] if current.numel() else []
 
         def act(t: int) -> None:
-            out = self._act(each(lambda o: o[t], fragment.obs), noise_rows[t])
+            if memory and t == 0:
+                current.copy_(start)
+            elif memory:
+                self._forget(t - 1)
+            out = self._act(each(lambda o: o[t], fragment.obs), noise_rows[t], *memory)
             for name, of in rows:
                 of[t].copy_(out[name])
+            if memory:
+                current.copy_(out["state"])
 
         return act
 
     def finish(self) -> None:
-        """See `Actor`: nothing is left."""
+        """See `Actor`: the states are those that the next fragment begins with."""
+        self._forget(self._fragment.num_steps - 1)
 
-
-def num_params(spec: EnvSpec) -> int:
-    """How many numbers the distribution over actions takes: logits, or means."""
-    return head_for(spec.action).num_params
-
-
-def _made(factory: ModelFactory, spec: EnvSpec) -> nn.Module:
-    """A model of the user's own."""
-    name = getattr(factory, "__name__", type(factory).__name__)
-    if isinstance(factory, nn.Module) or not callable(factory):
-        raise UsageError(
-            f"model={name}: expected what makes a torch.nn.Module from the environment's spec, "
-            "such as its class; not the module itself."
-        )
-    try:
-        inspect.signature(factory).bind(spec)
-    except TypeError as error:
-        raise UsageError(
-            f"The model {name} cannot be made: {error}.\nExpected a class or function that takes "
-            "the environment's spec, as in examples/own_network.py."
-        ) from None
-    except ValueError:
-        pass  # built-ins do not tell their signature
-    return _checked(factory(spec), spec)
-
-
-@torch.no_grad()
-def _checked(model: Any, spec: EnvSpec) -> nn.Module:
-    """Try a model of the user's own on two observations."""
-    expected = (
-        f"expected that forward(obs) gives (params, value) of shapes [n, {num_params(spec)}] and "
-        f"[n], for {spec.seen.describe()} observations"
-    )
-    if not isinstance(model, nn.Module):
-        raise UsageError(
-            f"The model is a {type(model).__name__}: expected that calling it with the "
-            "environment's spec makes a torch.nn.Module."
-        )
-    tried = {
-        # Choices may be few; of numbers, not 0, which would hide what a layer does
-        key: torch.full((2, *part.shape), int(part.kind == "box"), dtype=getattr(torch, part.dtype))
-        for key, part in spec.seen.leaves
-    }
-    obs = tried if spec.seen.kind == "dict" else tried[PLAIN]
-    before = [buffer.clone() for buffer in model.buffers()]
-    try:
-        given, again = model(obs), model(obs)
-        shapes = [tuple(part.shape) for part in given]
-    except Exception as error:
-        raise UsageError(
-            f"The model {type(model).__name__} failed: {type(error).__name__}: {error}\n{expected}."
-        ) from error
-    if shapes != [(2, num_params(spec)), (2,)]:
-        raise UsageError(
-            f"The model {type(model).__name__} gave shapes {shapes} for n=2: {expected}."
-        )
-    pairs = [*zip(given, again, strict=True), *zip(before, model.buffers(), strict=True)]
-    if not all(torch.equal(first, second) for first, second in pairs):
-        raise UsageError(
-            f"The model {type(model).__name__} gave other values for the same observations, or "
-            "changed itself when it was called: what acted would not be what is learned from.\n"
-            "Leave out such layers (Dropout, BatchNorm); LayerNorm is a substitute."
-        )
-    return model
+    def _forget(self, t: int) -> None:
+        """Zero the current states of envs whose episode ended with step t."""
+        of = self._fragment
+        if of.core_state.numel():
+            ended = of.terminated[t] | of.truncated[t] | ~of.valid[t]
+            of.core_state[1].masked_fill_(ended.unsqueeze(-1), 0.0)
 
 
 def build(spec: EnvSpec, network: Network, seed: int, model: ModelFactory | None = None) -> Policy:

@@ -10,7 +10,8 @@ from typing import Any
 
 from headrace.envs.make import EnvLike, WrapperLike
 from headrace.errors import ConfigError
-from headrace.models.policy import ModelFactory, Network
+from headrace.models.own import ModelFactory
+from headrace.models.policy import Network
 from headrace.run import launch
 from headrace.run.code import Code, code
 from headrace.run.config import ALGOS, MAY_CHANGE, changes

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.envs.make import WrapperLike
 from headrace.errors import ConfigError
-from headrace.models.policy import ModelFactory
+from headrace.models.own import ModelFactory
 from headrace.named import load_callable
 
 

@@ -156,9 +156,14 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         origin["num_workers"] += f", {cores} cores"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
     _check_guards(run)
+    if run.model and network.core != "none":
+        raise ConfigError(
+            f"core={network.core!r}, but the network is one of your own ({run.model}), which is "
+            "given each observation alone.\nLeave out --core, or train Headrace's network."
+        )
     settings = Settings(run, network, algo, origin)
     _check_bounds(settings.flat())
-    check_sums(run, algo)
+    check_sums(run, network, algo)
     return settings
 
 
@@ -185,7 +190,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
         (
             "total_env_steps", "schedule_env_steps", "num_envs", "num_steps", "envs_per_vector",
             "eval_episodes", "keep", "num_epochs", "num_minibatches", "hidden_sizes",
-            "num_learners", "num_accumulation_steps", "rank_timeout_s",
+            "num_learners", "num_accumulation_steps", "rank_timeout_s", "core_size",
         ),
         (1, math.inf),
     ),

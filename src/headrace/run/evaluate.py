@@ -25,7 +25,8 @@ from headrace.envs.make import EnvMaker, make_all
 from headrace.envs.vector import make_vector
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
-from headrace.models.policy import ModelFactory, Network, Policy, PolicyActor
+from headrace.models.own import ModelFactory
+from headrace.models.policy import Act, Network, Policy, PolicyActor
 from headrace.run import checkpoint
 from headrace.run.code import code
 from headrace.run.config import cpu_cores
@@ -63,6 +64,9 @@ class Evaluation:
 class TrainedPolicy:
     """A policy to act with: `policy(obs) -> action`, normalizers included, on the CPU.
 
+    With a recurrent core it remembers, from call to call: call `reset` when an episode begins. It
+    serves one environment, or a batch of always as many, then; each user loads one of its own.
+
     Attributes:
         spec: what it was trained on.
         module: the network.
@@ -71,6 +75,27 @@ class TrainedPolicy:
     def __init__(self, spec: EnvSpec, module: Policy) -> None:
         self.spec, self.module = spec, module
         self._codec = ActionCodec(spec.action)
+        self._memory: Tensor | None = None  # [n, S], once called
+
+    def reset(self, begun: Any = None) -> None:
+        """New episodes begin with the next call; nothing to do without a recurrent core.
+
+        Args:
+            begun: `[n]` bool: in which environments of a batch; default: in all, and from here on
+                there may be another number of them.
+
+        Raises:
+            ValueError: `begun` is not of the batch's length.
+        """
+        if begun is None or self._memory is None:
+            self._memory = None
+            return
+        ended = torch.from_numpy(np.asarray(begun, dtype=bool))
+        if ended.shape != self._memory.shape[:1]:
+            raise ValueError(
+                f"reset got {tuple(ended.shape)} flags; the batch has {len(self._memory)} rows."
+            )
+        self._memory[ended] = 0.0
 
     @torch.no_grad()
     def __call__(self, obs: Any, action_mask: Any = None) -> Any:
@@ -85,7 +110,8 @@ class TrainedPolicy:
             One action or a batch of them: integers, or arrays of the action space's shape.
 
         Raises:
-            ValueError: the shape is neither one observation's nor a batch's, or a key is missing.
+            ValueError: the shape is neither one observation's nor a batch's, or a key is missing;
+                or the batch is not of the length that is remembered.
         """
         parts = dict(obs) if self.spec.observation.kind == "dict" and _is_dict(obs) else {"": obs}
         if self.spec.mask_in_info:
@@ -110,10 +136,24 @@ class TrainedPolicy:
                 )
             rows[key] = torch.from_numpy(array[None] if single else array)
         batched = rows if self.spec.observation.kind == "dict" else rows[""]
-        action = self._codec.to_env(self.module.act_greedily(batched).numpy())
+        out = self.module.act_greedily(batched, *self._remembered(len(rows[key])))
+        self._memory = out.get("state")
+        action = self._codec.to_env(out["action"].numpy())
         if not single:
             return action
         return int(action[0]) if self.spec.action.kind == "discrete" else action[0]
+
+    def _remembered(self, n: int) -> list[Tensor]:
+        if not self.module.state_size:
+            return []
+        if self._memory is None:
+            self._memory = torch.zeros(n, self.module.state_size)
+        if len(self._memory) != n:
+            raise ValueError(
+                f"Got {n} observations; the policy remembers {len(self._memory)} of the call "
+                "before.\nCall its reset() first, or load one policy for each batch."
+            )
+        return [self._memory]
 
 
 def _is_dict(obs: Any) -> bool:
@@ -196,11 +236,11 @@ def evaluate(
     num_envs, module = len(quota), policy.module
     played: list[list[Episode]] = [[] for _ in quota]
 
-    def act(obs: Obs, noise: Tensor) -> dict[str, Tensor]:
-        return module.act(obs, noise) if stochastic else {"action": module.act_greedily(obs)}
-
-    meter, actor = Meter(), PolicyActor(act)
-    fragment = batch.allocate(batch.columns(policy.spec, {}, _NUM_STEPS, num_envs))
+    meter, actor = Meter(), PolicyActor(_act(module, stochastic=stochastic))
+    fragment = batch.allocate(
+        batch.columns(policy.spec, {}, _NUM_STEPS, num_envs, module.state_size)
+    )
+    fragment.core_state.zero_()
     with contextlib.closing(_vector(policy.spec, maker, num_envs, seed, meter, video)) as vector:
         steps = last_end = ended = 0
         say = _now_and_then(say)
@@ -209,6 +249,7 @@ def evaluate(
             if rollout(vector, fragment, actor, torch.from_numpy(noise), meter, stop) < _NUM_STEPS:
                 return None
             steps += _NUM_STEPS
+            fragment.core_state[0] = fragment.core_state[1]
             for episode in vector.finish():
                 played[episode.env_id].append(episode)
                 last_end = steps
@@ -218,6 +259,13 @@ def evaluate(
                 raise _endless(maker, num_envs)
     kept = [e for p, q in zip(played, quota, strict=True) for e in p[:q]]
     return Evaluation(tuple(e.total_reward for e in kept), tuple(e.num_steps for e in kept))
+
+
+def _act(module: Policy, *, stochastic: bool) -> Act:
+    def greedily(obs: Obs, noise: Tensor, *memory: Tensor) -> dict[str, Tensor]:
+        return module.act_greedily(obs, *memory)
+
+    return module.act if stochastic else greedily
 
 
 def _endless(maker: EnvMaker, num_envs: int) -> EnvError:

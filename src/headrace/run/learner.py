@@ -17,12 +17,13 @@ from headrace.batch import Fragment, Minibatch, each
 from headrace.errors import ConfigError, RankError
 from headrace.meter import Meter
 from headrace.models import policy as policies
-from headrace.models.policy import ModelFactory, Policy
+from headrace.models.own import ModelFactory
+from headrace.models.policy import Policy
 from headrace.optim import Optimizer
 from headrace.ranks import ALONE, Ranks
 from headrace.returns import discounted_sum
 from headrace.run.config import Settings
-from headrace.seeding import derive, permutations
+from headrace.seeding import derive, env_orders, permutations
 from headrace.spec import EnvSpec
 
 
@@ -117,8 +118,12 @@ class Learner:
         algo = self._settings.algo_module
         env_id = experience.env_id.cpu().numpy()
         seed, num_steps = self._settings.run.seed, experience.num_steps
+        num_envs = self._settings.run.num_envs
 
         def orders(num_epochs: int) -> Tensor:
+            if self.policy.state_size:
+                of_all = env_orders(seed, num_envs, self.version, num_epochs)
+                return torch.from_numpy(of_all[:, env_id])
             found = permutations(seed, env_id, self.version, num_epochs, num_steps)
             return torch.from_numpy(found).to(self._device)
 

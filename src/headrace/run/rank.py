@@ -24,7 +24,7 @@ from headrace.envs.api import Guards, Restored
 from headrace.envs.make import EnvMaker
 from headrace.errors import EnvError
 from headrace.meter import Meter
-from headrace.models.policy import ModelFactory
+from headrace.models.own import ModelFactory
 from headrace.ranks import Ranks, device_of, gather_json
 from headrace.run import checkpoint, rundir
 from headrace.run.best import Evaluations

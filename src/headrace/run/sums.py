@@ -14,11 +14,12 @@ def divisor(number: int, at_most: int) -> int:
     return next((d for d in range(min(at_most, number), 0, -1) if number % d == 0), 1)
 
 
-def check_sums(run: Any, algo: Any) -> None:
+def check_sums(run: Any, network: Any, algo: Any) -> None:
     """Refuse what does not divide.
 
     Args:
         run: `RunSettings`.
+        network: `Network`.
         algo: the algorithm's settings.
 
     Raises:
@@ -26,7 +27,10 @@ def check_sums(run: Any, algo: Any) -> None:
     """
     _check_learners(run)
     _check_vectors(run)
-    _check_minibatches(run, algo)
+    if network.core == "none":
+        _check_minibatches(run, algo)
+    else:
+        _check_runs(run, algo)
 
 
 def _check_learners(run: Any) -> None:
@@ -69,14 +73,37 @@ def _check_vectors(run: Any) -> None:
         )
 
 
-def _check_minibatches(run: Any, algo: Any) -> None:
+def _check_runs(run: Any, algo: Any) -> None:
+    """With a recurrent core."""
     num_minibatches = getattr(algo, "num_minibatches", 1)
+    if run.num_envs % num_minibatches:
+        raise ConfigError(
+            f"num_envs={run.num_envs} does not divide into num_minibatches={num_minibatches}: with "
+            f"a recurrent core each takes all steps of equally many envs, and {run.num_envs} / "
+            f"{num_minibatches} = {run.num_envs / num_minibatches:.2f}.\n"
+            f"Use --num-minibatches {divisor(run.num_envs, num_minibatches)}, for example."
+        )
+    _check_one_row(run, algo, num_minibatches)
+    if run.num_accumulation_steps > 1:
+        raise ConfigError(
+            f"num_accumulation_steps={run.num_accumulation_steps}, but with a recurrent core a "
+            "minibatch is whole runs of envs, which are not cut into parts.\n"
+            "Use more minibatches (--num-minibatches), or --core none."
+        )
+
+
+def _check_one_row(run: Any, algo: Any, num_minibatches: int) -> None:
     if run.num_envs * run.num_steps // num_minibatches < 2 and algo.normalize_advantage:
         raise ConfigError(
             "A minibatch of one row has nothing to normalize its advantage against: "
             f"num_envs * num_steps / num_minibatches = {run.num_envs} * {run.num_steps} / "
             f"{num_minibatches}.\nUse fewer minibatches, or --no-normalize-advantage."
         )
+
+
+def _check_minibatches(run: Any, algo: Any) -> None:
+    num_minibatches = getattr(algo, "num_minibatches", 1)
+    _check_one_row(run, algo, num_minibatches)
     if run.num_steps % num_minibatches:
         raise ConfigError(
             f"num_steps={run.num_steps} does not divide into num_minibatches={num_minibatches}: "

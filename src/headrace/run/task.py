@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.envs.make import EnvMaker
-from headrace.models.policy import ModelFactory
+from headrace.models.own import ModelFactory
 from headrace.run.checkpoint import Checkpoint
 from headrace.run.config import Settings
 from headrace.spec import EnvSpec
