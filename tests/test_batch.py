@@ -88,3 +88,33 @@ def test_minibatches_of_two_halves_are_those_of_the_whole():
 def test_minibatches_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="10 steps do not split into 3"):
         batch.stratify(torch.zeros(10, 2, dtype=torch.int64), 3)
+
+
+def test_whole_runs_share_every_env_out_once_wherever_it_is_held():
+    """8 envs in 4 minibatches, held by two learners: together they are those of one."""
+    T, M = 3, 4
+    place = torch.tensor([[5, 0, 2, 7, 1, 4, 6, 3], [0, 1, 2, 3, 4, 5, 6, 7]])
+
+    def envs_of(held, first):
+        """The envs of each minibatch, which must be whole and in time's order."""
+        index, sizes = batch.whole_runs(held, T, 8, M)
+        n = held.shape[1]
+        assert index.shape == (2 * M, max(sizes))
+        found = []
+        for row, size in zip(index, sizes, strict=True):
+            run = row[: size or T].view(T, -1)
+            assert torch.equal(run // n, torch.arange(T).unsqueeze(1).expand_as(run))
+            assert torch.equal(run % n, run[:1].expand_as(run) % n)
+            found.append({first + int(i) % n for i in run[0]} if size else set())
+        return found
+
+    alone = envs_of(place, 0)
+    assert alone == [{1, 4}, {2, 7}, {0, 5}, {3, 6}, {0, 1}, {2, 3}, {4, 5}, {6, 7}]
+    left, right = envs_of(place[:, :4], 0), envs_of(place[:, 4:], 4)
+    assert left[4:] == [{0, 1}, {2, 3}, set(), set()]
+    assert [a | b for a, b in zip(left, right, strict=True)] == alone
+
+
+def test_whole_runs_need_a_divisor_of_the_envs():
+    with pytest.raises(ValueError, match="10 envs do not split into 3 minibatches"):
+        batch.whole_runs(torch.zeros(1, 5, dtype=torch.int64), 4, 10, 3)

@@ -63,6 +63,16 @@ def test_inline_equals_workers_with_continuous_actions_and_normalizers():
             equal(x, y)
 
 
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_inline_equals_workers_with_a_recurrent_core(core, num_workers):
+    plan = plan_for(short_cartpole, num_envs=6, network=Network(core=core))
+    for batches, (a, b) in enumerate(both(plan, num_workers)):
+        for x, y in zip(a.fragments, b.fragments, strict=True):
+            equal(x, y)
+            assert x.core_state[0].any() == (batches > 0)
+
+
 def test_a_fragment_goes_on_where_the_last_one_ended():
     plan = plan_for(short_cartpole, num_steps=8, num_envs=2)
     collector = inline(plan)

@@ -18,22 +18,38 @@ ARITHMETIC = {"float64": (torch.float64, 10, 1e-9), "float32": (None, 1, 1e-5)}
 CASES = list(
     itertools.product(("ppo", "a2c"), ("CartPole-v1", "Pendulum-v1"), ARITHMETIC, (1, 2, 4))
 )
+# With a recurrent core: fewer envs, in minibatches of 2, of which most ranks have none
+CORE_N, CORE_UPDATES = 16, 4
+CORES = [
+    ("ppo", "CartPole-v1", "float64", "lstm"),
+    ("ppo", "CartPole-v1", "float32", "lstm"),
+    ("ppo", "Pendulum-v1", "float64", "gru"),
+    ("a2c", "CartPole-v1", "float64", "gru"),
+]
 
 
-def learn(ranks, algo, env, arithmetic, num_parts):
+def learn_with_core(ranks, algo, env, arithmetic, core):
+    """The same with a recurrent core."""
+    given = {"num_envs": CORE_N, "envs_per_vector": 4, "core": core, "core_size": 16}
+    given |= {"num_minibatches": 8} if algo == "ppo" else {}
+    return learn(ranks, algo, env, arithmetic, 1, given)
+
+
+def learn(ranks, algo, env, arithmetic, num_parts, more=None):
     """The parameters after some updates, their hash, and the metrics of the last."""
     dtype, updates, _ = ARITHMETIC[arithmetic]
+    updates = min(updates, CORE_UPDATES) if more else updates
     given = {"env": env, "algo": algo, "num_envs": N, "num_steps": T, "seed": 5}
     given |= {"envs_per_vector": ENVS_PER_VECTOR, "num_accumulation_steps": num_parts}
     if algo == "ppo":
         given |= {"num_epochs": 2, "num_minibatches": 4, "lr": 1e-3, "ent_coef": 0.01}
     if env == "Pendulum-v1":
         given |= {"normalize_obs": True, "normalize_reward": True}
-    settings = resolve(given)
-    share = N // ranks.size
+    settings = resolve(given | (more or {}))
+    share = settings.run.num_envs // ranks.size
     plan = plan_for(
         env, num_steps=T, num_envs=share, first_env=share * ranks.rank,
-        envs_per_vector=ENVS_PER_VECTOR, seed=5, network=settings.network,
+        envs_per_vector=settings.run.envs_per_vector, seed=5, network=settings.network,
     )  # fmt: skip
     collector = inline(plan)
     learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks, dtype)
@@ -53,22 +69,42 @@ def learn_all(ranks):
     return {case: learn(ranks, *case) for case in CASES if ranks.size > 1 or case[-1] == 1}
 
 
+def learn_all_with_core(ranks):
+    return {case: learn_with_core(ranks, *case) for case in CORES}
+
+
 @pytest.fixture(scope="module")
 def learned():
     """Size -> what each rank learned in each case."""
     return {size: on_ranks(size, learn_all) for size in (1, 2, 4)}
 
 
+@pytest.fixture(scope="module")
+def learned_with_core():
+    return {size: on_ranks(size, learn_all_with_core) for size in (1, 2, 4)}
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 @pytest.mark.parametrize("size", [2, 4])
 def test_more_ranks_learn_the_same(learned, size, case):
     algo, env, arithmetic, _ = case
-    alone, _, metrics_alone = learned[1][0][(algo, env, arithmetic, 1)]
     ranks = [rank[case] for rank in learned[size]]
+    assert_same(learned[1][0][(algo, env, arithmetic, 1)], ranks, ARITHMETIC[arithmetic][2])
+
+
+@pytest.mark.parametrize("case", CORES, ids="-".join)
+@pytest.mark.parametrize("size", [2, 4])
+def test_more_ranks_learn_the_same_with_a_recurrent_core(learned_with_core, size, case):
+    ranks = [rank[case] for rank in learned_with_core[size]]
+    assert_same(learned_with_core[1][0][case], ranks, ARITHMETIC[case[2]][2])
+
+
+def assert_same(one, ranks, largest_difference):
+    alone, _, metrics_alone = one
     assert len({digest for _, digest, _ in ranks}) == 1
     together, _, metrics = ranks[0]
     for name, array in alone.items():
-        assert abs(together[name] - array).max() <= ARITHMETIC[arithmetic][2], name
+        assert abs(together[name] - array).max() <= largest_difference, name
     for name, value in metrics_alone.items():
         assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
     assert metrics["grad_norm"] > 1e-3

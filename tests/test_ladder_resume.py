@@ -76,6 +76,23 @@ def test_a_run_may_change_its_number_of_workers_on_resume(tmp_path):
     assert_same(whole, resumed)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_a_run_with_a_recurrent_core_goes_on_with_what_it_remembers(tmp_path, core, num_workers):
+    settings = SETTINGS | {"network": headrace.Network(core=core, normalize_obs=True)}
+    settings |= {"num_workers": num_workers}
+    runs = [tmp_path / "whole", tmp_path / "part"]
+    ended = [
+        headrace.train(short_cartpole, run_dir=run, total_env_steps=updates * UPDATE, **settings)
+        for run, updates in zip(runs, (4, 2), strict=True)
+    ]
+    assert checkpoint.newest(runs[1]).arrays("samplers")["vector0.core_state"].any()
+    assert_same(
+        ended[0],
+        headrace.resume(runs[1], env=short_cartpole, total_env_steps=4 * UPDATE, quiet=True),
+    )
+
+
 @pytest.mark.parametrize(
     ("env", "how"),
     [
