@@ -57,6 +57,23 @@ class Point(gym.Env):
         return self.shown, -float(abs(action - self.shown)[0]), True, False, {}
 
 
+class Recall(gym.Env):
+    """A bit is shown at the first step and asked for at the fifth: pays 1. By chance 0.5."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.bit = 0, int(self.np_random.integers(2))
+        return np.array([2 * self.bit - 1, 0], np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        reward = float(self.t == 5 and action == self.bit)
+        return np.array([0, self.t == 4], np.float32), reward, self.t == 5, False, {}
+
+
 SMALL = {"num_envs": 8, "num_steps": 32, "envs_per_vector": 4, "seed": 1, "quiet": True}
 FAST = headrace.PPO(lr=3e-3, num_epochs=4, num_minibatches=4, gamma=0.5)
 FAST_A2C = headrace.A2C(lr=1e-2, gamma=0.5, normalize_advantage=True)
@@ -126,6 +143,18 @@ def test_cartpole(tmp_path, algo, at_least, greedy):
     )  # fmt: skip
     assert run.mean_return > at_least
     assert run.evaluate().to_json()["mean_return"] > greedy
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_recall_takes_a_memory(tmp_path, core):
+    """Three seeds of each core gave 1.0 from 4,000 env steps on, and without one at most 0.6."""
+    run = headrace.train(
+        Recall, algo=headrace.PPO(lr=1e-2, num_minibatches=2, gamma=0.9, ent_coef=0.01),
+        network=headrace.Network(core=core, core_size=16, hidden_sizes=(16,)),
+        total_env_steps=5_000, run_dir=tmp_path / "run", **SMALL,
+    )  # fmt: skip
+    found = run.evaluate(episodes=100).to_json()["mean_return"]
+    assert found > 0.95 if core != "none" else 0.3 < found < 0.7
 
 
 @pytest.mark.slow

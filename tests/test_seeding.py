@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.seeding import action_noise, derive, permutations, philox
+from headrace.seeding import action_noise, derive, env_orders, permutations, philox
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,19 @@ def test_permutations_are_uniform():
     orders = permutations(1, np.arange(1000), 0, 4, 8).swapaxes(1, 2).reshape(-1, 8)
     counts = [np.bincount(orders[:, place], minlength=8) for place in range(8)]
     # 4,000 columns: 500 each, standard deviation 21
+    assert np.abs(np.array(counts) - 500).max() < 110
+
+
+def test_orders_of_envs_are_of_the_update_and_the_epoch_and_uniform():
+    orders = env_orders(7, 16, 3, 6)
+    assert orders.shape == (6, 16) and orders.dtype == np.int64
+    assert (np.sort(orders) == np.arange(16)).all()
+    np.testing.assert_array_equal(orders[:3], env_orders(7, 16, 3, 3))
+    others = [env_orders(8, 16, 3, 6), env_orders(7, 16, 4, 6)]
+    assert len(np.unique(np.concatenate([orders, *others]), axis=0)) == 18
+    many = np.concatenate([env_orders(1, 8, update, 4) for update in range(1000)])
+    counts = [np.bincount(many[:, env], minlength=8) for env in range(8)]
+    # 4,000 orders: 500 each, standard deviation 21
     assert np.abs(np.array(counts) - 500).max() < 110
 
 
