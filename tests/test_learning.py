@@ -159,6 +159,21 @@ def test_recall_takes_a_memory(tmp_path, core):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+def test_cartpole_without_velocities_takes_a_memory(tmp_path, core, seed):
+    run = headrace.train(
+        cartpole_without_velocities,
+        algo=headrace.PPO(lr=1e-3, lr_schedule="linear", num_epochs=10, num_minibatches=1),
+        network=headrace.Network(core=core, normalize_obs=True, normalize_reward=True),
+        total_env_steps=150_000, run_dir=tmp_path / "run",
+        **SMALL | {"num_steps": 64, "seed": seed},
+    )  # fmt: skip
+    assert run.mean_return >= 400 if core != "none" else run.mean_return < 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("env", "seed", "threshold"),
     [

@@ -163,7 +163,8 @@ def _is_dict(obs: Any) -> bool:
 def load_policy(directory: str | Path, model: str | ModelFactory | None = None) -> TrainedPolicy:
     """Load the newest whole checkpoint's policy from a run directory (or from that checkpoint).
 
-    Needs neither the environment nor a GPU, and unpickles nothing.
+    Needs neither the environment nor a GPU, and unpickles nothing. A policy with a recurrent core
+    remembers from call to call, until its `reset`.
 
     Args:
         directory: of a run, its `best`, or a checkpoint.
