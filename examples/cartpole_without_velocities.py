@@ -15,6 +15,7 @@ class WithoutVelocities(gym.ObservationWrapper):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         whole = env.observation_space
+        assert isinstance(whole, gym.spaces.Box)
         self.observation_space = gym.spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:

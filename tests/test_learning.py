@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import headrace
+from examples.cartpole_without_velocities import make as cartpole_without_velocities
 
 
 class Identity(gym.Env):
