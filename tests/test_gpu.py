@@ -39,7 +39,7 @@ def learn(collected, device="cuda", ranks=ALONE, **given):
     spec, fragments = collected
     settings = resolve(GIVEN | given)
     learner = Learner(settings, spec, None, torch.device(device), Meter(), ranks)
-    metrics = learner.update(fragments, progress=0.0)
+    metrics = learner.update(learner.take(fragments), progress=0.0)
     return metrics, learner.policy.cpu().state_dict()
 
 

@@ -67,7 +67,6 @@ def test_vtrace_by_hand():
     found = vtrace(ratio, row(1, 1, 1), row(2, 3, 4), row(3, 4, 5), no, no, 0.5, 1.0, 1.0, 1.0)
     torch.testing.assert_close(found.target, row(2.4375, 2.875, 3.5))
     torch.testing.assert_close(found.advantage, row(0.4375, -0.125, -0.5))
-    assert found.clipped.flatten().tolist() == [True, False, False]
 
 
 def plain_vtrace(log_ratio, reward, value, next_value, terminated, truncated, *how):
@@ -135,7 +134,6 @@ def test_rung_7_vtrace_on_its_own_policy_has_the_targets_of_gae_1():
     advantage = gae(*arrays, *ends, 0.98, 1.0)
     torch.testing.assert_close(found.target, advantage + arrays[1])
     torch.testing.assert_close(found.advantage, advantage)
-    assert not found.clipped.any()
 
 
 def test_discounted_sum_by_hand():

@@ -82,12 +82,10 @@ class VTrace(NamedTuple):
     Attributes:
         target: v_t, what the value is to become.
         advantage: of the action, for the policy's gradient.
-        clipped: bool: where the policy's ratio was cut off at ρ̄.
     """
 
     target: Tensor
     advantage: Tensor
-    clipped: Tensor
 
 
 def vtrace(
@@ -104,7 +102,8 @@ def vtrace(
 ) -> VTrace:
     """V-trace: what one policy learns from what another did.
 
-    Espeholt et al. 2018, arXiv:1802.01561, section 4.1. With equal policies (all ratios 1) and λ = 1 the targets are those of GAE(1).
+    Espeholt et al. 2018, arXiv:1802.01561, section 4.1. With equal policies (all ratios 1) and
+    λ = 1, the targets are those of GAE(1).
 
     Args:
         log_ratio: `[T, n]`, log π(a_t|s_t) - log μ(a_t|s_t): the policy learned about, over the one
@@ -144,7 +143,7 @@ def vtrace(
     next_target = bootstrap.clone()
     next_target[:-1] = torch.where(ended[:-1], bootstrap[:-1], target[1:])
     advantage = rho * (reward + gamma * next_target - value)
-    return VTrace(target, advantage, ratio > rho_clip)
+    return VTrace(target, advantage)
 
 
 def discounted_sum(reward: Tensor, done: Tensor, start: Tensor, gamma: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""What PPO and A2C learn towards: advantages, value targets, and the weight of each row.
+"""What algorithms learn towards: advantages, value targets, and the weight of each row.
 
 Left out: losses (the algorithms' pages), and the recursion itself (`returns.py`).
 """
@@ -12,7 +12,7 @@ from headrace.batch import Fragment, Minibatch, Obs, each
 from headrace.models.normalize import merged
 from headrace.models.policy import Policy
 from headrace.ranks import Ranks
-from headrace.returns import gae
+from headrace.returns import gae, vtrace
 
 
 @torch.no_grad()
@@ -23,25 +23,71 @@ def advantages(policy: Policy, batch: Fragment, gamma: float, gae_lambda: float)
         Rows `[T * N, ...]`: `obs, action, value, advantage, target, valid`.
     """
     value = batch.policy_out["value"]
-    # The value of the true next observation: the next row's, or of the final one of a cut episode.
+    advantage = gae(
+        policy.scaled(batch.reward), value, _next_value(policy, batch, value),
+        batch.terminated, batch.truncated, gamma, gae_lambda,
+    )  # fmt: skip
+    return _rows_of(batch, value=value, advantage=advantage, target=advantage + value)
+
+
+def _next_value(policy: Policy, batch: Fragment, value: Tensor) -> Tensor:
+    """The value of the true next observation: the next row's, or the final one's of a cut episode.
+
+    Args:
+        policy: for the rows that `value` does not have.
+        batch: `[T, N]`.
+        value: `[T, N]`.
+    """
     last = policy.value(each(lambda o: o[-1], batch.obs))
     next_value = torch.cat([value[1:], last.unsqueeze(0)])
     final_obs, step, row = batch.finals()
     if len(step):
         next_value[step, row] = policy.value(final_obs)
-    advantage = gae(
-        policy.scaled(batch.reward), value, next_value, batch.terminated, batch.truncated,
-        gamma, gae_lambda,
-    )  # fmt: skip
-    rows = {
-        "action": batch.action,
-        "value": value,
-        "advantage": advantage,
-        "target": advantage + value,
-        "valid": batch.valid,
-    }
+    return next_value
+
+
+def _rows_of(batch: Fragment, **more: Tensor) -> Minibatch:
+    """The rows of a batch, flattened, with more columns `[T, N]`."""
     obs: Obs = each(lambda o: o[:-1].flatten(0, 1), batch.obs)
+    rows = {"action": batch.action, "valid": batch.valid} | more
     return {"obs": obs, **{name: tensor.flatten(0, 1) for name, tensor in rows.items()}}
+
+
+@torch.no_grad()
+def corrected(
+    policy: Policy,
+    batch: Fragment,
+    gamma: float,
+    gae_lambda: float,
+    rho_clip: float,
+    c_clip: float,
+    ranks: Ranks,
+) -> tuple[Minibatch, dict[str, Tensor]]:
+    """Advantages and value targets of `policy` as it is now, whichever versions of it have acted.
+
+    By V-trace: see `returns.vtrace`, for the arguments too.
+
+    Returns:
+        Rows `[T * N, ...]`: `obs, action, value, advantage, target, valid`, `log_prob` (of who
+        acted) and `log_prob_now`; and as metrics the shares of valid rows, over all ranks, whose
+        ratio was clipped.
+    """
+    acted = batch.policy_out["log_prob"]
+    log_prob, _, value = policy.evaluate(each(lambda o: o[:-1], batch.obs), batch.action)
+    log_ratio = log_prob - acted
+    found = vtrace(
+        log_ratio, policy.scaled(batch.reward), value, _next_value(policy, batch, value),
+        batch.terminated, batch.truncated, gamma, gae_lambda, rho_clip, c_clip,
+    )  # fmt: skip
+    rows = _rows_of(
+        batch, value=value, advantage=found.advantage, target=found.target,
+        log_prob=acted, log_prob_now=log_prob,
+    )  # fmt: skip
+    ratio = log_ratio.exp()
+    clipped = torch.stack([ratio > rho_clip, ratio > c_clip, torch.ones_like(batch.valid)])
+    counts = ranks.gather((clipped & batch.valid).sum((1, 2)).float()).sum(0)
+    rho, c = counts[:2] / counts[2].clamp(min=1)
+    return rows, {"rho_clip_fraction": rho, "c_clip_fraction": c}
 
 
 @dataclass(frozen=True)

@@ -183,10 +183,10 @@ Act = Callable[[Obs, Tensor], dict[str, Tensor]]
 
 
 class Actor(Protocol):
-    """Acts through a fragment, with the weights as they were when it was made."""
+    """Acts through rows of a fragment, with the weights as they were when it was made."""
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
-        """Get ready for a fragment.
+        """Get ready for a fragment, at whichever of its rows.
 
         Args:
             fragment: its rows of observations are read as they come.
@@ -196,8 +196,11 @@ class Actor(Protocol):
             What writes the actions of row t; rows come in order.
         """
 
-    def finish(self) -> None:
-        """All rows are done: write what else the algorithm asked the policy to emit."""
+    def finish(self, rows: slice) -> None:
+        """These rows are done: write what else the algorithm asked the policy to emit for them.
+
+        Called before any weights change.
+        """
 
 
 class PolicyActor:
@@ -220,7 +223,7 @@ class PolicyActor:
 
         return act
 
-    def finish(self) -> None:
+    def finish(self, rows: slice) -> None:
         """See `Actor`: nothing is left."""
 
 

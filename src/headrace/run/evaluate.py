@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace import batch
 from headrace.batch import Obs
 from headrace.collect.api import ShouldStop
-from headrace.collect.rollout import rollout
+from headrace.collect.rollout import Pinned, rollout
 from headrace.envs.api import Episode, VectorEnv
 from headrace.envs.film import filmed
 from headrace.envs.gym import GymVector
@@ -199,14 +199,15 @@ def evaluate(
     def act(obs: Obs, noise: Tensor) -> dict[str, Tensor]:
         return module.act(obs, noise) if stochastic else {"action": module.act_greedily(obs)}
 
-    meter, actor = Meter(), PolicyActor(act)
+    meter, weights = Meter(), Pinned(PolicyActor(act), version=0)
     fragment = batch.allocate(batch.columns(policy.spec, {}, _NUM_STEPS, num_envs))
     with contextlib.closing(_vector(policy.spec, maker, num_envs, seed, meter, video)) as vector:
         steps = last_end = ended = 0
         say = _now_and_then(say)
         while ended < episodes:
             noise = action_noise(seed, vector.env_id, steps, _NUM_STEPS, module.num_draws)
-            if rollout(vector, fragment, actor, torch.from_numpy(noise), meter, stop) < _NUM_STEPS:
+            taken = rollout(vector, fragment, weights, torch.from_numpy(noise), meter, stop)
+            if taken < _NUM_STEPS:
                 return None
             steps += _NUM_STEPS
             for episode in vector.finish():
