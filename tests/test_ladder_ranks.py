@@ -17,7 +17,7 @@ ARITHMETIC = {"float64": (torch.float64, 10, 1e-9), "float32": (None, 1, 1e-5)}
 """Name -> dtype, updates, largest difference."""
 CASES = list(
     itertools.product(("ppo", "a2c"), ("CartPole-v1", "Pendulum-v1"), ARITHMETIC, (1, 2, 4))
-)
+) + [(algo, "CartPole-v1", "float64", 1) for algo in ("appo", "impala")]
 
 
 def learn(ranks, algo, env, arithmetic, num_parts):
@@ -25,7 +25,7 @@ def learn(ranks, algo, env, arithmetic, num_parts):
     dtype, updates, _ = ARITHMETIC[arithmetic]
     given = {"env": env, "algo": algo, "num_envs": N, "num_steps": T, "seed": 5}
     given |= {"envs_per_vector": ENVS_PER_VECTOR, "num_accumulation_steps": num_parts}
-    if algo == "ppo":
+    if algo in ("ppo", "appo"):
         given |= {"num_epochs": 2, "num_minibatches": 4, "lr": 1e-3, "ent_coef": 0.01}
     if env == "Pendulum-v1":
         given |= {"normalize_obs": True, "normalize_reward": True}

@@ -102,7 +102,7 @@ class Crew:
                 "Use num_workers=0: all environments are stepped in the learner's process."
             )
         self._plan, self._journals, self._stop, self._say = plan, journals, stop, say
-        self._remakes, self._give_up_at = remakes, float("inf")
+        self._remakes, self._give_up_at, self._watched_at = remakes, float("inf"), 0.0
         self.ledger, self.restored = Ledger(), Restored()
         self.delivered: list[tuple[Order, Filled]] = []
         self._supervisor = Supervisor(
@@ -160,30 +160,37 @@ class Crew:
 
         Once told to stop, only those that answer in time are waited for, whatever they owe.
         """
-        while waiting_for := (self.owing if self.told_to_stop else pending()):
+        while self.owing if self.told_to_stop else pending():
             now = time.monotonic()
             if self._stop():
                 self.stop(now)
             if self.told_to_stop:
-                waiting_for = self.owing
-                alive = [i for i in waiting_for if self._seats[i].handle is not None]
+                alive = [i for i in self.owing if self._seats[i].handle is not None]
                 if not alive or now > self._give_up_at:
                     self._abandon(alive)
                     return
-            else:
-                for i in self._supervisor.due(now):
-                    self._start(i, now)
-            self._send(now)
-            self._listen(_LOOK_EVERY_S)
+            self.look(_LOOK_EVERY_S)
+
+    def look(self, wait_s: float = 0.0) -> None:
+        """Start, tell, listen and replace, once; wait so long for something to be heard."""
+        now = time.monotonic()
+        if not self.told_to_stop:
+            for i in self._supervisor.due(now):
+                self._start(i, now)
+        self.send(now)
+        self._listen(wait_s)
+        if now - self._watched_at >= _LOOK_EVERY_S:
+            self._watched_at = now
             self._end_silent()
 
-    def send(self) -> None:
-        """Tell workers what is ordered, without waiting for anything."""
-        self._send(time.monotonic())
-
-    def listen(self) -> None:
-        """Hear what workers have said so far, without waiting for anything."""
-        self._listen(0.0)
+    def send(self, now: float) -> None:
+        """Tell workers what is ordered."""
+        for i, order in self._supervisor.to_send(now):
+            seat = self._seats[i]
+            handle, seat.beats_at_order = seat.handle, seat.slot.beats[0]
+            assert handle is not None
+            with contextlib.suppress(OSError):  # its death shows when it is listened to
+                handle.channel.send(order)
 
     def halt(self) -> None:
         """Have workers stop where they are, and wait until they say what they have done."""
@@ -235,14 +242,6 @@ class Crew:
         )
         with forkserver.context() as context:
             seat.handle = Handle(context, orders, self._weights_fd, self._memory_fd, self._plan_fd)
-
-    def _send(self, now: float) -> None:
-        for i, order in self._supervisor.to_send(now):
-            seat = self._seats[i]
-            handle, seat.beats_at_order = seat.handle, seat.slot.beats[0]
-            assert handle is not None
-            with contextlib.suppress(OSError):  # its death shows when it is listened to
-                handle.channel.send(order)
 
     def _listen(self, wait_s: float) -> None:
         """Wait a moment for words or the end of any worker."""

@@ -10,6 +10,7 @@ worker that takes over, or a run that is resumed, goes on after it.
 Left out: processes (`crew.py`), and sampling batch by batch (`workers.py`).
 """
 
+import time
 from collections.abc import Mapping
 
 from headrace.collect.api import Collected, Ledger, Plan, Say, ShouldStop
@@ -56,9 +57,10 @@ class NonstopCollector:
 
     def collect(self) -> Collected | None:
         """See `Collector`."""
+        if self._stop():
+            return None
         self.go_ahead(more=True)
-        self._crew.listen()
-        self._hear()
+        self._crew.look()  # in any case: whoever is lost is replaced while others fill the queue
         self._crew.serve(lambda: [] if self._has_batch() else self._crew.owing)
         if self._crew.told_to_stop or not self._has_batch():
             return None
@@ -77,7 +79,7 @@ class NonstopCollector:
         for v, buffer in self._queue.to_order():
             self._crew.order(Order(((v, buffer, self._ordered[v]),), None))
             self._ordered[v] += self._plan.num_steps
-        self._crew.send()
+        self._crew.send(time.monotonic())
 
     def give_up(self) -> None:
         """See `Collector`."""

@@ -7,6 +7,7 @@ lag 1 the next batch is made while this one is learned from.
 Left out: processes (`crew.py`), and sampling that never stops (`nonstop.py`).
 """
 
+import time
 from collections.abc import Mapping
 
 from headrace.collect.api import Collected, Ledger, Plan, Say, ShouldStop
@@ -59,13 +60,13 @@ class WorkersCollector:
     def collect(self) -> Collected | None:
         """See `Collector`."""
         self._journals.enter()
-        if not self._crew.owing and not self._crew.delivered:
-            if self._stop():
-                return None
+        if self._stop():
+            return None
+        if not self._crew.owing:
             self._order()
         self._crew.serve(lambda: self._crew.owing)
-        all_filled, whole = self._take()
-        if not whole:
+        all_filled = self._take()
+        if all_filled is None:
             return None
         fragments = {v: self._crew.fragment(v, 0) for v in self._plan.vectors}
         self._journals.hold(fragments, all_filled)
@@ -79,7 +80,7 @@ class WorkersCollector:
         self._journals.enter()
         if self._plan.lag and more:
             self._order()
-            self._crew.send()
+            self._crew.send(time.monotonic())
 
     def give_up(self) -> None:
         """See `Collector`."""
@@ -89,7 +90,8 @@ class WorkersCollector:
     def halt(self) -> None:
         """See `Collector`."""
         self._crew.halt()
-        self._take()
+        self._held = self._take() or []
+        self.give_up()
 
     def state(self) -> dict[str, Array]:
         """See `Collector`."""
@@ -110,8 +112,8 @@ class WorkersCollector:
         for share in self._crew.shares:
             self._crew.order(Order(tuple((v, 0, steps) for v in share), self._version))
 
-    def _take(self) -> tuple[list[Filled], bool]:
-        """Count what was delivered: it is a batch, or lost."""
+    def _take(self) -> list[Filled] | None:
+        """Count what was delivered: it is a batch, or (None) lost."""
         all_filled = [filled for _, filled in self._crew.delivered]
         self._crew.delivered.clear()
         whole = len(all_filled) == len(self._crew.shares) and all(f.whole for f in all_filled)
@@ -119,4 +121,4 @@ class WorkersCollector:
             self.ledger.collected += filled.taken
             self.ledger.lost += filled.lost if whole else filled.taken
             self.ledger.drop(filled.dropped, self._say)
-        return all_filled, whole
+        return all_filled if whole else None

@@ -159,16 +159,15 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         vectors = share // derived.get("envs_per_vector", run.envs_per_vector)
         derived["num_workers"] = learners * max(1, min(cores // learners, vectors))
         origin["num_workers"] += f", {cores} cores"
-    corrects = ALGOS[run.algo][0].CORRECTS_LAG
     if run.lag == -1:
-        workers = derived.get("num_workers", run.num_workers)
-        derived["lag"] = _USUAL_LAG if corrects and workers > 0 else 0
+        beside = ALGOS[run.algo][0].CORRECTS_LAG and derived.get("num_workers", run.num_workers) > 0
+        derived["lag"] = _USUAL_LAG if beside else 0
         origin["lag"] = "follows algo and num_workers"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
     _check_guards(run)
     settings = Settings(run, network, algo, origin)
     _check_bounds(settings.flat())
-    _check_lag(run, corrects=corrects)
+    _check_lag(run)
     check_sums(run, algo)
     return settings
 
@@ -176,7 +175,8 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
 _USUAL_LAG = 2
 
 
-def _check_lag(run: RunSettings, *, corrects: bool) -> None:
+def _check_lag(run: RunSettings) -> None:
+    corrects = ALGOS[run.algo][0].CORRECTS_LAG
     if run.lag > 1 and not corrects:
         able = " or ".join(name for name, (page, _) in ALGOS.items() if page.CORRECTS_LAG)
         raise ConfigError(
