@@ -174,6 +174,8 @@ def _said_by(rank: int, *, quiet: bool) -> Say:
 def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, say: Say) -> Collector:
     run = task.settings.run
     num_workers = run.num_workers // ranks.size
+    # Cores that learners compute on while samplers sample.
+    taken = ranks.size * run.learner_threads if run.lag else 0
     plan = Plan(
         maker=task.maker,
         spec=task.spec,
@@ -187,7 +189,7 @@ def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, say: Sa
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
-        threads_per_sampler=max(1, cpu_cores() // max(run.num_workers, ranks.size)),
+        threads_per_sampler=max(1, (cpu_cores() - taken) // max(run.num_workers, ranks.size)),
         lag=run.lag,
         first_ready=run.lag > 0 and task.settings.algo_module.CORRECTS_LAG,
         guards=Guards(
