@@ -60,9 +60,20 @@ class Point(gym.Env):
 SMALL = {"num_envs": 8, "num_steps": 32, "envs_per_vector": 4, "seed": 1, "quiet": True}
 FAST = headrace.PPO(lr=3e-3, num_epochs=4, num_minibatches=4, gamma=0.5)
 FAST_A2C = headrace.A2C(lr=1e-2, gamma=0.5, normalize_advantage=True)
+FAST_APPO = headrace.APPO(lr=3e-3, num_epochs=4, num_minibatches=4, gamma=0.5)
+FAST_IMPALA = headrace.IMPALA(lr=1e-2, gamma=0.5, normalize_advantage=True)
+NONSTOP = {"num_workers": 2, "lag": 2}
 # One gradient step per batch: shorter batches, more of them
 EITHER = pytest.mark.parametrize(
-    ("algo", "sizes"), [(FAST, {}), (FAST_A2C, {"num_steps": 8})], ids=["ppo", "a2c"]
+    ("algo", "sizes"),
+    [
+        (FAST, {}),
+        (FAST_A2C, {"num_steps": 8}),
+        (FAST_APPO, NONSTOP),
+        (FAST_IMPALA, NONSTOP | {"num_steps": 8}),
+        (FAST, {"num_workers": 2, "lag": 1}),
+    ],
+    ids=["ppo", "a2c", "appo", "impala", "ppo at lag 1"],
 )
 
 
