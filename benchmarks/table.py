@@ -32,9 +32,7 @@ HEADLINES = {
     "Stepping, Breakout, 8 environments": ("Headrace, 8 envs",),
     "Stepping, Breakout, 32 environments": ("Headrace, 32 envs",),
     "PPO training, Breakout": ("Headrace", "Headrace, bf16"),
-    **{
-        comparison.title: (uneven.ASYNCHRONOUS, uneven.LAG_0) for comparison in uneven.comparisons()
-    },
+    **{each.title: (uneven.ASYNCHRONOUS,) for each in uneven.comparisons()},
     "Start of 24 samplers": ("Headrace, 24 workers",),
 }
 """What the README shows: of a table, these contestants."""

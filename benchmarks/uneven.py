@@ -33,7 +33,7 @@ from benchmarks.peers.step_times import DISTRIBUTIONS
 from benchmarks.peers.works import SETTINGS
 
 UPDATES = {"uneven": 12, "highway": 7, "minigrid": 24}
-"""Of Headrace, in each turn: 10 s or more."""
+"""Of Headrace, in each turn: some 10 s."""
 REAL = {"highway": "highway-env", "minigrid": "MiniGrid, slow resets"}
 SLEEPING, COMPUTING = "24 environments that sleep 7 ms", "8 environments that compute"
 """Titles of tables, up to the colon."""
@@ -132,7 +132,7 @@ def comparison(work, title, limit, also, sizes, kwargs=(), faster=FASTER):
         [watched(c) for c in (*ours(work, kwargs, sizes), *peers(work, kwargs))],
         Work(None),
         also=also | {"of the limit while collecting": while_collecting(SETTINGS[work], limit)},
-        ratios={faster: (ASYNCHRONOUS, LOCK_STEP), "lag 0 / lock-step": (LAG_0, LOCK_STEP)},
+        ratios={faster: (ASYNCHRONOUS, LOCK_STEP)},
         limit=limit,
     )
 

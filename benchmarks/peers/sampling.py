@@ -25,7 +25,7 @@ def parser(description):
     made.add_argument("--env", required=True, metavar="MODULE:CALLABLE")
     made.add_argument("--env-kwargs", nargs="*", default=[], metavar="KEY=VALUE")
     made.add_argument("--num-envs", type=int, required=True)
-    made.add_argument("--seconds", type=float, default=10.0)
+    made.add_argument("--seconds", type=float, default=8.0)
     return made
 
 
