@@ -93,36 +93,20 @@ def peers(work, kwargs):
     """All of them, by what they wait for."""
     settings = SETTINGS[work]
     flags = ["--env", settings.env, "--num-envs", str(settings.num_envs), *kwargs]
-    quarter = settings.num_envs // 4
-    found = [
-        ("Stable-Baselines3, lock-step", "sb3", flags, "stable-baselines3"),
-        (LOCK_STEP, "base", flags, ""),
-        (
-            f"Tianshou, first {quarter} ready",
-            "tianshou",
-            [*flags, "--wait-num", str(quarter)],
-            "tianshou",
-        ),
-        (
-            f"RLlib, {settings.num_envs} runners",
-            "rllib",
-            [*flags, "--num-steps", str(settings.num_steps)],
-            "ray",
-        ),
-    ]
-    made = [
-        contestants.driver(name, venv, DRIVERS[venv], arguments, package=package)
-        for name, venv, arguments, package in found
-    ]
-    return [dataclasses.replace(c, turns=1) if c.venv == "rllib" else c for c in made]
+    quarter = str(settings.num_envs // 4)
 
+    def driver(name, venv, module, package="", more=()):
+        return contestants.driver(name, venv, module, [*flags, *more], package=package)
 
-DRIVERS = {
-    "sb3": "sample_sb3",
-    "base": "sample_gymnasium",
-    "tianshou": "sample_tianshou",
-    "rllib": "sample_rllib",
-}
+    fragment = ["--num-steps", str(settings.num_steps)]
+    rllib = driver(f"RLlib, {settings.num_envs} runners", "rllib", "sample_rllib", "ray", fragment)
+    wait = ["--wait-num", quarter]
+    return [
+        driver("Stable-Baselines3, lock-step", "sb3", "sample_sb3", "stable-baselines3"),
+        driver(LOCK_STEP, "base", "sample_gymnasium"),
+        driver(f"Tianshou, first {quarter} ready", "tianshou", "sample_tianshou", "tianshou", wait),
+        dataclasses.replace(rllib, turns=1),
+    ]
 
 
 def comparison(work, title, limit, also, sizes, kwargs=(), faster=FASTER):
