@@ -6,7 +6,9 @@ If nobody ever waited, they would make 24 / measured mean env steps/s, by the me
 environments of the same turn measured themselves: the limit of these tables, and "of the limit" is
 the sampling efficiency, the share of their time in which environments are busy. On busy cores
 sleeps are longer than was asked for, and so the limit is lower: "of 24 / 7 ms" is the rate beside
-that of the times that were asked for.
+that of the times that were asked for. "busy" is the same share as seen from outside, whatever the
+trainer counts: experience that was made before the first update's end and learned from after it
+counts for an asynchronous trainer's rate, and so the two may differ by a few percent.
 
 Then 8 real ones (`peers/real.py`), which compute: 2 cores can keep no more than 2 of them busy, so
 the limit is cores / measured mean of CPU time of step and reset, and the efficiency is the share of
@@ -131,6 +133,7 @@ def sleeping(distribution):
         {
             "measured mean, ms": lambda result: 1000 * result["mean_s"],
             "of 24 / 7 ms": lambda result: result["env_steps_per_s"] / num_envs * mean_s,
+            "busy": lambda result: result["busy"] / num_envs,
         },
         ["--num-workers", str(num_envs), "--envs-per-vector", "1"],
         ["--env-kwargs", f"distribution={distribution}"],
@@ -149,7 +152,10 @@ def real(work):
         work,
         f"{COMPUTING}: {REAL[work]}",
         computing,
-        {"measured mean of CPU time, ms": lambda result: 1000 * result["mean_cpu_s"]},
+        {
+            "measured mean of CPU time, ms": lambda result: 1000 * result["mean_cpu_s"],
+            "busy": lambda result: result["busy_cpu"] / cores(),
+        },
         ["--num-workers", str(cores())],
     )
 

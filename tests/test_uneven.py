@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import contestants, figure, turns, uneven
+from benchmarks import contestants, figure, measure_busy, turns, uneven
 from benchmarks.contestants import Contestant
 from benchmarks.one_turn import TurnError, Work, take_turn
 from benchmarks.peers import busy, real
@@ -134,6 +134,19 @@ def test_what_a_killed_process_slept_is_in_the_result():
     with pytest.raises(TurnError, match="ended with 3"):
         exits = Contestant("C", [sys.executable, "-c", "raise SystemExit(3)"])
         take_turn(uneven.watched(exits), Work(None))
+
+
+def test_the_steady_state_leaves_out_the_start():
+    def sums(steps, step_s):
+        return dict.fromkeys(busy.SUMS, 0.0) | {"steps": steps, "step_s": step_s, "cpu_s": steps}
+
+    # slow at first, as processes start; then 2 environments that sleep 10 ms and wait as long
+    points = [(0.0, sums(0, 0)), (5.0, sums(100, 9)), (6.0, sums(200, 10)), (7.0, sums(300, 11))]
+    points += [(9.0, sums(500, 13)), (30.0, sums(501, 33))]
+    found = measure_busy.steady(points)
+    assert found == pytest.approx({"mean_s": 0.01, "mean_cpu_s": 1, "busy": 1, "busy_cpu": 100})
+    short = measure_busy.steady([(0.0, sums(0, 0)), (2.0, sums(10, 1))])
+    assert (short["mean_s"], short["busy"]) == (0.1, 0.5)
 
 
 def test_headrace_at_lag_0_is_measured_beside_the_limit():
