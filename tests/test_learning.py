@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import headrace
+from headrace.run.log import read_metrics
 
 
 class Identity(gym.Env):
@@ -137,6 +138,21 @@ def test_cartpole(tmp_path, algo, at_least, greedy):
     )  # fmt: skip
     assert run.mean_return > at_least
     assert run.evaluate().to_json()["mean_return"] > greedy
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("lag", [2, 4])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("algo", "within"), [("appo", 300_000), ("impala", 500_000)])
+def test_samplers_that_never_stop_solve_cartpole(tmp_path, algo, within, seed, lag):
+    run = headrace.train(
+        "CartPole-v1", algo=algo, seed=seed, lag=lag, quiet=True, run_dir=tmp_path / "run"
+    )
+    assert run.summary["env_steps"] <= within
+    assert run.mean_return >= 475
+    rows = read_metrics(run.dir)
+    assert max(row["lag_learning"] for row in rows) > 1
 
 
 @pytest.mark.slow
