@@ -86,14 +86,14 @@ def measure(row, limit_s):
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     learner = Learner(settings, spec, None, device, Meter())
     fragments = [random_experience(spec, settings.run.num_steps, row.num_envs)]
-    learner.update(fragments, 0.0)  # chooses kernels, allocates
+    learner.update(learner.take(fragments), 0.0)  # chooses kernels, allocates
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
     seconds = []
     began = time.perf_counter()
     while len(seconds) < 20 and time.perf_counter() - began < limit_s:
         start = time.perf_counter()
-        learner.update(fragments, 0.0)  # ends with a wait for the device
+        learner.update(learner.take(fragments), 0.0)  # ends with a wait for the device
         seconds.append(time.perf_counter() - start)
     env_steps = settings.run.num_steps * row.num_envs
     typical = sorted(seconds)[len(seconds) // 2]

@@ -62,6 +62,8 @@ def plan_for(
     kwargs=None,
     model=None,
     guards=GUARDS,
+    lag=0,
+    first_ready=False,
     **of_maker,
 ):
     maker = EnvMaker(env, kwargs or {}, **of_maker)
@@ -79,6 +81,8 @@ def plan_for(
         reseed_episodes=reseed,
         replay_limit_s=30.0,
         threads_per_sampler=1,
+        lag=lag,
+        first_ready=first_ready,
         guards=guards,
     )
 

@@ -56,7 +56,7 @@ def acted(network, ends, turns=1):
                 act(t)
                 for column, rows in zip(columns, ends, strict=True):
                     column[t] = rows[t]
-        actor.finish()
+            actor.finish(slice(int(turn[0]), int(turn[-1]) + 1))
     cut = (fragment.truncated & ~fragment.terminated).nonzero()
     fragment.num_final[0] = len(cut)
     fragment.final_step[: len(cut)], fragment.final_row[: len(cut)] = cut.T
@@ -204,7 +204,7 @@ def whole(policy, fragment, orders, num_minibatches, ranks=ALONE):
 
     rows = advantages(policy, fragment, 0.99, 0.95)
     rows["log_prob"] = fragment.policy_out["log_prob"].flatten()
-    cut = cuts(fragment, orders, num_minibatches, ranks)
+    cut = cuts(rows, orders, num_minibatches, ranks)
     return minibatches(rows, cut, ranks, normalize_advantage=True)
 
 

@@ -105,9 +105,9 @@ class World:
             assert generation == len(self.starts[slot]) + 1
             self.starts[slot].append((self.now, anew))
             self.process[slot] = Process(slot, generation, self.now, self.entered)
-        for slot in sup.to_send(self.now):
+        for slot, batch in sup.to_send(self.now):
             assert self.process[slot].up
-            self.process[slot].batch, self.process[slot].progress_at = self.batch, self.now
+            self.process[slot].batch, self.process[slot].progress_at = batch, self.now
         for process in self.process:
             if process is not None:
                 self.listen(process)
@@ -132,7 +132,8 @@ class World:
         for kind, generation in heard:
             if kind == "ready":
                 self.supervisor.ready(slot, generation)
-            elif self.supervisor.delivered(slot, generation):
+            elif (batch := self.supervisor.delivered(slot, generation)) is not None:
+                assert batch == self.batch
                 assert self.memory[slot] == (process.generation, self.batch, T)
                 assert process.place == self.batch  # it went on from where the last batch ended
                 process.place += 1
@@ -145,7 +146,8 @@ class World:
         self.batch += 1
         self.entered = self.batch  # the one before counts: who comes now goes on after it
         self.delivered = {}
-        self.supervisor.order()
+        for slot in range(self.num_slots):
+            self.supervisor.order(slot, self.batch)
         for _ in range(10_000):
             self.now += self.rng.choice([0.01, 0.1, 0.4])
             self.run_processes()
@@ -222,9 +224,9 @@ def test_f26_a_fragment_that_is_delivered_ends_the_waiting():
         supervisor.begin(0, 0.0)
         supervisor.ready(0, generation)
         if generation == 3:
-            supervisor.order()
+            supervisor.order(0, "it")
             supervisor.to_send(0.0)
-            assert supervisor.delivered(0, generation)
+            assert supervisor.delivered(0, generation) == "it"
         waits.append(supervisor.gone(0, 0.0, None))
     assert waits == [0.0, 0.5, 0.0, 0.5]
 
@@ -233,15 +235,15 @@ def test_f26_a_fragment_lost_twice_at_one_place_is_made_anew():
     supervisor = Supervisor(1, restart=True, max_restarts=9)
     assert supervisor.begin(0, 0.0) == (1, 0)
     assert supervisor.ready(0, 1)
-    supervisor.order()
-    assert supervisor.to_send(0.0) == [0]
+    supervisor.order(0, "it")
+    assert supervisor.to_send(0.0) == [(0, "it")]
     assert not supervisor.delivered(0, 0)  # of nobody
     supervisor.gone(0, 1.0, where=7)
     assert supervisor.begin(0, 1.0) == (2, 0)  # as it was
     assert not supervisor.ready(0, 1)  # late
     for generation, where, anew in ((2, 8, 0), (3, 8, 1), (4, 8, 2), (5, 2, 2)):
         assert supervisor.ready(0, generation)
-        assert supervisor.to_send(1.0) == [0]
+        assert supervisor.to_send(1.0) == [(0, "it")]
         assert not supervisor.delivered(0, generation - 1)  # late
         supervisor.gone(0, 2.0, where)
         assert supervisor.begin(0, 99.0) == (generation + 1, anew)
@@ -253,7 +255,7 @@ def test_f26_only_silence_that_was_seen_counts():
     supervisor = Supervisor(1, restart=True, max_restarts=9)
     supervisor.begin(0, 0.0)
     supervisor.ready(0, 1)
-    supervisor.order()
+    supervisor.order(0, "it")
     supervisor.to_send(0.0)
     assert supervisor.silent(0.1, LIMIT_S, lambda slot: 7) == []
     assert supervisor.silent(1000.0, LIMIT_S, lambda slot: 7) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.collect.workers import WorkersCollector
+from headrace.collect.crew import Crew
 from headrace.envs.api import Guards
 from headrace.envs.faulty import Faulty
 from headrace.meter import Meter
@@ -75,13 +75,13 @@ class Chaos:
 @pytest.fixture
 def losses(monkeypatch):
     """When the learner's side sees that a worker is lost (`time.monotonic`)."""
-    seen_at, lose = [], WorkersCollector._lose
+    seen_at, lose = [], Crew._lose
 
     def noted(self, i, why):
         seen_at.append(time.monotonic())
         lose(self, i, why)
 
-    monkeypatch.setattr(WorkersCollector, "_lose", noted)
+    monkeypatch.setattr(Crew, "_lose", noted)
     return seen_at
 
 
@@ -115,7 +115,7 @@ def test_f01_twenty_kills_at_random_times_in_one_run(tmp_path, measured, losses)
 
 
 def first_worker(collector):
-    return collector._seats[0].handle.process.pid
+    return collector._crew._seats[0].handle.process.pid
 
 
 @pytest.mark.fault_a

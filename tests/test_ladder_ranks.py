@@ -17,7 +17,7 @@ ARITHMETIC = {"float64": (torch.float64, 10, 1e-9), "float32": (None, 1, 1e-5)}
 """Name -> dtype, updates, largest difference."""
 CASES = list(
     itertools.product(("ppo", "a2c"), ("CartPole-v1", "Pendulum-v1"), ARITHMETIC, (1, 2, 4))
-)
+) + [(algo, "CartPole-v1", "float64", 1) for algo in ("appo", "impala")]
 # With a recurrent core: fewer envs, in minibatches of 2, of which most ranks have none
 CORE_N, CORE_UPDATES = 16, 4
 CORES = [
@@ -25,13 +25,15 @@ CORES = [
     ("ppo", "CartPole-v1", "float32", "lstm"),
     ("ppo", "Pendulum-v1", "float64", "gru"),
     ("a2c", "CartPole-v1", "float64", "gru"),
+    ("appo", "CartPole-v1", "float64", "lstm"),
+    ("impala", "CartPole-v1", "float64", "gru"),
 ]
 
 
 def learn_with_core(ranks, algo, env, arithmetic, core):
     """The same with a recurrent core."""
     given = {"num_envs": CORE_N, "envs_per_vector": 4, "core": core, "core_size": 16}
-    given |= {"num_minibatches": 8} if algo == "ppo" else {}
+    given |= {"num_minibatches": 8} if algo in ("ppo", "appo") else {}
     return learn(ranks, algo, env, arithmetic, 1, given)
 
 
@@ -41,7 +43,7 @@ def learn(ranks, algo, env, arithmetic, num_parts, more=None):
     updates = min(updates, CORE_UPDATES) if more else updates
     given = {"env": env, "algo": algo, "num_envs": N, "num_steps": T, "seed": 5}
     given |= {"envs_per_vector": ENVS_PER_VECTOR, "num_accumulation_steps": num_parts}
-    if algo == "ppo":
+    if algo in ("ppo", "appo"):
         given |= {"num_epochs": 2, "num_minibatches": 4, "lr": 1e-3, "ent_coef": 0.01}
     if env == "Pendulum-v1":
         given |= {"normalize_obs": True, "normalize_reward": True}
@@ -55,7 +57,7 @@ def learn(ranks, algo, env, arithmetic, num_parts, more=None):
     learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks, dtype)
     for _ in range(updates):
         collector.publish(learner.policy, learner.version)
-        metrics = learner.update(collector.collect().fragments, progress=0.0)
+        metrics = learner.update(learner.take(collector.collect().fragments), progress=0.0)
     collector.close()
     learner.check_equal()
     if learner.policy.normalize_obs is not None:

@@ -21,7 +21,7 @@ ONLY_IN = {
         "collect/channel.py",
         "collect/handle.py",
         "collect/worker.py",
-        "collect/workers.py",
+        "collect/crew.py",
         "run/learners.py",
     ),
     "matplotlib": ("run/plot.py",),
@@ -29,7 +29,7 @@ ONLY_IN = {
     "multiprocessing": (
         "collect/forkserver.py",
         "collect/handle.py",
-        "collect/workers.py",
+        "collect/crew.py",
         "run/learners.py",
     ),
     "pickle": (),

@@ -10,7 +10,8 @@ from headrace.models.encoders import FlatEncoder
 from headrace.models.normalize import NormalizeObs, NormalizeReward, RunningMoments
 from headrace.models.policy import Network
 from headrace.spec import ActionCodec, EnvSpec, Space
-from headrace.weights import FlatWeights
+from headrace.weights import FlatWeights, Published
+from tests.support import plan_for, policy_for, short_cartpole
 
 DISCRETE = Space("discrete", (), "int64", nvec=(3,), start=(0,))
 SPEC = EnvSpec("test", Space("box", (4,), "float32"), DISCRETE)
@@ -163,3 +164,29 @@ def test_specs_travel_as_json():
     inf = float("inf")
     spec = EnvSpec("x", Space("box", (1,), "float32", (-inf,), (inf,)), DISCRETE)
     assert EnvSpec.from_json(spec.to_json()) == spec
+
+
+def test_a_reader_that_is_overtaken_takes_the_newest_again():
+    plan = plan_for(short_cartpole)
+    module = policy_for(plan)
+    published = Published(module)
+    for version in range(3):
+        published.publish(policy_for(plan, seed=version), version)
+    pulls = []
+
+    class Overtaken(FlatWeights):
+        """While it is read, the learner publishes two more."""
+
+        def pull(self, module):
+            super().pull(module)
+            pulls.append(published.newest)
+            for version in range(3, 5) if len(pulls) == 1 else ():
+                published.publish(policy_for(plan, seed=version), version)
+
+    for part in published._parts:
+        part.__class__ = Overtaken
+    assert published.pull(module) == 4
+    assert pulls == [2, 4]
+    expected = policy_for(plan, seed=4).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in module.state_dict().items())
+    assert published.pull(module, 3) == 3

@@ -57,7 +57,7 @@ def acted(actor, spec, obs, noise, num_steps=1):
     for t in range(num_steps):
         fragment.obs[t] = obs[t * n : (t + 1) * n]
         act(t)
-    actor.finish()
+    actor.finish(slice(0, fragment.num_steps))
     return {"action": fragment.action.flatten(0, 1)} | {
         name: column.flatten() for name, column in fragment.policy_out.items()
     }

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C
+    from headrace.algos.appo import APPO as APPO
+    from headrace.algos.impala import IMPALA as IMPALA
     from headrace.algos.ppo import PPO as PPO
     from headrace.errors import HeadraceError as HeadraceError
     from headrace.models.own import num_params as num_params
@@ -26,6 +28,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "A2C",
+    "APPO",
+    "IMPALA",
     "PPO",
     "EnvSpec",
     "HeadraceError",
@@ -39,8 +43,10 @@ __all__ = [
 
 _HOME = {
     "A2C": "headrace.algos.a2c",
+    "APPO": "headrace.algos.appo",
     "EnvSpec": "headrace.spec",
     "HeadraceError": "headrace.errors",
+    "IMPALA": "headrace.algos.impala",
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
     "Run": "headrace.run.api",

@@ -8,6 +8,8 @@ Left out: policies, losses, and which steps are valid (a step that is not is pre
 that nothing flows back from it).
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -61,12 +63,87 @@ def gae(
     # δ_t = r_t + γ (1 - terminated) V(s_{t+1}) - V(s_t)
     delta = reward + gamma * next_value.masked_fill(terminated, 0.0) - value
     decay = torch.full_like(delta, gamma * gae_lambda).masked_fill(terminated | truncated, 0.0)
-    advantage = torch.empty_like(delta)
+    return _accumulated(delta, decay)
+
+
+def _accumulated(delta: Tensor, decay: Tensor) -> Tensor:
+    """A_t = δ_t + decay_t A_{t+1}, from nothing after the last row."""
+    total = torch.empty_like(delta)
     trace = torch.zeros_like(delta[0])
-    rows = zip(delta.unbind(), decay.unbind(), advantage.unbind(), strict=True)
-    for delta_t, decay_t, advantage_t in reversed(list(rows)):
-        trace = torch.addcmul(delta_t, decay_t, trace, out=advantage_t)
-    return advantage
+    rows = zip(delta.unbind(), decay.unbind(), total.unbind(), strict=True)
+    for delta_t, decay_t, total_t in reversed(list(rows)):
+        trace = torch.addcmul(delta_t, decay_t, trace, out=total_t)
+    return total
+
+
+class VTrace(NamedTuple):
+    """What `vtrace` gives, `[T, n]` each.
+
+    Attributes:
+        target: v_t, what the value is to become.
+        advantage: of the action, for the policy's gradient.
+    """
+
+    target: Tensor
+    advantage: Tensor
+
+
+def vtrace(
+    log_ratio: Tensor,
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    rho_clip: float,
+    c_clip: float,
+) -> VTrace:
+    """V-trace: what one policy learns from what another did.
+
+    Espeholt et al. 2018, arXiv:1802.01561, section 4.1. With equal policies (all ratios 1) and
+    λ = 1, the targets are those of GAE(1).
+
+    Args:
+        log_ratio: `[T, n]`, log π(a_t|s_t) - log μ(a_t|s_t): the policy learned about, over the one
+            that acted.
+        reward: `[T, n]`, r_t.
+        value: `[T, n]`, V(s_t).
+        next_value: `[T, n]`, V of the true next observation (of the final one where it ended).
+        terminated: `[T, n]` bool: the episode ended here for good.
+        truncated: `[T, n]` bool: it was cut off here.
+        gamma: discount.
+        gae_lambda: trace decay λ (remark 2 of the paper).
+        rho_clip: ρ̄: ratios in the temporal differences and advantages are cut off here; it decides
+            what the targets converge to.
+        c_clip: c̄: ratios in the traces are cut off here; it decides how fast.
+
+    Raises:
+        ValueError: if the shapes are not all the same `[T, n]`.
+    """
+    _check(
+        "vtrace",
+        reward,
+        log_ratio=log_ratio,
+        value=value,
+        next_value=next_value,
+        terminated=terminated,
+        truncated=truncated,
+    )
+    ratio = log_ratio.exp()
+    rho, c = ratio.clamp(max=rho_clip), ratio.clamp(max=c_clip)
+    bootstrap = next_value.masked_fill(terminated, 0.0)
+    # δ_t = ρ_t (r_t + γ V(s_{t+1}) - V(s_t));  v_t = V(s_t) + δ_t + γ λ c_t (v_{t+1} - V(s_{t+1}))
+    delta = rho * (reward + gamma * bootstrap - value)
+    ended = terminated | truncated
+    decay = (gamma * gae_lambda * c).masked_fill(ended, 0.0)
+    target = value + _accumulated(delta, decay)
+    # ρ_t (r_t + γ v_{t+1} - V(s_t)): after an end, and after the last row, v_{t+1} is not ours
+    next_target = bootstrap.clone()
+    next_target[:-1] = torch.where(ended[:-1], bootstrap[:-1], target[1:])
+    advantage = rho * (reward + gamma * next_target - value)
+    return VTrace(target, advantage)
 
 
 def discounted_sum(reward: Tensor, done: Tensor, start: Tensor, gamma: float) -> Tensor:

@@ -1,7 +1,6 @@
 """A module's parameters and buffers as one flat piece of memory, for publishing and pulling.
 
-The learner writes, samplers read; who tells whom that a new version is there is the collector's
-business. Left out: files (`run/checkpoint.py`).
+The learner writes, samplers read. Left out: files (`run/checkpoint.py`).
 """
 
 from typing import Any
@@ -53,3 +52,59 @@ class FlatWeights:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class Published:
+    """Numbered weights in memory that processes share: one writes them, the others read.
+
+    Two versions lie side by side, so that one is read while the next is written. A reader that is
+    overtaken twice while it reads takes the newest again.
+
+    Args:
+        module: whose weights.
+        buffer: writable memory of `num_bytes(module)`; default: the heap. Zeroed, at first.
+    """
+
+    _HEADER = 64
+
+    def __init__(self, module: nn.Module, buffer: Any = None) -> None:
+        size = FlatWeights.num_bytes(module)
+        if buffer is None:
+            buffer = bytearray(self.num_bytes(module))
+        memory = memoryview(buffer)
+        numbers = memory[: self._HEADER].cast("q")
+        self._begun, self._written, self.stop = numbers[0:1], numbers[1:2], numbers[2:3]
+        parts = (memory[self._HEADER + i * size :][:size] for i in range(2))
+        self._parts = [FlatWeights(module, part) for part in parts]
+
+    @classmethod
+    def num_bytes(cls, module: nn.Module) -> int:
+        """How much memory it takes."""
+        return cls._HEADER + 2 * FlatWeights.num_bytes(module)
+
+    @property
+    def newest(self) -> int:
+        """The version that was published last."""
+        return self._written[0]
+
+    def publish(self, module: nn.Module, version: int) -> None:
+        """Write a version: the one after `newest`, but for the first."""
+        self._begun[0] = version
+        self._parts[version % 2].publish(module)
+        self._written[0] = version
+
+    def pull(self, module: nn.Module, version: int | None = None) -> int:
+        """Copy a version into the module, and say which.
+
+        Args:
+            module: of the same layout.
+            version: the newest or the one before; None: the newest.
+        """
+        while True:
+            found = self.newest if version is None else version
+            self._parts[found % 2].pull(module)
+            # The next one lies elsewhere; the one after it, here. (Around each of torch's copies
+            # Python's lock is given and taken: on any machine, that orders them with the numbers.)
+            if self._begun[0] < found + 2:
+                return found
+            assert version is None, f"version {version} is gone: {self._begun[0]} is being written"

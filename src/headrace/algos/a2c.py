@@ -40,6 +40,8 @@ class A2C:
     """Gradients longer than this (L2) are shortened to it."""
 
 
+CORRECTS_LAG = False
+"""Whether it may learn from what older weights did, however old."""
 POLICY_OUT: PolicyOut = {"value": ((), torch.float32)}
 
 

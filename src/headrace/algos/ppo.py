@@ -52,6 +52,8 @@ class PPO:
     """Stop the epochs of an update once the mean KL of one exceeds this (nats; 0: never)."""
 
 
+CORRECTS_LAG = False
+"""Whether it may learn from what older weights did, however old."""
 POLICY_OUT: PolicyOut = {"log_prob": ((), torch.float32), "value": ((), torch.float32)}
 
 
@@ -124,12 +126,24 @@ def update(
     Returns:
         Metrics as scalars on the device: means over the update's minibatches.
     """
-    lr = cfg.lr * (1 - progress if cfg.lr_schedule == "linear" else 1.0)
-    clip_coef = cfg.clip_coef * (1 - progress if cfg.clip_schedule == "linear" else 1.0)
     rows = advantages(policy, batch, cfg.gamma, cfg.gae_lambda)
     rows["log_prob"] = batch.policy_out["log_prob"].flatten()
-    clip = torch.tensor(clip_coef, device=batch.reward.device)
-    cut = cuts(batch, orders(cfg.num_epochs), cfg.num_minibatches, ranks)
+    return epochs(rows, descend, cfg, ranks, progress, orders)
+
+
+def epochs(
+    rows: Minibatch,
+    descend: Callable[[Minibatch, float], dict[str, Tensor]],
+    cfg: PPO,
+    ranks: Ranks,
+    progress: float,
+    orders: Callable[[int], Tensor],
+) -> dict[str, Tensor]:
+    """`num_epochs` passes over rows that have all that `loss` needs, and `valid`; see `update`."""
+    lr = cfg.lr * (1 - progress if cfg.lr_schedule == "linear" else 1.0)
+    clip_coef = cfg.clip_coef * (1 - progress if cfg.clip_schedule == "linear" else 1.0)
+    clip = torch.tensor(clip_coef, device=rows["advantage"].device)
+    cut = cuts(rows, orders(cfg.num_epochs), cfg.num_minibatches, ranks)
     picked = minibatches(rows, cut, ranks, normalize_advantage=cfg.normalize_advantage)
     seen: list[dict[str, Tensor]] = []
 

@@ -1,4 +1,4 @@
-"""What PPO and A2C learn towards: advantages, value targets, and the weight of each row.
+"""What algorithms learn towards: advantages, value targets, and the weight of each row.
 
 Left out: losses (the algorithms' pages), and the recursion itself (`returns.py`).
 """
@@ -12,7 +12,7 @@ from headrace.batch import Fragment, Minibatch, Obs, each, stratify, whole_runs
 from headrace.models.normalize import merged
 from headrace.models.policy import Policy
 from headrace.ranks import Ranks
-from headrace.returns import gae
+from headrace.returns import gae, vtrace
 
 
 @torch.no_grad()
@@ -62,18 +62,57 @@ def advantages(policy: Policy, batch: Fragment, gamma: float, gae_lambda: float)
         policy.scaled(batch.reward), value, next_value, batch.terminated, batch.truncated,
         gamma, gae_lambda,
     )  # fmt: skip
-    rows = {
-        "action": batch.action,
-        "value": value,
-        "advantage": advantage,
-        "target": advantage + value,
-        "valid": batch.valid,
-    }
+    return _rows_of(policy, batch, value=value, advantage=advantage, target=advantage + value)
+
+
+def _rows_of(policy: Policy, batch: Fragment, **more: Tensor) -> Minibatch:
+    """The rows of a batch, flattened, with more columns `[T, N]`."""
     obs: Obs = each(lambda o: o[:-1].flatten(0, 1), batch.obs)
+    rows = {"action": batch.action, "valid": batch.valid} | more
     flat = {"obs": obs, **{name: tensor.flatten(0, 1) for name, tensor in rows.items()}}
     if policy.state_size:
         flat |= {"reset": batch.resets()[:-1].flatten(), "state": batch.core_state[0]}
     return flat
+
+
+@torch.no_grad()
+def corrected(
+    policy: Policy,
+    batch: Fragment,
+    gamma: float,
+    gae_lambda: float,
+    rho_clip: float,
+    c_clip: float,
+    ranks: Ranks,
+) -> tuple[Minibatch, dict[str, Tensor]]:
+    """Advantages and value targets of `policy` as it is now, whichever versions of it have acted.
+
+    By V-trace: see `returns.vtrace`, for the arguments too.
+
+    Returns:
+        Rows `[T * N, ...]`: `obs, action, value, advantage, target, valid`, `log_prob` (of who
+        acted) and `log_prob_now`, with a recurrent core what `advantages` adds; and as metrics the
+        shares of valid rows, over all ranks, whose ratio was clipped.
+    """
+    acted = batch.policy_out["log_prob"]
+    memory = (batch.core_state[0], batch.resets()[:-1]) if policy.state_size else ()
+    rows = each(lambda o: o[:-1], batch.obs)
+    log_prob, _, value = policy.evaluate(rows, batch.action, *memory)
+    _, next_value = values(policy, batch, value)
+    log_ratio = log_prob - acted
+    found = vtrace(
+        log_ratio, policy.scaled(batch.reward), value, next_value,
+        batch.terminated, batch.truncated, gamma, gae_lambda, rho_clip, c_clip,
+    )  # fmt: skip
+    flat = _rows_of(
+        policy, batch, value=value, advantage=found.advantage, target=found.target,
+        log_prob=acted, log_prob_now=log_prob,
+    )  # fmt: skip
+    ratio = log_ratio.exp()
+    clipped = torch.stack([ratio > rho_clip, ratio > c_clip, torch.ones_like(batch.valid)])
+    counts = ranks.gather((clipped & batch.valid).sum((1, 2)).float()).sum(0)
+    rho, c = counts[:2] / counts[2].clamp(min=1)
+    return flat, {"rho_clip_fraction": rho, "c_clip_fraction": c}
 
 
 @dataclass(frozen=True)
@@ -91,22 +130,23 @@ class Cuts:
     num_steps: int
 
 
-def cuts(batch: Fragment, orders: Tensor, num_minibatches: int, ranks: Ranks) -> Cuts:
+def cuts(rows: Minibatch, orders: Tensor, num_minibatches: int, ranks: Ranks) -> Cuts:
     """Minibatches of equally many steps of every env, or of whole runs of envs.
 
     Args:
-        batch: `[T, n]` of experience.
+        rows: `[T * n, ...]`, of a batch.
         orders: `[E, T, n]`: for each epoch, a permutation of the steps of each env; or, for a
             recurrent core, `[E, n]`: the place of each env among those of all ranks.
         num_minibatches: of an epoch.
         ranks: of the job, each with as many envs.
     """
-    T, n = batch.num_steps, batch.num_envs  # noqa: N806
+    valid, n = rows["valid"], orders.shape[-1]
+    num_steps = len(valid) // n
     if orders.dim() == 3:
         index = torch.cat([stratify(order, num_minibatches) for order in orders])
-        return Cuts(index, None, T)
-    index, sizes = whole_runs(orders, T, n * ranks.size, num_minibatches)
-    return Cuts(index.to(batch.reward.device), sizes, T)
+        return Cuts(index, None, num_steps)
+    index, sizes = whole_runs(orders, num_steps, n * ranks.size, num_minibatches)
+    return Cuts(index.to(valid.device), sizes, num_steps)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ class Plan:
         reseed_episodes: see `GymVector`.
         replay_limit_s: see `GymVector`.
         threads_per_sampler: see `EnvMaker.vector`.
+        lag: how many updates old the weights may be when a step is taken.
+        first_ready: at lag 1 or more: whether samplers never stop, with the newest weights at each
+            step, and the fragments that are there first make a batch; else all are made with the
+            weights of the update before the last.
         guards: what is done about environments that fail and samplers that are lost.
     """
 
@@ -46,6 +50,8 @@ class Plan:
     reseed_episodes: bool
     replay_limit_s: float
     threads_per_sampler: int
+    lag: int = 0
+    first_ready: bool = False
     guards: Guards = GUARDS
 
     @property
@@ -60,6 +66,11 @@ class Plan:
         return self.num_envs // self.envs_per_vector
 
     @property
+    def num_buffers(self) -> int:
+        """Fragments of each vector that there is memory for."""
+        return 1 + self.lag if self.first_ready else 1
+
+    @property
     def vectors(self) -> range:
         """Their indices over all ranks: vector v has the envs `v * n .. (v + 1) * n - 1`."""
         first = self.first_env // self.envs_per_vector
@@ -68,10 +79,18 @@ class Plan:
 
 @dataclass
 class Collected:
-    """One batch: fragments in the order of their vectors, and the episodes that ended in them."""
+    """One batch.
+
+    Attributes:
+        fragments: as many as there are vectors, in their order; of some none, of others several,
+            where the first that are there make a batch.
+        episodes: that ended in them.
+        metrics: of how they came about.
+    """
 
     fragments: list[Fragment]
     episodes: list[Episode] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 Say = Callable[[str], None]
@@ -111,18 +130,20 @@ class Ledger:
 
 
 class Collector(Protocol):
-    """Steps all envs of a rank for T steps at a time, with the weights that were published last.
+    """Steps the envs of a rank for T steps at a time, with the weights that were published.
 
     Attributes:
-        ledger: of what its samplers did so far.
         restored: how the episodes came back that were under way when the run was saved.
     """
 
-    ledger: Ledger
     restored: Restored
 
+    @property
+    def ledger(self) -> Ledger:
+        """Of what its samplers did so far."""
+
     def publish(self, policy: Policy, version: int) -> None:
-        """Hand out the weights that the next fragments are to be made with."""
+        """Hand out weights: at lag 0, those that the next batch is to be made with."""
 
     def collect(self) -> Collected | None:
         """The next batch; None if it was given up because the run is to stop.
@@ -130,8 +151,20 @@ class Collector(Protocol):
         The fragments are valid until the next call. Raises EnvError or SamplerError.
         """
 
+    def go_ahead(self, *, more: bool) -> None:
+        """The batch that was collected last counts, and nobody reads its fragments any more.
+
+        At lag 1 and above samplers go on from here, while it is learned from.
+
+        Args:
+            more: another one will be collected.
+        """
+
     def give_up(self) -> None:
         """The batch that was collected last is not learned from: it does not count."""
+
+    def halt(self) -> None:
+        """Nothing more is collected: samplers stop, and what they have is lost; see `ledger`."""
 
     def state(self) -> dict[str, Array]:
         """Everything needed to go on from the last batch that counts, as named arrays."""

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from headrace import batch
 from headrace.collect.api import Collected, Ledger, Plan, Say, ShouldStop
 from headrace.collect.journal import Journals, missing, unwritten
-from headrace.collect.rollout import Sampler
+from headrace.collect.rollout import Filled, Pinned, Sampler, Wanted, lag_metrics
 from headrace.collect.watchdog import Watchdog
 from headrace.envs.api import Restored
 from headrace.meter import Meter
 from headrace.models.policy import Policy
 from headrace.spec import Array
+from headrace.weights import Published
 
 
 class InlineCollector:
@@ -33,12 +34,15 @@ class InlineCollector:
         say: Say = lambda text: None,
     ) -> None:
         self._fragments = [batch.allocate(plan.layout) for _ in range(plan.num_vectors)]
-        self._sampler = Sampler(plan, list(plan.vectors), self._fragments, meter, name="inline")
-        self._stop, self._say, self._version = stop, say, 0
+        self._plan, self._stop, self._say = plan, stop, say
+        self._sampler = Sampler(plan, list(plan.vectors), meter, name="inline")
+        self._published = Published(self._sampler.policy)
+        self._version: int | None = None  # of the weights that the next batch is made with
+        self._held: Filled | None = None  # the batch that was collected last
         self.ledger, self.restored = Ledger(), Restored()
         self._journals = Journals(plan, state or {})
         self._of_vector = dict(zip(plan.vectors, self._fragments, strict=True))
-        if steps := self._journals.steps:
+        if steps := self._journals.steps():
             self.restored = self._sampler.restore(dict(state or {}), steps)
             self._journals.begin(self._sampler.states())
         self._watchdog = Watchdog(
@@ -50,15 +54,20 @@ class InlineCollector:
 
     def publish(self, policy: Policy, version: int) -> None:
         """See `Collector`."""
-        self._sampler.policy.load_state_dict(policy.state_dict())
-        self._version = version
+        self._published.publish(policy, version)
 
     def collect(self) -> Collected | None:
         """See `Collector`."""
         self._journals.enter()
+        if self._stop():
+            return None
+        version = self._published.pull(self._sampler.policy, self._version)
+        steps, self._version = self._journals.steps(), None
         unwritten(self._fragments)
+        wanted = [Wanted(v, fragment, steps) for v, fragment in self._of_vector.items()]
         with self._watchdog:
-            filled = self._sampler.collect(self._journals.steps, self._version, self._stop)
+            weights = Pinned(self._sampler.actor(), version)
+            filled = self._sampler.collect(wanted, weights, self._stop)
         self.ledger.drop(filled.dropped, self._say)
         self.ledger.collected += filled.taken
         if not filled.whole:
@@ -66,11 +75,26 @@ class InlineCollector:
             return None
         self.ledger.lost += filled.lost
         self._journals.hold(self._of_vector, [filled])
-        return Collected(self._fragments, filled.episodes)
+        self._held = filled
+        filled.lag_max = self._published.newest - version
+        filled.lag_sum = filled.lag_max * self._plan.num_steps * self._plan.num_vectors
+        metrics = lag_metrics(self._plan, [filled], 0, {})
+        return Collected(self._fragments, filled.episodes, metrics)
+
+    def go_ahead(self, *, more: bool) -> None:
+        """See `Collector`: here nothing goes on by itself, but as if it did."""
+        self._journals.enter()
+        if self._plan.lag and more:
+            self._version = self._published.newest
 
     def give_up(self) -> None:
         """See `Collector`."""
         self._journals.drop()
+        if self._held is not None:
+            self.ledger.lost += self._held.taken - self._held.lost
+
+    def halt(self) -> None:
+        """See `Collector`: nothing is under way."""
 
     def state(self) -> dict[str, Array]:
         """See `Collector`."""

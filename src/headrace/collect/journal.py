@@ -28,16 +28,17 @@ class Journals:
     Args:
         plan: the run's.
         state: what they go on from, as `state` gave it; {}: they begin.
-
-    Attributes:
-        steps: how many each env has taken, in batches that count.
     """
 
     def __init__(self, plan: Plan, state: Mapping[str, Array]) -> None:
         self._num_steps = plan.num_steps
-        self.steps = int(state.get("steps", 0))
+        self._steps = dict.fromkeys(plan.vectors, int(state.get("steps", 0)))
         self._of = {v: _Journal(plan, v, state) for v in plan.vectors}
         self._held: tuple[dict[int, Fragment], list[Filled]] | None = None
+
+    def steps(self, vectors: Iterable[int] | None = None) -> int:
+        """How many each env has taken in fragments that count: the most of these vectors (all)."""
+        return max(self._steps[v] for v in (self._steps if vectors is None else vectors))
 
     def begin(self, states: Mapping[int, dict[str, Array]]) -> None:
         """Vectors were brought to these states, with observations: where they were, or anew."""
@@ -60,12 +61,12 @@ class Journals:
         for filled in all_filled:
             for v, state in filled.states.items():
                 self._of[v].enter(fragments[v], state, filled.step_s[v])
-        self.steps += self._num_steps
+                self._steps[v] += self._num_steps
         self._held = None
 
     def state(self, vectors: Iterable[int] | None = None) -> dict[str, Array]:
         """All of it (or of some vectors), as named arrays."""
-        state = {"steps": np.array(self.steps)}
+        state = {"steps": np.array(self.steps(vectors))}
         for v in self._of if vectors is None else vectors:
             state |= self._of[v].state()
         return state

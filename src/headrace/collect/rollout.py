@@ -4,7 +4,9 @@ Left out: processes and memory (`inline.py`, `workers.py`), what a step does (`e
 """
 
 import contextlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,10 +24,46 @@ from headrace.seeding import action_noise
 from headrace.spec import Array
 
 
+class Weights(Protocol):
+    """What a sampler acts with.
+
+    Attributes:
+        version: of the weights that `pull` gave last.
+    """
+
+    version: int
+
+    def pull(self) -> Actor:
+        """Take the weights that are to act now."""
+
+    def are_old(self) -> bool:
+        """Whether others are to act from here on; asked after each step."""
+
+
+class Pinned:
+    """The same weights from a fragment's first step to its last.
+
+    Args:
+        actor: acts with them.
+        version: theirs.
+    """
+
+    def __init__(self, actor: Actor, version: int) -> None:
+        self._actor, self.version = actor, version
+
+    def pull(self) -> Actor:
+        """See `Weights`."""
+        return self._actor
+
+    def are_old(self) -> bool:
+        """See `Weights`."""
+        return False
+
+
 def rollout(
     vector: VectorEnv,
     fragment: Fragment,
-    actor: Actor,
+    weights: Weights,
     noise: Tensor,
     meter: Meter,
     stop: ShouldStop,
@@ -34,8 +72,8 @@ def rollout(
 
     Args:
         vector: is bound to the fragment here.
-        fragment: is filled, except for `policy_version`.
-        actor: the policy.
+        fragment: is filled.
+        weights: may be others from some step on: each step is stamped with its version.
         noise: `[T, n, draws]`, uniform in (0, 1).
         meter: told where the time goes.
         stop: asked before every step.
@@ -44,18 +82,23 @@ def rollout(
         The number of steps taken: T, or fewer if told to stop.
     """
     vector.bind(fragment)
-    actions = fragment.action.numpy()
-    act = actor.begin(fragment, noise)
-    meter.lap("rollout")
-    for t in range(fragment.num_steps):
-        if stop():
-            return t
-        act(t)
+    actions, num_steps = fragment.action.numpy(), fragment.num_steps
+    t = 0
+    while t < num_steps:
+        first, actor = t, weights.pull()
+        act = actor.begin(fragment, noise)
+        meter.lap("rollout")
+        while t == first or (not weights.are_old() and t < num_steps):
+            if stop():
+                return t
+            act(t)
+            meter.lap("infer")
+            vector.step(t, actions[t])
+            t += 1
+        actor.finish(slice(first, t))
+        fragment.policy_version[first:t] = weights.version
         meter.lap("infer")
-        vector.step(t, actions[t])
-    actor.finish()
-    meter.lap("infer")
-    return fragment.num_steps
+    return num_steps
 
 
 @dataclass
@@ -70,6 +113,9 @@ class Filled:
         dropped: those that were given up, each in a line: their rows are not valid.
         states: where each vector is now, by its index in the run; without observations.
         step_s: mean seconds per env step, likewise.
+        lag_sum: by how many versions the weights were older than the newest, at the end of each
+            vector step, added up.
+        lag_max: the most of these.
     """
 
     taken: int = 0
@@ -79,6 +125,44 @@ class Filled:
     dropped: list[str] = field(default_factory=list)
     states: dict[int, dict[str, Array]] = field(default_factory=dict)
     step_s: dict[int, float] = field(default_factory=dict)
+    lag_sum: int = 0
+    lag_max: int = 0
+
+
+def lag_metrics(
+    plan: Plan, batch: list[Filled], depth: float, meters: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """Metrics of a batch that was made while the learner learned; at lag 0: none.
+
+    Args:
+        plan: the run's.
+        batch: what samplers said of its fragments.
+        depth: batches that are left in the queue.
+        meters: seconds by span of each sampler, so far.
+    """
+    if not plan.lag:
+        return {}
+    num_acts = plan.num_steps * sum(len(filled.states) for filled in batch)
+    return {
+        "lag_acting": sum(filled.lag_sum for filled in batch) / num_acts,
+        "lag_acting_max": float(max(filled.lag_max for filled in batch)),
+        "queue_depth": depth,
+        "samplers_wait_s": sum(seconds.get("wait", 0.0) for seconds in meters.values()),
+    }
+
+
+class Wanted(NamedTuple):
+    """A fragment that is to be filled.
+
+    Attributes:
+        vector: its index in the run.
+        fragment: the memory.
+        steps: how many each env of the vector has taken before.
+    """
+
+    vector: int
+    fragment: Fragment
+    steps: int
 
 
 class Sampler:
@@ -88,58 +172,53 @@ class Sampler:
         plan: the run's.
         vectors: which vectors of the run are this sampler's: vector v has the envs
             `v * n .. (v + 1) * n - 1`.
-        fragments: memory for one fragment per vector.
         meter: this process's.
         name: in errors.
     """
 
-    def __init__(
-        self, plan: Plan, vectors: list[int], fragments: list[Fragment], meter: Meter, name: str
-    ) -> None:
-        self._plan, self._fragments, self._meter = plan, fragments, meter
-        self._indices = vectors
+    def __init__(self, plan: Plan, vectors: list[int], meter: Meter, name: str) -> None:
+        self._plan, self._meter = plan, meter
         # Its weights are overwritten by the first publish.
         self.policy = policies.build(plan.spec, plan.network, 0, plan.model)
         n = plan.envs_per_vector
+        self._vectors: dict[int, VectorEnv] = {}
         # What a recurrent core remembers of each vector's envs
-        self._memory = [torch.zeros(n, plan.network.state_size) for _ in vectors]
-        self._vectors: list[VectorEnv] = []
+        self._memory = {v: torch.zeros(n, plan.network.state_size) for v in vectors}
         for v in vectors:
-            self._vectors.append(
-                make_vector(
-                    plan.maker,
-                    plan.spec,
-                    np.arange(v * n, (v + 1) * n),
-                    plan.seed,
-                    meter,
-                    num_threads=plan.threads_per_sampler,
-                    reseed=plan.reseed_episodes,
-                    replay_limit_s=plan.replay_limit_s,
-                    sampler=name,
-                    guards=plan.guards,
-                )
+            self._vectors[v] = make_vector(
+                plan.maker,
+                plan.spec,
+                np.arange(v * n, (v + 1) * n),
+                plan.seed,
+                meter,
+                num_threads=plan.threads_per_sampler,
+                reseed=plan.reseed_episodes,
+                replay_limit_s=plan.replay_limit_s,
+                sampler=name,
+                guards=plan.guards,
             )
 
+    def actor(self) -> Actor:
+        """Acts with the weights that `policy` has now."""
+        return actor_for(self.policy, self._plan.spec, self._plan.network)
+
     @torch.no_grad()
-    def collect(self, steps: int, version: int, stop: ShouldStop) -> Filled:
-        """Fill one fragment of every vector.
+    def collect(self, wanted: Iterable[Wanted], weights: Weights, stop: ShouldStop) -> Filled:
+        """Fill fragments, one after the other.
 
         Args:
-            steps: how many each env has taken before, in fragments that count.
-            version: of the weights.
+            wanted: which.
+            weights: to act with.
             stop: asked between two steps.
         """
         plan, filled = self._plan, Filled()
-        actor = actor_for(self.policy, plan.spec, plan.network)
-        for v, vector, fragment, memory in zip(
-            self._indices, self._vectors, self._fragments, self._memory, strict=True
-        ):
-            fragment.policy_version.fill_(version)
+        for v, fragment, steps in wanted:
+            vector, memory = self._vectors[v], self._memory[v]
             fragment.core_state[0] = memory
             noise = action_noise(
                 plan.seed, vector.env_id, steps, plan.num_steps, self.policy.num_draws
             )
-            taken = rollout(vector, fragment, actor, torch.from_numpy(noise), self._meter, stop)
+            taken = rollout(vector, fragment, weights, torch.from_numpy(noise), self._meter, stop)
             filled.taken += int(fragment.valid[:taken].sum()) + vector.lost_steps
             filled.lost += vector.lost_steps
             filled.dropped += vector.dropped
@@ -161,7 +240,7 @@ class Sampler:
                 each env can have had; 0: its first ones.
         """
         restored = Restored()
-        for v, vector, memory in zip(self._indices, self._vectors, self._memory, strict=True):
+        for v, vector in self._vectors.items():
             own = {
                 name.removeprefix(f"vector{v}."): array
                 for name, array in state.items()
@@ -169,7 +248,7 @@ class Sampler:
             }
             if own:
                 restored.add(vector.restore(own))
-                if memory.numel():
+                if (memory := self._memory[v]).numel():
                     begun_anew = vector.state()["episode_step"] == 0
                     memory.copy_(torch.from_numpy(own["core_state"]))
                     memory[torch.from_numpy(begun_anew)] = 0.0
@@ -180,14 +259,14 @@ class Sampler:
     def states(self) -> dict[int, dict[str, Array]]:
         """Where each vector is, with observations and memory, by its index in the run."""
         return {
-            v: vector.state() | vector.obs() | remembered(memory)
-            for v, vector, memory in zip(self._indices, self._vectors, self._memory, strict=True)
+            v: vector.state() | vector.obs() | remembered(self._memory[v])
+            for v, vector in self._vectors.items()
         }
 
     def close(self) -> None:
         """Close all environments; EnvError if one fails in it."""
         with contextlib.ExitStack() as stack:  # goes on with the rest if one raises
-            for vector in self._vectors:
+            for vector in self._vectors.values():
                 stack.callback(vector.close)
 
 

@@ -3,15 +3,16 @@
 A sampler has a *slot* (memory, and its vectors); the process in it may be another one after a loss.
 Each has a *generation*, so that nothing that an earlier one said or wrote can count. A slot goes
 
-    waiting -> starting -> idle -> busy -> idle -> ...
+    waiting -> starting -> idle -> busy -> idle -> ...      (busy: it has orders)
        ^______________________________/   lost: begun again, later and later, or the run fails
 
 and whoever is told that a slot is lost has ended and buried its process before: memory never has
 two writers. The clock is given with each call (seconds, monotonic).
 
-Left out: processes, pipes and memory (`workers.py`), and what a sampler does (`rollout.py`).
+Left out: what is ordered (`workers.py`, `nonstop.py`), processes, pipes and memory (`crew.py`).
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -30,7 +31,7 @@ class Is(Enum):
     WAITING = "waiting for its time to be started"
     STARTING = "starting"
     IDLE = "idle"
-    BUSY = "busy with a fragment"
+    BUSY = "busy with an order"
 
 
 @dataclass
@@ -39,11 +40,12 @@ class _Slot:
     state: Is = Is.WAITING
     start_at: float = 0.0
     generation: int = 0
-    owes: bool = False  # a fragment of the batch under way
-    delivered: bool = False  # that fragment
-    lost_at: Any = None  # where in its fragment, the last time in this batch
-    anew: int = 0  # how often this batch was lost where it had been lost before
-    lost_in_a_row: int = 0  # since a fragment was delivered
+    orders: deque[Any] = field(default_factory=deque)  # not carried out yet, in their order
+    num_sent: int = 0  # of these
+    delivered: bool = False  # all that was ordered
+    lost_at: Any = None  # where in its order, the last time
+    anew: int = 0  # how often it was lost where this order had been lost before
+    lost_in_a_row: int = 0  # since an order was carried out
     silence: Silence = field(default_factory=Silence)
 
 
@@ -63,8 +65,7 @@ class Supervisor:
     def due(self, now: float) -> list[int]:
         """Slots whose sampler is to be started now (`begin`).
 
-        Not those that have delivered: until that batch counts, a new sampler would go on from
-        before it.
+        Not those that have delivered all: until it counts, a new sampler would go on from before.
         """
         return [
             i
@@ -73,7 +74,7 @@ class Supervisor:
         ]
 
     def begin(self, slot: int, now: float) -> tuple[int, int]:
-        """A sampler is being started: its generation, and how often its fragment is to be another.
+        """A sampler is being started: its generation, and how often its order is to be another.
 
         0: it is made (again) as it was. But where samplers were lost at the same place twice, it is
         to be made of new episodes: of others each time.
@@ -92,28 +93,40 @@ class Supervisor:
         s.state = Is.IDLE
         return True
 
-    def order(self) -> None:
-        """Of every slot a fragment is wanted."""
-        for s in self._slots:
-            assert not s.owes, s
-            s.owes, s.delivered, s.lost_at, s.anew = True, False, None, 0
+    def order(self, slot: int, what: Any) -> None:
+        """Of a slot something is wanted, after what was ordered before."""
+        s = self._slots[slot]
+        s.orders.append(what)
+        s.delivered = False
 
-    def to_send(self, now: float) -> list[int]:
-        """Slots that are to make their fragment now; they are busy from here on."""
-        found = [i for i, s in enumerate(self._slots) if s.owes and s.state is Is.IDLE]
-        for i in found:
-            self._slots[i].state = Is.BUSY
-            self._slots[i].silence.begin(now)
+    def to_send(self, now: float) -> list[tuple[int, Any]]:
+        """What samplers are to be told now: (slot, order), in order; they are busy from here on."""
+        found = []
+        for i, s in enumerate(self._slots):
+            if s.state in (Is.IDLE, Is.BUSY) and s.num_sent < len(s.orders):
+                if s.state is Is.IDLE:
+                    s.state = Is.BUSY
+                    s.silence.begin(now)
+                found += [(i, what) for what in list(s.orders)[s.num_sent :]]
+                s.num_sent = len(s.orders)
         return found
 
-    def delivered(self, slot: int, generation: int) -> bool:
-        """A sampler says that its fragment is done; whether that counts."""
+    def delivered(self, slot: int, generation: int) -> Any:
+        """A sampler says that its first order is carried out: that order; None: it says nothing."""
         s = self._slots[slot]
         if generation != s.generation or s.state is not Is.BUSY:
-            return False
-        s.state, s.lost_in_a_row = Is.IDLE, 0
-        s.owes, s.delivered = False, True
-        return True
+            return None
+        s.num_sent -= 1
+        s.lost_in_a_row, s.lost_at, s.anew = 0, None, 0
+        done = s.orders.popleft()
+        if not s.num_sent:
+            s.state = Is.IDLE
+        s.delivered = not s.orders
+        return done
+
+    def orders(self, slot: int) -> list[Any]:
+        """What is ordered of a slot, and not carried out."""
+        return list(self._slots[slot].orders)
 
     def gone(self, slot: int, now: float, where: Any) -> float | None:
         """A sampler is lost: in how many seconds another is started; None: none is.
@@ -121,9 +134,10 @@ class Supervisor:
         Args:
             slot: its own.
             now: the clock.
-            where: in its fragment: anything that is the same at the same place.
+            where: in its order: anything that is the same at the same place.
         """
         s = self._slots[slot]
+        s.num_sent = 0
         place = s.state, where
         s.anew += place == s.lost_at
         s.state, s.lost_at, s.lost_in_a_row = Is.WAITING, place, s.lost_in_a_row + 1
@@ -160,8 +174,8 @@ class Supervisor:
 
     @property
     def owing(self) -> list[int]:
-        """Slots whose fragment of this batch is not there."""
-        return [i for i, s in enumerate(self._slots) if s.owes]
+        """Slots with orders that are not carried out."""
+        return [i for i, s in enumerate(self._slots) if s.orders]
 
     @property
     def coming_up(self) -> list[int]:

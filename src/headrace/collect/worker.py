@@ -12,6 +12,7 @@ import signal
 import socket
 import traceback
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cloudpickle
 import threadpoolctl
@@ -22,11 +23,12 @@ from headrace.batch import Fragment
 from headrace.collect import forkserver
 from headrace.collect.api import Plan
 from headrace.collect.channel import Channel
-from headrace.collect.rollout import Sampler
+from headrace.collect.rollout import Sampler, Wanted
 from headrace.errors import HeadraceError, SamplerError
 from headrace.meter import Meter
+from headrace.models.policy import Actor
 from headrace.spec import Array
-from headrace.weights import FlatWeights
+from headrace.weights import Published
 
 STACK_SIGNAL = signal.SIGUSR1
 """By this a worker is asked where it is stuck; Python's fault handler answers in any case."""
@@ -53,8 +55,21 @@ class Orders:
     begin_after: int
 
 
+class Order(NamedTuple):
+    """To fill fragments, one after the other.
+
+    Attributes:
+        fragments: the vector of each, which of its buffers, and the steps that each env of the
+            vector has taken before.
+        version: of the weights; None: the newest at each step.
+    """
+
+    fragments: tuple[tuple[int, int, int], ...]
+    version: int | None
+
+
 class Slot:
-    """A worker's piece of shared memory: two counters, then a fragment of each of its vectors.
+    """A worker's piece of shared memory: two counters, then the fragments of its vectors.
 
     Args:
         memory: of all slots.
@@ -66,7 +81,7 @@ class Slot:
     Attributes:
         beats: counts what the worker does (its meter's laps), as a sequence of one number.
         generation: of the worker that writes, as a sequence of one number.
-        fragments: by vector.
+        fragments: by vector, the buffers of each.
     """
 
     _HEADER = 64
@@ -77,17 +92,49 @@ class Slot:
         numbers = memoryview(memory)[offset : offset + self._HEADER].cast("q")
         self.beats, self.generation = numbers[0:1], numbers[1:2]
         size = batch.num_bytes(plan.layout)
-        self.fragments: dict[int, Fragment] = {}
+        self.fragments: dict[int, list[Fragment]] = {v: [] for v in vectors}
         first = offset + self._HEADER
-        for v in vectors:
-            piece = memoryview(memory)[first : first + size]
-            self.fragments[v] = batch.allocate(plan.layout, piece, fresh=fresh)
-            first += size
+        for buffers in self.fragments.values():
+            for _ in range(plan.num_buffers):
+                piece = memoryview(memory)[first : first + size]
+                buffers.append(batch.allocate(plan.layout, piece, fresh=fresh))
+                first += size
 
     @classmethod
     def num_bytes(cls, plan: Plan, num_vectors: int) -> int:
         """How much memory a slot takes."""
-        return cls._HEADER + num_vectors * batch.num_bytes(plan.layout)
+        return cls._HEADER + num_vectors * plan.num_buffers * batch.num_bytes(plan.layout)
+
+
+class _Shared:
+    """The learner's weights, as a sampler follows them: a `rollout.Weights`."""
+
+    def __init__(self, published: Published, sampler: Sampler, meter: Meter) -> None:
+        self._published, self._sampler, self._meter = published, sampler, meter
+        self._actor: Actor | None = None
+        self._pinned: int | None = None
+        self.version = -1
+        self.lag_sum = self.lag_max = 0
+
+    def begin(self, pinned: int | None) -> None:
+        """An order for these is carried out: see `Order.version`."""
+        self._pinned, self.lag_sum, self.lag_max = pinned, 0, 0
+
+    def pull(self) -> Actor:
+        """See `Weights`."""
+        wanted = self._published.newest if self._pinned is None else self._pinned
+        if self._actor is None or self.version != wanted:
+            self.version = self._published.pull(self._sampler.policy, self._pinned)
+            self._actor = self._sampler.actor()
+        self._meter.lap("publish")
+        return self._actor
+
+    def are_old(self) -> bool:
+        """See `Weights`."""
+        lag = self._published.newest - self.version
+        if lag:
+            self.lag_sum, self.lag_max = self.lag_sum + lag, max(self.lag_max, lag)
+        return lag > 0 and self._pinned is None
 
 
 def main(channel: int, weights: int, memory: int, words: int, plan: int, orders: int) -> None:
@@ -95,7 +142,7 @@ def main(channel: int, weights: int, memory: int, words: int, plan: int, orders:
 
     Args:
         channel: to the learner.
-        weights: shared memory; its last byte says that workers are to stop.
+        weights: shared memory: `Published`.
         memory: shared memory of all slots.
         words: a pipe for the stacks of a process that crashes or is stuck.
         plan: a file with the pickled plan.
@@ -144,23 +191,23 @@ def _run(learner: Channel, weights_fd: int, memory_fd: int, pickled: bytes, told
     plan: Plan = cloudpickle.loads(pickled)
     slot = Slot(memory, told.offset, plan, told.vectors, fresh=False)
     meter = Meter(beats=slot.beats)
-    fragments = list(slot.fragments.values())
-    sampler = Sampler(plan, told.vectors, fragments, meter, told.name)
-    published = FlatWeights(sampler.policy, weights)
+    sampler = Sampler(plan, told.vectors, meter, told.name)
+    published = Published(sampler.policy, weights)
+    shared = _Shared(published, sampler, meter)
     restored = sampler.restore(told.state, told.begin_after)
     states = sampler.states() if told.begin_after else {}
     learner.send(("ready", told.generation, (restored, states)))
     meter.lap("start")
     while True:
-        command, argument = learner.receive()
+        order: Order | None = learner.receive()
         meter.lap("wait")
-        if command == "close":
+        if order is None:  # no more
             break
         slot.generation[0] = told.generation
-        published.pull(sampler.policy)
-        meter.lap("publish")
-        steps, version = argument
-        filled = sampler.collect(steps, version, lambda: weights[-1] != 0)
+        wanted = [Wanted(v, slot.fragments[v][i], steps) for v, i, steps in order.fragments]
+        shared.begin(order.version)
+        filled = sampler.collect(wanted, shared, lambda: published.stop[0] != 0)
+        filled.lag_sum, filled.lag_max = shared.lag_sum, shared.lag_max
         learner.send(("done", told.generation, (filled, meter.seconds(), meter.usual_s())))
         meter.lap("other")
     try:

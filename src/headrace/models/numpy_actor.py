@@ -85,16 +85,19 @@ class NumpyActor:
 
         return act
 
-    def finish(self) -> None:
+    def finish(self, rows: slice) -> None:
         """See `Actor`."""
         out, n = self._fragment.policy_out, self._fragment.num_envs
         if "log_prob" in out:
-            log_prob = _log_prob(self._head, self._params, self._actions)
-            out["log_prob"].numpy()[:] = log_prob
+            log_prob = _log_prob(self._head, self._params[rows], self._actions[rows])
+            out["log_prob"].numpy()[rows] = log_prob
+        if "value" not in out:
+            return
         num_steps = max(1, _MOST_ROWS // n)
-        for t in range(0, self._fragment.num_steps if "value" in out else 0, num_steps):
-            value = out["value"].numpy()[t : t + num_steps]
-            x = self._obs[: len(self._params)][t : t + num_steps].swapaxes(0, 1)
+        for t in range(rows.start, rows.stop, num_steps):
+            some = slice(t, min(t + num_steps, rows.stop))
+            value = out["value"].numpy()[some]
+            x = self._obs[some].swapaxes(0, 1)
             x = self._seen(x.reshape(x.shape[0], -1))
             sizes = [len(bias) for _, bias in self._critic]
             buffers = [np.empty((size, x.shape[1]), np.float32) for size in sizes]

@@ -267,10 +267,10 @@ action and the other outputs."""
 
 
 class Actor(Protocol):
-    """Acts through a fragment, with the weights as they were when it was made."""
+    """Acts through rows of a fragment, with the weights as they were when it was made."""
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
-        """Get ready for a fragment.
+        """Get ready for a fragment, at whichever of its rows.
 
         Args:
             fragment: its rows of observations are read as they come.
@@ -280,8 +280,11 @@ class Actor(Protocol):
             What writes the actions of row t; rows come in order.
         """
 
-    def finish(self) -> None:
-        """All rows are done: write what else the algorithm asked the policy to emit."""
+    def finish(self, rows: slice) -> None:
+        """These rows are done: write what else the algorithm asked the policy to emit for them.
+
+        Called before any weights change.
+        """
 
 
 class PolicyActor:
@@ -316,9 +319,9 @@ class PolicyActor:
 
         return act
 
-    def finish(self) -> None:
-        """See `Actor`: the states are those that the next fragment begins with."""
-        self._forget(self._fragment.num_steps - 1)
+    def finish(self, rows: slice) -> None:
+        """See `Actor`: the states are those that the next row begins with."""
+        self._forget(rows.stop - 1)
 
     def _forget(self, t: int) -> None:
         """Zero the current states of envs whose episode ended with step t."""

@@ -15,14 +15,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from headrace.algos import a2c, ppo
+from headrace.algos import a2c, appo, impala, ppo
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
 from headrace.run.runsettings import RunSettings
 from headrace.run.sums import check_sums, divisor
 from headrace.run.values import coerce
 
-ALGOS: dict[str, tuple[ModuleType, type[Any]]] = {"a2c": (a2c, a2c.A2C), "ppo": (ppo, ppo.PPO)}
+ALGOS: dict[str, tuple[ModuleType, type[Any]]] = {
+    "a2c": (a2c, a2c.A2C),
+    "appo": (appo, appo.APPO),
+    "impala": (impala, impala.IMPALA),
+    "ppo": (ppo, ppo.PPO),
+}
 """Name -> the algorithm's page, and its settings."""
 
 
@@ -154,17 +159,36 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         vectors = share // derived.get("envs_per_vector", run.envs_per_vector)
         derived["num_workers"] = learners * max(1, min(cores // learners, vectors))
         origin["num_workers"] += f", {cores} cores"
+    if run.lag == -1:
+        beside = ALGOS[run.algo][0].CORRECTS_LAG and derived.get("num_workers", run.num_workers) > 0
+        derived["lag"] = _USUAL_LAG if beside else 0
+        origin["lag"] = "follows algo and num_workers"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
     _check_guards(run)
-    if run.model and network.core != "none":
-        raise ConfigError(
-            f"core={network.core!r}, but the network is one of your own ({run.model}), which is "
-            "given each observation alone.\nLeave out --core, or train Headrace's network."
-        )
     settings = Settings(run, network, algo, origin)
     _check_bounds(settings.flat())
+    _check_lag(run)
     check_sums(run, network, algo)
     return settings
+
+
+_USUAL_LAG = 2
+
+
+def _check_lag(run: RunSettings) -> None:
+    corrects = ALGOS[run.algo][0].CORRECTS_LAG
+    if run.lag > 1 and not corrects:
+        able = " or ".join(name for name, (page, _) in ALGOS.items() if page.CORRECTS_LAG)
+        raise ConfigError(
+            f"lag={run.lag}, but {run.algo} does not correct for what older weights did: expected "
+            f"0 or 1.\nUse --lag 1, or --algo {able}."
+        )
+    if run.lag and corrects and not run.num_workers:
+        raise ConfigError(
+            f"lag={run.lag} with algo={run.algo} lets workers sample while the learner learns, and "
+            "there are none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or "
+            "--lag 0."
+        )
 
 
 def _check_guards(run: RunSettings) -> None:
@@ -199,11 +223,13 @@ _BOUNDS: dict[str, tuple[float, float]] = {
             "num_workers", "seed", "checkpoint_every_s", "replay_limit_s", "lr", "clip_coef",
             "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "clip_reward", "eval_every",
             "learner_threads", "num_envs_per_learner", "check_ranks", "env_timeout_s",
-            "max_sampler_restarts",
+            "max_sampler_restarts", "lag",
         ),
         (0, math.inf),
     ),
     **dict.fromkeys(("gamma", "gae_lambda"), (0, 1)),
+    **dict.fromkeys(("rho_clip", "c_clip"), (0, math.inf)),
+    "is_clip": (1, math.inf),
 }  # fmt: skip
 """Name -> least and most; for a tuple, of each entry. Infinity is no value of any of them."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace import batch
 from headrace.batch import Obs
 from headrace.collect.api import ShouldStop
-from headrace.collect.rollout import rollout
+from headrace.collect.rollout import Pinned, rollout
 from headrace.envs.api import Episode, VectorEnv
 from headrace.envs.film import filmed
 from headrace.envs.gym import GymVector
@@ -237,17 +237,20 @@ def evaluate(
     num_envs, module = len(quota), policy.module
     played: list[list[Episode]] = [[] for _ in quota]
 
-    meter, actor = Meter(), PolicyActor(_act(module, stochastic=stochastic))
-    fragment = batch.allocate(
-        batch.columns(policy.spec, {}, _NUM_STEPS, num_envs, module.state_size)
+    weights = Pinned(PolicyActor(_act(module, stochastic=stochastic)), version=0)
+    meter, columns = (
+        Meter(),
+        batch.columns(policy.spec, {}, _NUM_STEPS, num_envs, module.state_size),
     )
+    fragment = batch.allocate(columns)
     fragment.core_state.zero_()
     with contextlib.closing(_vector(policy.spec, maker, num_envs, seed, meter, video)) as vector:
         steps = last_end = ended = 0
         say = _now_and_then(say)
         while ended < episodes:
             noise = action_noise(seed, vector.env_id, steps, _NUM_STEPS, module.num_draws)
-            if rollout(vector, fragment, actor, torch.from_numpy(noise), meter, stop) < _NUM_STEPS:
+            taken = rollout(vector, fragment, weights, torch.from_numpy(noise), meter, stop)
+            if taken < _NUM_STEPS:
                 return None
             steps += _NUM_STEPS
             fragment.core_state[0] = fragment.core_state[1]

@@ -103,18 +103,22 @@ class Learner:
         """Optimizer steps made so far."""
         self._return_so_far = torch.zeros(run.num_envs // ranks.size, device=device)
 
-    def update(self, fragments: list[Fragment], progress: float) -> dict[str, float]:
+    def take(self, fragments: list[Fragment]) -> Fragment:
+        """A batch on the learner's device: a copy of fragments `[T, n]`, side by side in order."""
+        experience = batch.join(fragments, self._device)
+        self._meter.lap("transport")
+        return experience
+
+    def update(self, experience: Fragment, progress: float) -> dict[str, float]:
         """Learn from one batch.
 
         Args:
-            fragments: `[T, n]` each; together all envs of the rank, in order.
+            experience: from `take`.
             progress: share of the schedules that has passed, in [0, 1].
 
         Returns:
             Metrics; `nonfinite` is not 0 if a gradient or parameter was (`Optimizer.broken`).
         """
-        experience = batch.join(fragments, self._device)
-        self._meter.lap("transport")
         algo = self._settings.algo_module
         env_id = experience.env_id.cpu().numpy()
         seed, num_steps = self._settings.run.seed, experience.num_steps
@@ -138,6 +142,8 @@ class Learner:
                 progress=progress,
                 orders=orders,
             )
+        if self._settings.run.lag:
+            metrics |= self._lag(experience)
         self._update_normalizers(experience)
         self.version += 1
         self.learner_steps += self.optimizer.num_steps - steps_before
@@ -147,6 +153,11 @@ class Learner:
         values = self._ranks.gather(own).mean(0).tolist()
         self._meter.lap("learn")
         return dict(zip(metrics, values, strict=True))
+
+    def _lag(self, experience: Fragment) -> dict[str, Tensor]:
+        """How many updates old the weights are that acted, as they are learned from."""
+        lag = (self.version - experience.policy_version)[experience.valid].float()
+        return {"lag_learning": lag.mean(), "lag_learning_max": lag.max()}
 
     @torch.no_grad()
     def _update_normalizers(self, experience: Fragment) -> None:
@@ -158,9 +169,13 @@ class Learner:
         if self.policy.normalize_reward is not None:
             done = experience.terminated | experience.truncated
             reward = self.policy.clipped(experience.reward)
-            total = discounted_sum(reward, done, self._return_so_far, self._settings.algo.gamma)
-            self._return_so_far = total[-1]
-            self.policy.normalize_reward.update(total[:-1][valid], self._ranks)
+            total = torch.empty_like(reward)
+            env = experience.env_id - len(self._return_so_far) * self._ranks.rank
+            for columns in _one_of_each(env):
+                start, gamma = self._return_so_far[env[columns]], self._settings.algo.gamma
+                sums = discounted_sum(reward[:, columns], done[:, columns], start, gamma)
+                total[:, columns], self._return_so_far[env[columns]] = sums[:-1], sums[-1]
+            self.policy.normalize_reward.update(total[valid], self._ranks)
 
     def check_equal(self) -> None:
         """Compare all ranks' parameters, bit for bit; RankError if they are not the same."""
@@ -191,3 +206,15 @@ class Learner:
         self._return_so_far = running[self._ranks.rank].to(self._device)
         self.optimizer.load_state(learned)
         self.version, self.learner_steps = counters["version"], counters["learner_steps"]
+
+
+def _one_of_each(env: Tensor) -> list[Tensor]:
+    """Columns of a batch, parted so that an env's later fragments come after its earlier ones."""
+    seen: dict[int, int] = {}
+    parts: list[list[int]] = []
+    for column, i in enumerate(env.tolist()):
+        seen[i] = seen.get(i, -1) + 1
+        if seen[i] == len(parts):
+            parts.append([])
+        parts[seen[i]].append(column)
+    return [torch.tensor(part, device=env.device) for part in parts]

@@ -18,6 +18,7 @@ import torch
 import headrace
 from headrace.collect.api import Collector, Plan, Say, ShouldStop
 from headrace.collect.inline import InlineCollector
+from headrace.collect.nonstop import NonstopCollector
 from headrace.collect.regroup import regroup
 from headrace.collect.workers import WorkersCollector
 from headrace.envs.api import Guards, Restored
@@ -112,7 +113,7 @@ def run_rank(
         display.start()
         train(
             run, collector, learner, counters, meter,
-            ranks=ranks, stop=stop, evaluate=evaluate, on_update=reporter, save=saver,
+            ranks=ranks, evaluate=evaluate, on_update=reporter, save=saver,
             save_is_due=saver.is_due, write_down=saver.write_down,
         )  # fmt: skip
         samplers = _meters(ranks, meter, collector)
@@ -173,6 +174,8 @@ def _said_by(rank: int, *, quiet: bool) -> Say:
 def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, say: Say) -> Collector:
     run = task.settings.run
     num_workers = run.num_workers // ranks.size
+    # Cores that learners compute on while samplers sample.
+    taken = ranks.size * run.learner_threads if run.lag else 0
     plan = Plan(
         maker=task.maker,
         spec=task.spec,
@@ -186,7 +189,9 @@ def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, say: Sa
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
-        threads_per_sampler=max(1, cpu_cores() // max(run.num_workers, ranks.size)),
+        threads_per_sampler=max(1, (cpu_cores() - taken) // max(run.num_workers, ranks.size)),
+        lag=run.lag,
+        first_ready=run.lag > 0 and task.settings.algo_module.CORRECTS_LAG,
         guards=Guards(
             on_env_error=run.on_env_error,
             on_sampler_loss=run.on_sampler_loss,
@@ -202,7 +207,8 @@ def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, say: Sa
     if num_workers == 0:
         return InlineCollector(plan, meter, stop, state, say)
     check_open_files(num_workers)
-    return WorkersCollector(plan, num_workers, stop, state, say)
+    kind = NonstopCollector if plan.first_ready else WorkersCollector
+    return kind(plan, num_workers, stop, state, say)
 
 
 def _restored(
@@ -214,6 +220,8 @@ def _restored(
         return Counters()
     with checkpoint.as_written(saved.path):
         counters = Counters.from_json(saved.manifest["counters"])
+        ledger = counters.ledger  # what was under way then is lost
+        ledger.lost = ledger.collected - ledger.remade - counters.env_steps
         learner.load_state(
             {name: saved.tensors(name) for name in ("policy_default", "learner_default")},
             saved.manifest["learner"],

@@ -41,7 +41,7 @@ class RunSettings:
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = ""
     """Environment: a Gymnasium id, module:EnvId, or module:callable."""
-    algo: Literal["ppo", "a2c"] = "ppo"
+    algo: Literal["ppo", "a2c", "appo", "impala"] = "ppo"
     """Algorithm."""
     total_env_steps: int = 1_000_000
     """Train for this many env steps in all, rounded up to whole batches (num_envs x num_steps)."""
@@ -55,6 +55,11 @@ class RunSettings:
     envs_per_vector: int = 0
     """Environments that one forward pass of the policy serves; 0: num_envs / CPU cores. A run
     can be repeated exactly only with the same value; num_workers may differ."""
+    lag: int = -1
+    """How many updates old the weights may be when a step is taken; 0: samplers wait while the
+    learner works. 1, ppo and a2c: the next batch is made meanwhile, and can be repeated exactly. 1
+    or more, appo and impala: workers never stop, and up to so many batches wait for the learner.
+    -1: 2 for appo and impala with workers, else 0."""
     vectorization: Literal["auto", "python", "native"] = "auto"
     """native: the environment's own vector form (a registered vector_entry_point); python: its
     Python form, one after the other; auto: native for ALE and where a preset says so."""

@@ -4,11 +4,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import headrace
-from headrace import batch
 from headrace.batch import Fragment
 from headrace.collect.api import Collector
 from headrace.errors import RunDirError
@@ -73,13 +71,13 @@ class Saver:
                 f"room, and go on from there: headrace resume {run_dir}"
             )
 
-    def write_down(self, fragments: list[Fragment]) -> str:
+    def write_down(self, experience: Fragment) -> str:
         """Keep the batch of an update that was not finite; where it is, in words.
 
         Called on all ranks at once. Each whose share has NaN or infinity in it writes it down; if
         none has, the numbers broke in the arithmetic, and all do.
         """
-        tensors = _named(batch.join(fragments, torch.device("cpu")))
+        tensors = {name: tensor.cpu() for name, tensor in _named(experience).items()}
         rank, size = self._ranks.rank, self._ranks.size
         finite = [all(bool(t.isfinite().all()) for t in tensors.values())]
         told = [each[0] for each in gather_json(self._ranks, finite)]

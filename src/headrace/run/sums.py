@@ -15,7 +15,7 @@ def divisor(number: int, at_most: int) -> int:
 
 
 def check_sums(run: Any, network: Any, algo: Any) -> None:
-    """Refuse what does not divide.
+    """Refuse what does not divide (or, with a recurrent core, cannot be divided).
 
     Args:
         run: `RunSettings`.
@@ -30,7 +30,7 @@ def check_sums(run: Any, network: Any, algo: Any) -> None:
     if network.core == "none":
         _check_minibatches(run, algo)
     else:
-        _check_runs(run, algo)
+        _check_runs(run, network, algo)
 
 
 def _check_learners(run: Any) -> None:
@@ -73,8 +73,13 @@ def _check_vectors(run: Any) -> None:
         )
 
 
-def _check_runs(run: Any, algo: Any) -> None:
+def _check_runs(run: Any, network: Any, algo: Any) -> None:
     """With a recurrent core."""
+    if run.model:
+        raise ConfigError(
+            f"core={network.core!r}, but the network is one of your own ({run.model}), which is "
+            "given each observation alone.\nLeave out --core, or train Headrace's network."
+        )
     num_minibatches = getattr(algo, "num_minibatches", 1)
     if run.num_envs % num_minibatches:
         raise ConfigError(

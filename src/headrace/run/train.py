@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.batch import Fragment
-from headrace.collect.api import Collected, Collector, Ledger, ShouldStop
+from headrace.collect.api import Collected, Collector, Ledger
 from headrace.envs.api import Episode
 from headrace.errors import NonFiniteError
 from headrace.meter import Meter
@@ -112,12 +112,11 @@ def train(
     meter: Meter,
     *,
     ranks: Ranks,
-    stop: ShouldStop,
     evaluate: Callable[[], dict[str, float]],
     on_update: Callable[[dict[str, float]], None],
     save: Callable[[], None],
     save_is_due: Callable[[], bool],
-    write_down: Callable[[list[Fragment]], str],
+    write_down: Callable[[Fragment], str],
 ) -> None:
     """Train until the first update at or past `run.total_env_steps`, the wanted return, or a stop.
 
@@ -128,7 +127,6 @@ def train(
         counters: go on from these, and are kept up to date.
         meter: of this process.
         ranks: of the job. All of them run this loop, and decide alike.
-        stop: asked before each batch, and by the collector between steps.
         evaluate: called after each update; gives more metrics, if an evaluation was due.
         on_update: called with the metrics of each update, to log them.
         save: writes a checkpoint; called on all ranks, once more at the end, and when `save_is_due`
@@ -145,38 +143,41 @@ def train(
     meter.lap("publish")
     before = counters.ledger
     while not counters.done(run):
-        collected = None if stop() else collector.collect()
+        collected = collector.collect()
         meter.lap("wait")
         news = gather_json(ranks, _news(collected, collector, meter, save_is_due()))
         meter.lap("ranks")
         counters.ledger = sum((Ledger(**of["ledger"]) for of in news), before)
         if collected is None or not all(of["whole"] for of in news):
             # One rank was told to stop: nobody learns from this batch.
-            counters.ledger.lost += sum(of["env_steps"] for of in news)
             if collected is not None:
                 collector.give_up()
             break
         progress = min(1.0, counters.env_steps / run.schedule_env_steps)
-        metrics = learner.update(collected.fragments, progress)
+        counters.add(news)
+        batch = learner.take(collected.fragments)
+        collector.go_ahead(more=not counters.done(run))
+        metrics = learner.update(batch, progress)
         collector.publish(learner.policy, learner.version)
         meter.lap("publish")
 
-        counters.add(news)
         if metrics.pop("nonfinite"):
             raise NonFiniteError(
                 f"Update {learner.version}: a gradient or parameter was NaN or infinite.\n"
                 f"Losses: {metrics}\nNothing of this update is saved. Try a smaller lr or "
-                "max_grad_norm, or --normalize-reward if rewards are large.\n"
-                + write_down(collected.fragments)
+                "max_grad_norm, or --normalize-reward if rewards are large.\n" + write_down(batch)
             )
         if run.check_ranks and learner.version % run.check_ranks == 0:
             learner.check_equal()
         metrics |= evaluate()
         meter.lap("eval")
-        on_update(metrics | _by_rank(news))
+        on_update(metrics | collected.metrics | _by_rank(news))
         meter.lap("log")
         if news[0]["save_is_due"]:
             save()
             meter.lap("checkpoint")
+    collector.halt()
+    ledgers = gather_json(ranks, asdict(collector.ledger))
+    counters.ledger = sum((Ledger(**of) for of in ledgers), before)
     save()
     meter.lap("checkpoint")
