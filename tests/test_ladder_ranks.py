@@ -1,5 +1,6 @@
 """Rung 5: the same environments, shared out to more ranks, learn the same."""
 
+import functools
 import hashlib
 import itertools
 
@@ -19,7 +20,7 @@ CASES = list(
     itertools.product(("ppo", "a2c"), ("CartPole-v1", "Pendulum-v1"), ARITHMETIC, (1, 2, 4))
 ) + [(algo, "CartPole-v1", "float64", 1) for algo in ("appo", "impala")]
 # With a recurrent core: fewer envs, in minibatches of 2, of which most ranks have none
-CORE_N, CORE_UPDATES = 16, 4
+CORE_N, CORE_UPDATES = 16, 3
 CORES = [
     ("ppo", "CartPole-v1", "float64", "lstm"),
     ("ppo", "CartPole-v1", "float32", "lstm"),
@@ -81,9 +82,10 @@ def learned():
     return {size: on_ranks(size, learn_all) for size in (1, 2, 4)}
 
 
-@pytest.fixture(scope="module")
-def learned_with_core():
-    return {size: on_ranks(size, learn_all_with_core) for size in (1, 2, 4)}
+@functools.cache
+def learned_with_core(size):
+    """What each rank learned in each case."""
+    return on_ranks(size, learn_all_with_core)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
@@ -96,9 +98,9 @@ def test_more_ranks_learn_the_same(learned, size, case):
 
 @pytest.mark.parametrize("case", CORES, ids="-".join)
 @pytest.mark.parametrize("size", [2, 4])
-def test_more_ranks_learn_the_same_with_a_recurrent_core(learned_with_core, size, case):
-    ranks = [rank[case] for rank in learned_with_core[size]]
-    assert_same(learned_with_core[1][0][case], ranks, ARITHMETIC[case[2]][2])
+def test_more_ranks_learn_the_same_with_a_recurrent_core(size, case):
+    ranks = [rank[case] for rank in learned_with_core(size)]
+    assert_same(learned_with_core(1)[0][case], ranks, ARITHMETIC[case[2]][2])
 
 
 def assert_same(one, ranks, largest_difference):
