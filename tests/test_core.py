@@ -13,7 +13,7 @@ from headrace import batch
 from headrace.algos import a2c, ppo
 from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
-from headrace.algos.targets import cuts, minibatches, values
+from headrace.algos.targets import advantages, corrected, cuts, minibatches, values
 from headrace.envs.make import EnvMaker
 from headrace.errors import ConfigError
 from headrace.models import policy as policies
@@ -128,6 +128,18 @@ def test_a_sequence_is_what_was_acted_step_by_step(core, where, turns):
 
 
 @CORES
+def test_v_trace_sees_ratios_of_1_and_the_values_of_the_sequence(core):
+    """What APPO and IMPALA learn from at lag 0."""
+    policy, fragment = acted(Network(core=core, core_size=8), ends_at("random"))
+    rows, clipped = corrected(policy, fragment, 0.99, 0.95, 1.5, 1.5, ALONE)
+    torch.testing.assert_close(rows["log_prob_now"], rows["log_prob"], rtol=0, atol=1e-6)
+    _, value, _, _ = by_a_plain_loop(policy, fragment)
+    torch.testing.assert_close(rows["value"].view(T, N), value, rtol=0, atol=1e-6)
+    assert torch.equal(rows["state"], fragment.core_state[0])
+    assert float(clipped["rho_clip_fraction"]) == 0
+
+
+@CORES
 @pytest.mark.parametrize(
     ("env", "native"), [(short_cartpole, False), ("CartPole-v1", True)], ids=["python", "native"]
 )
@@ -200,8 +212,6 @@ def test_minibatches_are_whole_runs_of_envs_with_their_states(core):
 
 def whole(policy, fragment, orders, num_minibatches, ranks=ALONE):
     """The minibatches of a fragment."""
-    from headrace.algos.targets import advantages
-
     rows = advantages(policy, fragment, 0.99, 0.95)
     rows["log_prob"] = fragment.policy_out["log_prob"].flatten()
     cut = cuts(rows, orders, num_minibatches, ranks)
