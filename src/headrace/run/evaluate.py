@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace import batch
 from headrace.batch import Obs
 from headrace.collect.api import ShouldStop
-from headrace.collect.rollout import Pinned, rollout
+from headrace.collect.rollout import Pinned, at_once, rollout
 from headrace.envs.api import Episode, VectorEnv
 from headrace.envs.film import filmed
 from headrace.envs.gym import GymVector
@@ -206,7 +206,8 @@ def evaluate(
         say = _now_and_then(say)
         while ended < episodes:
             noise = action_noise(seed, vector.env_id, steps, _NUM_STEPS, module.num_draws)
-            taken = rollout(vector, fragment, weights, torch.from_numpy(noise), meter, stop)
+            tensor = torch.from_numpy(noise)
+            taken = at_once(rollout(vector, fragment, weights, tensor, meter, stop))
             if taken < _NUM_STEPS:
                 return None
             steps += _NUM_STEPS
