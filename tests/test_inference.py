@@ -19,6 +19,9 @@ import torch
 from torch import nn
 
 import headrace
+from headrace import batch
+from headrace.collect.carry_out import ANSWER, NEWEST, REQUEST
+from headrace.collect.inference import Inference
 from headrace.collect.nonstop import NonstopCollector
 from headrace.envs.api import Guards
 from headrace.errors import ConfigError, EnvError, SamplerError
@@ -26,6 +29,7 @@ from headrace.models.policy import Network
 from headrace.run.config import resolve
 from headrace.run.log import read_metrics
 from headrace.seeding import derive
+from headrace.weights import Published
 from tests.support import (
     Counting,
     children,
@@ -176,7 +180,7 @@ def test_each_step_is_stamped_with_the_weights_that_took_it():
 class Gated(nn.Module):
     """A network that, for the workers' vectors, answers only once the gate is open."""
 
-    gate = threading.Event()
+    gate, called = threading.Event(), threading.Event()
     calls = 0
     fails_at = None
 
@@ -187,6 +191,7 @@ class Gated(nn.Module):
     def forward(self, obs):
         if threading.current_thread().name == "headrace inference":
             Gated.calls += 1
+            Gated.called.set()
             assert Gated.gate.wait(60)
             if Gated.calls == Gated.fails_at:
                 raise ZeroDivisionError("the user's own message")
@@ -197,7 +202,8 @@ class Gated(nn.Module):
 @pytest.fixture
 def gate():
     """Closed until it is set."""
-    Gated.gate, Gated.calls, Gated.fails_at = threading.Event(), 0, None
+    Gated.gate, Gated.called = threading.Event(), threading.Event()
+    Gated.calls, Gated.fails_at = 0, None
     yield Gated.gate
     Gated.gate.set()
 
@@ -265,8 +271,32 @@ def test_a_worker_that_waits_long_for_the_network_is_not_taken_for_stuck(gate):
     collector.close()
 
 
+def test_for_one_that_is_dismissed_nothing_is_written_any_more(gate):
+    plan = learner_plan(Counting, model=Gated)
+    policy = policy_for(plan)
+    published = Published(policy)
+    published.publish(policy, 0)
+    layout = batch.columns(plan.spec, plan.policy_out, plan.num_steps, plan.envs_per_vector)
+    first, second, third = (batch.allocate(layout) for _ in range(3))
+    for fragment in (first, second, third):
+        fragment.obs[0] = 1.0
+    inference = Inference(plan, published)
+    with inference.admit(0, {0: [first], 1: [second]}) as asks:
+        asks.send(REQUEST.pack(0, 0, 0, 0, NEWEST))
+        assert Gated.called.wait(60)
+        asks.send(REQUEST.pack(1, 0, 0, 0, NEWEST))
+        threading.Timer(0.3, gate.set).start()
+        inference.dismiss(0)
+        assert gate.is_set() and int(first.policy_version[0, 0]) == 0  # that round has ended
+    with inference.admit(0, {1: [third]}) as asks:
+        asks.send(REQUEST.pack(1, 0, 0, 0, NEWEST))
+        assert ANSWER.unpack(asks.recv(ANSWER.size)) == (1, 0)
+    assert int(third.policy_version[0, 0]) == 0
+    assert (second.policy_version != 0).all() and second.policy_out["value"].isnan().all()
+    inference.close()
+
+
 def test_a_worker_that_is_killed_while_it_waits_is_replaced(gate):
-    """What it had asked for is not written into the fragments of the next one."""
     plan, said = learner_plan(Counting, model=Gated), []
     collector = workers(plan, say=said.append)
     all_wait(collector)
