@@ -4,8 +4,9 @@ sampler: each worker acts with its own copy of the network, on its core; each ha
 environments. learner: the learner's process acts, one batch for all vectors that are ready; each
 worker has two vectors, half as large, and steps one while the other waits for actions. Batches are
 those of lag 0 (16 environments × 64 steps), and learned from in one epoch of four minibatches, so
-that learning takes the least part that it can; the learner's math has all cores. Where a GPU is, it
-learns, and with `learner` it acts.
+that learning takes the least part that it can. The learner's math has one thread with networks of
+up to 256 units, else as many as there are cores. Where a GPU is, it learns, and with `learner` it
+acts as well.
 
 - CartPole-v1: a step takes 6 µs. Two workers.
 - Sleeping (`peers/even.py`): a step takes 3 ms and no core. Eight workers.
@@ -30,10 +31,11 @@ NETS = {
 NUM_ENVS = 16
 # Environment: its id, workers, and env steps with each network: some seconds, after the start.
 WORKS = {
-    "CartPole-v1": ("CartPole-v1", 2, (60_000, 40_000, 16_000, 5_000)),
+    "CartPole-v1": ("CartPole-v1", 2, (100_000, 50_000, 12_000, 4_000)),
     "Sleeping": ("benchmarks.peers.even:Sleeping", 8, (8_000, 8_000, 8_000, 4_000)),
 }
 FRAMES = ("benchmarks.peers.even:Frames", 2, 5_000)
+ONE_THREAD = ("2 x 64", "2 x 256")  # the work of more would be less than meeting costs
 
 
 def inferring(result):
@@ -47,7 +49,7 @@ def both(title, env, num_workers, env_steps, *network):
     settings = Settings(env, NUM_ENVS, num_steps=64, num_epochs=1)
     env_steps = -(-env_steps // settings.batch) * settings.batch
     flags = [*settings.headrace_flags(env_steps), "--num-workers", str(num_workers), *network]
-    flags += ["--learner-threads", "0", "--lag", "0"]
+    flags += ["--lag", "0"]
 
     def one(who, vectors_each):
         size = NUM_ENVS // num_workers // vectors_each
@@ -69,8 +71,10 @@ def comparisons():
     for name, (env, num_workers, sizes) in WORKS.items():
         for (net, hidden), env_steps in zip(NETS.items(), sizes, strict=True):
             network = ["--hidden-sizes", *map(str, hidden)]
+            network += ["--learner-threads", "1" if net in ONE_THREAD else "0"]
             found.append(both(f"{name}, {net}", env, num_workers, env_steps, *network))
-    return [*found, both("Frames, NatureCNN", *FRAMES, "--image-net", "nature")]
+    nature = ("--image-net", "nature", "--learner-threads", "0")
+    return [*found, both("Frames, NatureCNN", *FRAMES, *nature)]
 
 
 if __name__ == "__main__":

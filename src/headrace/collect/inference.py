@@ -214,9 +214,13 @@ class Inference:
             self._num_rounds += 1
             self._num_vectors += len(requests)
             self._meter.lap("infer")
+            answers: dict[socket.socket, bytes] = {}
             for request in requests:
+                answer = ANSWER.pack(request.vector, self._version)
+                answers[request.of.socket] = answers.get(request.of.socket, b"") + answer
+            for worker_socket, answer in answers.items():
                 with contextlib.suppress(ConnectionError):  # its death shows to the crew
-                    request.of.socket.send(ANSWER.pack(request.vector, self._version))
+                    worker_socket.send(answer)
         self._meter.lap("rollout")
 
     def _take(self, worker: _Worker) -> list[_Request]:
