@@ -288,6 +288,8 @@ def test_for_one_that_is_dismissed_nothing_is_written_any_more(gate):
         threading.Timer(0.3, gate.set).start()
         inference.dismiss(0)
         assert gate.is_set() and int(first.policy_version[0, 0]) == 0  # that round has ended
+        with pytest.raises(ConnectionError):
+            asks.send(REQUEST.pack(1, 0, 0, 0, NEWEST))
     with inference.admit(0, {1: [third]}) as asks:
         asks.send(REQUEST.pack(1, 0, 0, 0, NEWEST))
         assert ANSWER.unpack(asks.recv(ANSWER.size)) == (1, 0)

@@ -100,7 +100,9 @@ class Inference:
         self._counted = (0, 0)  # of these, in metrics
         self._workers: dict[int, _Worker] = {}  # by what the crew calls them
         self._by_fd: dict[int, _Worker] = {}
-        self._round, self._closing = threading.Lock(), False
+        # Who holds the door comes in after this round: the lock alone may go to the thread forever.
+        self._door, self._round = threading.Lock(), threading.Lock()
+        self._closing = False
         self._error: BaseException | None = None
         self._epoll, self._wake = select.epoll(), os.eventfd(0)
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -173,12 +175,13 @@ class Inference:
 
     @contextlib.contextmanager
     def _between_rounds(self) -> Iterator[None]:
-        if not self._round.acquire(timeout=LEAST_LIMIT_S):
-            raise SamplerError(_SILENT.format(LEAST_LIMIT_S))
-        try:
-            yield
-        finally:
-            self._round.release()
+        with self._door:
+            if not self._round.acquire(timeout=LEAST_LIMIT_S):
+                raise SamplerError(_SILENT.format(LEAST_LIMIT_S))
+            try:
+                yield
+            finally:
+                self._round.release()
 
     def _run(self) -> None:
         """The thread."""
@@ -187,6 +190,8 @@ class Inference:
             with torch.no_grad(), self._stream():
                 while not self._closing:
                     ready = self._epoll.poll(_BEAT_S)
+                    with self._door:
+                        pass
                     with self._round:
                         self._serve(fd for fd, _ in ready)
         except BaseException as error:  # whatever it is, the crew raises it
