@@ -44,15 +44,21 @@ gpu:
 
 # What the benchmarks need: the environments, and each peer in a virtual environment of its own.
 bench-install: $(VENV)/.classic-control $(VENV)/.mujoco $(VENV)/.atari
+bench-install: $(VENV)/.highway $(VENV)/.minigrid $(VENV)/.plot
 	$(BIN)/python benchmarks/peers/install.py
 
-## All of the next seven, and the tables of README.md and benchmarks/README.md; TURNS=1 for a look.
+## All of the next six, and the tables of README.md and benchmarks/README.md; TURNS=1 for a look.
 bench: bench-install
 	$(BIN)/python -m benchmarks.all $(if $(TURNS),--turns $(TURNS))
 
-## Alone: bench-limits bench-cartpole bench-cheetah bench-atari bench-uneven bench-start bench-guards.
-bench-limits bench-cartpole bench-cheetah bench-atari bench-uneven bench-start bench-guards: bench-install
+## Alone: bench-limits bench-cartpole bench-cheetah bench-atari bench-start bench-guards.
+bench-limits bench-cartpole bench-cheetah bench-atari bench-start bench-guards: bench-install
 	$(BIN)/python -m benchmarks.$(@:bench-%=%) $(if $(TURNS),--turns $(TURNS))
+
+## Step times that differ: seven distributions and two real environments; and their figure.
+bench-uneven: bench-install
+	$(BIN)/python -m benchmarks.uneven $(if $(TURNS),--turns $(TURNS))
+	$(BIN)/python -m benchmarks.table
 
 ## One, two and four learners on the same work.
 bench-learners: $(VENV)/.classic-control

@@ -3,6 +3,7 @@
 Left out: running them (`one_turn.py`, `turns.py`), and what is compared (`cartpole.py` and others).
 """
 
+import functools
 import json
 import shlex
 import subprocess
@@ -38,6 +39,7 @@ class Contestant:
         must_say: what stands in its output if it did the work that is meant, such as the shape of
             an observation; without it, the turn fails.
         cores: how many of the machine's it may use; None: all.
+        turns: it takes no more of them than this (one that is slow to start); None: all.
     """
 
     name: str
@@ -50,6 +52,12 @@ class Contestant:
     limit: str = ""
     must_say: str = ""
     cores: int | None = None
+    turns: int | None = None
+
+    @property
+    def python(self) -> str:
+        """The interpreter whose packages it uses."""
+        return str(install.python_of(self.venv)) if self.venv else sys.executable
 
     @property
     def missing(self) -> str | None:
@@ -68,7 +76,7 @@ class Contestant:
             "command": shlex.join(_outside_of_root(word) for word in self.command),
             "threads": self.threads,
             "cores": self.cores,
-            "versions": {} if missing else _versions(self),
+            "versions": {} if missing else dict(_versions(self.python, tuple(self.packages))),
             "missing": missing,
         }
 
@@ -120,9 +128,9 @@ print(json.dumps(found))
 """
 
 
-def _versions(contestant: Contestant) -> dict[str, str | None]:
-    """What the contestant's Python has installed; None: not there."""
-    python = str(install.python_of(contestant.venv)) if contestant.venv else sys.executable
-    asked = [python, "-c", _ASK_VERSIONS, *contestant.packages]
+@functools.cache  # several contestants use one environment
+def _versions(python: str, packages: tuple[str, ...]) -> dict[str, str | None]:
+    """What that Python has installed; None: not there."""
+    asked = [python, "-c", _ASK_VERSIONS, *packages]
     versions: dict[str, str | None] = json.loads(subprocess.check_output(asked, text=True))
     return versions

@@ -43,6 +43,8 @@ class Task:
 TASKS = (
     Task("Classic control", "CartPole-v1"),
     Task("Classic control", "CartPole-v1", "a2c"),
+    Task("Classic control", "CartPole-v1", "appo"),
+    Task("Classic control", "CartPole-v1", "impala"),
     Task("Classic control", "Acrobot-v1"),
     Task("Classic control", "Pendulum-v1"),
     Task("Box2D", "LunarLander-v3"),

@@ -1,14 +1,15 @@
 """The tables of the README and of benchmarks/README.md, made from the results that are there.
 
-    python -m benchmarks.table      # rewrites both, between two markers
+    python -m benchmarks.table      # rewrites both, between two markers; and draws the figure
 
 The README has what Headrace reached, beside the best peer and the limit; benchmarks/README.md has
-all contestants. Left out: measuring.
+all contestants. Left out: measuring, drawing (`figure.py`).
 """
 
 import json
 from pathlib import Path
 
+from benchmarks import figure, uneven
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.turns import number, why_not
 
@@ -33,7 +34,7 @@ HEADLINES = {
     "Stepping, Breakout, 8 environments": ("Headrace, 8 envs",),
     "Stepping, Breakout, 32 environments": ("Headrace, 32 envs",),
     "PPO training, Breakout": ("Headrace", "Headrace, bf16"),
-    "PPO training, 24 environments with uneven steps": ("Headrace, 24 workers",),
+    **{each.title: (uneven.ASYNCHRONOUS,) for each in uneven.comparisons()},
     "Start of 24 samplers": ("Headrace, 24 workers",),
 }
 """What the README shows: of a table, these contestants."""
@@ -108,6 +109,8 @@ def whole(found):
         for name, ratio in table["ratios"].items():
             turns = ", ".join(f"{each:.3f}" for each in ratio["of_turns"])
             lines += ["", f"{name}: {ratio['of_medians']:.3f} (in each turn: {turns})"]
+    if figure.panels(found.get("uneven", {"tables": {}})):
+        lines += ["", "![Sampling efficiency by step times and contestant](results/uneven.png)"]
     return "\n".join([*lines[1:], "", *where(found)])
 
 
@@ -165,6 +168,10 @@ def main():
     for path, page in pages().items():
         path.write_text(page)
         print(f"Written: {Path(path).relative_to(ROOT)}")
+    results = load(RESULTS).get("uneven", {"tables": {}})
+    if figure.panels(results):
+        figure.draw(results, RESULTS / "uneven.png")
+        print("Written: benchmarks/results/uneven.png")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ class Comparison:
         work: of a turn.
         also: what else is taken from a result, by what tables call it.
         ratios: by name, two contestants: how many times as fast the first is as the second.
-        limit: the best that can be, where arithmetic says so; a contestant that measures it is
-            better.
+        limit: the best that can be, where arithmetic says so, or what makes it of a result, if
+            it is other in each; a contestant that measures it is better.
         turns: if it needs another number of them than the benchmark has.
     """
 
@@ -42,7 +42,7 @@ class Comparison:
     work: Work
     also: Mapping[str, Callable[[dict[str, Any]], float | None]] = field(default_factory=dict)
     ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    limit: float | None = None
+    limit: float | Callable[[dict[str, Any]], float] | None = None
     turns: int | None = None
 
 
@@ -58,7 +58,7 @@ def compare(comparison: Comparison, turns: int) -> dict[str, Any]:
     rows = [_row(contestant) for contestant in comparison.contestants]
     for turn in range(turns):
         for contestant, row in zip(comparison.contestants, rows, strict=True):
-            if row["missing"] or row["failed"]:
+            if row["missing"] or row["failed"] or turn >= (contestant.turns or turns):
                 continue
             try:
                 result = take_turn(contestant, comparison.work, turn=turn)
@@ -72,6 +72,8 @@ def compare(comparison: Comparison, turns: int) -> dict[str, Any]:
             row["mean_returns"].append(result.get("mean_return"))
             row["meters"].append(result.get("meter"))
             row["also_turns"].append(also)
+            if callable(comparison.limit):
+                row["limits"].append(comparison.limit(result))
             print(f"turn {turn + 1}/{turns}  {contestant.name}: {number(figure)}", flush=True)
     for row in rows:
         _summarize(row)
@@ -91,7 +93,7 @@ def _row(contestant: Contestant) -> dict[str, Any]:
     row = contestant.describe()
     if row["missing"]:
         print(f"{contestant.name}: {row['missing']}", flush=True)
-    lists = {name: [] for name in ("turns", "mean_returns", "meters", "also_turns")}
+    lists = {name: [] for name in ("turns", "mean_returns", "meters", "also_turns", "limits")}
     return row | {"failed": None, "also": {}} | lists | dict.fromkeys(("median", "min", "max"))
 
 
@@ -111,12 +113,17 @@ def _relate(rows: list[dict[str, Any]], comparison: Comparison) -> None:
     peers = [row["median"] for row in rows if row["is_peer"] and row["median"]]
     best = (min if lower else max)(peers) if peers else None
     limits = {row["name"]: row["median"] for row in rows if row["is_limit"]}
-    first = next(iter(limits.values()), comparison.limit)
+    fixed = None if callable(comparison.limit) else comparison.limit
+    first = next(iter(limits.values()), fixed)
     for row, contestant in zip(rows, comparison.contestants, strict=True):
         limit = limits[contestant.limit] if contestant.limit else first
         median = None if row["is_limit"] else row["median"]
         row["of_best_peer"] = _speed(median, best, lower)
         row["of_limit"] = _speed(median, limit, lower)
+        if row["limits"] and median:
+            pairs = zip(row["turns"], row["limits"], strict=True)
+            shares = [_speed(figure, limit, lower) for figure, limit in pairs]
+            row["of_limit"] = statistics.median(share for share in shares if share)
 
 
 def _speed(figure: float | None, reference: float | None, lower_is_better: bool) -> float | None:
@@ -135,7 +142,8 @@ def _ratio(
     if of_medians is None:
         return None
     of_turns = [
-        _speed(a, b, lower_is_better) for a, b in zip(first["turns"], second["turns"], strict=True)
+        _speed(a, b, lower_is_better)
+        for a, b in zip(first["turns"], second["turns"], strict=False)  # one may have taken fewer
     ]
     return {"of": list(pair), "of_medians": of_medians, "of_turns": of_turns}
 
@@ -181,13 +189,16 @@ def run(name: str, description: str, comparisons: Sequence[Comparison], turns: i
     Returns:
         The exit code: 1 if a contestant failed.
     """
-    known = [contestant.name for c in comparisons for contestant in c.contestants]
+    known = [f"{c.title}: {contestant.name}" for c in comparisons for contestant in c.contestants]
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--turns", type=int, help=f"default: {turns}, or what a comparison needs")
     parser.add_argument(
-        "--only", action="append", metavar="TEXT", help="those with this in the name; repeatable"
+        "--only",
+        action="append",
+        metavar="TEXT",
+        help="those with this in the name, or in the title of their table; repeatable",
     )
     parser.add_argument(
         "--output", type=Path, metavar="PATH", help=f"default: benchmarks/results/{name}.json"
@@ -220,10 +231,12 @@ def run(name: str, description: str, comparisons: Sequence[Comparison], turns: i
 
 
 def _only(comparison: Comparison, texts: Sequence[str] | None) -> Comparison:
-    """With the contestants that have one of these in the name, and the ratios among those."""
+    """With the contestants that have one of these in the name or their table's title, and the
+    ratios among those."""
     if not texts:
         return comparison
-    chosen = [c for c in comparison.contestants if any(text in c.name for text in texts)]
+    named = [(c, f"{comparison.title}: {c.name}") for c in comparison.contestants]
+    chosen = [c for c, name in named if any(text in name for text in texts)]
     names = {c.name for c in chosen}
     return dataclasses.replace(
         comparison,

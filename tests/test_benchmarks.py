@@ -156,7 +156,7 @@ def every_comparison():
     yield from limits.comparisons()
     yield from (cartpole.training(), cartpole.solving(), cheetah.training(), atari.training())
     yield from (atari.stepping(n) for n in (8, 32))
-    yield uneven.training()
+    yield from uneven.comparisons()
     yield from start.comparisons()
     yield from guards.comparisons()
     yield from inference.comparisons()
@@ -207,6 +207,22 @@ def test_shares_of_limits_and_ratios(tmp_path):
     assert results["ratios"]["A / B"]["of_turns"] == [0.5, 2.0]
     fixed = compare([rates("A", tmp_path / "other", 30)], limit=40.0)
     assert by_name(fixed)["A"]["of_limit"] == 0.75
+    own = compare(
+        [rates("A", tmp_path / "own", 30, 10, 90)],
+        3,
+        limit=lambda result: 4 * result["mean_return"],
+    )
+    assert by_name(own)["A"]["of_limit"] == 30 / 28
+
+
+def test_one_that_is_slow_to_start_takes_fewer_turns(tmp_path):
+    log = tmp_path / "log"
+    results = compare(
+        [rates("A", log, 30, 20, 10), rates("B", log, 60, turns=1)], 3, ratios={"A / B": ("A", "B")}
+    )
+    assert log.read_text() == "ABAA"
+    assert by_name(results)["B"]["turns"] == [60]
+    assert results["ratios"]["A / B"]["of_turns"] == [0.5]
 
 
 def test_a_limit_does_no_work_and_needs_no_env_steps():
@@ -353,17 +369,6 @@ def test_a_start_is_timed_and_its_memory_taken_by_the_samplers_themselves():
     command = [word.replace("1", "2") if word == "1" else word for word in fresh.command]
     with pytest.raises(TurnError, match="1 samplers reported; expected 2"):
         take_turn(Contestant("two", command), Work(None, "start_s"))
-
-
-def test_the_share_of_the_ideal_while_collecting():
-    assert round(uneven.IDEAL) == 3408
-    batch = uneven.UNEVEN.batch
-    theirs = {"env_steps": 2 * batch, "collecting_s": 2 * batch / uneven.IDEAL * 4}
-    assert uneven.while_collecting(theirs) == pytest.approx(0.25)
-    seconds = batch / uneven.IDEAL * 2  # of an update, of which a quarter is not collecting
-    meter = {"wait": 1.0, "learn": seconds / 2, "publish": 0.0}
-    ours = {"env_steps": 2 * batch, "env_steps_per_s": batch / seconds, "meter": meter}
-    assert uneven.while_collecting(ours) == pytest.approx(2 / 3)
 
 
 def test_the_plain_ppo_s_gaussian_is_torch_s():

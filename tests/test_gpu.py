@@ -15,6 +15,7 @@ from headrace.models.policy import Network
 from headrace.ranks import ALONE, Job, Place
 from headrace.run.config import resolve
 from headrace.run.learner import Learner
+from headrace.run.log import read_metrics
 from tests.support import inline, plan_for, policy_for, short_cartpole, workers
 
 pytestmark = pytest.mark.gpu
@@ -134,3 +135,17 @@ def test_a_run_on_cuda_learns_saves_and_resumes(tmp_path, num_workers):
     assert run.mean_return > 150
     resumed = headrace.resume(tmp_path / "run", total_env_steps=41_000, quiet=True)
     assert resumed.summary["env_steps"] >= 41_000
+
+
+@pytest.mark.parametrize(("algo", "lag"), [("ppo", 1), ("appo", 2), ("impala", 2)])
+def test_a_learner_on_cuda_beside_samplers_that_go_on(tmp_path, algo, lag):
+    run = headrace.train(
+        "CartPole-v1", algo=algo, lag=lag, device="cuda", num_workers=2, num_envs=8,
+        envs_per_vector=4, num_steps=64, total_env_steps=20_000, run_dir=tmp_path / "run",
+        quiet=True,
+    )  # fmt: skip
+    ledger = run.summary["ledger"]
+    assert run.summary["env_steps"] == ledger["collected"] - ledger["lost"] >= 20_000
+    rows = read_metrics(run.dir)
+    assert all(row["lag_learning_max"] <= 1 for row in rows) or algo != "ppo"
+    assert any(row["lag_learning"] > 0 for row in rows)

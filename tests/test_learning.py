@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import headrace
+from headrace.run.log import read_metrics
 
 
 class Identity(gym.Env):
@@ -60,9 +61,20 @@ class Point(gym.Env):
 SMALL = {"num_envs": 8, "num_steps": 32, "envs_per_vector": 4, "seed": 1, "quiet": True}
 FAST = headrace.PPO(lr=3e-3, num_epochs=4, num_minibatches=4, gamma=0.5)
 FAST_A2C = headrace.A2C(lr=1e-2, gamma=0.5, normalize_advantage=True)
+FAST_APPO = headrace.APPO(lr=3e-3, num_epochs=4, num_minibatches=4, gamma=0.5)
+FAST_IMPALA = headrace.IMPALA(lr=1e-2, gamma=0.5, normalize_advantage=True)
+NONSTOP = {"num_workers": 2, "lag": 2}
 # One gradient step per batch: shorter batches, more of them
 EITHER = pytest.mark.parametrize(
-    ("algo", "sizes"), [(FAST, {}), (FAST_A2C, {"num_steps": 8})], ids=["ppo", "a2c"]
+    ("algo", "sizes"),
+    [
+        (FAST, {}),
+        (FAST_A2C, {"num_steps": 8}),
+        (FAST_APPO, NONSTOP),
+        (FAST_IMPALA, NONSTOP | {"num_steps": 8}),
+        (FAST, {"num_workers": 2, "lag": 1}),
+    ],
+    ids=["ppo", "a2c", "appo", "impala", "ppo at lag 1"],
 )
 
 
@@ -126,6 +138,21 @@ def test_cartpole(tmp_path, algo, at_least, greedy):
     )  # fmt: skip
     assert run.mean_return > at_least
     assert run.evaluate().to_json()["mean_return"] > greedy
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("lag", [2, 4])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("algo", "within"), [("appo", 300_000), ("impala", 500_000)])
+def test_samplers_that_never_stop_solve_cartpole(tmp_path, algo, within, seed, lag):
+    run = headrace.train(
+        "CartPole-v1", algo=algo, seed=seed, lag=lag, quiet=True, run_dir=tmp_path / "run"
+    )
+    assert run.summary["env_steps"] <= within
+    assert run.mean_return >= 475
+    rows = read_metrics(run.dir)
+    assert max(row["lag_learning"] for row in rows) > 1
 
 
 @pytest.mark.slow

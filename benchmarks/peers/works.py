@@ -52,5 +52,7 @@ SETTINGS = {
     "atari": Settings("ALE/Breakout-v5", 8),
     "cheetah": Settings("HalfCheetah-v5", 8, 512, 10, 8, lr=3e-4, ent_coef=0.0),
     "uneven": Settings("benchmarks.peers.uneven:Uneven", 24),
+    "highway": Settings("benchmarks.peers.real:highway", 8, 32),
+    "minigrid": Settings("benchmarks.peers.real:minigrid", 8, 256),
     "reporting": Settings("benchmarks.peers.reporting:Reporting", 24),
 }

@@ -85,13 +85,12 @@ class WorkersCollector:
     def give_up(self) -> None:
         """See `Collector`."""
         self._journals.drop()
-        self.ledger.lost += sum(filled.taken - filled.lost for filled in self._held)
+        self._lose(self._held)
 
     def halt(self) -> None:
         """See `Collector`."""
         self._crew.halt()
-        self._held = self._take() or []
-        self.give_up()
+        self._lose(self._take() or [])
 
     def state(self) -> dict[str, Array]:
         """See `Collector`."""
@@ -111,6 +110,9 @@ class WorkersCollector:
         steps = self._journals.steps()
         for share in self._crew.shares:
             self._crew.order(Order(tuple((v, 0, steps) for v in share), self._version))
+
+    def _lose(self, all_filled: list[Filled]) -> None:
+        self.ledger.lost += sum(filled.taken - filled.lost for filled in all_filled)
 
     def _take(self) -> list[Filled] | None:
         """Count what was delivered: it is a batch, or (None) lost."""

@@ -176,6 +176,8 @@ def _collector(
 ) -> Collector:
     run = task.settings.run
     num_workers = run.num_workers // ranks.size
+    # Cores that learners compute on while samplers sample.
+    taken = ranks.size * run.learner_threads if run.lag else 0
     plan = Plan(
         maker=task.maker,
         spec=task.spec,
@@ -189,7 +191,7 @@ def _collector(
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
-        threads_per_sampler=max(1, cpu_cores() // max(run.num_workers, ranks.size)),
+        threads_per_sampler=max(1, (cpu_cores() - taken) // max(run.num_workers, ranks.size)),
         lag=run.lag,
         first_ready=run.lag > 0 and task.settings.algo_module.CORRECTS_LAG,
         inference_device=device if run.inference == "learner" else None,

@@ -108,7 +108,7 @@ def introduce(
         f"headrace {headrace.__version__}: {run.algo} on {run.env} "
         f"(observation {spec.seen.describe()}, action {spec.action.describe()}), "
         f"{run.num_workers or 'no'} workers, {run.num_vectors} vectors of "
-        f"{run.envs_per_vector} envs"
+        f"{run.envs_per_vector} envs" + (f", lag {run.lag}" if run.lag else "")
     )
     if ranks.size > 1:
         display.say(
