@@ -31,8 +31,8 @@ NETS = {
 NUM_ENVS = 16
 # Environment: its id, workers, and env steps with each network: some seconds, after the start.
 WORKS = {
-    "CartPole-v1": ("CartPole-v1", 2, (100_000, 50_000, 12_000, 4_000)),
-    "Sleeping": ("benchmarks.peers.even:Sleeping", 8, (8_000, 8_000, 8_000, 4_000)),
+    "CartPole-v1": ("CartPole-v1", 2, (100_000, 50_000, 12_000, 3_000)),
+    "Sleeping": ("benchmarks.peers.even:Sleeping", 8, (8_000, 8_000, 8_000, 3_000)),
 }
 FRAMES = ("benchmarks.peers.even:Frames", 2, 5_000)
 ONE_THREAD = ("2 x 64", "2 x 256")  # the work of more would be less than meeting costs
