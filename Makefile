@@ -7,6 +7,7 @@ RUN ?= runs/demo-$(NOW)
 
 .PHONY: demo test test-all test-faults gpu clean bench bench-install bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
+.PHONY: bench-inference
 
 # The installed extras are remembered by a file each, and installed again when the pins change.
 $(VENV)/.%: pyproject.toml constraints.txt
@@ -62,6 +63,10 @@ bench-uneven: bench-install
 ## One, two and four learners on the same work.
 bench-learners: $(VENV)/.classic-control
 	$(BIN)/python -m benchmarks.learners $(if $(TURNS),--turns $(TURNS))
+
+## Who acts, workers or the learner's process: networks of several sizes; less than 8 minutes.
+bench-inference: $(VENV)/.classic-control
+	$(BIN)/python -m benchmarks.inference $(if $(TURNS),--turns $(TURNS))
 
 clean:
 	rm -rf $(VENV) benchmarks/.venvs dist build .mypy_cache .pytest_cache .ruff_cache

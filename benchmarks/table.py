@@ -16,6 +16,8 @@ from benchmarks.turns import number, why_not
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 FILES = ("limits", "cartpole", "cheetah", "atari", "uneven", "start", "guards")
 """In the order of the tables; one that has not been measured is left out."""
+NOT_IN_ALL = ("inference",)
+"""Measured by themselves: works in rows, and two contestants beside each other."""
 HEADLINES = {
     "PPO training, CartPole-v1": (
         "Headrace, 2 learners",
@@ -38,9 +40,9 @@ HEADLINES = {
 """What the README shows: of a table, these contestants."""
 
 
-def load(folder):
+def load(folder, names=FILES):
     """Results by benchmark, of those that are there."""
-    paths = {name: folder / f"{name}.json" for name in FILES}
+    paths = {name: folder / f"{name}.json" for name in names}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
@@ -112,6 +114,27 @@ def whole(found):
     return "\n".join([*lines[1:], "", *where(found)])
 
 
+def side_by_side(found):
+    """A row for each table of two contestants."""
+    lines = []
+    for results in found.values():
+        first = next(iter(results["tables"].values()))
+        names = [row["name"] for row in first["contestants"]]
+        also = list(dict.fromkeys(key for row in first["contestants"] for key in row["also"]))
+        columns = [f"{name} ({first['work']['unit']})" for name in names]
+        columns += [*first["ratios"], "in each turn"]
+        columns += [f"{key}: {name}" for key in also for name in names]
+        lines += ["", f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+        for title, table in results["tables"].items():
+            rows = table["contestants"]
+            cells = [spread(row) for row in rows]
+            for ratio in table["ratios"].values():
+                cells += [times(ratio["of_medians"]), ", ".join(map(times, ratio["of_turns"]))]
+            cells += [share(row["also"].get(key)) for key in also for row in rows]
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *where(found)]) if found else ""
+
+
 def where(found):
     """The machines and commits that these results are of."""
     named = {}
@@ -135,8 +158,9 @@ def filled_in(page, content):
 
 def pages(root=ROOT, results=RESULTS):
     """Each page as it is to be, by its path."""
-    found = load(results)
-    made = {root / "README.md": headlines(found), root / "benchmarks/README.md": whole(found)}
+    found, more = load(results), load(results, NOT_IN_ALL)
+    of_all = whole(found) + ("\n" + side_by_side(more) if more else "")
+    made = {root / "README.md": headlines(found), root / "benchmarks/README.md": of_all}
     return {path: filled_in(path.read_text(), content) for path, content in made.items()}
 
 

@@ -64,6 +64,7 @@ def plan_for(
     guards=GUARDS,
     lag=0,
     first_ready=False,
+    inference_device=None,
     **of_maker,
 ):
     maker = EnvMaker(env, kwargs or {}, **of_maker)
@@ -83,6 +84,7 @@ def plan_for(
         threads_per_sampler=1,
         lag=lag,
         first_ready=first_ready,
+        inference_device=inference_device,
         guards=guards,
     )
 

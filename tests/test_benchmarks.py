@@ -17,6 +17,7 @@ from benchmarks import (
     cheetah,
     contestants,
     guards,
+    inference,
     learners,
     limits,
     measure_limit,
@@ -158,6 +159,7 @@ def every_comparison():
     yield from uneven.comparisons()
     yield from start.comparisons()
     yield from guards.comparisons()
+    yield from inference.comparisons()
     yield turns.Comparison("learners", learners.shared_out(100), Work(100))
 
 
@@ -300,6 +302,35 @@ def test_tables_have_medians_spread_shares_ratios_and_failures(tmp_path):
     assert table.filled_in(page, "new") == f"a\n{table.BEGIN}\nnew\n{table.END}\nb"
     with pytest.raises(ValueError, match="bench:begin"):
         table.filled_in("a", "new")
+
+
+def test_two_contestants_make_a_row_for_each_work(tmp_path):
+    def compared(title, *learner):
+        of = [
+            rates("sampler", tmp_path / title, 400, 200),
+            rates("learner", tmp_path / f"{title} l", *learner),
+        ]
+        ratios = {"learner / sampler": ("learner", "sampler")}
+        also = {"inferring": lambda result: result["mean_return"] / 100}
+        return turns.compare(turns.Comparison(title, of, Work(100), also, ratios), 2)
+
+    machine = {"cores": 2, "cpu": "C", "date": "2026-11-21T10", "git_commit": "a" * 40}
+    machine |= {"git_uncommitted_changes": False}
+    found = {
+        "machine": machine,
+        "tables": {"A": compared("A", 800, 100), "B": compared("B", 200, 100)},
+    }
+    assert table.side_by_side({"inference": found}).splitlines() == [
+        "",
+        "| | sampler (env steps/s) | learner (env steps/s) | learner / sampler | in each turn "
+        "| inferring: sampler | inferring: learner |",
+        "|---|---|---|---|---|---|---|",
+        "| A | 300 (200 to 400) | 450 (100 to 800) | 1.50 x | 2.00 x, 0.50 x | 7% | 7% |",
+        "| B | 300 (200 to 400) | 150 (100 to 200) | 0.50 x | 0.50 x, 0.50 x | 7% | 7% |",
+        "",
+        "inference: 2 cores, C, 2026-11-21, commit aaaaaaa.",
+    ]
+    assert table.side_by_side({}) == ""
 
 
 @pytest.mark.parametrize("work", list(limits.NETWORKS))

@@ -32,6 +32,7 @@ class Process:
         self.alive, self.hangs, self.up, self.progress_at = True, False, False, now
         self.orders = deque()  # (vector, buffer, number of the fragment)
         self.mailbox = []  # what it has said and nobody has heard
+        self.beats = 0
 
 
 class World:
@@ -46,6 +47,7 @@ class World:
             self.shares[v % self.num_slots].append(v)
         self.vectors = sorted(v for share in self.shares for v in share)
         self.slow = {slot: rng.choice([1.0, 1.0, 0.1]) for slot in range(self.num_slots)}
+        self.in_turns = rng.random() < 0.5  # several orders at a time, where another acts
         self.queue = Queue(self.vectors, self.lag)
         self.supervisor = Supervisor(self.num_slots, restart=True, max_restarts=rng.randint(0, 6))
         self.process = [None] * self.num_slots
@@ -69,13 +71,17 @@ class World:
                 process.hangs = True
             elif not process.up:
                 process.up, process.progress_at = True, self.now
-                process.mailbox.append(("ready", process.generation))
+                process.mailbox.append(("ready", process.generation, None))
             elif process.orders and self.rng.random() < self.slow[process.slot]:
                 self.step(process)
 
     def step(self, process):
-        """One step of the vector whose turn it is, with the newest weights."""
-        v, buffer, number = process.orders[0]
+        """One step of a vector, with the newest weights: of the first order's, or in any turns."""
+        i = 0
+        if self.in_turns:  # each vector's own orders in their order
+            firsts = {v: i for i, (v, _, _) in reversed(list(enumerate(process.orders)))}
+            i = self.rng.choice(sorted(firsts.values()))
+        v, buffer, number = order = process.orders[i]
         assert self.owner[v, buffer] == "sampler"  # nobody reads it, nobody else writes
         assert number == process.places[v]  # right after what this vector did before
         steps = self.memory[v, buffer]
@@ -85,11 +91,11 @@ class World:
         self.acted_with[v] = self.version
         steps.append((process.generation, number, self.version))
         self.collected += 1
-        process.progress_at = self.now
+        process.beats, process.progress_at = process.beats + 1, self.now
         if len(steps) == T:
-            process.orders.popleft()
+            process.orders.remove(order)
             process.places[v] += 1
-            process.mailbox.append(("done", process.generation))
+            process.mailbox.append(("done", process.generation, order))
 
     def order(self):
         for v, buffer in self.queue.to_order():
@@ -113,11 +119,13 @@ class World:
         slot, ended = process.slot, not process.alive
         heard, process.mailbox = process.mailbox, []
         if self.rng.random() < 0.05:  # words of one that was there before, late
-            heard.insert(0, (self.rng.choice(["ready", "done"]), process.generation - 1))
-        for kind, generation in heard:
+            late = self.rng.choice(["ready", "done"])
+            orders = self.supervisor.orders(slot)
+            heard.insert(0, (late, process.generation - 1, orders[0] if orders else None))
+        for kind, generation, order in heard:
             if kind == "ready":
                 self.supervisor.ready(slot, generation)
-            elif (order := self.supervisor.delivered(slot, generation)) is not None:
+            elif self.supervisor.delivered(slot, generation, order):
                 v, buffer, number = order
                 assert [s[:2] for s in self.memory[v, buffer]] == [(generation, number)] * T
                 assert number == self.delivered[v]  # each once, in order
@@ -148,8 +156,7 @@ class World:
 
         def progress(slot):
             process = self.process[slot]
-            written = [len(self.memory[v, b]) for v, b, _ in sup.orders(slot)]
-            return (process.generation, process.up, written) if process else None
+            return (process.generation, process.up, process.beats) if process else None
 
         for slot, _ in sup.silent(self.now, LIMIT_S, progress):
             assert self.now - self.process[slot].progress_at > LIMIT_S  # nobody who goes on

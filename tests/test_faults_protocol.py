@@ -72,11 +72,11 @@ class World:
                 process.stopped = True
             elif not process.up:
                 process.up, process.progress_at = True, self.now
-                process.mailbox.append(("ready", process.generation))
+                process.mailbox.append(("ready", process.generation, None))
             elif process.batch is not None:
                 self.write(process)
                 if self.memory[process.slot][2] == T:
-                    process.mailbox.append(("done", process.generation))
+                    process.mailbox.append(("done", process.generation, process.batch))
                     process.batch = None
 
     def continue_some(self):
@@ -128,11 +128,12 @@ class World:
         slot, ended = process.slot, not process.alive
         heard, process.mailbox = process.mailbox, []
         if self.rng.random() < 0.05:  # words of one that was there before, late
-            heard.insert(0, (self.rng.choice(["ready", "done"]), process.generation - 1))
-        for kind, generation in heard:
+            late = self.rng.choice(["ready", "done"])
+            heard.insert(0, (late, process.generation - 1, self.batch))
+        for kind, generation, batch in heard:
             if kind == "ready":
                 self.supervisor.ready(slot, generation)
-            elif (batch := self.supervisor.delivered(slot, generation)) is not None:
+            elif self.supervisor.delivered(slot, generation, batch):
                 assert batch == self.batch
                 assert self.memory[slot] == (process.generation, self.batch, T)
                 assert process.place == self.batch  # it went on from where the last batch ended
@@ -226,7 +227,8 @@ def test_f26_a_fragment_that_is_delivered_ends_the_waiting():
         if generation == 3:
             supervisor.order(0, "it")
             supervisor.to_send(0.0)
-            assert supervisor.delivered(0, generation) == "it"
+            assert not supervisor.delivered(0, generation, "something else")
+            assert supervisor.delivered(0, generation, "it")
         waits.append(supervisor.gone(0, 0.0, None))
     assert waits == [0.0, 0.5, 0.0, 0.5]
 
@@ -237,14 +239,14 @@ def test_f26_a_fragment_lost_twice_at_one_place_is_made_anew():
     assert supervisor.ready(0, 1)
     supervisor.order(0, "it")
     assert supervisor.to_send(0.0) == [(0, "it")]
-    assert not supervisor.delivered(0, 0)  # of nobody
+    assert not supervisor.delivered(0, 0, "it")  # of nobody
     supervisor.gone(0, 1.0, where=7)
     assert supervisor.begin(0, 1.0) == (2, 0)  # as it was
     assert not supervisor.ready(0, 1)  # late
     for generation, where, anew in ((2, 8, 0), (3, 8, 1), (4, 8, 2), (5, 2, 2)):
         assert supervisor.ready(0, generation)
         assert supervisor.to_send(1.0) == [(0, "it")]
-        assert not supervisor.delivered(0, generation - 1)  # late
+        assert not supervisor.delivered(0, generation - 1, "it")  # late
         supervisor.gone(0, 2.0, where)
         assert supervisor.begin(0, 99.0) == (generation + 1, anew)
     assert supervisor.restarts == 5

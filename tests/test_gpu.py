@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 import headrace
 from headrace.meter import Meter
+from headrace.models.policy import Network
 from headrace.ranks import ALONE, Job, Place
 from headrace.run.config import resolve
 from headrace.run.learner import Learner
 from headrace.run.log import read_metrics
-from tests.support import inline, plan_for, policy_for, short_cartpole
+from tests.support import inline, plan_for, policy_for, short_cartpole, workers
 
 pytestmark = pytest.mark.gpu
 
@@ -54,6 +55,29 @@ def assert_close(learned, expected, rtol, atol):
 def test_one_update_on_cuda_is_the_cpu_s(collected):
     on_cpu = learn(collected, "cpu")
     assert_close(learn(collected), on_cpu, rtol=1e-3, atol=1e-5)
+
+
+def test_the_learner_s_device_acts_for_workers_as_the_cpu_does():
+    """Until an action differs by rounding (1e-3 of these noises are so close to a boundary)."""
+    sizes = {"num_steps": 32, "num_envs": 8, "network": Network(normalize_obs=True)}
+    ours = workers(plan_for(short_cartpole, inference_device=torch.device("cuda"), **sizes))
+    theirs = inline(plan_for(short_cartpole, **sizes))
+    compared = 0
+    for version in range(3):
+        policy = policy_for(theirs._plan, seed=version)
+        ours.publish(policy.cuda(), version)
+        theirs.publish(policy.cpu(), version)
+        for a, b in zip(ours.collect().fragments, theirs.collect().fragments, strict=True):
+            alike = (a.obs[:-1] == b.obs[:-1]).all(2) & (a.action == b.action)
+            same = alike.cumprod(0).bool()  # afterwards it is another episode
+            compared += int(same.sum())
+            for name, column in a.policy_out.items():
+                expected = b.policy_out[name][same]
+                torch.testing.assert_close(column[same], expected, rtol=1e-4, atol=1e-5)
+            assert (a.policy_version == version).all()
+    ours.close()
+    theirs.close()
+    assert compared > 0.9 * 3 * 32 * 8
 
 
 def test_bf16_learns_nearly_the_same(collected):

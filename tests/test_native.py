@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 import headrace
 from headrace import batch
 from headrace.algos.targets import advantages
-from headrace.collect.rollout import rollout
+from headrace.collect.rollout import Pinned, at_once, rollout
 from headrace.envs import atari
 from headrace.envs.gym import GymVector
 from headrace.envs.make import EnvMaker, env_spec
@@ -79,7 +79,8 @@ def sampled(make, mode):
 
     episodes = []
     with torch.no_grad():
-        rollout(vector, fragment, PolicyActor(act), torch.full((T, N, 1), 0.5), Meter(), never)
+        weights, noise = Pinned(PolicyActor(act), version=0), torch.full((T, N, 1), 0.5)
+        at_once(rollout(vector, fragment, weights, noise, Meter(), never))
     episodes = vector.finish()
     vector.close()
     return policy, fragment, episodes

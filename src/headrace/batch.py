@@ -95,6 +95,17 @@ class Fragment:
         ended = self.terminated | self.truncated | ~self.valid
         return torch.cat([torch.zeros_like(ended[:1]), ended])
 
+    def carry(self, t: int) -> None:
+        """Make row 1 of `core_state`, which is after row t - 1, what row t begins with."""
+        start, current = self.core_state
+        if not current.numel():
+            return
+        if t == 0:
+            current.copy_(start)
+        else:
+            ended = self.terminated[t - 1] | self.truncated[t - 1] | ~self.valid[t - 1]
+            current.masked_fill_(ended.unsqueeze(-1), 0.0)
+
     def finals(self) -> tuple[Obs, Tensor, Tensor]:
         """The final observations that were written: `([k, ...], t [k], column [k])`."""
         k = int(self.num_final)

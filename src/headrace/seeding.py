@@ -66,7 +66,7 @@ def action_noise(
         env_id: `[n]`, logical env indices.
         first_step: how many steps each env has taken before this fragment.
         num_steps: T.
-        num_draws: numbers needed per action.
+        num_draws: numbers needed per action, or 0.
 
     Returns:
         `[T, n, num_draws]` float32, strictly inside (0, 1), on a grid of 2^-23.
@@ -76,7 +76,7 @@ def action_noise(
     counter = (four & _LOW32, four >> _32, np.uint64(0), np.uint64(0))
     words = np.stack(philox(_address(seed, "action", env_id), counter), 1)  # type: ignore[arg-type]
     bits = words.reshape(-1, len(env_id))[first % 4 :][: end - first]
-    bits = bits.reshape(num_steps, num_draws, -1).swapaxes(1, 2)
+    bits = bits.reshape(num_steps, num_draws, len(env_id)).swapaxes(1, 2)
     # The upper 23 bits, and half a step: both are exact in float32, and 0 and 1 are never reached.
     return ((bits >> np.uint64(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 

@@ -61,21 +61,23 @@ class Published:
     overtaken twice while it reads takes the newest again.
 
     Args:
-        module: whose weights.
+        module: whose weights; None: only their numbers are of interest here.
         buffer: writable memory of `num_bytes(module)`; default: the heap. Zeroed, at first.
     """
 
     _HEADER = 64
 
-    def __init__(self, module: nn.Module, buffer: Any = None) -> None:
-        size = FlatWeights.num_bytes(module)
+    def __init__(self, module: nn.Module | None, buffer: Any = None) -> None:
         if buffer is None:
+            assert module is not None
             buffer = bytearray(self.num_bytes(module))
         memory = memoryview(buffer)
         numbers = memory[: self._HEADER].cast("q")
         self._begun, self._written, self.stop = numbers[0:1], numbers[1:2], numbers[2:3]
-        parts = (memory[self._HEADER + i * size :][:size] for i in range(2))
-        self._parts = [FlatWeights(module, part) for part in parts]
+        if module is not None:
+            size = FlatWeights.num_bytes(module)
+            parts = (memory[self._HEADER + i * size :][:size] for i in range(2))
+            self._parts = [FlatWeights(module, part) for part in parts]
 
     @classmethod
     def num_bytes(cls, module: nn.Module) -> int:

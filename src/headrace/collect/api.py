@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
+import torch
+
 from headrace.batch import Column, Fragment, PolicyOut, columns
 from headrace.envs.api import GUARDS, Episode, Guards, Restored
 from headrace.envs.make import EnvMaker
@@ -34,6 +36,8 @@ class Plan:
         first_ready: at lag 1 or more: whether samplers never stop, with the newest weights at each
             step, and the fragments that are there first make a batch; else all are made with the
             weights of the update before the last.
+        inference_device: the learner's process acts for all workers, on this device; None: each
+            sampler acts itself.
         guards: what is done about environments that fail and samplers that are lost.
     """
 
@@ -52,6 +56,7 @@ class Plan:
     threads_per_sampler: int
     lag: int = 0
     first_ready: bool = False
+    inference_device: torch.device | None = None
     guards: Guards = GUARDS
 
     @property

@@ -2,7 +2,8 @@
 
 What they write and read lies in anonymous shared memory: weights, and a *slot* for each worker with
 the fragments of its vectors, which whoever has an order for them owns. A worker that dies or hangs
-is replaced, and its orders are given to the other.
+is replaced, and its orders are given to the other. Where they do not act themselves, a thread here
+does (`inference.py`).
 
 Left out: what is ordered, and what becomes of it (`workers.py`, `nonstop.py`); who is started and
 told when (`supervisor.py`); one process (`handle.py`, `worker.py`); other machines.
@@ -25,10 +26,12 @@ from headrace.batch import Fragment
 from headrace.collect import forkserver
 from headrace.collect.api import Ledger, Plan, Say, ShouldStop
 from headrace.collect.handle import Handle, in_memory
+from headrace.collect.inference import Inference
 from headrace.collect.journal import Journals, missing, unwritten
-from headrace.collect.rollout import Filled
+from headrace.collect.orders import Order, Orders, Slot
+from headrace.collect.rollout import Filled, lag_metrics
+from headrace.collect.seat import Seat
 from headrace.collect.supervisor import Supervisor
-from headrace.collect.worker import Order, Orders, Slot
 from headrace.envs.api import Restored
 from headrace.errors import ConfigError, SamplerError, UsageError
 from headrace.models import policy as policies
@@ -38,30 +41,6 @@ from headrace.weights import Published
 _LOOK_EVERY_S = 0.1
 _STOP_WITHIN_S = 5.0  # how long a worker that was told to stop may take for the step under way
 _CLOSE_WITHIN_S = 3.0
-
-
-class _Seat:
-    """A slot, and who is in it."""
-
-    def __init__(
-        self, name: str, memory: mmap.mmap, offset: int, plan: Plan, vectors: list[int]
-    ) -> None:
-        self.name, self.offset, self.vectors = name, offset, vectors
-        self.slot = Slot(memory, offset, plan, vectors, fresh=True)
-        self.handle: Handle | None = None
-        self.lost_steps = 0  # of workers that were lost with the order under way
-        self.beats_at_order = 0
-        self.seconds: dict[str, float] = {}  # of those that sat here before
-        self.latest: dict[str, float] = {}  # of who sits here now
-        self.usual_s = 0.0
-
-    def fragments(self, orders: Iterable[Order]) -> dict[int, list[Fragment]]:
-        """By vector, those that are ordered."""
-        found: dict[int, list[Fragment]] = {}
-        for order in orders:
-            for v, buffer, _ in order.fragments:
-                found.setdefault(v, []).append(self.slot.fragments[v][buffer])
-        return found
 
 
 class Crew:
@@ -118,12 +97,15 @@ class Crew:
         sizes = [Slot.num_bytes(plan, len(share)) for share in self.shares]
         self._memory_fd, memory = _shared("fragments", sum(sizes))
         self._seats = [
-            _Seat(f"worker {i}", memory, sum(sizes[:i]), plan, share)
+            Seat(f"worker {i}", memory, sum(sizes[:i]), plan, share)
             for i, share in enumerate(self.shares)
         ]
+        self._inference: Inference | None = None
         # multiprocessing's own way at exit is SIGTERM, which workers ignore, and then to wait.
         atexit.register(self.close)
         try:
+            if plan.inference_device is not None:
+                self._inference = Inference(plan, self._published)
             self.serve(lambda: self._supervisor.coming_up)
         except BaseException:
             self.close()
@@ -174,6 +156,8 @@ class Crew:
     def look(self, wait_s: float = 0.0) -> None:
         """Start, tell, listen and replace, once; wait so long for something to be heard."""
         now = time.monotonic()
+        if self._inference is not None:
+            self._inference.check()
         if not self.told_to_stop:
             for i in self._supervisor.due(now):
                 self._start(i, now)
@@ -203,9 +187,19 @@ class Crew:
             self._published.stop[0] = 1
             self._give_up_at = now + _STOP_WITHIN_S
 
+    def metrics(self, batch: list[Filled], depth: float) -> dict[str, float]:
+        """Of how a batch came about; see `lag_metrics`."""
+        metrics = lag_metrics(self._plan, batch, depth, self._meters())
+        return metrics | (self._inference.metrics() if self._inference is not None else {})
+
     def meters(self) -> dict[str, dict[str, float]]:
         """See `Collector`."""
-        return {seat.name: _added(seat.seconds, seat.latest) for seat in self._seats}
+        own = {} if self._inference is None else {"inference": self._inference.seconds()}
+        return self._meters() | own
+
+    def _meters(self) -> dict[str, dict[str, float]]:
+        """Of the workers."""
+        return {seat.name: seat.meter() for seat in self._seats}
 
     def close(self) -> None:
         """See `Collector`."""
@@ -216,7 +210,9 @@ class Crew:
             with contextlib.suppress(OSError):  # it is gone
                 handle.channel.send(None)
         deadline = time.monotonic() + _CLOSE_WITHIN_S
-        with contextlib.ExitStack() as stack:  # goes on with the rest if one raises
+        with contextlib.ExitStack() as stack:  # backwards, and goes on with the rest if one raises
+            if self._inference is not None:
+                stack.callback(self._inference.close)
             for handle in handles:
                 stack.callback(handle.end, deadline)
             for fd in (self._plan_fd, self._weights_fd, self._memory_fd):
@@ -240,8 +236,13 @@ class Crew:
             state={} if anew else self._journals.state(seat.vectors),
             begin_after=self._journals.steps(seat.vectors) + anew,
         )
-        with forkserver.context() as context:
-            seat.handle = Handle(context, orders, self._weights_fd, self._memory_fd, self._plan_fd)
+        with contextlib.ExitStack() as stack:
+            files = [self._weights_fd, self._memory_fd, self._plan_fd]
+            if self._inference is not None:
+                asks = stack.enter_context(self._inference.admit(i, seat.slot.fragments))
+                files.append(asks.fileno())
+            context = stack.enter_context(forkserver.context())
+            seat.handle = Handle(context, orders, *files)
 
     def _listen(self, wait_s: float) -> None:
         """Wait a moment for words or the end of any worker."""
@@ -280,25 +281,27 @@ class Crew:
                     self.ledger.remade += seat.lost_steps
                     seat.lost_steps = 0
             case "done" if seat.slot.generation[0] == generation:
-                if (order := self._supervisor.delivered(i, generation)) is not None:
-                    filled, seat.latest, seat.usual_s = what
-                    seat.lost_steps = 0
+                order, filled, seconds, usual_s = what
+                if self._supervisor.delivered(i, generation, order):
+                    seat.latest, seat.usual_s, seat.lost_steps = seconds, usual_s, 0
                     self.delivered.append((order, filled))
             case "error":
                 raise what
 
     def _end_silent(self) -> None:
         """Kill workers that have shown no progress for too long."""
-        guards = self._plan.guards
+        guards, now = self._plan.guards, time.monotonic()
         if not guards.enabled:
             return
         usual_s = max(seat.usual_s for seat in self._seats)
         limit_s = patience.limit(guards.env_timeout_s, usual_s)
+        if self._inference is not None:
+            self._inference.watch(now, limit_s)
 
         def progress(i: int) -> tuple[int, int]:
             return self._seats[i].slot.beats[0], self._num_missing(i)
 
-        for i, patience_s in self._supervisor.silent(time.monotonic(), limit_s, progress):
+        for i, patience_s in self._supervisor.silent(now, limit_s, progress):
             handle = self._seats[i].handle
             assert handle is not None
             stack = handle.stack()
@@ -319,16 +322,12 @@ class Crew:
         seat = self._seats[i]
         assert seat.handle is not None
         summary, _, words = why.partition("\n")
-        where = f"between two fragments, sampler {seat.name}"
-        if i in self._supervisor.coming_up:
-            where = f"while making its environments, sampler {seat.name}"
-        elif i in self.owing and seat.slot.beats[0] != seat.beats_at_order:
-            first = seat.fragments(self._supervisor.orders(i)[:1])
-            under_way = {v: fragments[0] for v, fragments in first.items()}
-            where = self._journals.whereabouts(under_way, seat.name)
-        handle, seat.handle = seat.handle, None
+        where = self._where(i)
+        handle = seat.handle
+        seat.vacate()
         handle.end(deadline=0.0)
-        seat.seconds, seat.latest = _added(seat.seconds, seat.latest), {}
+        if self._inference is not None:
+            self._inference.dismiss(i)
         rows_left, fragments = self._num_missing(i), self._ordered(i)
         taken = sum(fragment.reward.numel() for fragment in fragments) - rows_left
         seat.lost_steps += taken
@@ -353,14 +352,27 @@ class Crew:
         when = f" in {backoff:g} s" if backoff else ""
         self._say(f"{said[0].upper()}{said[1:]}\nIt is replaced{when}.")
 
+    def _where(self, i: int) -> str:
+        """Where a worker was lost."""
+        seat, orders = self._seats[i], self._supervisor.orders(i)
+        if i in self._supervisor.coming_up:
+            return f"while making its environments, sampler {seat.name}"
+        if not orders or seat.slot.beats[0] == seat.beats_at_order:
+            return f"between two fragments, sampler {seat.name}"
+        if self._inference is None:  # one after the other
+            of_first = seat.fragments(orders[:1])
+            under_way = {v: fragments[0] for v, fragments in of_first.items()}
+        else:
+            turn = seat.slot.turn[0]
+            if turn < 0:
+                return f"while waiting for actions, sampler {seat.name}"
+            under_way = {turn: seat.fragments(orders)[turn][0]}
+        return self._journals.whereabouts(under_way, seat.name)
+
     def _abandon(self, slots: Iterable[int]) -> None:
         """Kill those that did not answer before the run is to stop."""
         for i in slots:
             self._lose(i, "did not stop")
-
-
-def _added(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    return {span: one.get(span, 0.0) + other.get(span, 0.0) for span in one | other}
 
 
 def _shared(name: str, size: int) -> tuple[int, mmap.mmap]:

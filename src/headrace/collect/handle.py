@@ -16,6 +16,7 @@ import cloudpickle
 from headrace.collect import worker
 from headrace.collect.channel import Channel
 from headrace.collect.forkserver import cause_of_death
+from headrace.collect.orders import Orders
 from headrace.errors import SamplerError
 
 _BURY_WITHIN_S = 10.0  # a killed process may still be in the middle of reading a disk
@@ -46,18 +47,25 @@ class Handle:
     Args:
         context: of `forkserver.context`.
         orders: to it.
-        weights, memory, plan: file descriptors, see `worker.main`.
+        weights, memory, plan, asks: file descriptors, see `worker.main`.
     """
 
     def __init__(
-        self, context: Any, orders: worker.Orders, weights: int, memory: int, plan: int
+        self,
+        context: Any,
+        orders: Orders,
+        weights: int,
+        memory: int,
+        plan: int,
+        asks: int | None = None,
     ) -> None:
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         self._words, their_words = os.pipe()
         orders_fd = in_memory("orders", cloudpickle.dumps(orders))
         try:
-            given = (theirs.fileno(), weights, memory, their_words, plan, orders_fd)
+            given = [theirs.fileno(), weights, memory, their_words, plan, orders_fd]
+            given += [] if asks is None else [asks]
             self.process = context.Process(
                 target=worker.main, args=[_Passed(fd) for fd in given], daemon=True
             )

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from headrace.collect.api import Collected, Ledger, Plan, Say, ShouldStop
 from headrace.collect.crew import Crew
 from headrace.collect.journal import Journals
+from headrace.collect.orders import Order
 from headrace.collect.queue import Buffer, Queue
-from headrace.collect.rollout import Filled, lag_metrics
-from headrace.collect.worker import Order
+from headrace.collect.rollout import Filled
 from headrace.models.policy import Policy
 from headrace.spec import Array
 
@@ -68,7 +68,7 @@ class NonstopCollector:
             self._queue.take(), key=lambda buffer: buffer[0]
         )  # a vector's in time's order
         self._held = [self._filled.pop(buffer) for buffer in batch]
-        metrics = lag_metrics(self._plan, self._held, self._queue.depth, self._crew.meters())
+        metrics = self._crew.metrics(self._held, self._queue.depth)
         fragments = [self._crew.fragment(*buffer) for buffer in batch]
         episodes = [episode for filled in self._held for episode in filled.episodes]
         return Collected(fragments, episodes, metrics)

@@ -1,10 +1,11 @@
 """The inner loop: T steps of one vector into one fragment. All kinds of collectors run this one.
 
-Left out: processes and memory (`inline.py`, `workers.py`), what a step does (`envs/`).
+Left out: processes and memory (`inline.py`, `workers.py`), what a step does (`envs/`), and the
+turns of vectors that wait for actions (`carry_out.py`).
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -19,7 +20,7 @@ from headrace.envs.vector import make_vector
 from headrace.meter import Meter
 from headrace.models import policy as policies
 from headrace.models.numpy_actor import actor_for
-from headrace.models.policy import Actor
+from headrace.models.policy import Actor, Policy
 from headrace.seeding import action_noise
 from headrace.spec import Array
 
@@ -29,9 +30,11 @@ class Weights(Protocol):
 
     Attributes:
         version: of the weights that `pull` gave last.
+        waits: whether somebody else acts, later, and stamps the steps with versions.
     """
 
     version: int
+    waits: bool
 
     def pull(self) -> Actor:
         """Take the weights that are to act now."""
@@ -48,6 +51,8 @@ class Pinned:
         version: theirs.
     """
 
+    waits = False
+
     def __init__(self, actor: Actor, version: int) -> None:
         self._actor, self.version = actor, version
 
@@ -60,6 +65,11 @@ class Pinned:
         return False
 
 
+Rollout = Generator[None, None, int]
+"""Steps a vector through a fragment; yields wherever it waits for actions. What it returns is the
+number of steps taken: T, or fewer if it was told to stop."""
+
+
 def rollout(
     vector: VectorEnv,
     fragment: Fragment,
@@ -67,7 +77,7 @@ def rollout(
     noise: Tensor,
     meter: Meter,
     stop: ShouldStop,
-) -> int:
+) -> Rollout:
     """Step `vector` through one fragment.
 
     Args:
@@ -77,12 +87,9 @@ def rollout(
         noise: `[T, n, draws]`, uniform in (0, 1).
         meter: told where the time goes.
         stop: asked before every step.
-
-    Returns:
-        The number of steps taken: T, or fewer if told to stop.
     """
     vector.bind(fragment)
-    actions, num_steps = fragment.action.numpy(), fragment.num_steps
+    actions, num_steps, waits = fragment.action.numpy(), fragment.num_steps, weights.waits
     t = 0
     while t < num_steps:
         first, actor = t, weights.pull()
@@ -92,13 +99,25 @@ def rollout(
             if stop():
                 return t
             act(t)
+            if waits:
+                yield
             meter.lap("infer")
             vector.step(t, actions[t])
             t += 1
         actor.finish(slice(first, t))
-        fragment.policy_version[first:t] = weights.version
+        if not waits:
+            fragment.policy_version[first:t] = weights.version
         meter.lap("infer")
     return num_steps
+
+
+def at_once(rollout: Rollout) -> int:
+    """Carry a rollout out that has nothing to wait for: what it returns."""
+    try:
+        next(rollout)
+    except StopIteration as ended:
+        return int(ended.value)
+    raise AssertionError("it waits for actions, and nobody was asked")
 
 
 @dataclass
@@ -166,7 +185,7 @@ class Wanted(NamedTuple):
 
 
 class Sampler:
-    """The vectors of one process, with a copy of the policy.
+    """The vectors of one process, with a copy of the policy if it acts itself.
 
     Args:
         plan: the run's.
@@ -174,12 +193,15 @@ class Sampler:
             `v * n .. (v + 1) * n - 1`.
         meter: this process's.
         name: in errors.
+        acts: whether it does; else it is only given `Weights` that wait.
     """
 
-    def __init__(self, plan: Plan, vectors: list[int], meter: Meter, name: str) -> None:
+    def __init__(
+        self, plan: Plan, vectors: list[int], meter: Meter, name: str, *, acts: bool = True
+    ) -> None:
         self._plan, self._meter = plan, meter
         # Its weights are overwritten by the first publish.
-        self.policy = policies.build(plan.spec, plan.network, 0, plan.model)
+        self._policy = policies.build(plan.spec, plan.network, 0, plan.model) if acts else None
         n = plan.envs_per_vector
         self._vectors: dict[int, VectorEnv] = {}
         # What a recurrent core remembers of each vector's envs
@@ -198,6 +220,12 @@ class Sampler:
                 guards=plan.guards,
             )
 
+    @property
+    def policy(self) -> Policy:
+        """Its copy, to put weights into."""
+        assert self._policy is not None, "somebody else acts"
+        return self._policy
+
     def actor(self) -> Actor:
         """Acts with the weights that `policy` has now."""
         return actor_for(self.policy, self._plan.spec, self._plan.network)
@@ -208,28 +236,44 @@ class Sampler:
 
         Args:
             wanted: which.
-            weights: to act with.
+            weights: to act with; they do not wait.
             stop: asked between two steps.
         """
-        plan, filled = self._plan, Filled()
-        for v, fragment, steps in wanted:
-            vector, memory = self._vectors[v], self._memory[v]
-            fragment.core_state[0] = memory
-            noise = action_noise(
-                plan.seed, vector.env_id, steps, plan.num_steps, self.policy.num_draws
-            )
-            taken = rollout(vector, fragment, weights, torch.from_numpy(noise), self._meter, stop)
-            filled.taken += int(fragment.valid[:taken].sum()) + vector.lost_steps
-            filled.lost += vector.lost_steps
-            filled.dropped += vector.dropped
-            if taken < plan.num_steps:
+        filled = Filled()
+        for each in wanted:
+            if at_once(self.fill(each, weights, stop, filled)) < self._plan.num_steps:
                 return filled
-            memory.copy_(fragment.core_state[1])
-            filled.episodes += vector.finish()
-            filled.states[v], filled.step_s[v] = vector.state(), vector.step_s
         filled.whole = True
         self._meter.lap("rollout")
         return filled
+
+    def fill(self, wanted: Wanted, weights: Weights, stop: ShouldStop, filled: Filled) -> Rollout:
+        """Fill a fragment.
+
+        Args:
+            wanted: which.
+            weights: to act with.
+            stop: asked between two steps.
+            filled: is added to; only who knows of its other fragments can say if it is whole.
+        """
+        plan, vector = self._plan, self._vectors[wanted.vector]
+        memory, states = self._memory[wanted.vector], wanted.fragment.core_state
+        states[0] = memory
+        # Whoever acts makes the noise: no numbers of it if that is somebody else.
+        draws = 0 if self._policy is None else self._policy.num_draws
+        noise = action_noise(plan.seed, vector.env_id, wanted.steps, plan.num_steps, draws)
+        taken = yield from rollout(
+            vector, wanted.fragment, weights, torch.from_numpy(noise), self._meter, stop
+        )
+        filled.taken += int(wanted.fragment.valid[:taken].sum()) + vector.lost_steps
+        filled.lost += vector.lost_steps
+        filled.dropped += vector.dropped
+        if taken == plan.num_steps:
+            memory.copy_(states[1])
+            filled.episodes += vector.finish()
+            filled.states[wanted.vector] = vector.state()
+            filled.step_s[wanted.vector] = vector.step_s
+        return taken
 
     def restore(self, state: dict[str, Array], begin_after: int) -> Restored:
         """Go on from the state of the vectors that are this sampler's, before the first `collect`.

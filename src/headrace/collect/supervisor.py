@@ -111,18 +111,22 @@ class Supervisor:
                 s.num_sent = len(s.orders)
         return found
 
-    def delivered(self, slot: int, generation: int) -> Any:
-        """A sampler says that its first order is carried out: that order; None: it says nothing."""
+    def delivered(self, slot: int, generation: int, what: Any) -> bool:
+        """A sampler says that an order is carried out (`what`); whether that counts.
+
+        Not in the order in which it was told, where it carries several out at a time.
+        """
         s = self._slots[slot]
-        if generation != s.generation or s.state is not Is.BUSY:
-            return None
+        told = list(s.orders)[: s.num_sent]
+        if generation != s.generation or s.state is not Is.BUSY or what not in told:
+            return False
         s.num_sent -= 1
         s.lost_in_a_row, s.lost_at, s.anew = 0, None, 0
-        done = s.orders.popleft()
+        s.orders.remove(what)
         if not s.num_sent:
             s.state = Is.IDLE
         s.delivered = not s.orders
-        return done
+        return True
 
     def orders(self, slot: int) -> list[Any]:
         """What is ordered of a slot, and not carried out."""

@@ -1,6 +1,7 @@
 """A worker process: steps its vectors when it is told to, into memory that the learner gave it.
 
-Left out: the learner's end (`workers.py`), and stepping itself (`rollout.py`).
+Left out: the learner's end (`crew.py`), how orders are carried out (`carry_out.py`),
+and stepping itself (`rollout.py`).
 """
 
 import contextlib
@@ -11,133 +12,33 @@ import os
 import signal
 import socket
 import traceback
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import cloudpickle
 import threadpoolctl
 import torch
 
-from headrace import batch
-from headrace.batch import Fragment
-from headrace.collect import forkserver
+from headrace.collect import carry_out, forkserver
 from headrace.collect.api import Plan
 from headrace.collect.channel import Channel
-from headrace.collect.rollout import Sampler, Wanted
+from headrace.collect.orders import Orders, Slot
+from headrace.collect.rollout import Sampler
 from headrace.errors import HeadraceError, SamplerError
 from headrace.meter import Meter
-from headrace.models.policy import Actor
-from headrace.spec import Array
 from headrace.weights import Published
 
 STACK_SIGNAL = signal.SIGUSR1
 """By this a worker is asked where it is stuck; Python's fault handler answers in any case."""
 
 
-@dataclass(frozen=True)
-class Orders:
-    """What one worker is told at its start, besides the plan.
-
-    Attributes:
-        name: in messages.
-        generation: of its slot.
-        vectors: which are its own, by their index in the run.
-        offset: where its slot begins in the memory of all (bytes).
-        state: of its vectors; {}: they begin.
-        begin_after: see `Sampler.restore`.
-    """
-
-    name: str
-    generation: int
-    vectors: list[int]
-    offset: int
-    state: dict[str, Array]
-    begin_after: int
-
-
-class Order(NamedTuple):
-    """To fill fragments, one after the other.
-
-    Attributes:
-        fragments: the vector of each, which of its buffers, and the steps that each env of the
-            vector has taken before.
-        version: of the weights; None: the newest at each step.
-    """
-
-    fragments: tuple[tuple[int, int, int], ...]
-    version: int | None
-
-
-class Slot:
-    """A worker's piece of shared memory: two counters, then the fragments of its vectors.
-
-    Args:
-        memory: of all slots.
-        offset: where this one begins.
-        plan: the run's.
-        vectors: whose fragments these are.
-        fresh: poison them.
-
-    Attributes:
-        beats: counts what the worker does (its meter's laps), as a sequence of one number.
-        generation: of the worker that writes, as a sequence of one number.
-        fragments: by vector, the buffers of each.
-    """
-
-    _HEADER = 64
-
-    def __init__(
-        self, memory: mmap.mmap, offset: int, plan: Plan, vectors: list[int], *, fresh: bool
-    ) -> None:
-        numbers = memoryview(memory)[offset : offset + self._HEADER].cast("q")
-        self.beats, self.generation = numbers[0:1], numbers[1:2]
-        size = batch.num_bytes(plan.layout)
-        self.fragments: dict[int, list[Fragment]] = {v: [] for v in vectors}
-        first = offset + self._HEADER
-        for buffers in self.fragments.values():
-            for _ in range(plan.num_buffers):
-                piece = memoryview(memory)[first : first + size]
-                buffers.append(batch.allocate(plan.layout, piece, fresh=fresh))
-                first += size
-
-    @classmethod
-    def num_bytes(cls, plan: Plan, num_vectors: int) -> int:
-        """How much memory a slot takes."""
-        return cls._HEADER + num_vectors * plan.num_buffers * batch.num_bytes(plan.layout)
-
-
-class _Shared:
-    """The learner's weights, as a sampler follows them: a `rollout.Weights`."""
-
-    def __init__(self, published: Published, sampler: Sampler, meter: Meter) -> None:
-        self._published, self._sampler, self._meter = published, sampler, meter
-        self._actor: Actor | None = None
-        self._pinned: int | None = None
-        self.version = -1
-        self.lag_sum = self.lag_max = 0
-
-    def begin(self, pinned: int | None) -> None:
-        """An order for these is carried out: see `Order.version`."""
-        self._pinned, self.lag_sum, self.lag_max = pinned, 0, 0
-
-    def pull(self) -> Actor:
-        """See `Weights`."""
-        wanted = self._published.newest if self._pinned is None else self._pinned
-        if self._actor is None or self.version != wanted:
-            self.version = self._published.pull(self._sampler.policy, self._pinned)
-            self._actor = self._sampler.actor()
-        self._meter.lap("publish")
-        return self._actor
-
-    def are_old(self) -> bool:
-        """See `Weights`."""
-        lag = self._published.newest - self.version
-        if lag:
-            self.lag_sum, self.lag_max = self.lag_sum + lag, max(self.lag_max, lag)
-        return lag > 0 and self._pinned is None
-
-
-def main(channel: int, weights: int, memory: int, words: int, plan: int, orders: int) -> None:
+def main(
+    channel: int,
+    weights: int,
+    memory: int,
+    words: int,
+    plan: int,
+    orders: int,
+    asks: int | None = None,
+) -> None:
     """The process, from its first line to its last; arguments are file descriptors.
 
     Args:
@@ -147,6 +48,7 @@ def main(channel: int, weights: int, memory: int, words: int, plan: int, orders:
         words: a pipe for the stacks of a process that crashes or is stuck.
         plan: a file with the pickled plan.
         orders: a file with the pickled orders.
+        asks: a socket for asking the learner's process to act; None: this one does.
     """
     # A collection would look at each of torch's objects, and so copy pages that workers share.
     gc.freeze()
@@ -158,11 +60,12 @@ def main(channel: int, weights: int, memory: int, words: int, plan: int, orders:
     faulthandler.enable(words)
     faulthandler.register(STACK_SIGNAL, words)
     learner = Channel(socket.socket(fileno=channel))
+    actions = None if asks is None else socket.socket(fileno=asks)
     name = "a worker"
     try:
         told: Orders = cloudpickle.loads(read_whole(orders))
         name = told.name
-        _run(learner, weights, memory, read_whole(plan), told)
+        _run(learner, weights, memory, read_whole(plan), told, actions)
     except (EOFError, ConnectionError):
         pass  # the learner is gone
     except HeadraceError as error:
@@ -185,31 +88,31 @@ def _last_word(learner: Channel, error: HeadraceError) -> None:
         learner.send(("error", 0, error))
 
 
-def _run(learner: Channel, weights_fd: int, memory_fd: int, pickled: bytes, told: Orders) -> None:
+def _run(
+    learner: Channel,
+    weights_fd: int,
+    memory_fd: int,
+    pickled: bytes,
+    told: Orders,
+    actions: socket.socket | None,
+) -> None:
     """Answer commands until told to close."""
     weights, memory = mmap.mmap(weights_fd, 0), mmap.mmap(memory_fd, 0)
     plan: Plan = cloudpickle.loads(pickled)
     slot = Slot(memory, told.offset, plan, told.vectors, fresh=False)
+    slot.turn[0] = -1
     meter = Meter(beats=slot.beats)
-    sampler = Sampler(plan, told.vectors, meter, told.name)
-    published = Published(sampler.policy, weights)
-    shared = _Shared(published, sampler, meter)
+    sampler = Sampler(plan, told.vectors, meter, told.name, acts=actions is None)
+    published = Published(sampler.policy if actions is None else None, weights)
     restored = sampler.restore(told.state, told.begin_after)
     states = sampler.states() if told.begin_after else {}
     learner.send(("ready", told.generation, (restored, states)))
     meter.lap("start")
-    while True:
-        order: Order | None = learner.receive()
-        meter.lap("wait")
-        if order is None:  # no more
-            break
-        slot.generation[0] = told.generation
-        wanted = [Wanted(v, slot.fragments[v][i], steps) for v, i, steps in order.fragments]
-        shared.begin(order.version)
-        filled = sampler.collect(wanted, shared, lambda: published.stop[0] != 0)
-        filled.lag_sum, filled.lag_max = shared.lag_sum, shared.lag_max
-        learner.send(("done", told.generation, (filled, meter.seconds(), meter.usual_s())))
-        meter.lap("other")
+    station = carry_out.Station(learner, told.generation, slot, sampler, published, meter)
+    if actions is None:
+        carry_out.one_by_one(station)
+    else:
+        carry_out.InTurns(station, actions).serve()
     try:
         sampler.close()
     except HeadraceError as error:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from headrace.collect.api import Collected, Ledger, Plan, Say, ShouldStop
 from headrace.collect.crew import Crew
 from headrace.collect.journal import Journals
-from headrace.collect.rollout import Filled, lag_metrics
-from headrace.collect.worker import Order
+from headrace.collect.orders import Order
+from headrace.collect.rollout import Filled
 from headrace.models.policy import Policy
 from headrace.spec import Array
 
@@ -72,7 +72,7 @@ class WorkersCollector:
         self._journals.hold(fragments, all_filled)
         self._held = all_filled
         episodes = [episode for filled in all_filled for episode in filled.episodes]
-        metrics = lag_metrics(self._plan, all_filled, 0, self._crew.meters())
+        metrics = self._crew.metrics(all_filled, depth=0)
         return Collected(list(fragments.values()), episodes, metrics)
 
     def go_ahead(self, *, more: bool) -> None:

@@ -302,15 +302,11 @@ class PolicyActor:
         outs = {"action": fragment.action} | fragment.policy_out
         rows = [(name, column.unbind()) for name, column in outs.items()]
         noise_rows = noise.unbind()
-        self._fragment = fragment
-        start, current = fragment.core_state
+        self._fragment, current = fragment, fragment.core_state[1]
         memory = [current] if current.numel() else []
 
         def act(t: int) -> None:
-            if memory and t == 0:
-                current.copy_(start)
-            elif memory:
-                self._forget(t - 1)
+            fragment.carry(t)
             out = self._act(each(lambda o: o[t], fragment.obs), noise_rows[t], *memory)
             for name, of in rows:
                 of[t].copy_(out[name])
@@ -321,14 +317,7 @@ class PolicyActor:
 
     def finish(self, rows: slice) -> None:
         """See `Actor`: the states are those that the next row begins with."""
-        self._forget(rows.stop - 1)
-
-    def _forget(self, t: int) -> None:
-        """Zero the current states of envs whose episode ended with step t."""
-        of = self._fragment
-        if of.core_state.numel():
-            ended = of.terminated[t] | of.truncated[t] | ~of.valid[t]
-            of.core_state[1].masked_fill_(ended.unsqueeze(-1), 0.0)
+        self._fragment.carry(rows.stop)
 
 
 def build(spec: EnvSpec, network: Network, seed: int, model: ModelFactory | None = None) -> Policy:

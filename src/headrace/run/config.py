@@ -141,24 +141,8 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
     if not run.learner_threads:
         derived["learner_threads"] = cores
         origin["learner_threads"] = f"follows {cores} cores"
-    share = run.num_envs // learners
-    if not run.envs_per_vector:
-        # A native vector has threads of its own.
-        native = derived.get("vectorization", run.vectorization) == "native"
-        among = 1 if native else max(1, cores // learners)
-        derived["envs_per_vector"] = divisor(share, max(1, share // among))
-        origin["envs_per_vector"] = "follows num_envs" + ("" if native else f" / {cores} cores")
-    elif (
-        learners > 1
-        and share % run.envs_per_vector
-        and origin["envs_per_vector"].startswith("preset")
-    ):
-        derived["envs_per_vector"] = divisor(share, run.envs_per_vector)
-        origin["envs_per_vector"] += f", to fit {share} envs of each learner"
-    if run.num_workers == -1:
-        vectors = share // derived.get("envs_per_vector", run.envs_per_vector)
-        derived["num_workers"] = learners * max(1, min(cores // learners, vectors))
-        origin["num_workers"] += f", {cores} cores"
+    native = derived.get("vectorization", run.vectorization) == "native"
+    derived |= _shared_out(run, origin, cores, native=native)
     if run.lag == -1:
         beside = ALGOS[run.algo][0].CORRECTS_LAG and derived.get("num_workers", run.num_workers) > 0
         derived["lag"] = _USUAL_LAG if beside else 0
@@ -167,15 +151,44 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
     _check_guards(run)
     settings = Settings(run, network, algo, origin)
     _check_bounds(settings.flat())
-    _check_lag(run)
+    _check_workers(run)
     check_sums(run, network, algo)
     return settings
+
+
+def _shared_out(
+    run: RunSettings, origin: dict[str, str], cores: int, *, native: bool
+) -> dict[str, Any]:
+    """How many environments a vector has, and how many workers there are."""
+    learners, size = run.num_learners, run.envs_per_vector
+    share, of_cores = run.num_envs // learners, max(1, cores // learners)
+    workers = of_cores if run.num_workers == -1 else max(1, run.num_workers // learners)
+    # Where the learner acts, one vector of a worker is stepped while another one waits.
+    vectors_each = 2 if run.inference == "learner" else 1
+    is_preset = origin["envs_per_vector"].startswith("preset")
+    found: dict[str, Any] = {}
+    if vectors_each > 1 and (not size or (is_preset and share // size < vectors_each * workers)):
+        size = divisor(share, max(1, share // (vectors_each * workers)))
+        origin["envs_per_vector"] = f"follows num_envs, for {vectors_each} vectors of each worker"
+    elif not size:
+        # A native vector has threads of its own.
+        size = divisor(share, max(1, share // (1 if native else of_cores)))
+        origin["envs_per_vector"] = "follows num_envs" + ("" if native else f" / {cores} cores")
+    elif learners > 1 and share % size and is_preset:
+        size = divisor(share, size)
+        origin["envs_per_vector"] += f", to fit {share} envs of each learner"
+    found["envs_per_vector"] = size
+    if run.num_workers == -1:
+        found["num_workers"] = learners * max(1, min(workers, share // size))
+        origin["num_workers"] += f", {cores} cores"
+    return found
 
 
 _USUAL_LAG = 2
 
 
-def _check_lag(run: RunSettings) -> None:
+def _check_workers(run: RunSettings) -> None:
+    """Refuse what needs workers where there are none, and lags that nobody corrects for."""
     corrects = ALGOS[run.algo][0].CORRECTS_LAG
     if run.lag > 1 and not corrects:
         able = " or ".join(name for name, (page, _) in ALGOS.items() if page.CORRECTS_LAG)
@@ -188,6 +201,12 @@ def _check_lag(run: RunSettings) -> None:
             f"lag={run.lag} with algo={run.algo} lets workers sample while the learner learns, and "
             "there are none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or "
             "--lag 0."
+        )
+    if run.inference == "learner" and not run.num_workers:
+        raise ConfigError(
+            "inference='learner' lets workers ask the learner's process for actions, and there are "
+            "none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or --inference "
+            "sampler."
         )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace import batch
 from headrace.batch import Obs
 from headrace.collect.api import ShouldStop
-from headrace.collect.rollout import Pinned, rollout
+from headrace.collect.rollout import Pinned, at_once, rollout
 from headrace.envs.api import Episode, VectorEnv
 from headrace.envs.film import filmed
 from headrace.envs.gym import GymVector
@@ -238,18 +238,16 @@ def evaluate(
     played: list[list[Episode]] = [[] for _ in quota]
 
     weights = Pinned(PolicyActor(_act(module, stochastic=stochastic)), version=0)
-    meter, columns = (
-        Meter(),
-        batch.columns(policy.spec, {}, _NUM_STEPS, num_envs, module.state_size),
-    )
-    fragment = batch.allocate(columns)
+    columns = batch.columns(policy.spec, {}, _NUM_STEPS, num_envs, module.state_size)
+    meter, fragment = Meter(), batch.allocate(columns)
     fragment.core_state.zero_()
     with contextlib.closing(_vector(policy.spec, maker, num_envs, seed, meter, video)) as vector:
         steps = last_end = ended = 0
         say = _now_and_then(say)
         while ended < episodes:
-            noise = action_noise(seed, vector.env_id, steps, _NUM_STEPS, module.num_draws)
-            taken = rollout(vector, fragment, weights, torch.from_numpy(noise), meter, stop)
+            drawn = action_noise(seed, vector.env_id, steps, _NUM_STEPS, module.num_draws)
+            noise = torch.from_numpy(drawn)
+            taken = at_once(rollout(vector, fragment, weights, noise, meter, stop))
             if taken < _NUM_STEPS:
                 return None
             steps += _NUM_STEPS

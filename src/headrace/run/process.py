@@ -12,7 +12,7 @@ import torch
 from headrace.collect.forkserver import SIGNALS, raise_open_files
 from headrace.errors import ConfigError
 
-_FILES_PER_WORKER = 6  # memory, a pipe, its end, and what lies ready for it while it starts
+_FILES_PER_WORKER = 7  # memory, pipes, its end, and what lies ready for it while it starts
 _OTHER_FILES = 24  # the server and the tracker, the log, a checkpoint, and some of the user's own
 
 

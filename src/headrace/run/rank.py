@@ -94,7 +94,7 @@ def run_rank(
         _init_from(task, learner)
         introduce(display, settings, task.spec, task.run_dir, ranks)
         say = display.say if is_first else _said_by(ranks.rank, quiet=task.quiet)
-        collector = _collector(task, ranks, meter, stop, say)
+        collector = _collector(task, ranks, meter, stop, say, device)
         stack.push(_closing(collector))
         meter.lap("start")
         # From here on it is a run: what could not be built has been refused.
@@ -171,7 +171,9 @@ def _said_by(rank: int, *, quiet: bool) -> Say:
     return say
 
 
-def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, say: Say) -> Collector:
+def _collector(
+    task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, say: Say, device: torch.device
+) -> Collector:
     run = task.settings.run
     num_workers = run.num_workers // ranks.size
     # Cores that learners compute on while samplers sample.
@@ -192,6 +194,7 @@ def _collector(task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, say: Sa
         threads_per_sampler=max(1, (cpu_cores() - taken) // max(run.num_workers, ranks.size)),
         lag=run.lag,
         first_ready=run.lag > 0 and task.settings.algo_module.CORRECTS_LAG,
+        inference_device=device if run.inference == "learner" else None,
         guards=Guards(
             on_env_error=run.on_env_error,
             on_sampler_loss=run.on_sampler_loss,

@@ -13,6 +13,7 @@ from headrace.ranks import Ranks
 from headrace.run.config import Settings
 from headrace.run.learner import Learner
 from headrace.run.log import Display, MetricsLog
+from headrace.run.runsettings import RunSettings
 from headrace.run.task import Task
 from headrace.run.train import Counters
 from headrace.spec import EnvSpec
@@ -121,9 +122,19 @@ def introduce(
             by_origin.setdefault(origin, []).append(f"{name}={flat[name]}")
     for origin, names in by_origin.items():
         display.say(f"  {origin}: {' '.join(names)}")
-    for note in spec.notes:
+    for note in (*spec.notes, *_notes(run)):
         display.say(f"  note: {note}")
     display.say(f"  all settings: {run_dir}/config.json")
+
+
+def _notes(run: RunSettings) -> list[str]:
+    """What can be, and is not what one wants."""
+    if run.inference == "learner" and run.num_vectors < 2 * run.num_workers:
+        return [
+            f"inference=learner: {run.num_vectors} vectors for {run.num_workers} workers; who has "
+            "one only does nothing while it waits for actions (a smaller --envs-per-vector helps)"
+        ]
+    return []
 
 
 def _describe(ledger: dict[str, int]) -> str:

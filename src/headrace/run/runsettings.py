@@ -53,13 +53,18 @@ class RunSettings:
     """Processes that step the environments; 0: the learner does it itself; -1: one for each CPU
     core."""
     envs_per_vector: int = 0
-    """Environments that one forward pass of the policy serves; 0: num_envs / CPU cores. A run
-    can be repeated exactly only with the same value; num_workers may differ."""
+    """Environments that are stepped together, and that one forward pass of the policy serves; 0:
+    num_envs / CPU cores, with --inference learner so that each worker has two vectors. A run can be
+    repeated exactly only with the same value; num_workers may differ."""
     lag: int = -1
     """How many updates old the weights may be when a step is taken; 0: samplers wait while the
     learner works. 1, ppo and a2c: the next batch is made meanwhile, and can be repeated exactly. 1
     or more, appo and impala: workers never stop, and up to so many batches wait for the learner.
     -1: 2 for appo and impala with workers, else 0."""
+    inference: Literal["sampler", "learner"] = "sampler"
+    """Who gives actions. sampler: each process that steps environments, with a copy of the network,
+    on its CPU; learner: the learner's process, on its device, for all vectors that are ready at a
+    time (needs workers, best with two vectors each; how it rounds depends on which are ready)."""
     vectorization: Literal["auto", "python", "native"] = "auto"
     """native: the environment's own vector form (a registered vector_entry_point); python: its
     Python form, one after the other; auto: native for ALE and where a preset says so."""
