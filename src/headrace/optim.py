@@ -43,7 +43,7 @@ class WrittenOut(Protocol):
 class Optimizer:
     """Adam over a module's parameters, with a clipped and checked gradient.
 
-    Kingma & Ba 2015, arXiv:1412.6980; epsilon 1e-5 as PPO's reference implementation has it.
+    Kingma & Ba 2015, arXiv:1412.6980.
 
     Args:
         loss: a module that makes (loss, metrics) of a minibatch; over several ranks as

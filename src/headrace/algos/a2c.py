@@ -38,6 +38,8 @@ class A2C:
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Gradients longer than this (L2) are shortened to it."""
+    adam_eps: float = 1e-5
+    """Added to Adam's root mean square of each gradient: well below it, steps are smaller."""
 
 
 CORRECTS_LAG = False

@@ -24,7 +24,7 @@ from headrace.settings import settings
 class IMPALA:
     """Settings of IMPALA."""
 
-    lr: float = 7e-4
+    lr: float = 2e-3
     """Learning rate of Adam."""
     lr_schedule: Literal["constant", "linear"] = "constant"
     """Keep the learning rate, or let it fall to 0 over schedule_env_steps."""
@@ -44,6 +44,8 @@ class IMPALA:
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Gradients longer than this (L2) are shortened to it."""
+    adam_eps: float = 3e-3
+    """Added to Adam's root mean square of each gradient: well below it, steps are smaller."""
 
 
 CORRECTS_LAG = True

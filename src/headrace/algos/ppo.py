@@ -48,6 +48,8 @@ class PPO:
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Gradients longer than this (L2) are shortened to it."""
+    adam_eps: float = 1e-5
+    """Added to Adam's root mean square of each gradient: well below it, steps are smaller."""
     target_kl: float = 0.0
     """Stop the epochs of an update once the mean KL of one exceeds this (nats; 0: never)."""
 

@@ -94,6 +94,7 @@ class Learner:
             loss,
             cfg.max_grad_norm,
             run.num_accumulation_steps,
+            eps=cfg.adam_eps,
             written_out=by_hand,
             over_ranks=lambda gradient: ranks.mean(gradient, meter),
         )
