@@ -7,7 +7,7 @@ RUN ?= runs/demo-$(NOW)
 
 .PHONY: demo test test-all test-faults gpu clean bench bench-install bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
-.PHONY: bench-inference
+.PHONY: bench-inference bench-lag
 
 # The installed extras are remembered by a file each, and installed again when the pins change.
 $(VENV)/.%: pyproject.toml constraints.txt
@@ -59,6 +59,10 @@ bench-limits bench-cartpole bench-cheetah bench-atari bench-start bench-guards: 
 bench-uneven: bench-install
 	$(BIN)/python -m benchmarks.uneven $(if $(TURNS),--turns $(TURNS))
 	$(BIN)/python -m benchmarks.table
+
+## What sampling beside learning gives, and what it costs.
+bench-lag: $(VENV)/.classic-control $(VENV)/.mujoco $(VENV)/.atari
+	$(BIN)/python -m benchmarks.lag $(if $(TURNS),--turns $(TURNS))
 
 ## One, two and four learners on the same work.
 bench-learners: $(VENV)/.classic-control

@@ -4,8 +4,9 @@
     python -m benchmarks.all --turns 1    # a look; results and tables are written all the same
 
 Each is a program of its own, so that one that fails stops none of the others; the exit code is 1 if
-any failed. Left out: `uneven.py`, which takes half an hour more (its tables are made anew from its
-last results), and `learners.py`, `presets.py` and `gpu.py`, which answer questions of their own.
+any failed. Left out: `uneven.py` and `lag.py`, which take 40 minutes more (their tables are made
+anew from their last results), and `learners.py`, `inference.py`, `presets.py` and `gpu.py`, which
+answer questions of their own.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import time
 from benchmarks.machine import ROOT
 from benchmarks.table import FILES
 
-APART = {"uneven"}
+APART = {"uneven", "lag"}
 """They have tables, and run alone."""
 
 

@@ -14,7 +14,7 @@ from benchmarks.machine import RESULTS, ROOT
 from benchmarks.turns import number, why_not
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-FILES = ("limits", "cartpole", "cheetah", "atari", "uneven", "start", "guards")
+FILES = ("limits", "cartpole", "cheetah", "atari", "uneven", "lag", "start", "guards")
 """In the order of the tables; one that has not been measured is left out."""
 NOT_IN_ALL = ("inference",)
 """Measured by themselves: works in rows, and two contestants beside each other."""
