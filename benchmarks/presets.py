@@ -27,26 +27,43 @@ POINTS = 25  # of a curve
 
 @dataclass(frozen=True)
 class Task:
-    """A preset, as it is trained here."""
+    """A preset, as it is trained here; or settings of one, with a label."""
 
     family: str
     env: str
     algo: str = "ppo"
     seeds: tuple[int, ...] = (1, 2, 3)
     flags: tuple[str, ...] = ()
+    label: str = ""
 
     @property
     def name(self):
-        return f"{self.env.replace('/', '-')}-{self.algo}"
+        env = self.env.replace("/", "-").partition(":")[0]
+        return "-".join(filter(None, (env, self.algo, self.label)))
+
+
+def memory(core):
+    """A task that takes a memory, with and without one."""
+    flags = (
+        f"--core {core} --normalize-obs --normalize-reward --lr 5e-4 --lr-schedule linear "
+        "--clip-schedule linear --num-epochs 10 --num-minibatches 1 --num-envs 8 "
+        "--envs-per-vector 4 --num-steps 64 --total-env-steps 149504"
+    )
+    env = "examples.cartpole_without_velocities:make"
+    return Task("Memory", env, flags=tuple(flags.split()), label=core)
 
 
 TASKS = (
     Task("Classic control", "CartPole-v1"),
     Task("Classic control", "CartPole-v1", "a2c"),
-    Task("Classic control", "CartPole-v1", "appo"),
-    Task("Classic control", "CartPole-v1", "impala"),
+    *(
+        Task("Classic control", "CartPole-v1", algo, flags=("--lag", str(lag)), label=f"lag-{lag}")
+        for algo in ("appo", "impala")
+        for lag in (2, 4)
+    ),
     Task("Classic control", "Acrobot-v1"),
     Task("Classic control", "Pendulum-v1"),
+    *(memory(core) for core in ("lstm", "gru", "none")),
     Task("Box2D", "LunarLander-v3"),
     Task("MiniGrid", "MiniGrid-Empty-8x8-v0"),
     Task("MuJoCo", "HalfCheetah-v5"),
@@ -60,7 +77,7 @@ def train(task, seed):
         run_dir = Path(folder) / "run"
         command = [Path(sys.executable).with_name("headrace"), "train", task.env, "--json"]
         command += ["--algo", task.algo, "--seed", str(seed), "--run-dir", run_dir, *task.flags]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
             raise RuntimeError(f"{task.name}, seed {seed}, failed:\n{done.stderr[-2000:]}")
         summary = json.loads(done.stdout.splitlines()[-1])
