@@ -32,6 +32,8 @@ class APPO(ppo.PPO):
     """Ratios of probabilities are cut off here in temporal differences and advantages."""
     c_clip: float = 1.0
     """Ratios are cut off here in V-trace's traces."""
+    adam_eps: float = 1e-3
+    """Added to Adam's root mean square of each gradient: well below it, steps are smaller."""
     is_clip: float = 2.0
     """How many times as likely an action may have been to who acted as to the target policy before
     its weight is cut down."""
