@@ -42,7 +42,7 @@ from tests.support import (
 )
 from tests.test_envs import Broken
 from tests.test_faults_env import assert_balanced
-from tests.test_lag import Slow
+from tests.test_lag import slow
 from tests.test_learning import FAST, SMALL, Identity
 from tests.test_workers import Sleepy, StopLater
 
@@ -150,7 +150,7 @@ def test_at_lag_1_it_acts_with_the_weights_of_the_update_before():
 
 
 def test_each_step_is_stamped_with_the_weights_that_took_it():
-    plan = learner_plan(Slow, num_envs=8, num_steps=48, lag=2, first_ready=True)
+    plan = learner_plan(slow, num_envs=8, num_steps=48, lag=2, first_ready=True)
     collector, policies = NonstopCollector(plan, 2, never), {}
     mixed, last = 0, dict.fromkeys(range(0, 8, 2), 0)
     for version in itertools.count():

@@ -21,6 +21,7 @@ from headrace.seeding import derive
 from tests.support import Counting, inline, never, plan_for, policy_for, short_cartpole, workers
 from tests.test_faults_env import assert_balanced, assert_same_run
 from tests.test_ladder_collect import equal
+from tests.test_workers import Sleepy
 
 SMALL = {
     "num_envs": 4, "envs_per_vector": 2, "num_steps": 16, "total_env_steps": 4 * 16 * 12,
@@ -138,18 +139,15 @@ def test_fragments_of_samplers_that_never_stop_are_those_of_batches_in_turn():
     assert min(seen.values()) >= 6
 
 
-class Slow(Counting):
+def slow():
     """Steps that are long enough for weights to change between them."""
-
-    def step(self, action):
-        time.sleep(0.002)
-        return super().step(action)
+    return Sleepy(0.002)
 
 
 @pytest.mark.parametrize("arithmetic", ["plain", "auto"])
 def test_each_step_is_stamped_with_the_weights_that_took_it(arithmetic):
     network = Network(arithmetic=arithmetic)
-    plan = nonstop_plan(Slow, num_steps=64, network=network)
+    plan = nonstop_plan(slow, num_steps=64, network=network)
     collector, policies = nonstop(plan), {}
     mixed, last = 0, dict.fromkeys(range(4), 0)
     for version in itertools.count():
@@ -284,21 +282,29 @@ def test_learners_of_many_ranks_each_have_samplers_that_never_stop(tmp_path):
     assert run.summary["env_steps"] == SMALL["total_env_steps"]
 
 
-def test_reward_normalization_follows_each_env_through_a_batch_of_mixed_fragments():
-    given = {"env": "CartPole-v1", "algo": "appo", "num_envs": 4, "num_steps": 16, "num_workers": 2}
-    settings = resolve(given | {"envs_per_vector": 2, "normalize_reward": True, "lag": 2})
-    plan = plan_for(short_cartpole, network=settings.network)
-    collector = inline(plan)
-    make = lambda: Learner(settings, plan.spec, None, torch.device("cpu"), Meter())  # noqa: E731
-    in_turn, mixed = make(), make()
-    collector.publish(in_turn.policy, 0)
-    batches = []
+def two_batches(plan, policy):
+    """Each a list of one fragment of every vector, copied."""
+    collector, batches = inline(plan), []
+    collector.publish(policy, 0)
     for _ in range(2):
         fragments = collector.collect().fragments
-        batches.append(
-            [type(f)(**torch.utils._pytree.tree_map(torch.clone, vars(f))) for f in fragments]
-        )
+        copies = (torch.utils._pytree.tree_map(torch.clone, vars(f)) for f in fragments)
+        batches.append([type(fragments[0])(**copy) for copy in copies])
     collector.close()
+    return batches
+
+
+def learner_of_mixed(**more):
+    """A learner, and its plan, at a lag at which batches may have a vector twice."""
+    given = {"env": "CartPole-v1", "algo": "appo", "num_envs": 4, "num_steps": 16, "num_workers": 2}
+    settings = resolve(given | {"envs_per_vector": 2, "lag": 2} | more)
+    plan = plan_for(short_cartpole, network=settings.network)
+    return Learner(settings, plan.spec, None, torch.device("cpu"), Meter()), plan
+
+
+def test_reward_normalization_follows_each_env_through_a_batch_of_mixed_fragments():
+    (in_turn, plan), (mixed, _) = (learner_of_mixed(normalize_reward=True) for _ in range(2))
+    batches = two_batches(plan, in_turn.policy)
     for fragments in batches:
         in_turn._update_normalizers(in_turn.take(fragments))
     # A batch of one vector's two fragments, then one of the other's.
@@ -307,6 +313,21 @@ def test_reward_normalization_follows_each_env_through_a_batch_of_mixed_fragment
     assert torch.equal(in_turn._return_so_far, mixed._return_so_far)
     for name, tensor in in_turn.policy.normalize_reward.state_dict().items():
         torch.testing.assert_close(tensor, mixed.policy.normalize_reward.state_dict()[name])
+
+
+def test_minibatches_of_a_core_are_even_where_a_vector_is_there_twice():
+    more = {"core": "gru", "num_minibatches": 4, "num_epochs": 3, "total_env_steps": 64}
+    learner, plan = learner_of_mixed(**more)
+    sizes, step = [], learner.optimizer.step
+
+    def noted(minibatch, lr):
+        sizes.append(int((minibatch["weight"] > 0).sum()))
+        return step(minibatch, lr)
+
+    learner.optimizer.step = noted
+    first_of_both, _ = zip(*two_batches(plan, learner.policy), strict=True)
+    learner.update(learner.take(list(first_of_both)), progress=0.0)
+    assert sizes == [16] * 12
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,17 @@ class Ledger:
     restarts: int = 0
     dropped_episodes: int = 0
 
+    def count(self, taken: int, lost: int, *, whole: bool) -> None:
+        """Count what a sampler did.
+
+        Args:
+            taken: env steps.
+            lost: of them, those that failed.
+            whole: whether it filled what it was to fill; else all of them are lost.
+        """
+        self.collected += taken
+        self.lost += lost if whole else taken
+
     def drop(self, episodes: list[str], say: Say) -> None:
         """Count episodes that were given up, each in a line; the first of the run are said."""
         for line in episodes:

@@ -69,11 +69,9 @@ class InlineCollector:
             weights = Pinned(self._sampler.actor(), version)
             filled = self._sampler.collect(wanted, weights, self._stop)
         self.ledger.drop(filled.dropped, self._say)
-        self.ledger.collected += filled.taken
+        self.ledger.count(filled.taken, filled.lost, whole=filled.whole)
         if not filled.whole:
-            self.ledger.lost += filled.taken
             return None
-        self.ledger.lost += filled.lost
         self._journals.hold(self._of_vector, [filled])
         self._held = filled
         filled.lag_max = self._published.newest - version
@@ -91,7 +89,7 @@ class InlineCollector:
         """See `Collector`."""
         self._journals.drop()
         if self._held is not None:
-            self.ledger.lost += self._held.taken - self._held.lost
+            self.ledger.lost += self._held.kept
 
     def halt(self) -> None:
         """See `Collector`: nothing is under way."""

@@ -64,9 +64,8 @@ class NonstopCollector:
         self._crew.serve(lambda: [] if self._has_batch() else self._crew.owing)
         if self._crew.told_to_stop or not self._has_batch():
             return None
-        batch = sorted(
-            self._queue.take(), key=lambda buffer: buffer[0]
-        )  # a vector's in time's order
+        # Sorting is stable: of one vector, the earlier fragment stays before the later.
+        batch = sorted(self._queue.take(), key=lambda buffer: buffer[0])
         self._held = [self._filled.pop(buffer) for buffer in batch]
         metrics = self._crew.metrics(self._held, self._queue.depth)
         fragments = [self._crew.fragment(*buffer) for buffer in batch]
@@ -83,13 +82,13 @@ class NonstopCollector:
 
     def give_up(self) -> None:
         """See `Collector`."""
-        self.ledger.lost += sum(filled.taken - filled.lost for filled in self._held)
+        self.ledger.lost += sum(filled.kept for filled in self._held)
 
     def halt(self) -> None:
         """See `Collector`."""
         self._crew.halt()
         self._hear()
-        self.ledger.lost += sum(filled.taken - filled.lost for filled in self._filled.values())
+        self.ledger.lost += sum(filled.kept for filled in self._filled.values())
         self._filled = {}
 
     def state(self) -> dict[str, Array]:
@@ -112,8 +111,7 @@ class NonstopCollector:
         """Put what was delivered into the queue; a worker that was told to stop gives it up."""
         for order, filled in self._crew.delivered:
             ((v, buffer, _),) = order.fragments
-            self.ledger.collected += filled.taken
-            self.ledger.lost += filled.lost if filled.whole else filled.taken
+            self.ledger.count(filled.taken, filled.lost, whole=filled.whole)
             self.ledger.drop(filled.dropped, self._say)
             if filled.whole:
                 self._queue.deliver((v, buffer))

@@ -147,6 +147,11 @@ class Filled:
     lag_sum: int = 0
     lag_max: int = 0
 
+    @property
+    def kept(self) -> int:
+        """Env steps that could be learned from."""
+        return self.taken - self.lost
+
 
 def lag_metrics(
     plan: Plan, batch: list[Filled], depth: float, meters: Mapping[str, Mapping[str, float]]

@@ -112,7 +112,7 @@ class WorkersCollector:
             self._crew.order(Order(tuple((v, 0, steps) for v in share), self._version))
 
     def _lose(self, all_filled: list[Filled]) -> None:
-        self.ledger.lost += sum(filled.taken - filled.lost for filled in all_filled)
+        self.ledger.lost += sum(filled.kept for filled in all_filled)
 
     def _take(self) -> list[Filled] | None:
         """Count what was delivered: it is a batch, or (None) lost."""
@@ -120,7 +120,6 @@ class WorkersCollector:
         self._crew.delivered.clear()
         whole = len(all_filled) == len(self._crew.shares) and all(f.whole for f in all_filled)
         for filled in all_filled:
-            self.ledger.collected += filled.taken
-            self.ledger.lost += filled.lost if whole else filled.taken
+            self.ledger.count(filled.taken, filled.lost, whole=whole)
             self.ledger.drop(filled.dropped, self._say)
         return all_filled if whole else None

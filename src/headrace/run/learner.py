@@ -123,12 +123,13 @@ class Learner:
         algo = self._settings.algo_module
         env_id = experience.env_id.cpu().numpy()
         seed, num_steps = self._settings.run.seed, experience.num_steps
-        num_envs = self._settings.run.num_envs
+        num_envs, first = len(env_id), len(env_id) * self._ranks.rank
 
         def orders(num_epochs: int) -> Tensor:
             if self.policy.state_size:
-                of_all = env_orders(seed, num_envs, self.version, num_epochs)
-                return torch.from_numpy(of_all[:, env_id])
+                # By the column: a batch of what was there first has some env twice, and some never.
+                of_all = env_orders(seed, num_envs * self._ranks.size, self.version, num_epochs)
+                return torch.from_numpy(of_all[:, first : first + num_envs])
             found = permutations(seed, env_id, self.version, num_epochs, num_steps)
             return torch.from_numpy(found).to(self._device)
 
@@ -157,8 +158,11 @@ class Learner:
 
     def _lag(self, experience: Fragment) -> dict[str, Tensor]:
         """How many updates old the weights are that acted, as they are learned from."""
-        lag = (self.version - experience.policy_version)[experience.valid].float()
-        return {"lag_learning": lag.mean(), "lag_learning_max": lag.max()}
+        # By weights: picking the valid rows would make the host wait for the device.
+        valid = experience.valid.float()
+        lag = (self.version - experience.policy_version) * valid
+        mean = lag.sum() / valid.sum().clamp(min=1)
+        return {"lag_learning": mean, "lag_learning_max": lag.max()}
 
     @torch.no_grad()
     def _update_normalizers(self, experience: Fragment) -> None:
