@@ -33,12 +33,15 @@ def learn(**given):
 
 @pytest.mark.slow  # half a minute of compiling each
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # in torch's own imports
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # which torch itself hides
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_the_compiled_loss_learns_what_the_eager_one_does(core):
     eager, metrics, none = learn(arithmetic="plain", core=core)
     compiled, metrics_compiled, graphs = learn(arithmetic="plain", core=core, compile=True)
     assert none == 0
-    assert graphs == 1 if core == "none" else graphs > 1  # the core is left out, between two
+    # A core is left out: a graph before it, and one for the rest of each function around it.
+    # More would be new ones for other ends of episodes.
+    assert graphs == (1 if core == "none" else 4)
     for name, parameter in eager.items():
         # Adam's first steps are as long for a small gradient as for a large one: lr is 1e-3
         torch.testing.assert_close(compiled[name], parameter, rtol=1e-4, atol=1e-5)

@@ -63,10 +63,14 @@ class Core(nn.Module):
         return output, output
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # where it is cut depends on the data
-    def forward(
+    def forward(self, features: Tensor, state: Tensor, reset: Tensor) -> Tensor:
+        """Rows in sequence, from which is learned: outputs `[T, n, size]`; see `with_states`."""
+        return self.with_states(features, state, reset)[0]
+
+    def with_states(
         self, features: Tensor, state: Tensor, reset: Tensor
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Rows in sequence: what is learned from.
+        """Rows in sequence.
 
         Torch's own kernels take whole stretches of rows: from one at which an episode begins, in
         any env, to the next. (A loop over rows took 4 to 17 times as long for an LSTM over 2 to 8

@@ -156,11 +156,11 @@ class Policy(nn.Module):
             state: with a core: `[n, S]`, before the first row.
             reset: with a core: `[T, n]` bool (or flat): zero the state before this row.
         """
-        if state is None:
+        if state is None or reset is None:
             with self._precision():
                 return self._masked(obs, *self.model(self.normalized(obs)))
-        assert reset is not None
-        return self._in_sequence(obs, state, reset)[:2]
+        hidden = self._core(*self._sequence(obs, state, reset))
+        return self._from_core(obs, hidden.reshape(*reset.shape, -1))
 
     def one_row(
         self, obs: Obs, state: Tensor | None = None
@@ -168,28 +168,29 @@ class Policy(nn.Module):
         """As `forward`, of one row `[n, ...]`; with a core also `{"state": [n, S]}`: after it."""
         if state is None:
             return *self(obs), {}
-        assert isinstance(self.model, ActorCritic)
-        assert self.model.core is not None
-        with self._precision():
-            features = self.model.features(self.normalized(obs))
-        hidden, after = self.model.core.one_row(features, state)
+        hidden, after = self._core.one_row(self._features(obs), state)
         return *self._from_core(obs, hidden), {"state": after}
 
     def values(self, obs: Obs, state: Tensor, reset: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """With a core: values `[T, n]` of a sequence, and states by row (see `Core.forward`)."""
-        return self._in_sequence(obs, state, reset)[1:]
+        """With a core: values `[T, n]` of a sequence, and states by row: see `Core.with_states`."""
+        hidden, after = self._core.with_states(*self._sequence(obs, state, reset))
+        return self._from_core(obs, hidden)[1], after
 
-    def _in_sequence(
-        self, obs: Obs, state: Tensor, reset: Tensor
-    ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+    @property
+    def _core(self) -> Core:
         assert isinstance(self.model, ActorCritic)
         assert self.model.core is not None
+        return self.model.core
+
+    def _features(self, obs: Obs) -> Tensor:
+        assert isinstance(self.model, ActorCritic)
         with self._precision():
-            features = self.model.features(self.normalized(obs))
-        rows, n = features.shape[:-1], len(state)
-        in_time = features.reshape(-1, n, features.shape[-1])
-        hidden, after = self.model.core(in_time, state, reset.reshape(-1, n))
-        return *self._from_core(obs, hidden.reshape(*rows, -1)), after
+            return self.model.features(self.normalized(obs))
+
+    def _sequence(self, obs: Obs, state: Tensor, reset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the core goes through: see `Core.with_states`."""
+        features, n = self._features(obs), len(state)
+        return features.reshape(-1, n, features.shape[-1]), state, reset.reshape(-1, n)
 
     def _from_core(self, obs: Obs, hidden: Tensor) -> tuple[Tensor, Tensor]:
         with self._precision():
