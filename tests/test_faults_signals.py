@@ -19,6 +19,8 @@ import multiprocessing, os, pathlib, sys
 import gymnasium as gym
 import torch
 
+from headrace.collect.channel import Channel
+
 HERE = pathlib.Path(__file__).parent
 WANTED, TIMES = PHASE, COUNT
 # A worker, another rank, or the process that the user started.
@@ -58,8 +60,15 @@ def audit(event, args):
         reached("save")
 
 sys.addaudithook(audit)
+
+def sent(channel, message, send=Channel.send):
+    if message is None:
+        reached("close")
+    send(channel, message)
+
+Channel.send = sent
 """
-TIMES = {"start": 1, "start of a child": 1, "rollout": 100, "update": 100, "save": 3}
+TIMES = {"start": 1, "start of a child": 1, "rollout": 100, "update": 100, "save": 3, "close": 2}
 INLINE, WORKERS, LEARNERS = [], ["--num-workers", 2], ["--num-learners", 2]
 TWICE = (signal.SIGINT, signal.SIGINT)
 TERM_TWICE = (signal.SIGTERM, signal.SIGTERM)
@@ -82,6 +91,7 @@ TERM_TWICE = (signal.SIGTERM, signal.SIGTERM)
         ("rollout", WORKERS, TWICE),
         ("update", WORKERS, (signal.SIGINT,)),
         ("save", WORKERS, (signal.SIGTERM,)),
+        ("close", WORKERS, TWICE),  # the second worker is not told any more
         ("start of a child", LEARNERS, (signal.SIGTERM,)),
         ("rollout", LEARNERS, (signal.SIGINT,)),
         ("update", LEARNERS, TWICE),
@@ -102,7 +112,7 @@ def test_a_signal_ends_a_run_and_what_was_saved_is_whole(
     before = children()
     words = command(
         "train", "phases:Env", *FLAGS, "--model", "phases:Net", "--run-dir", "run", *who,
-        "--checkpoint-every-s", 0, "--total-env-steps", 10**8,
+        "--checkpoint-every-s", 0, "--total-env-steps", 640 if phase == "close" else 10**8,
     )  # fmt: skip
     with start(words, tmp_path, stdin=None) as process, contextlib.ExitStack() as stack:
         stack.callback(process.kill)
@@ -130,7 +140,7 @@ def test_a_signal_ends_a_run_and_what_was_saved_is_whole(
     ends = {128 + signals[-1]} | ({-signal.SIGTERM} if phase == "start" else set())
     assert process.returncode in ends, err
     assert "Traceback" not in err
-    if phase in ("rollout", "update", "save"):
+    if phase in ("rollout", "update", "save", "close"):
         saved = checkpoint.newest(tmp_path / "run")  # a warning of a damaged one would be an error
         assert saved.manifest["counters"]["env_steps"] >= 64
     elif phase == "start":

@@ -90,12 +90,13 @@ class Crew:
             max_restarts=plan.guards.max_restarts,
         )
         template = policies.build(plan.spec, plan.network, 0, plan.model)
-        self._plan_fd = in_memory("plan", _pickled(plan))
-        self._weights_fd, weights = _shared("weights", Published.num_bytes(template))
+        plan_fd = in_memory("plan", _pickled(plan))
+        weights_fd, weights = _shared("weights", Published.num_bytes(template))
         self._published = Published(template, weights)
         self.shares = [list(plan.vectors)[i::num_workers] for i in range(num_workers)]
         sizes = [Slot.num_bytes(plan, len(share)) for share in self.shares]
-        self._memory_fd, memory = _shared("fragments", sum(sizes))
+        memory_fd, memory = _shared("fragments", sum(sizes))
+        self._fds = [weights_fd, memory_fd, plan_fd]  # as `worker.main` takes them
         self._seats = [
             Seat(f"worker {i}", memory, sum(sizes[:i]), plan, share)
             for i, share in enumerate(self.shares)
@@ -171,10 +172,8 @@ class Crew:
         """Tell workers what is ordered."""
         for i, order in self._supervisor.to_send(now):
             seat = self._seats[i]
-            handle, seat.beats_at_order = seat.handle, seat.slot.beats[0]
-            assert handle is not None
-            with contextlib.suppress(OSError):  # its death shows when it is listened to
-                handle.channel.send(order)
+            seat.beats_at_order = seat.slot.beats[0]
+            seat.tell(order)
 
     def halt(self) -> None:
         """Have workers stop where they are, and wait until they say what they have done."""
@@ -202,22 +201,28 @@ class Crew:
         return {seat.name: seat.meter() for seat in self._seats}
 
     def close(self) -> None:
-        """See `Collector`."""
-        atexit.unregister(self.close)
+        """See `Collector`. What a signal interrupts of it is done at exit."""
         self._published.stop[0] = 1  # a fragment under way is of no use any more
-        handles = [seat.handle for seat in self._seats if seat.handle is not None]
-        for handle in handles:
-            with contextlib.suppress(OSError):  # it is gone
-                handle.channel.send(None)
+        for seat in self._seats:
+            seat.tell(None)
         deadline = time.monotonic() + _CLOSE_WITHIN_S
-        with contextlib.ExitStack() as stack:  # backwards, and goes on with the rest if one raises
-            if self._inference is not None:
-                stack.callback(self._inference.close)
-            for handle in handles:
-                stack.callback(handle.end, deadline)
-            for fd in (self._plan_fd, self._weights_fd, self._memory_fd):
-                stack.callback(os.close, fd)
-        self._seats = []
+        try:
+            with contextlib.ExitStack() as stack:  # backwards, and goes on if one raises
+                stack.callback(self._close_memory)
+                for seat in self._seats:
+                    stack.callback(seat.end, deadline)
+        finally:
+            if not any(seat.handle for seat in self._seats):
+                atexit.unregister(self.close)
+                self._seats = []
+
+    def _close_memory(self) -> None:
+        """What workers share; they have ended."""
+        if self._inference is not None:
+            self._inference.close()
+            self._inference = None
+        while self._fds:
+            os.close(self._fds.pop())
 
     def _sits(self, vector: int) -> int:
         """Whose a vector is."""
@@ -237,7 +242,7 @@ class Crew:
             begin_after=self._journals.steps(seat.vectors) + anew,
         )
         with contextlib.ExitStack() as stack:
-            files = [self._weights_fd, self._memory_fd, self._plan_fd]
+            files = list(self._fds)
             if self._inference is not None:
                 asks = stack.enter_context(self._inference.admit(i, seat.slot.fragments))
                 files.append(asks.fileno())

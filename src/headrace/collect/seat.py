@@ -1,5 +1,6 @@
 """A worker's slot, and who is in it, as the crew sees it. Left out: what follows (`crew.py`)."""
 
+import contextlib
 import mmap
 from collections.abc import Iterable
 
@@ -32,6 +33,20 @@ class Seat:
         """Who sits here now is lost."""
         self.handle = None
         self.seconds, self.latest = self.meter(), {}
+
+    def tell(self, order: Order | None) -> None:
+        """Send who sits here an order; None: to end."""
+        if self.handle is not None:
+            with contextlib.suppress(OSError):  # it is gone, which shows when it is listened to
+                self.handle.channel.send(order)
+
+    def end(self, deadline: float) -> None:
+        """End who sits here, if anybody does; see `Handle.end`."""
+        if self.handle is not None:
+            try:
+                self.handle.end(deadline)
+            finally:
+                self.handle = None
 
     def fragments(self, orders: Iterable[Order]) -> dict[int, list[Fragment]]:
         """By vector, those that are ordered."""

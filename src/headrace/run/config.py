@@ -242,15 +242,20 @@ _BOUNDS: dict[str, tuple[float, float]] = {
             "num_workers", "seed", "checkpoint_every_s", "replay_limit_s", "lr", "clip_coef",
             "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "clip_reward", "eval_every",
             "learner_threads", "num_envs_per_learner", "check_ranks", "env_timeout_s",
-            "max_sampler_restarts", "lag", "adam_eps",
+            "max_sampler_restarts", "adam_eps",
         ),
         (0, math.inf),
     ),
     **dict.fromkeys(("gamma", "gae_lambda"), (0, 1)),
     **dict.fromkeys(("rho_clip", "c_clip"), (0, math.inf)),
     "is_clip": (1, math.inf),
+    "lag": (0, 100),  # there is memory for so many batches from the start
 }  # fmt: skip
 """Name -> least and most; for a tuple, of each entry. Infinity is no value of any of them."""
+_BESIDES = {
+    "num_workers": " (or -1: one for each CPU core)",
+    "lag": " (or -1: what is usual for the algorithm)",
+}
 
 
 def _check_bounds(flat: dict[str, Any]) -> None:
@@ -259,7 +264,7 @@ def _check_bounds(flat: dict[str, Any]) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if not (least <= number <= most and math.isfinite(number)):
                 upper = "" if most == math.inf else f" and at most {most}"
-                besides = " (or -1: one for each CPU core)" if name == "num_workers" else ""
+                besides = _BESIDES.get(name, "")
                 raise ConfigError(f"{name}={value}: expected at least {least}{upper}{besides}.")
 
 

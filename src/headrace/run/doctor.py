@@ -86,12 +86,13 @@ def describe(found: dict[str, Any]) -> str:
     """The same for people."""
     gib = 1 << 30
     shm = found["dev_shm_bytes"]
+    shared = ", shared memory (on one machine's CPU)" if found["anonymous_shared_memory"] else ""
     lines = [
         f"headrace {found['headrace']}, Python {found['python']}, {found['platform']}",
         "packages: " + ", ".join(f"{n} {v}" for n, v in found["packages"].items()),
         f"CPU cores: {found['cpu_cores']}; memory: {found['memory_bytes'] / gib:.1f} GiB",
         "CUDA devices: " + (", ".join(found["cuda_devices"]) or "none"),
-        "between learners: " + (", ".join(found["backends"]) or "nothing"),
+        "between learners: " + (", ".join(found["backends"]) or "nothing") + shared,
         "workers: "
         + (
             "yes"

@@ -58,9 +58,10 @@ class RunSettings:
     repeated exactly only with the same value; num_workers may differ."""
     lag: int = -1
     """How many updates old the weights may be when a step is taken; 0: samplers wait while the
-    learner works. 1, ppo and a2c: the next batch is made meanwhile, and can be repeated exactly. 1
-    or more, appo and impala: workers never stop, and up to so many batches wait for the learner.
-    -1: 2 for appo and impala with workers, else 0."""
+    learner works. 1, ppo and a2c: workers make the next batch meanwhile; can be repeated exactly. 1
+    or more, appo and impala: workers never stop, act with the newest weights, and up to so many
+    batches wait for the learner (how old a step is by then is measured: lag_learning). -1: 2 for
+    appo and impala with workers, else 0."""
     inference: Literal["sampler", "learner"] = "sampler"
     """Who gives actions. sampler: each process that steps environments, with a copy of the network,
     on its CPU; learner: the learner's process, on its device, for all vectors that are ready at a
