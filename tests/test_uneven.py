@@ -67,6 +67,7 @@ def test_a_reset_counts_unless_it_is_the_first(tmp_path, monkeypatch):
     monkeypatch.setenv(busy.FOLDER, str(tmp_path))
     env = Uneven("slow-resets")
     env.reset(seed=1)
+    (tmp_path / "another").touch()  # whose environment is just being made
     assert busy.totals(tmp_path) == dict.fromkeys(busy.SUMS, 0.0)
     env.step(0)
     env.reset()

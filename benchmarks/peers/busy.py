@@ -73,5 +73,6 @@ class Measured(gym.Wrapper):
 
 def totals(folder):
     """The sums over all environments that wrote into `folder`, by name."""
-    found = [memoryview(path.read_bytes()).cast("d") for path in Path(folder).iterdir()]
+    written = [path.read_bytes() for path in Path(folder).iterdir()]
+    found = [memoryview(sums).cast("d") for sums in written if sums]  # "": just being made
     return {name: sum(sums[place] for sums in found) for place, name in enumerate(SUMS)}
