@@ -64,12 +64,14 @@ def main():
         surroundings = os.environ | {busy.FOLDER: str(args.busy.resolve())}
         done = subprocess.Popen(args.program, env=surroundings, stdout=stdout)
         seen = watch(done, args.busy)
-    *before, last = said.read_text().strip().splitlines() or [""]
-    print("\n".join(before))
+    print(said.read_text())
     if done.returncode:
-        print(last)
         sys.exit(done.returncode)
-    result, sums = json.loads(last.removeprefix("RESULT ")), seen[-1][1]
+    # Not always the last line: Ray goes on talking.
+    lines = [line for line in said.read_text().splitlines() if line.startswith(("RESULT ", "{"))]
+    if not lines:
+        sys.exit("It printed no result; expected a line with a JSON object.")
+    result, sums = json.loads(lines[-1].removeprefix("RESULT ")), seen[-1][1]
     if not sums["steps"]:
         sys.exit("No environment wrote down a step; expected those of benchmarks.peers.")
     print("RESULT " + json.dumps(result | steady(seen) | {"in_environments": sums}))

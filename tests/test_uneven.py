@@ -119,6 +119,7 @@ if not child:
     os.kill(os.getpid(), signal.SIGKILL)
 os.waitpid(child, 0)
 print('RESULT {"env_steps_per_s": 5}')
+print("(somebody) says more")
 """
 
 
