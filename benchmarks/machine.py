@@ -20,8 +20,9 @@ def cores() -> int:
 
 def machine() -> dict[str, Any]:
     """Where and when, and how busy it was."""
-    # What the benchmarks before this one wrote is none.
-    changed = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    # What the benchmarks before this one wrote is none: figures, and the tables in pages.
+    unless = [":!benchmarks/results", ":!*.md"]
+    changed = ("status", "--porcelain", "--untracked-files=no", "--", ".", *unless)
     changes = _git(*changed)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
