@@ -1,6 +1,11 @@
 """One torch thread everywhere: these nets are small, and the suite shares two cores."""
 
 import os
+import signal
+
+# A shell starts what is to run in the background with SIGINT ignored, and tests send it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two processes of this suite share two cores; idle threads of the math libraries would spin.
 for _library in ("OMP", "OPENBLAS", "MKL"):
