@@ -3,9 +3,13 @@
 import os
 import signal
 
-# A shell starts what is to run in the background with SIGINT ignored, and tests send it.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell ignores SIGINT for what runs in the background, and nohup SIGHUP; tests send both.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # Two processes of this suite share two cores; idle threads of the math libraries would spin.
 for _library in ("OMP", "OPENBLAS", "MKL"):
