@@ -64,11 +64,12 @@ def main():
         surroundings = os.environ | {busy.FOLDER: str(args.busy.resolve())}
         done = subprocess.Popen(args.program, env=surroundings, stdout=stdout)
         seen = watch(done, args.busy)
-    print(said.read_text())
+    output = said.read_text()
+    print(output)
     if done.returncode:
         sys.exit(done.returncode)
     # Not always the last line: Ray goes on talking.
-    lines = [line for line in said.read_text().splitlines() if line.startswith(("RESULT ", "{"))]
+    lines = [line for line in output.splitlines() if line.startswith(("RESULT ", "{"))]
     if not lines:
         sys.exit("It printed no result; expected a line with a JSON object.")
     result, sums = json.loads(lines[-1].removeprefix("RESULT ")), seen[-1][1]

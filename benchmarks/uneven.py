@@ -36,7 +36,7 @@ from benchmarks.peers.works import SETTINGS
 
 UPDATES = {"uneven": 24, "highway": 7, "minigrid": 24}
 """Of Headrace, in each turn: 10 to 20 s. (Samplers begin in step, and are anywhere in their
-fragments by the last update: with 12 updates, what is unfinished then lowers the rate by 3 %.)"""
+fragments by the last update: with few updates, what is unfinished then lowers the rate.)"""
 REAL = {"highway": "highway-env", "minigrid": "MiniGrid, slow resets"}
 SLEEPING, COMPUTING = "24 environments that sleep 7 ms", "8 environments that compute"
 """Titles of tables, up to the colon."""

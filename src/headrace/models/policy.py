@@ -156,9 +156,10 @@ class Policy(nn.Module):
             state: with a core: `[n, S]`, before the first row.
             reset: with a core: `[T, n]` bool (or flat): zero the state before this row.
         """
-        if state is None or reset is None:
+        if state is None:
             with self._precision():
                 return self._masked(obs, *self.model(self.normalized(obs)))
+        assert reset is not None
         hidden = self._core(*self._sequence(obs, state, reset))
         return self._from_core(obs, hidden.reshape(*reset.shape, -1))
 
