@@ -165,7 +165,13 @@ def num_bytes(layout: Mapping[str, Column]) -> int:
     return list(_extents(layout))[-1][1]
 
 
-def allocate(layout: Mapping[str, Column], buffer: Any = None, *, fresh: bool = True) -> Fragment:
+def allocate(
+    layout: Mapping[str, Column],
+    buffer: Any = None,
+    *,
+    fresh: bool = True,
+    device: torch.device | None = None,
+) -> Fragment:
     """Lay a fragment out in one contiguous piece of memory.
 
     Args:
@@ -173,12 +179,13 @@ def allocate(layout: Mapping[str, Column], buffer: Any = None, *, fresh: bool = 
         buffer: writable memory of at least `num_bytes(layout)` (shared memory); default: the heap.
         fresh: poison it, so that reading what was never written is loud. Final observations are
             not: nobody sees rows past `num_final`, and untouched pages cost no memory.
+        device: where; default: the CPU.
 
     Returns:
         A fragment whose tensors are views into the buffer.
     """
     if buffer is None:
-        raw = torch.empty(num_bytes(layout), dtype=torch.uint8)
+        raw = torch.empty(num_bytes(layout), dtype=torch.uint8, device=device)
     else:
         raw = torch.frombuffer(buffer, dtype=torch.uint8)
     views: dict[str, Tensor] = {}

@@ -148,19 +148,24 @@ class ActionCodec:
     A policy's action is zero-based integers, or for a Box the flat sample of a Gaussian: it is
     stretched so that [-1, 1] becomes the space's bounds, where both are finite, and then clipped to
     the bounds that there are.
+
+    Attributes:
+        scale, shift, low, high: per component: `clip(action * scale + shift, low, high)`.
     """
 
     def __init__(self, space: Space) -> None:
         self.space = space
         if space.kind == "box":
-            self._low = np.array(space.low, dtype=space.dtype)
-            self._high = np.array(space.high, dtype=space.dtype)
+            self.low = np.array(space.low, dtype=space.dtype)
+            self.high = np.array(space.high, dtype=space.dtype)
             # The largest floats are often written for "no bound"
-            bounded = (np.abs(self._low) < _UNBOUNDED) & (np.abs(self._high) < _UNBOUNDED)
-            low, high = np.where(bounded, self._low, -1), np.where(bounded, self._high, 1)
-            self._scale, self._shift = (high - low) / 2, (high + low) / 2
+            bounded = (np.abs(self.low) < _UNBOUNDED) & (np.abs(self.high) < _UNBOUNDED)
+            low, high = np.where(bounded, self.low, -1), np.where(bounded, self.high, 1)
+            self.scale, self.shift = (high - low) / 2, (high + low) / 2
         else:
-            self._start = np.array(space.start, dtype=np.int64)
+            self.low = self.shift = np.array(space.start, dtype=np.int64)
+            self.high = self.low + np.array(space.nvec, dtype=np.int64) - 1
+            self.scale = np.ones_like(self.shift)
 
     def to_env(self, action: Array) -> Array:
         """Map a batch of policy actions to environment actions.
@@ -172,8 +177,8 @@ class ActionCodec:
             `[n, *space.shape]`, ready to be handed row by row to `env.step`.
         """
         if self.space.kind == "box":
-            scaled = action.astype(self.space.dtype, copy=False) * self._scale + self._shift
+            scaled = action.astype(self.space.dtype, copy=False) * self.scale + self.shift
             # Last, in the space's own dtype: rounding must not leave the bounds.
-            clipped = np.clip(scaled, self._low, self._high)
+            clipped = np.clip(scaled, self.low, self.high)
             return clipped.reshape(-1, *self.space.shape)
-        return action + (self._start[0] if self.space.kind == "discrete" else self._start)
+        return action + (self.shift[0] if self.space.kind == "discrete" else self.shift)

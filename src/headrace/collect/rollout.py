@@ -89,7 +89,7 @@ def rollout(
         stop: asked before every step.
     """
     vector.bind(fragment)
-    actions, num_steps, waits = fragment.action.numpy(), fragment.num_steps, weights.waits
+    num_steps, waits = fragment.num_steps, weights.waits
     t = 0
     while t < num_steps:
         first, actor = t, weights.pull()
@@ -102,7 +102,7 @@ def rollout(
             if waits:
                 yield
             meter.lap("infer")
-            vector.step(t, actions[t])
+            vector.step(t)
             t += 1
         actor.finish(slice(first, t))
         if not waits:

@@ -79,10 +79,10 @@ class NativeVector:
         self._rows.valid[:] = True
         self._num_counted = 0
 
-    def step(self, t: int, action: Array) -> None:
+    def step(self, t: int) -> None:
         """Step all envs, and begin the next episode of those that ended."""
         rows = self._rows
-        actions = self._codec.to_env(action)
+        actions = self._codec.to_env(rows.action[t])
         try:
             obs, reward, terminated, truncated, info = self._vector.step(actions)
         except (Exception, SystemExit) as error:

@@ -1,0 +1,257 @@
+"""The compilers of kernel environments, behind one small interface: compile, launch, view.
+
+    python   interpreted, as it is written: for debugging, and what the others are held against
+    cpu      Numba's njit, without the interpreter's lock: threads share the environments out
+    cuda     Numba's CUDA target, on torch's current stream (with NUMBA_ENABLE_CUDASIM=1 simulated)
+
+Compiled code is kept per user, under the hash of everything that it was made from, so that a second
+start, or a second rank, only loads it. Left out: the program's text (`driver.py`), its memory
+(`kernel_vector.py`).
+"""
+
+import hashlib
+import importlib
+import itertools
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.envs import driver
+from headrace.envs.driver import Shape
+from headrace.envs.kernel_env import KernelEnv
+from headrace.errors import MissingExtraError
+
+Target = Literal["python", "cpu", "cuda"]
+
+THREADS = 128
+"""Of a block, on a GPU: several environments, or a large one, whose agents take turns."""
+
+
+class Program(Protocol):
+    """A kernel environment's program.
+
+    Attributes:
+        types: the named tuples `World`, `Books` and `Rows` that it takes.
+    """
+
+    types: ModuleType
+
+    def view(self, tensor: Tensor) -> Any:
+        """A tensor's memory, as the program takes it: nothing is copied."""
+
+    def begin(self, num_envs: int, *args: Any) -> None:
+        """Reset all environments: `driver.text`."""
+
+    def step(self, num_envs: int, *args: Any) -> None:
+        """Step all environments."""
+
+    def close(self) -> None:
+        """End what was started."""
+
+
+def program(env: KernelEnv, shape: Shape, target: Target, num_threads: int = 1) -> Program:
+    """Make the program of an environment; compiled when it is first called.
+
+    Args:
+        env: whose functions are called.
+        shape: of the program.
+        target: what it is to run on.
+        num_threads: of the CPU.
+
+    Raises:
+        MissingExtraError: Numba, or its CUDA target, is not installed.
+    """
+    functions = {call.name: env.function(call.name) for call in (*shape.resets, *shape.phases)}
+    text, name = driver.text(shape, "cuda" if target == "cuda" else "cpu"), type(env).__name__
+    if target == "python":
+        return _OnCpu(_module(f"<{name}>", text, functions), 1)
+    numba: Any = _numba()
+    found = _parts(functions)
+    name = f"headrace_{name}_{_digest(text, found, numba.__version__, target)}"
+    if target == "cuda":
+        cuda: Any = importlib.import_module("numba.cuda")
+        compile_part, compile_whole, more = (
+            cuda.jit(device=True),
+            cuda.jit(cache=True),
+            {"cuda": cuda},
+        )
+    else:
+        # As on a GPU, and in NumPy, a division by zero gives infinity.
+        jit = partial(numba.njit, nogil=True, error_model="numpy")
+        compile_part, compile_whole, more = jit(), jit(cache=True), {}
+    if name not in sys.modules:
+        names = _compiled(functions, found, compile_part) | more
+        module = _module(_kept(name, text), text, names)
+        for function in ("begin", "step"):
+            setattr(module, function, compile_whole(getattr(module, function)))
+        sys.modules[name] = module  # where Numba finds the types of what it kept, by name
+    module = sys.modules[name]
+    return _OnGpu(module, shape, cuda) if target == "cuda" else _OnCpu(module, num_threads)
+
+
+class _OnCpu:
+    def __init__(self, module: ModuleType, num_threads: int) -> None:
+        self.types, self._num_threads = module, num_threads
+        self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None
+
+    def view(self, tensor: Tensor) -> Any:
+        return tensor.numpy()
+
+    def begin(self, num_envs: int, *args: Any) -> None:
+        self.types.begin(*args, 0, num_envs)
+
+    def step(self, num_envs: int, *args: Any) -> None:
+        if self._pool is None:
+            self.types.step(*args, 0, num_envs)
+            return
+        ends = [num_envs * i // self._num_threads for i in range(self._num_threads + 1)]
+        own, *others = itertools.pairwise(ends)
+        waiting = [self._pool.submit(self.types.step, *args, *share) for share in others]
+        self.types.step(*args, *own)
+        for other in waiting:
+            other.result()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+class _OnGpu:
+    def __init__(self, module: ModuleType, shape: Shape, cuda: Any) -> None:
+        self.types, self._shape, self._cuda = module, shape, cuda
+
+    def view(self, tensor: Tensor) -> Any:
+        # A tensor of the CPU: the simulator's.
+        return self._cuda.as_cuda_array(tensor) if tensor.is_cuda else tensor.numpy()
+
+    def begin(self, num_envs: int, *args: Any) -> None:
+        self._launch(self.types.begin, num_envs, args)
+
+    def step(self, num_envs: int, *args: Any) -> None:
+        self._launch(self.types.step, num_envs, args)
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
+
+    def _launch(self, kernel: Any, num_envs: int, args: tuple[Any, ...]) -> None:
+        per_block = min(THREADS // self._shape.lanes, num_envs)
+        size = -(-num_envs // per_block), per_block * self._shape.lanes
+        if torch.cuda.is_available():
+            stream = self._cuda.external_stream(torch.cuda.current_stream().cuda_stream)
+            kernel[(*size, stream)](*args, num_envs)
+        else:
+            kernel[size](*args, num_envs)
+
+
+def _numba() -> Any:
+    try:
+        import numba
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"A kernel environment needs a package that is not installed ({error}).\n"
+            "To install it: pip install 'headrace[kernels]'"
+        ) from None
+    return numba
+
+
+def _parts(functions: Mapping[str, Callable[..., Any]]) -> dict[FunctionType, dict[str, Any]]:
+    """All Python functions that are called, from these on, each with its global names."""
+    found: dict[FunctionType, dict[str, Any]] = {}
+    todo: list[Any] = list(functions.values())
+    while todo:
+        function = todo.pop()
+        if function not in found:
+            world = function.__globals__
+            used = {name: world[name] for name in function.__code__.co_names if name in world}
+            found[function] = used
+            todo += [value for value in used.values() if _is_own(value)]
+    return found
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a global name is a Python function that is to be compiled as well."""
+    return isinstance(value, FunctionType) and value.__module__.partition(".")[0] not in (
+        "numba",
+        "numpy",
+        "math",
+    )
+
+
+def _compiled(
+    functions: Mapping[str, Callable[..., Any]],
+    found: Mapping[FunctionType, Mapping[str, Any]],
+    jit: Callable[[Any], Any],
+) -> dict[str, Any]:
+    """The same functions, each of them compiled, as is what it calls: the originals stay as is."""
+    worlds = {function: dict(function.__globals__) for function in found}
+    made = {
+        function: jit(
+            FunctionType(
+                function.__code__, worlds[function], function.__name__, function.__defaults__
+            )
+        )
+        for function in found
+    }
+    for function, used in found.items():
+        worlds[function] |= {name: made[value] for name, value in used.items() if _is_own(value)}
+    return {name: made[function] for name, function in functions.items()}  # type: ignore[index]
+
+
+def _digest(text: str, found: Mapping[FunctionType, Mapping[str, Any]], *more: str) -> str:
+    """Of everything that compiled code depends on (Numba adds the processor)."""
+    parts = [text, sys.version, platform.machine(), *more]
+    for function, used in sorted(found.items(), key=lambda item: item[0].__qualname__):
+        parts += [function.__qualname__, *_code(function.__code__)]
+        parts += [
+            f"{name}={value!r}:{getattr(value, 'dtype', '')}"
+            for name, value in sorted(used.items())
+            if not callable(value) and not isinstance(value, ModuleType)
+        ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+def _code(code: CodeType) -> list[str]:
+    """What a function does, as text; without where it stands."""
+    constants = [c for c in code.co_consts if not isinstance(c, CodeType)]
+    inner = [part for c in code.co_consts if isinstance(c, CodeType) for part in _code(c)]
+    return [
+        code.co_code.hex(),
+        repr(constants),
+        repr(code.co_names),
+        repr(code.co_varnames),
+        *inner,
+    ]
+
+
+def _module(path: str, text: str, names: Mapping[str, Any]) -> ModuleType:
+    """The program as a module, with more names."""
+    module = ModuleType(Path(path).stem)
+    module.__dict__.update(names)
+    exec(compile(text, path, "exec"), module.__dict__)
+    return module
+
+
+def _kept(name: str, text: str) -> str:
+    """The program's file: compiled code is kept beside it."""
+    path = cache_dir() / f"{name}.py"
+    if not path.exists():
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_text(text, encoding="utf-8")
+        new.rename(path)
+    return str(path)
+
+
+def cache_dir() -> Path:
+    """Where compiled code is kept: nobody else may write there, for it is run."""
+    folder = Path.home() / ".cache" / "headrace" / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,1 @@
+"""The kernel environments that come with Headrace."""
