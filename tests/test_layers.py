@@ -129,6 +129,8 @@ def test_there_is_one_backward_and_one_inner_loop():
         "collect/rollout.py",  # vector.step: the inner loop
         "envs/atari.py",
         "envs/film.py",
+        "envs/kernel.py",
+        "envs/kernel_vector.py",  # the program's
         "envs/native.py",
         "envs/replay.py",
         "optim.py",  # Adam's own

@@ -79,8 +79,8 @@ def sampled(make, mode):
 
     episodes = []
     with torch.no_grad():
-        weights, noise = Pinned(PolicyActor(act), version=0), torch.full((T, N, 1), 0.5)
-        at_once(rollout(vector, fragment, weights, noise, Meter(), never))
+        weights, noise = Pinned([PolicyActor(act)], version=0), torch.full((T, N, 1), 0.5)
+        at_once(rollout(vector, [fragment], weights, [noise], Meter(), never))
     episodes = vector.finish()
     vector.close()
     return policy, fragment, episodes

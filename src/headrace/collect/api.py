@@ -89,11 +89,13 @@ class Collected:
     Attributes:
         fragments: as many as there are vectors, in their order; of some none, of others several,
             where the first that are there make a batch.
+        env_steps: in them.
         episodes: that ended in them.
         metrics: of how they came about.
     """
 
     fragments: list[Fragment]
+    env_steps: int
     episodes: list[Episode] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
 

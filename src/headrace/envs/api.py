@@ -94,8 +94,8 @@ class VectorEnv(Protocol):
     def step_s(self) -> float:
         """See the attributes."""
 
-    def bind(self, fragment: Fragment) -> None:
-        """Write into `fragment` from now on; its observation row 0 is filled."""
+    def bind(self, *fragments: Fragment) -> None:
+        """Write into these from now on, one of each policy; their observation row 0 is filled."""
 
     def step(self, t: int) -> None:
         """Step all envs; raises EnvError."""

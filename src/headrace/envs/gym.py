@@ -87,14 +87,14 @@ class GymVector:
         """See `VectorEnv`."""
         return self._rows.step_s
 
-    def bind(self, fragment: Fragment) -> None:
-        """Write into `fragment`; the very first time this resets all envs."""
+    def bind(self, *fragments: Fragment) -> None:
+        """Write into the only fragment; the very first time this resets all envs."""
         self.dropped, self.lost_steps = [], 0
         if not self._begun:
             for i in range(len(self._envs)):
                 self._next_episode(i, self._rows.current)
             self._begun = True
-        self._rows.bind(fragment)
+        self._rows.bind(*fragments)
         self._rows.valid[:] = True
 
     def step(self, t: int) -> None:

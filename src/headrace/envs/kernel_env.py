@@ -130,5 +130,5 @@ def uniform(w: Any, e: int, draw: int) -> Any:
     number, episode = np.uint64(draw), np.uint64(w.episode[e])
     key = (w.seed, np.uint64(w.env_id[e]))
     counter = (number // _FOUR, np.uint64(w.step[e]), episode & _LOW32, episode >> _32)
-    words = philox(key, counter)  # type: ignore[arg-type]  # of numbers as of arrays
+    words = philox(key, counter)
     return np.float32(words[number % _FOUR] >> _EIGHT) * _SCALE

@@ -65,7 +65,7 @@ class KernelVector:
         self.lost_steps = 0
         self.step_s = 0.0
         self._meter, self._sampler, self._guards = meter, sampler, guards
-        self._limit = env.max_episode_steps
+        self._limit, self.num_agents = env.max_episode_steps, env.num_agents
         self._parts = tuple(parts) or (Agents(0, env.num_agents),)
         self._program = kernel.program(env, shape_of(env, spec, self._parts), target, num_threads)
         on_gpu = target == "cuda" and torch.cuda.is_available()
@@ -85,6 +85,9 @@ class KernelVector:
             batch.allocate(batch.columns(spec, {}, 1, len(env_id) * size), device=self._device)
             for _, size in self._parts
         ]
+        self._so_far = torch.zeros(
+            len(env_id), env.num_agents, dtype=torch.float64, device=self._device
+        )
         self.books: dict[str, Tensor] = {}
         self._num_steps = 0
         self._begun = False
@@ -98,13 +101,26 @@ class KernelVector:
             self._begin()
         for fragment, current, part in zip(fragments, self._current, self._parts, strict=True):
             fragment.obs[0].copy_(current.obs[0])  # type: ignore[index]
-            rows = self.world["env_id"].unsqueeze(1) * part.size
-            fragment.env_id.copy_((rows + torch.arange(part.size, device=self._device)).flatten())
+            fragment.env_id.copy_(torch.from_numpy(self.row_id(part.size)))
             self._make_room(fragment)
         self.books["num_cut"].zero_()
         self._fragments = fragments
         self._r = [self._rows(fragment) for fragment in fragments]
         self._bound_at = time.monotonic()
+
+    def row_id(self, num_agents: int) -> Array:
+        """`[n * num_agents]`: logical index of each row of a fragment, over the whole run."""
+        rows = self.env_id[:, None] * num_agents + np.arange(num_agents)
+        return rows.ravel()  # type: ignore[no-any-return]
+
+    def finals_per_row(self, num_steps: int) -> int:
+        """How many episodes of each row can be truncated in so many steps."""
+        return -(-num_steps // self._limit) if self._limit else 0
+
+    def tensors(self) -> list[Tensor]:
+        """All that changes from one fragment to the next."""
+        current = [of.obs for of in self._current]
+        return [*self.world.values(), self._so_far, *current]  # type: ignore[list-item]
 
     def step(self, t: int) -> None:
         """Step every env, and begin the next episode of those that ended."""
@@ -131,7 +147,7 @@ class KernelVector:
         """The whole world, and the returns so far."""
         kept = {name: of for name, of in self.world.items() if name not in _OF_A_STEP}
         kept["episode_step"] = kept.pop("step")
-        kept["so_far"] = self.books["so_far"]
+        kept["so_far"] = self._so_far
         return {name: tensor.cpu().numpy().copy() for name, tensor in kept.items()}
 
     def obs(self) -> dict[str, Array]:
@@ -141,8 +157,7 @@ class KernelVector:
 
     def restore(self, state: dict[str, Array]) -> Restored:
         """Every env as it was."""
-        self._keep_books(self._num_steps)
-        arrays = self.world | {"episode_step": self.world["step"], "so_far": self.books["so_far"]}
+        arrays = self.world | {"episode_step": self.world["step"], "so_far": self._so_far}
         for name, array in state.items():
             if name in arrays:
                 arrays[name].copy_(torch.from_numpy(array))
@@ -174,10 +189,9 @@ class KernelVector:
     def _make_room(self, fragment: Fragment) -> None:
         """A place for each final observation that there can be; T is the step of those unused."""
         rows = torch.arange(fragment.num_envs, device=self._device)
-        most = -(-self._num_steps // self._limit) if self._limit else 0
-        num_final = most * len(rows)
+        num_final = self.finals_per_row(self._num_steps) * len(rows)
         fragment.final_step[:num_final] = self._num_steps
-        fragment.final_row[:num_final] = rows.repeat(most)
+        fragment.final_row[:num_final] = rows.repeat(num_final // len(rows))
         fragment.num_final.fill_(num_final)
 
     def _rows(self, fragment: Fragment) -> tuple[object, ...]:
@@ -193,20 +207,17 @@ class KernelVector:
         there, the mean over a part's agents. ended_length: `[T, n]`: its steps; 0: none ended.
         """
         n, num_agents = len(self.env_id), sum(size for _, size in self._parts)
-        before = self.books["so_far"] if self._num_steps else None
         self._num_steps = num_steps
         self.books = self._zeros(
             {
                 "over": ((n,), torch.bool),
                 "num_cut": ((n,), torch.int32),
-                "so_far": ((n, num_agents), torch.float64),
                 "was_alive": ((n, num_agents), torch.bool),
                 "ended_return": ((num_steps, n, len(self._parts)), torch.float64),
                 "ended_length": ((num_steps, n), torch.int32),
             }
         )
-        if before is not None:
-            self.books["so_far"].copy_(before)
+        self.books["so_far"] = self._so_far
         views = {name: self._program.view(of) for name, of in (self.books | self._codec).items()}
         self._b = self._program.types.Books(**views)
 

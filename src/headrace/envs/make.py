@@ -16,6 +16,7 @@ import gymnasium
 from headrace import named
 from headrace.envs import atari, mujoco, spaces
 from headrace.envs.api import check_fields, env_error
+from headrace.envs.kernel_env import KernelEnv
 from headrace.errors import ConfigError, EnvNotFoundError, MissingExtraError, UsageError
 from headrace.spec import EnvSpec
 
@@ -134,6 +135,13 @@ class EnvMaker:
             raise
         except Exception as error:
             raise env_error(error, f"while making {self.name} with {kwargs}") from error
+
+    def kernel(self) -> KernelEnv | None:
+        """The kernel environment; None if it is none."""
+        target = _resolve(self.env)
+        if self.native and isinstance(target, type) and issubclass(target, KernelEnv):
+            return target(**self.kwargs)
+        return None
 
     def vector(self, num_envs: int, num_threads: int) -> Any:
         """Make the environment's own vector form, a `gymnasium.vector.VectorEnv`.
@@ -257,6 +265,8 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         UnsupportedSpaceError: naming the space and its key.
         EnvError: it failed.
     """
+    if (kernel := maker.kernel()) is not None:
+        return spaces.read(maker.name, kernel.observation_space, kernel.action_space, {})
     env = maker.vector(1, num_threads=1) if maker.native else maker()
     single = "single_" if maker.native else ""
     try:

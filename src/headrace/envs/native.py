@@ -71,11 +71,11 @@ class NativeVector:
         """See `VectorEnv`."""
         return self._rows.step_s
 
-    def bind(self, fragment: Fragment) -> None:
-        """Write into `fragment`; the very first time this resets all envs."""
+    def bind(self, *fragments: Fragment) -> None:
+        """Write into the only fragment; the very first time this resets all envs."""
         if not self._begun:
             self._begin()
-        self._rows.bind(fragment)
+        self._rows.bind(*fragments)
         self._rows.valid[:] = True
         self._num_counted = 0
 

@@ -237,7 +237,7 @@ def evaluate(
     num_envs, module = len(quota), policy.module
     played: list[list[Episode]] = [[] for _ in quota]
 
-    weights = Pinned(PolicyActor(_act(module, stochastic=stochastic)), version=0)
+    weights = Pinned([PolicyActor(_act(module, stochastic=stochastic))], version=0)
     columns = batch.columns(policy.spec, {}, _NUM_STEPS, num_envs, module.state_size)
     meter, fragment = Meter(), batch.allocate(columns)
     fragment.core_state.zero_()
@@ -247,7 +247,7 @@ def evaluate(
         while ended < episodes:
             drawn = action_noise(seed, vector.env_id, steps, _NUM_STEPS, module.num_draws)
             noise = torch.from_numpy(drawn)
-            taken = at_once(rollout(vector, fragment, weights, noise, meter, stop))
+            taken = at_once(rollout(vector, [fragment], weights, [noise], meter, stop))
             if taken < _NUM_STEPS:
                 return None
             steps += _NUM_STEPS

@@ -105,8 +105,9 @@ class Learner:
         self._return_so_far = torch.zeros(run.num_envs // ranks.size, device=device)
 
     def take(self, fragments: list[Fragment]) -> Fragment:
-        """A batch on the learner's device: a copy of fragments `[T, n]`, side by side in order."""
-        experience = batch.join(fragments, self._device)
+        """A batch on the learner's device: fragments `[T, n]`, side by side in order."""
+        # At lag 0 they are not written to before the next batch.
+        experience = batch.join(fragments, self._device, copy=self._settings.run.lag > 0)
         self._meter.lap("transport")
         return experience
 

@@ -17,6 +17,7 @@ import torch
 
 import headrace
 from headrace.collect.api import Collector, Plan, Say, ShouldStop
+from headrace.collect.device import DeviceCollector
 from headrace.collect.inline import InlineCollector
 from headrace.collect.nonstop import NonstopCollector
 from headrace.collect.regroup import regroup
@@ -207,6 +208,8 @@ def _collector(
     if task.saved is not None:
         with checkpoint.as_written(task.saved.path):
             state = regroup(task.saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
+    if num_workers == 0 and task.maker.kernel() is not None:
+        return DeviceCollector(plan, device, meter, stop, state)
     if num_workers == 0:
         return InlineCollector(plan, meter, stop, state, say)
     check_open_files(num_workers)

@@ -81,10 +81,10 @@ def _news(
     collected: Collected | None, collector: Collector, meter: Meter, save_is_due: bool
 ) -> dict[str, Any]:
     """What the other ranks need to know of this one's batch, to decide alike; plain data."""
-    batch = collected or Collected([])
+    batch = collected or Collected([], 0)
     return {
         "whole": collected is not None,
-        "env_steps": sum(int(f.valid.sum()) for f in batch.fragments),
+        "env_steps": batch.env_steps,
         "episodes": batch.episodes,
         "ledger": asdict(collector.ledger),
         "save_is_due": save_is_due,
