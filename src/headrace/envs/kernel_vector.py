@@ -14,13 +14,13 @@ from headrace import batch
 from headrace.batch import Column, Fragment
 from headrace.envs import kernel
 from headrace.envs.api import GUARDS, Episode, Guards, Restored
-from headrace.envs.driver import ROWS, Agents, Call, Shape
+from headrace.envs.driver import ROWS, Call, Shape
 from headrace.envs.kernel import Target
 from headrace.envs.kernel_env import KernelEnv
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.seeding import derive
-from headrace.spec import ActionCodec, Array, EnvSpec
+from headrace.spec import ActionCodec, Agents, Array, EnvSpec
 
 _OF_A_STEP = ("env_id", "terminated", "action", "reward")
 """Arrays of the world that say nothing once a step is done."""
@@ -43,6 +43,11 @@ class KernelVector:
         role: `env` for training, `eval` for evaluation: their seeds differ.
         sampler: named in errors.
         guards: whether to check for NaN and infinity.
+        last_episodes: `finish` gives so many of those that ended, the last ones; 0: all.
+
+    Attributes:
+        world: all arrays of the world, by name; written in place by the program.
+        num_ended: how many episodes ended in the last fragment.
     """
 
     def __init__(
@@ -59,19 +64,20 @@ class KernelVector:
         role: str = "env",
         sampler: str = "inline",
         guards: Guards = GUARDS,
+        last_episodes: int = 0,
     ) -> None:
         self.spec, self.env_id = spec, env_id
         self.dropped: list[str] = []
         self.lost_steps = 0
         self.step_s = 0.0
+        self.num_ended, self._last_episodes = 0, last_episodes
         self._meter, self._sampler, self._guards = meter, sampler, guards
-        self._limit, self.num_agents = env.max_episode_steps, env.num_agents
+        self._limit = env.max_episode_steps
         self._parts = tuple(parts) or (Agents(0, env.num_agents),)
         self._program = kernel.program(env, shape_of(env, spec, self._parts), target, num_threads)
         on_gpu = target == "cuda" and torch.cuda.is_available()
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self.world = self._zeros(_world(env, spec, len(env_id)))
-        """All arrays of the world, by name; written in place by the program."""
         self.world["env_id"].copy_(torch.from_numpy(env_id))
         self.world["episode"].fill_(-1)
         self._w = self._program.types.World(
@@ -89,6 +95,8 @@ class KernelVector:
             len(env_id), env.num_agents, dtype=torch.float64, device=self._device
         )
         self.books: dict[str, Tensor] = {}
+        self._fragments: tuple[Fragment, ...] = ()
+        self._r: list[tuple[object, ...]] = []
         self._num_steps = 0
         self._begun = False
         self._bound_at = 0.0
@@ -99,19 +107,19 @@ class KernelVector:
             self._keep_books(fragments[0].num_steps)
         if not self._begun:
             self._begin()
-        for fragment, current, part in zip(fragments, self._current, self._parts, strict=True):
+        if [*map(id, fragments)] != [*map(id, self._fragments)]:
+            for fragment, part in zip(fragments, self._parts, strict=True):
+                columns = Agents(0, part.size).ids(self.env_id, part.size)
+                fragment.env_id.copy_(torch.from_numpy(columns))
+                self._make_room(fragment)
+            self._r = [self._rows(fragment) for fragment in fragments]
+            self._fragments = fragments
+        # From here on only what a CUDA graph can hold
+        for fragment, current in zip(fragments, self._current, strict=True):
             fragment.obs[0].copy_(current.obs[0])  # type: ignore[index]
-            fragment.env_id.copy_(torch.from_numpy(self.row_id(part.size)))
-            self._make_room(fragment)
+            fragment.final_step.fill_(self._num_steps)  # no place is used yet
         self.books["num_cut"].zero_()
-        self._fragments = fragments
-        self._r = [self._rows(fragment) for fragment in fragments]
         self._bound_at = time.monotonic()
-
-    def row_id(self, num_agents: int) -> Array:
-        """`[n * num_agents]`: logical index of each row of a fragment, over the whole run."""
-        rows = self.env_id[:, None] * num_agents + np.arange(num_agents)
-        return rows.ravel()  # type: ignore[no-any-return]
 
     def finals_per_row(self, num_steps: int) -> int:
         """How many episodes of each row can be truncated in so many steps."""
@@ -135,13 +143,23 @@ class KernelVector:
             if self._guards.enabled:
                 self._check_finite(fragment)
             current.obs[0].copy_(fragment.obs[-1])  # type: ignore[index]
-        length = self.books["ended_length"].cpu().numpy()
-        total = self.books["ended_return"].cpu().numpy()
-        t, row = np.nonzero(length)
-        weights = [size for _, size in self._parts]
-        mean = np.average(total[t, row], axis=-1, weights=weights)
-        ended = (t, self.env_id[row], mean, length[t, row])
-        return [Episode(*each) for each in zip(*(of.tolist() for of in ended), strict=True)]
+        length = self.books["ended_length"].flatten()
+        ended = length.nonzero().squeeze(-1)
+        self.num_ended = len(ended)
+        if self._last_episodes:
+            ended = ended[-self._last_episodes :]
+        where = ended.cpu().numpy()
+        total = self.books["ended_return"].flatten(0, 1)[ended].cpu().numpy()
+        mean = np.average(total, axis=-1, weights=[size for _, size in self._parts])
+        columns = [
+            (where // num_envs).tolist(),
+            self.env_id[where % num_envs].tolist(),
+            mean.tolist(),
+            length[ended].tolist(),
+        ]
+        if len(self._parts) > 1:
+            columns.append([tuple(of) for of in total.tolist()])
+        return [Episode(*each) for each in zip(*columns, strict=True)]
 
     def state(self) -> dict[str, Array]:
         """The whole world, and the returns so far."""
@@ -187,10 +205,9 @@ class KernelVector:
         self._meter.lap("env_reset")
 
     def _make_room(self, fragment: Fragment) -> None:
-        """A place for each final observation that there can be; T is the step of those unused."""
+        """A place for each final observation that there can be."""
         rows = torch.arange(fragment.num_envs, device=self._device)
         num_final = self.finals_per_row(self._num_steps) * len(rows)
-        fragment.final_step[:num_final] = self._num_steps
         fragment.final_row[:num_final] = rows.repeat(num_final // len(rows))
         fragment.num_final.fill_(num_final)
 

@@ -8,7 +8,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -266,7 +266,8 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         EnvError: it failed.
     """
     if (kernel := maker.kernel()) is not None:
-        return spaces.read(maker.name, kernel.observation_space, kernel.action_space, {})
+        spec = spaces.read(maker.name, kernel.observation_space, kernel.action_space, {})
+        return replace(spec, roles=tuple(kernel.agents.items()))
     env = maker.vector(1, num_threads=1) if maker.native else maker()
     single = "single_" if maker.native else ""
     try:

@@ -55,7 +55,7 @@ def read(
         sees = Space("dict", parts=(*parts, (MASK, bits)))
     if key:
         notes.append(f"actions are masked by {'info' if in_info else 'the observation'}[{key!r}]")
-    return EnvSpec(env_id, sees, acts, key, in_info, tuple(notes))
+    return EnvSpec(env_id, sees, acts, key, in_info, notes=tuple(notes))
 
 
 def flat_mask(mask: Any) -> Array:
