@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.run.api import Run as Run
     from headrace.run.api import resume as resume
     from headrace.run.api import train as train
-    from headrace.run.evaluate import load_policy as load_policy
+    from headrace.run.trained import load_policy as load_policy
     from headrace.spec import EnvSpec as EnvSpec
 
 __version__ = "0.1.0"
@@ -50,7 +50,7 @@ _HOME = {
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
     "Run": "headrace.run.api",
-    "load_policy": "headrace.run.evaluate",
+    "load_policy": "headrace.run.trained",
     "num_params": "headrace.models.own",
     "resume": "headrace.run.api",
     "train": "headrace.run.api",

@@ -19,10 +19,10 @@ from headrace.run.code import code
 from headrace.run.config import ALGOS, changes
 from headrace.run.doctor import describe, examine
 from headrace.run.evaluate import evaluate as run_episodes
-from headrace.run.evaluate import load_policies
 from headrace.run.plot import draw_curves
 from headrace.run.rank import Ended
 from headrace.run.runsettings import RunSettings
+from headrace.run.trained import load_policies
 
 AlgoSettings = TypeVar("AlgoSettings")
 _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]

@@ -4,7 +4,7 @@ The policy that acts is the learner's own, and a batch is learned from where it 
 CUDA device it is made by replaying one graph. Left out: what steps there (`envs/device.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headrace import batch, device_seeding, seeding
 from headrace.batch import Fragment
-from headrace.collect.api import Collected, Ledger, Plan, ShouldStop
+from headrace.collect.api import WINDOW, Collected, Ledger, Plan, ShouldStop
 from headrace.collect.rollout import Pinned, at_once, remembered, rollout
 from headrace.collect.watchdog import Watchdog
 from headrace.envs.api import Restored
@@ -36,6 +36,34 @@ class Acting(NamedTuple):
     agents: Agents
     network: Network
     learns: bool
+
+
+class Replayed:
+    """A function that only works on memory of a CUDA device, always the same: as one graph.
+
+    The first call is an ordinary one (compilers and libraries get ready in it); the second records
+    what is launched; from then on that is launched again.
+
+    Args:
+        function: what to call.
+    """
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._is_ready = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        """Do what the function does."""
+        if not self._is_ready:
+            self._function()
+            self._is_ready = True
+            return
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._function()
+        self._graph.replay()
 
 
 class DeviceCollector:
@@ -72,10 +100,13 @@ class DeviceCollector:
             device=device,
             num_threads=plan.threads_per_sampler,
             guards=plan.guards,
+            last_episodes=WINDOW,
         )
         self._fragments = [self._allocate(of, device) for of in acting]
         self._memory = [fragment.core_state[0].clone().zero_() for fragment in self._fragments]
+        self._noise: list[Tensor] = []
         self._policies: list[Policy] = []
+        self._roll_out = Replayed(self._act) if device.type == "cuda" else self._act
         self._version = self._steps = 0
         self._before: list[Tensor] = []
         self.ledger, self.restored = Ledger(), Restored()
@@ -110,27 +141,35 @@ class DeviceCollector:
             return None
         plan, fragments = self._plan, self._fragments
         self._before = [tensor.clone() for tensor in self._moving()]
-        for fragment, memory in zip(fragments, self._memory, strict=True):
-            fragment.core_state[0] = memory
-        actors = [
-            actor_for(policy, plan.spec, of.network)
-            for policy, of in zip(self._policies, self._acting, strict=True)
-        ]
-        weights, noise = Pinned(actors, self._version), self._noise()
+        self._make_noise()
         with self._watchdog:
-            at_once(rollout(self._vector, fragments, weights, noise, self._meter, lambda: False))
+            self._roll_out()
             episodes = self._vector.finish()
-        for fragment, memory in zip(fragments, self._memory, strict=True):
-            memory.copy_(fragment.core_state[1])
+        for fragment in fragments:
+            fragment.policy_version.fill_(self._version)
         self._steps += plan.num_steps
         taken = plan.num_steps * plan.num_envs
         self.ledger.count(taken, 0, whole=True)
         agent_steps = sum(int(fragment.valid.sum()) for fragment in fragments)
         self._meter.lap("rollout")
-        return Collected(fragments, taken, episodes, agent_steps=agent_steps)
+        ended = self._vector.num_ended
+        return Collected(fragments, taken, episodes, agent_steps=agent_steps, num_episodes=ended)
 
-    def _noise(self) -> list[Tensor]:
-        """For the actions of a batch, by policy."""
+    def _act(self) -> None:
+        """Fill the fragments: all of it is work for the device."""
+        for fragment, memory in zip(self._fragments, self._memory, strict=True):
+            fragment.core_state[0] = memory
+        actors = [
+            actor_for(policy, self._plan.spec, of.network)
+            for policy, of in zip(self._policies, self._acting, strict=True)
+        ]
+        weights, never = Pinned(actors, self._version), lambda: False
+        at_once(rollout(self._vector, self._fragments, weights, self._noise, self._meter, never))
+        for fragment, memory in zip(self._fragments, self._memory, strict=True):
+            memory.copy_(fragment.core_state[1])
+
+    def _make_noise(self) -> None:
+        """For the actions of the next batch: always in the same memory."""
         plan, noise = self._plan, []
         for fragment, of, policy in zip(self._fragments, self._acting, self._policies, strict=True):
             ids = of.agents.ids(self._vector.env_id, plan.spec.num_agents)
@@ -140,7 +179,9 @@ class DeviceCollector:
                 noise.append(device_seeding.action_noise(plan.seed, on_device, *steps))
             else:
                 noise.append(torch.from_numpy(seeding.action_noise(plan.seed, ids, *steps)))
-        return noise
+        self._noise = self._noise or [tensor.clone() for tensor in noise]
+        for own, made in zip(self._noise, noise, strict=True):
+            own.copy_(made)
 
     def go_ahead(self, *, more: bool) -> None:
         """See `Collector`: nothing goes on by itself."""

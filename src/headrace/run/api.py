@@ -15,15 +15,10 @@ from headrace.models.policy import Network
 from headrace.run import launch
 from headrace.run.code import Code, code
 from headrace.run.config import ALGOS, MAY_CHANGE, changes
-from headrace.run.evaluate import (
-    Evaluation,
-    TrainedPolicy,
-    evaluate,
-    load_policies,
-    load_policy,
-)
+from headrace.run.evaluate import Evaluation, evaluate
 from headrace.run.rank import Ended
 from headrace.run.report import OnUpdate
+from headrace.run.trained import TrainedPolicy, load_policies, load_policy
 from headrace.settings import given_values
 
 

@@ -3,11 +3,12 @@
 import copy
 
 from headrace.collect.api import ShouldStop
-from headrace.run.evaluate import TrainedPolicy, evaluate
+from headrace.run.evaluate import evaluate
 from headrace.run.learns import Learns
 from headrace.run.save import Saver
 from headrace.run.task import Task
 from headrace.run.train import Counters
+from headrace.run.trained import TrainedPolicy
 
 
 class Evaluations:

@@ -17,8 +17,8 @@ from headrace.models.policy import ActorCritic, Network, Policy
 from headrace.ranks import ALONE, Ranks
 from headrace.run import checkpoint
 from headrace.run.config import Settings
-from headrace.run.evaluate import load_policy
 from headrace.run.learner import Learner, first_policy
+from headrace.run.trained import load_policy
 from headrace.spec import Agents, EnvSpec
 
 RANDOM = "random"

@@ -9,16 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.batch import Fragment
-from headrace.collect.api import Collected, Collector, Ledger
+from headrace.collect.api import WINDOW, Collected, Collector, Ledger
 from headrace.envs.api import Episode
 from headrace.errors import NonFiniteError
 from headrace.meter import Meter
 from headrace.ranks import Ranks, gather_json
 from headrace.run.learns import Learns
 from headrace.run.runsettings import RunSettings
-
-WINDOW = 100
-"""`mean_return` is over so many of the last finished training episodes."""
 
 _WINDOWS = ("recent_returns", "recent_lengths", "recent_by_policy")
 
@@ -42,7 +39,7 @@ class Counters:
         self.env_steps += sum(of["env_steps"] for of in news)
         self.agent_steps += sum(of["agent_steps"] for of in news)
         episodes = sorted(Episode(*each) for of in news for each in of["episodes"])
-        self.episodes += len(episodes)
+        self.episodes += sum(of["num_episodes"] for of in news)
         for episode in episodes:
             self.recent_returns.append(episode.total_reward)
             self.recent_lengths.append(episode.num_steps)
@@ -95,8 +92,9 @@ def _news(
     return {
         "whole": collected is not None,
         "env_steps": batch.env_steps,
-        "agent_steps": batch.agent_steps or 0,
+        "agent_steps": batch.agent_steps,
         "episodes": batch.episodes,
+        "num_episodes": len(batch.episodes) if batch.num_episodes is None else batch.num_episodes,
         "ledger": asdict(collector.ledger),
         "save_is_due": save_is_due,
         "seconds": meter.seconds(),
