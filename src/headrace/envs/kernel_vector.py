@@ -15,9 +15,9 @@ from headrace.batch import Column, Fragment
 from headrace.envs import kernel
 from headrace.envs.api import GUARDS, Episode, Guards, Restored
 from headrace.envs.driver import ROWS, Call, Shape
+from headrace.envs.ended import check_finite, ended_episodes
 from headrace.envs.kernel import Target
 from headrace.envs.kernel_env import KernelEnv
-from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.seeding import derive
 from headrace.spec import ActionCodec, Agents, Array, EnvSpec
@@ -141,25 +141,13 @@ class KernelVector:
         self.step_s = (time.monotonic() - self._bound_at) / (self._num_steps * num_envs)
         for fragment, current in zip(self._fragments, self._current, strict=True):
             if self._guards.enabled:
-                self._check_finite(fragment)
+                check_finite(fragment, self.env_id, self.spec, self._sampler)
             current.obs[0].copy_(fragment.obs[-1])  # type: ignore[index]
-        length = self.books["ended_length"].flatten()
-        ended = length.nonzero().squeeze(-1)
-        self.num_ended = len(ended)
-        if self._last_episodes:
-            ended = ended[-self._last_episodes :]
-        where = ended.cpu().numpy()
-        total = self.books["ended_return"].flatten(0, 1)[ended].cpu().numpy()
-        mean = np.average(total, axis=-1, weights=[size for _, size in self._parts])
-        columns = [
-            (where // num_envs).tolist(),
-            self.env_id[where % num_envs].tolist(),
-            mean.tolist(),
-            length[ended].tolist(),
-        ]
-        if len(self._parts) > 1:
-            columns.append([tuple(of) for of in total.tolist()])
-        return [Episode(*each) for each in zip(*columns, strict=True)]
+        books, sizes = self.books, [size for _, size in self._parts]
+        episodes, self.num_ended = ended_episodes(
+            books["ended_length"], books["ended_return"], self.env_id, sizes, self._last_episodes
+        )
+        return episodes
 
     def state(self) -> dict[str, Array]:
         """The whole world, and the returns so far."""
@@ -243,22 +231,6 @@ class KernelVector:
             name: torch.zeros(shape, dtype=dtype, device=self._device)
             for name, (shape, dtype) in columns.items()
         }
-
-    def _check_finite(self, fragment: Fragment) -> None:
-        """NaN or infinity is found here, before anything is learned from it."""
-        assert isinstance(fragment.obs, Tensor)
-        bad = ~fragment.reward.isfinite() | ~fragment.obs[1:].isfinite().all(-1)
-        if not bool(bad.any()):
-            return
-        t, row = bad.nonzero()[0].tolist()
-        agents = fragment.num_envs // len(self.env_id)
-        agent = f", agent {row % agents}" if agents > 1 else ""
-        raise EnvError(
-            f"The environment gave a reward ({fragment.reward[t, row].item()}) or observation "
-            f"({fragment.obs[t + 1, row].tolist()}) that is not finite\n"
-            f"(step {t + 1} of the fragment, env {self.env_id[row // agents]} of {self.spec.id}"
-            f"{agent}, sampler {self._sampler})."
-        )
 
 
 def shape_of(env: KernelEnv, spec: EnvSpec, parts: tuple[Agents, ...]) -> Shape:
