@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from headrace.algos.appo import APPO as APPO
     from headrace.algos.impala import IMPALA as IMPALA
     from headrace.algos.ppo import PPO as PPO
+    from headrace.envs.kernel_env import KernelEnv as KernelEnv
+    from headrace.envs.kernel_env import uniform as uniform
     from headrace.errors import HeadraceError as HeadraceError
     from headrace.models.own import num_params as num_params
     from headrace.models.policy import Network as Network
@@ -33,12 +35,14 @@ __all__ = [
     "PPO",
     "EnvSpec",
     "HeadraceError",
+    "KernelEnv",
     "Network",
     "Run",
     "load_policy",
     "num_params",
     "resume",
     "train",
+    "uniform",
 ]
 
 _HOME = {
@@ -47,6 +51,7 @@ _HOME = {
     "EnvSpec": "headrace.spec",
     "HeadraceError": "headrace.errors",
     "IMPALA": "headrace.algos.impala",
+    "KernelEnv": "headrace.envs.kernel_env",
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
     "Run": "headrace.run.api",
@@ -54,6 +59,7 @@ _HOME = {
     "num_params": "headrace.models.own",
     "resume": "headrace.run.api",
     "train": "headrace.run.api",
+    "uniform": "headrace.envs.kernel_env",
 }
 
 

@@ -187,7 +187,8 @@ class Learner:
             reward = self.policy.clipped(experience.reward)
             total = torch.empty_like(reward)
             env = experience.env_id - len(self._return_so_far) * self._ranks.rank
-            for columns in _one_of_each(env):
+            # Only what samples while this learns gives an env twice.
+            for columns in _one_of_each(env) if self._settings.run.lag else (slice(None),):
                 start, gamma = self._return_so_far[env[columns]], self._settings.algo.gamma
                 sums = discounted_sum(reward[:, columns], done[:, columns], start, gamma)
                 total[:, columns], self._return_so_far[env[columns]] = sums[:-1], sums[-1]
