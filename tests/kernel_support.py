@@ -34,7 +34,8 @@ class Ring(KernelEnv):
     phases = ("clear", "walk", "observe", "count", "pay", "blow", "last")
 
     def __init__(self, cells=9):
-        self.constants = {"cells": np.int32(cells)}
+        pay = np.array([0, 1, 4, 9], np.float32)  # by how many stand in a cell
+        self.constants = {"cells": np.int32(cells), "pays": pay}
 
     @staticmethod
     def reset_env(w, e):
@@ -72,7 +73,7 @@ class Ring(KernelEnv):
     @staticmethod
     def pay(w, e, i):
         if w.alive[e, i]:
-            w.reward[e, i] = w.crowd[e, w.at[e, i]]
+            w.reward[e, i] = w.pays[w.crowd[e, w.at[e, i]]]
 
     @staticmethod
     def blow(w, e, i):

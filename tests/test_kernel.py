@@ -20,6 +20,13 @@ def test_a_game_is_the_same_whatever_runs_it(target, parts):
     assert episodes
 
 
+def test_a_constant_may_be_a_table():
+    fragments, _ = played(Ring(), 200, 12, "cpu", num_fragments=1)[0]
+    paid = set(fragments[0]["reward"].flatten().tolist())
+    assert {1, 4, 9} < paid  # alone, two in a cell, all three
+    assert paid <= {0, 1, 4, 9, 1 - 10, 4 - 10, 9 - 10}  # the bomb costs 10
+
+
 def test_threads_share_the_environments_out():
     alone, shared = (played(Ring(), 7, 20, "cpu", num_threads=n) for n in (1, 3))
     assert_equal(shared, alone)

@@ -80,10 +80,15 @@ class KernelVector:
         self.world = self._zeros(_world(env, spec, len(env_id)))
         self.world["env_id"].copy_(torch.from_numpy(env_id))
         self.world["episode"].fill_(-1)
+        # Held here: a view does not keep its memory.
+        self._tables = {
+            name: torch.tensor(of, device=self._device)
+            for name, of in env.constants.items()
+            if isinstance(of, np.ndarray)
+        }
+        arrays = {name: self._program.view(of) for name, of in (self.world | self._tables).items()}
         self._w = self._program.types.World(
-            **{name: self._program.view(tensor) for name, tensor in self.world.items()},
-            **env.constants,
-            seed=np.uint64(derive(seed, role)),
+            **dict(env.constants) | arrays, seed=np.uint64(derive(seed, role))
         )
         self._codec = _codec(spec, self._device)
         # Whose row 0 is the current observations
