@@ -21,7 +21,7 @@ class Ring(KernelEnv):
     """Agents walk on a ring of cells; one that lands on the bomb leaves, and the last one ends it.
 
     The bomb moves at random. Whoever stands alone gets 1, and all others are paid what they stand
-    in: phases depend on each other.
+    in: phases depend on each other, and one has a name that the program uses, too.
     """
 
     observation_space = gymnasium.spaces.Box(-1000, 1000, (4,), np.float32)
@@ -31,7 +31,7 @@ class Ring(KernelEnv):
     state = {"bomb": np.int32, "crowd": (np.int32, (9,))}  # noqa: RUF012
     agent_state = {"at": np.int32}  # noqa: RUF012
     resets = ("reset_env", "place")
-    phases = ("clear", "walk", "observe", "count", "pay", "blow", "last")
+    phases = ("clear", "walk", "observe", "count", "pay", "blow", "end")
 
     def __init__(self, cells=9):
         pay = np.array([0, 1, 4, 9], np.float32)  # by how many stand in a cell
@@ -82,7 +82,7 @@ class Ring(KernelEnv):
             w.alive[e, i] = False
 
     @staticmethod
-    def last(w, e):
+    def end(w, e):
         alone = True
         for i in range(3):
             alone = alone and not w.alive[e, i]

@@ -73,7 +73,7 @@ def program(env: KernelEnv, shape: Shape, target: Target, num_threads: int = 1) 
     Raises:
         MissingExtraError: Numba, or its CUDA target, is not installed.
     """
-    functions = {call.name: env.function(call.name) for call in (*shape.resets, *shape.phases)}
+    functions = {c.in_text: env.function(c.name) for c in (*shape.resets, *shape.phases)}
     text, name = driver.text(shape, "cuda" if target == "cuda" else "cpu"), type(env).__name__
     if target == "python":
         return _OnCpu(_module(f"<{name}>", text, functions), 1)
