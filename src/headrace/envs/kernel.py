@@ -19,7 +19,6 @@ import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, Protocol
@@ -37,6 +36,11 @@ Target = Literal["python", "cpu", "cuda"]
 
 THREADS = 128
 """Of a block, on a GPU: several environments, or a large one, whose agents take turns."""
+
+# As on a GPU, and in NumPy, a division by zero gives infinity.
+_WHOLE = {"nogil": True, "error_model": "numpy", "cache": True}
+# A world is handed over as hundreds of numbers: that takes longer than many a function does.
+_PART = {"nogil": True, "error_model": "numpy", "forceinline": True}
 
 
 class Program(Protocol):
@@ -79,18 +83,13 @@ def program(env: KernelEnv, shape: Shape, target: Target, num_threads: int = 1) 
         return _OnCpu(_module(f"<{name}>", text, functions), 1)
     numba: Any = _numba()
     found = _parts(functions)
-    name = f"headrace_{name}_{_digest(text, found, numba.__version__, target)}"
+    name = f"headrace_{name}_{_digest(text, found, numba.__version__, target, f'{_PART}{_WHOLE}')}"
     if target == "cuda":
         cuda: Any = importlib.import_module("numba.cuda")
-        compile_part, compile_whole, more = (
-            cuda.jit(device=True),
-            cuda.jit(cache=True),
-            {"cuda": cuda},
-        )
+        compile_part, compile_whole = cuda.jit(device=True), cuda.jit(cache=True)
+        more = {"cuda": cuda}
     else:
-        # As on a GPU, and in NumPy, a division by zero gives infinity.
-        jit = partial(numba.njit, nogil=True, error_model="numpy")
-        compile_part, compile_whole, more = jit(), jit(cache=True), {}
+        compile_part, compile_whole, more = numba.njit(**_PART), numba.njit(**_WHOLE), {}
     if name not in sys.modules:
         made = _compiled(found, compile_part)
         names = {name: made[function] for name, function in functions.items()} | more
