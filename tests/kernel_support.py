@@ -30,6 +30,7 @@ class Ring(KernelEnv):
     agents = {"first": 2, "second": 1}  # noqa: RUF012
     state = {"bomb": np.int32, "crowd": (np.int32, (9,))}  # noqa: RUF012
     agent_state = {"at": np.int32}  # noqa: RUF012
+    scratch = ("crowd",)
     resets = ("reset_env", "place")
     phases = ("clear", "walk", "observe", "count", "pay", "blow", "end")
 

@@ -120,7 +120,7 @@ def wider(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
     """
     numba: Any = _numba()
     if any(of.dtype == torch.float64 for of in world.values()) or any(
-        isinstance(number, np.float64) for number in env.constants.values()
+        np.asarray(of).dtype == np.float64 for of in env.constants.values()
     ):
         return []
     numbers = {**env.constants, "seed": np.uint64(0)}

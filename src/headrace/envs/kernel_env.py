@@ -59,6 +59,8 @@ class KernelEnv:
         agents: role -> how many agents play it; ids go from the first role's on. {}: one agent,
             and functions of `(w, e)` only.
         state, agent_state: name -> `Field`.
+        scratch: names among these whose values no step needs of an earlier one: they are not kept
+            in checkpoints.
         constants: name -> number with a NumPy dtype (`np.float32(0.1)`), or a table of them
             (`np.array([0.1, 0.2], np.float32)`), the same for all environments.
         resets: names of the functions that begin an episode, in order.
@@ -73,6 +75,7 @@ class KernelEnv:
     agents: Mapping[str, int] = {}
     state: Mapping[str, Field] = {}
     agent_state: Mapping[str, Field] = {}
+    scratch: tuple[str, ...] = ()
     constants: Mapping[str, np.generic | Array] = {}
     resets: ClassVar[tuple[str, ...]] = ("reset_env",)
     phases: ClassVar[tuple[str, ...]] = ("step_env", "observe")

@@ -72,7 +72,7 @@ class KernelVector:
         self.step_s = 0.0
         self.num_ended, self._last_episodes = 0, last_episodes
         self._meter, self._sampler, self._guards = meter, sampler, guards
-        self._limit = env.max_episode_steps
+        self._limit, self._scratch = env.max_episode_steps, env.scratch
         self._parts = tuple(parts) or (Agents(0, env.num_agents),)
         self._program = kernel.program(env, shape_of(env, spec, self._parts), target, num_threads)
         on_gpu = target == "cuda" and torch.cuda.is_available()
@@ -156,7 +156,8 @@ class KernelVector:
 
     def state(self) -> dict[str, Array]:
         """The whole world, and the returns so far."""
-        kept = {name: of for name, of in self.world.items() if name not in _OF_A_STEP}
+        passing = (*_OF_A_STEP, *self._scratch)
+        kept = {name: of for name, of in self.world.items() if name not in passing}
         kept["episode_step"] = kept.pop("step")
         kept["so_far"] = self._so_far
         return {name: tensor.cpu().numpy().copy() for name, tensor in kept.items()}
