@@ -37,10 +37,12 @@ Target = Literal["python", "cpu", "cuda"]
 THREADS = 128
 """Of a block, on a GPU: several environments, or a large one, whose agents take turns."""
 
-# As on a GPU, and in NumPy, a division by zero gives infinity.
-_WHOLE = {"nogil": True, "error_model": "numpy", "cache": True}
+# As on a GPU, and in NumPy, a division by zero gives infinity. Nothing is allocated, so references
+# need no counting: of a world's arrays it can take ten times as long as the functions themselves.
+_ALL = {"nogil": True, "error_model": "numpy", "_nrt": False}
+_WHOLE = {**_ALL, "cache": True}
 # A world is handed over as hundreds of numbers: that takes longer than many a function does.
-_PART = {"nogil": True, "error_model": "numpy", "forceinline": True}
+_PART = {**_ALL, "forceinline": True}
 
 
 class Program(Protocol):
