@@ -103,6 +103,7 @@ class EnvSpec:
         mask_key: the key of the observation that says which actions are allowed; "" for none.
         mask_in_info: whether the environment gives it in `info`.
         notes: what was changed to fit, for people.
+        is_kernel: whether it is a kernel environment, which can be compiled.
     """
 
     id: str
@@ -111,6 +112,7 @@ class EnvSpec:
     mask_key: str = ""
     mask_in_info: bool = False
     notes: tuple[str, ...] = field(default=(), compare=False)
+    is_kernel: bool = field(default=False, compare=False)
 
     @property
     def seen(self) -> Space:
