@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.envs.driver import Agents
+from headrace.spec import Agents
 from tests.kernel_support import Ring, assert_equal, played
 
 

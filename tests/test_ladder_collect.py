@@ -6,10 +6,8 @@ import gymnasium as gym
 import pytest
 import torch
 
-from headrace.collect.device import DeviceCollector
-from headrace.meter import Meter
 from headrace.models.policy import Network
-from tests.support import inline, never, plan_for, policy_for, short_cartpole, workers
+from tests.support import inline, plan_for, policy_for, short_cartpole, workers
 
 
 def equal(a, b):
@@ -33,13 +31,9 @@ def finals(fragment):
     return obs[used], step[used], row[used]
 
 
-def on_device(plan):
-    return DeviceCollector(plan, torch.device("cpu"), Meter(), never)
-
-
-def both(plan, num_workers, batches=4, one=inline):
+def both(plan, num_workers, batches=4):
     """Collect from both, with weights that change in between."""
-    one, many = one(plan), workers(plan, num_workers)
+    one, many = inline(plan), workers(plan, num_workers)
     try:
         for version in range(batches):
             policy = policy_for(plan, seed=version)
@@ -64,23 +58,19 @@ def test_inline_equals_workers(num_workers):
     assert finals > 10, "truncated episodes must be among them"
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "envs_per_vector", "one"),
-    [(1, 2, inline), (2, 2, inline), (3, 2, inline), (1, 6, on_device)],
-)
-def test_everybody_steps_a_kernel_environment_alike(num_workers, envs_per_vector, one):
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_inline_equals_workers_for_a_kernel_environment(num_workers):
     plan = plan_for(
         "headrace/CartPole-v1",
         native=True,
         kwargs={"max_episode_steps": 15},
         num_steps=40,
         num_envs=6,
-        envs_per_vector=envs_per_vector,
         network=Network(normalize_obs=True),
     )
     cuts = ends = 0
-    for a, b in both(plan, num_workers, one=one):
-        assert len(a.fragments) == len(b.fragments) == 6 // envs_per_vector
+    for a, b in both(plan, num_workers):
+        assert len(a.fragments) == len(b.fragments) == 3
         for x, y in zip(a.fragments, b.fragments, strict=True):
             equal(x, y)
             cuts += len(finals(x)[1])

@@ -3,9 +3,7 @@
 The words of 32 bits are held in int64: what torch has no unsigned arithmetic for.
 """
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.seeding import PHILOX, derive, philox
@@ -18,7 +16,7 @@ def _words(seed: int, role: str, row_id: Tensor, first: Tensor, *rest: Tensor | 
     key = torch.tensor(derive(seed, role), device=row_id.device), row_id
     counter = (first, *(torch.as_tensor(of, device=row_id.device) for of in rest))
     words = philox(key, counter, PHILOX)  # type: ignore[arg-type]
-    return torch.stack(torch.broadcast_tensors(*words), -2)
+    return torch.stack(torch.broadcast_tensors(*words), -2)  # type: ignore[no-untyped-call]
 
 
 def action_noise(

@@ -5,7 +5,7 @@ is built from. `envs/make.py` makes one from Gymnasium's spaces.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -87,6 +87,23 @@ class Space:
         return f"Discrete({choices})" if self.kind == "discrete" else f"MultiDiscrete([{choices}])"
 
 
+class Agents(NamedTuple):
+    """Agents `first .. first + size - 1` of an environment."""
+
+    first: int
+    size: int
+
+    def ids(self, env_id: Array, num_agents: int) -> Array:
+        """`[n * size]`: the index of each, env after env, among all agents of a run.
+
+        Args:
+            env_id: `[n]`, logical indices of environments.
+            num_agents: of each of them.
+        """
+        found: Array = env_id[:, None] * num_agents + np.arange(self.first, self.first + self.size)
+        return found.ravel()
+
+
 PLAIN = ""
 """The key of an observation that is no Dict, where a mask from `info` is stored beside it."""
 
@@ -102,6 +119,8 @@ class EnvSpec:
         action: the space of one action.
         mask_key: the key of the observation that says which actions are allowed; "" for none.
         mask_in_info: whether the environment gives it in `info`.
+        roles: (role, how many agents play it), in the order of their ids; (): there is one agent.
+            What is said of observations and actions is said of each agent's.
         notes: what was changed to fit, for people.
         is_kernel: whether it is a kernel environment, which can be compiled.
     """
@@ -111,8 +130,14 @@ class EnvSpec:
     action: Space
     mask_key: str = ""
     mask_in_info: bool = False
+    roles: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
     is_kernel: bool = field(default=False, compare=False)
+
+    @property
+    def num_agents(self) -> int:
+        """Of one environment."""
+        return sum(size for _, size in self.roles) if self.roles else 1
 
     @property
     def seen(self) -> Space:
@@ -130,6 +155,7 @@ class EnvSpec:
             "action": self.action.to_json(),
             "mask_key": self.mask_key,
             "mask_in_info": self.mask_in_info,
+            "roles": [[role, size] for role, size in self.roles],
         }
 
     @classmethod
@@ -141,6 +167,7 @@ class EnvSpec:
             action=Space.from_json(data["action"]),
             mask_key=data["mask_key"],
             mask_in_info=data["mask_in_info"],
+            roles=tuple((role, size) for role, size in data.get("roles", ())),
         )
 
 

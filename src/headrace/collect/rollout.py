@@ -93,7 +93,7 @@ def rollout(
     t = 0
     while t < num_steps:
         first, actors = t, weights.pull()
-        acts = [actor.begin(*of) for actor, *of in zip(actors, fragments, noise, strict=True)]
+        acts = [actor.begin(f, u) for actor, f, u in zip(actors, fragments, noise, strict=True)]
         meter.lap("rollout")
         while t == first or (not weights.are_old() and t < num_steps):
             if stop():

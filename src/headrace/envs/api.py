@@ -22,12 +22,15 @@ class Episode(NamedTuple):
         env_id: logical index of its env.
         total_reward: undiscounted.
         num_steps: its length.
+        by_policy: where several policies act, in their order: the mean over the agents of each;
+            `total_reward` is then the mean over all agents.
     """
 
     ended_at: int
     env_id: int
     total_reward: float
     num_steps: int
+    by_policy: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Literal, NamedTuple
 
+from headrace.spec import Agents
+
 Scope = Literal["env", "agent"]
 
 
@@ -20,13 +22,6 @@ class Call(NamedTuple):
 
     name: str
     scope: Scope
-
-
-class Agents(NamedTuple):
-    """Agents `first .. first + size - 1` of each environment: rows of one fragment."""
-
-    first: int
-    size: int
 
 
 @dataclass(frozen=True)

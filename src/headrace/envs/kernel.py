@@ -12,16 +12,19 @@ start, or a second rank, only loads it. Left out: the program's text (`driver.py
 import hashlib
 import importlib
 import itertools
+import linecache
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,13 +92,61 @@ def program(env: KernelEnv, shape: Shape, target: Target, num_threads: int = 1) 
         jit = partial(numba.njit, nogil=True, error_model="numpy")
         compile_part, compile_whole, more = jit(), jit(cache=True), {}
     if name not in sys.modules:
-        names = _compiled(functions, found, compile_part) | more
+        made = _compiled(found, compile_part)
+        names = {name: made[function] for name, function in functions.items()} | more
         module = _module(_kept(name, text), text, names)
         for function in ("begin", "step"):
             setattr(module, function, compile_whole(getattr(module, function)))
         sys.modules[name] = module  # where Numba finds the types of what it kept, by name
     module = sys.modules[name]
     return _OnGpu(module, shape, cuda) if target == "cuda" else _OnCpu(module, num_threads)
+
+
+def wider(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
+    """Where a compiler makes float64 of what was declared narrower: a float32 times `0.5`, or `2`.
+
+    Interpreted it would stay narrow, so that results differ, and most GPUs are slow with float64.
+
+    Args:
+        env: whose functions are compiled, for the CPU.
+        world: its arrays, as `KernelVector.world` has them.
+
+    Returns:
+        "FILE:LINE: FUNCTION: NAME is float64: the line itself", in the order of lines.
+        Nothing if a field or constant is float64 itself.
+
+    Raises:
+        MissingExtraError: Numba is not installed.
+        numba.TypingError: a function cannot be compiled at all.
+    """
+    numba: Any = _numba()
+    if any(of.dtype == torch.float64 for of in world.values()) or any(
+        isinstance(number, np.float64) for number in env.constants.values()
+    ):
+        return []
+    numbers = {**env.constants, "seed": np.uint64(0)}
+    views = {name: tensor.cpu().numpy() for name, tensor in world.items()}
+    types = namedtuple("World", [*views, *numbers])  # type: ignore[misc]
+    w = numba.typeof(types(**views, **numbers))
+    out = numba.typeof(np.empty(env.observation_space.shape, np.float32))
+    functions = {name: env.function(name) for name in (*env.resets, *env.phases)}
+    made = _compiled(_parts(functions), numba.njit)
+    for name, function in functions.items():
+        indices = (numba.int64,) * (1 + env.per_agent(name))
+        made[function].compile((w, *indices, *((out,) if name == "observe" else ())))
+    found = []
+    for function, compiled in made.items():
+        path = function.__code__.co_filename
+        lines: dict[int, dict[str, str]] = {}
+        for overload in compiled.overloads.values():
+            for line, name, kind in _wide(overload.type_annotation, numba.core.ir):
+                lines.setdefault(line, {})[name] = kind
+        for line, kinds in lines.items():
+            named = {name: kind for name, kind in kinds.items() if name} or {"a value": kinds[""]}
+            what = ", ".join(f"{name} is {kind}" for name, kind in sorted(named.items()))
+            source = linecache.getline(path, line).strip()
+            found.append((path, line, f"{function.__qualname__}: {what}: {source}"))
+    return [f"{path}:{line}: {text}" for path, line, text in sorted(found)]
 
 
 class _OnCpu:
@@ -187,10 +238,8 @@ def _is_own(value: Any) -> bool:
 
 
 def _compiled(
-    functions: Mapping[str, Callable[..., Any]],
-    found: Mapping[FunctionType, Mapping[str, Any]],
-    jit: Callable[[Any], Any],
-) -> dict[str, Any]:
+    found: Mapping[FunctionType, Mapping[str, Any]], jit: Callable[[Any], Any]
+) -> dict[Any, Any]:
     """The same functions, each of them compiled, as is what it calls: the originals stay as is."""
     worlds = {function: dict(function.__globals__) for function in found}
     made = {
@@ -203,7 +252,24 @@ def _compiled(
     }
     for function, used in found.items():
         worlds[function] |= {name: made[value] for name, value in used.items() if _is_own(value)}
-    return {name: made[function] for name, function in functions.items()}  # type: ignore[index]
+    return made
+
+
+def _wide(typed: Any, ir: Any) -> Iterator[tuple[int, str, str]]:
+    """What of a compiled function is float64 or complex: its line, name ("" if none), and type."""
+    for block in typed.blocks.values():
+        for assign in block.find_insts(ir.Assign):
+            value, names = assign.value, {assign.target.name}
+            if isinstance(value, ir.Expr) and value.op in ("binop", "inplace_binop"):
+                names |= {operand.name for operand in value.list_vars()}
+            elif not isinstance(value, ir.Expr):
+                # A constant without a name does no harm until something is computed with it.
+                names = {name for name in names if not name.startswith("$")}
+            for name in names:
+                kind = str(typed.typemap[name])
+                if kind in ("float64", "complex64", "complex128"):
+                    # Numba calls the second value of x `x.1`, and what has no name `$...`.
+                    yield assign.loc.line, name.partition(".")[0] if name[0] != "$" else "", kind
 
 
 def _digest(text: str, found: Mapping[FunctionType, Mapping[str, Any]], *more: str) -> str:

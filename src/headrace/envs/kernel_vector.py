@@ -15,13 +15,13 @@ from headrace import batch
 from headrace.batch import Column, Fragment
 from headrace.envs import kernel
 from headrace.envs.api import GUARDS, Episode, Guards, Restored, env_error
-from headrace.envs.driver import ROWS, Agents, Call, Shape
+from headrace.envs.driver import ROWS, Call, Shape
+from headrace.envs.ended import check_finite, ended_episodes
 from headrace.envs.kernel import Target
 from headrace.envs.kernel_env import KernelEnv
-from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.seeding import derive
-from headrace.spec import ActionCodec, Array, EnvSpec
+from headrace.spec import ActionCodec, Agents, Array, EnvSpec
 
 _OF_A_STEP = ("env_id", "terminated", "action", "reward")
 """Arrays of the world that say nothing once a step is done."""
@@ -47,6 +47,11 @@ class KernelVector:
         encoded: whether actions are as a policy emits them; else they are as the space has them.
         autoreset: whether a step begins the next episode where one has ended; else its true last
             observation stays in its row, and `go_on` begins the next.
+        last_episodes: `finish` gives so many of those that ended, the last ones; 0: all.
+
+    Attributes:
+        world: all arrays of the world, by name; written in place by the program.
+        num_ended: how many episodes ended in the last fragment.
     """
 
     def __init__(
@@ -65,11 +70,13 @@ class KernelVector:
         guards: Guards = GUARDS,
         encoded: bool = True,
         autoreset: bool = True,
+        last_episodes: int = 0,
     ) -> None:
         self.spec, self.env_id = spec, env_id
         self.dropped: list[str] = []
         self.lost_steps = 0
         self.step_s = 0.0
+        self.num_ended, self._last_episodes = 0, last_episodes
         self._meter, self._sampler, self._guards = meter, sampler, guards
         self._limit = env.max_episode_steps if autoreset else 0
         self.num_agents = env.num_agents
@@ -79,7 +86,6 @@ class KernelVector:
         on_gpu = target == "cuda" and torch.cuda.is_available()
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self.world = self._zeros(_world(env, spec, len(env_id)))
-        """All arrays of the world, by name; written in place by the program."""
         self.world["env_id"].copy_(torch.from_numpy(env_id))
         self.world["episode"].fill_(-1)
         self._w = self._program.types.World(
@@ -98,6 +104,8 @@ class KernelVector:
             len(env_id), env.num_agents, dtype=torch.float64, device=self._device
         )
         self.books: dict[str, Tensor] = {}
+        self._fragments: tuple[Fragment, ...] = ()
+        self._r: list[tuple[object, ...]] = []
         self._num_steps = 0
         self._begun = False
         self._bound_at = 0.0
@@ -108,19 +116,19 @@ class KernelVector:
             self._keep_books(fragments[0].num_steps)
         if not self._begun:
             self._begin()
-        for fragment, current, part in zip(fragments, self._current, self._parts, strict=True):
+        if [*map(id, fragments)] != [*map(id, self._fragments)]:
+            for fragment, part in zip(fragments, self._parts, strict=True):
+                columns = Agents(0, part.size).ids(self.env_id, part.size)
+                fragment.env_id.copy_(torch.from_numpy(columns))
+                self._make_room(fragment)
+            self._r = [self._rows(fragment) for fragment in fragments]
+            self._fragments = fragments
+        # From here on only what a CUDA graph can hold
+        for fragment, current in zip(fragments, self._current, strict=True):
             fragment.obs[0].copy_(current.obs[0])  # type: ignore[index]
-            fragment.env_id.copy_(torch.from_numpy(self.row_id(part.size)))
-            self._make_room(fragment)
+            fragment.final_step.fill_(self._num_steps)  # no place is used yet
         self.books["num_cut"].zero_()
-        self._fragments = fragments
-        self._r = [self._rows(fragment) for fragment in fragments]
         self._bound_at = time.monotonic()
-
-    def row_id(self, num_agents: int) -> Array:
-        """`[n * num_agents]`: logical index of each row of a fragment, over the whole run."""
-        rows = self.env_id[:, None] * num_agents + np.arange(num_agents)
-        return rows.ravel()  # type: ignore[no-any-return]
 
     def finals_per_row(self, num_steps: int) -> int:
         """How many episodes of each row can be truncated in so many steps."""
@@ -142,15 +150,13 @@ class KernelVector:
         self.step_s = (time.monotonic() - self._bound_at) / (self._num_steps * num_envs)
         for fragment, current in zip(self._fragments, self._current, strict=True):
             if self._guards.enabled:
-                self._check_finite(fragment)
+                check_finite(fragment, self.env_id, self.spec, self._sampler)
             current.obs[0].copy_(fragment.obs[-1])  # type: ignore[index]
-        length = self.books["ended_length"].cpu().numpy()
-        total = self.books["ended_return"].cpu().numpy()
-        t, row = np.nonzero(length)
-        weights = [size for _, size in self._parts]
-        mean = np.average(total[t, row], axis=-1, weights=weights)
-        ended = (t, self.env_id[row], mean, length[t, row])
-        return [Episode(*each) for each in zip(*(of.tolist() for of in ended), strict=True)]
+        books, sizes = self.books, [size for _, size in self._parts]
+        episodes, self.num_ended = ended_episodes(
+            books["ended_length"], books["ended_return"], self.env_id, sizes, self._last_episodes
+        )
+        return episodes
 
     def state(self) -> dict[str, Array]:
         """The whole world, and the returns so far."""
@@ -220,10 +226,9 @@ class KernelVector:
             raise env_error(error, f"in {doing}, {where}") from error
 
     def _make_room(self, fragment: Fragment) -> None:
-        """A place for each final observation that there can be; T is the step of those unused."""
+        """A place for each final observation that there can be."""
         rows = torch.arange(fragment.num_envs, device=self._device)
         num_final = self.finals_per_row(self._num_steps) * len(rows)
-        fragment.final_step[:num_final] = self._num_steps
         fragment.final_row[:num_final] = rows.repeat(num_final // len(rows))
         fragment.num_final.fill_(num_final)
 
@@ -259,22 +264,6 @@ class KernelVector:
             name: torch.zeros(shape, dtype=dtype, device=self._device)
             for name, (shape, dtype) in columns.items()
         }
-
-    def _check_finite(self, fragment: Fragment) -> None:
-        """NaN or infinity is found here, before anything is learned from it."""
-        assert isinstance(fragment.obs, Tensor)
-        bad = ~fragment.reward.isfinite() | ~fragment.obs[1:].isfinite().all(-1)
-        if not bool(bad.any()):
-            return
-        t, row = bad.nonzero()[0].tolist()
-        agents = fragment.num_envs // len(self.env_id)
-        agent = f", agent {row % agents}" if agents > 1 else ""
-        raise EnvError(
-            f"The environment gave a reward ({fragment.reward[t, row].item()}) or observation "
-            f"({fragment.obs[t + 1, row].tolist()}) that is not finite\n"
-            f"(step {t + 1} of the fragment, env {self.env_id[row // agents]} of {self.spec.id}"
-            f"{agent}, sampler {self._sampler})."
-        )
 
 
 def shape_of(env: KernelEnv, spec: EnvSpec, parts: tuple[Agents, ...]) -> Shape:

@@ -57,7 +57,7 @@ def read(
         sees = Space("dict", parts=(*parts, (MASK, bits)))
     if key:
         notes.append(f"actions are masked by {'info' if in_info else 'the observation'}[{key!r}]")
-    return EnvSpec(env_id, sees, acts, key, in_info, tuple(notes))
+    return EnvSpec(env_id, sees, acts, key, in_info, notes=tuple(notes))
 
 
 def of_kernel(
@@ -80,7 +80,7 @@ def of_kernel(
                 f"{space.describe()}.\nExpected a Box of one dimension"
                 + ("." if role == "observation" else ", Discrete or MultiDiscrete.")
             )
-    return replace(spec, is_kernel=True)
+    return replace(spec, is_kernel=True, roles=tuple(env.agents.items()))
 
 
 def flat_mask(mask: Any) -> Array:

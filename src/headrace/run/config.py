@@ -19,6 +19,7 @@ from headrace.algos import a2c, appo, impala, ppo
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
 from headrace.run.runsettings import RunSettings
+from headrace.run.shares import own_settings
 from headrace.run.sums import check_sums, divisor
 from headrace.run.values import coerce
 
@@ -50,6 +51,30 @@ class Settings:
     def algo_module(self) -> ModuleType:
         """The algorithm's page."""
         return ALGOS[self.run.algo][0]
+
+    def of(self, policy: str) -> "Settings":
+        """Those of one policy: `[policies.NAME]` may have some of its own.
+
+        Raises:
+            ConfigError: an unknown name, or a value of the wrong type.
+        """
+        own = own_settings(self.run.policies).get(policy, {})
+        groups = (type(self.network), type(self.algo))
+        source = f"policies.{policy}"
+        _check_names(source, own, groups)
+        given = {
+            name: coerce(name, own[name], hint, source)
+            for group in groups
+            for name, hint in get_type_hints(group).items()
+            if name in own
+        }
+        if "lr" in given:
+            given["lr"] *= _lr_factor(self.run)
+        network, algo = (
+            replace(of, **{f.name: given[f.name] for f in fields(of) if f.name in given})
+            for of in (self.network, self.algo)
+        )
+        return replace(self, network=network, algo=algo)
 
     def ended_schedules(self) -> list[str]:
         """What will have fallen to 0 before the run ends."""
@@ -134,8 +159,7 @@ def _derive(
         derived["num_envs"] = run.num_envs_per_learner * learners
         origin["num_envs"] = f"follows num_envs_per_learner, {learners} learners"
         run = replace(run, num_envs=derived["num_envs"])
-    if run.lr_scale != "none" and learners > 1:
-        factor = learners if run.lr_scale == "linear" else math.sqrt(learners)
+    if (factor := _lr_factor(run)) != 1:
         origin["lr"] = (
             f"{origin['lr']} {algo.lr:g} x {factor:g} ({run.lr_scale}, {learners} learners)"
         )
@@ -156,10 +180,17 @@ def _derive(
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
     _check_guards(run)
     settings = Settings(run, network, algo, origin)
-    _check_bounds(settings.flat())
     _check_workers(run)
-    check_sums(run, network, algo)
+    for each in (settings, *map(settings.of, own_settings(run.policies))):
+        _check_bounds(each.flat())
+        check_sums(run, each.network, each.algo)
     return settings
+
+
+def _lr_factor(run: RunSettings) -> float:
+    """By what the number of learners multiplies learning rates."""
+    scale = {"none": 1.0, "sqrt": math.sqrt(run.num_learners), "linear": float(run.num_learners)}
+    return scale[run.lr_scale]
 
 
 def _shared_out(

@@ -17,7 +17,7 @@ import torch
 
 import headrace
 from headrace.collect.api import Collector, Plan, Say, ShouldStop
-from headrace.collect.device import DeviceCollector
+from headrace.collect.device import Acting, DeviceCollector
 from headrace.collect.inline import InlineCollector
 from headrace.collect.nonstop import NonstopCollector
 from headrace.collect.regroup import regroup
@@ -32,13 +32,15 @@ from headrace.run import checkpoint, rundir
 from headrace.run.best import Evaluations
 from headrace.run.config import Settings, cpu_cores
 from headrace.run.learner import Learner
+from headrace.run.learns import Learns
 from headrace.run.log import Display, MetricsLog
 from headrace.run.process import StopSignals, check_open_files, math_threads
 from headrace.run.report import OnUpdate, Reporter, farewell, introduce
 from headrace.run.save import Saver
 from headrace.run.task import Task
+from headrace.run.team import Team
 from headrace.run.train import Counters, train
-from headrace.spec import Array, EnvSpec
+from headrace.spec import Agents, Array, EnvSpec
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Ended:
         stopped_by: the signal that ended it early (0: none did).
         maker: makes its environments.
         model: makes its network, if it is the user's own.
+        shares: the agents of each policy.
         rank: of this process: 0 writes to the directory, and speaks.
     """
 
@@ -59,6 +62,7 @@ class Ended:
     stopped_by: int
     maker: EnvMaker
     model: ModelFactory | None
+    shares: dict[str, Agents]
     rank: int
 
 
@@ -91,11 +95,11 @@ def run_rank(
         stack.enter_context(stop.installed())
         stack.enter_context(math_threads(run.learner_threads))
         device = device_of(run.device, ranks.local_rank)
-        learner = Learner(settings, task.spec, task.model, device, meter, ranks)
+        learner = _learner(task, device, meter, ranks)
         _init_from(task, learner)
         introduce(display, settings, task.spec, task.run_dir, ranks)
         say = display.say if is_first else _said_by(ranks.rank, quiet=task.quiet)
-        collector = _collector(task, ranks, meter, stop, say, device)
+        collector = _collector(task, learner, ranks, meter, stop, say, device)
         stack.push(_closing(collector))
         meter.lap("start")
         # From here on it is a run: what could not be built has been refused.
@@ -108,7 +112,7 @@ def run_rank(
         if is_first:
             log = MetricsLog(task.run_dir, learner.version, counters.env_steps)
             stack.enter_context(contextlib.closing(log))
-        reporter = Reporter(settings, counters, learner, meter, log, display, on_update)
+        reporter = Reporter(settings, task.spec, counters, learner, meter, log, display, on_update)
         evaluate = Evaluations(task, counters, learner, saver, stop) if is_first else dict
         stack.callback(display.stop)
         display.start()
@@ -122,7 +126,7 @@ def run_rank(
     saver.require()
     summary = reporter.summary(task.run_dir, samplers)
     display.say(farewell(summary, stopped_by, task))
-    return Ended(task.run_dir, summary, stopped_by, task.maker, task.model, ranks.rank)
+    return Ended(task.run_dir, summary, stopped_by, task.maker, task.model, task.shares, ranks.rank)
 
 
 def _meters(ranks: Ranks, meter: Meter, collector: Collector) -> dict[str, dict[str, float]]:
@@ -151,15 +155,31 @@ def _closing(collector: Collector) -> Callable[..., None]:
     return close
 
 
-def _init_from(task: Task, learner: Learner) -> None:
+def _learner(task: Task, device: torch.device, meter: Meter, ranks: Ranks) -> Learns:
+    """One; or one for each of several policies."""
+    settings, shares = task.settings, task.shares
+    if len(shares) > 1:
+        model, saved = task.model, task.saved
+        return Team(settings, shares, task.spec, model, device, meter, ranks, saved)
+    [(name, share)] = shares.items()
+    return Learner(
+        settings.of(name), task.spec, task.model, device, meter, ranks,
+        name=name, num_agents=share.size,
+    )  # fmt: skip
+
+
+def _init_from(task: Task, learner: Learns) -> None:
     """Begin with the weights of another run, if that was asked for."""
-    name = task.settings.run.init_from
-    if name and task.saved is None:
-        saved = checkpoint.newest(Path(name))
-        with checkpoint.as_written(saved.path):
-            theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
-        checkpoint.check_fits(theirs, task.spec, Path(name))
-        checkpoint.load_into(learner.policy, saved)
+    source = task.settings.run.init_from
+    if source and task.saved is None:
+        saved = checkpoint.newest(Path(source))
+        for name, policy in learner.policies.items():
+            if name not in task.settings.run.frozen:
+                theirs = checkpoint.policy_name(saved, name)
+                with checkpoint.as_written(saved.path):
+                    spec = EnvSpec.from_json(saved.manifest["policies"][theirs]["spec"])
+                checkpoint.check_fits(spec, task.spec, Path(source))
+                checkpoint.load_into(policy, saved, theirs)
 
 
 def _said_by(rank: int, *, quiet: bool) -> Say:
@@ -173,16 +193,23 @@ def _said_by(rank: int, *, quiet: bool) -> Say:
 
 
 def _collector(
-    task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, say: Say, device: torch.device
+    task: Task,
+    learner: Learns,
+    ranks: Ranks,
+    meter: Meter,
+    stop: ShouldStop,
+    say: Say,
+    device: torch.device,
 ) -> Collector:
     run = task.settings.run
+    first = next(iter(task.shares))
     num_workers = run.num_workers // ranks.size
     # Cores that learners compute on while samplers sample.
     taken = ranks.size * run.learner_threads if run.lag else 0
     plan = Plan(
         maker=task.maker,
         spec=task.spec,
-        network=task.settings.network,
+        network=learner.networks[first],
         model=task.model,
         policy_out=task.settings.algo_module.POLICY_OUT,
         num_steps=run.num_steps,
@@ -209,7 +236,11 @@ def _collector(
         with checkpoint.as_written(task.saved.path):
             state = regroup(task.saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
     if num_workers == 0 and task.maker.kernel() is not None:
-        return DeviceCollector(plan, device, meter, stop, state)
+        acting = [
+            Acting(share, learner.networks[name], name not in run.frozen)
+            for name, share in task.shares.items()
+        ]
+        return DeviceCollector(plan, acting, device, meter, stop, state)
     if num_workers == 0:
         return InlineCollector(plan, meter, stop, state, say)
     check_open_files(num_workers)
@@ -218,7 +249,7 @@ def _collector(
 
 
 def _restored(
-    task: Task, learner: Learner, collector: Collector, ranks: Ranks, display: Display
+    task: Task, learner: Learns, collector: Collector, ranks: Ranks, display: Display
 ) -> Counters:
     """How far the run had come; its parts are brought back there."""
     settings, run, saved = task.settings, task.settings.run, task.saved
@@ -229,7 +260,11 @@ def _restored(
         ledger = counters.ledger  # what was under way then is lost
         ledger.lost = ledger.collected - ledger.remade - counters.env_steps
         learner.load_state(
-            {name: saved.tensors(name) for name in ("policy_default", "learner_default")},
+            {
+                name: saved.tensors(name)
+                for name in (file.removesuffix(".safetensors") for file in saved.manifest["files"])
+                if name.startswith(("policy_", "learner_"))
+            },
             saved.manifest["learner"],
         )
     restored = Restored()

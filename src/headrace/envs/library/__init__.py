@@ -2,10 +2,17 @@
 
 from headrace.envs.kernel_env import KernelEnv
 from headrace.envs.kernel_ids import register, registered
+from headrace.envs.library.acrobot import Acrobot
 from headrace.envs.library.cartpole import CartPole
+from headrace.envs.library.mountain_car import MountainCar, MountainCarContinuous
+from headrace.envs.library.pendulum import Pendulum
 
 IDS: dict[str, type[KernelEnv]] = {
+    "headrace/Acrobot-v1": Acrobot,
     "headrace/CartPole-v1": CartPole,
+    "headrace/MountainCar-v0": MountainCar,
+    "headrace/MountainCarContinuous-v0": MountainCarContinuous,
+    "headrace/Pendulum-v1": Pendulum,
 }
 """Of these, in Gymnasium's registry and for `headrace train`."""
 

@@ -18,20 +18,18 @@ _POLE_LENGTH = _POLE * _LENGTH
 _FORCE = np.float32(10.0)
 _TAU = np.float32(0.02)  # seconds between two states
 _FOUR_THIRDS = np.float32(4.0 / 3.0)
-_MOST_THETA = np.float32(12 * 2 * math.pi / 360)
+_MOST_THETA = np.float32(math.radians(12))
 _MOST_X = np.float32(2.4)
 _ONE = np.float32(1.0)
 _START = np.float32(0.1)
 _HALF = np.float32(0.5)
+_HIGH = np.array([2 * _MOST_X, np.inf, 2 * _MOST_THETA, np.inf], np.float32)
 
 
 class CartPole(KernelEnv):
     """Reward 1 for each step that the pole stands."""
 
-    observation_space = gymnasium.spaces.Box(
-        np.array([-2 * _MOST_X, -np.inf, -2 * _MOST_THETA, -np.inf], np.float32),
-        np.array([2 * _MOST_X, np.inf, 2 * _MOST_THETA, np.inf], np.float32),
-    )
+    observation_space = gymnasium.spaces.Box(-_HIGH, _HIGH)
     action_space = gymnasium.spaces.Discrete(2)
     max_episode_steps = 500
     state: Mapping[str, Field] = dict.fromkeys(("x", "x_dot", "theta", "theta_dot"), np.float32)
