@@ -296,6 +296,7 @@ def test_games_of_several_agents_are_sent_to_pettingzoo(ids):
         lambda: gym.make("tests/Ring-v0"),
         lambda: gym.make_vec("tests/Ring-v0", 2),
         EnvMaker(Ring),
+        EnvMaker("tests/Ring-v0", wrappers=(gym.wrappers.ClipAction,)),
     ):
         with pytest.raises(
             UsageError, match=r"several agents \(first, second\)(.|\n)*KernelParall"

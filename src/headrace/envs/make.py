@@ -125,6 +125,13 @@ class EnvMaker:
             EnvError: wrapping it raised.
         """
         if isinstance(env, KernelEnv):
+            if env.agents:
+                raise UsageError(
+                    f"{self.name} is a game of several agents ({', '.join(env.agents)}): it is "
+                    "trained on compiled, and without wrappers.\nLeave --vectorization python and "
+                    "--wrapper out; to debug it, headrace.envs.pettingzoo.KernelParallelEnv is "
+                    "interpreted."
+                )
             env = KernelGymEnv(env)
         _check_is_env(env, self.name)
         for wrapper in self.wrappers:
