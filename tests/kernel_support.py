@@ -21,7 +21,7 @@ class Ring(KernelEnv):
     """Agents walk on a ring of cells; one that lands on the bomb leaves, and the last one ends it.
 
     The bomb moves at random. Whoever stands alone gets 1, and all others are paid what they stand
-    in: phases depend on each other.
+    in: phases depend on each other, and one has a name that the program uses, too.
     """
 
     observation_space = gymnasium.spaces.Box(-1000, 1000, (4,), np.float32)
@@ -30,11 +30,13 @@ class Ring(KernelEnv):
     agents = {"first": 2, "second": 1}  # noqa: RUF012
     state = {"bomb": np.int32, "crowd": (np.int32, (9,))}  # noqa: RUF012
     agent_state = {"at": np.int32}  # noqa: RUF012
+    scratch = ("crowd",)
     resets = ("reset_env", "place")
-    phases = ("clear", "walk", "observe", "count", "pay", "blow", "last")
+    phases = ("clear", "walk", "observe", "count", "pay", "blow", "end")
 
     def __init__(self, cells=9):
-        self.constants = {"cells": np.int32(cells)}
+        pay = np.array([0, 1, 4, 9], np.float32)  # by how many stand in a cell
+        self.constants = {"cells": np.int32(cells), "pays": pay}
 
     @staticmethod
     def reset_env(w, e):
@@ -72,7 +74,7 @@ class Ring(KernelEnv):
     @staticmethod
     def pay(w, e, i):
         if w.alive[e, i]:
-            w.reward[e, i] = w.crowd[e, w.at[e, i]]
+            w.reward[e, i] = w.pays[w.crowd[e, w.at[e, i]]]
 
     @staticmethod
     def blow(w, e, i):
@@ -81,7 +83,7 @@ class Ring(KernelEnv):
             w.alive[e, i] = False
 
     @staticmethod
-    def last(w, e):
+    def end(w, e):
         alone = True
         for i in range(3):
             alone = alone and not w.alive[e, i]

@@ -23,6 +23,11 @@ class Call(NamedTuple):
     name: str
     scope: Scope
 
+    @property
+    def in_text(self) -> str:
+        """What the program calls it: no name of the program's own."""
+        return f"env_{self.name}"
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -191,10 +196,11 @@ def _reset(shape: Shape, row: str) -> list[_Section]:
 def _call(shape: Shape, call: Call, row: str) -> list[_Section]:
     """An author's function."""
     if call.name != "observe":
-        return [_Section(call.scope, f"{call.name}(w, e{', i' if call.scope == 'agent' else ''})")]
+        i = ", i" if call.scope == "agent" else ""
+        return [_Section(call.scope, f"{call.in_text}(w, e{i})")]
     i = "i, " if call.scope == "agent" else ""
     return [
-        _Section("agent", f"observe(w, e, {i}r{p}.obs[{row}, row])", p)
+        _Section("agent", f"{call.in_text}(w, e, {i}r{p}.obs[{row}, row])", p)
         for p in range(len(shape.parts))
     ]
 

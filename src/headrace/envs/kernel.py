@@ -19,7 +19,6 @@ import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, Protocol
@@ -37,6 +36,13 @@ Target = Literal["python", "cpu", "cuda"]
 
 THREADS = 128
 """Of a block, on a GPU: several environments, or a large one, whose agents take turns."""
+
+# As on a GPU, and in NumPy, a division by zero gives infinity. Nothing is allocated, so references
+# need no counting: of a world's arrays it can take ten times as long as the functions themselves.
+_ALL = {"nogil": True, "error_model": "numpy", "_nrt": False}
+_WHOLE = {**_ALL, "cache": True}
+# A world is handed over as hundreds of numbers: that takes longer than many a function does.
+_PART = {**_ALL, "forceinline": True}
 
 
 class Program(Protocol):
@@ -73,24 +79,19 @@ def program(env: KernelEnv, shape: Shape, target: Target, num_threads: int = 1) 
     Raises:
         MissingExtraError: Numba, or its CUDA target, is not installed.
     """
-    functions = {call.name: env.function(call.name) for call in (*shape.resets, *shape.phases)}
+    functions = {c.in_text: env.function(c.name) for c in (*shape.resets, *shape.phases)}
     text, name = driver.text(shape, "cuda" if target == "cuda" else "cpu"), type(env).__name__
     if target == "python":
         return _OnCpu(_module(f"<{name}>", text, functions), 1)
     numba: Any = _numba()
     found = _parts(functions)
-    name = f"headrace_{name}_{_digest(text, found, numba.__version__, target)}"
+    name = f"headrace_{name}_{_digest(text, found, numba.__version__, target, f'{_PART}{_WHOLE}')}"
     if target == "cuda":
         cuda: Any = importlib.import_module("numba.cuda")
-        compile_part, compile_whole, more = (
-            cuda.jit(device=True),
-            cuda.jit(cache=True),
-            {"cuda": cuda},
-        )
+        compile_part, compile_whole = cuda.jit(device=True), cuda.jit(cache=True)
+        more = {"cuda": cuda}
     else:
-        # As on a GPU, and in NumPy, a division by zero gives infinity.
-        jit = partial(numba.njit, nogil=True, error_model="numpy")
-        compile_part, compile_whole, more = jit(), jit(cache=True), {}
+        compile_part, compile_whole, more = numba.njit(**_PART), numba.njit(**_WHOLE), {}
     if name not in sys.modules:
         made = _compiled(found, compile_part)
         names = {name: made[function] for name, function in functions.items()} | more
@@ -121,7 +122,7 @@ def wider(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
     """
     numba: Any = _numba()
     if any(of.dtype == torch.float64 for of in world.values()) or any(
-        isinstance(number, np.float64) for number in env.constants.values()
+        np.asarray(of).dtype == np.float64 for of in env.constants.values()
     ):
         return []
     numbers = {**env.constants, "seed": np.uint64(0)}

@@ -18,6 +18,7 @@ import numpy as np
 
 from headrace.errors import UsageError
 from headrace.seeding import philox
+from headrace.spec import Array
 
 Field = type[np.generic] | tuple[type[np.generic], tuple[int, ...]]
 """A dtype, or (dtype, shape) of what there is of it in each environment, or of each agent."""
@@ -35,7 +36,7 @@ class KernelEnv:
     All calls of one function are done before those of the next begin. `w` has as attributes:
 
     - each name of `state`: `[n, *shape]`; of `agent_state`: `[n, agents, *shape]`;
-    - each name of `constants`: a number;
+    - each name of `constants`: a number, or an array that nobody writes to;
     - `action`: `[n]`, or `[n, parts]` unless the space is Discrete; as the space has it;
     - `reward`: `[n]` float32, 0 when a step begins;
     - `terminated`: `[n]` bool, False when a step begins: set it where the episode ends for good;
@@ -58,7 +59,10 @@ class KernelEnv:
         agents: role -> how many agents play it; ids go from the first role's on. {}: one agent,
             and functions of `(w, e)` only.
         state, agent_state: name -> `Field`.
-        constants: name -> number with a NumPy dtype (`np.float32(0.1)`).
+        scratch: names among these whose values no step needs of an earlier one: they are not kept
+            in checkpoints.
+        constants: name -> number with a NumPy dtype (`np.float32(0.1)`), or a table of them
+            (`np.array([0.1, 0.2], np.float32)`), the same for all environments.
         resets: names of the functions that begin an episode, in order.
         phases: names of the functions that make a step, in order. One of them is `observe`, of
             `(w, e, out)` or `(w, e, i, out)`: it writes an observation to `out`, and is called
@@ -71,7 +75,8 @@ class KernelEnv:
     agents: Mapping[str, int] = {}
     state: Mapping[str, Field] = {}
     agent_state: Mapping[str, Field] = {}
-    constants: Mapping[str, np.generic] = {}
+    scratch: tuple[str, ...] = ()
+    constants: Mapping[str, np.generic | Array] = {}
     resets: ClassVar[tuple[str, ...]] = ("reset_env",)
     phases: ClassVar[tuple[str, ...]] = ("step_env", "observe")
 

@@ -79,7 +79,7 @@ class KernelVector:
         self.num_ended, self._last_episodes = 0, last_episodes
         self._meter, self._sampler, self._guards = meter, sampler, guards
         self._limit = env.max_episode_steps if autoreset else 0
-        self.num_agents = env.num_agents
+        self._scratch = env.scratch
         self._parts = tuple(parts) or (Agents(0, env.num_agents),)
         shape = replace(shape_of(env, spec, self._parts), autoreset=autoreset)
         self._program = kernel.program(env, shape, target, num_threads)
@@ -88,10 +88,15 @@ class KernelVector:
         self.world = self._zeros(_world(env, spec, len(env_id)))
         self.world["env_id"].copy_(torch.from_numpy(env_id))
         self.world["episode"].fill_(-1)
+        # Held here: a view does not keep its memory.
+        self._tables = {
+            name: torch.tensor(of, device=self._device)
+            for name, of in env.constants.items()
+            if isinstance(of, np.ndarray)
+        }
+        arrays = {name: self._program.view(of) for name, of in (self.world | self._tables).items()}
         self._w = self._program.types.World(
-            **{name: self._program.view(tensor) for name, tensor in self.world.items()},
-            **env.constants,
-            seed=np.uint64(derive(seed, role)),
+            **dict(env.constants) | arrays, seed=np.uint64(derive(seed, role))
         )
         self._role = role
         self._codec = _codec(spec, self._device, encoded=encoded)
@@ -160,7 +165,8 @@ class KernelVector:
 
     def state(self) -> dict[str, Array]:
         """The whole world, and the returns so far."""
-        kept = {name: of for name, of in self.world.items() if name not in _OF_A_STEP}
+        passing = (*_OF_A_STEP, *self._scratch)
+        kept = {name: of for name, of in self.world.items() if name not in passing}
         kept["episode_step"] = kept.pop("step")
         kept["so_far"] = self._so_far
         return {name: tensor.cpu().numpy().copy() for name, tensor in kept.items()}
