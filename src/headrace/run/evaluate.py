@@ -25,6 +25,7 @@ from headrace.meter import Meter
 from headrace.run.config import cpu_cores
 from headrace.run.players import Players
 from headrace.run.trained import TrainedPolicy
+from headrace.run.watch import film_episode, play_episode
 from headrace.spec import Agents, Array
 
 _NUM_STEPS = 64
@@ -93,6 +94,9 @@ def evaluate(
         ConfigError, MissingExtraError: fewer than one episode; a video without the `video` extra.
         EnvError: the environment failed, or its episodes do not end.
     """
+    if video is not None and maker.kernel() is not None:
+        first = play_episode(policy, maker, shares=shares, seed=seed, stochastic=stochastic)
+        film_episode(first, maker, video)
     quota = _quota(episodes)
     played: list[list[Episode]] = [[] for _ in quota]
     players = Players(policy, shares, len(quota), _NUM_STEPS, seed=seed, stochastic=stochastic)
