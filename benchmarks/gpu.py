@@ -3,8 +3,8 @@
 A batch of random experience, made once, is learned from again and again by PPO, so that nothing
 waits for an environment: Atari's images (NatureCNN) and CartPole's numbers, in fp32 and bf16, the
 batch whole and in four accumulated parts. Beside it, the same on this machine's CPU (one thread per
-core). Then kernel environments (`gpu_kernels.py`), and one whole run of `headrace train CartPole-v1`,
-from `--json`. The tables are printed last.
+core). Then kernel environments (`gpu_kernels.py`), and a whole run of `headrace train CartPole-v1`,
+from `--json`. The tables come last.
 """
 
 import argparse
