@@ -4,7 +4,7 @@ Any `gymnasium.vector.VectorEnv` whose arrays are torch's can be trained on, on 
 nothing leaves the device. What makes it takes `num_envs` and `device`.
 
     python examples/tensor_env.py
-    headrace train examples/tensor_env.py:Boats   # with examples/ as the module's place: tensor_env:Boats
+    headrace train tensor_env:Boats --num-envs 256 --num-steps 32     # in this folder
 """
 
 import gymnasium
@@ -30,14 +30,16 @@ class Boats(gymnasium.vector.VectorEnv):
         self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.random = torch.Generator(self.device)
 
-    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[Tensor, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: object = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Begin all episodes."""
         if seed is not None:
             self.random.manual_seed(seed)
         self.to_buoy, self.speed, self.steps = self._start()
         return self._obs(), {}
 
-    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict]:
+    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """Push, drift, and begin the next episode of those that ended."""
         self.speed = 0.9 * self.speed + 0.1 * action
         self.to_buoy = self.to_buoy - 0.1 * self.speed

@@ -122,6 +122,7 @@ class EnvSpec:
         roles: (role, how many agents play it), in the order of their ids; (): there is one agent.
             What is said of observations and actions is said of each agent's.
         notes: what was changed to fit, for people.
+        is_kernel: whether it is a kernel environment, which can be compiled.
     """
 
     id: str
@@ -131,6 +132,7 @@ class EnvSpec:
     mask_in_info: bool = False
     roles: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
+    is_kernel: bool = field(default=False, compare=False)
 
     @property
     def num_agents(self) -> int:

@@ -43,6 +43,7 @@ class Shape:
         max_episode_steps: 0: no limit.
         obs_size: numbers of an observation.
         lanes: on a GPU, threads of one environment; blocks have a multiple of them.
+        autoreset: whether a step begins the next episode where one has ended.
     """
 
     world: tuple[str, ...]
@@ -55,6 +56,7 @@ class Shape:
     max_episode_steps: int
     obs_size: int
     lanes: int
+    autoreset: bool = True
 
     @property
     def num_agents(self) -> int:
@@ -86,19 +88,17 @@ class _Section(NamedTuple):
 def text(shape: Shape, target: Literal["cpu", "cuda"]) -> str:
     """The program: functions `begin` and `step`, and the types of what they take.
 
-    `begin(w, b, rows, ...)` begins the next episode of all environments, and writes row 0 of
-    observations. `step(w, b,
-    rows, t, ...)` carries out step t. On the CPU `...` is the range of environments (first, end);
-    on a GPU it is how many there are.
+    `begin(w, b, rows, ...)` begins the next episode where `b.over`, and writes row 0 of
+    observations there. `step(w, b, rows, t, ...)` carries out step t. On the CPU `...` is the range
+    of environments (first, end); on a GPU it is how many there are.
     """
-    begin = [_Section("env", "b.over[e] = True"), *_reset(shape, "0")]
     names = ", ".join(f"r{p}" for p in range(len(shape.parts)))
     lines = [
         "from collections import namedtuple\n",
         f"World = namedtuple('World', {shape.world!r})",
         f"Books = namedtuple('Books', {BOOKS!r})",
         f"Rows = namedtuple('Rows', {ROWS!r})\n",
-        _function(shape, target, f"begin(w, b, {names}, ", begin),
+        _function(shape, target, f"begin(w, b, {names}, ", _reset(shape, "0")),
         _function(shape, target, f"step(w, b, {names}, t, ", _step(shape)),
     ]
     return "\n".join(lines)
@@ -120,7 +120,7 @@ def _step(shape: Shape) -> list[_Section]:
     sections.append(_Section("env", f"b.over[e] = {over}"))
     sections += [_Section("agent", _rows_out(shape, p), p) for p in range(len(shape.parts))]
     sections.append(_Section("env", _episode(shape)))
-    return [*sections, *_reset(shape, "t + 1")]
+    return [*sections, *(_reset(shape, "t + 1") if shape.autoreset else [])]
 
 
 def _action_in(shape: Shape, p: int) -> list[str]:
@@ -154,7 +154,7 @@ def _rows_out(shape: Shape, p: int) -> str:
         f"{row}.truncated[t, row] = {truncated if limit else 'False'}",
         f"b.so_far[e, i] += w.reward{agent}",
     ]
-    if limit:
+    if limit and shape.autoreset:
         lines += [
             f"if {truncated}:",
             f"    slot = b.num_cut[e] * {row}.reward.shape[1] + row",

@@ -80,6 +80,19 @@ class KernelEnv:
     resets: ClassVar[tuple[str, ...]] = ("reset_env",)
     phases: ClassVar[tuple[str, ...]] = ("step_env", "observe")
 
+    def draw(self, world: Mapping[str, Array]) -> Array:
+        """A picture of one environment, for films: `[height, width, 3]` uint8.
+
+        To be written by the author; here it is refused.
+
+        Args:
+            world: its arrays by name, each without the axis of environments.
+        """
+        raise UsageError(
+            f"{type(self).__name__} does not draw itself, which a film needs.\n"
+            "Give it a method draw(self, world), which makes a picture of one environment's arrays."
+        )
+
     @property
     def num_agents(self) -> int:
         """Of one environment."""

@@ -4,7 +4,8 @@ Left out: the program (`driver.py`, `kernel.py`).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from headrace import batch
 from headrace.batch import Column, Fragment
 from headrace.envs import kernel
-from headrace.envs.api import GUARDS, Episode, Guards, Restored
+from headrace.envs.api import GUARDS, Episode, Guards, Restored, env_error
 from headrace.envs.driver import ROWS, Call, Shape
 from headrace.envs.ended import check_finite, ended_episodes
 from headrace.envs.kernel import Target
@@ -41,13 +42,17 @@ class KernelVector:
         target: what it is compiled for: then the fragments are on that device.
         num_threads: of the CPU.
         role: `env` for training, `eval` for evaluation: their seeds differ.
-        sampler: named in errors.
+        sampler: named in errors; "": the author's own are raised as they are.
         guards: whether to check for NaN and infinity.
+        encoded: whether actions are as a policy emits them; else they are as the space has them.
+        autoreset: whether a step begins the next episode where one has ended; else its true last
+            observation stays in its row, and `go_on` begins the next.
         last_episodes: `finish` gives so many of those that ended, the last ones; 0: all.
 
     Attributes:
         world: all arrays of the world, by name; written in place by the program.
         num_ended: how many episodes ended in the last fragment.
+        device: where all of it is.
     """
 
     def __init__(
@@ -64,6 +69,8 @@ class KernelVector:
         role: str = "env",
         sampler: str = "inline",
         guards: Guards = GUARDS,
+        encoded: bool = True,
+        autoreset: bool = True,
         last_episodes: int = 0,
     ) -> None:
         self.spec, self.env_id = spec, env_id
@@ -72,17 +79,19 @@ class KernelVector:
         self.step_s = 0.0
         self.num_ended, self._last_episodes = 0, last_episodes
         self._meter, self._sampler, self._guards = meter, sampler, guards
-        self._limit, self._scratch = env.max_episode_steps, env.scratch
+        self._limit = env.max_episode_steps if autoreset else 0
+        self._scratch = env.scratch
         self._parts = tuple(parts) or (Agents(0, env.num_agents),)
-        self._program = kernel.program(env, shape_of(env, spec, self._parts), target, num_threads)
+        shape = replace(shape_of(env, spec, self._parts), autoreset=autoreset)
+        self._program = kernel.program(env, shape, target, num_threads)
         on_gpu = target == "cuda" and torch.cuda.is_available()
-        self._device = torch.device("cuda" if on_gpu else "cpu")
+        self.device = torch.device("cuda" if on_gpu else "cpu")
         self.world = self._zeros(_world(env, spec, len(env_id)))
         self.world["env_id"].copy_(torch.from_numpy(env_id))
         self.world["episode"].fill_(-1)
         # Held here: a view does not keep its memory.
         self._tables = {
-            name: torch.tensor(of, device=self._device)
+            name: torch.tensor(of, device=self.device)
             for name, of in env.constants.items()
             if isinstance(of, np.ndarray)
         }
@@ -90,14 +99,15 @@ class KernelVector:
         self._w = self._program.types.World(
             **dict(env.constants) | arrays, seed=np.uint64(derive(seed, role))
         )
-        self._codec = _codec(spec, self._device)
+        self._role = role
+        self._codec = _codec(spec, self.device, encoded=encoded)
         # Whose row 0 is the current observations
         self._current = [
-            batch.allocate(batch.columns(spec, {}, 1, len(env_id) * size), device=self._device)
+            batch.allocate(batch.columns(spec, {}, 1, len(env_id) * size), device=self.device)
             for _, size in self._parts
         ]
         self._so_far = torch.zeros(
-            len(env_id), env.num_agents, dtype=torch.float64, device=self._device
+            len(env_id), env.num_agents, dtype=torch.float64, device=self.device
         )
         self.books: dict[str, Tensor] = {}
         self._fragments: tuple[Fragment, ...] = ()
@@ -136,8 +146,8 @@ class KernelVector:
         return [*self.world.values(), self._so_far, *current]  # type: ignore[list-item]
 
     def step(self, t: int) -> None:
-        """Step every env, and begin the next episode of those that ended."""
-        self._program.step(len(self.env_id), self._w, self._b, *self._r, t)
+        """Step every env, and begin the next episode of those that ended; raises EnvError."""
+        self._run(self._program.step, f"step {t + 1} of the fragment", *self._r, t)
         self._meter.lap("env_step")
 
     def finish(self) -> list[Episode]:
@@ -188,19 +198,43 @@ class KernelVector:
         self._begin()
         return Restored(new_episode=len(self.env_id))
 
+    def restart(self, seed: int) -> None:
+        """Begin every env's first episode, as if the vector were made with this seed."""
+        self._w = self._w._replace(seed=np.uint64(derive(seed, self._role)))
+        if not self.books:
+            self._keep_books(self._num_steps)
+        self.world["episode"].fill_(-1)
+        self._begin()
+
+    def go_on(self, over: Tensor) -> None:
+        """Begin the next episode where `over`, `[n]` bool, is True, for the next `bind`."""
+        self.books["over"].copy_(over)
+        rows = [self._rows(current) for current in self._current]
+        self._run(self._program.begin, "a reset", *rows)
+        self._meter.lap("env_reset")
+
     def close(self) -> None:
         """End the program's threads."""
         self._program.close()
 
     def _begin(self) -> None:
-        rows = [self._rows(current) for current in self._current]
-        self._program.begin(len(self.env_id), self._w, self._b, *rows)
+        self.go_on(torch.ones(len(self.env_id), dtype=torch.bool))
         self._begun = True
-        self._meter.lap("env_reset")
+
+    def _run(self, part: Callable[..., None], doing: str, *args: object) -> None:
+        """A part of the program, which may fail to compile as well."""
+        try:
+            part(len(self.env_id), self._w, self._b, *args)
+        except Exception as error:
+            if not self._sampler:
+                raise
+            first, last = self.env_id[[0, -1]]
+            where = f"envs {first} to {last} of {self.spec.id}, sampler {self._sampler}"
+            raise env_error(error, f"in {doing}, {where}") from error
 
     def _make_room(self, fragment: Fragment) -> None:
         """A place for each final observation that there can be."""
-        rows = torch.arange(fragment.num_envs, device=self._device)
+        rows = torch.arange(fragment.num_envs, device=self.device)
         num_final = self.finals_per_row(self._num_steps) * len(rows)
         fragment.final_row[:num_final] = rows.repeat(num_final // len(rows))
         fragment.num_final.fill_(num_final)
@@ -234,7 +268,7 @@ class KernelVector:
 
     def _zeros(self, columns: dict[str, Column]) -> dict[str, Tensor]:
         return {
-            name: torch.zeros(shape, dtype=dtype, device=self._device)
+            name: torch.zeros(shape, dtype=dtype, device=self.device)
             for name, (shape, dtype) in columns.items()
         }
 
@@ -283,11 +317,15 @@ def _world(env: KernelEnv, spec: EnvSpec, n: int) -> dict[str, Column]:
     return world
 
 
-def _codec(spec: EnvSpec, device: torch.device) -> dict[str, Tensor]:
-    """From a policy's action to the environment's: the numbers of `ActionCodec`."""
+def _codec(spec: EnvSpec, device: torch.device, *, encoded: bool) -> dict[str, Tensor]:
+    """From a given action to the environment's: the numbers of `ActionCodec`, or those of none."""
     codec = ActionCodec(spec.action)
-    dtype = torch.float32 if spec.action.kind == "box" else torch.int64
+    is_box = spec.action.kind == "box"
+    dtype = torch.float32 if is_box else torch.int64
     numbers = {"scale": codec.scale, "shift": codec.shift, "low": codec.low, "high": codec.high}
+    if not encoded:
+        none = {"scale": 1, "shift": 0} | ({"low": -np.inf, "high": np.inf} if is_box else {})
+        numbers |= {name: np.full_like(numbers[name], number) for name, number in none.items()}
     return {
         name: torch.tensor(of, dtype=dtype, device=device).flatten() for name, of in numbers.items()
     }

@@ -91,12 +91,16 @@ class Settings:
         }
 
 
-def resolve(given: Mapping[str, Any], config_file: Path | None = None) -> Settings:
+def resolve(
+    given: Mapping[str, Any], config_file: Path | None = None, *, is_kernel: bool = False
+) -> Settings:
     """Bring flags, file, preset and defaults together, and check that they fit.
 
     Args:
         given: name -> value from flags or Python arguments; `env` may be there or in the file.
         config_file: TOML with settings at the top level.
+        is_kernel: whether the environment is known to be a kernel environment, which its name does
+            not tell.
 
     Raises:
         ConfigError: an unknown name, a value of the wrong type, or sizes that contradict.
@@ -132,10 +136,12 @@ def resolve(given: Mapping[str, Any], config_file: Path | None = None) -> Settin
                     origin[f.name] = source
                     values[f.name] = coerce(f.name, layer[f.name], hints[f.name], source)
         built.append(group(**values))
-    return _derive(built[0], built[1], built[2], origin)
+    return _derive(built[0], built[1], built[2], origin, is_kernel=is_kernel)
 
 
-def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str]) -> Settings:
+def _derive(
+    run: RunSettings, network: Network, algo: Any, origin: dict[str, str], *, is_kernel: bool
+) -> Settings:
     """Fill what follows from other settings, then check all sums."""
     derived: dict[str, Any] = {}
     if not run.schedule_env_steps:
@@ -159,7 +165,7 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         )
         algo = replace(algo, lr=algo.lr * factor)
     if run.vectorization == "auto" or (run.wrapper and origin["vectorization"] != "given"):
-        native = run.env.startswith("ALE/") and not run.wrapper
+        native = (run.env.startswith("ALE/") or is_kernel) and not run.wrapper
         derived["vectorization"] = "native" if native else "python"
         origin["vectorization"] = "follows env and wrapper"
     if not run.learner_threads:

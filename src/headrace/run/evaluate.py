@@ -5,19 +5,15 @@ Left out: loading them (`trained.py`), and training.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from headrace import batch
-from headrace.batch import Fragment, Obs
 from headrace.collect.api import ShouldStop
-from headrace.collect.rollout import Pinned, at_once, rollout
 from headrace.envs.api import GUARDS, Episode, VectorEnv
 from headrace.envs.device import device_vector
 from headrace.envs.film import filmed
@@ -26,12 +22,11 @@ from headrace.envs.make import EnvMaker, make_all
 from headrace.envs.vector import make_vector
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
-from headrace.models.policy import Act, Policy, PolicyActor
 from headrace.run.config import cpu_cores
-from headrace.run.shares import DEFAULT
+from headrace.run.players import Players
 from headrace.run.trained import TrainedPolicy
-from headrace.seeding import action_noise
-from headrace.spec import Agents, Array, EnvSpec
+from headrace.run.watch import film_episode, play_episode
+from headrace.spec import Agents, Array
 
 _NUM_STEPS = 64
 _MOST_ENVS = 32
@@ -99,62 +94,32 @@ def evaluate(
         ConfigError, MissingExtraError: fewer than one episode; a video without the `video` extra.
         EnvError: the environment failed, or its episodes do not end.
     """
+    if video is not None and maker.kernel() is not None:
+        first = play_episode(policy, maker, shares=shares, seed=seed, stochastic=stochastic)
+        film_episode(first, maker, video)
     quota = _quota(episodes)
     played: list[list[Episode]] = [[] for _ in quota]
-    policies = {DEFAULT: policy} if isinstance(policy, TrainedPolicy) else dict(policy)
-    spec = next(iter(policies.values())).spec
-    parts = list((shares or {DEFAULT: Agents(0, spec.num_agents)}).values())
-    modules = [of.module for of in policies.values()]
-
-    actors = [PolicyActor(_act(module, stochastic=stochastic)) for module in modules]
-    weights, meter = Pinned(actors, version=0), Meter()
-    fragments = [
-        _fragment(spec, module, len(quota) * part.size)
-        for module, part in zip(modules, parts, strict=True)
-    ]
-    with contextlib.closing(_vector(spec, maker, len(quota), seed, meter, video, parts)) as vector:
-        steps = last_end = ended = 0
+    players = Players(policy, shares, len(quota), _NUM_STEPS, seed=seed, stochastic=stochastic)
+    with contextlib.closing(_vector(players, maker, len(quota), seed, video)) as vector:
+        last_end = ended = 0
         say = _now_and_then(say)
         while ended < episodes:
-            noise = [
-                torch.from_numpy(action_noise(seed, ids, steps, _NUM_STEPS, module.num_draws))
-                for module, part in zip(modules, parts, strict=True)
-                for ids in (part.ids(vector.env_id, spec.num_agents),)
-            ]
-            taken = at_once(rollout(vector, fragments, weights, noise, meter, stop))
-            if taken < _NUM_STEPS:
+            if not players.play(vector, stop):
                 return None
-            steps += _NUM_STEPS
-            for fragment in fragments:
-                fragment.core_state[0] = fragment.core_state[1]
             for episode in vector.finish():
                 played[episode.env_id].append(episode)
-                last_end = steps
+                last_end = players.steps
             ended = sum(min(len(p), q) for p, q in zip(played, quota, strict=True))
-            say(f"{ended} of {episodes} episodes, step {steps:,} of each environment")
-            if steps - last_end > _ENDLESS:
+            say(f"{ended} of {episodes} episodes, step {players.steps:,} of each environment")
+            if players.steps - last_end > _ENDLESS:
                 raise _endless(maker, len(quota))
     kept = [e for p, q in zip(played, quota, strict=True) for e in p[:q]]
     of_each = zip(*(e.by_policy for e in kept), strict=True)
     return Evaluation(
         tuple(e.total_reward for e in kept),
         tuple(e.num_steps for e in kept),
-        dict(zip(policies, of_each, strict=False)),
+        dict(zip(players.names, of_each, strict=False)),
     )
-
-
-def _fragment(spec: EnvSpec, module: Policy, num_rows: int) -> Fragment:
-    columns = batch.columns(spec, {}, _NUM_STEPS, num_rows, module.state_size)
-    fragment = batch.allocate(columns)
-    fragment.core_state.zero_()
-    return fragment
-
-
-def _act(module: Policy, *, stochastic: bool) -> Act:
-    def greedily(obs: Obs, noise: Tensor, *memory: Tensor) -> dict[str, Tensor]:
-        return module.act_greedily(obs, *memory)
-
-    return module.act if stochastic else greedily
 
 
 def _endless(maker: EnvMaker, num_envs: int) -> EnvError:
@@ -186,20 +151,16 @@ def _quota(episodes: int) -> list[int]:
 
 
 def _vector(
-    spec: EnvSpec,
-    maker: EnvMaker,
-    num_envs: int,
-    seed: int,
-    meter: Meter,
-    video: Path | None,
-    parts: Sequence[Agents],
+    players: Players, maker: EnvMaker, num_envs: int, seed: int, video: Path | None
 ) -> VectorEnv:
     """The environments of an evaluation; the first one filmed if asked for (in Python form)."""
     env_id: Array = np.arange(num_envs)
+    spec, meter = players.spec, Meter()
     if maker.kernel() is not None:
         return device_vector(
             maker, spec, env_id, seed, meter,
-            parts=parts, device=torch.device("cpu"), num_threads=1, guards=GUARDS, role="eval",
+            parts=players.parts, device=torch.device("cpu"), num_threads=1, guards=GUARDS,
+            role="eval",
         )  # fmt: skip
     if video is None:
         return make_vector(

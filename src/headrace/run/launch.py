@@ -73,26 +73,28 @@ def start(
     attempt = torchrun.joined(os.environ)
     if env is not None:
         given = given | {"env": EnvMaker(env).name}
-    settings = resolve(given | code.names() | _learners(attempt, given), config_file)
+    asked = given | code.names() | _learners(attempt, given)
+    settings = resolve(asked, config_file)
     run = settings.run
     if code.model is None and run.model:
         code = replace(code, model=load_callable(run.model, ConfigError))
-    env, code = (
-        run.env if env is None else env,
-        replace(code, wrappers=code.wrappers or run.wrapper),
-    )
+    env = run.env if env is None else env
+    code = replace(code, wrappers=code.wrappers or run.wrapper)
     if attempt is not None and attempt.may_restart and run_dir is None:
         raise ConfigError(
             "torchrun is to begin this job again after a failure (--max-restarts), and then it has "
             "no run directory to go on from.\nGive one: --run-dir PATH."
         )
+    maker = _maker(settings, env, code.wrappers)
+    spec = _spec(maker, run)
+    if spec.is_kernel:  # known once one was made
+        settings = resolve(asked, config_file, is_kernel=True)
+        maker = _maker(settings, env, code.wrappers)
     begun = run_dir is not None and any(run_dir.glob("checkpoints/step_*"))
     if attempt is not None and attempt.goes_on and begun:
         assert run_dir is not None
         _refuse_another(run_dir, settings)
         return _go_on(run_dir, env, code, {}, attempt, meter, on_update, out)
-    maker = _maker(settings, env, code.wrappers)
-    spec = _spec(maker, run)
     run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
     with _held(run_dir, attempt):
         if attempt is None or not (attempt.place.rank or attempt.goes_on):

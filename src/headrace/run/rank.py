@@ -27,7 +27,7 @@ from headrace.envs.make import EnvMaker
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.models.own import ModelFactory
-from headrace.ranks import Ranks, device_of, gather_json
+from headrace.ranks import ALONE, Ranks, device_of, gather_json
 from headrace.run import checkpoint, rundir
 from headrace.run.best import Evaluations
 from headrace.run.config import Settings, cpu_cores
@@ -95,7 +95,7 @@ def run_rank(
         stack.enter_context(stop.installed())
         stack.enter_context(math_threads(run.learner_threads))
         device = device_of(run.device, ranks.local_rank)
-        learner = _learner(task, device, meter, ranks)
+        learner = learner_of(task, device, meter, ranks)
         _init_from(task, learner)
         introduce(display, settings, task.spec, task.run_dir, ranks)
         say = display.say if is_first else _said_by(ranks.rank, quiet=task.quiet)
@@ -155,7 +155,7 @@ def _closing(collector: Collector) -> Callable[..., None]:
     return close
 
 
-def _learner(task: Task, device: torch.device, meter: Meter, ranks: Ranks) -> Learns:
+def learner_of(task: Task, device: torch.device, meter: Meter, ranks: Ranks = ALONE) -> Learns:
     """One; or one for each of several policies."""
     settings, shares = task.settings, task.shares
     if len(shares) > 1:

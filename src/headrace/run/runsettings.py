@@ -73,8 +73,9 @@ class RunSettings:
     on its CPU; learner: the learner's process, on its device, for all vectors that are ready at a
     time (needs workers, best with two vectors each; how it rounds depends on which are ready)."""
     vectorization: Literal["auto", "python", "native"] = "auto"
-    """native: the environment's own vector form (a registered vector_entry_point); python: its
-    Python form, one after the other; auto: native for ALE and where a preset says so."""
+    """native: the environment's own vector form (a registered vector_entry_point; of a kernel
+    environment: compiled); python: its Python form, one after the other (interpreted); auto: native
+    for ALE, kernel environments, and where a preset says so."""
     env_kwargs: Annotated[dict[str, Any], _KeyValues] = field(default_factory=dict)
     """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
     wrapper: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODULE:CALLABLE ...]")] = ()

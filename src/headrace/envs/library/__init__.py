@@ -1,1 +1,21 @@
-"""The kernel environments that come with Headrace."""
+"""The kernel environments that come with Headrace, and their ids: importing this registers them."""
+
+from headrace.envs.kernel_env import KernelEnv
+from headrace.envs.kernel_ids import register, registered
+from headrace.envs.library.acrobot import Acrobot
+from headrace.envs.library.cartpole import CartPole
+from headrace.envs.library.mountain_car import MountainCar, MountainCarContinuous
+from headrace.envs.library.pendulum import Pendulum
+
+IDS: dict[str, type[KernelEnv]] = {
+    "headrace/Acrobot-v1": Acrobot,
+    "headrace/CartPole-v1": CartPole,
+    "headrace/MountainCar-v0": MountainCar,
+    "headrace/MountainCarContinuous-v0": MountainCarContinuous,
+    "headrace/Pendulum-v1": Pendulum,
+}
+"""Of these, in Gymnasium's registry and for `headrace train`."""
+
+for _env_id, _kernel_env in IDS.items():
+    if registered(_env_id) is None:  # not if this module is loaded again
+        register(_env_id, _kernel_env)
