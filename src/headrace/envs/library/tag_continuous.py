@@ -5,6 +5,7 @@ anew. Left out: the game on a grid (`tag_gridworld.py`).
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from headrace.envs.kernel_env import KernelEnv, uniform
-from headrace.envs.library import arguments
+from headrace.envs.library import arguments, picture
 from headrace.spec import Array
 
 _ZERO = np.float32(0)
@@ -143,6 +144,12 @@ class TagContinuous(KernelEnv):
         self.action_space = gymnasium.spaces.MultiDiscrete(
             [self.num_acceleration_levels + 1, self.num_turn_levels + 1]
         )
+
+    def draw(self, world: Mapping[str, Array]) -> Array:
+        """Taggers over runners, where they are; runners that were tagged and have left, grey."""
+        order = np.argsort(self.is_tagger, kind="stable")
+        colors = picture.colors(self.is_tagger, world["alive"])[order]
+        return picture.of_agents(world["x"][order], world["y"][order], colors, self.length)
 
     def _check(self) -> None:
         """UsageError unless all arguments are what they can be."""

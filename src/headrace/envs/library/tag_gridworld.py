@@ -5,6 +5,7 @@ anew. Everything in it is a whole number, so that it is the same to the bit wher
 out: the game in continuous space (`tag_continuous.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +13,8 @@ import gymnasium
 import numpy as np
 
 from headrace.envs.kernel_env import KernelEnv, uniform
-from headrace.envs.library import arguments
+from headrace.envs.library import arguments, picture
+from headrace.spec import Array
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -80,6 +82,12 @@ class TagGridWorld(KernelEnv):
         } | {name: np.float32(getattr(self, name)) for name in _PAID}
         size = 4 * (self.num_taggers + 1) + 1 if self.full_observation else 6
         self.observation_space = gymnasium.spaces.Box(0, 1, (size,), np.float32)
+
+    def draw(self, world: Mapping[str, Array]) -> Array:
+        """Taggers and the runner on the grid; the runner grey once it is tagged."""
+        is_tagger = np.arange(self.num_agents) < self.num_taggers
+        colors = picture.colors(is_tagger, is_tagger | ~world["terminated"])
+        return picture.of_agents(world["x"], world["y"], colors, self.length)
 
     @staticmethod
     def place(w: Any, e: int, i: int) -> None:
