@@ -41,8 +41,9 @@ THREADS = 128
 # need no counting: of a world's arrays it can take ten times as long as the functions themselves.
 _ALL = {"nogil": True, "error_model": "numpy", "_nrt": False}
 _WHOLE = {**_ALL, "cache": True}
-# A world is handed over as hundreds of numbers: that takes longer than many a function does.
-_PART = {**_ALL, "forceinline": True}
+# A world is handed over as hundreds of numbers: that takes longer than many a function does. Nor is
+# a part called from Python, for which a compiler would unpack the world: a third of its time.
+_PART = {**_ALL, "forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 class Program(Protocol):
