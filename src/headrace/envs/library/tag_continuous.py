@@ -5,6 +5,7 @@ anew. Left out: the game on a grid (`tag_gridworld.py`).
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +13,8 @@ import gymnasium
 import numpy as np
 
 from headrace.envs.kernel_env import KernelEnv, uniform
-from headrace.envs.library import arguments
+from headrace.envs.library.arguments import above_zero, flags, numbers, whole
+from headrace.envs.library.picture import colors, of_agents
 from headrace.spec import Array
 
 _ZERO = np.float32(0)
@@ -146,19 +148,20 @@ class TagContinuous(KernelEnv):
 
     def _check(self) -> None:
         """UsageError unless all arguments are what they can be."""
-        whole = ("num_taggers", "num_runners", "max_episode_steps", "num_other_agents_observed")
-        arguments.whole(self, *whole, "num_acceleration_levels", "num_turn_levels", least=1)
-        arguments.whole(self, "layout_seed", least=0)
-        arguments.above_zero(self, "length")
-        arguments.numbers(self, "max_speed", "tagger_skill", "runner_skill", least=0)
-        arguments.numbers(self, "tagging_distance", "tag_reward", "end_of_game_reward", least=0)
-        arguments.numbers(self, "step_reward", least=0)
-        arguments.numbers(self, "tag_penalty", "step_penalty", "edge_hit_penalty", most=0)
+        whole(self, "num_taggers", "num_runners", "max_episode_steps", least=1)
+        whole(self, "num_acceleration_levels", "num_turn_levels", least=1)
+        whole(self, "num_other_agents_observed", least=1)
+        whole(self, "layout_seed", least=0)
+        above_zero(self, "length")
+        numbers(self, "max_speed", "tagger_skill", "runner_skill", least=0)
+        numbers(self, "tagging_distance", "tag_reward", "end_of_game_reward", least=0)
+        numbers(self, "step_reward", least=0)
+        numbers(self, "tag_penalty", "step_penalty", "edge_hit_penalty", most=0)
         for name in ("acceleration", "turn"):
-            arguments.numbers(self, f"min_{name}")
-            arguments.numbers(self, f"max_{name}", least=getattr(self, f"min_{name}"))
-        arguments.flags(self, "full_observation", "runner_exits_game_after_tagged")
-        arguments.flags(self, "fixed_roles", "fixed_start")
+            numbers(self, f"min_{name}")
+            numbers(self, f"max_{name}", least=getattr(self, f"min_{name}"))
+        flags(self, "full_observation", "runner_exits_game_after_tagged")
+        flags(self, "fixed_roles", "fixed_start")
 
     def _numbers(self) -> dict[str, np.generic]:
         """Constants that are the same for all agents."""
@@ -184,6 +187,11 @@ class TagContinuous(KernelEnv):
     def _by_role(self, tagger: float, runner: float) -> Array:
         """`[agents]`: a number for each."""
         return np.where(self.is_tagger, tagger, runner)
+
+    def draw(self, world: Mapping[str, Array]) -> Array:
+        """See `KernelEnv`."""
+        shades = colors(self.is_tagger, world["alive"])
+        return of_agents(world["x"], world["y"], shades, self.length)
 
     @staticmethod
     def place(w: Any, e: int, i: int) -> None:

@@ -5,6 +5,7 @@ anew. Everything in it is a whole number, so that it is the same to the bit wher
 out: the game in continuous space (`tag_continuous.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +13,9 @@ import gymnasium
 import numpy as np
 
 from headrace.envs.kernel_env import KernelEnv, uniform
-from headrace.envs.library import arguments
+from headrace.envs.library.arguments import flags, numbers, whole
+from headrace.envs.library.picture import colors, of_agents
+from headrace.spec import Array
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -63,10 +66,10 @@ class TagGridWorld(KernelEnv):
     fixed_start: bool = False
 
     def __post_init__(self) -> None:
-        arguments.whole(self, "num_taggers", "max_episode_steps", least=1)
-        arguments.whole(self, "length", least=2)
-        arguments.numbers(self, *_PAID, least=0)
-        arguments.flags(self, "full_observation", "fixed_start")
+        whole(self, "num_taggers", "max_episode_steps", least=1)
+        whole(self, "length", least=2)
+        numbers(self, *_PAID, least=0)
+        flags(self, "full_observation", "fixed_start")
         self.agents = {"tagger": self.num_taggers, "runner": 1}
         self.agent_state = {"x": np.int32, "y": np.int32}
         self.constants = {
@@ -80,6 +83,12 @@ class TagGridWorld(KernelEnv):
         } | {name: np.float32(getattr(self, name)) for name in _PAID}
         size = 4 * (self.num_taggers + 1) + 1 if self.full_observation else 6
         self.observation_space = gymnasium.spaces.Box(0, 1, (size,), np.float32)
+
+    def draw(self, world: Mapping[str, Array]) -> Array:
+        """See `KernelEnv`; the runner lies over the taggers."""
+        is_tagger = np.arange(self.num_agents) < self.num_taggers
+        shades = colors(is_tagger, world["alive"])
+        return of_agents(world["x"], world["y"], shades, self.length)
 
     @staticmethod
     def place(w: Any, e: int, i: int) -> None:
