@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.envs.library.picture import RUNNER, TAGGED, TAGGER
 from headrace.envs.library.tag_continuous import TagContinuous
 from headrace.envs.library.tag_gridworld import TagGridWorld
 from headrace.errors import UsageError
@@ -297,7 +298,7 @@ STILL = {"speed": [0.0] * 7, "acceleration": [0.0] * 7, "heading": [0.0] * 7}
 NOTHING = [[0, 0]] * 7
 FAR = {"x": [1.0, 4.0, 9.0, 1.0, 9.0, 5.0, 7.0], "y": [1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 7.0]}
 # As far apart, but for runner 3: half a unit from tagger 0
-TAGGED = {"x": [1.0, 4.0, 9.0, 1.5, 9.0, 5.0, 7.0], "y": [1.0, 1.0, 1.0, 1.0, 9.0, 9.0, 7.0]}
+NEAR_RUNNER_3 = {"x": [1.0, 4.0, 9.0, 1.5, 9.0, 5.0, 7.0], "y": [1.0, 1.0, 1.0, 1.0, 9.0, 9.0, 7.0]}
 
 
 def tag(target, x, y, step=1, action=NOTHING, **arguments):
@@ -318,7 +319,7 @@ def test_a_tagger_has_its_reward_for_each_runner_that_it_tags(target):
 
 @BOTH
 def test_who_has_left_sees_nothing_does_nothing_and_is_not_seen(target):
-    vector, fragment = tag(target, **TAGGED)
+    vector, fragment = tag(target, **NEAR_RUNNER_3)
     seen = vector.world["nearest"][0, 0, 0].item()
     assert seen == 3, "the step's observation is of before the tag"
     assert fragment.obs[1, 0, 4 * 6] == 1
@@ -337,7 +338,7 @@ def test_who_has_left_sees_nothing_does_nothing_and_is_not_seen(target):
 
 @BOTH
 def test_whoever_has_left_is_still_in_a_full_observation(target):
-    vector, fragment = tag(target, **TAGGED, full_observation=True)
+    vector, fragment = tag(target, **NEAR_RUNNER_3, full_observation=True)
     again(vector, [fragment], NOTHING)
     blocks = fragment.obs[1, :, :-1].view(7, 7, 6)
     assert not blocks[3, :5].any()
@@ -384,7 +385,7 @@ def test_zeros_where_fewer_are_left_than_are_seen(target):
 @BOTH
 @pytest.mark.parametrize("exits", [True, False])
 def test_whoever_is_left_when_time_is_up_is_rewarded(target, exits):
-    _, fragment = tag(target, **TAGGED, step=6, runner_exits_game_after_tagged=exits)
+    _, fragment = tag(target, **NEAR_RUNNER_3, step=6, runner_exits_game_after_tagged=exits)
     tagged = -5 if exits else -3
     assert fragment.reward[0].tolist() == [10, 0, 0, tagged, 2, 2, 2]
     assert fragment.terminated[0].tolist() == [False] * 3 + [exits] + [False] * 3
@@ -393,7 +394,7 @@ def test_whoever_is_left_when_time_is_up_is_rewarded(target, exits):
     (place,) = ((step == 0) & (row == 0)).nonzero().flatten().tolist()
     assert obs[place, 6 * 4] == 1, "the tagged runner is still seen"
     assert obs[place, -1] == 1
-    _, fragment = tag(target, **TAGGED, step=5, runner_exits_game_after_tagged=exits)
+    _, fragment = tag(target, **NEAR_RUNNER_3, step=5, runner_exits_game_after_tagged=exits)
     assert fragment.reward[0].tolist() == [10, 0, 0, -5, 0, 0, 0]
 
 
@@ -483,6 +484,18 @@ def test_starts_are_anywhere_or_fixed():
     assert set(world["x"][:, :3].ravel()) == set(world["y"][:, :3].ravel()) == {1, 2, 3}
     world = starts(TagGridWorld(**GRID, fixed_start=True))
     assert (world["x"] == [2, 2, 2, 0]).all()
+
+
+@pytest.mark.parametrize("env", [TagGridWorld(**GRID), TagContinuous(**SMALL, fixed_roles=False)])
+def test_they_draw_who_is_who(env):
+    world = {name: of[0] for name, of in starts(env, 1).items()}
+    world |= {name: np.linspace(0, env.length, env.num_agents) for name in "xy"}
+    world["alive"][0] = isinstance(env, TagGridWorld)
+    shades = env.draw(world).reshape(-1, 3)
+    discs = {shade: (shades == shade).all(-1).sum() for shade in (TAGGER, RUNNER, TAGGED)}
+    runners, left = (1, 0) if isinstance(env, TagGridWorld) else (3, 1)
+    area = discs[TAGGER] / 3
+    assert [discs[RUNNER] / area, discs[TAGGED] / area] == pytest.approx([runners, left], rel=0.05)
 
 
 @pytest.mark.parametrize(

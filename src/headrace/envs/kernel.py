@@ -35,7 +35,7 @@ from headrace.errors import MissingExtraError
 Target = Literal["python", "cpu", "cuda"]
 
 _HOW = "1"
-"""How functions are compiled here. To be changed with it, for nothing that was kept is to be used."""
+"""How functions are compiled here: to be changed with it, so that nothing kept is used."""
 
 THREADS = 128
 """Of a block, on a GPU: several environments, or a large one, whose agents take turns."""
@@ -44,8 +44,9 @@ THREADS = 128
 # need no counting: of a world's arrays it can take ten times as long as the functions themselves.
 _ALL = {"nogil": True, "error_model": "numpy", "_nrt": False}
 _WHOLE = {**_ALL, "cache": True}
-# A world is handed over as hundreds of numbers: that takes longer than many a function does.
-_PART = {**_ALL, "forceinline": True}
+# A world is handed over as hundreds of numbers: that takes longer than many a function does. Nor is
+# a part called from Python, for which a compiler would unpack the world: a third of its time.
+_PART = {**_ALL, "forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 class Program(Protocol):

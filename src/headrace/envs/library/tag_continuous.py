@@ -13,7 +13,8 @@ import gymnasium
 import numpy as np
 
 from headrace.envs.kernel_env import KernelEnv, uniform
-from headrace.envs.library import arguments, picture
+from headrace.envs.library.arguments import above_zero, flags, numbers, whole
+from headrace.envs.library.picture import colors, of_agents
 from headrace.spec import Array
 
 _ZERO = np.float32(0)
@@ -145,27 +146,22 @@ class TagContinuous(KernelEnv):
             [self.num_acceleration_levels + 1, self.num_turn_levels + 1]
         )
 
-    def draw(self, world: Mapping[str, Array]) -> Array:
-        """Taggers over runners, where they are; runners that were tagged and have left, grey."""
-        order = np.argsort(self.is_tagger, kind="stable")
-        colors = picture.colors(self.is_tagger, world["alive"])[order]
-        return picture.of_agents(world["x"][order], world["y"][order], colors, self.length)
-
     def _check(self) -> None:
         """UsageError unless all arguments are what they can be."""
-        whole = ("num_taggers", "num_runners", "max_episode_steps", "num_other_agents_observed")
-        arguments.whole(self, *whole, "num_acceleration_levels", "num_turn_levels", least=1)
-        arguments.whole(self, "layout_seed", least=0)
-        arguments.above_zero(self, "length")
-        arguments.numbers(self, "max_speed", "tagger_skill", "runner_skill", least=0)
-        arguments.numbers(self, "tagging_distance", "tag_reward", "end_of_game_reward", least=0)
-        arguments.numbers(self, "step_reward", least=0)
-        arguments.numbers(self, "tag_penalty", "step_penalty", "edge_hit_penalty", most=0)
+        whole(self, "num_taggers", "num_runners", "max_episode_steps", least=1)
+        whole(self, "num_acceleration_levels", "num_turn_levels", least=1)
+        whole(self, "num_other_agents_observed", least=1)
+        whole(self, "layout_seed", least=0)
+        above_zero(self, "length")
+        numbers(self, "max_speed", "tagger_skill", "runner_skill", least=0)
+        numbers(self, "tagging_distance", "tag_reward", "end_of_game_reward", least=0)
+        numbers(self, "step_reward", least=0)
+        numbers(self, "tag_penalty", "step_penalty", "edge_hit_penalty", most=0)
         for name in ("acceleration", "turn"):
-            arguments.numbers(self, f"min_{name}")
-            arguments.numbers(self, f"max_{name}", least=getattr(self, f"min_{name}"))
-        arguments.flags(self, "full_observation", "runner_exits_game_after_tagged")
-        arguments.flags(self, "fixed_roles", "fixed_start")
+            numbers(self, f"min_{name}")
+            numbers(self, f"max_{name}", least=getattr(self, f"min_{name}"))
+        flags(self, "full_observation", "runner_exits_game_after_tagged")
+        flags(self, "fixed_roles", "fixed_start")
 
     def _numbers(self) -> dict[str, np.generic]:
         """Constants that are the same for all agents."""
@@ -191,6 +187,11 @@ class TagContinuous(KernelEnv):
     def _by_role(self, tagger: float, runner: float) -> Array:
         """`[agents]`: a number for each."""
         return np.where(self.is_tagger, tagger, runner)
+
+    def draw(self, world: Mapping[str, Array]) -> Array:
+        """See `KernelEnv`."""
+        shades = colors(self.is_tagger, world["alive"])
+        return of_agents(world["x"], world["y"], shades, self.length)
 
     @staticmethod
     def place(w: Any, e: int, i: int) -> None:

@@ -13,7 +13,8 @@ import gymnasium
 import numpy as np
 
 from headrace.envs.kernel_env import KernelEnv, uniform
-from headrace.envs.library import arguments, picture
+from headrace.envs.library.arguments import flags, numbers, whole
+from headrace.envs.library.picture import colors, of_agents
 from headrace.spec import Array
 
 _ZERO = np.float32(0)
@@ -65,10 +66,10 @@ class TagGridWorld(KernelEnv):
     fixed_start: bool = False
 
     def __post_init__(self) -> None:
-        arguments.whole(self, "num_taggers", "max_episode_steps", least=1)
-        arguments.whole(self, "length", least=2)
-        arguments.numbers(self, *_PAID, least=0)
-        arguments.flags(self, "full_observation", "fixed_start")
+        whole(self, "num_taggers", "max_episode_steps", least=1)
+        whole(self, "length", least=2)
+        numbers(self, *_PAID, least=0)
+        flags(self, "full_observation", "fixed_start")
         self.agents = {"tagger": self.num_taggers, "runner": 1}
         self.agent_state = {"x": np.int32, "y": np.int32}
         self.constants = {
@@ -84,10 +85,10 @@ class TagGridWorld(KernelEnv):
         self.observation_space = gymnasium.spaces.Box(0, 1, (size,), np.float32)
 
     def draw(self, world: Mapping[str, Array]) -> Array:
-        """Taggers and the runner on the grid; the runner grey once it is tagged."""
+        """See `KernelEnv`; the runner lies over the taggers, grey once it is tagged."""
         is_tagger = np.arange(self.num_agents) < self.num_taggers
-        colors = picture.colors(is_tagger, is_tagger | ~world["terminated"])
-        return picture.of_agents(world["x"], world["y"], colors, self.length)
+        shades = colors(is_tagger, is_tagger | ~world["terminated"])
+        return of_agents(world["x"], world["y"], shades, self.length)
 
     @staticmethod
     def place(w: Any, e: int, i: int) -> None:
