@@ -54,7 +54,7 @@ def test_each_role_has_a_policy_unless_told_otherwise(spec):
         ({"a": "2:2"}, "expected agents as first:end"),
         ({"a": "x"}, "expected agents as first:end"),
         ({"a": 3}, "expected agents as first:end"),
-        ({"firs": {"lr": 1.0}}, "Did you mean first"),
+        ({"secondx": {"lr": 1.0}}, "Did you mean second"),
         ({"../x": "0:3"}, "is no name"),
     ],
 )
