@@ -34,7 +34,8 @@ def step_headrace(num_envs: int, env_steps: int, threads: int, stopwatch: Stopwa
     while done < env_steps:
         vector.bind(fragment)
         for t in range(NUM_STEPS):
-            vector.step(t, rng.integers(0, spec.action.nvec[0], num_envs))
+            fragment.action.numpy()[t] = rng.integers(0, spec.action.nvec[0], num_envs)
+            vector.step(t)
             done += num_envs
             stopwatch.mark(done)
             if done >= env_steps:

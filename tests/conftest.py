@@ -18,6 +18,11 @@ for _library in ("OMP", "OPENBLAS", "MKL"):
 from pathlib import Path
 
 import pytest
+
+# Without a GPU, Numba's simulator of one; asked when Numba is imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
+
 import torch
 
 from tests.fault_table import FaultTable

@@ -361,6 +361,7 @@ def test_the_limit_of_training_is_stepping_and_then_multiplying():
     assert take_turn(alone, Work(None))["env_steps_per_s"] > 1000
 
 
+@pytest.mark.slow
 def test_a_start_is_timed_and_its_memory_taken_by_the_samplers_themselves():
     _, (fresh,) = (comparison.contestants for comparison in start.comparisons())
     result = take_turn(fresh, start.comparisons()[1].work)
@@ -382,6 +383,7 @@ def test_the_plain_ppo_s_gaussian_is_torch_s():
     torch.testing.assert_close(ours.entropy(), theirs.entropy().sum(-1))
 
 
+@pytest.mark.slow
 def test_the_plain_ppo_does_all_of_its_work_on_halfcheetah():
     steps = 2 * limits.SETTINGS["cheetah"].batch
     flags = ["--work", "cheetah", "--env-steps", str(steps), "--threads", "1"]

@@ -21,8 +21,9 @@ from headrace.models.policy import Network, PolicyActor
 from headrace.optim import Optimizer
 from headrace.ranks import ALONE
 from headrace.run.config import resolve
-from headrace.run.evaluate import TrainedPolicy, evaluate
+from headrace.run.evaluate import evaluate
 from headrace.run.learner import Loss
+from headrace.run.trained import TrainedPolicy
 from headrace.seeding import derive
 from headrace.spec import EnvSpec, Space
 from tests.support import Counting, inline, plan_for, policy_for, short_cartpole
@@ -289,7 +290,7 @@ class Flipping(gym.Env):
 def test_a_trained_policy_remembers_until_it_is_reset(core):
     """`evaluate` plays what calling the policy by hand does, over several of its fragments."""
     plan = plan_for(Flipping, network=Network(core=core))
-    policy = TrainedPolicy(plan.spec, policy_for(plan))
+    policy = TrainedPolicy(plan.spec, policy_for(plan), plan.network)
     found = evaluate(policy, EnvMaker(Flipping), episodes=70, seed=4)
     env, returns = Flipping(), []
     quota = 3  # env 0 plays the first three
@@ -307,7 +308,7 @@ def test_a_trained_policy_remembers_until_it_is_reset(core):
 
 def test_a_trained_policy_s_memory_is_one_row_for_each_of_a_batch():
     plan = plan_for(Flipping, network=Network(core="gru"))
-    policy = TrainedPolicy(plan.spec, policy_for(plan))
+    policy = TrainedPolicy(plan.spec, policy_for(plan), plan.network)
     module = policy.module
     obs = torch.randn(4, 3, 2)
     state = torch.zeros(3, 64)

@@ -36,9 +36,9 @@ def vector_of(make, n=2, num_steps=10, **kwargs):
 
 
 def run(vector, fragment, action=None):
-    n = fragment.num_envs
     for t in range(fragment.num_steps):
-        vector.step(t, np.zeros(n, np.int64) if action is None else action)
+        fragment.action[t] = 0 if action is None else torch.as_tensor(action)
+        vector.step(t)
     return vector.finish()
 
 
@@ -92,7 +92,8 @@ def test_the_fast_vector_equals_gymnasium_s_own():
     for t in range(T):
         np.testing.assert_array_equal(fragment.obs[t].numpy(), obs)
         action = rng.integers(0, 2, n)
-        vector.step(t, action)
+        fragment.action[t] = torch.from_numpy(action)
+        vector.step(t)
         obs, reward, terminated, truncated, _ = theirs.step(action)
         np.testing.assert_array_equal(fragment.reward[t].numpy(), reward)
         np.testing.assert_array_equal(fragment.terminated[t].numpy(), terminated)

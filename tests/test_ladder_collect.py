@@ -20,8 +20,15 @@ def equal(a, b):
                 assert torch.equal(x[name], y[name]), name
         elif not field.name.startswith("final_"):
             assert torch.equal(x, y), field.name
-    for x, y in zip(a.finals(), b.finals(), strict=True):
+    for x, y in zip(finals(a), finals(b), strict=True):
         assert torch.equal(x, y)
+
+
+def finals(fragment):
+    """The final observations that there are: kernel environments have places to spare."""
+    obs, step, row = fragment.finals()
+    used = step < fragment.num_steps
+    return obs[used], step[used], row[used]
 
 
 def both(plan, num_workers, batches=4):
@@ -49,6 +56,29 @@ def test_inline_equals_workers(num_workers):
             finals += int(x.num_final)
         assert sorted(a.episodes) == sorted(b.episodes)
     assert finals > 10, "truncated episodes must be among them"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_inline_equals_workers_for_a_kernel_environment(num_workers):
+    plan = plan_for(
+        "headrace/CartPole-v1",
+        native=True,
+        kwargs={"max_episode_steps": 15},
+        num_steps=40,
+        num_envs=6,
+        network=Network(normalize_obs=True),
+    )
+    cuts = ends = 0
+    for a, b in both(plan, num_workers):
+        assert len(a.fragments) == len(b.fragments) == 3
+        for x, y in zip(a.fragments, b.fragments, strict=True):
+            equal(x, y)
+            cuts += len(finals(x)[1])
+            ends += int(x.terminated.sum())
+        assert sorted(a.episodes) == sorted(b.episodes)
+        assert a.episodes
+    assert cuts > 10
+    assert ends > 10
 
 
 def test_inline_equals_workers_with_continuous_actions_and_normalizers():

@@ -219,3 +219,28 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(tmp_path, num
         assert caught.value.code == 143
     assert checkpoint.newest(tmp_path / "part").manifest["counters"]["env_steps"] == 3 * UPDATE
     assert_same(whole, headrace.resume(tmp_path / "part", env=short_cartpole, quiet=True))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("vectorization", ["native", "python"])
+def test_a_kernel_environment_goes_on_where_it_was(tmp_path, capsys, num_workers, vectorization):
+    settings = SETTINGS | {
+        "num_workers": num_workers,
+        "vectorization": vectorization,
+        "envs_per_vector": 2 if num_workers else 4,
+        "env_kwargs": {"max_episode_steps": 25},
+    }
+    runs = [tmp_path / "whole", tmp_path / "part"]
+    ended = [
+        headrace.train(
+            "headrace/CartPole-v1", run_dir=run, total_env_steps=updates * UPDATE, **settings
+        )
+        for run, updates in zip(runs, (4, 2), strict=True)
+    ]
+    saved = checkpoint.newest(runs[1]).arrays("samplers")
+    assert saved["vector0.episode_step"].any(), "episodes must be under way"
+    capsys.readouterr()
+    resumed = headrace.resume(runs[1], total_env_steps=4 * UPDATE)
+    how = "4 restored, 0 replayed" if vectorization == "native" else "0 restored, 4 replayed"
+    assert f"{how}, 0 begun anew" in capsys.readouterr().out
+    assert_same(ended[0], resumed)

@@ -12,6 +12,8 @@ TOP_OF_CLI = {"cli", "verbs", "__main__"}
 # Third-party packages that only these files may import.
 ONLY_IN = {
     "mujoco": ("envs/mujoco.py",),
+    "numba": ("envs/kernel.py",),
+    "pettingzoo": ("envs/pettingzoo.py",),
     "gymnasium": ("envs/", "run/rank.py"),
     "tensorboard": ("run/log.py",),
     "rich": ("run/log.py",),
@@ -129,7 +131,11 @@ def test_there_is_one_backward_and_one_inner_loop():
         "collect/rollout.py",  # vector.step: the inner loop
         "envs/atari.py",
         "envs/film.py",
+        "envs/kernel.py",
+        "envs/kernel_gym.py",
+        "envs/kernel_steps.py",
         "envs/native.py",
+        "envs/pettingzoo.py",
         "envs/replay.py",
         "optim.py",  # Adam's own
     ]

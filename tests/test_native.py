@@ -79,8 +79,8 @@ def sampled(make, mode):
 
     episodes = []
     with torch.no_grad():
-        weights, noise = Pinned(PolicyActor(act), version=0), torch.full((T, N, 1), 0.5)
-        at_once(rollout(vector, fragment, weights, noise, Meter(), never))
+        weights, noise = Pinned([PolicyActor(act)], version=0), torch.full((T, N, 1), 0.5)
+        at_once(rollout(vector, [fragment], weights, [noise], Meter(), never))
     episodes = vector.finish()
     vector.close()
     return policy, fragment, episodes
@@ -197,9 +197,10 @@ def test_a_vector_s_error_is_shown_as_its_own():
     spec = replace(spec, observation=Space("box", (1,), "float32"))
     vector = NativeVector(Failing(), spec, np.array([4, 5]), 0, Meter())
     fragment = batch.allocate(batch.columns(spec, {}, 4, 2))
+    fragment.action[0] = torch.tensor([0, 1])
     vector.bind(fragment)
     with pytest.raises(EnvError) as caught:
-        vector.step(0, np.array([0, 1]))
+        vector.step(0)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("Traceback")
     assert "test_native.py" in lines[1]
@@ -299,8 +300,9 @@ def test_each_env_of_a_vector_has_a_random_start_of_its_own(env):
     vector = NativeVector(maker.vector(4, num_threads=1), spec, np.arange(4), 1, Meter())
     fragment = batch.allocate(batch.columns(spec, {}, 30, 4))
     vector.bind(fragment)
+    fragment.action.fill_(1)
     for t in range(30):
-        vector.step(t, np.ones(4, np.int64))
+        vector.step(t)
     vector.close()
     for i in range(1, 4):
         assert not torch.equal(fragment.obs[:, 0], fragment.obs[:, i])

@@ -90,6 +90,7 @@ def test_first_episodes_begin_in_the_middle_and_later_ones_have_their_length():
     assert 30 < statistics.fmean(first) < 75 < statistics.fmean(later) < 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "size"), [(real.highway, 25), (real.minigrid, 147)])
 def test_real_environments_give_flat_vectors_and_measure_themselves(
     make, size, tmp_path, monkeypatch

@@ -18,11 +18,11 @@ class Stopwatch:
         """An update has ended, after so many env steps in all."""
         self._marks.append((time.perf_counter(), env_steps))
 
-    def print_result(self, mean_return=None, collecting_s=None):
+    def print_result(self, mean_return=None, collecting_s=None, **more):
         """The line.
 
         `mean_return` (of the last training episodes) shows that it has learned; `collecting_s` is
-        the time in which all of its experience was made.
+        the time in which all of its experience was made; `more` is printed as it is.
         """
         if len(self._marks) < 2:
             raise SystemExit(
@@ -36,4 +36,4 @@ class Stopwatch:
             "mean_return": None if mean_return is None else float(mean_return),
             "collecting_s": collecting_s,
         }
-        print(f"RESULT {json.dumps(result)}", flush=True)
+        print(f"RESULT {json.dumps(result | more)}", flush=True)

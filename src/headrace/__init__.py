@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from headrace.algos.appo import APPO as APPO
     from headrace.algos.impala import IMPALA as IMPALA
     from headrace.algos.ppo import PPO as PPO
+    from headrace.envs.kernel_env import KernelEnv as KernelEnv
+    from headrace.envs.kernel_env import uniform as uniform
     from headrace.errors import HeadraceError as HeadraceError
     from headrace.models.own import num_params as num_params
     from headrace.models.policy import Network as Network
     from headrace.run.api import Run as Run
     from headrace.run.api import resume as resume
     from headrace.run.api import train as train
-    from headrace.run.evaluate import load_policy as load_policy
+    from headrace.run.trained import load_policy as load_policy
     from headrace.spec import EnvSpec as EnvSpec
 
 __version__ = "0.1.0"
@@ -33,12 +35,14 @@ __all__ = [
     "PPO",
     "EnvSpec",
     "HeadraceError",
+    "KernelEnv",
     "Network",
     "Run",
     "load_policy",
     "num_params",
     "resume",
     "train",
+    "uniform",
 ]
 
 _HOME = {
@@ -47,13 +51,15 @@ _HOME = {
     "EnvSpec": "headrace.spec",
     "HeadraceError": "headrace.errors",
     "IMPALA": "headrace.algos.impala",
+    "KernelEnv": "headrace.envs.kernel_env",
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
     "Run": "headrace.run.api",
-    "load_policy": "headrace.run.evaluate",
+    "load_policy": "headrace.run.trained",
     "num_params": "headrace.models.own",
     "resume": "headrace.run.api",
     "train": "headrace.run.api",
+    "uniform": "headrace.envs.kernel_env",
 }
 
 

@@ -4,7 +4,7 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
 
     T   num_steps           steps of a fragment
     n   envs of one vector  rows that one inference serves; N: of a whole batch
-    K   T * n               capacity for final observations
+    K   T * n, or fewer     capacity for final observations
 
     obs             [T+1, n, ...]   what action t was chosen from; row T begins the next fragment
                                     (of a Dict space: a dict of such arrays, as final_obs)
@@ -19,16 +19,16 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
                                     before step 0; row 1 the current one while acting, in the end
                                     after step T-1, zero where an episode ended: the next row 0
     final_obs       [K, ...]        the true next observation of steps that were truncated: sparse,
-    final_step      [K]             int64: its t,
+    final_step      [K]             int64: its t (T: this place was not needed),
     final_row       [K]             int64: its column,
-    num_final       [1]             int64: and how many of these there are
+    num_final       [1]             int64: and how many of these places there are (on the CPU)
     policy_out      name -> [T, n, ...]   what else the algorithm asked the policy to emit
 
 Left out: what fills it (`collect/rollout.py`) and what is learned from it (`algos/`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -120,16 +120,31 @@ def _stored_action(space: Space) -> Column:
 
 
 def columns(
-    spec: EnvSpec, policy_out: PolicyOut, num_steps: int, num_envs: int, state_size: int = 0
+    spec: EnvSpec,
+    policy_out: PolicyOut,
+    num_steps: int,
+    num_envs: int,
+    state_size: int = 0,
+    capacity: int | None = None,
 ) -> dict[str, Column]:
-    """Name -> (whole shape, dtype) of every array of a fragment, in memory's order."""
+    """Name -> (whole shape, dtype) of every array of a fragment, in memory's order.
+
+    Args:
+        spec: what the policy sees and does.
+        policy_out: what else the algorithm asked it to emit.
+        num_steps: T.
+        num_envs: n.
+        state_size: S.
+        capacity: K; default: as many as there can be, of which those that stay untouched cost no
+            memory (on the CPU).
+    """
     rows = (num_steps, num_envs)
     leaves = {
         f".{key}" if spec.observation.kind == "dict" else "": (s.shape, getattr(torch, s.dtype))
         for key, s in spec.observation.leaves
     }
     action_shape, action_dtype = _stored_action(spec.action)
-    capacity = num_steps * num_envs
+    capacity = num_steps * num_envs if capacity is None else capacity
     return {
         **{f"obs{key}": ((num_steps + 1, num_envs, *s), d) for key, (s, d) in leaves.items()},
         "action": (rows + action_shape, action_dtype),
@@ -165,7 +180,13 @@ def num_bytes(layout: Mapping[str, Column]) -> int:
     return list(_extents(layout))[-1][1]
 
 
-def allocate(layout: Mapping[str, Column], buffer: Any = None, *, fresh: bool = True) -> Fragment:
+def allocate(
+    layout: Mapping[str, Column],
+    buffer: Any = None,
+    *,
+    fresh: bool = True,
+    device: torch.device | None = None,
+) -> Fragment:
     """Lay a fragment out in one contiguous piece of memory.
 
     Args:
@@ -173,12 +194,13 @@ def allocate(layout: Mapping[str, Column], buffer: Any = None, *, fresh: bool = 
         buffer: writable memory of at least `num_bytes(layout)` (shared memory); default: the heap.
         fresh: poison it, so that reading what was never written is loud. Final observations are
             not: nobody sees rows past `num_final`, and untouched pages cost no memory.
+        device: where; default: the CPU.
 
     Returns:
         A fragment whose tensors are views into the buffer.
     """
     if buffer is None:
-        raw = torch.empty(num_bytes(layout), dtype=torch.uint8)
+        raw = torch.empty(num_bytes(layout), dtype=torch.uint8, device=device)
     else:
         raw = torch.frombuffer(buffer, dtype=torch.uint8)
     views: dict[str, Tensor] = {}
@@ -191,6 +213,8 @@ def allocate(layout: Mapping[str, Column], buffer: Any = None, *, fresh: bool = 
             if not name.startswith("final_obs"):
                 poison(view)
         views["num_final"].zero_()
+    if device is not None:
+        views["num_final"] = torch.zeros(1, dtype=torch.int64)
     arrays: dict[str, Any] = {"policy_out": {}}
     for name, view in views.items():
         group, dot, key = name.partition(".")
@@ -211,8 +235,18 @@ def poison(tensor: Tensor) -> None:
         tensor.fill_(torch.iinfo(tensor.dtype).min)
 
 
-def join(fragments: list[Fragment], device: torch.device) -> Fragment:
-    """Fragments side by side as one `[T, N]` batch on `device`, in the order given (a copy)."""
+def join(fragments: list[Fragment], device: torch.device, *, copy: bool = True) -> Fragment:
+    """Fragments side by side as one `[T, N]` batch on `device`, in the order given.
+
+    Args:
+        fragments: at least one.
+        device: where the batch is to be.
+        copy: whether the fragments' memory may change while the batch is used. If not, a single one
+            that is there already is the batch.
+    """
+    if not copy and len(fragments) == 1 and fragments[0].reward.device == device:
+        obs, step, row = fragments[0].finals()
+        return replace(fragments[0], final_obs=obs, final_step=step, final_row=row)
 
     def beside(tensors: list[Any], dim: int) -> Any:
         return each(lambda *t: torch.cat(t, dim).to(device, non_blocking=True), *tensors)

@@ -8,6 +8,8 @@ no generator state to save.
 Left out: random numbers inside environments (Gymnasium's own generators, from the seeds made here).
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,29 +27,39 @@ def derive(seed: int, role: str, *path: int) -> int:
     return int(sequence.generate_state(1)[0]) >> 1
 
 
-_MULTIPLIER = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
-_LOW32 = np.uint64(0xFFFFFFFF)
-_32 = np.uint64(32)
+PHILOX = (0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85, 0xFFFFFFFF, 32)
+"""Two multipliers, two summands of the keys, the mask of 32 bits, and their number."""
+_UINT64 = tuple(np.uint64(constant) for constant in PHILOX)
+_LOW32, _32 = _UINT64[4:]
 
 
-def philox(key: tuple[U64, U64], counter: tuple[U64, U64, U64, U64]) -> tuple[U64, U64, U64, U64]:
-    """Philox4x32-10: four 32-bit words for each key and counter, held in uint64 arrays.
+def philox(
+    key: tuple[Any, Any],
+    counter: tuple[Any, Any, Any, Any],
+    constants: tuple[Any, ...] = _UINT64,
+) -> tuple[Any, Any, Any, Any]:
+    """Philox4x32-10: four 32-bit words for each key and counter, held in 64 bits.
 
-    Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. The four
-    counter words and the two key words broadcast against each other.
+    Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+
+    Args:
+        key: two words, and
+        counter: four: uint64 numbers, or arrays of them that broadcast against each other.
+        constants: `PHILOX`, of the same type.
     """
     k0, k1 = key
     c0, c1, c2, c3 = counter
+    multiplier0, multiplier1, weyl0, weyl1, low32, half = constants
     for _ in range(10):
-        product0, product1 = _MULTIPLIER[0] * c0, _MULTIPLIER[1] * c2
+        product0, product1 = c0 * multiplier0, c2 * multiplier1
         c0, c1, c2, c3 = (
-            (product1 >> _32) ^ c1 ^ k0,
-            product1 & _LOW32,
-            (product0 >> _32) ^ c3 ^ k1,
-            product0 & _LOW32,
+            # Where the 64 bits are those of a signed number, a shift brings its sign in.
+            (product1 >> half) & low32 ^ c1 ^ k0,
+            product1 & low32,
+            (product0 >> half) & low32 ^ c3 ^ k1,
+            product0 & low32,
         )
-        k0, k1 = (k0 + _WEYL[0]) & _LOW32, (k1 + _WEYL[1]) & _LOW32
+        k0, k1 = (k0 + weyl0) & low32, (k1 + weyl1) & low32
     return c0, c1, c2, c3
 
 
@@ -74,7 +86,7 @@ def action_noise(
     first, end = first_step * num_draws, (first_step + num_steps) * num_draws
     four = np.arange(first // 4, -(-end // 4), dtype=np.uint64)[:, None]
     counter = (four & _LOW32, four >> _32, np.uint64(0), np.uint64(0))
-    words = np.stack(philox(_address(seed, "action", env_id), counter), 1)  # type: ignore[arg-type]
+    words = np.stack(philox(_address(seed, "action", env_id), counter), 1)
     bits = words.reshape(-1, len(env_id))[first % 4 :][: end - first]
     bits = bits.reshape(num_steps, num_draws, len(env_id)).swapaxes(1, 2)
     # The upper 23 bits, and half a step: both are exact in float32, and 0 and 1 are never reached.
@@ -99,7 +111,7 @@ def permutations(
     step = np.arange(num_steps, dtype=np.uint64)[:, None]
     four = np.arange(-(-num_epochs // 4), dtype=np.uint64)[:, None, None]
     counter = (step, four, np.uint64(update) & _LOW32, np.uint64(update) >> _32)
-    words = np.stack(philox(_address(seed, "minibatch", env_id), counter), 1)  # type: ignore[arg-type]
+    words = np.stack(philox(_address(seed, "minibatch", env_id), counter), 1)
     # The step below its word: what has been sorted is the order itself, and no two are alike.
     keys = words.reshape(-1, num_steps, len(env_id))[:num_epochs] << _32 | step
     keys.sort(axis=1)
@@ -121,6 +133,6 @@ def env_orders(seed: int, num_envs: int, update: int, num_epochs: int) -> NDArra
     env = np.arange(num_envs)
     four = np.arange(-(-num_epochs // 4), dtype=np.uint64)[:, None]
     counter = (np.uint64(0), four, np.uint64(update) & _LOW32, np.uint64(update) >> _32)
-    words = np.stack(philox(_address(seed, "run", env), counter), 1)  # type: ignore[arg-type]
+    words = np.stack(philox(_address(seed, "run", env), counter), 1)
     keys = words.reshape(-1, num_envs)[:num_epochs] << _32 | env.astype(np.uint64)
     return keys.argsort(1).argsort(1)

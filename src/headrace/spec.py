@@ -5,7 +5,7 @@ is built from. `envs/make.py` makes one from Gymnasium's spaces.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -87,6 +87,23 @@ class Space:
         return f"Discrete({choices})" if self.kind == "discrete" else f"MultiDiscrete([{choices}])"
 
 
+class Agents(NamedTuple):
+    """Agents `first .. first + size - 1` of an environment."""
+
+    first: int
+    size: int
+
+    def ids(self, env_id: Array, num_agents: int) -> Array:
+        """`[n * size]`: the index of each, env after env, among all agents of a run.
+
+        Args:
+            env_id: `[n]`, logical indices of environments.
+            num_agents: of each of them.
+        """
+        found: Array = env_id[:, None] * num_agents + np.arange(self.first, self.first + self.size)
+        return found.ravel()
+
+
 PLAIN = ""
 """The key of an observation that is no Dict, where a mask from `info` is stored beside it."""
 
@@ -102,7 +119,10 @@ class EnvSpec:
         action: the space of one action.
         mask_key: the key of the observation that says which actions are allowed; "" for none.
         mask_in_info: whether the environment gives it in `info`.
+        roles: (role, how many agents play it), in the order of their ids; (): there is one agent.
+            What is said of observations and actions is said of each agent's.
         notes: what was changed to fit, for people.
+        is_kernel: whether it is a kernel environment, which can be compiled.
     """
 
     id: str
@@ -110,7 +130,14 @@ class EnvSpec:
     action: Space
     mask_key: str = ""
     mask_in_info: bool = False
+    roles: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
+    is_kernel: bool = field(default=False, compare=False)
+
+    @property
+    def num_agents(self) -> int:
+        """Of one environment."""
+        return sum(size for _, size in self.roles) if self.roles else 1
 
     @property
     def seen(self) -> Space:
@@ -128,6 +155,7 @@ class EnvSpec:
             "action": self.action.to_json(),
             "mask_key": self.mask_key,
             "mask_in_info": self.mask_in_info,
+            "roles": [[role, size] for role, size in self.roles],
         }
 
     @classmethod
@@ -139,6 +167,7 @@ class EnvSpec:
             action=Space.from_json(data["action"]),
             mask_key=data["mask_key"],
             mask_in_info=data["mask_in_info"],
+            roles=tuple((role, size) for role, size in data.get("roles", ())),
         )
 
 
@@ -148,19 +177,24 @@ class ActionCodec:
     A policy's action is zero-based integers, or for a Box the flat sample of a Gaussian: it is
     stretched so that [-1, 1] becomes the space's bounds, where both are finite, and then clipped to
     the bounds that there are.
+
+    Attributes:
+        scale, shift, low, high: per component: `clip(action * scale + shift, low, high)`.
     """
 
     def __init__(self, space: Space) -> None:
         self.space = space
         if space.kind == "box":
-            self._low = np.array(space.low, dtype=space.dtype)
-            self._high = np.array(space.high, dtype=space.dtype)
+            self.low = np.array(space.low, dtype=space.dtype)
+            self.high = np.array(space.high, dtype=space.dtype)
             # The largest floats are often written for "no bound"
-            bounded = (np.abs(self._low) < _UNBOUNDED) & (np.abs(self._high) < _UNBOUNDED)
-            low, high = np.where(bounded, self._low, -1), np.where(bounded, self._high, 1)
-            self._scale, self._shift = (high - low) / 2, (high + low) / 2
+            bounded = (np.abs(self.low) < _UNBOUNDED) & (np.abs(self.high) < _UNBOUNDED)
+            low, high = np.where(bounded, self.low, -1), np.where(bounded, self.high, 1)
+            self.scale, self.shift = (high - low) / 2, (high + low) / 2
         else:
-            self._start = np.array(space.start, dtype=np.int64)
+            self.low = self.shift = np.array(space.start, dtype=np.int64)
+            self.high = self.low + np.array(space.nvec, dtype=np.int64) - 1
+            self.scale = np.ones_like(self.shift)
 
     def to_env(self, action: Array) -> Array:
         """Map a batch of policy actions to environment actions.
@@ -172,8 +206,8 @@ class ActionCodec:
             `[n, *space.shape]`, ready to be handed row by row to `env.step`.
         """
         if self.space.kind == "box":
-            scaled = action.astype(self.space.dtype, copy=False) * self._scale + self._shift
+            scaled = action.astype(self.space.dtype, copy=False) * self.scale + self.shift
             # Last, in the space's own dtype: rounding must not leave the bounds.
-            clipped = np.clip(scaled, self._low, self._high)
+            clipped = np.clip(scaled, self.low, self.high)
             return clipped.reshape(-1, *self.space.shape)
-        return action + (self._start[0] if self.space.kind == "discrete" else self._start)
+        return action + (self.shift[0] if self.space.kind == "discrete" else self.shift)

@@ -19,10 +19,10 @@ from headrace.run.code import code
 from headrace.run.config import ALGOS, changes
 from headrace.run.doctor import describe, examine
 from headrace.run.evaluate import evaluate as run_episodes
-from headrace.run.evaluate import load_policy
 from headrace.run.plot import draw_curves
 from headrace.run.rank import Ended
 from headrace.run.runsettings import RunSettings
+from headrace.run.trained import load_policies
 
 AlgoSettings = TypeVar("AlgoSettings")
 _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
@@ -215,11 +215,13 @@ def evaluate(argv: list[str], description: str) -> int:
             f"{flags.run_dir} has no best policy: it was trained without --eval-every N, or ended "
             "before the first evaluation.\nLeave out --best to play with the newest policy."
         )
-    policy = load_policy(best if flags.best else flags.run_dir, own.model)
-    checkpoint.check_fits(policy.spec, env_spec(maker), flags.run_dir)
+    policies, shares = load_policies(best if flags.best else flags.run_dir, own.model)
+    spec = next(iter(policies.values())).spec
+    checkpoint.check_fits(spec, env_spec(maker), flags.run_dir)
     played = run_episodes(
-        policy,
+        policies,
         maker,
+        shares=shares,
         episodes=flags.episodes,
         stochastic=flags.stochastic,
         seed=flags.seed,
@@ -234,6 +236,10 @@ def evaluate(argv: list[str], description: str) -> int:
         print(
             f"Return {result['mean_return']:.1f} ± {result['std_return']:.1f} over "
             f"{result['episodes']} episodes of {result['mean_length']:.0f} steps on average"
+            + "".join(
+                f"\n  {name}: {mean:.2f}"
+                for name, mean in result.get("mean_return_by_policy", {}).items()
+            )
             + (f"\nVideo: {flags.video}" if flags.video else "")
         )
     return 0

@@ -38,15 +38,17 @@ def values(policy: Policy, batch: Fragment, acted: Tensor | None = None) -> tupl
         found, after = policy.values(rows, batch.core_state[0], reset[:-1])
         last_state = after[batch.num_steps - 1].masked_fill(reset[-1].unsqueeze(-1), 0.0)
         if len(step):
-            pairs = zip(step.tolist(), row.tolist(), strict=True)
+            pairs = zip(step.clamp(max=batch.num_steps - 1).tolist(), row.tolist(), strict=True)
             final_state = torch.stack([after[t][i] for t, i in pairs])
         value = found if acted is None else acted
     else:
         value = policy.value(rows) if acted is None else acted
-    next_value = torch.cat([value[1:], policy.value(last_obs, last_state).unsqueeze(0)])
+    last = policy.value(last_obs, last_state).unsqueeze(0)
+    # One row more: what was not needed of `final_obs` goes there.
+    next_value = torch.cat([value[1:], last, last])
     if len(step):
         next_value[step, row] = policy.value(final_obs, final_state)
-    return value, next_value
+    return value, next_value[:-1]
 
 
 @torch.no_grad()

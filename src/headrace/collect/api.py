@@ -82,6 +82,10 @@ class Plan:
         return range(first, first + self.num_vectors)
 
 
+WINDOW = 100
+"""`mean_return` is over so many of the last finished training episodes."""
+
+
 @dataclass
 class Collected:
     """One batch.
@@ -89,13 +93,19 @@ class Collected:
     Attributes:
         fragments: as many as there are vectors, in their order; of some none, of others several,
             where the first that are there make a batch.
+        env_steps: in them.
         episodes: that ended in them.
         metrics: of how they came about.
+        agent_steps: in them, if agents are not environments.
+        num_episodes: that ended, if `episodes` are but the last `WINDOW` of them.
     """
 
     fragments: list[Fragment]
+    env_steps: int
     episodes: list[Episode] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    agent_steps: int = 0
+    num_episodes: int | None = None
 
 
 Say = Callable[[str], None]

@@ -103,14 +103,14 @@ class _Followed:
         """An order for these is carried out: see `Order.version`."""
         self._pinned, self.lag_sum, self.lag_max = pinned, 0, 0
 
-    def pull(self) -> Actor:
+    def pull(self) -> list[Actor]:
         """See `Weights`."""
         wanted = self._published.newest if self._pinned is None else self._pinned
         if self._actor is None or self.version != wanted:
             self.version = self._published.pull(self._sampler.policy, self._pinned)
             self._actor = self._sampler.actor()
         self._meter.lap("publish")
-        return self._actor
+        return [self._actor]
 
     def are_old(self) -> bool:
         """See `Weights`."""
@@ -137,9 +137,9 @@ class _Asked:
         self.version = -1  # of the last answer
         self.lag_sum = self.lag_max = 0
 
-    def pull(self) -> Actor:
+    def pull(self) -> list[Actor]:
         """See `Weights`."""
-        return self
+        return [self]
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
         """See `Actor`."""

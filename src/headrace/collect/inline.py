@@ -66,7 +66,7 @@ class InlineCollector:
         unwritten(self._fragments)
         wanted = [Wanted(v, fragment, steps) for v, fragment in self._of_vector.items()]
         with self._watchdog:
-            weights = Pinned(self._sampler.actor(), version)
+            weights = Pinned([self._sampler.actor()], version)
             filled = self._sampler.collect(wanted, weights, self._stop)
         self.ledger.drop(filled.dropped, self._say)
         self.ledger.count(filled.taken, filled.lost, whole=filled.whole)
@@ -77,7 +77,7 @@ class InlineCollector:
         filled.lag_max = self._published.newest - version
         filled.lag_sum = filled.lag_max * self._plan.num_steps * self._plan.num_vectors
         metrics = lag_metrics(self._plan, [filled], 0, {})
-        return Collected(self._fragments, filled.episodes, metrics)
+        return Collected(self._fragments, filled.kept, filled.episodes, metrics)
 
     def go_ahead(self, *, more: bool) -> None:
         """See `Collector`: here nothing goes on by itself, but as if it did."""

@@ -70,7 +70,8 @@ class NonstopCollector:
         metrics = self._crew.metrics(self._held, self._queue.depth)
         fragments = [self._crew.fragment(*buffer) for buffer in batch]
         episodes = [episode for filled in self._held for episode in filled.episodes]
-        return Collected(fragments, episodes, metrics)
+        env_steps = sum(filled.kept for filled in self._held)
+        return Collected(fragments, env_steps, episodes, metrics)
 
     def go_ahead(self, *, more: bool) -> None:
         """See `Collector`: samplers go on in any case."""

@@ -5,7 +5,7 @@ turns of vectors that wait for actions (`carry_out.py`).
 """
 
 import contextlib
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -36,8 +36,8 @@ class Weights(Protocol):
     version: int
     waits: bool
 
-    def pull(self) -> Actor:
-        """Take the weights that are to act now."""
+    def pull(self) -> Sequence[Actor]:
+        """Take the weights that are to act now: of each policy."""
 
     def are_old(self) -> bool:
         """Whether others are to act from here on; asked after each step."""
@@ -47,18 +47,18 @@ class Pinned:
     """The same weights from a fragment's first step to its last.
 
     Args:
-        actor: acts with them.
+        actors: act with them, one of each policy.
         version: theirs.
     """
 
     waits = False
 
-    def __init__(self, actor: Actor, version: int) -> None:
-        self._actor, self.version = actor, version
+    def __init__(self, actors: Sequence[Actor], version: int) -> None:
+        self._actors, self.version = actors, version
 
-    def pull(self) -> Actor:
+    def pull(self) -> Sequence[Actor]:
         """See `Weights`."""
-        return self._actor
+        return self._actors
 
     def are_old(self) -> bool:
         """See `Weights`."""
@@ -72,41 +72,43 @@ number of steps taken: T, or fewer if it was told to stop."""
 
 def rollout(
     vector: VectorEnv,
-    fragment: Fragment,
+    fragments: Sequence[Fragment],
     weights: Weights,
-    noise: Tensor,
+    noise: Sequence[Tensor],
     meter: Meter,
     stop: ShouldStop,
 ) -> Rollout:
-    """Step `vector` through one fragment.
+    """Step `vector` through one fragment, or one of each policy.
 
     Args:
-        vector: is bound to the fragment here.
-        fragment: is filled.
+        vector: is bound to the fragments here.
+        fragments: are filled.
         weights: may be others from some step on: each step is stamped with its version.
-        noise: `[T, n, draws]`, uniform in (0, 1).
+        noise: for each fragment `[T, n, draws]`, uniform in (0, 1).
         meter: told where the time goes.
         stop: asked before every step.
     """
-    vector.bind(fragment)
-    actions, num_steps, waits = fragment.action.numpy(), fragment.num_steps, weights.waits
+    vector.bind(*fragments)
+    num_steps, waits = fragments[0].num_steps, weights.waits
     t = 0
     while t < num_steps:
-        first, actor = t, weights.pull()
-        act = actor.begin(fragment, noise)
+        first, actors = t, weights.pull()
+        acts = [actor.begin(f, u) for actor, f, u in zip(actors, fragments, noise, strict=True)]
         meter.lap("rollout")
         while t == first or (not weights.are_old() and t < num_steps):
             if stop():
                 return t
-            act(t)
+            for act in acts:
+                act(t)
             if waits:
                 yield
             meter.lap("infer")
-            vector.step(t, actions[t])
+            vector.step(t)
             t += 1
-        actor.finish(slice(first, t))
-        if not waits:
-            fragment.policy_version[first:t] = weights.version
+        for actor, fragment in zip(actors, fragments, strict=True):
+            actor.finish(slice(first, t))
+            if not waits:
+                fragment.policy_version[first:t] = weights.version
         meter.lap("infer")
     return num_steps
 
@@ -268,7 +270,7 @@ class Sampler:
         draws = 0 if self._policy is None else self._policy.num_draws
         noise = action_noise(plan.seed, vector.env_id, wanted.steps, plan.num_steps, draws)
         taken = yield from rollout(
-            vector, wanted.fragment, weights, torch.from_numpy(noise), self._meter, stop
+            vector, [wanted.fragment], weights, [torch.from_numpy(noise)], self._meter, stop
         )
         filled.taken += int(wanted.fragment.valid[:taken].sum()) + vector.lost_steps
         filled.lost += vector.lost_steps

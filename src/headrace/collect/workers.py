@@ -73,7 +73,8 @@ class WorkersCollector:
         self._held = all_filled
         episodes = [episode for filled in all_filled for episode in filled.episodes]
         metrics = self._crew.metrics(all_filled, depth=0)
-        return Collected(list(fragments.values()), episodes, metrics)
+        env_steps = sum(filled.kept for filled in all_filled)
+        return Collected(list(fragments.values()), env_steps, episodes, metrics)
 
     def go_ahead(self, *, more: bool) -> None:
         """See `Collector`."""

@@ -22,12 +22,15 @@ class Episode(NamedTuple):
         env_id: logical index of its env.
         total_reward: undiscounted.
         num_steps: its length.
+        by_policy: where several policies act, in their order: the mean over the agents of each;
+            `total_reward` is then the mean over all agents.
     """
 
     ended_at: int
     env_id: int
     total_reward: float
     num_steps: int
+    by_policy: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,10 @@ class VectorEnv(Protocol):
     """n environments that are stepped together and reset themselves.
 
     The caller owns the memory: `bind` names the fragment, whose row 0 of observations is then the
-    current one; `step(t, ...)` writes row t of rewards and ends and row t + 1 of observations,
-    where an env that ended has already begun its next episode (Gymnasium's SAME_STEP); the true
-    next observation of a truncated step goes to the final ones.
+    current one; `step(t)` takes row t of actions, as the policy emitted them, and writes row t of
+    rewards and ends and row t + 1 of observations, where an env that ended has already begun its
+    next episode (Gymnasium's SAME_STEP); the true next observation of a truncated step goes to the
+    final ones.
 
     Attributes:
         spec: what each env offers.
@@ -93,11 +97,11 @@ class VectorEnv(Protocol):
     def step_s(self) -> float:
         """See the attributes."""
 
-    def bind(self, fragment: Fragment) -> None:
-        """Write into `fragment` from now on; its observation row 0 is filled."""
+    def bind(self, *fragments: Fragment) -> None:
+        """Write into these from now on, one of each policy; their observation row 0 is filled."""
 
-    def step(self, t: int, action: Array) -> None:
-        """Step all envs with `[n, ...]` actions of the policy; raises EnvError."""
+    def step(self, t: int) -> None:
+        """Step all envs; raises EnvError."""
 
     def finish(self) -> list[Episode]:
         """The fragment is full: check it, and give the episodes that ended in it."""

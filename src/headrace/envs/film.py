@@ -1,5 +1,6 @@
 """Filming an environment's first episode. Left out: environments that cannot draw themselves."""
 
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,8 @@ class _Film:
         result = self.env.reset(**kwargs)
         if self._resets == 1:
             frame = self._frame()
-            height, width = frame.shape[:2]
-            # macro_block_size 2: H.264 needs even sides, and no more
-            self._writer = self._write_frames(
-                str(self._path),
-                (width, height),
-                fps=getattr(self.env, "metadata", {}).get("render_fps", 30),
-                macro_block_size=2,
-                output_params=["-loglevel", "error"],
-            )
-            self._writer.send(None)
-            self._writer.send(frame)
+            fps = getattr(self.env, "metadata", {}).get("render_fps", 30)
+            self._writer = _begun(self._path, frame, fps, self._write_frames)
         return result
 
     def step(self, action: Any) -> Any:
@@ -66,6 +58,35 @@ def filmed(maker: EnvMaker, path: Path) -> Any:
         MissingExtraError: imageio-ffmpeg is not installed.
         UsageError: the environment does not draw itself into arrays.
     """
+    write_frames = _writing(path)
+    env = maker(render_mode="rgb_array")
+    if getattr(env, "render_mode", None) != "rgb_array":
+        raise UsageError(
+            f"{maker.name} offers no render_mode 'rgb_array', which a video needs "
+            f"(it has {getattr(env, 'metadata', {}).get('render_modes', [])}).\n"
+            "Let your callable take render_mode and pass it on to the environment."
+        )
+    return _Film(env, path, write_frames)
+
+
+def write_film(path: Path, frames: Iterable[Any], fps: int) -> None:
+    """Write pictures `[height, width, 3]` uint8, all of one size, to `path` (MP4).
+
+    Raises:
+        MissingExtraError: imageio-ffmpeg is not installed.
+        UsageError: it is no name of a video.
+    """
+    write_frames, pictures = _writing(path), iter(frames)
+    writer = _begun(path, next(pictures), fps, write_frames)
+    try:
+        for picture in pictures:
+            writer.send(picture)
+    finally:
+        writer.close()
+
+
+def _writing(path: Path) -> Any:
+    """What writes a video."""
     if path.suffix != ".mp4":
         raise UsageError(f"The video {path} cannot be written: expected a name that ends in .mp4.")
     try:
@@ -75,12 +96,21 @@ def filmed(maker: EnvMaker, path: Path) -> Any:
             f"A video needs a package that is not installed ({error}).\n"
             "To install it: pip install 'headrace[video]'"
         ) from None
-    env = maker(render_mode="rgb_array")
-    if getattr(env, "render_mode", None) != "rgb_array":
-        raise UsageError(
-            f"{maker.name} offers no render_mode 'rgb_array', which a video needs "
-            f"(it has {getattr(env, 'metadata', {}).get('render_modes', [])}).\n"
-            "Let your callable take render_mode and pass it on to the environment."
-        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    return _Film(env, path, write_frames)
+    return write_frames
+
+
+def _begun(path: Path, first: Any, fps: int, write_frames: Any) -> Generator[None, Any, None]:
+    """A film with its first picture; it is sent the others."""
+    height, width = first.shape[:2]
+    # macro_block_size 2: H.264 needs even sides, and no more
+    writer: Generator[None, Any, None] = write_frames(
+        str(path),
+        (width, height),
+        fps=fps,
+        macro_block_size=2,
+        output_params=["-loglevel", "error"],
+    )
+    writer.send(None)
+    writer.send(first)
+    return writer

@@ -87,22 +87,22 @@ class GymVector:
         """See `VectorEnv`."""
         return self._rows.step_s
 
-    def bind(self, fragment: Fragment) -> None:
-        """Write into `fragment`; the very first time this resets all envs."""
+    def bind(self, *fragments: Fragment) -> None:
+        """Write into the only fragment; the very first time this resets all envs."""
         self.dropped, self.lost_steps = [], 0
         if not self._begun:
             for i in range(len(self._envs)):
                 self._next_episode(i, self._rows.current)
             self._begun = True
-        self._rows.bind(fragment)
+        self._rows.bind(*fragments)
         self._rows.valid[:] = True
 
-    def step(self, t: int, action: Array) -> None:
+    def step(self, t: int) -> None:
         """Step every env, and begin the next episode of those that ended."""
         rows, put, is_plain = self._rows, self._intake.put, self._intake.is_plain
         # A shape that numpy would broadcast into the row
         shape = self.spec.observation.shape if self._guards.enabled and is_plain else None
-        actions = self._codec.to_env(action)
+        actions = self._codec.to_env(rows.action[t])
         obs, reward = rows.at(t + 1), rows.reward[t]
         terminated, truncated = rows.terminated[t], rows.truncated[t]
         result, failed = None, []
@@ -119,7 +119,7 @@ class GymVector:
                 else:
                     put(obs, i, next_obs, info, ended=bool(terminated[i] or truncated[i]))
             except (Exception, SystemExit) as error:
-                self._fail(i, self._named(i, result, error, self._codec.to_env(action)[i]))
+                self._fail(i, self._named(i, result, error, self._codec.to_env(rows.action[t])[i]))
                 failed.append(i)
         rows.episode_step += 1
         rows.episode_reward += reward

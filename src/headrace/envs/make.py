@@ -1,6 +1,8 @@
 """From what a user calls an environment to something that makes it, in any process.
 
-Left out: stepping (`gym.py`, `native.py`), and which ids a preset knows (`run/presets`).
+A kernel environment is made as it is where its own vector form is stepped, and in Gymnasium's form
+where it is interpreted or wrapped. Left out: stepping (`gym.py`, `native.py`, `kernel_vector.py`),
+and which ids a preset knows (`run/presets`).
 """
 
 import contextlib
@@ -9,24 +11,29 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import gymnasium
 
 from headrace import named
-from headrace.envs import atari, mujoco, spaces
+from headrace.envs import atari, kernel_ids, mujoco, spaces
 from headrace.envs.api import check_fields, env_error
+from headrace.envs.kernel_env import KernelEnv
+from headrace.envs.kernel_gym import KernelGymEnv
 from headrace.errors import ConfigError, EnvNotFoundError, MissingExtraError, UsageError
 from headrace.spec import EnvSpec
 
 EnvLike = str | Callable[..., Any]
-"""An id, `module:EnvId`, `module:callable`, or a callable that makes an environment."""
+"""An id, `module:EnvId`, `module:callable`, or a callable that makes an environment; a kernel
+environment's class is one."""
 
 WrapperLike = str | Callable[[Any], Any]
 """`module:callable`, or a callable: gets an environment and gives it back, wrapped."""
 
 # (what an id begins with, package that registers it or None if Gymnasium does, our extra)
 _FAMILIES: tuple[tuple[str, str | None, str], ...] = (
+    ("headrace/", "headrace.envs.library", "kernels"),
     ("ALE/", "ale_py", "atari"),
     ("MiniGrid-", "minigrid", "minigrid"),
     ("BabyAI-", "minigrid", "minigrid"),
@@ -59,7 +66,8 @@ class EnvMaker:
         env: see `EnvLike`.
         kwargs: passed to the id's constructor or to the callable.
         wrappers: put around each environment, the first one innermost.
-        native: whether the environment's own vector form is stepped, and not its Python form.
+        native: whether the environment's own vector form is stepped (a kernel environment
+            compiled), and not its Python form.
         drop_obs_keys, action_mask: see `spaces.read`.
     """
 
@@ -90,16 +98,41 @@ class EnvMaker:
             UsageError: what was made is no environment.
             EnvError: making or wrapping it raised.
         """
+        return self.python_form(self.made(render_mode=render_mode))
+
+    def made(self, *, render_mode: str | None = None) -> Any:
+        """One environment as the id or callable gives it, which may be a `KernelEnv`.
+
+        Raises:
+            UsageError, EnvError: as when called.
+        """
         target = _resolve(self.env)
-        if isinstance(target, str):
-            make = atari.make if target.startswith("ALE/") else gymnasium.make
-            # The checker wraps every step for the sake of the first.
-            more = {"disable_env_checker": True} | (
-                {"render_mode": render_mode} if render_mode else {}
-            )
-            env = _registered(target, self.kwargs, lambda: make(target, **self.kwargs | more))
-        else:
-            env = self._call(target, render_mode)
+        if not isinstance(target, str):
+            return self._call(target, render_mode)
+        _import_family(target)
+        if (kernel := kernel_ids.registered(target)) is not None:
+            return self._call(kernel, render_mode)
+        make = atari.make if target.startswith("ALE/") else gymnasium.make
+        # The checker wraps every step for the sake of the first.
+        more = {"disable_env_checker": True} | ({"render_mode": render_mode} if render_mode else {})
+        return _registered(target, self.kwargs, lambda: make(target, **self.kwargs | more))
+
+    def python_form(self, env: Any) -> Any:
+        """What `made` gave, in its Python form, wrapped.
+
+        Raises:
+            UsageError: it is no environment, or a kernel environment of several agents.
+            EnvError: wrapping it raised.
+        """
+        if isinstance(env, KernelEnv):
+            if env.agents:
+                raise UsageError(
+                    f"{self.name} is a game of several agents ({', '.join(env.agents)}): it is "
+                    "trained on compiled, and without wrappers.\nLeave --vectorization python and "
+                    "--wrapper out; to debug it, headrace.envs.pettingzoo.KernelParallelEnv is "
+                    "interpreted."
+                )
+            env = KernelGymEnv(env)
         _check_is_env(env, self.name)
         for wrapper in self.wrappers:
             wrap = (
@@ -119,6 +152,8 @@ class EnvMaker:
                 f"env is an instance of {type(target).__name__}: expected what makes one, for "
                 "there will be several: an id, a class, or `lambda: ...`."
             )
+        if isinstance(target, type) and issubclass(target, KernelEnv):
+            target = partial(kernel_ids.build, target)
         kwargs = dict(self.kwargs)
         if render_mode is not None and "render_mode" in inspect.signature(target).parameters:
             kwargs["render_mode"] = render_mode
@@ -135,6 +170,26 @@ class EnvMaker:
         except Exception as error:
             raise env_error(error, f"while making {self.name} with {kwargs}") from error
 
+    def kernel(self) -> KernelEnv | None:
+        """The kernel environment that is to be stepped compiled; None if there is none.
+
+        Raises:
+            UsageError, EnvError: as when one is made.
+        """
+        if not self.native or self.wrappers:
+            return None
+        target = _resolve(self.env)
+        if isinstance(target, str):
+            _import_family(target)
+            if kernel_ids.registered(target) is None:
+                return None
+        env = self.made()
+        if isinstance(env, KernelEnv):
+            return env
+        _check_is_env(env, self.name)
+        env.close()
+        return None
+
     def vector(self, num_envs: int, num_threads: int) -> Any:
         """Make the environment's own vector form, a `gymnasium.vector.VectorEnv`.
 
@@ -150,8 +205,9 @@ class EnvMaker:
         if not isinstance(target, str) or self.wrappers:
             what = "wrapped" if self.wrappers else "made by a callable"
             raise ConfigError(
-                f"vectorization='native', but {self.name} is {what}: only a registered id can have "
-                "a vector form of its own.\nUse --vectorization python (or auto)."
+                f"vectorization='native', but {self.name} is {what}: only a registered id, or a "
+                "kernel environment, can have a vector form of its own.\n"
+                "Use --vectorization python (or auto)."
             )
         _import_family(target)
         if target in gymnasium.registry and not gymnasium.registry[target].vector_entry_point:
@@ -257,7 +313,15 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         UnsupportedSpaceError: naming the space and its key.
         EnvError: it failed.
     """
-    env = maker.vector(1, num_threads=1) if maker.native else maker()
+    env: Any = maker.kernel()
+    if env is None:
+        env = maker.vector(1, num_threads=1) if maker.native else maker.made()
+    if isinstance(env, KernelEnv) and not maker.wrappers:
+        return spaces.of_kernel(
+            maker.name, env, drop_obs_keys=maker.drop_obs_keys, action_mask=maker.action_mask
+        )
+    if not maker.native:
+        env = maker.python_form(env)
     single = "single_" if maker.native else ""
     try:
         with_choices = isinstance(

@@ -71,18 +71,18 @@ class NativeVector:
         """See `VectorEnv`."""
         return self._rows.step_s
 
-    def bind(self, fragment: Fragment) -> None:
-        """Write into `fragment`; the very first time this resets all envs."""
+    def bind(self, *fragments: Fragment) -> None:
+        """Write into the only fragment; the very first time this resets all envs."""
         if not self._begun:
             self._begin()
-        self._rows.bind(fragment)
+        self._rows.bind(*fragments)
         self._rows.valid[:] = True
         self._num_counted = 0
 
-    def step(self, t: int, action: Array) -> None:
+    def step(self, t: int) -> None:
         """Step all envs, and begin the next episode of those that ended."""
         rows = self._rows
-        actions = self._codec.to_env(action)
+        actions = self._codec.to_env(rows.action[t])
         try:
             obs, reward, terminated, truncated, info = self._vector.step(actions)
         except (Exception, SystemExit) as error:

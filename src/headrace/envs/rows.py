@@ -28,7 +28,8 @@ class Rows:
 
     Attributes:
         obs: the bound fragment's observations, `[T+1, n, ...]` (a dict of arrays for a Dict).
-        reward, terminated, truncated, valid: `[T, n]`, the bound fragment's.
+        action: `[T, n, ...]`, the bound fragment's.
+        reward, terminated, truncated, valid: `[T, n]`, likewise.
         current: observations, `[n, ...]`: row 0 of the next fragment.
         episode: `[n]`, index of each env's episode (-1: not begun).
         episode_step, episode_reward: `[n]`, of the episode under way.
@@ -58,6 +59,7 @@ class Rows:
     def bind(self, fragment: Fragment) -> None:
         """Write into `fragment` from now on; its observation row 0 is filled."""
         self.obs = each(lambda o: o.numpy(), fragment.obs)
+        self.action = fragment.action.numpy()
         self.reward, self.valid = fragment.reward.numpy(), fragment.valid.numpy()
         self.terminated, self.truncated = fragment.terminated.numpy(), fragment.truncated.numpy()
         self._final_obs = each(lambda o: o.numpy(), fragment.final_obs)

@@ -1,11 +1,13 @@
 """From Gymnasium's spaces to a spec. Left out: making environments (`make.py`)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from headrace.envs.kernel_env import KernelEnv
 from headrace.errors import ConfigError, UnsupportedSpaceError
 from headrace.spec import PLAIN, Array, EnvSpec, Space
 
@@ -55,7 +57,30 @@ def read(
         sees = Space("dict", parts=(*parts, (MASK, bits)))
     if key:
         notes.append(f"actions are masked by {'info' if in_info else 'the observation'}[{key!r}]")
-    return EnvSpec(env_id, sees, acts, key, in_info, tuple(notes))
+    return EnvSpec(env_id, sees, acts, key, in_info, notes=tuple(notes))
+
+
+def of_kernel(
+    env_id: str,
+    env: KernelEnv,
+    *,
+    drop_obs_keys: tuple[str, ...] = (),
+    action_mask: str = "auto",
+) -> EnvSpec:
+    """Describe a kernel environment's spaces, those of one agent; args and errors as of `read`."""
+    spec = read(
+        env_id, env.observation_space, env.action_space, {},
+        drop_obs_keys=drop_obs_keys, action_mask=action_mask,
+    )  # fmt: skip
+    for role, space in (("observation", spec.observation), ("action", spec.action)):
+        boxes = ("box",) if role == "observation" else ("box", "discrete", "multi_discrete")
+        if space.kind not in boxes or (space.kind == "box" and len(space.shape) != 1):
+            raise UnsupportedSpaceError(
+                f"The {role} space of the kernel environment {env_id} cannot be used: "
+                f"{space.describe()}.\nExpected a Box of one dimension"
+                + ("." if role == "observation" else ", Discrete or MultiDiscrete.")
+            )
+    return replace(spec, is_kernel=True, roles=tuple(env.agents.items()))
 
 
 def flat_mask(mask: Any) -> Array:

@@ -1,9 +1,14 @@
-"""A vector of environments of either kind. Left out: stepping it (`gym.py`, `native.py`)."""
+"""A vector of environments of any kind.
+
+Left out: stepping it (`gym.py`, `native.py`, `kernel_vector.py`).
+"""
 
 from headrace.envs.api import GUARDS, Guards, VectorEnv
 from headrace.envs.gym import GymVector
+from headrace.envs.kernel_vector import KernelVector
 from headrace.envs.make import EnvMaker, make_all
 from headrace.envs.native import NativeVector
+from headrace.errors import UsageError
 from headrace.meter import Meter
 from headrace.spec import Array, EnvSpec
 
@@ -28,7 +33,19 @@ def make_vector(
 
     Raises:
         EnvError: an environment could not be made.
+        UsageError: it is a kernel environment of several agents.
+        MissingExtraError: it needs a package that is not installed.
     """
+    if (kernel := maker.kernel()) is not None:
+        if kernel.agents:
+            raise UsageError(
+                f"{maker.name} is a game of several agents ({', '.join(kernel.agents)}); expected "
+                "one agent in each environment of a vector."
+            )
+        return KernelVector(
+            kernel, spec, env_id, seed, meter,
+            num_threads=num_threads, role=role, sampler=sampler, guards=guards,
+        )  # fmt: skip
     if maker.native:
         native = maker.vector(len(env_id), num_threads)
         return NativeVector(

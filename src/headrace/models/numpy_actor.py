@@ -34,7 +34,8 @@ _MOST_ROWS = 2048  # at a time, of what is computed after the last step: they fi
 
 def actor_for(policy: Policy, spec: EnvSpec, network: Network) -> Actor:
     """What acts with the policy's weights as they are now (a later change may not be seen)."""
-    if isinstance(policy.model, ActorCritic) and _can(spec, network):
+    on_cpu = not next(policy.parameters()).is_cuda
+    if on_cpu and isinstance(policy.model, ActorCritic) and _can(spec, network):
         return NumpyActor(policy, network)
     return PolicyActor(policy.act)
 

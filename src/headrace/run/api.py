@@ -15,10 +15,13 @@ from headrace.models.policy import Network
 from headrace.run import launch
 from headrace.run.code import Code, code
 from headrace.run.config import ALGOS, MAY_CHANGE, changes
-from headrace.run.evaluate import Evaluation, TrainedPolicy, evaluate, load_policy
+from headrace.run.evaluate import Evaluation, evaluate
 from headrace.run.rank import Ended
 from headrace.run.report import OnUpdate
+from headrace.run.trained import TrainedPolicy, load_policies, load_policy
+from headrace.run.watch import play_episode
 from headrace.settings import given_values
+from headrace.spec import Array
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,29 @@ class Run:
         """The trained policy: `policy(obs) -> action`."""
         return load_policy(self.dir, self._ended.model)
 
+    @property
+    def policies(self) -> dict[str, TrainedPolicy]:
+        """The trained policies, by name, where there are several."""
+        return load_policies(self.dir, self._ended.model)[0]
+
+    def episode(self, *, seed: int = 0, stochastic: bool = False) -> dict[str, Array]:
+        """Play one episode of a kernel environment, and keep all of it: `watch.play_episode`."""
+        return play_episode(
+            self.policies,
+            self._ended.maker,
+            shares=self._ended.shares,
+            seed=seed,
+            stochastic=stochastic,
+        )
+
     def evaluate(
         self, episodes: int = 20, *, stochastic: bool = False, video: str | Path | None = None
     ) -> Evaluation:
         """Play whole episodes with the trained policy; see `headrace.run.evaluate.evaluate`."""
         played = evaluate(
-            self.policy,
+            self.policies,
             self._ended.maker,
+            shares=self._ended.shares,
             episodes=episodes,
             stochastic=stochastic,
             video=None if video is None else Path(video),

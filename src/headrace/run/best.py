@@ -3,11 +3,12 @@
 import copy
 
 from headrace.collect.api import ShouldStop
-from headrace.run.evaluate import TrainedPolicy, evaluate
-from headrace.run.learner import Learner
+from headrace.run.evaluate import evaluate
+from headrace.run.learns import Learns
 from headrace.run.save import Saver
 from headrace.run.task import Task
 from headrace.run.train import Counters
+from headrace.run.trained import TrainedPolicy
 
 
 class Evaluations:
@@ -21,7 +22,7 @@ class Evaluations:
         self,
         task: Task,
         counters: Counters,
-        learner: Learner,
+        learner: Learns,
         saver: Saver,
         stop: ShouldStop,
     ) -> None:
@@ -34,10 +35,15 @@ class Evaluations:
         counters, every = self._counters, self._run.eval_every
         if not every or counters.env_steps // every == counters.evaluated_at // every:
             return {}
-        policy = TrainedPolicy(self._task.spec, copy.deepcopy(self._learner.policy).cpu())
+        learner, spec = self._learner, self._task.spec
+        policies = {
+            name: TrainedPolicy(spec, copy.deepcopy(policy).cpu(), learner.networks[name])
+            for name, policy in learner.policies.items()
+        }
         played = evaluate(
-            policy,
+            policies,
             self._task.maker,
+            shares=self._task.shares,
             episodes=self._run.eval_episodes,
             seed=self._run.seed,
             stop=self._stop,

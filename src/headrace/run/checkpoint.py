@@ -236,18 +236,39 @@ def gathered(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | Tensor
     return together
 
 
-def load_into(module: nn.Module, saved: Checkpoint) -> None:
-    """Load the policy's tensors.
+def policy_name(saved: Checkpoint, wanted: str | None) -> str:
+    """The name of one of its policies: the one that is wanted, or the only one.
+
+    Raises:
+        CheckpointError: there are several others.
+    """
+    with as_written(saved.path):
+        names = list(saved.manifest["policies"])
+        if wanted in names:
+            return str(wanted)
+        if len(names) == 1:
+            return str(names[0])
+    raise CheckpointError(
+        f"{saved.path} holds the policies {' and '.join(names)}"
+        + (f", none of the name {wanted!r}." if wanted else ".")
+        + '\nName one: load_policy(directory, policy="'
+        + names[0]
+        + '").'
+    )
+
+
+def load_into(module: nn.Module, saved: Checkpoint, name: str) -> None:
+    """Load a policy's tensors.
 
     Raises:
         CheckpointError: they are of another network.
     """
-    module.load_state_dict(check_shapes(module, saved))
+    module.load_state_dict(check_shapes(module, saved, name))
 
 
-def check_shapes(module: nn.Module, saved: Checkpoint) -> dict[str, Tensor]:
-    """The policy's tensors; CheckpointError if they are of another network."""
-    tensors = saved.tensors("policy_default")
+def check_shapes(module: nn.Module, saved: Checkpoint, name: str) -> dict[str, Tensor]:
+    """A policy's tensors; CheckpointError if they are of another network."""
+    tensors = saved.tensors(f"policy_{name}")
     own = {name: tuple(t.shape) for name, t in module.state_dict().items()}
     theirs = {name: tuple(t.shape) for name, t in tensors.items()}
     if own != theirs:

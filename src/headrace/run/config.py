@@ -19,6 +19,7 @@ from headrace.algos import a2c, appo, impala, ppo
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
 from headrace.run.runsettings import RunSettings
+from headrace.run.shares import own_settings
 from headrace.run.sums import check_sums, divisor
 from headrace.run.values import coerce
 
@@ -51,6 +52,30 @@ class Settings:
         """The algorithm's page."""
         return ALGOS[self.run.algo][0]
 
+    def of(self, policy: str) -> "Settings":
+        """Those of one policy: `[policies.NAME]` may have some of its own.
+
+        Raises:
+            ConfigError: an unknown name, or a value of the wrong type.
+        """
+        own = own_settings(self.run.policies).get(policy, {})
+        groups = (type(self.network), type(self.algo))
+        source = f"policies.{policy}"
+        _check_names(source, own, groups)
+        given = {
+            name: coerce(name, own[name], hint, source)
+            for group in groups
+            for name, hint in get_type_hints(group).items()
+            if name in own
+        }
+        if "lr" in given:
+            given["lr"] *= _lr_factor(self.run)
+        network, algo = (
+            replace(of, **{f.name: given[f.name] for f in fields(of) if f.name in given})
+            for of in (self.network, self.algo)
+        )
+        return replace(self, network=network, algo=algo)
+
     def ended_schedules(self) -> list[str]:
         """What will have fallen to 0 before the run ends."""
         ends_early = self.run.total_env_steps > self.run.schedule_env_steps
@@ -66,12 +91,16 @@ class Settings:
         }
 
 
-def resolve(given: Mapping[str, Any], config_file: Path | None = None) -> Settings:
+def resolve(
+    given: Mapping[str, Any], config_file: Path | None = None, *, is_kernel: bool = False
+) -> Settings:
     """Bring flags, file, preset and defaults together, and check that they fit.
 
     Args:
         given: name -> value from flags or Python arguments; `env` may be there or in the file.
         config_file: TOML with settings at the top level.
+        is_kernel: whether the environment is known to be a kernel environment, which its name does
+            not tell.
 
     Raises:
         ConfigError: an unknown name, a value of the wrong type, or sizes that contradict.
@@ -107,10 +136,12 @@ def resolve(given: Mapping[str, Any], config_file: Path | None = None) -> Settin
                     origin[f.name] = source
                     values[f.name] = coerce(f.name, layer[f.name], hints[f.name], source)
         built.append(group(**values))
-    return _derive(built[0], built[1], built[2], origin)
+    return _derive(built[0], built[1], built[2], origin, is_kernel=is_kernel)
 
 
-def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str]) -> Settings:
+def _derive(
+    run: RunSettings, network: Network, algo: Any, origin: dict[str, str], *, is_kernel: bool
+) -> Settings:
     """Fill what follows from other settings, then check all sums."""
     derived: dict[str, Any] = {}
     if not run.schedule_env_steps:
@@ -128,14 +159,13 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
         derived["num_envs"] = run.num_envs_per_learner * learners
         origin["num_envs"] = f"follows num_envs_per_learner, {learners} learners"
         run = replace(run, num_envs=derived["num_envs"])
-    if run.lr_scale != "none" and learners > 1:
-        factor = learners if run.lr_scale == "linear" else math.sqrt(learners)
+    if (factor := _lr_factor(run)) != 1:
         origin["lr"] = (
             f"{origin['lr']} {algo.lr:g} x {factor:g} ({run.lr_scale}, {learners} learners)"
         )
         algo = replace(algo, lr=algo.lr * factor)
     if run.vectorization == "auto" or (run.wrapper and origin["vectorization"] != "given"):
-        native = run.env.startswith("ALE/") and not run.wrapper
+        native = (run.env.startswith("ALE/") or is_kernel) and not run.wrapper
         derived["vectorization"] = "native" if native else "python"
         origin["vectorization"] = "follows env and wrapper"
     if not run.learner_threads:
@@ -150,10 +180,17 @@ def _derive(run: RunSettings, network: Network, algo: Any, origin: dict[str, str
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
     _check_guards(run)
     settings = Settings(run, network, algo, origin)
-    _check_bounds(settings.flat())
     _check_workers(run)
-    check_sums(run, network, algo)
+    for each in (settings, *map(settings.of, own_settings(run.policies))):
+        _check_bounds(each.flat())
+        check_sums(run, each.network, each.algo)
     return settings
+
+
+def _lr_factor(run: RunSettings) -> float:
+    """By what the number of learners multiplies learning rates."""
+    scale = {"none": 1.0, "sqrt": math.sqrt(run.num_learners), "linear": float(run.num_learners)}
+    return scale[run.lr_scale]
 
 
 def _shared_out(

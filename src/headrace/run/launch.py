@@ -24,6 +24,7 @@ from headrace.errors import (
     RankError,
     RunDirError,
     SamplerError,
+    did_you_mean,
 )
 from headrace.meter import Meter
 from headrace.named import load_callable
@@ -36,9 +37,10 @@ from headrace.run.process import StopSignals
 from headrace.run.rank import Ended, follow, run_rank
 from headrace.run.report import OnUpdate, how_to_go_on
 from headrace.run.runsettings import RunSettings
+from headrace.run.shares import shared_out
 from headrace.run.task import Task
 from headrace.run.torchrun import Attempt
-from headrace.spec import EnvSpec
+from headrace.spec import Agents, EnvSpec
 
 
 def start(
@@ -71,31 +73,34 @@ def start(
     attempt = torchrun.joined(os.environ)
     if env is not None:
         given = given | {"env": EnvMaker(env).name}
-    settings = resolve(given | code.names() | _learners(attempt, given), config_file)
+    asked = given | code.names() | _learners(attempt, given)
+    settings = resolve(asked, config_file)
     run = settings.run
     if code.model is None and run.model:
         code = replace(code, model=load_callable(run.model, ConfigError))
-    env, code = (
-        run.env if env is None else env,
-        replace(code, wrappers=code.wrappers or run.wrapper),
-    )
+    env = run.env if env is None else env
+    code = replace(code, wrappers=code.wrappers or run.wrapper)
     if attempt is not None and attempt.may_restart and run_dir is None:
         raise ConfigError(
             "torchrun is to begin this job again after a failure (--max-restarts), and then it has "
             "no run directory to go on from.\nGive one: --run-dir PATH."
         )
+    maker = _maker(settings, env, code.wrappers)
+    spec = _spec(maker, run)
+    if spec.is_kernel:  # known once one was made
+        settings = resolve(asked, config_file, is_kernel=True)
+        maker = _maker(settings, env, code.wrappers)
     begun = run_dir is not None and any(run_dir.glob("checkpoints/step_*"))
     if attempt is not None and attempt.goes_on and begun:
         assert run_dir is not None
         _refuse_another(run_dir, settings)
         return _go_on(run_dir, env, code, {}, attempt, meter, on_update, out)
-    maker = _maker(settings, env, code.wrappers)
-    spec = _spec(maker, run)
     run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
     with _held(run_dir, attempt):
         if attempt is None or not (attempt.place.rank or attempt.goes_on):
             rundir.refuse_used(run_dir)
-        task = Task(settings, maker, code.model, spec, run_dir, None, quiet=out is None)
+        shares = _shares(settings, spec)
+        task = Task(settings, maker, code.model, spec, shares, run_dir, None, quiet=out is None)
         return _see_through(task, attempt, meter, on_update, out)
 
 
@@ -145,9 +150,11 @@ def _go_on(
         saved = checkpoint.newest(run_dir)
         spec = _spec(maker, settings.run)
         with checkpoint.as_written(saved.path):
-            theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
+            of_any = next(iter(saved.manifest["policies"].values()))
+            theirs = EnvSpec.from_json(of_any["spec"])
         checkpoint.check_fits(theirs, spec, run_dir)
-        task = Task(settings, maker, code.model, spec, run_dir, saved, quiet=out is None)
+        shares = _shares(settings, spec)
+        task = Task(settings, maker, code.model, spec, shares, run_dir, saved, quiet=out is None)
         return _see_through(task, attempt, meter, on_update, out)
 
 
@@ -280,6 +287,40 @@ def _spec(maker: EnvMaker, run: RunSettings) -> EnvSpec:
     )
     with contextlib.closing(watchdog), watchdog:
         return env_spec(maker)
+
+
+def _shares(settings: Settings, spec: EnvSpec) -> dict[str, Agents]:
+    """The agents of each policy; ConfigError if something does not go with several."""
+    run = settings.run
+    shares = shared_out(run.policies, spec)
+    if spec.num_agents > 1 and run.num_workers:
+        raise ConfigError(
+            f"num_workers={run.num_workers}, but {spec.id} has {spec.num_agents} agents: it is "
+            "stepped in the learner's process.\nUse --num-workers 0."
+        )
+    size = run.num_envs // run.num_learners
+    is_given = settings.origin["envs_per_vector"] == "given"
+    on_device = spec.is_kernel and run.vectorization == "native" and not run.num_workers
+    if on_device and is_given and run.envs_per_vector != size:
+        raise ConfigError(
+            f"envs_per_vector={run.envs_per_vector}, but the {size} environments of a learner are "
+            f"one vector: {spec.id} is stepped beside the policy.\nLeave --envs-per-vector out."
+        )
+    for name, source in run.frozen.items():
+        if name not in shares:
+            raise ConfigError(
+                f"frozen: there is no policy {name!r}, but {', '.join(shares)}."
+                + did_you_mean(name, list(shares))
+            )
+        if source == "random" and run.model:
+            raise ConfigError(
+                f"frozen: {name}=random, but the network is one of your own ({run.model}): nobody "
+                "knows what makes it random.\nFreeze a run's policy: --frozen "
+                f"{name}=RUN_DIR"
+            )
+    if set(shares) == set(run.frozen):
+        raise ConfigError(f"frozen: nobody learns ({', '.join(shares)} are all frozen).")
+    return shares
 
 
 def _maker(settings: Settings, env: EnvLike, wrappers: Sequence[WrapperLike]) -> EnvMaker:

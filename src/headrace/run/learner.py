@@ -5,6 +5,7 @@ Left out: what is computed from a batch (the algorithm's page), when (`train.py`
 """
 
 import hashlib
+import zlib
 from types import ModuleType
 from typing import Any
 
@@ -14,15 +15,17 @@ from torch import Tensor, nn
 from headrace import batch
 from headrace.algos.by_hand import gradient_for
 from headrace.batch import Fragment, Minibatch, each
+from headrace.device_seeding import permutations as permutations_on_device
 from headrace.errors import ConfigError, RankError
 from headrace.meter import Meter
 from headrace.models import policy as policies
 from headrace.models.own import ModelFactory
-from headrace.models.policy import Policy
+from headrace.models.policy import Network, Policy
 from headrace.optim import Optimizer
 from headrace.ranks import ALONE, Ranks
 from headrace.returns import discounted_sum
 from headrace.run.config import Settings
+from headrace.run.shares import DEFAULT
 from headrace.seeding import derive, env_orders, permutations
 from headrace.spec import EnvSpec
 
@@ -68,6 +71,8 @@ class Learner:
         meter: of this process.
         ranks: of the job.
         dtype: of the arithmetic, where it is another than the policy's own: to compare with.
+        name: of the policy, where there are several.
+        num_agents: of each environment, that it acts for.
     """
 
     def __init__(
@@ -79,10 +84,12 @@ class Learner:
         meter: Meter,
         ranks: Ranks = ALONE,
         dtype: torch.dtype | None = None,
+        name: str = DEFAULT,
+        num_agents: int = 1,
     ) -> None:
         self._settings, self._device, self._meter, self._ranks = settings, device, meter, ranks
-        seed = derive(settings.run.seed, "model")
-        self.policy = policies.build(spec, settings.network, seed, model)
+        self._name = name
+        self.policy = first_policy(settings, spec, model, name)
         self.policy.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
         run = settings.run
         cfg = settings.algo
@@ -102,11 +109,13 @@ class Learner:
         """Updates made so far: the version of the weights."""
         self.learner_steps = 0
         """Optimizer steps made so far."""
-        self._return_so_far = torch.zeros(run.num_envs // ranks.size, device=device)
+        rows = run.num_envs // ranks.size * num_agents
+        self._return_so_far = torch.zeros(rows, device=device)
 
     def take(self, fragments: list[Fragment]) -> Fragment:
-        """A batch on the learner's device: a copy of fragments `[T, n]`, side by side in order."""
-        experience = batch.join(fragments, self._device)
+        """A batch on the learner's device: fragments `[T, n]`, side by side in order."""
+        # At lag 0 they are not written to before the next batch.
+        experience = batch.join(fragments, self._device, copy=self._settings.run.lag > 0)
         self._meter.lap("transport")
         return experience
 
@@ -121,17 +130,19 @@ class Learner:
             Metrics; `nonfinite` is not 0 if a gradient or parameter was (`Optimizer.broken`).
         """
         algo = self._settings.algo_module
-        env_id = experience.env_id.cpu().numpy()
+        env_id, num_envs = experience.env_id, experience.num_envs
         seed, num_steps = self._settings.run.seed, experience.num_steps
-        num_envs, first = len(env_id), len(env_id) * self._ranks.rank
+        first = num_envs * self._ranks.rank
 
         def orders(num_epochs: int) -> Tensor:
             if self.policy.state_size:
                 # By the column: a batch of what was there first has some env twice, and some never.
                 of_all = env_orders(seed, num_envs * self._ranks.size, self.version, num_epochs)
                 return torch.from_numpy(of_all[:, first : first + num_envs])
-            found = permutations(seed, env_id, self.version, num_epochs, num_steps)
-            return torch.from_numpy(found).to(self._device)
+            if env_id.device.type != "cpu":
+                return permutations_on_device(seed, env_id, self.version, num_epochs, num_steps)
+            found = permutations(seed, env_id.numpy(), self.version, num_epochs, num_steps)
+            return torch.from_numpy(found)
 
         steps_before = self.optimizer.num_steps
         with self._ranks.meeting():
@@ -176,11 +187,22 @@ class Learner:
             reward = self.policy.clipped(experience.reward)
             total = torch.empty_like(reward)
             env = experience.env_id - len(self._return_so_far) * self._ranks.rank
-            for columns in _one_of_each(env):
+            # Only what samples while this learns gives an env twice.
+            for columns in _one_of_each(env) if self._settings.run.lag else (slice(None),):
                 start, gamma = self._return_so_far[env[columns]], self._settings.algo.gamma
                 sums = discounted_sum(reward[:, columns], done[:, columns], start, gamma)
                 total[:, columns], self._return_so_far[env[columns]] = sums[:-1], sums[-1]
             self.policy.normalize_reward.update(total[valid], self._ranks)
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """By name; here there is one."""
+        return {self._name: self.policy}
+
+    @property
+    def networks(self) -> dict[str, Network]:
+        """The shape of each policy's network."""
+        return {self._name: self._settings.network}
 
     def check_equal(self) -> None:
         """Compare all ranks' parameters, bit for bit; RankError if they are not the same."""
@@ -199,18 +221,27 @@ class Learner:
         """File name -> named tensors: everything that is learned. Called on all ranks at once."""
         running = self._ranks.gather(self._return_so_far).flatten()
         return {
-            "policy_default": dict(self.policy.state_dict()),
-            "learner_default": self.optimizer.state() | {"return_so_far": running},
+            f"policy_{self._name}": dict(self.policy.state_dict()),
+            f"learner_{self._name}": self.optimizer.state() | {"return_so_far": running},
         }
 
     def load_state(self, state: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> None:
         """Restore what `state` gave, and the counts that the manifest holds."""
-        self.policy.load_state_dict(state["policy_default"])
-        learned = dict(state["learner_default"])
+        self.policy.load_state_dict(state[f"policy_{self._name}"])
+        learned = dict(state[f"learner_{self._name}"])
         running = learned.pop("return_so_far").chunk(self._ranks.size)
         self._return_so_far = running[self._ranks.rank].to(self._device)
         self.optimizer.load_state(learned)
         self.version, self.learner_steps = counters["version"], counters["learner_steps"]
+
+
+def first_policy(
+    settings: Settings, spec: EnvSpec, model: ModelFactory | None, name: str
+) -> Policy:
+    """A policy as it is before it has learned: another one for each name."""
+    path = () if name == DEFAULT else (zlib.crc32(name.encode()),)
+    seed = derive(settings.run.seed, "model", *path)
+    return policies.build(spec, settings.network, seed, model)
 
 
 def _one_of_each(env: Tensor) -> list[Tensor]:

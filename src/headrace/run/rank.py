@@ -17,6 +17,7 @@ import torch
 
 import headrace
 from headrace.collect.api import Collector, Plan, Say, ShouldStop
+from headrace.collect.device import Acting, DeviceCollector
 from headrace.collect.inline import InlineCollector
 from headrace.collect.nonstop import NonstopCollector
 from headrace.collect.regroup import regroup
@@ -26,18 +27,20 @@ from headrace.envs.make import EnvMaker
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.models.own import ModelFactory
-from headrace.ranks import Ranks, device_of, gather_json
+from headrace.ranks import ALONE, Ranks, device_of, gather_json
 from headrace.run import checkpoint, rundir
 from headrace.run.best import Evaluations
 from headrace.run.config import Settings, cpu_cores
 from headrace.run.learner import Learner
+from headrace.run.learns import Learns
 from headrace.run.log import Display, MetricsLog
 from headrace.run.process import StopSignals, check_open_files, math_threads
 from headrace.run.report import OnUpdate, Reporter, farewell, introduce
 from headrace.run.save import Saver
 from headrace.run.task import Task
+from headrace.run.team import Team
 from headrace.run.train import Counters, train
-from headrace.spec import Array, EnvSpec
+from headrace.spec import Agents, Array, EnvSpec
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Ended:
         stopped_by: the signal that ended it early (0: none did).
         maker: makes its environments.
         model: makes its network, if it is the user's own.
+        shares: the agents of each policy.
         rank: of this process: 0 writes to the directory, and speaks.
     """
 
@@ -58,6 +62,7 @@ class Ended:
     stopped_by: int
     maker: EnvMaker
     model: ModelFactory | None
+    shares: dict[str, Agents]
     rank: int
 
 
@@ -90,11 +95,11 @@ def run_rank(
         stack.enter_context(stop.installed())
         stack.enter_context(math_threads(run.learner_threads))
         device = device_of(run.device, ranks.local_rank)
-        learner = Learner(settings, task.spec, task.model, device, meter, ranks)
+        learner = learner_of(task, device, meter, ranks)
         _init_from(task, learner)
         introduce(display, settings, task.spec, task.run_dir, ranks)
         say = display.say if is_first else _said_by(ranks.rank, quiet=task.quiet)
-        collector = _collector(task, ranks, meter, stop, say, device)
+        collector = _collector(task, learner, ranks, meter, stop, say, device)
         stack.push(_closing(collector))
         meter.lap("start")
         # From here on it is a run: what could not be built has been refused.
@@ -107,7 +112,7 @@ def run_rank(
         if is_first:
             log = MetricsLog(task.run_dir, learner.version, counters.env_steps)
             stack.enter_context(contextlib.closing(log))
-        reporter = Reporter(settings, counters, learner, meter, log, display, on_update)
+        reporter = Reporter(settings, task.spec, counters, learner, meter, log, display, on_update)
         evaluate = Evaluations(task, counters, learner, saver, stop) if is_first else dict
         stack.callback(display.stop)
         display.start()
@@ -121,7 +126,7 @@ def run_rank(
     saver.require()
     summary = reporter.summary(task.run_dir, samplers)
     display.say(farewell(summary, stopped_by, task))
-    return Ended(task.run_dir, summary, stopped_by, task.maker, task.model, ranks.rank)
+    return Ended(task.run_dir, summary, stopped_by, task.maker, task.model, task.shares, ranks.rank)
 
 
 def _meters(ranks: Ranks, meter: Meter, collector: Collector) -> dict[str, dict[str, float]]:
@@ -150,15 +155,31 @@ def _closing(collector: Collector) -> Callable[..., None]:
     return close
 
 
-def _init_from(task: Task, learner: Learner) -> None:
+def learner_of(task: Task, device: torch.device, meter: Meter, ranks: Ranks = ALONE) -> Learns:
+    """One; or one for each of several policies."""
+    settings, shares = task.settings, task.shares
+    if len(shares) > 1:
+        model, saved = task.model, task.saved
+        return Team(settings, shares, task.spec, model, device, meter, ranks, saved)
+    [(name, share)] = shares.items()
+    return Learner(
+        settings.of(name), task.spec, task.model, device, meter, ranks,
+        name=name, num_agents=share.size,
+    )  # fmt: skip
+
+
+def _init_from(task: Task, learner: Learns) -> None:
     """Begin with the weights of another run, if that was asked for."""
-    name = task.settings.run.init_from
-    if name and task.saved is None:
-        saved = checkpoint.newest(Path(name))
-        with checkpoint.as_written(saved.path):
-            theirs = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
-        checkpoint.check_fits(theirs, task.spec, Path(name))
-        checkpoint.load_into(learner.policy, saved)
+    source = task.settings.run.init_from
+    if source and task.saved is None:
+        saved = checkpoint.newest(Path(source))
+        for name, policy in learner.policies.items():
+            if name not in task.settings.run.frozen:
+                theirs = checkpoint.policy_name(saved, name)
+                with checkpoint.as_written(saved.path):
+                    spec = EnvSpec.from_json(saved.manifest["policies"][theirs]["spec"])
+                checkpoint.check_fits(spec, task.spec, Path(source))
+                checkpoint.load_into(policy, saved, theirs)
 
 
 def _said_by(rank: int, *, quiet: bool) -> Say:
@@ -172,22 +193,31 @@ def _said_by(rank: int, *, quiet: bool) -> Say:
 
 
 def _collector(
-    task: Task, ranks: Ranks, meter: Meter, stop: ShouldStop, say: Say, device: torch.device
+    task: Task,
+    learner: Learns,
+    ranks: Ranks,
+    meter: Meter,
+    stop: ShouldStop,
+    say: Say,
+    device: torch.device,
 ) -> Collector:
     run = task.settings.run
+    share = run.num_envs // ranks.size
+    on_device = not run.num_workers and task.maker.kernel() is not None
+    first = next(iter(task.shares))
     num_workers = run.num_workers // ranks.size
     # Cores that learners compute on while samplers sample.
     taken = ranks.size * run.learner_threads if run.lag else 0
     plan = Plan(
         maker=task.maker,
         spec=task.spec,
-        network=task.settings.network,
+        network=learner.networks[first],
         model=task.model,
         policy_out=task.settings.algo_module.POLICY_OUT,
         num_steps=run.num_steps,
-        num_envs=run.num_envs // ranks.size,
-        first_env=run.num_envs // ranks.size * ranks.rank,
-        envs_per_vector=run.envs_per_vector,
+        num_envs=share,
+        first_env=share * ranks.rank,
+        envs_per_vector=share if on_device else run.envs_per_vector,
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
@@ -206,7 +236,13 @@ def _collector(
     state: dict[str, Array] = {}
     if task.saved is not None:
         with checkpoint.as_written(task.saved.path):
-            state = regroup(task.saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
+            state = regroup(task.saved.arrays("samplers"), run.num_envs, plan.envs_per_vector)
+    if on_device:
+        acting = [
+            Acting(share, learner.networks[name], name not in run.frozen)
+            for name, share in task.shares.items()
+        ]
+        return DeviceCollector(plan, acting, device, meter, stop, state)
     if num_workers == 0:
         return InlineCollector(plan, meter, stop, state, say)
     check_open_files(num_workers)
@@ -215,7 +251,7 @@ def _collector(
 
 
 def _restored(
-    task: Task, learner: Learner, collector: Collector, ranks: Ranks, display: Display
+    task: Task, learner: Learns, collector: Collector, ranks: Ranks, display: Display
 ) -> Counters:
     """How far the run had come; its parts are brought back there."""
     settings, run, saved = task.settings, task.settings.run, task.saved
@@ -226,7 +262,11 @@ def _restored(
         ledger = counters.ledger  # what was under way then is lost
         ledger.lost = ledger.collected - ledger.remade - counters.env_steps
         learner.load_state(
-            {name: saved.tensors(name) for name in ("policy_default", "learner_default")},
+            {
+                name: saved.tensors(name)
+                for name in (file.removesuffix(".safetensors") for file in saved.manifest["files"])
+                if name.startswith(("policy_", "learner_"))
+            },
             saved.manifest["learner"],
         )
     restored = Restored()

@@ -11,7 +11,7 @@ import headrace
 from headrace.meter import Meter
 from headrace.ranks import Ranks
 from headrace.run.config import Settings
-from headrace.run.learner import Learner
+from headrace.run.learns import Learns
 from headrace.run.log import Display, MetricsLog
 from headrace.run.runsettings import RunSettings
 from headrace.run.task import Task
@@ -28,14 +28,16 @@ class Reporter:
     def __init__(
         self,
         settings: Settings,
+        spec: EnvSpec,
         counters: Counters,
-        learner: Learner,
+        learner: Learns,
         meter: Meter,
         log: MetricsLog | None,
         display: Display,
         on_update: OnUpdate | None,
     ) -> None:
-        self._settings, self._counters, self._learner = settings, counters, learner
+        self._settings, self._spec = settings, spec
+        self._counters, self._learner = counters, learner
         self._meter, self._log, self._display = meter, log, display
         self._on_update = on_update
         self._first: tuple[float, int] | None = None  # when the first update ended, and its steps
@@ -56,6 +58,7 @@ class Reporter:
             "mean_return": counters.mean_return,
             "mean_length": counters.mean_length,
             "episodes": counters.episodes,
+            **self._of_agents(),
             **of_update,
         }
         if self._log is not None:
@@ -71,6 +74,17 @@ class Reporter:
         if self._on_update is not None:
             self._on_update(self._learner.version, metrics)
 
+    def _of_agents(self) -> dict[str, Any]:
+        """Where there are several agents."""
+        counters = self._counters
+        if self._spec.num_agents == 1:
+            return {}
+        means = zip(self._learner.policies, counters.mean_by_policy, strict=False)
+        return {
+            "agent_steps": counters.agent_steps,
+            **{f"{policy}/mean_return": mean for policy, mean in means},
+        }
+
     def _rate(self) -> float | None:
         """Env steps per second from the end of the first update to the end of the last."""
         if self._first is None or self._last[0] == self._first[0]:
@@ -80,7 +94,10 @@ class Reporter:
     def summary(self, run_dir: Path, samplers: dict[str, dict[str, float]]) -> dict[str, Any]:
         """What `--json` prints."""
         counters, run = self._counters, self._settings.run
-        seconds = self._meter.seconds()
+        seconds, agents = self._meter.seconds(), {}
+        if self._spec.num_agents > 1:
+            by_policy = dict(zip(self._learner.policies, counters.mean_by_policy, strict=False))
+            agents = {"agent_steps": counters.agent_steps, "mean_return_by_policy": by_policy}
         return {
             "run_dir": str(run_dir),
             "env": run.env,
@@ -91,6 +108,7 @@ class Reporter:
             "wall_s": sum(seconds.values()),
             "env_steps_per_s": self._rate(),
             "mean_return": counters.mean_return,
+            **agents,
             "best_return": counters.best_return,
             "episodes": counters.episodes,
             "ledger": {"learned": counters.env_steps, **asdict(counters.ledger)},

@@ -26,13 +26,19 @@ def _parse_kwargs(texts: list[str]) -> dict[str, Any]:
     return kwargs
 
 
-_KeyValues = tyro.constructors.PrimitiveConstructorSpec[dict[str, Any]](
-    nargs="*",
-    metavar="key=value",
-    instance_from_str=_parse_kwargs,
-    is_instance=lambda instance: isinstance(instance, dict),
-    str_from_instance=lambda kwargs: [f"{k}={v}" for k, v in kwargs.items()],
-)
+def _key_values(metavar: str) -> tyro.constructors.PrimitiveConstructorSpec[dict[str, Any]]:
+    return tyro.constructors.PrimitiveConstructorSpec[dict[str, Any]](
+        nargs="*",
+        metavar=metavar,
+        instance_from_str=_parse_kwargs,
+        is_instance=lambda instance: isinstance(instance, dict),
+        str_from_instance=lambda kwargs: [f"{k}={v}" for k, v in kwargs.items()],
+    )
+
+
+_KeyValues = _key_values("key=value")
+_Shares = _key_values("POLICY=FIRST:END")
+_Frozen = _key_values("POLICY=RUN_DIR")
 
 
 @settings
@@ -67,8 +73,9 @@ class RunSettings:
     on its CPU; learner: the learner's process, on its device, for all vectors that are ready at a
     time (needs workers, best with two vectors each; how it rounds depends on which are ready)."""
     vectorization: Literal["auto", "python", "native"] = "auto"
-    """native: the environment's own vector form (a registered vector_entry_point); python: its
-    Python form, one after the other; auto: native for ALE and where a preset says so."""
+    """native: the environment's own vector form (a registered vector_entry_point; of a kernel
+    environment: compiled); python: its Python form, one after the other (interpreted); auto: native
+    for ALE, kernel environments, and where a preset says so."""
     env_kwargs: Annotated[dict[str, Any], _KeyValues] = field(default_factory=dict)
     """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
     wrapper: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODULE:CALLABLE ...]")] = ()
@@ -78,6 +85,13 @@ class RunSettings:
     action_mask: str = "auto"
     """Which actions are allowed: off, info (info["action_mask"]), or the key of an observation;
     auto: an observation or info called action_mask that has an entry for each choice."""
+    policies: Annotated[dict[str, Any], _Shares] = field(default_factory=dict)
+    """Which agents each policy acts for, of an environment that has several: --policies
+    runner=10:110 tagger=0:10 (first:end); {}: one policy for each of its roles. In a file also
+    settings of its own: [policies.tagger], lr = 1e-3."""
+    frozen: Annotated[dict[str, Any], _Frozen] = field(default_factory=dict)
+    """Policies that do not learn, but act as those of another run, or at random: --frozen
+    tagger=RUN_DIR runner=random."""
     model: Annotated[str, tyro.conf.arg(metavar="MODULE:CALLABLE")] = ""
     """Makes a network of your own, a torch.nn.Module, from the environment's spec; the network's
     settings about sizes do not apply then."""

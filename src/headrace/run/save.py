@@ -13,7 +13,7 @@ from headrace.errors import RunDirError
 from headrace.ranks import Ranks, gather_json
 from headrace.run import checkpoint
 from headrace.run.files import Obstacle, write_whole
-from headrace.run.learner import Learner
+from headrace.run.learns import Learns
 from headrace.run.task import Task
 from headrace.run.train import Counters
 
@@ -25,7 +25,7 @@ class Saver:
         self,
         task: Task,
         counters: Counters,
-        learner: Learner,
+        learner: Learns,
         collector: Collector,
         ranks: Ranks,
     ) -> None:
@@ -58,7 +58,8 @@ class Saver:
     def best(self) -> bool:
         """Keep the policy as it is now as the best one, in place of the one before; if it can."""
         with self._best_obstacle.passed_over():
-            self._write("best", {"policy_default": dict(self._learner.policy.state_dict())})
+            policies = self._learner.policies.items()
+            self._write("best", {f"policy_{name}": dict(of.state_dict()) for name, of in policies})
         return self._best_obstacle.error is None
 
     def require(self) -> None:
@@ -109,12 +110,14 @@ class Saver:
             # No generator has a state: all random numbers follow from the seed and the counters.
             "seed": self._settings.run.seed,
             "policies": {
-                "default": {
+                name: {
                     "algo": self._settings.run.algo,
-                    "network": asdict(self._settings.network),
+                    "network": asdict(self._learner.networks[name]),
                     "model": self._settings.run.model,
                     "spec": self._task.spec.to_json(),
+                    "agents": [share.first, share.first + share.size],
                 }
+                for name, share in self._task.shares.items()
             },
         }
         parent = self._task.run_dir / where

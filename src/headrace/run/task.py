@@ -10,7 +10,7 @@ from headrace.envs.make import EnvMaker
 from headrace.models.own import ModelFactory
 from headrace.run.checkpoint import Checkpoint
 from headrace.run.config import Settings
-from headrace.spec import EnvSpec
+from headrace.spec import Agents, EnvSpec
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Task:
         model: makes the network, if it is the user's own.
         spec: of the environment.
         run_dir: where rank 0 writes.
+        shares: the agents of each policy.
         saved: what to go on from; its directory must be there on every rank's machine.
         quiet: say nothing but errors.
     """
@@ -31,6 +32,7 @@ class Task:
     maker: EnvMaker
     model: ModelFactory | None
     spec: EnvSpec
+    shares: dict[str, Agents]
     run_dir: Path
     saved: Checkpoint | None
     quiet: bool

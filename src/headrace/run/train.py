@@ -9,16 +9,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.batch import Fragment
-from headrace.collect.api import Collected, Collector, Ledger
+from headrace.collect.api import WINDOW, Collected, Collector, Ledger
 from headrace.envs.api import Episode
 from headrace.errors import NonFiniteError
 from headrace.meter import Meter
 from headrace.ranks import Ranks, gather_json
-from headrace.run.learner import Learner
+from headrace.run.learns import Learns
 from headrace.run.runsettings import RunSettings
 
-WINDOW = 100
-"""`mean_return` is over so many of the last finished training episodes."""
+_WINDOWS = ("recent_returns", "recent_lengths", "recent_by_policy")
 
 
 @dataclass
@@ -32,20 +31,30 @@ class Counters:
     best_return: float | None = None
     recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    recent_by_policy: deque[list[float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    agent_steps: int = 0
 
     def add(self, news: list[dict[str, Any]]) -> None:
         """Count a batch of all ranks."""
         self.env_steps += sum(of["env_steps"] for of in news)
+        self.agent_steps += sum(of["agent_steps"] for of in news)
         episodes = sorted(Episode(*each) for of in news for each in of["episodes"])
-        self.episodes += len(episodes)
+        self.episodes += sum(of["num_episodes"] for of in news)
         for episode in episodes:
             self.recent_returns.append(episode.total_reward)
             self.recent_lengths.append(episode.num_steps)
+            if episode.by_policy:
+                self.recent_by_policy.append(list(episode.by_policy))
 
     @property
     def mean_return(self) -> float | None:
         """Over the last (up to) 100 finished training episodes."""
         return _mean(self.recent_returns)
+
+    @property
+    def mean_by_policy(self) -> list[float]:
+        """Mean returns of each policy's agents, over the same episodes; [] if there is but one."""
+        return [sum(of) / len(of) for of in zip(*self.recent_by_policy, strict=True)]
 
     @property
     def mean_length(self) -> float | None:
@@ -62,14 +71,12 @@ class Counters:
     def to_json(self) -> dict[str, Any]:
         """Plain data; the inverse of `from_json`."""
         plain = asdict(self)
-        return plain | {name: list(plain[name]) for name in ("recent_returns", "recent_lengths")}
+        return plain | {name: list(plain[name]) for name in _WINDOWS}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Counters":
         """Rebuild from `to_json`."""
-        windows = {
-            name: deque(data[name], maxlen=WINDOW) for name in ("recent_returns", "recent_lengths")
-        }
+        windows = {name: deque(data[name], maxlen=WINDOW) for name in _WINDOWS if name in data}
         return cls(**data | windows | {"ledger": Ledger(**data["ledger"])})
 
 
@@ -81,11 +88,13 @@ def _news(
     collected: Collected | None, collector: Collector, meter: Meter, save_is_due: bool
 ) -> dict[str, Any]:
     """What the other ranks need to know of this one's batch, to decide alike; plain data."""
-    batch = collected or Collected([])
+    batch = collected or Collected([], 0)
     return {
         "whole": collected is not None,
-        "env_steps": sum(int(f.valid.sum()) for f in batch.fragments),
+        "env_steps": batch.env_steps,
+        "agent_steps": batch.agent_steps,
         "episodes": batch.episodes,
+        "num_episodes": len(batch.episodes) if batch.num_episodes is None else batch.num_episodes,
         "ledger": asdict(collector.ledger),
         "save_is_due": save_is_due,
         "seconds": meter.seconds(),
@@ -107,7 +116,7 @@ def _by_rank(news: list[dict[str, Any]]) -> dict[str, float]:
 def train(
     run: RunSettings,
     collector: Collector,
-    learner: Learner,
+    learner: Learns,
     counters: Counters,
     meter: Meter,
     *,

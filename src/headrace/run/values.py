@@ -24,6 +24,8 @@ def coerce(name: str, value: Any, hint: Any, source: str) -> Any:
         else str(kind) if get_origin(kind) else kind.__name__
         for kind in kinds if kind is not NoneType
     )  # fmt: skip
+    if name in ("policies", "frozen"):
+        expected = "names of policies, each with a word or a table"
     if name == "env_kwargs":
         expected = (
             "numbers, words, lists and dicts of them, as config.json can hold them (a tuple would "

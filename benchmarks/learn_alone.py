@@ -1,0 +1,85 @@
+"""PPO's updates alone, on one batch that is learned from again and again: the learner's limit.
+
+    python -m benchmarks.learn_alone --processes 2 --num-envs 1024 --num-steps 32 --env-steps 999999
+
+Each process learns from its share of the environments, and none waits for another. The batch is
+that of a first policy's play of headrace/CartPole-v1. It prints the same line as the other drivers.
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+
+import numpy as np
+
+from benchmarks.peers.works import SETTINGS
+
+ENV = "headrace/CartPole-v1"
+
+
+def learn(flags, barrier, results):
+    """One process: env steps learned from per second."""
+    import torch
+
+    from headrace.collect.api import Plan
+    from headrace.collect.device import Acting, DeviceCollector
+    from headrace.envs.make import EnvMaker, env_spec
+    from headrace.meter import Meter
+    from headrace.run.config import resolve
+    from headrace.run.learner import Learner
+    from headrace.spec import Agents
+
+    torch.set_num_threads(1)
+    num_envs = flags.num_envs // flags.processes
+    given = {"env": ENV, "num_envs": num_envs, "num_steps": flags.num_steps, "device": "cpu"}
+    work = SETTINGS["cartpole"]
+    given |= {"num_epochs": work.num_epochs, "num_minibatches": work.num_minibatches}
+    settings = resolve(given)
+    maker = EnvMaker(ENV, native=True)
+    spec, device = env_spec(maker), torch.device("cpu")
+    plan = Plan(
+        maker=maker, spec=spec, network=settings.network, model=None,
+        policy_out=settings.algo_module.POLICY_OUT, num_steps=flags.num_steps, num_envs=num_envs,
+        first_env=0, envs_per_vector=num_envs, seed=0, reseed_episodes=True, replay_limit_s=1.0,
+        threads_per_sampler=1,
+    )  # fmt: skip
+    learner = Learner(settings, spec, None, device, Meter())
+    acting = [Acting(Agents(0, 1), settings.network, True)]
+    collector = DeviceCollector(plan, acting, device, Meter(), lambda: False)
+    collector.publish(learner.policy, 0)
+    batch = learner.take(collector.collect().fragments)
+    learner.update(batch, 0.0)
+    barrier.wait(120)
+    began, done = time.perf_counter(), 0
+    while done < flags.env_steps // flags.processes:
+        learner.update(batch, 0.0)
+        done += num_envs * flags.num_steps
+    results.put((done, time.perf_counter() - began))
+    collector.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--num-envs", type=int, required=True)
+    parser.add_argument("--num-steps", type=int, required=True)
+    parser.add_argument("--env-steps", type=int, required=True)
+    flags = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(flags.processes), context.Queue()
+    children = [
+        context.Process(target=learn, args=(flags, barrier, results))
+        for _ in range(flags.processes)
+    ]
+    for child in children:
+        child.start()
+    found = np.array([results.get(timeout=280) for _ in children])
+    for child in children:
+        child.join()
+    done, seconds = found.T
+    print(json.dumps({"env_steps": int(done.sum()), "env_steps_per_s": (done / seconds).sum()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""A kernel environment alone: random actions, no policy; resets and random numbers included.
+
+    python -m benchmarks.step_kernel --env headrace/CartPole-v1 --num-envs 16384 --env-steps 100000
+
+`--form gymnasium` steps Gymnasium's own vector form of an id instead (NumPy, one core), with the
+same actions. Actions are drawn beforehand: what is measured is stepping. It prints the same line as
+the other drivers do.
+"""
+
+import argparse
+import json
+
+import gymnasium
+import numpy as np
+
+from benchmarks.peers.result import Stopwatch
+from headrace import batch
+from headrace.envs.kernel_vector import KernelVector
+from headrace.envs.make import EnvMaker, env_spec
+from headrace.meter import Meter
+
+NUM_STEPS = 32
+
+
+def random_actions(space, num_rows):
+    """`[NUM_STEPS, rows, ...]`: the policy's, of a Box within it."""
+    rng = np.random.default_rng(0)
+    if space.kind == "box":
+        return rng.uniform(-1, 1, (NUM_STEPS, num_rows, space.size)).astype(np.float32)
+    shape = (NUM_STEPS, num_rows, *space.shape)
+    return rng.integers(0, space.nvec if space.shape else space.nvec[0], shape)
+
+
+def step_headrace(env, kwargs, num_envs, threads, env_steps, stopwatch):
+    maker = EnvMaker(env, kwargs, native=True)
+    kernel, spec = maker.kernel(), env_spec(maker)
+    vector = KernelVector(
+        kernel, spec, np.arange(num_envs), 0, Meter(), num_threads=threads, last_episodes=100
+    )
+    rows = num_envs * spec.num_agents
+    capacity = vector.finals_per_row(NUM_STEPS) * rows
+    fragment = batch.allocate(batch.columns(spec, {}, NUM_STEPS, rows, capacity=capacity))
+    fragment.action.numpy()[:] = random_actions(spec.action, rows)
+    done, alive = 0, 0
+    while done < env_steps:
+        vector.bind(fragment)
+        for t in range(NUM_STEPS):
+            vector.step(t)
+            done += num_envs
+            stopwatch.mark(done)
+        vector.finish()
+        alive = int(fragment.valid.sum())
+    vector.close()
+    return {"agents": spec.num_agents, "agents_in_the_game": alive / fragment.valid.numel()}
+
+
+def step_gymnasium(env, kwargs, num_envs, env_steps, stopwatch):
+    vector = gymnasium.make_vec(env, num_envs, "vector_entry_point", **kwargs)
+    vector.reset(seed=0)
+    rng = np.random.default_rng(0)
+    actions = rng.integers(0, vector.single_action_space.n, (NUM_STEPS, num_envs))
+    done = 0
+    while done < env_steps:
+        for action in actions:
+            vector.step(action)
+            done += num_envs
+            stopwatch.mark(done)
+    return {"agents": 1, "agents_in_the_game": 1.0}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--env", required=True)
+    parser.add_argument("--env-kwargs", type=json.loads, default={}, help="JSON")
+    parser.add_argument("--num-envs", type=int, required=True)
+    parser.add_argument("--env-steps", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--form", choices=["headrace", "gymnasium"], default="headrace")
+    args = parser.parse_args()
+    stopwatch = Stopwatch()
+    how = args.env, args.env_kwargs, args.num_envs
+    if args.form == "gymnasium":
+        more = step_gymnasium(*how, args.env_steps, stopwatch)
+    else:
+        more = step_headrace(*how, args.threads, args.env_steps, stopwatch)
+    stopwatch.print_result(**more)
+
+
+if __name__ == "__main__":
+    main()
