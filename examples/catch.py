@@ -1,5 +1,6 @@
 """A kernel environment of one's own: a ball falls, and a paddle is to be below it.
 
+    headrace check-env catch:Catch       # from this folder: is it right?
     headrace train catch:Catch --num-envs 1024 --num-steps 32 --total-env-steps 500000
 
 docs/kernels.md goes through it line by line.

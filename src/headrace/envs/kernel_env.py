@@ -50,7 +50,7 @@ class KernelEnv:
     Time limits are not the functions' business: after `max_episode_steps` the episode is truncated.
 
     A float32 times a Python float is a float64 to a compiler. Write constants as `np.float32(9.8)`,
-    use `math`'s functions.
+    use `math`'s functions, and let `headrace check-env` tell where something came out wider.
 
     Attributes:
         observation_space: a Box of one dimension, of one agent's observation.
