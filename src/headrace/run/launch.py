@@ -298,6 +298,14 @@ def _shares(settings: Settings, spec: EnvSpec) -> dict[str, Agents]:
             f"num_workers={run.num_workers}, but {spec.id} has {spec.num_agents} agents: it is "
             "stepped in the learner's process.\nUse --num-workers 0."
         )
+    size = run.num_envs // run.num_learners
+    is_given = settings.origin["envs_per_vector"] == "given"
+    on_device = spec.is_kernel and run.vectorization == "native" and not run.num_workers
+    if on_device and is_given and run.envs_per_vector != size:
+        raise ConfigError(
+            f"envs_per_vector={run.envs_per_vector}, but the {size} environments of a learner are "
+            f"one vector: {spec.id} is stepped beside the policy.\nLeave --envs-per-vector out."
+        )
     for name, source in run.frozen.items():
         if name not in shares:
             raise ConfigError(

@@ -202,6 +202,8 @@ def _collector(
     device: torch.device,
 ) -> Collector:
     run = task.settings.run
+    share = run.num_envs // ranks.size
+    on_device = not run.num_workers and task.maker.kernel() is not None
     first = next(iter(task.shares))
     num_workers = run.num_workers // ranks.size
     # Cores that learners compute on while samplers sample.
@@ -213,9 +215,9 @@ def _collector(
         model=task.model,
         policy_out=task.settings.algo_module.POLICY_OUT,
         num_steps=run.num_steps,
-        num_envs=run.num_envs // ranks.size,
-        first_env=run.num_envs // ranks.size * ranks.rank,
-        envs_per_vector=run.envs_per_vector,
+        num_envs=share,
+        first_env=share * ranks.rank,
+        envs_per_vector=share if on_device else run.envs_per_vector,
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
@@ -234,8 +236,8 @@ def _collector(
     state: dict[str, Array] = {}
     if task.saved is not None:
         with checkpoint.as_written(task.saved.path):
-            state = regroup(task.saved.arrays("samplers"), run.num_envs, run.envs_per_vector)
-    if num_workers == 0 and task.maker.kernel() is not None:
+            state = regroup(task.saved.arrays("samplers"), run.num_envs, plan.envs_per_vector)
+    if on_device:
         acting = [
             Acting(share, learner.networks[name], name not in run.frozen)
             for name, share in task.shares.items()

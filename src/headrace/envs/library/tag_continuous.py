@@ -146,12 +146,6 @@ class TagContinuous(KernelEnv):
             [self.num_acceleration_levels + 1, self.num_turn_levels + 1]
         )
 
-    def draw(self, world: Mapping[str, Array]) -> Array:
-        """Taggers over runners, where they are; runners that were tagged and have left, grey."""
-        order = np.argsort(self.is_tagger, kind="stable")
-        shades = colors(self.is_tagger, world["alive"])[order]
-        return of_agents(world["x"][order], world["y"][order], shades, self.length)
-
     def _check(self) -> None:
         """UsageError unless all arguments are what they can be."""
         whole(self, "num_taggers", "num_runners", "max_episode_steps", least=1)
@@ -193,6 +187,11 @@ class TagContinuous(KernelEnv):
     def _by_role(self, tagger: float, runner: float) -> Array:
         """`[agents]`: a number for each."""
         return np.where(self.is_tagger, tagger, runner)
+
+    def draw(self, world: Mapping[str, Array]) -> Array:
+        """See `KernelEnv`."""
+        shades = colors(self.is_tagger, world["alive"])
+        return of_agents(world["x"], world["y"], shades, self.length)
 
     @staticmethod
     def place(w: Any, e: int, i: int) -> None:

@@ -85,7 +85,7 @@ class TagGridWorld(KernelEnv):
         self.observation_space = gymnasium.spaces.Box(0, 1, (size,), np.float32)
 
     def draw(self, world: Mapping[str, Array]) -> Array:
-        """Taggers and the runner on the grid; the runner grey once it is tagged."""
+        """See `KernelEnv`; the runner lies over the taggers, grey once it is tagged."""
         is_tagger = np.arange(self.num_agents) < self.num_taggers
         shades = colors(is_tagger, is_tagger | ~world["terminated"])
         return of_agents(world["x"], world["y"], shades, self.length)
