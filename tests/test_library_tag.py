@@ -360,15 +360,17 @@ def test_the_first_of_equal_taggers_tags_and_reach_is_exclusive(target):
 
 @BOTH
 def test_equals_are_seen_in_the_order_of_their_ids(target):
-    # All around agent 6, first in falling order of ids, then equally far
-    x, y = [5.0, 5.0, 3.0, 6.5, 1.0, 1.0, 5.0], [8.0, 2.5, 5.0, 5.0, 1.0, 1.5, 5.0]
+    # Around agent 6: four in falling order of ids, and agent 0 far away; then five equally far
+    x, y = [5.0, 5.0, 5.0, 6.5, 6.0, 1.0, 5.0], [9.5, 8.0, 2.5, 5.0, 5.0, 1.0, 5.0]
     vector, fragment = tag(target, x, y, tagging_distance=0.0)
-    assert vector.world["nearest"][0, 6].tolist() == [3, 2, 1, 0]
-    x, y = [5.0, 5.0, 3.0, 7.0, 5.0, 1.0, 5.0], [7.0, 3.0, 5.0, 5.0, 7.0, 1.5, 5.0]
+    assert vector.world["nearest"][0, 6].tolist() == [4, 3, 2, 1]
+    x, y = [5.0, 2.0, 8.0, 1.0, 9.0, 1.0, 5.0], [10.0, 1.0, 1.0, 8.0, 8.0, 1.0, 5.0]
     again(vector, [fragment], NOTHING, x=x, y=y)
     assert vector.world["nearest"][0, 6].tolist() == [0, 1, 2, 3]
     again(vector, [fragment], NOTHING, alive=[True, False] + [True] * 5)
     assert vector.world["nearest"][0, 6].tolist() == [0, 2, 3, 4]
+    again(vector, [fragment], NOTHING, alive=[False] * 4 + [True] * 3)
+    assert vector.world["nearest"][0, 6, :2].tolist() == [4, 5]
 
 
 @BOTH
@@ -490,12 +492,20 @@ def test_starts_are_anywhere_or_fixed():
 def test_they_draw_who_is_who(env):
     world = {name: of[0] for name, of in starts(env, 1).items()}
     world |= {name: np.linspace(0, env.length, env.num_agents) for name in "xy"}
-    world["alive"][0] = isinstance(env, TagGridWorld)
+    if isinstance(env, TagGridWorld):
+        assert discs(env, world) == pytest.approx([3, 1, 0], rel=0.05)
+        world["terminated"] = np.bool_(True)
+        assert discs(env, world) == pytest.approx([3, 0, 1], rel=0.05)
+    else:
+        world["alive"][:2] = False
+        assert discs(env, world) == pytest.approx([3, 2, 2], rel=0.05)
+
+
+def discs(env, world):
+    """How many agents of each color there are, by what is colored."""
     shades = env.draw(world).reshape(-1, 3)
-    discs = {shade: (shades == shade).all(-1).sum() for shade in (TAGGER, RUNNER, TAGGED)}
-    runners, left = (1, 0) if isinstance(env, TagGridWorld) else (3, 1)
-    area = discs[TAGGER] / 3
-    assert [discs[RUNNER] / area, discs[TAGGED] / area] == pytest.approx([runners, left], rel=0.05)
+    sizes = [(shades == shade).all(-1).sum() for shade in (TAGGER, RUNNER, TAGGED)]
+    return [size / (sizes[0] / 3) for size in sizes]
 
 
 @pytest.mark.parametrize(
