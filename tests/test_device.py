@@ -123,6 +123,34 @@ def test_two_learners_with_half_the_environments_each_learn_the_same(tmp_path):
         torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_other_learners_go_on_with_the_episodes_under_way(tmp_path, capsys, before, after):
+    settings = SETTINGS | {"total_env_steps": 96, "num_learners": before, "schedule_env_steps": 0}
+    headrace.train(ShortCartPole, run_dir=tmp_path / "r", **settings)
+    headrace.resume(tmp_path / "r", env=ShortCartPole, total_env_steps=2 * 96, num_learners=after)
+    assert "6 restored, 0 replayed, 0 begun anew" in capsys.readouterr().out
+
+
+def test_a_stop_ends_a_batch_and_nothing_of_it_counts():
+    plan, asked = plan_for(ShortCartPole, num_steps=12, native=True), []
+
+    def after_17():
+        asked.append(None)
+        return len(asked) > 17
+
+    collector, other = on_device(plan, stop=after_17), on_device(plan)
+    policy = policy_for(plan)
+    for one in (collector, other):
+        one.publish(policy, 0)
+        assert one.collect() is not None
+    assert collector.collect() is None
+    assert (collector.ledger.collected, collector.ledger.lost) == (16 * 4 - 4, 12)
+    state, expected = collector.state(), other.state()
+    assert state.keys() == expected.keys()
+    for name, array in state.items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
 def test_only_the_last_episodes_are_told_and_all_are_counted(tmp_path):
     run = headrace.train(
         ShortCartPole, run_dir=tmp_path / "r", total_env_steps=64 * 64, num_envs=64, num_steps=64,
