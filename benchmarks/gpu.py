@@ -3,7 +3,8 @@
 A batch of random experience, made once, is learned from again and again by PPO, so that nothing
 waits for an environment: Atari's images (NatureCNN) and CartPole's numbers, in fp32 and bf16, the
 batch whole and in four accumulated parts. Beside it, the same on this machine's CPU (one thread per
-core). Then one whole run of `headrace train CartPole-v1`, from `--json`. The table is printed last.
+core). Then kernel environments (`gpu_kernels.py`), and a whole run of `headrace train CartPole-v1`,
+from `--json`. The tables come last.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import gpu_kernels
 from benchmarks.machine import RESULTS, machine
 from headrace import batch
 from headrace.algos.ppo import POLICY_OUT
@@ -128,19 +130,34 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", help="cpu: only to see that it works")
     parser.add_argument("--limit-s", type=float, default=20.0, help="for each line")
+    parser.add_argument("--most-envs", type=int, help="of kernel environments")
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
     flags = parser.parse_args()
     if flags.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here")
     found = [measure(row, flags.limit_s) for row in rows(flags.device)]
+    kernels = list(gpu_kernels.rows(flags.device, flags.limit_s / 4, flags.most_envs))
     found.append(whole_run(flags.device))
     name = torch.cuda.get_device_name() if flags.device == "cuda" else "none"
     results = {"machine": machine() | {"gpu": name, "torch": torch.__version__}}
-    flags.output.write_text(json.dumps(results | {"rows": found}, indent=2) + "\n")
+    flags.output.write_text(
+        json.dumps(results | {"rows": found, "kernels": kernels}, indent=2) + "\n"
+    )
     print(f"Learning by PPO, 2 epochs of 4 minibatches ({name}); written: {flags.output}")
     for row in found:
         peak = f"{row['peak_mib']:>8,.0f} MiB" if row.get("peak_mib") else ""
         print(f"{row['name']:<40} {row['env_steps_per_s']:>12,.0f} env steps/s {peak}")
+    print("Kernel environments, env steps/s: kernels only, rollout (eager), training")
+    for row in kernels:
+        if "failed" in row:
+            print(f"{row['name']:<44} {row['failed']}")
+            continue
+        eager = f"({row['eager']:,.0f})" if "eager" in row else ""
+        peak = f"{row['peak_mib']:>8,.0f} MiB" if "peak_mib" in row else ""
+        print(
+            f"{row['name']:<44} {row['kernels_only']:>14,.0f} {row['rollout']:>14,.0f} {eager:>14} "
+            f"{row['training']:>12,.0f} {peak}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A kernel environment alone: random actions, no policy; resets and random numbers included.
 
-    python -m benchmarks.step_kernel --env headrace/CartPole-v1 --num-envs 16384 --env-steps 100000000
+    python -m benchmarks.step_kernel --env headrace/CartPole-v1 --num-envs 16384 --env-steps 100000
 
 `--form gymnasium` steps Gymnasium's own vector form of an id instead (NumPy, one core), with the
 same actions. Actions are drawn beforehand: what is measured is stepping. It prints the same line as

@@ -101,7 +101,10 @@ def vector_of(env, n, num_steps, target="cpu", seed=3, parts=(), **kwargs):
         env, spec, np.arange(n), seed, Meter(), target=target, parts=parts, **kwargs
     )
     sizes = [size for _, size in parts] or [env.num_agents]
-    fragments = [batch.allocate(batch.columns(spec, {}, num_steps, n * size)) for size in sizes]
+    fragments = [
+        batch.allocate(batch.columns(spec, {}, num_steps, n * size), device=vector.device)
+        for size in sizes
+    ]
     return vector, fragments
 
 
@@ -140,8 +143,8 @@ def played(env, n, num_steps, target, num_fragments=2, **kwargs):
 def contents(fragment):
     """All columns that a vector writes; final observations that are used, in order."""
     names = ("obs", "action", "reward", "terminated", "truncated", "valid", "env_id")
-    found = {name: each(torch.clone, getattr(fragment, name)) for name in names}
-    obs, step, row = fragment.finals()
+    found = {name: each(lambda o: o.cpu().clone(), getattr(fragment, name)) for name in names}
+    obs, step, row = (of.cpu() for of in fragment.finals())
     used = step < fragment.num_steps
     order = torch.argsort(step[used] * fragment.num_envs + row[used])
     for name, column in (("final_obs", obs), ("final_step", step), ("final_row", row)):

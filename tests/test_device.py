@@ -10,6 +10,7 @@ from headrace.algos import targets
 from headrace.batch import allocate, columns
 from headrace.collect.device import Acting, DeviceCollector, Replayed
 from headrace.envs.library.cartpole import CartPole
+from headrace.errors import ConfigError
 from headrace.meter import Meter
 from headrace.models.policy import Network
 from headrace.spec import Agents
@@ -248,3 +249,22 @@ def test_several_policies_make_one_fragment_each():
         assert found.agent_steps == int(whole.valid.sum()) < 90
         assert [len(of.policy_out) for of in found.fragments] == [2, 0]
         assert all(len(episode.by_policy) == 2 for episode in found.episodes)
+
+
+def test_a_run_goes_on_with_another_number_of_learners(tmp_path):
+    headrace.train(ShortCartPole, run_dir=tmp_path / "r", total_env_steps=96, **SETTINGS)
+    for goal, num_learners in ((192, 2), (288, 1)):
+        run = headrace.resume(
+            tmp_path / "r", env=ShortCartPole, total_env_steps=goal, num_learners=num_learners
+        )
+        assert run.summary["env_steps"] == goal
+
+
+def test_all_environments_are_one_vector(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"of ShortCartPole all are stepped together.* one vector: all 6"
+    ):
+        headrace.train(
+            ShortCartPole, run_dir=tmp_path / "r", envs_per_vector=2, total_env_steps=96,
+            **SETTINGS,
+        )  # fmt: skip

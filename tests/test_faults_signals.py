@@ -74,27 +74,32 @@ TWICE = (signal.SIGINT, signal.SIGINT)
 TERM_TWICE = (signal.SIGTERM, signal.SIGTERM)
 
 
+def _later(*case):
+    """A phase that another case reaches in another way: with the slow tests, and in test-faults."""
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("phase", "who", "signals"),
     [
         ("start", INLINE, (signal.SIGINT,)),
-        ("start", INLINE, (signal.SIGTERM,)),
-        ("rollout", INLINE, (signal.SIGINT,)),
+        _later("start", INLINE, (signal.SIGTERM,)),
+        _later("rollout", INLINE, (signal.SIGINT,)),
         ("rollout", INLINE, TWICE),
-        ("rollout", INLINE, TERM_TWICE),
+        _later("rollout", INLINE, TERM_TWICE),
         ("update", INLINE, (signal.SIGTERM,)),
-        ("update", INLINE, TWICE),
-        ("save", INLINE, (signal.SIGINT,)),
+        _later("update", INLINE, TWICE),
+        _later("save", INLINE, (signal.SIGINT,)),
         ("save", INLINE, TWICE),
         ("start of a child", WORKERS, (signal.SIGINT,)),
         ("rollout", WORKERS, (signal.SIGTERM,)),
-        ("rollout", WORKERS, TWICE),
+        _later("rollout", WORKERS, TWICE),
         ("update", WORKERS, (signal.SIGINT,)),
         ("save", WORKERS, (signal.SIGTERM,)),
         ("close", WORKERS, TWICE),  # the second worker is not told any more
-        ("start of a child", LEARNERS, (signal.SIGTERM,)),
+        _later("start of a child", LEARNERS, (signal.SIGTERM,)),
         ("rollout", LEARNERS, (signal.SIGINT,)),
-        ("update", LEARNERS, TWICE),
+        _later("update", LEARNERS, TWICE),
         ("save", LEARNERS, (signal.SIGTERM,)),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),

@@ -1,5 +1,10 @@
 """Kernel environments: the same functions interpreted, compiled, and on a (simulated) GPU."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -53,3 +58,25 @@ def test_a_world_goes_on_where_it_was_kept():
 def test_threads_share_the_environments_out():
     alone, shared = (played(Ring(), 7, 20, "cpu", num_threads=n) for n in (1, 3))
     assert_equal(shared, alone)
+
+
+def test_what_is_compiled_is_found_again_whatever_the_module_is_called(tmp_path):
+    text = (Path(__file__).parents[1] / "examples/catch.py").read_text()
+    script = (
+        "import sys; from tests.kernel_support import played; import importlib\n"
+        "played(importlib.import_module(sys.argv[1]).Catch(), 2, 3, 'cpu')\n"
+        "import numba; from headrace.envs import kernel\n"
+        "print(sum(sum(m.step.stats.cache_hits.values()) for n, m in sys.modules.items()\n"
+        "    if n.startswith('headrace_Catch')))"
+    )
+    hits = []
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text(text.replace("COLUMNS", "COLUMNS_HERE"))
+        done = subprocess.run(
+            [sys.executable, "-c", script, name], capture_output=True, text=True,
+            env={"PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)]), "HOME": str(tmp_path)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        hits.append(int(done.stdout))
+        (tmp_path / f"{name}.py").unlink()
+    assert hits == [0, 1]

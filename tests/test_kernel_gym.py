@@ -130,7 +130,7 @@ def ids():
 
 
 def is_of_several(kernel_env):
-    return bool(kernel_env.agents)
+    return bool(kernel_env().agents)
 
 
 @pytest.mark.filterwarnings("ignore:.*A Box observation space (minimum|maximum) value is")

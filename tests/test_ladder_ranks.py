@@ -97,7 +97,7 @@ def test_more_ranks_learn_the_same(learned, size, case):
 
 
 @pytest.mark.parametrize("case", CORES, ids="-".join)
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_ranks_learn_the_same_with_a_recurrent_core(size, case):
     ranks = [rank[case] for rank in learned_with_core(size)]
     assert_same(learned_with_core(1)[0][case], ranks, ARITHMETIC[case[2]][2])

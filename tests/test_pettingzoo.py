@@ -19,7 +19,7 @@ with warnings.catch_warnings():  # it imports a game of its own in a way that it
     warnings.simplefilter("ignore", DeprecationWarning)
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
-GAMES = [Ring, "tests.kernel_support:Ring", CartPole, *(i for i, k in IDS.items() if k.agents)]
+GAMES = [Ring, "tests.kernel_support:Ring", CartPole, *(i for i, k in IDS.items() if k().agents)]
 
 
 @pytest.mark.parametrize("game", GAMES)

@@ -13,6 +13,8 @@ from headrace.envs.library.acrobot import Acrobot
 from headrace.envs.library.cartpole import CartPole
 from headrace.envs.library.mountain_car import MountainCar, MountainCarContinuous
 from headrace.envs.library.pendulum import Pendulum
+from headrace.envs.library.tag_continuous import TagContinuous
+from headrace.envs.library.tag_gridworld import TagGridWorld
 from tests.kernel_support import vector_of
 
 GRAVITY = 9.8
@@ -70,7 +72,10 @@ def wider(env):
     return found
 
 
-@pytest.mark.parametrize("env", [Acrobot, CartPole, MountainCar, MountainCarContinuous, Pendulum])
+LIBRARY = [Acrobot, CartPole, MountainCar, MountainCarContinuous, Pendulum]
+
+
+@pytest.mark.parametrize("env", [*LIBRARY, TagContinuous, TagGridWorld])
 def test_nothing_of_the_library_is_wider_than_declared(env):
     assert wider(env()) == []
 

@@ -112,7 +112,7 @@ class DeviceCollector:
         self._version = self._steps = self._taken = 0
         self._before: list[Tensor] = []
         self.ledger, self.restored = Ledger(), Restored()
-        self._name = f"vector{plan.first_env // plan.num_envs}."
+        self._name = f"vector{plan.vectors.start}."
         if state:
             self._restore(state)
         where = f"while a batch was made of {plan.spec.id} on {device}"

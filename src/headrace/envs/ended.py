@@ -7,7 +7,6 @@ Here the host waits for the device, once. Left out: who writes the accounts (`ke
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from headrace.batch import Fragment
@@ -60,12 +59,12 @@ def check_finite(
     obs, (final_obs, final_step, final_row) = fragment.obs, fragment.finals()
     assert isinstance(obs, Tensor)
     assert isinstance(final_obs, Tensor)
-    bad, bad_final = ~fragment.reward.isfinite(), torch.zeros_like(final_step, dtype=torch.bool)
-    if obs.is_floating_point():
-        bad |= ~obs[1:].isfinite().flatten(2).all(-1)
-        was_needed = final_step < fragment.num_steps
-        bad_final = was_needed & ~final_obs.isfinite().flatten(1).all(-1)
-    if not bool(bad.any() | bad_final.any()):
+    bad_final = ~_finite(final_obs, 1) & (final_step < fragment.num_steps)
+    # A sum has no room for NaN and infinity, and takes a tenth of the time of looking for them.
+    if bool((obs[1:].sum() + fragment.reward.sum()).isfinite() & ~bad_final.any()):
+        return
+    bad = ~fragment.reward.isfinite() | ~_finite(obs[1:], 2)
+    if not bool(bad.any() | bad_final.any()):  # no more than too large for a sum
         return
     if bad.any():
         t, row = bad.nonzero()[0].tolist()
@@ -80,3 +79,9 @@ def check_finite(
         f"(step {t + 1} of the fragment, env {env_id[row // agents.size]} of {spec.id}{agent}, "
         f"sampler {sampler})."
     )
+
+
+def _finite(tensor: Tensor, num_dims: int) -> Tensor:
+    """Which of its rows are finite throughout: those of its first `num_dims` dimensions."""
+    found = tensor.isfinite()
+    return found.flatten(num_dims).all(-1) if found.dim() > num_dims else found

@@ -34,6 +34,9 @@ from headrace.errors import MissingExtraError
 
 Target = Literal["python", "cpu", "cuda"]
 
+_HOW = "1"
+"""How functions are compiled here: to be changed with it, so that nothing kept is used."""
+
 THREADS = 128
 """Of a block, on a GPU: several environments, or a large one, whose agents take turns."""
 
@@ -41,8 +44,9 @@ THREADS = 128
 # need no counting: of a world's arrays it can take ten times as long as the functions themselves.
 _ALL = {"nogil": True, "error_model": "numpy", "_nrt": False}
 _WHOLE = {**_ALL, "cache": True}
-# A world is handed over as hundreds of numbers: that takes longer than many a function does.
-_PART = {**_ALL, "forceinline": True}
+# A world is handed over as hundreds of numbers: that takes longer than many a function does. Nor is
+# a part called from Python, for which a compiler would unpack the world: a third of its time.
+_PART = {**_ALL, "forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 class Program(Protocol):
@@ -93,7 +97,7 @@ def program(env: KernelEnv, shape: Shape, target: Target, num_threads: int = 1) 
     else:
         compile_part, compile_whole, more = numba.njit(**_PART), numba.njit(**_WHOLE), {}
     if name not in sys.modules:
-        made = _compiled(found, compile_part)
+        made = _compiled(found, compile_part, name)
         names = {name: made[function] for name, function in functions.items()} | more
         module = _module(_kept(name, text), text, names)
         for function in ("begin", "step"):
@@ -131,7 +135,7 @@ def wider(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
     w = numba.typeof(types(**views, **numbers))
     out = numba.typeof(np.empty(env.observation_space.shape, np.float32))
     functions = {name: env.function(name) for name in (*env.resets, *env.phases)}
-    made = _compiled(_parts(functions), numba.njit)
+    made = _compiled(_parts(functions), numba.njit, __name__)
     for name, function in functions.items():
         indices = (numba.int64,) * (1 + env.per_agent(name))
         made[function].compile((w, *indices, *((out,) if name == "observe" else ())))
@@ -239,10 +243,14 @@ def _is_own(value: Any) -> bool:
 
 
 def _compiled(
-    found: Mapping[FunctionType, Mapping[str, Any]], jit: Callable[[Any], Any]
+    found: Mapping[FunctionType, Mapping[str, Any]], jit: Callable[[Any], Any], home: str
 ) -> dict[Any, Any]:
-    """The same functions, each of them compiled, as is what it calls: the originals stay as is."""
-    worlds = {function: dict(function.__globals__) for function in found}
+    """The same functions, each of them compiled, as is what it calls: the originals stay as is.
+
+    What is kept of them is looked for in the module `home`: the author's may have another name the
+    next time.
+    """
+    worlds = {function: {**function.__globals__, "__name__": home} for function in found}
     made = {
         function: jit(
             FunctionType(
@@ -275,7 +283,7 @@ def _wide(typed: Any, ir: Any) -> Iterator[tuple[int, str, str]]:
 
 def _digest(text: str, found: Mapping[FunctionType, Mapping[str, Any]], *more: str) -> str:
     """Of everything that compiled code depends on (Numba adds the processor)."""
-    parts = [text, sys.version, platform.machine(), *more]
+    parts = [_HOW, text, sys.version, platform.machine(), *more]
     for function, used in sorted(found.items(), key=lambda item: item[0].__qualname__):
         parts += [function.__qualname__, *_code(function.__code__)]
         parts += [

@@ -52,6 +52,7 @@ class KernelVector:
     Attributes:
         world: all arrays of the world, by name; written in place by the program.
         num_ended: how many episodes ended in the last fragment.
+        device: where all of it is.
     """
 
     can_be_recorded = True
@@ -86,13 +87,13 @@ class KernelVector:
         shape = replace(shape_of(env, spec, self._parts), autoreset=autoreset)
         self._program = kernel.program(env, shape, target, num_threads)
         on_gpu = target == "cuda" and torch.cuda.is_available()
-        self._device = torch.device("cuda" if on_gpu else "cpu")
+        self.device = torch.device("cuda" if on_gpu else "cpu")
         self.world = self._zeros(_world(env, spec, len(env_id)))
         self.world["env_id"].copy_(torch.from_numpy(env_id))
         self.world["episode"].fill_(-1)
         # Held here: a view does not keep its memory.
         self._tables = {
-            name: torch.tensor(of, device=self._device)
+            name: torch.tensor(of, device=self.device)
             for name, of in env.constants.items()
             if isinstance(of, np.ndarray)
         }
@@ -101,14 +102,14 @@ class KernelVector:
             **dict(env.constants) | arrays, seed=np.uint64(derive(seed, role))
         )
         self._role = role
-        self._codec = _codec(spec, self._device, encoded=encoded)
+        self._codec = _codec(spec, self.device, encoded=encoded)
         # Whose row 0 is the current observations
         self._current = [
-            batch.allocate(batch.columns(spec, {}, 1, len(env_id) * size), device=self._device)
+            batch.allocate(batch.columns(spec, {}, 1, len(env_id) * size), device=self.device)
             for _, size in self._parts
         ]
         self._so_far = torch.zeros(
-            len(env_id), env.num_agents, dtype=torch.float64, device=self._device
+            len(env_id), env.num_agents, dtype=torch.float64, device=self.device
         )
         self.books: dict[str, Tensor] = {}
         self._fragments: tuple[Fragment, ...] = ()
@@ -237,7 +238,7 @@ class KernelVector:
 
     def _make_room(self, fragment: Fragment) -> None:
         """A place for each final observation that there can be."""
-        rows = torch.arange(fragment.num_envs, device=self._device)
+        rows = torch.arange(fragment.num_envs, device=self.device)
         num_final = self.finals_per_row(self._num_steps) * len(rows)
         fragment.final_row[:num_final] = rows.repeat(num_final // len(rows))
         fragment.num_final.fill_(num_final)
@@ -271,7 +272,7 @@ class KernelVector:
 
     def _zeros(self, columns: dict[str, Column]) -> dict[str, Tensor]:
         return {
-            name: torch.zeros(shape, dtype=dtype, device=self._device)
+            name: torch.zeros(shape, dtype=dtype, device=self.device)
             for name, (shape, dtype) in columns.items()
         }
 

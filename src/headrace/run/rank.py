@@ -28,7 +28,7 @@ from headrace.envs.make import EnvMaker
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.models.own import ModelFactory
-from headrace.ranks import Ranks, device_of, gather_json
+from headrace.ranks import ALONE, Ranks, device_of, gather_json
 from headrace.run import checkpoint, rundir
 from headrace.run.best import Evaluations
 from headrace.run.config import Settings, cpu_cores
@@ -98,7 +98,7 @@ def run_rank(
         stack.enter_context(stop.installed())
         stack.enter_context(math_threads(run.learner_threads))
         device = device_of(run.device, ranks.local_rank)
-        learner = _learner(task, device, meter, ranks)
+        learner = learner_of(task, device, meter, ranks)
         _init_from(task, learner)
         introduce(display, settings, task.spec, task.run_dir, ranks)
         say = display.say if is_first else _said_by(ranks.rank, quiet=task.quiet)
@@ -161,7 +161,7 @@ def _closing(collector: Collector) -> Callable[..., None]:
     return close
 
 
-def _learner(task: Task, device: torch.device, meter: Meter, ranks: Ranks) -> Learns:
+def learner_of(task: Task, device: torch.device, meter: Meter, ranks: Ranks = ALONE) -> Learns:
     """One; or one for each of several policies."""
     settings, shares = task.settings, task.shares
     if len(shares) > 1:
@@ -208,6 +208,8 @@ def _collector(
     device: torch.device,
 ) -> Collector:
     run = task.settings.run
+    share = run.num_envs // ranks.size
+    on_device = not run.num_workers and is_one_vector(task.maker, task.spec)
     first = next(iter(task.shares))
     num_workers = run.num_workers // ranks.size
     # Cores that learners compute on while samplers sample.
@@ -219,9 +221,9 @@ def _collector(
         model=task.model,
         policy_out=task.settings.algo_module.POLICY_OUT,
         num_steps=run.num_steps,
-        num_envs=run.num_envs // ranks.size,
-        first_env=run.num_envs // ranks.size * ranks.rank,
-        envs_per_vector=run.envs_per_vector,
+        num_envs=share,
+        first_env=share * ranks.rank,
+        envs_per_vector=share if on_device else run.envs_per_vector,
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
@@ -237,12 +239,10 @@ def _collector(
             enabled=run.guards,
         ),
     )
-    on_device = num_workers == 0 and is_one_vector(task.maker, task.spec)
     state: dict[str, Array] = {}
     if task.saved is not None:
         with checkpoint.as_written(task.saved.path):
-            size = plan.num_envs if on_device else run.envs_per_vector
-            state = regroup(task.saved.arrays("samplers"), run.num_envs, size)
+            state = regroup(task.saved.arrays("samplers"), run.num_envs, plan.envs_per_vector)
     if on_device:
         acting = [
             Acting(share, learner.networks[name], name not in run.frozen)

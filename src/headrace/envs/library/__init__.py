@@ -6,6 +6,8 @@ from headrace.envs.library.acrobot import Acrobot
 from headrace.envs.library.cartpole import CartPole
 from headrace.envs.library.mountain_car import MountainCar, MountainCarContinuous
 from headrace.envs.library.pendulum import Pendulum
+from headrace.envs.library.tag_continuous import TagContinuous
+from headrace.envs.library.tag_gridworld import TagGridWorld
 
 IDS: dict[str, type[KernelEnv]] = {
     "headrace/Acrobot-v1": Acrobot,
@@ -13,6 +15,8 @@ IDS: dict[str, type[KernelEnv]] = {
     "headrace/MountainCar-v0": MountainCar,
     "headrace/MountainCarContinuous-v0": MountainCarContinuous,
     "headrace/Pendulum-v1": Pendulum,
+    "headrace/TagContinuous-v0": TagContinuous,
+    "headrace/TagGridWorld-v0": TagGridWorld,
 }
 """Of these, in Gymnasium's registry and for `headrace train`."""
 
