@@ -1,5 +1,8 @@
 """The device collector: batches of environments that live where the learner is (here: the CPU)."""
 
+import contextlib
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,11 +13,11 @@ from headrace.algos import targets
 from headrace.batch import allocate, columns
 from headrace.collect.device import Acting, DeviceCollector, Replayed
 from headrace.envs.library.cartpole import CartPole
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.models.policy import Network
 from headrace.spec import Agents
-from tests.kernel_support import Ring
+from tests.kernel_support import Ring, run, vector_of
 from tests.support import inline, never, plan_for, policy_for, workers
 from tests.test_ladder_collect import equal
 from tests.test_ladder_resume import assert_same
@@ -268,3 +271,26 @@ def test_all_environments_are_one_vector(tmp_path):
             ShortCartPole, run_dir=tmp_path / "r", envs_per_vector=2, total_env_steps=96,
             **SETTINGS,
         )  # fmt: skip
+
+
+class Dividing(Ring):
+    """The last agent is paid nothing that is a number once, in the second step of an episode."""
+
+    @staticmethod
+    def pay(w, e, i):
+        w.reward[e, i] = 1
+        if i == 2 and w.step[e] == 1:
+            w.reward[e, i] = math.nan
+
+
+def test_who_got_what_is_not_finite_is_told_and_places_that_were_not_needed_are_not_looked_at():
+    parts = [Agents(0, 2), Agents(2, 1)]
+    for env, bad in ((Ring(), False), (Dividing(), True)):
+        vector, fragments = vector_of(env, 3, 10, parts=parts)
+        for fragment in fragments:
+            fragment.final_obs.fill_(math.nan)
+            fragment.action.zero_()
+        told = r"\(step 2 of the fragment, env 0 of Dividing, agent 2, sampler inline\)"
+        with pytest.raises(EnvError, match=told) if bad else contextlib.nullcontext():
+            run(vector, fragments)
+        vector.close()

@@ -12,7 +12,7 @@ import torch
 from mpe2 import simple_speaker_listener_v4, simple_spread_v3, simple_tag_v3
 
 import headrace
-from headrace import batch
+from headrace import batch, verbs
 from headrace.envs.kernel_vector import KernelVector
 from headrace.envs.make import EnvMaker, env_spec
 from headrace.envs.parallel import ParallelVector
@@ -247,6 +247,30 @@ def test_a_game_is_learned_by_policies_that_see_different_things(tmp_path):
     assert min(played.by_policy["child"]) > 9
     assert min(played.by_policy["parent"]) > 9
     assert set(played.lengths) == {10}
+
+
+class Kids(Echo):
+    """The same, by another name."""
+
+    possible_agents = ["kid_0", "kid_1", "parent_0"]  # noqa: RUF012
+    words = {"kid_0": 2, "kid_1": 2, "parent_0": 4}  # noqa: RUF012
+
+
+class Crowd(Echo):
+    """One more of them."""
+
+    possible_agents = ["child_0", "child_1", "child_2", "parent_0"]  # noqa: RUF012
+    words = {"child_0": 2, "child_1": 2, "child_2": 2, "parent_0": 4}  # noqa: RUF012
+
+
+def test_another_game_is_refused_when_a_run_goes_on_or_is_evaluated(tmp_path):
+    run = train(tmp_path, "r", Echo)
+    with pytest.raises(CheckpointError, match=r"policies act for 3 agents, and Crowd has 4"):
+        headrace.resume(run.dir, env=Crowd, total_env_steps=300, quiet=True)
+    with pytest.raises(CheckpointError, match=r"child=0:2, parent=2:3; those of Kids would be kid"):
+        headrace.resume(run.dir, env=Kids, total_env_steps=300, quiet=True)
+    with pytest.raises(CheckpointError, match=r"policies act for 3 agents, and Crowd has 4"):
+        verbs.evaluate([str(run.dir), "--env", "tests.test_parallel:Crowd"], "")
 
 
 SETTINGS = {"quiet": True, "num_envs": 2, "num_steps": 25, "seed": 5, "num_minibatches": 5}
