@@ -1,5 +1,8 @@
 """The device collector: batches of environments that live where the learner is (here: the CPU)."""
 
+import contextlib
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,11 +13,11 @@ from headrace.algos import targets
 from headrace.batch import allocate, columns
 from headrace.collect.device import Acting, DeviceCollector, Replayed
 from headrace.envs.library.cartpole import CartPole
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.models.policy import Network
 from headrace.spec import Agents
-from tests.kernel_support import Ring
+from tests.kernel_support import Ring, run, vector_of
 from tests.support import inline, never, plan_for, policy_for, workers
 from tests.test_ladder_collect import equal
 from tests.test_ladder_resume import assert_same
@@ -122,6 +125,34 @@ def test_two_learners_with_half_the_environments_each_learn_the_same(tmp_path):
     )
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_other_learners_go_on_with_the_episodes_under_way(tmp_path, capsys, before, after):
+    settings = SETTINGS | {"total_env_steps": 96, "num_learners": before, "schedule_env_steps": 0}
+    headrace.train(ShortCartPole, run_dir=tmp_path / "r", **settings)
+    headrace.resume(tmp_path / "r", env=ShortCartPole, total_env_steps=2 * 96, num_learners=after)
+    assert "6 restored, 0 replayed, 0 begun anew" in capsys.readouterr().out
+
+
+def test_a_stop_ends_a_batch_and_nothing_of_it_counts():
+    plan, asked = plan_for(ShortCartPole, num_steps=12, native=True), []
+
+    def after_17():
+        asked.append(None)
+        return len(asked) > 17
+
+    collector, other = on_device(plan, stop=after_17), on_device(plan)
+    policy = policy_for(plan)
+    for one in (collector, other):
+        one.publish(policy, 0)
+        assert one.collect() is not None
+    assert collector.collect() is None
+    assert (collector.ledger.collected, collector.ledger.lost) == (16 * 4 - 4, 12)
+    state, expected = collector.state(), other.state()
+    assert state.keys() == expected.keys()
+    for name, array in state.items():
+        np.testing.assert_array_equal(array, expected[name])
 
 
 def test_only_the_last_episodes_are_told_and_all_are_counted(tmp_path):
@@ -233,8 +264,33 @@ def test_a_run_goes_on_with_another_number_of_learners(tmp_path):
 
 
 def test_all_environments_are_one_vector(tmp_path):
-    with pytest.raises(ConfigError, match="the 6 environments of a learner are one vector"):
+    with pytest.raises(
+        ConfigError, match=r"of ShortCartPole all are stepped together.* one vector: all 6"
+    ):
         headrace.train(
             ShortCartPole, run_dir=tmp_path / "r", envs_per_vector=2, total_env_steps=96,
             **SETTINGS,
         )  # fmt: skip
+
+
+class Dividing(Ring):
+    """The last agent is paid nothing that is a number once, in the second step of an episode."""
+
+    @staticmethod
+    def pay(w, e, i):
+        w.reward[e, i] = 1
+        if i == 2 and w.step[e] == 1:
+            w.reward[e, i] = math.nan
+
+
+def test_who_got_what_is_not_finite_is_told_and_places_that_were_not_needed_are_not_looked_at():
+    parts = [Agents(0, 2), Agents(2, 1)]
+    for env, bad in ((Ring(), False), (Dividing(), True)):
+        vector, fragments = vector_of(env, 3, 10, parts=parts)
+        for fragment in fragments:
+            fragment.final_obs.fill_(math.nan)
+            fragment.action.zero_()
+        told = r"\(step 2 of the fragment, env 0 of Dividing, agent 2, sampler inline\)"
+        with pytest.raises(EnvError, match=told) if bad else contextlib.nullcontext():
+            run(vector, fragments)
+        vector.close()

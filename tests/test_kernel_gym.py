@@ -337,7 +337,7 @@ def test_a_kernel_environment_is_known_however_it_is_named(ids, env):
     assert EnvMaker(env).kernel() is None  # interpreted
     for native in (False, True):
         spec = env_spec(EnvMaker(env, native=native))
-        assert spec.is_kernel
+        assert spec.kind == "kernel"
         assert spec.observation.kind == "box"
 
 
@@ -350,7 +350,7 @@ def test_what_is_none_is_not_made_into_one():
 
     for env in ("CartPole-v1", cartpole):
         assert EnvMaker(env, native=True).kernel() is None
-        assert not env_spec(EnvMaker(env)).is_kernel
+        assert env_spec(EnvMaker(env)).kind == "gym"
     assert EnvMaker(Drift, native=True, wrappers=(gym.Wrapper,)).kernel() is None
     with pytest.raises(
         ConfigError, match="is made by a callable: only a registered id, or a kernel"

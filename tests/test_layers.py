@@ -135,6 +135,7 @@ def test_there_is_one_backward_and_one_inner_loop():
         "envs/kernel_gym.py",
         "envs/kernel_steps.py",
         "envs/native.py",
+        "envs/parallel.py",
         "envs/pettingzoo.py",
         "envs/replay.py",
         "envs/tensor.py",

@@ -162,15 +162,19 @@ def test_a_run_with_two_policies_is_saved_evaluated_and_loaded(tmp_path):
         assert whole == pytest.approx((2 * first + second) / 3)
 
 
-@pytest.mark.parametrize("frozen", [{}, {"first": "random"}])
-def test_a_run_with_two_policies_goes_on_as_if_uninterrupted(tmp_path, frozen):
+@pytest.mark.parametrize(
+    ("frozen", "core"), [({}, "none"), ({"first": "random"}, "none"), ({}, "gru")]
+)
+def test_a_run_with_two_policies_goes_on_as_if_uninterrupted(tmp_path, frozen, core):
+    more = {"frozen": frozen, "network": headrace.Network(core=core, core_size=4)}
+
     def weights(run):
         saved = checkpoint.newest(run.dir)
         names = [name.removesuffix(".safetensors") for name in saved.manifest["files"]]
         return {f"{n}.{key}": t for n in names for key, t in saved.tensors(n).items()}
 
-    whole = train(tmp_path, "whole", 4, frozen=frozen)
-    train(tmp_path, "part", 2, frozen=frozen)
+    whole = train(tmp_path, "whole", 4, **more)
+    train(tmp_path, "part", 2, **more)
     resumed = headrace.resume(tmp_path / "part", env=Ring, total_env_steps=4 * UPDATE, quiet=True)
     one, other = weights(whole), weights(resumed)
     assert one.keys() == other.keys()
@@ -207,6 +211,8 @@ def test_a_random_policy_is_uniform(tmp_path):
         ({"frozen": {"third": "random"}}, "there is no policy 'third', but first, second"),
         ({"frozen": {"first": "random", "second": "random"}}, "nobody learns"),
         ({"num_workers": 1}, "num_workers=1, but Ring has 3 agents"),
+        ({"envs_per_vector": 2}, "envs_per_vector=2, but of Ring all .* one vector: all 4"),
+        ({"lag": 1}, "lag=1, but of Ring all are stepped together"),
         ({"frozen": {"first": "nowhere"}}, "There is no directory nowhere"),
     ],
 )

@@ -4,13 +4,17 @@ A spec is free of torch and gymnasium, travels as JSON inside checkpoints, and i
 is built from. `envs/make.py` makes one from Gymnasium's spaces.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _UNBOUNDED = 1e30
+
+Kind = Literal["gym", "kernel", "tensor", "parallel"]
+"""What an environment is: Gymnasium's; a kernel environment; one of many that step tensors as one
+vector; a game in PettingZoo's parallel form."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,10 @@ class EnvSpec:
         mask_in_info: whether the environment gives it in `info`.
         roles: (role, how many agents play it), in the order of their ids; (): there is one agent.
             What is said of observations and actions is said of each agent's.
+        of_each: (observation, action) of each agent, where these are not all the same; what is said
+            of observations and actions is then said of the first one's.
         notes: what was changed to fit, for people.
-        is_kernel: whether it is a kernel environment, which can be compiled.
+        kind: what it is. A kernel environment can be compiled, and need not be.
     """
 
     id: str
@@ -131,13 +137,21 @@ class EnvSpec:
     mask_key: str = ""
     mask_in_info: bool = False
     roles: tuple[tuple[str, int], ...] = ()
+    of_each: tuple[tuple[Space, Space], ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
-    is_kernel: bool = field(default=False, compare=False)
+    kind: Kind = field(default="gym", compare=False)
 
     @property
     def num_agents(self) -> int:
         """Of one environment."""
         return sum(size for _, size in self.roles) if self.roles else 1
+
+    def of(self, agents: Agents) -> "EnvSpec":
+        """What the policy of these agents needs to know: all of them see and do the same."""
+        if not self.of_each:
+            return self
+        observation, action = self.of_each[agents.first]
+        return replace(self, observation=observation, action=action, of_each=())
 
     @property
     def seen(self) -> Space:
@@ -156,6 +170,7 @@ class EnvSpec:
             "mask_key": self.mask_key,
             "mask_in_info": self.mask_in_info,
             "roles": [[role, size] for role, size in self.roles],
+            "of_each": [[space.to_json() for space in of] for of in self.of_each],
         }
 
     @classmethod
@@ -168,6 +183,10 @@ class EnvSpec:
             mask_key=data["mask_key"],
             mask_in_info=data["mask_in_info"],
             roles=tuple((role, size) for role, size in data.get("roles", ())),
+            of_each=tuple(
+                (Space.from_json(observation), Space.from_json(action))
+                for observation, action in data.get("of_each", ())
+            ),
         )
 
 

@@ -216,11 +216,13 @@ def evaluate(argv: list[str], description: str) -> int:
             "before the first evaluation.\nLeave out --best to play with the newest policy."
         )
     policies, shares = load_policies(best if flags.best else flags.run_dir, own.model)
-    spec = next(iter(policies.values())).spec
-    checkpoint.check_fits(spec, env_spec(maker), flags.run_dir)
+    spec = env_spec(maker)
+    theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
+    checkpoint.check_policies(theirs, spec, flags.run_dir)
     played = run_episodes(
         policies,
         maker,
+        spec=spec,
         shares=shares,
         episodes=flags.episodes,
         stochastic=flags.stochastic,

@@ -100,14 +100,16 @@ class DeviceCollector:
             device=device,
             num_threads=plan.threads_per_sampler,
             guards=plan.guards,
+            reseed=plan.reseed_episodes,
             last_episodes=WINDOW,
         )
         self._fragments = [self._allocate(of, device) for of in acting]
         self._memory = [fragment.core_state[0].clone().zero_() for fragment in self._fragments]
         self._noise: list[Tensor] = []
         self._policies: list[Policy] = []
-        self._roll_out = Replayed(self._act) if device.type == "cuda" else self._act
-        self._version = self._steps = 0
+        self._is_recorded = device.type == "cuda" and self._vector.can_be_recorded
+        self._roll_out = Replayed(self._act) if self._is_recorded else self._act
+        self._version = self._steps = self._taken = 0
         self._before: list[Tensor] = []
         self.ledger, self.restored = Ledger(), Restored()
         self._name = f"vector{plan.vectors.start}."
@@ -120,7 +122,7 @@ class DeviceCollector:
         plan = self._plan
         rows = plan.num_envs * of.agents.size
         layout = batch.columns(
-            plan.spec,
+            plan.spec.of(of.agents),
             plan.policy_out if of.learns else {},
             plan.num_steps,
             rows,
@@ -144,27 +146,33 @@ class DeviceCollector:
         self._make_noise()
         with self._watchdog:
             self._roll_out()
-            episodes = self._vector.finish()
+            whole = self._taken == plan.num_steps
+            episodes = self._vector.finish() if whole else []
+        self.ledger.count(self._taken * plan.num_envs, 0, whole=whole)
+        if not whole:
+            self._go_back()
+            return None
         for fragment in fragments:
             fragment.policy_version.fill_(self._version)
         self._steps += plan.num_steps
         taken = plan.num_steps * plan.num_envs
-        self.ledger.count(taken, 0, whole=True)
         agent_steps = sum(int(fragment.valid.sum()) for fragment in fragments)
         self._meter.lap("rollout")
         ended = self._vector.num_ended
         return Collected(fragments, taken, episodes, agent_steps=agent_steps, num_episodes=ended)
 
     def _act(self) -> None:
-        """Fill the fragments: all of it is work for the device."""
+        """Fill the fragments. Where it is recorded, all of it is work for the device."""
         for fragment, memory in zip(self._fragments, self._memory, strict=True):
             fragment.core_state[0] = memory
         actors = [
-            actor_for(policy, self._plan.spec, of.network)
+            actor_for(policy, self._plan.spec.of(of.agents), of.network)
             for policy, of in zip(self._policies, self._acting, strict=True)
         ]
-        weights, never = Pinned(actors, self._version), lambda: False
-        at_once(rollout(self._vector, self._fragments, weights, self._noise, self._meter, never))
+        weights = Pinned(actors, self._version)
+        stop = (lambda: False) if self._is_recorded else self._stop
+        filled = rollout(self._vector, self._fragments, weights, self._noise, self._meter, stop)
+        self._taken = at_once(filled)
         for fragment, memory in zip(self._fragments, self._memory, strict=True):
             memory.copy_(fragment.core_state[1])
 
@@ -188,10 +196,14 @@ class DeviceCollector:
 
     def give_up(self) -> None:
         """See `Collector`."""
-        for tensor, before in zip(self._moving(), self._before, strict=True):
-            tensor.copy_(before)
+        self._go_back()
         self._steps -= self._plan.num_steps
         self.ledger.lost += self._plan.num_steps * self._plan.num_envs
+
+    def _go_back(self) -> None:
+        """To where all was before the batch."""
+        for tensor, before in zip(self._moving(), self._before, strict=True):
+            tensor.copy_(before)
 
     def halt(self) -> None:
         """See `Collector`: nothing is under way."""
@@ -199,8 +211,9 @@ class DeviceCollector:
     def state(self) -> dict[str, Array]:
         """See `Collector`."""
         own = self._vector.state() | self._vector.obs()
-        for i, memory in enumerate(self._memory):
-            own |= {f"{name}.{i}": of for name, of in remembered(memory.cpu()).items()}
+        for i, memory in enumerate(self._memory):  # a row for each environment, as all state has
+            of_env = memory.cpu().view(self._plan.num_envs, -1)
+            own |= {f"{name}.{i}": of for name, of in remembered(of_env).items()}
         named = {self._name + name: array for name, array in own.items()}
         return {"steps": np.array(self._steps)} | named
 
@@ -216,11 +229,11 @@ class DeviceCollector:
             return
         self.restored = self._vector.restore(own)
         for i, memory in enumerate(self._memory):
-            if memory.numel():
+            if memory.numel() and not self.restored.new_episode:
                 memory.copy_(torch.from_numpy(own[f"core_state.{i}"]).view_as(memory))
 
     def _moving(self) -> list[Tensor]:
-        """All that a batch changes, but for the batch."""
+        """What a batch changes, but for the batch, and can be changed back."""
         return [*self._vector.tensors(), *self._memory]
 
     def meters(self) -> dict[str, dict[str, float]]:

@@ -1,7 +1,7 @@
 """What is told of a full fragment where the environments are on a device: episodes, and bad values.
 
 Here the host waits for the device, once. Left out: who writes the accounts (`kernel_vector.py`,
-`tensor.py`).
+`tensor.py`, `parallel.py`).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from headrace.batch import Fragment
 from headrace.envs.api import Episode
 from headrace.errors import EnvError
-from headrace.spec import Array, EnvSpec
+from headrace.spec import Agents, Array, EnvSpec
 
 
 def ended_episodes(
@@ -44,23 +44,44 @@ def ended_episodes(
     return [Episode(*each) for each in zip(*columns, strict=True)], count
 
 
-def check_finite(fragment: Fragment, env_id: Array, spec: EnvSpec, sampler: str) -> None:
-    """EnvError for NaN and infinity, before anything is learned from it."""
-    assert isinstance(fragment.obs, Tensor)
+def check_finite(
+    fragment: Fragment, env_id: Array, agents: Agents, spec: EnvSpec, sampler: str
+) -> None:
+    """EnvError for NaN and infinity, before anything is learned from it.
+
+    Args:
+        fragment: full.
+        env_id: `[n]`.
+        agents: of each env, whose rows are columns of it.
+        spec: named in the error, and
+        sampler: likewise.
+    """
+    obs, (final_obs, final_step, final_row) = fragment.obs, fragment.finals()
+    assert isinstance(obs, Tensor)
+    assert isinstance(final_obs, Tensor)
+    bad_final = ~_finite(final_obs, 1) & (final_step < fragment.num_steps)
     # A sum has no room for NaN and infinity, and takes a tenth of the time of looking for them.
-    if bool((fragment.obs[1:].sum() + fragment.reward.sum()).isfinite()):
+    if bool((obs[1:].sum() + fragment.reward.sum()).isfinite() & ~bad_final.any()):
         return
-    bad = ~fragment.reward.isfinite()
-    if fragment.obs.is_floating_point():
-        bad |= ~fragment.obs[1:].isfinite().flatten(2).all(-1)
-    if not bool(bad.any()):
+    bad = ~fragment.reward.isfinite() | ~_finite(obs[1:], 2)
+    if not bool(bad.any() | bad_final.any()):  # no more than too large for a sum
         return
-    t, row = bad.nonzero()[0].tolist()
-    agents = fragment.num_envs // len(env_id)
-    agent = f", agent {row % agents}" if agents > 1 else ""
+    if bad.any():
+        t, row = bad.nonzero()[0].tolist()
+        seen = obs[t + 1, row]
+    else:
+        place = int(bad_final.nonzero()[0])
+        t, row, seen = int(final_step[place]), int(final_row[place]), final_obs[place]
+    agent = f", agent {agents.first + row % agents.size}" if spec.num_agents > 1 else ""
     raise EnvError(
         f"The environment gave a reward ({fragment.reward[t, row].item()}) or observation "
-        f"({fragment.obs[t + 1, row].tolist()}) that is not finite\n"
-        f"(step {t + 1} of the fragment, env {env_id[row // agents]} of {spec.id}{agent}, "
+        f"({seen.tolist()}) that is not finite\n"
+        f"(step {t + 1} of the fragment, env {env_id[row // agents.size]} of {spec.id}{agent}, "
         f"sampler {sampler})."
     )
+
+
+def _finite(tensor: Tensor, num_dims: int) -> Tensor:
+    """Which of its rows are finite throughout: those of its first `num_dims` dimensions."""
+    found = tensor.isfinite()
+    return found.flatten(num_dims).all(-1) if found.dim() > num_dims else found

@@ -55,6 +55,8 @@ class KernelVector:
         device: where all of it is.
     """
 
+    can_be_recorded = True
+
     def __init__(
         self,
         env: KernelEnv,
@@ -154,9 +156,11 @@ class KernelVector:
         """The episodes that ended; raises EnvError if an env gave NaN or infinity."""
         num_envs = len(self.env_id)
         self.step_s = (time.monotonic() - self._bound_at) / (self._num_steps * num_envs)
-        for fragment, current in zip(self._fragments, self._current, strict=True):
+        for fragment, current, part in zip(
+            self._fragments, self._current, self._parts, strict=True
+        ):
             if self._guards.enabled:
-                check_finite(fragment, self.env_id, self.spec, self._sampler)
+                check_finite(fragment, self.env_id, part, self.spec, self._sampler)
             current.obs[0].copy_(fragment.obs[-1])  # type: ignore[index]
         books, sizes = self.books, [size for _, size in self._parts]
         episodes, self.num_ended = ended_episodes(

@@ -1,15 +1,13 @@
 """From what a user calls an environment to something that makes it, in any process.
 
 A kernel environment is made as it is where its own vector form is stepped, and in Gymnasium's form
-where it is interpreted or wrapped. Left out: stepping (`gym.py`, `native.py`, `kernel_vector.py`),
-and which ids a preset knows (`run/presets`).
+where it is interpreted or wrapped. Left out: stepping (`gym.py`, `native.py`, `device.py`), whose
+ids are whose (`families.py`), and which ids a preset knows (`run/presets`).
 """
 
 import contextlib
-import difflib
-import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,45 +15,20 @@ from typing import Any
 import gymnasium
 
 from headrace import named
-from headrace.envs import atari, kernel_ids, mujoco, spaces
+from headrace.envs import atari, families, kernel_ids, mujoco, spaces
 from headrace.envs.api import check_fields, env_error
 from headrace.envs.kernel_env import KernelEnv
 from headrace.envs.kernel_gym import KernelGymEnv
-from headrace.errors import ConfigError, EnvNotFoundError, MissingExtraError, UsageError
+from headrace.envs.spaces import is_parallel
+from headrace.errors import ConfigError, UsageError
 from headrace.spec import EnvSpec
 
 EnvLike = str | Callable[..., Any]
 """An id, `module:EnvId`, `module:callable`, or a callable that makes an environment; a kernel
-environment's class is one."""
+environment's class is one. What takes `num_envs` and `device` makes many that step tensors."""
 
 WrapperLike = str | Callable[[Any], Any]
 """`module:callable`, or a callable: gets an environment and gives it back, wrapped."""
-
-# (what an id begins with, package that registers it or None if Gymnasium does, our extra)
-_FAMILIES: tuple[tuple[str, str | None, str], ...] = (
-    ("headrace/", "headrace.envs.library", "kernels"),
-    ("ALE/", "ale_py", "atari"),
-    ("MiniGrid-", "minigrid", "minigrid"),
-    ("BabyAI-", "minigrid", "minigrid"),
-    ("highway-", "highway_env", "highway"),
-    ("merge-", "highway_env", "highway"),
-    ("roundabout-", "highway_env", "highway"),
-    ("parking-", "highway_env", "highway"),
-    ("intersection-", "highway_env", "highway"),
-    ("racetrack-", "highway_env", "highway"),
-    *((name, None, "box2d") for name in ("LunarLander", "BipedalWalker", "CarRacing")),
-    *(
-        (name, None, "mujoco")
-        for name in (
-            "Ant-", "HalfCheetah-", "Hopper-", "Humanoid", "InvertedDoublePendulum-",
-            "InvertedPendulum-", "Pusher-", "Reacher-", "Swimmer-", "Walker2d-",
-        )
-    ),
-    *(
-        (name, None, "classic-control")
-        for name in ("Acrobot-", "CartPole-", "MountainCar", "Pendulum-")
-    ),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,6 +62,17 @@ class EnvMaker:
         """Whether making it imports or runs code that the user named (not a registered id)."""
         return not isinstance(self.env, str) or ":" in self.env
 
+    @property
+    def steps_tensors(self) -> bool:
+        """Whether it makes many environments at a time, which step tensors: see `tensors`."""
+        target = families.resolve(self.env)
+        if isinstance(target, str) or not callable(target):
+            return False
+        try:
+            return {"num_envs", "device"} <= inspect.signature(target).parameters.keys()
+        except ValueError:  # built-ins do not tell their signature
+            return False
+
     def __call__(self, *, render_mode: str | None = None) -> Any:
         """Make one environment in its Python form, wrapped.
 
@@ -104,24 +88,31 @@ class EnvMaker:
         """One environment as the id or callable gives it, which may be a `KernelEnv`.
 
         Raises:
-            UsageError, EnvError: as when called.
+            UsageError: it steps tensors, or what was made is no environment.
+            EnvError: making it raised.
         """
-        target = _resolve(self.env)
+        if self.steps_tensors:
+            raise UsageError(
+                f"{self.name} makes many environments that step tensors as one: there is no single "
+                "one to be stepped in Python.\nLeave --vectorization python out."
+            )
+        target = families.resolve(self.env)
         if not isinstance(target, str):
             return self._call(target, render_mode)
-        _import_family(target)
+        families.load(target)
         if (kernel := kernel_ids.registered(target)) is not None:
             return self._call(kernel, render_mode)
         make = atari.make if target.startswith("ALE/") else gymnasium.make
         # The checker wraps every step for the sake of the first.
         more = {"disable_env_checker": True} | ({"render_mode": render_mode} if render_mode else {})
-        return _registered(target, self.kwargs, lambda: make(target, **self.kwargs | more))
+        return families.made(target, self.kwargs, lambda: make(target, **self.kwargs | more))
 
     def python_form(self, env: Any) -> Any:
         """What `made` gave, in its Python form, wrapped.
 
         Raises:
-            UsageError: it is no environment, or a kernel environment of several agents.
+            UsageError: it is no environment, or a kernel environment of several agents; or it is to
+                be wrapped, and is a game in PettingZoo's form.
             EnvError: wrapping it raised.
         """
         if isinstance(env, KernelEnv):
@@ -133,6 +124,13 @@ class EnvMaker:
                     "interpreted."
                 )
             env = KernelGymEnv(env)
+        if is_parallel(env):
+            if self.wrappers:
+                raise UsageError(
+                    f"{self.name} is a game in PettingZoo's parallel form, and is not wrapped here."
+                    "\nLeave --wrapper out, and let a callable of your own make it and wrap it."
+                )
+            return env
         _check_is_env(env, self.name)
         for wrapper in self.wrappers:
             wrap = (
@@ -146,7 +144,7 @@ class EnvMaker:
             _check_is_env(env, getattr(wrapper, "__name__", wrapper))
         return env
 
-    def _call(self, target: Callable[..., Any], render_mode: str | None) -> Any:
+    def _call(self, target: Callable[..., Any], render_mode: str | None, **more: Any) -> Any:
         if not callable(target):
             raise UsageError(
                 f"env is an instance of {type(target).__name__}: expected what makes one, for "
@@ -154,7 +152,7 @@ class EnvMaker:
             )
         if isinstance(target, type) and issubclass(target, KernelEnv):
             target = partial(kernel_ids.build, target)
-        kwargs = dict(self.kwargs)
+        kwargs = self.kwargs | more
         if render_mode is not None and "render_mode" in inspect.signature(target).parameters:
             kwargs["render_mode"] = render_mode
         try:
@@ -176,11 +174,11 @@ class EnvMaker:
         Raises:
             UsageError, EnvError: as when one is made.
         """
-        if not self.native or self.wrappers:
+        if not self.native or self.wrappers or self.steps_tensors:
             return None
-        target = _resolve(self.env)
+        target = families.resolve(self.env)
         if isinstance(target, str):
-            _import_family(target)
+            families.load(target)
             if kernel_ids.registered(target) is None:
                 return None
         env = self.made()
@@ -189,6 +187,38 @@ class EnvMaker:
         _check_is_env(env, self.name)
         env.close()
         return None
+
+    def tensors(self, num_envs: int, device: str) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+        """Make environments that step tensors, all as one.
+
+        Args:
+            num_envs: how many.
+            device: where their tensors are, as torch names it.
+
+        Raises:
+            UsageError: they are to be wrapped, or what was made is no such vector.
+            EnvError: making it raised.
+        """
+        if self.wrappers:
+            raise UsageError(
+                f"{self.name} makes many environments that step tensors as one, and these are not "
+                "wrapped here.\nLeave --wrapper out, and let a callable of your own wrap them."
+            )
+        if ours := {"num_envs", "device"} & self.kwargs.keys():
+            raise UsageError(
+                f"env_kwargs={self.kwargs}: {self.name} gets {' and '.join(sorted(ours))} from "
+                "--num-envs and --device. Leave it out there."
+            )
+        target = families.resolve(self.env)
+        assert callable(target), self.name
+        made = self._call(target, None, num_envs=num_envs, device=device)
+        if not isinstance(made, gymnasium.vector.VectorEnv):
+            raise UsageError(
+                f"{self.name} takes num_envs and device, as what makes environments that step "
+                f"tensors, and made a {type(made).__name__}.\n"
+                "Expected a gymnasium.vector.VectorEnv of so many."
+            )
+        return made
 
     def vector(self, num_envs: int, num_threads: int) -> Any:
         """Make the environment's own vector form, a `gymnasium.vector.VectorEnv`.
@@ -201,7 +231,7 @@ class EnvMaker:
             ConfigError: it has no such form, or is to be wrapped.
             EnvNotFoundError, MissingExtraError, EnvError: as for one environment.
         """
-        target = _resolve(self.env)
+        target = families.resolve(self.env)
         if not isinstance(target, str) or self.wrappers:
             what = "wrapped" if self.wrappers else "made by a callable"
             raise ConfigError(
@@ -209,7 +239,7 @@ class EnvMaker:
                 "kernel environment, can have a vector form of its own.\n"
                 "Use --vectorization python (or auto)."
             )
-        _import_family(target)
+        families.load(target)
         if target in gymnasium.registry and not gymnasium.registry[target].vector_entry_point:
             raise ConfigError(
                 f"vectorization='native', but {target} registers no vector_entry_point.\n"
@@ -218,7 +248,7 @@ class EnvMaker:
         kwargs = self.kwargs
         if target.startswith("ALE/"):
             kwargs = atari.vector_kwargs(num_threads) | kwargs
-        return _registered(
+        return families.made(
             target,
             self.kwargs,
             lambda: gymnasium.make_vec(target, num_envs, "vector_entry_point", **kwargs),
@@ -232,67 +262,6 @@ def _check_is_env(env: Any, maker: Any) -> None:
                 f"{maker} made a {type(env).__name__}, which has no `{attribute}`.\n"
                 "Expected a gymnasium.Env: reset, step, close, observation_space, action_space."
             )
-
-
-def _resolve(env: EnvLike) -> EnvLike:
-    """`module:name` to the callable, or to the id that the module registered."""
-    if not isinstance(env, str) or ":" not in env:
-        return env
-    module, name, target = named.load(env, EnvNotFoundError)
-    if target is not None:
-        return target
-    if name in gymnasium.registry:
-        return name
-    raise EnvNotFoundError(
-        f"The module {module.__name__!r} has no callable {name!r} and registers no such id."
-        + named.near(module, name)
-    )
-
-
-def _import_family(env_id: str) -> tuple[str, str | None, str] | None:
-    """Import the package that registers the id, if we know it."""
-    family = next((f for f in _FAMILIES if env_id.startswith(f[0])), None)
-    if family and family[1]:
-        try:
-            importlib.import_module(family[1])  # importing it registers its ids
-        except ModuleNotFoundError as error:
-            raise _missing(env_id, family[2], error) from None
-    return family
-
-
-def _registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
-    """Call `make`, with the errors that registered ids can have."""
-    family = _import_family(env_id)
-    try:
-        if family and family[2] == "mujoco":
-            mujoco.listen()
-        return make()
-    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
-        raise EnvNotFoundError(_near_misses(env_id)) from None
-    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise _missing(env_id, family[2] if family else None, error) from None
-    except Exception as error:
-        if kwargs and isinstance(error, TypeError):
-            raise UsageError(f"{env_id} does not take env_kwargs={kwargs}: {error}") from error
-        raise env_error(error, f"while making {env_id} with {kwargs}") from error
-
-
-def _missing(env_id: str, extra: str | None, error: Exception) -> MissingExtraError:
-    remedy = f"pip install 'headrace[{extra}]'" if extra else "install the package that it names"
-    return MissingExtraError(
-        f"{env_id} needs a package that is not installed ({error}).\nTo install it: {remedy}"
-    )
-
-
-def _near_misses(env_id: str) -> str:
-    known = sorted(gymnasium.registry)
-    lowered = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.5)
-    lines = [f"There is no environment {env_id!r}."]
-    if near:
-        lines.append("Did you mean " + " or ".join(lowered[name] for name in near) + "?")
-    lines.append("One of your own: module:EnvId or module:callable.")
-    return "\n".join(lines)
 
 
 def make_all(maker: EnvMaker, count: int) -> list[Any]:
@@ -313,40 +282,28 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         UnsupportedSpaceError: naming the space and its key.
         EnvError: it failed.
     """
-    env: Any = maker.kernel()
+    options: dict[str, Any] = {
+        "drop_obs_keys": maker.drop_obs_keys, "action_mask": maker.action_mask,
+    }  # fmt: skip
+    env: Any = maker.tensors(1, "cpu") if maker.steps_tensors else maker.kernel()
     if env is None:
         env = maker.vector(1, num_threads=1) if maker.native else maker.made()
     if isinstance(env, KernelEnv) and not maker.wrappers:
-        return spaces.of_kernel(
-            maker.name, env, drop_obs_keys=maker.drop_obs_keys, action_mask=maker.action_mask
-        )
-    if not maker.native:
+        return spaces.of_kernel(maker.name, env, **options)
+    is_vector = maker.native or maker.steps_tensors
+    if not is_vector:
         env = maker.python_form(env)
-    single = "single_" if maker.native else ""
     try:
-        with_choices = isinstance(
-            action := getattr(env, f"{single}action_space"),
-            gymnasium.spaces.Discrete
-            | gymnasium.spaces.MultiDiscrete
-            | gymnasium.spaces.MultiBinary,
+        if is_parallel(env):
+            info = _first_info(maker, env, map(env.action_space, env.possible_agents))
+            return spaces.of_parallel(maker.name, env, info, **options)
+        single = "single_" if is_vector else ""
+        observation, action = (
+            getattr(env, f"{single}{role}_space") for role in ("observation", "action")
         )
-        info = {}
-        if with_choices and maker.action_mask in ("auto", "info"):
-            where = f"env 0 of {maker.name}, episode 0, to see what it offers: reset(seed=0)"
-            try:
-                result = env.reset(seed=0)
-            except Exception as error:
-                raise env_error(error, f"in reset of {where}") from error
-            check_fields("reset", result, where)
-            info = result[1]
-        spec = spaces.read(
-            maker.name,
-            getattr(env, f"{single}observation_space"),
-            action,
-            info,
-            drop_obs_keys=maker.drop_obs_keys,
-            action_mask=maker.action_mask,
-        )
+        read = spaces.of_tensors if maker.steps_tensors else spaces.read
+        info = _first_info(maker, env, [action])
+        return read(maker.name, observation, action, info, **options)
     finally:
         try:
             env.close()
@@ -354,4 +311,26 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
             raise env_error(
                 error, f"while closing {maker.name}, which was made for its spaces"
             ) from error
-    return spec
+
+
+def _first_info(maker: EnvMaker, env: Any, actions: Iterable[Any]) -> Mapping[str, Any]:
+    """What a reset says beside the observations, if there may be an action mask in it."""
+    has_choices = any(
+        isinstance(
+            action,
+            gymnasium.spaces.Discrete
+            | gymnasium.spaces.MultiDiscrete
+            | gymnasium.spaces.MultiBinary,
+        )
+        for action in actions
+    )
+    if not has_choices or maker.action_mask not in ("auto", "info"):
+        return {}
+    where = f"env 0 of {maker.name}, episode 0, to see what it offers: reset(seed=0)"
+    try:
+        result = env.reset(seed=0)
+    except Exception as error:
+        raise env_error(error, f"in reset of {where}") from error
+    check_fields("reset", result, where)
+    info: Mapping[str, Any] = result[1]
+    return info

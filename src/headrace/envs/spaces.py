@@ -1,6 +1,8 @@
 """From Gymnasium's spaces to a spec. Left out: making environments (`make.py`)."""
 
-from collections.abc import Mapping
+import itertools
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from headrace.envs.kernel_env import KernelEnv
-from headrace.errors import ConfigError, UnsupportedSpaceError
+from headrace.errors import ConfigError, UnsupportedSpaceError, UsageError
 from headrace.spec import PLAIN, Array, EnvSpec, Space
 
 MASK = "action_mask"
@@ -80,7 +82,118 @@ def of_kernel(
                 f"{space.describe()}.\nExpected a Box of one dimension"
                 + ("." if role == "observation" else ", Discrete or MultiDiscrete.")
             )
-    return replace(spec, is_kernel=True, roles=tuple(env.agents.items()))
+    return replace(spec, kind="kernel", roles=tuple(env.agents.items()))
+
+
+def of_tensors(
+    env_id: str, observation: Any, action: Any, info: Mapping[str, Any], **options: Any
+) -> EnvSpec:
+    """Describe the spaces of environments that step tensors; args and errors as of `read`."""
+    spec = read(env_id, observation, action, info, **options)
+    _check_one_array(spec, f"of {env_id}, which steps tensors,")
+    return replace(spec, kind="tensor")
+
+
+def of_parallel(
+    env_id: str, env: Any, infos: Mapping[Any, Mapping[str, Any]], **options: Any
+) -> EnvSpec:
+    """Describe the spaces of a game in PettingZoo's parallel form.
+
+    Args:
+        env_id: its name.
+        env: the game.
+        infos: what a reset gave, by agent.
+        **options: as of `read`.
+
+    Raises:
+        UnsupportedSpaceError, ConfigError: as of `read`.
+    """
+    agents, of_each, notes = list(env.possible_agents), [], []
+    if not agents:
+        raise UsageError(f"{env_id} has no possible_agents: expected a list of their names.")
+    for agent in agents:
+        its = env.observation_space(agent), env.action_space(agent)
+        try:
+            spec = read(env_id, *its, infos.get(agent, {}), **options)
+        except UsageError as error:
+            raise type(error)(f"{error}\n(agent {agent} of {env_id})") from None
+        _check_one_array(spec, f"of {env_id}, agent {agent},")
+        of_each.append((spec.observation, spec.action))
+        notes += [note for note in spec.notes if note not in notes]
+    roles = parallel_roles(agents)
+    if differ := len(set(of_each)) > 1:
+        for i, (observation, action) in enumerate(of_each):
+            if not i or of_each[i] != of_each[i - 1]:
+                seen, done = observation.describe(), action.describe()
+                notes.append(f"from agent {agents[i]} on: observation {seen}, action {done}")
+    return EnvSpec(
+        env_id, *of_each[0],
+        roles=roles, of_each=tuple(of_each) if differ else (), notes=tuple(notes), kind="parallel",
+    )  # fmt: skip
+
+
+def is_parallel(env: Any) -> bool:
+    """Whether it is a game in PettingZoo's parallel form; that package need not be there.
+
+    Raises:
+        UsageError: it is in its other form, or does not name its agents.
+    """
+    if not (
+        callable(getattr(env, "observation_space", None))
+        and callable(getattr(env, "action_space", None))
+    ):
+        return False
+    if hasattr(env, "agent_iter"):
+        raise UsageError(
+            f"A {type(env).__name__} is a game in PettingZoo's AEC form, in which agents take "
+            "turns.\nExpected its parallel form: parallel_env, or "
+            "pettingzoo.utils.aec_to_parallel(env) where that is possible."
+        )
+    if not hasattr(env, "possible_agents"):
+        raise UsageError(
+            f"A {type(env).__name__} has spaces for each agent, as PettingZoo's games, and no "
+            "possible_agents: expected a list of their names."
+        )
+    return True
+
+
+_ROLE = re.compile(r"(.*?)(?:(?:^|_)\d+)?", re.DOTALL)
+
+
+def parallel_roles(agents: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    """Roles of PettingZoo's agents: names up to a number, of those that follow each other.
+
+    A role is the name of a policy, and of its files: of letters, digits, - and _. One that comes
+    back after another gets a number of its own.
+    """
+    names = []
+    for agent in agents:
+        found = _ROLE.fullmatch(str(agent))
+        assert found is not None, agent
+        name = re.sub(r"[^A-Za-z0-9_-]", "-", found[1])
+        names.append(name if re.match("[A-Za-z]", name) else f"agent-{name}".rstrip("-"))
+    roles: dict[str, int] = {}
+    for name, group in itertools.groupby(names):
+        number = 1
+        while (role := name if number == 1 else f"{name}-{number}") in roles:
+            number += 1
+        roles[role] = len(list(group))
+    return tuple(roles.items())
+
+
+def _check_one_array(spec: EnvSpec, whose: str) -> None:
+    """Where rows are written many at a time there are no keys: UnsupportedSpaceError."""
+    if spec.mask_in_info:
+        raise UnsupportedSpaceError(
+            f"The info {whose} has an action mask, and masks are read from Gymnasium's "
+            "environments only.\n--action-mask off plays without it."
+        )
+    if spec.observation.kind == "dict":
+        raise UnsupportedSpaceError(
+            f"The observation {whose} is {spec.observation.describe()}: expected one array (Box, "
+            "Discrete, MultiDiscrete or MultiBinary); action masks are read from Gymnasium's "
+            "environments only.\nLet your callable make one array of it."
+        )
 
 
 def flat_mask(mask: Any) -> Array:

@@ -70,6 +70,7 @@ class Run:
         played = evaluate(
             self.policies,
             self._ended.maker,
+            spec=self._ended.spec,
             shares=self._ended.shares,
             episodes=episodes,
             stochastic=stochastic,

@@ -35,15 +35,18 @@ class Evaluations:
         counters, every = self._counters, self._run.eval_every
         if not every or counters.env_steps // every == counters.evaluated_at // every:
             return {}
-        learner, spec = self._learner, self._task.spec
+        learner, spec, shares = self._learner, self._task.spec, self._task.shares
         policies = {
-            name: TrainedPolicy(spec, copy.deepcopy(policy).cpu(), learner.networks[name])
+            name: TrainedPolicy(
+                spec.of(shares[name]), copy.deepcopy(policy).cpu(), learner.networks[name]
+            )
             for name, policy in learner.policies.items()
         }
         played = evaluate(
             policies,
             self._task.maker,
-            shares=self._task.shares,
+            spec=spec,
+            shares=shares,
             episodes=self._run.eval_episodes,
             seed=self._run.seed,
             stop=self._stop,

@@ -32,7 +32,7 @@ import headrace
 from headrace.errors import CheckpointError, HeadraceError
 from headrace.ranks import Ranks
 from headrace.run.files import flush_dir, read_capped, write_flushed, write_whole
-from headrace.spec import Array, EnvSpec
+from headrace.spec import Agents, Array, EnvSpec
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -224,6 +224,40 @@ def check_fits(theirs: EnvSpec, spec: EnvSpec, run_dir: Path) -> None:
             + "\n".join(differing)
             + "\nName the environment that it was trained on, or start a new run."
         )
+
+
+def policies(saved: Checkpoint) -> dict[str, tuple[EnvSpec, Agents]]:
+    """What each of its policies is offered, and the agents that it acts for."""
+    with as_written(saved.path):
+        found = {}
+        for name, of in saved.manifest["policies"].items():
+            first, end = of.get("agents", (0, 1))
+            found[name] = EnvSpec.from_json(of["spec"]), Agents(first, end - first)
+        return found
+
+
+def check_policies(
+    theirs: Mapping[str, tuple[EnvSpec, Agents]], spec: EnvSpec, run_dir: Path
+) -> None:
+    """`check_fits`, of each policy with what its agents are offered here.
+
+    Args:
+        theirs: of the checkpoint; see `policies`.
+        spec: of the environment.
+        run_dir: named in messages.
+
+    Raises:
+        CheckpointError: spaces differ, or the number of agents.
+    """
+    count = sum(agents.size for _, agents in theirs.values())
+    if count != spec.num_agents:
+        raise CheckpointError(
+            f"The checkpoint in {run_dir} is of another environment: its policies act for {count} "
+            f"agents, and {spec.id} has {spec.num_agents}.\n"
+            "Name the environment that it was trained on, or start a new run."
+        )
+    for of, agents in theirs.values():
+        check_fits(of, spec.of(agents), run_dir)
 
 
 def gathered(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | Tensor]:

@@ -22,6 +22,7 @@ from headrace.run.runsettings import RunSettings
 from headrace.run.shares import own_settings
 from headrace.run.sums import check_sums, divisor
 from headrace.run.values import coerce
+from headrace.spec import Kind
 
 ALGOS: dict[str, tuple[ModuleType, type[Any]]] = {
     "a2c": (a2c, a2c.A2C),
@@ -92,15 +93,14 @@ class Settings:
 
 
 def resolve(
-    given: Mapping[str, Any], config_file: Path | None = None, *, is_kernel: bool = False
+    given: Mapping[str, Any], config_file: Path | None = None, *, kind: Kind = "gym"
 ) -> Settings:
     """Bring flags, file, preset and defaults together, and check that they fit.
 
     Args:
         given: name -> value from flags or Python arguments; `env` may be there or in the file.
         config_file: TOML with settings at the top level.
-        is_kernel: whether the environment is known to be a kernel environment, which its name does
-            not tell.
+        kind: what the environment is, which its name does not tell.
 
     Raises:
         ConfigError: an unknown name, a value of the wrong type, or sizes that contradict.
@@ -136,11 +136,11 @@ def resolve(
                     origin[f.name] = source
                     values[f.name] = coerce(f.name, layer[f.name], hints[f.name], source)
         built.append(group(**values))
-    return _derive(built[0], built[1], built[2], origin, is_kernel=is_kernel)
+    return _derive(built[0], built[1], built[2], origin, kind=kind)
 
 
 def _derive(
-    run: RunSettings, network: Network, algo: Any, origin: dict[str, str], *, is_kernel: bool
+    run: RunSettings, network: Network, algo: Any, origin: dict[str, str], *, kind: Kind
 ) -> Settings:
     """Fill what follows from other settings, then check all sums."""
     derived: dict[str, Any] = {}
@@ -165,14 +165,16 @@ def _derive(
         )
         algo = replace(algo, lr=algo.lr * factor)
     if run.vectorization == "auto" or (run.wrapper and origin["vectorization"] != "given"):
-        native = (run.env.startswith("ALE/") or is_kernel) and not run.wrapper
+        has_own = run.env.startswith("ALE/") or kind in ("kernel", "tensor")
+        native = has_own and not run.wrapper
         derived["vectorization"] = "native" if native else "python"
         origin["vectorization"] = "follows env and wrapper"
     if not run.learner_threads:
         derived["learner_threads"] = cores
         origin["learner_threads"] = f"follows {cores} cores"
     native = derived.get("vectorization", run.vectorization) == "native"
-    derived |= _shared_out(run, origin, cores, native=native)
+    # A vector of either has threads of its own, or cannot have any.
+    derived |= _shared_out(run, origin, cores, whole=native or kind in ("tensor", "parallel"))
     if run.lag == -1:
         beside = ALGOS[run.algo][0].CORRECTS_LAG and derived.get("num_workers", run.num_workers) > 0
         derived["lag"] = _USUAL_LAG if beside else 0
@@ -194,7 +196,7 @@ def _lr_factor(run: RunSettings) -> float:
 
 
 def _shared_out(
-    run: RunSettings, origin: dict[str, str], cores: int, *, native: bool
+    run: RunSettings, origin: dict[str, str], cores: int, *, whole: bool
 ) -> dict[str, Any]:
     """How many environments a vector has, and how many workers there are."""
     learners, size = run.num_learners, run.envs_per_vector
@@ -208,9 +210,8 @@ def _shared_out(
         size = divisor(share, max(1, share // (vectors_each * workers)))
         origin["envs_per_vector"] = f"follows num_envs, for {vectors_each} vectors of each worker"
     elif not size:
-        # A native vector has threads of its own.
-        size = divisor(share, max(1, share // (1 if native else of_cores)))
-        origin["envs_per_vector"] = "follows num_envs" + ("" if native else f" / {cores} cores")
+        size = divisor(share, max(1, share // (1 if whole else of_cores)))
+        origin["envs_per_vector"] = "follows num_envs" + ("" if whole else f" / {cores} cores")
     elif learners > 1 and share % size and is_preset:
         size = divisor(share, size)
         origin["envs_per_vector"] += f", to fit {share} envs of each learner"
@@ -251,7 +252,7 @@ def _check_guards(run: RunSettings) -> None:
     if run.vectorization == "native" and run.on_env_error == "restart":
         raise ConfigError(
             "on_env_error='restart', but one environment of a native vector cannot be made anew.\n"
-            "Use --vectorization python."
+            "Leave it out; or, where there is a Python form, use --vectorization python."
         )
     if run.env_timeout_s and not run.guards:
         raise ConfigError(

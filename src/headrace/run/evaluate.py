@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from headrace.collect.api import ShouldStop
-from headrace.envs.api import GUARDS, Episode, VectorEnv
-from headrace.envs.device import device_vector
+from headrace.envs.api import Episode, VectorEnv
+from headrace.envs.device import device_vector, is_one_vector
 from headrace.envs.film import filmed
 from headrace.envs.gym import GymVector
-from headrace.envs.make import EnvMaker, make_all
+from headrace.envs.make import EnvMaker, env_spec, make_all
 from headrace.envs.vector import make_vector
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
@@ -26,7 +26,7 @@ from headrace.run.config import cpu_cores
 from headrace.run.players import Players
 from headrace.run.trained import TrainedPolicy
 from headrace.run.watch import film_episode, play_episode
-from headrace.spec import Agents, Array
+from headrace.spec import Agents, Array, EnvSpec
 
 _NUM_STEPS = 64
 _MOST_ENVS = 32
@@ -66,6 +66,7 @@ def evaluate(
     policy: TrainedPolicy | Mapping[str, TrainedPolicy],
     maker: EnvMaker,
     *,
+    spec: EnvSpec | None = None,
     shares: Mapping[str, Agents] | None = None,
     episodes: int = 20,
     stochastic: bool = False,
@@ -79,6 +80,7 @@ def evaluate(
     Args:
         policy: acts; or several, by name.
         maker: makes the environments.
+        spec: of them, as `env_spec` gives it; default: it is asked.
         shares: the agents of each of several.
         episodes: how many.
         stochastic: sample actions, as in training; default: the likeliest.
@@ -97,10 +99,10 @@ def evaluate(
     if video is not None and maker.kernel() is not None:
         first = play_episode(policy, maker, shares=shares, seed=seed, stochastic=stochastic)
         film_episode(first, maker, video)
-    quota = _quota(episodes)
+    spec, quota = spec or env_spec(maker), _quota(episodes)
     played: list[list[Episode]] = [[] for _ in quota]
     players = Players(policy, shares, len(quota), _NUM_STEPS, seed=seed, stochastic=stochastic)
-    with contextlib.closing(_vector(players, maker, len(quota), seed, video)) as vector:
+    with contextlib.closing(_vector(players, maker, spec, len(quota), seed, video)) as vector:
         last_end = ended = 0
         say = _now_and_then(say)
         while ended < episodes:
@@ -151,17 +153,25 @@ def _quota(episodes: int) -> list[int]:
 
 
 def _vector(
-    players: Players, maker: EnvMaker, num_envs: int, seed: int, video: Path | None
+    players: Players,
+    maker: EnvMaker,
+    spec: EnvSpec,
+    num_envs: int,
+    seed: int,
+    video: Path | None,
 ) -> VectorEnv:
     """The environments of an evaluation; the first one filmed if asked for (in Python form)."""
     env_id: Array = np.arange(num_envs)
-    spec, meter = players.spec, Meter()
-    if maker.kernel() is not None:
+    meter = Meter()
+    if is_one_vector(maker, spec):
+        if video is not None and spec.kind != "kernel":
+            raise ConfigError(f"There is no film of {maker.name}: leave --video out.")
         return device_vector(
             maker, spec, env_id, seed, meter,
-            parts=players.parts, device=torch.device("cpu"), num_threads=1, guards=GUARDS,
-            role="eval",
+            parts=players.parts, device=torch.device("cpu"), num_threads=1, role="eval",
+            sampler="evaluation",
         )  # fmt: skip
+    spec = players.spec
     if video is None:
         return make_vector(
             maker, spec, env_id, seed, meter,

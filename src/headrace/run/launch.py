@@ -16,8 +16,10 @@ from headrace import patience
 from headrace.collect.supervisor import TIMES_AS_LONG_TO_START
 from headrace.collect.watchdog import Watchdog
 from headrace.envs.api import Guards
+from headrace.envs.device import is_one_vector
 from headrace.envs.make import EnvLike, EnvMaker, WrapperLike, env_spec
 from headrace.errors import (
+    CheckpointError,
     ConfigError,
     EnvError,
     HeadraceError,
@@ -37,7 +39,7 @@ from headrace.run.process import StopSignals
 from headrace.run.rank import Ended, follow, run_rank
 from headrace.run.report import OnUpdate, how_to_go_on
 from headrace.run.runsettings import RunSettings
-from headrace.run.shares import shared_out
+from headrace.run.shares import shared_out, told
 from headrace.run.task import Task
 from headrace.run.torchrun import Attempt
 from headrace.spec import Agents, EnvSpec
@@ -87,12 +89,13 @@ def start(
         )
     maker = _maker(settings, env, code.wrappers)
     spec = _spec(maker, run)
-    if spec.is_kernel:  # known once one was made
-        settings = resolve(asked, config_file, is_kernel=True)
+    if spec.kind != "gym":  # known once one was made
+        _check_kind(run, spec)
+        settings = resolve(asked, config_file, kind=spec.kind)
         maker = _maker(settings, env, code.wrappers)
-    begun = run_dir is not None and any(run_dir.glob("checkpoints/step_*"))
-    if attempt is not None and attempt.goes_on and begun:
-        assert run_dir is not None
+        _check_whole(settings.run, maker, spec)
+    goes_on = attempt is not None and attempt.goes_on
+    if goes_on and run_dir is not None and any(run_dir.glob("checkpoints/step_*")):
         _refuse_another(run_dir, settings)
         return _go_on(run_dir, env, code, {}, attempt, meter, on_update, out)
     run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
@@ -149,11 +152,14 @@ def _go_on(
     with _held(run_dir, attempt):
         saved = checkpoint.newest(run_dir)
         spec = _spec(maker, settings.run)
-        with checkpoint.as_written(saved.path):
-            of_any = next(iter(saved.manifest["policies"].values()))
-            theirs = EnvSpec.from_json(of_any["spec"])
-        checkpoint.check_fits(theirs, spec, run_dir)
+        theirs = checkpoint.policies(saved)
+        checkpoint.check_policies(theirs, spec, run_dir)
         shares = _shares(settings, spec)
+        if (before := {name: agents for name, (_, agents) in theirs.items()}) != shares:
+            raise CheckpointError(
+                f"The checkpoint in {run_dir} has the policies {told(before)}; those of {spec.id} "
+                f"would be {told(shares)}.\nName the environment that it was trained on."
+            )
         task = Task(settings, maker, code.model, spec, shares, run_dir, saved, quiet=out is None)
         return _see_through(task, attempt, meter, on_update, out)
 
@@ -178,7 +184,10 @@ def _see_through(
 def _advice(task: Task, error: HeadraceError) -> Iterator[str]:
     run = task.settings.run
     could_drop = (
-        isinstance(error, EnvError) and run.on_env_error == "fail" and run.vectorization != "native"
+        isinstance(error, EnvError)
+        and run.on_env_error == "fail"
+        and run.vectorization != "native"
+        and task.spec.kind != "parallel"
     )
     flag = " --on-env-error restart" if could_drop else ""
     if could_drop:
@@ -293,19 +302,7 @@ def _shares(settings: Settings, spec: EnvSpec) -> dict[str, Agents]:
     """The agents of each policy; ConfigError if something does not go with several."""
     run = settings.run
     shares = shared_out(run.policies, spec)
-    if spec.num_agents > 1 and run.num_workers:
-        raise ConfigError(
-            f"num_workers={run.num_workers}, but {spec.id} has {spec.num_agents} agents: it is "
-            "stepped in the learner's process.\nUse --num-workers 0."
-        )
-    size = run.num_envs // run.num_learners
-    is_given = settings.origin["envs_per_vector"] == "given"
-    on_device = spec.is_kernel and run.vectorization == "native" and not run.num_workers
-    if on_device and is_given and run.envs_per_vector != size:
-        raise ConfigError(
-            f"envs_per_vector={run.envs_per_vector}, but the {size} environments of a learner are "
-            f"one vector: {spec.id} is stepped beside the policy.\nLeave --envs-per-vector out."
-        )
+    _check_kind(run, spec)
     for name, source in run.frozen.items():
         if name not in shares:
             raise ConfigError(
@@ -321,6 +318,43 @@ def _shares(settings: Settings, spec: EnvSpec) -> dict[str, Agents]:
     if set(shares) == set(run.frozen):
         raise ConfigError(f"frozen: nobody learns ({', '.join(shares)} are all frozen).")
     return shares
+
+
+def _check_kind(run: RunSettings, spec: EnvSpec) -> None:
+    """Refuse what is only done to single environments, and by workers."""
+    several = f"has {spec.num_agents} agents" if spec.num_agents > 1 else ""
+    what = {"tensor": "steps tensors", "parallel": "is a game in PettingZoo's form"}
+    if not (why := what.get(spec.kind, several)):
+        return
+    if run.num_workers:
+        raise ConfigError(
+            f"num_workers={run.num_workers}, but {spec.id} {why}: it is stepped in the learner's "
+            "process.\nUse --num-workers 0."
+        )
+    if run.on_env_error == "restart":
+        raise ConfigError(
+            f"on_env_error='restart', but {spec.id} {why}: one that fails is not made anew.\n"
+            "Leave --on-env-error out."
+        )
+
+
+def _check_whole(run: RunSettings, maker: EnvMaker, spec: EnvSpec) -> None:
+    """Refuse what says nothing where all environments are one vector of this process."""
+    refused = None
+    if spec.kind == "tensor" and run.vectorization != "native":
+        refused = "vectorization", "these step tensors, many at a time"
+    elif run.num_workers or not is_one_vector(maker, spec):
+        return
+    elif run.envs_per_vector != (share := run.num_envs // run.num_learners):
+        refused = "envs_per_vector", f"they are one vector: all {share}"
+    elif run.lag:
+        refused = "lag", "they are stepped with the weights that the learner has then"
+    if refused is not None:
+        name, why = refused
+        raise ConfigError(
+            f"{name}={getattr(run, name)!r}, but of {spec.id} all are stepped together, in the "
+            f"learner's process: {why}.\nLeave --{name.replace('_', '-')} out."
+        )
 
 
 def _maker(settings: Settings, env: EnvLike, wrappers: Sequence[WrapperLike]) -> EnvMaker:

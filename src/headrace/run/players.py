@@ -35,7 +35,7 @@ class Players:
     Attributes:
         names: of the policies.
         parts: the agents of each.
-        spec: of the environment.
+        spec: of the first policy; all of them have the environment's roles.
         steps: that each environment has taken.
     """
 
@@ -58,12 +58,13 @@ class Players:
         self._weights, self._meter, self._seed = Pinned(actors, version=0), Meter(), seed
         self._num_steps = num_steps
         self._fragments = [
-            self._fragment(module, num_envs * part.size)
-            for module, part in zip(self._modules, self.parts, strict=True)
+            self._fragment(of, num_envs * part.size)
+            for of, part in zip(policies.values(), self.parts, strict=True)
         ]
 
-    def _fragment(self, module: Policy, num_rows: int) -> Fragment:
-        columns = batch.columns(self.spec, {}, self._num_steps, num_rows, module.state_size)
+    def _fragment(self, policy: TrainedPolicy, num_rows: int) -> Fragment:
+        state_size = policy.module.state_size
+        columns = batch.columns(policy.spec, {}, self._num_steps, num_rows, state_size)
         fragment = batch.allocate(columns)
         fragment.core_state.zero_()
         return fragment

@@ -23,6 +23,7 @@ from headrace.collect.nonstop import NonstopCollector
 from headrace.collect.regroup import regroup
 from headrace.collect.workers import WorkersCollector
 from headrace.envs.api import Guards, Restored
+from headrace.envs.device import is_one_vector
 from headrace.envs.make import EnvMaker
 from headrace.errors import EnvError
 from headrace.meter import Meter
@@ -53,6 +54,7 @@ class Ended:
         stopped_by: the signal that ended it early (0: none did).
         maker: makes its environments.
         model: makes its network, if it is the user's own.
+        spec: of the environment.
         shares: the agents of each policy.
         rank: of this process: 0 writes to the directory, and speaks.
     """
@@ -62,6 +64,7 @@ class Ended:
     stopped_by: int
     maker: EnvMaker
     model: ModelFactory | None
+    spec: EnvSpec
     shares: dict[str, Agents]
     rank: int
 
@@ -126,7 +129,10 @@ def run_rank(
     saver.require()
     summary = reporter.summary(task.run_dir, samplers)
     display.say(farewell(summary, stopped_by, task))
-    return Ended(task.run_dir, summary, stopped_by, task.maker, task.model, task.shares, ranks.rank)
+    return Ended(
+        task.run_dir, summary, stopped_by, task.maker, task.model, task.spec, task.shares,
+        ranks.rank,
+    )  # fmt: skip
 
 
 def _meters(ranks: Ranks, meter: Meter, collector: Collector) -> dict[str, dict[str, float]]:
@@ -163,7 +169,7 @@ def learner_of(task: Task, device: torch.device, meter: Meter, ranks: Ranks = AL
         return Team(settings, shares, task.spec, model, device, meter, ranks, saved)
     [(name, share)] = shares.items()
     return Learner(
-        settings.of(name), task.spec, task.model, device, meter, ranks,
+        settings.of(name), task.spec.of(share), task.model, device, meter, ranks,
         name=name, num_agents=share.size,
     )  # fmt: skip
 
@@ -178,7 +184,7 @@ def _init_from(task: Task, learner: Learns) -> None:
                 theirs = checkpoint.policy_name(saved, name)
                 with checkpoint.as_written(saved.path):
                     spec = EnvSpec.from_json(saved.manifest["policies"][theirs]["spec"])
-                checkpoint.check_fits(spec, task.spec, Path(source))
+                checkpoint.check_fits(spec, task.spec.of(task.shares[name]), Path(source))
                 checkpoint.load_into(policy, saved, theirs)
 
 
@@ -203,7 +209,7 @@ def _collector(
 ) -> Collector:
     run = task.settings.run
     share = run.num_envs // ranks.size
-    on_device = not run.num_workers and task.maker.kernel() is not None
+    on_device = not run.num_workers and is_one_vector(task.maker, task.spec)
     first = next(iter(task.shares))
     num_workers = run.num_workers // ranks.size
     # Cores that learners compute on while samplers sample.

@@ -122,9 +122,11 @@ def introduce(
 ) -> None:
     """Print what is going to happen: every setting that is not a class default, and its origin."""
     run = settings.run
+    spaces = f"observation {spec.seen.describe()}, action {spec.action.describe()}"
+    if spec.of_each:
+        spaces = "observations and actions differ among agents: see the notes"
     display.say(
-        f"headrace {headrace.__version__}: {run.algo} on {run.env} "
-        f"(observation {spec.seen.describe()}, action {spec.action.describe()}), "
+        f"headrace {headrace.__version__}: {run.algo} on {run.env} ({spaces}), "
         f"{run.num_workers or 'no'} workers, {run.num_vectors} vectors of "
         f"{run.envs_per_vector} envs" + (f", lag {run.lag}" if run.lag else "")
     )

@@ -75,7 +75,7 @@ class RunSettings:
     vectorization: Literal["auto", "python", "native"] = "auto"
     """native: the environment's own vector form (a registered vector_entry_point; of a kernel
     environment: compiled); python: its Python form, one after the other (interpreted); auto: native
-    for ALE, kernel environments, and where a preset says so."""
+    for ALE, kernel environments, those that step tensors, and where a preset says so."""
     env_kwargs: Annotated[dict[str, Any], _KeyValues] = field(default_factory=dict)
     """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
     wrapper: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODULE:CALLABLE ...]")] = ()

@@ -114,7 +114,7 @@ class Saver:
                     "algo": self._settings.run.algo,
                     "network": asdict(self._learner.networks[name]),
                     "model": self._settings.run.model,
-                    "spec": self._task.spec.to_json(),
+                    "spec": self._task.spec.of(share).to_json(),
                     "agents": [share.first, share.first + share.size],
                 }
                 for name, share in self._task.shares.items()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import ConfigError, did_you_mean
-from headrace.spec import Agents, EnvSpec
+from headrace.spec import Agents, EnvSpec, Space
 
 DEFAULT = "default"
 """The policy of an environment that has one agent, or one role."""
@@ -32,7 +32,9 @@ def shared_out(policies: Mapping[str, Any], spec: EnvSpec) -> dict[str, Agents]:
         name: of.get("agents") if isinstance(of, dict) else of for name, of in policies.items()
     }
     if not policies and len(roles) < 2:
-        return {DEFAULT: Agents(0, spec.num_agents)}
+        alone = {DEFAULT: Agents(0, spec.num_agents)}
+        _check(alone, spec)
+        return alone
     shares = {} if any(given.values()) else dict(roles)
     for name, text in given.items():
         if not _NAME.fullmatch(name):
@@ -70,7 +72,7 @@ def _slice(name: str, text: Any, spec: EnvSpec) -> Agents:
 
 
 def _check(shares: Mapping[str, Agents], spec: EnvSpec) -> None:
-    """Each agent has one policy."""
+    """Each agent has one policy, and those of one policy have the same spaces."""
     owners: dict[int, list[str]] = {i: [] for i in range(spec.num_agents)}
     for name, (first, size) in shares.items():
         for i in range(first, first + size):
@@ -80,9 +82,24 @@ def _check(shares: Mapping[str, Agents], spec: EnvSpec) -> None:
             whose = f"of {' and '.join(names)}" if names else "of none"
             raise ConfigError(
                 f"policies: agent {i} of {spec.id} is {whose}: expected one policy for each of its "
-                f"{spec.num_agents} agents ({_told(shares)})."
+                f"{spec.num_agents} agents ({told(shares)})."
             )
 
+    for name, share in shares.items():
+        spaces = spec.of_each[share.first : share.first + share.size]
+        for i, of in enumerate(spaces):
+            if of != spaces[0]:
+                raise ConfigError(
+                    f"policies: agents {share.first} and {share.first + i} of policy {name!r} have "
+                    f"different spaces in {spec.id}: {_spaces(spaces[0])}; {_spaces(of)}.\n"
+                    "Use one policy for each kind of agent: --policies NAME=FIRST:END ..."
+                )
 
-def _told(shares: Mapping[str, Agents]) -> str:
+
+def _spaces(of: tuple[Space, Space]) -> str:
+    return f"observation {of[0].describe()}, action {of[1].describe()}"
+
+
+def told(shares: Mapping[str, Agents]) -> str:
+    """In words, as they are given."""
     return ", ".join(f"{name}={first}:{first + size}" for name, (first, size) in shares.items())

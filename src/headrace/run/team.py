@@ -62,20 +62,20 @@ class Team:
         self.networks: dict[str, Network] = {}
         self.learners: dict[str, Learner] = {}
         self._steps_before = 0  # as the run was saved
-        for name, (_, size) in shares.items():
-            own = settings.of(name)
+        for name, share in shares.items():
+            own, offered = settings.of(name), spec.of(share)
             self.networks[name] = own.network
             if (source := settings.run.frozen.get(name)) is None:
                 self.learners[name] = Learner(
-                    own, spec, model, device, meter, ranks, name=name, num_agents=size
+                    own, offered, model, device, meter, ranks, name=name, num_agents=share.size
                 )
                 self.policies[name] = self.learners[name].policy
             elif source == RANDOM:
-                self.policies[name] = _at_random(first_policy(own, spec, model, name)).to(device)
+                self.policies[name] = _at_random(first_policy(own, offered, model, name)).to(device)
             else:
                 # A run that goes on has its own copy.
                 there = load_policy(saved.path if saved else source, model, name)
-                checkpoint.check_fits(there.spec, spec, Path(source))
+                checkpoint.check_fits(there.spec, offered, Path(source))
                 self.policies[name] = there.module.to(device).requires_grad_(False)
                 self.networks[name] = there.network
 

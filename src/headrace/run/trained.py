@@ -167,10 +167,5 @@ def load_policies(
 ) -> tuple[dict[str, TrainedPolicy], dict[str, Agents]]:
     """All policies of a run, by name, and the agents of each; see `load_policy`."""
     saved = checkpoint.newest(Path(directory))
-    with checkpoint.as_written(saved.path):
-        shares = {
-            name: Agents(first, end - first)
-            for name, of in saved.manifest["policies"].items()
-            for first, end in (of.get("agents", (0, 1)),)
-        }
+    shares = {name: agents for name, (_, agents) in checkpoint.policies(saved).items()}
     return {name: load_policy(saved.path, model, name) for name in shares}, shares
