@@ -24,6 +24,7 @@ ONLY_IN = {
         "collect/handle.py",
         "collect/worker.py",
         "collect/crew.py",
+        "envs/played.py",
         "run/learners.py",
     ),
     "matplotlib": ("run/plot.py",),
@@ -114,7 +115,7 @@ def test_no_import_cycles():
 
 def test_environment_variables_are_read_where_processes_start():
     users = {name_of(path) for path in FILES if "os.environ" in path.read_text()}
-    assert users == {"cli.py", "run/launch.py", "run/learners.py"}
+    assert users == {"cli.py", "envs/played.py", "run/launch.py", "run/learners.py"}
 
 
 def test_there_is_one_backward_and_one_inner_loop():
@@ -137,6 +138,7 @@ def test_there_is_one_backward_and_one_inner_loop():
         "envs/native.py",
         "envs/parallel.py",
         "envs/pettingzoo.py",
+        "envs/played.py",
         "envs/replay.py",
         "envs/tensor.py",
         "optim.py",  # Adam's own

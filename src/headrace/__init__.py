@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headrace.algos.appo import APPO as APPO
     from headrace.algos.impala import IMPALA as IMPALA
     from headrace.algos.ppo import PPO as PPO
+    from headrace.envs.check import check_env as check_env
     from headrace.envs.kernel_env import KernelEnv as KernelEnv
     from headrace.envs.kernel_env import uniform as uniform
     from headrace.errors import HeadraceError as HeadraceError
@@ -38,6 +39,7 @@ __all__ = [
     "KernelEnv",
     "Network",
     "Run",
+    "check_env",
     "load_policy",
     "num_params",
     "resume",
@@ -55,6 +57,7 @@ _HOME = {
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
     "Run": "headrace.run.api",
+    "check_env": "headrace.envs.check",
     "load_policy": "headrace.run.trained",
     "num_params": "headrace.models.own",
     "resume": "headrace.run.api",

@@ -16,13 +16,14 @@ VERBS = {
     "train": "Train an agent on an environment.",
     "resume": "Go on with a run from its newest checkpoint.",
     "eval": "Play whole episodes with a trained agent; film one.",
+    "check-env": "Say what is wrong with an environment, before training on it.",
     "plot": "Draw the learning curve of runs.",
     "doctor": "Say what this machine has, and what is missing for which extra.",
 }
 
 
 def _help() -> str:
-    verbs = "\n".join(f"  {verb:<9}{text}" for verb, text in VERBS.items())
+    verbs = "\n".join(f"  {verb:<11}{text}" for verb, text in VERBS.items())
     return (
         f"usage: headrace VERB ...\n\nTrains reinforcement-learning agents.\n\n{verbs}\n\n"
         "headrace VERB --help shows a verb's flags; headrace --version the version.\n"
@@ -84,7 +85,7 @@ def _run_verb(verb: str, argv: list[str]) -> int:
     from headrace.errors import HeadraceError, UsageError
 
     try:
-        run = verbs.evaluate if verb == "eval" else getattr(verbs, verb)
+        run = verbs.evaluate if verb == "eval" else getattr(verbs, verb.replace("-", "_"))
         return int(run(argv, VERBS[verb]))
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])

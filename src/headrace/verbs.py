@@ -5,12 +5,13 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import tyro
 
+from headrace.envs.check import check_env as check
 from headrace.envs.make import env_spec
 from headrace.errors import ConfigError
 from headrace.models.policy import Network
@@ -21,7 +22,7 @@ from headrace.run.doctor import describe, examine
 from headrace.run.evaluate import evaluate as run_episodes
 from headrace.run.plot import draw_curves
 from headrace.run.rank import Ended
-from headrace.run.runsettings import RunSettings
+from headrace.run.runsettings import KeyValues, RunSettings
 from headrace.run.trained import load_policies
 
 AlgoSettings = TypeVar("AlgoSettings")
@@ -92,6 +93,20 @@ class _EvalFlags:
     """What makes the network again, where it is one of your own (module:callable)."""
     json: bool = False
     """Print one JSON object as the last line of standard output."""
+
+
+@dataclass(frozen=True)
+class _CheckEnvFlags:
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    """Environment: a Gymnasium id, module:EnvId, or module:callable (a class of one's own)."""
+    env_kwargs: Annotated[dict[str, Any], KeyValues] = field(default_factory=dict)
+    """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
+    num_steps: int = 0
+    """Kernel environments: env steps per env of the longest play; 0: twice the time limit."""
+    seed: int = 0
+    """Kernel environments: of episodes and actions."""
+    json: bool = False
+    """Print one JSON object as the last line of standard output; the rest to standard error."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +260,21 @@ def evaluate(argv: list[str], description: str) -> int:
             + (f"\nVideo: {flags.video}" if flags.video else "")
         )
     return 0
+
+
+def check_env(argv: list[str], description: str) -> int:
+    """`headrace check-env`."""
+    flags = _parse("check-env", description, _CheckEnvFlags, argv)
+    out = sys.stderr if flags.json else sys.stdout
+    report = check(
+        flags.env,
+        flags.env_kwargs,
+        num_steps=flags.num_steps,
+        seed=flags.seed,
+        say=lambda text: print(text, file=out, flush=True),
+    )
+    print(json.dumps(report.to_json()) if flags.json else report.summary)
+    return 0 if report.ok else 1
 
 
 def plot(argv: list[str], description: str) -> int:

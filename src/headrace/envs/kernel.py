@@ -107,6 +107,18 @@ def program(env: KernelEnv, shape: Shape, target: Target, num_threads: int = 1) 
     return _OnGpu(module, shape, cuda) if target == "cuda" else _OnCpu(module, num_threads)
 
 
+def is_simulated() -> bool:
+    """Whether this process's `cuda` is Numba's simulator: settled as Numba was imported."""
+    return bool(_numba().config.ENABLE_CUDASIM)
+
+
+def has_gpu() -> bool:
+    """Whether torch and Numba both have a GPU to work on."""
+    if is_simulated() or not torch.cuda.is_available():
+        return False
+    return bool(importlib.import_module("numba.cuda").is_available())
+
+
 def wider(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
     """Where a compiler makes float64 of what was declared narrower: a float32 times `0.5`, or `2`.
 
@@ -122,7 +134,7 @@ def wider(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
 
     Raises:
         MissingExtraError: Numba is not installed.
-        numba.TypingError: a function cannot be compiled at all.
+        numba.NumbaError: a function cannot be compiled at all; a note says which.
     """
     numba: Any = _numba()
     if any(of.dtype == torch.float64 for of in world.values()) or any(
@@ -135,10 +147,14 @@ def wider(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
     w = numba.typeof(types(**views, **numbers))
     out = numba.typeof(np.empty(env.observation_space.shape, np.float32))
     functions = {name: env.function(name) for name in (*env.resets, *env.phases)}
-    made = _compiled(_parts(functions), numba.njit, __name__)
+    made = _compiled(_parts(functions), numba.njit(**_PART), __name__)
     for name, function in functions.items():
         indices = (numba.int64,) * (1 + env.per_agent(name))
-        made[function].compile((w, *indices, *((out,) if name == "observe" else ())))
+        try:
+            made[function].compile((w, *indices, *((out,) if name == "observe" else ())))
+        except Exception as error:
+            error.add_note(function.__qualname__)
+            raise
     found = []
     for function, compiled in made.items():
         path = function.__code__.co_filename

@@ -36,7 +36,7 @@ def _key_values(metavar: str) -> tyro.constructors.PrimitiveConstructorSpec[dict
     )
 
 
-_KeyValues = _key_values("key=value")
+KeyValues = _key_values("key=value")
 _Shares = _key_values("POLICY=FIRST:END")
 _Frozen = _key_values("POLICY=RUN_DIR")
 
@@ -76,7 +76,7 @@ class RunSettings:
     """native: the environment's own vector form (a registered vector_entry_point; of a kernel
     environment: compiled); python: its Python form, one after the other (interpreted); auto: native
     for ALE, kernel environments, those that step tensors, and where a preset says so."""
-    env_kwargs: Annotated[dict[str, Any], _KeyValues] = field(default_factory=dict)
+    env_kwargs: Annotated[dict[str, Any], KeyValues] = field(default_factory=dict)
     """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
     wrapper: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODULE:CALLABLE ...]")] = ()
     """Put around each environment, the first one innermost: gets an environment, gives one."""

@@ -1,0 +1,139 @@
+"""`check_env`: what is wrong with an environment, before anything is trained on it.
+
+Kernel environments are compared interpreted, compiled for the CPU and on a GPU, and looked at for
+what breaks there (`check_play.py`, `check_episodes.py`, `check_same.py`); all others are handed to
+Gymnasium's own checker.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from gymnasium.utils import env_checker
+
+from headrace.envs import check_episodes, check_play, check_same
+from headrace.envs.check_report import Check, Report
+from headrace.envs.kernel_env import KernelEnv
+from headrace.envs.make import EnvLike, EnvMaker, env_spec
+from headrace.errors import UnsupportedSpaceError, UsageError
+
+_LATER = (
+    "python", "types", "play", "states", "resets", "agents", "randomness", "ends", "cpu", "gpu",
+)  # fmt: skip
+_NO_CPU = "it does not run on the CPU"
+
+
+def check_env(
+    env: EnvLike | KernelEnv,
+    env_kwargs: dict[str, Any] | None = None,
+    *,
+    num_steps: int = 0,
+    seed: int = 0,
+    say: Callable[[str], None] | None = None,
+) -> Report:
+    """Check an environment: a kernel environment by all that it must hold, others by Gymnasium's.
+
+        report = headrace.check_env(MyKernelEnv)
+        assert report.ok, report
+
+    Args:
+        env: an id, `module:Class`, a class, a function that makes one, or a kernel environment.
+        env_kwargs: passed to what makes it.
+        num_steps: steps of each of up to 32 environments; 0: by the environment's own time limit.
+        seed: of the plays and actions.
+        say: is told of each check as it is done; default: nobody.
+
+    Returns:
+        A line for each check; `ok` is false if something is wrong.
+
+    Raises:
+        EnvNotFoundError: there is no such environment.
+        MissingExtraError: a package that it needs (Numba) is not installed.
+        UsageError: it does not take `env_kwargs`, or `num_steps` is negative.
+        EnvError: making it raised.
+    """
+    if num_steps < 0:
+        raise UsageError(f"num_steps={num_steps}: expected 1 or more, or 0 for what the env needs.")
+    if isinstance(env, KernelEnv):
+        if env_kwargs:
+            raise UsageError(f"env_kwargs={env_kwargs}, but env is made already: {env!r}.")
+        name, made = type(env).__name__, kernel_checks(env, num_steps, seed)
+    else:
+        maker = EnvMaker(env, env_kwargs or {}, native=True)
+        kernel, name = maker.kernel(), maker.name
+        made = kernel_checks(kernel, num_steps, seed) if kernel else _of_others(maker)
+    checks = []
+    for check in made:
+        checks.append(check)
+        if say is not None:
+            say(str(check))
+    return Report(name, tuple(checks))
+
+
+def kernel_checks(env: KernelEnv, num_steps: int = 0, seed: int = 0) -> Iterator[Check]:
+    """All checks of a kernel environment, each made as it is asked for; see `check_env`.
+
+    Those that make no sense yet, because of what an earlier one found, say so.
+    """
+    yield (of_class := check_play.check_class(env))
+    if of_class.wrong:
+        yield from _left_out(_LATER, "the class is to be mended first")
+        return
+    case = check_play.case(env, num_steps, seed)
+    yield check_play.check_python(case)
+    if case.watched is None:
+        yield from _left_out(_LATER[1:], "plain Python fails")
+        return
+    yield (types := check_play.check_types(case))
+    if types.wrong:
+        yield from _left_out(("play",), "it does not compile")
+    else:
+        yield check_play.check_play(case)
+    if case.on_cpu is None:
+        yield from _left_out(("states",), _NO_CPU)
+    else:
+        yield check_play.check_states(case)
+    yield check_play.check_resets(case)
+    yield check_play.check_agents(case)
+    yield (chance := check_episodes.check_randomness(case))
+    if case.on_cpu is None:
+        yield from _left_out(("ends", "cpu", "gpu"), _NO_CPU)
+        return
+    yield check_episodes.check_ends(case)
+    if chance.wrong or case.expected is None:
+        why = "the same seed must give the same first" if chance.wrong else "plain Python fails"
+        yield from _left_out(("cpu", "gpu"), why)
+        return
+    yield check_same.check_cpu(case)
+    yield check_same.check_gpu(case)
+
+
+def _left_out(names: tuple[str, ...], why: str) -> Iterator[Check]:
+    return (Check(name, missing=why) for name in names)
+
+
+def _of_others(maker: EnvMaker) -> Iterator[Check]:
+    """Gymnasium's checker, without its wrappers, as it asks for; and whether spaces are ours."""
+    maker = replace(maker, native=False)
+    env = maker().unwrapped
+    wrong: tuple[str, ...] = ()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            env_checker.check_env(env, skip_render_check=True)
+        except Exception as error:  # most are assertions; an environment may raise anything
+            wrong = (f"{type(error).__name__}: {error}",)
+        finally:
+            env.close()
+    plain = dict.fromkeys(re.sub(r"\x1b\[[0-9;]*m", "", str(of.message)) for of in told)
+    done = f"Gymnasium's checker was given {type(env).__name__}; nothing was rendered"
+    yield Check("gymnasium", done, wrong=wrong, warnings=tuple(plain))
+    try:
+        spec = env_spec(maker)
+    except UnsupportedSpaceError as error:
+        yield Check("spaces", wrong=(str(error),))
+        return
+    seen, acts = spec.observation.describe(), spec.action.describe()
+    yield Check("spaces", f"policies see {seen}, and act {acts}")

@@ -1,0 +1,103 @@
+"""What checking an environment says: a line for each check, with what is wrong below it.
+
+Left out: the checks (`check.py` has them in order).
+"""
+
+import textwrap
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["ok", "warning", "wrong", "not checked"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: of the check.
+        done: what was looked at, in numbers.
+        wrong: what is wrong.
+        warnings: what may be wrong.
+        remedies: what to do about it.
+        notes: what else is worth knowing.
+        missing: why it, or some of it, was not looked at.
+    """
+
+    name: str
+    done: str = ""
+    wrong: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    missing: str = ""
+
+    @property
+    def status(self) -> Status:
+        """The worst of what was found."""
+        if self.wrong:
+            return "wrong"
+        if self.warnings:
+            return "warning"
+        return "ok" if self.done else "not checked"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "name": self.name,
+            "status": self.status,
+            "done": self.done,
+            "wrong": list(self.wrong),
+            "warnings": list(self.warnings),
+            "remedies": list(self.remedies),
+            "notes": list(self.notes),
+            "missing": self.missing,
+        }
+
+    def __str__(self) -> str:
+        said = "; ".join(filter(None, (self.done, self.missing)))
+        lines = [f"{self.status:<12}{self.name:<12}{said}"]
+        for kind, texts in (
+            ("wrong", self.wrong),
+            ("warning", self.warnings),
+            ("to do", self.remedies),
+            ("note", self.notes),
+        ):
+            lines += [textwrap.indent(f"{kind}: {text}", " " * 6) for text in texts]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All checks of an environment.
+
+    Attributes:
+        env: its name.
+        checks: in the order in which they were made.
+    """
+
+    env: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not any(check.wrong for check in self.checks)
+
+    @property
+    def summary(self) -> str:
+        """A line at the end."""
+        wrong = [check.name for check in self.checks if check.wrong]
+        num_warnings = sum(len(check.warnings) for check in self.checks)
+        more = f"{num_warnings} warning{'s' * (num_warnings != 1)}"
+        if wrong:
+            return f"{self.env}: something is wrong: {', '.join(wrong)} ({more})."
+        return f"{self.env}: nothing is wrong ({more})."
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        checks = [check.to_json() for check in self.checks]
+        return {"env": self.env, "ok": self.ok, "checks": checks}
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.checks), self.summary])
