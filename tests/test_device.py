@@ -279,7 +279,7 @@ class Dividing(Ring):
     @staticmethod
     def pay(w, e, i):
         w.reward[e, i] = 1
-        if i == 2 and w.step[e] == 1:
+        if i == 2 and w.step[e] == 2:
             w.reward[e, i] = math.nan
 
 
