@@ -45,6 +45,6 @@ class Catch(KernelEnv):
     @staticmethod
     def observe(w: Any, e: int, out: Any) -> None:
         """Where the ball is, and the paddle."""
-        out[0] = w.column[e] * ACROSS
-        out[1] = w.row[e] * DOWN
-        out[2] = w.paddle[e] * ACROSS
+        out[0] = np.float32(w.column[e]) * ACROSS
+        out[1] = np.float32(w.row[e]) * DOWN
+        out[2] = np.float32(w.paddle[e]) * ACROSS

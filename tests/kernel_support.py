@@ -40,17 +40,17 @@ class Ring(KernelEnv):
 
     @staticmethod
     def reset_env(w, e):
-        w.bomb[e] = int(uniform(w, e, 0) * w.cells)
+        w.bomb[e] = int(uniform(w, e, 0) * np.float32(w.cells))
 
     @staticmethod
     def place(w, e, i):
-        w.at[e, i] = int(uniform(w, e, 1 + i) * w.cells)
+        w.at[e, i] = int(uniform(w, e, 1 + i) * np.float32(w.cells))
 
     @staticmethod
     def clear(w, e):
         for cell in range(w.cells):
             w.crowd[e, cell] = 0
-        w.bomb[e] = int(uniform(w, e, 0) * w.cells)
+        w.bomb[e] = int(uniform(w, e, 0) * np.float32(w.cells))
 
     @staticmethod
     def walk(w, e, i):
@@ -79,7 +79,7 @@ class Ring(KernelEnv):
     @staticmethod
     def blow(w, e, i):
         if w.alive[e, i] and w.at[e, i] == w.bomb[e]:
-            w.reward[e, i] -= 10
+            w.reward[e, i] -= np.float32(10)
             w.alive[e, i] = False
 
     @staticmethod

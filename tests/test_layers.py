@@ -131,6 +131,7 @@ def test_there_is_one_backward_and_one_inner_loop():
     assert sorted(set(steps)) == [
         "collect/rollout.py",  # vector.step: the inner loop
         "envs/atari.py",
+        "envs/check_vector.py",
         "envs/film.py",
         "envs/kernel.py",
         "envs/kernel_gym.py",

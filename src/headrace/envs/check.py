@@ -1,8 +1,9 @@
 """`check_env`: what is wrong with an environment, before anything is trained on it.
 
 Kernel environments are compared interpreted, compiled for the CPU and on a GPU, and looked at for
-what breaks there (`check_play.py`, `check_episodes.py`, `check_same.py`); all others are handed to
-Gymnasium's own checker.
+what breaks there (`check_play.py`, `check_episodes.py`, `check_same.py`); those that step tensors
+and PettingZoo's games are played (`check_vector.py`); all others are handed to Gymnasium's own
+checker.
 """
 
 import re
@@ -15,9 +16,11 @@ from gymnasium.utils import env_checker
 
 from headrace.envs import check_episodes, check_play, check_same
 from headrace.envs.check_report import Check, Report
+from headrace.envs.check_vector import vector_checks
 from headrace.envs.kernel_env import KernelEnv
 from headrace.envs.make import EnvLike, EnvMaker, env_spec
-from headrace.errors import UnsupportedSpaceError, UsageError
+from headrace.envs.spaces import is_parallel
+from headrace.errors import EnvError, UnsupportedSpaceError, UsageError
 
 _LATER = (
     "python", "types", "play", "states", "resets", "agents", "randomness", "ends", "cpu", "gpu",
@@ -33,7 +36,7 @@ def check_env(
     seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> Report:
-    """Check an environment: a kernel environment by all that it must hold, others by Gymnasium's.
+    """Check an environment: a kernel environment by all that it must hold, others by less.
 
         report = headrace.check_env(MyKernelEnv)
         assert report.ok, report
@@ -42,6 +45,7 @@ def check_env(
         env: an id, `module:Class`, a class, a function that makes one, or a kernel environment.
         env_kwargs: passed to what makes it.
         num_steps: steps of each of up to 32 environments; 0: by the environment's own time limit.
+            Gymnasium's checker, which environments of its form are handed to, has its own.
         seed: of the plays and actions.
         say: is told of each check as it is done; default: nobody.
 
@@ -63,7 +67,9 @@ def check_env(
     else:
         maker = EnvMaker(env, env_kwargs or {}, native=True)
         kernel, name = maker.kernel(), maker.name
-        made = kernel_checks(kernel, num_steps, seed) if kernel else _of_others(maker)
+        made = (
+            kernel_checks(kernel, num_steps, seed) if kernel else _of_others(maker, num_steps, seed)
+        )
     checks = []
     for check in made:
         checks.append(check)
@@ -87,7 +93,7 @@ def kernel_checks(env: KernelEnv, num_steps: int = 0, seed: int = 0) -> Iterator
         yield from _left_out(_LATER[1:], "plain Python fails")
         return
     yield (types := check_play.check_types(case))
-    if types.wrong:
+    if types.wrong and not types.done:
         yield from _left_out(("play",), "it does not compile")
     else:
         yield check_play.check_play(case)
@@ -114,10 +120,24 @@ def _left_out(names: tuple[str, ...], why: str) -> Iterator[Check]:
     return (Check(name, missing=why) for name in names)
 
 
-def _of_others(maker: EnvMaker) -> Iterator[Check]:
-    """Gymnasium's checker, without its wrappers, as it asks for; and whether spaces are ours."""
+def _of_others(maker: EnvMaker, num_steps: int, seed: int) -> Iterator[Check]:
     maker = replace(maker, native=False)
-    env = maker().unwrapped
+    try:
+        spec = env_spec(maker)
+    except (UnsupportedSpaceError, EnvError) as error:
+        yield Check("spaces", wrong=(str(error),))
+        is_vector = maker.steps_tensors or is_parallel(maker())
+    else:
+        seen, acts = spec.observation.describe(), spec.action.describe()
+        yield Check("spaces", f"policies see {seen}, and act {acts}", notes=spec.notes)
+        if is_vector := spec.kind in ("tensor", "parallel"):
+            yield from vector_checks(maker, spec, num_steps, seed)
+    if not is_vector:
+        yield _of_gymnasiums(maker().unwrapped)
+
+
+def _of_gymnasiums(env: Any) -> Check:
+    """Gymnasium's checker, of what has no wrappers, as it asks for; the environment is closed."""
     wrong: tuple[str, ...] = ()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -129,11 +149,4 @@ def _of_others(maker: EnvMaker) -> Iterator[Check]:
             env.close()
     plain = dict.fromkeys(re.sub(r"\x1b\[[0-9;]*m", "", str(of.message)) for of in told)
     done = f"Gymnasium's checker was given {type(env).__name__}; nothing was rendered"
-    yield Check("gymnasium", done, wrong=wrong, warnings=tuple(plain))
-    try:
-        spec = env_spec(maker)
-    except UnsupportedSpaceError as error:
-        yield Check("spaces", wrong=(str(error),))
-        return
-    seen, acts = spec.observation.describe(), spec.action.describe()
-    yield Check("spaces", f"policies see {seen}, and act {acts}")
+    return Check("gymnasium", done, wrong=wrong, warnings=tuple(plain))

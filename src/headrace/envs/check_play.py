@@ -227,7 +227,7 @@ def check_types(case: Case) -> Check:
     return Check(
         "types",
         "functions compiled, and looked through for what is float64 and declared narrower",
-        warnings=tuple(found),
+        wrong=tuple(found),
         remedies=(_NARROW,) if found else (),
     )
 

@@ -49,8 +49,8 @@ class KernelEnv:
 
     Time limits are not the functions' business: after `max_episode_steps` the episode is truncated.
 
-    A float32 times a Python float is a float64 to a compiler. Write constants as `np.float32(9.8)`,
-    use `math`'s functions, and let `headrace check-env` tell where something came out wider.
+    A float32 times a Python float, or any integer, is a float64 to a compiler. Write constants as
+    `np.float32(9.8)`, use `math`'s functions, and let `headrace check-env` tell what is wider.
 
     Attributes:
         observation_space: a Box of one dimension, of one agent's observation.
@@ -66,7 +66,8 @@ class KernelEnv:
         resets: names of the functions that begin an episode, in order.
         phases: names of the functions that make a step, in order. One of them is `observe`, of
             `(w, e, out)` or `(w, e, i, out)`: it writes an observation to `out`, and is called
-            after a reset as well.
+            after a reset as well: where one came in the same step, `reward`, `action` and
+            `terminated` are still those of the step before it.
     """
 
     observation_space: gymnasium.spaces.Box
