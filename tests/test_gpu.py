@@ -5,11 +5,15 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 import headrace
+from headrace.envs import library
+from headrace.envs.library.tag_gridworld import TagGridWorld
+from headrace.envs.played import Play, play, random_actions, spec_of
 from headrace.meter import Meter
 from headrace.models.policy import Network
 from headrace.ranks import ALONE, Job, Place
@@ -149,3 +153,40 @@ def test_a_learner_on_cuda_beside_samplers_that_go_on(tmp_path, algo, lag):
     rows = read_metrics(run.dir)
     assert all(row["lag_learning_max"] <= 1 for row in rows) or algo != "ppo"
     assert any(row["lag_learning"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("env", sorted(library.IDS))
+def test_a_kernel_environment_is_the_same_on_cuda(env):
+    """From hundreds of states, and over whole episodes where they are of whole numbers."""
+    report = headrace.check_env(env)
+    gpu = report.checks[-1]
+    assert report.ok, report
+    assert (gpu.name, gpu.status, gpu.missing) == ("gpu", "ok", "")
+
+
+@pytest.mark.parametrize("num_envs", [1, 33, 20_000])
+def test_any_number_of_games_fills_blocks_as_it_may(num_envs):
+    """Whole numbers: the same to the bit, over whole episodes."""
+    env = TagGridWorld(num_taggers=4, length=6, max_episode_steps=9)
+    spec = spec_of(env)
+    action = random_actions(spec, (30, num_envs * env.num_agents), 0)
+    what = Play(env, np.arange(num_envs), action, seed=3)
+    on_cpu, on_cuda = play(what, "cpu"), play(what, "cuda")
+    assert (on_cpu.length > 0).sum() >= 3 * num_envs
+    for name in ("obs", "length"):
+        np.testing.assert_array_equal(getattr(on_cuda, name), getattr(on_cpu, name))
+    for name in ("state", "rows"):
+        one, other = getattr(on_cuda, name), getattr(on_cpu, name)
+        for key, expected in other.items():
+            np.testing.assert_array_equal(one[key], expected, err_msg=key)
+
+
+def test_a_game_of_two_policies_is_trained_on_cuda(tmp_path):
+    run = headrace.train(
+        "headrace/TagContinuous-v0", num_envs=64, num_steps=25, total_env_steps=64 * 25 * 6,
+        env_kwargs={"num_taggers": 3, "num_runners": 20, "max_episode_steps": 40}, device="cuda",
+        run_dir=tmp_path / "r", quiet=True,
+    )  # fmt: skip
+    assert set(run.summary["mean_return_by_policy"]) == {"runner", "tagger"}
+    lines = read_metrics(run.dir)
+    assert run.summary["env_steps"] == lines[-1]["env_steps"] == 64 * 25 * 6
