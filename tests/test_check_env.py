@@ -18,8 +18,9 @@ import pytest
 
 import headrace
 from headrace.cli import _main
-from headrace.envs import check_play, kernel
-from headrace.envs.check import kernel_checks
+from headrace.envs import kernel
+from headrace.envs.check import play
+from headrace.envs.check.checks import kernel_checks
 from headrace.envs.kernel_env import KernelEnv, uniform
 from headrace.envs.library.cartpole import CartPole
 from tests.kernel_support import Ring
@@ -52,8 +53,8 @@ def checked(env, until="gpu"):
 
 def interpreted(env, check):
     """One of the checks that look at the interpreted play alone."""
-    case = check_play.case(env, 0, 0)
-    check_play.check_python(case)
+    case = play.case(env, 0, 0)
+    play.check_python(case)
     found = check(case)
     print(found)
     return found
@@ -332,7 +333,7 @@ class Scratch(Walk):
     ],
 )
 def test_what_is_not_reset(env, told, marker):
-    (wrong,) = interpreted(env(), check_play.check_resets).wrong
+    (wrong,) = interpreted(env(), play.check_resets).wrong
     assert told in wrong
     assert line(marker) in wrong
 
@@ -380,13 +381,13 @@ class AllSayTheSame(Team):
     ],
 )
 def test_agents_of_one_phase_that_depend_on_each_other(env, told, markers):
-    wrong = interpreted(env(), check_play.check_agents).wrong
+    wrong = interpreted(env(), play.check_agents).wrong
     assert any(told in text and all(line(of) in text for of in markers) for text in wrong)
 
 
 def test_agents_that_do_not_depend_on_each_other():
     for env in (Team(), AllSayTheSame()):
-        assert interpreted(env, check_play.check_agents).status == "ok"
+        assert interpreted(env, play.check_agents).status == "ok"
 
 
 class Wide(Walk):

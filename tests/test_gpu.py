@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import headrace
 from headrace.envs import library
+from headrace.envs.check.played import Play, play, random_actions, spec_of
 from headrace.envs.library.tag_gridworld import TagGridWorld
-from headrace.envs.played import Play, play, random_actions, spec_of
 from headrace.meter import Meter
 from headrace.models.policy import Network
 from headrace.ranks import ALONE, Job, Place

@@ -60,6 +60,29 @@ def test_threads_share_the_environments_out():
     assert_equal(shared, alone)
 
 
+def test_of_processes_that_start_together_one_compiles(tmp_path):
+    script = (
+        "import sys; from tests.kernel_support import Ring, played; print(flush=True); input()\n"
+        "played(Ring(), 2, 3, 'cpu')\n"
+        "(m,) = [m for n, m in sys.modules.items() if n.startswith('headrace_Ring')]\n"
+        "print(*(sum(f.stats.cache_hits.values()) for f in (m.begin, m.step)))"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path)}, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for process in started:
+        assert process.stdout.readline() == "\n"  # ready
+    for process in started:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    hits = [process.communicate(timeout=120)[0].split() for process in started]
+    assert [sum(int(of[f]) for of in hits) for f in (0, 1)] == [2, 2]
+
+
 def test_what_is_compiled_is_found_again_whatever_the_module_is_called(tmp_path):
     text = (Path(__file__).parents[1] / "examples/catch.py").read_text()
     script = (

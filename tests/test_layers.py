@@ -24,7 +24,7 @@ ONLY_IN = {
         "collect/handle.py",
         "collect/worker.py",
         "collect/crew.py",
-        "envs/played.py",
+        "envs/check/played.py",
         "run/learners.py",
     ),
     "matplotlib": ("run/plot.py",),
@@ -115,7 +115,7 @@ def test_no_import_cycles():
 
 def test_environment_variables_are_read_where_processes_start():
     users = {name_of(path) for path in FILES if "os.environ" in path.read_text()}
-    assert users == {"cli.py", "envs/played.py", "run/launch.py", "run/learners.py"}
+    assert users == {"cli.py", "envs/check/played.py", "run/launch.py", "run/learners.py"}
 
 
 def test_there_is_one_backward_and_one_inner_loop():
@@ -131,7 +131,7 @@ def test_there_is_one_backward_and_one_inner_loop():
     assert sorted(set(steps)) == [
         "collect/rollout.py",  # vector.step: the inner loop
         "envs/atari.py",
-        "envs/check_vector.py",
+        "envs/check/vector.py",
         "envs/film.py",
         "envs/kernel.py",
         "envs/kernel_gym.py",
@@ -139,7 +139,7 @@ def test_there_is_one_backward_and_one_inner_loop():
         "envs/native.py",
         "envs/parallel.py",
         "envs/pettingzoo.py",
-        "envs/played.py",
+        "envs/check/played.py",
         "envs/replay.py",
         "envs/tensor.py",
         "optim.py",  # Adam's own

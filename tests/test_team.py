@@ -1,6 +1,7 @@
 """Several policies: who acts for whom, what each learns from, and what does not learn."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import headrace
 from headrace.collect.device import Acting, DeviceCollector
 from headrace.errors import CheckpointError, ConfigError
 from headrace.meter import Meter
-from headrace.run import checkpoint
+from headrace.run import checkpoint, plot
 from headrace.run.config import resolve
 from headrace.run.learner import Learner
 from headrace.run.shares import shared_out
@@ -230,7 +231,14 @@ def test_flags_name_policies(tmp_path):
          "--run-dir", str(tmp_path / "r"), "--json"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert set(json.loads(out.stdout)["mean_return_by_policy"]) <= {"a", "b"}
+    assert set(json.loads(out.stdout)["mean_return_by_policy"]) == {"a", "b"}
+    number = r"-?\d+\.\d"
+    assert re.search(f"return a {number}, b {number} ", out.stderr)  # progress
+    assert re.search(f"the last episodes a {number}, b {number}\\.", out.stderr)
+    label = "tests.kernel_support:Ring ppo seed 0"
+    lines = list(plot.curves(tmp_path / "r"))
+    assert [line[0] for line in lines] == [f"{label}: a", f"{label}: b"]
+    assert [line[1] for line in lines] == [[64], [64]]
     out = subprocess.run(
         [sys.executable, "-m", "headrace", "eval", str(tmp_path / "r"), "--episodes", "3",
          "--env", "tests.kernel_support:Ring"],

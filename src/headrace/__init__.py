@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.algos.appo import APPO as APPO
     from headrace.algos.impala import IMPALA as IMPALA
     from headrace.algos.ppo import PPO as PPO
-    from headrace.envs.check import check_env as check_env
+    from headrace.envs.check.checks import check_env as check_env
     from headrace.envs.kernel_env import KernelEnv as KernelEnv
     from headrace.envs.kernel_env import uniform as uniform
     from headrace.errors import HeadraceError as HeadraceError

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import tyro
 
-from headrace.envs.check import check_env as check
+from headrace.envs.check.checks import check_env as check
 from headrace.envs.make import env_spec
 from headrace.errors import ConfigError
 from headrace.models.policy import Network

@@ -5,10 +5,14 @@
     cuda     Numba's CUDA target, on torch's current stream (with NUMBA_ENABLE_CUDASIM=1 simulated)
 
 Compiled code is kept per user, under the hash of everything that it was made from, so that a second
-start, or a second rank, only loads it. Left out: the program's text (`driver.py`), its memory
+start only loads it; of several processes that start together one compiles.
+
+Left out: the program's text (`driver.py`), whose memory it works on
 (`kernel_vector.py`).
 """
 
+import contextlib
+import fcntl
 import hashlib
 import importlib
 import itertools
@@ -86,7 +90,7 @@ def program(env: KernelEnv, shape: Shape, target: Target, num_threads: int = 1) 
     functions = {c.in_text: env.function(c.name) for c in (*shape.resets, *shape.phases)}
     text, name = driver.text(shape, "cuda" if target == "cuda" else "cpu"), type(env).__name__
     if target == "python":
-        return _OnCpu(_module(f"<{name}>", text, functions), 1)
+        return _OnCpu(_module(f"<{name}>", text, functions), 1, _Turns(None))
     numba: Any = _numba()
     found = _parts(functions)
     name = f"headrace_{name}_{_digest(text, found, numba.__version__, target, f'{_PART}{_WHOLE}')}"
@@ -103,8 +107,10 @@ def program(env: KernelEnv, shape: Shape, target: Target, num_threads: int = 1) 
         for function in ("begin", "step"):
             setattr(module, function, compile_whole(getattr(module, function)))
         sys.modules[name] = module  # where Numba finds the types of what it kept, by name
-    module = sys.modules[name]
-    return _OnGpu(module, shape, cuda) if target == "cuda" else _OnCpu(module, num_threads)
+    module, turns = sys.modules[name], _Turns(cache_dir() / f"{name}.lock")
+    if target == "cuda":
+        return _OnGpu(module, shape, cuda, turns)
+    return _OnCpu(module, num_threads, turns)
 
 
 def is_simulated() -> bool:
@@ -170,27 +176,58 @@ def wider(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
     return [f"{path}:{line}: {text}" for path, line, text in sorted(found)]
 
 
+class _Turns:
+    """Processes take turns in first calls: one compiles, the others load what it kept.
+
+    Args:
+        path: of the lock; None: nothing is compiled.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._had: set[str] = set()
+
+    def of(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """The turn of a function: alone if it is the first."""
+        if self._path is None or name in self._had:
+            return _AT_ONCE
+        self._had.add(name)
+        return _alone(self._path)
+
+
+_AT_ONCE = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed, or the process ends
+        yield
+
+
 class _OnCpu:
-    def __init__(self, module: ModuleType, num_threads: int) -> None:
-        self.types, self._num_threads = module, num_threads
+    def __init__(self, module: ModuleType, num_threads: int, turns: _Turns) -> None:
+        self.types, self._num_threads, self._turns = module, num_threads, turns
         self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None
 
     def view(self, tensor: Tensor) -> Any:
         return tensor.numpy()
 
     def begin(self, num_envs: int, *args: Any) -> None:
-        self.types.begin(*args, 0, num_envs)
+        with self._turns.of("begin"):
+            self.types.begin(*args, 0, num_envs)
 
     def step(self, num_envs: int, *args: Any) -> None:
-        if self._pool is None:
-            self.types.step(*args, 0, num_envs)
-            return
-        ends = [num_envs * i // self._num_threads for i in range(self._num_threads + 1)]
-        own, *others = itertools.pairwise(ends)
-        waiting = [self._pool.submit(self.types.step, *args, *share) for share in others]
-        self.types.step(*args, *own)
-        for other in waiting:
-            other.result()
+        with self._turns.of("step"):
+            if self._pool is None:
+                self.types.step(*args, 0, num_envs)
+                return
+            ends = [num_envs * i // self._num_threads for i in range(self._num_threads + 1)]
+            own, *others = itertools.pairwise(ends)
+            waiting = [self._pool.submit(self.types.step, *args, *share) for share in others]
+            self.types.step(*args, *own)
+            for other in waiting:
+                other.result()
 
     def close(self) -> None:
         if self._pool is not None:
@@ -198,18 +235,20 @@ class _OnCpu:
 
 
 class _OnGpu:
-    def __init__(self, module: ModuleType, shape: Shape, cuda: Any) -> None:
-        self.types, self._shape, self._cuda = module, shape, cuda
+    def __init__(self, module: ModuleType, shape: Shape, cuda: Any, turns: _Turns) -> None:
+        self.types, self._shape, self._cuda, self._turns = module, shape, cuda, turns
 
     def view(self, tensor: Tensor) -> Any:
         # A tensor of the CPU: the simulator's.
         return self._cuda.as_cuda_array(tensor) if tensor.is_cuda else tensor.numpy()
 
     def begin(self, num_envs: int, *args: Any) -> None:
-        self._launch(self.types.begin, num_envs, args)
+        with self._turns.of("begin"):
+            self._launch(self.types.begin, num_envs, args)
 
     def step(self, num_envs: int, *args: Any) -> None:
-        self._launch(self.types.step, num_envs, args)
+        with self._turns.of("step"):
+            self._launch(self.types.step, num_envs, args)
 
     def close(self) -> None:
         """Nothing is to be ended."""

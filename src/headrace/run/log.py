@@ -28,6 +28,19 @@ _PLAIN_EVERY_S = 5.0
 _LIVE_PER_S = 4
 
 
+def by_policy_in(row: dict[str, Any]) -> dict[str, float]:
+    """The mean return of each policy, in a row of metrics; {}: there is one, or no episode yet."""
+    ending = "/mean_return"
+    return {name.removesuffix(ending): of for name, of in row.items() if name.endswith(ending)}
+
+
+def means(mean_return: float | None, by_policy: dict[str, float], none: str) -> str:
+    """Mean returns, for people: of each policy, where there are several."""
+    if by_policy:
+        return ", ".join(f"{name} {of:.1f}" for name, of in by_policy.items())
+    return none if mean_return is None else f"{mean_return:.1f}"
+
+
 class MetricsLog:
     """`metrics.jsonl` (one object per update) and TensorBoard events, in the run directory.
 
@@ -159,7 +172,8 @@ class Display:
         """Show an update, unless the last one was shown a moment ago.
 
         Args:
-            metrics: with `env_steps`, `env_steps_per_s`, `mean_return`, `episodes`, `iteration`.
+            metrics: with `env_steps`, `env_steps_per_s`, `mean_return` (and `POLICY/mean_return`
+                of each, where there are several), `episodes`, `iteration`.
             shares: share of time by span, in [0, 1].
         """
         self._last = (metrics, shares)
@@ -175,7 +189,7 @@ class Display:
     def _show(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
         steps, rate = metrics["env_steps"], metrics["env_steps_per_s"]
         speed = f"{rate:,.0f}" if rate else "-"
-        mean = "-" if metrics["mean_return"] is None else f"{metrics['mean_return']:.1f}"
+        mean = means(metrics["mean_return"], by_policy_in(metrics), "-")
         top = sorted(shares.items(), key=lambda item: -item[1])[:5]
         spent = "  ".join(f"{span} {share:.0%}" for span, share in top)
         if self._live:

@@ -1,14 +1,28 @@
 """The learning curve of runs as a picture. Left out: everything but return over env steps."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.run import rundir
-from headrace.run.log import read_metrics
+from headrace.run.log import by_policy_in, read_metrics
+
+
+def curves(run_dir: Path) -> Iterator[tuple[str, list[int], list[float]]]:
+    """The lines of a run, one of each policy: label, env steps, mean returns; RunDirError."""
+    run = rundir.read_config(run_dir)["settings"]
+    label = f"{run['env']} {run['algo']} seed {run['seed']}"
+    rows = [row for row in read_metrics(run_dir) if row.get("mean_return") is not None]
+    env_steps = [row["env_steps"] for row in rows]
+    names = by_policy_in(rows[-1]) if rows else {}
+    if not names:
+        yield label, env_steps, [row["mean_return"] for row in rows]
+    for name in names:
+        yield f"{label}: {name}", env_steps, [row[f"{name}/mean_return"] for row in rows]
 
 
 def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
-    """Draw mean return over env steps, one line per run.
+    """Draw mean return over env steps, one line per run, or per policy where there are several.
 
     Args:
         run_dirs: at least one.
@@ -34,13 +48,8 @@ def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for run_dir in run_dirs:
-        run = rundir.read_config(run_dir)["settings"]
-        rows = [row for row in read_metrics(run_dir) if row.get("mean_return") is not None]
-        axes.plot(
-            [row["env_steps"] for row in rows],
-            [row["mean_return"] for row in rows],
-            label=f"{run['env']} {run['algo']} seed {run['seed']}",
-        )
+        for label, env_steps, mean_returns in curves(run_dir):
+            axes.plot(env_steps, mean_returns, label=label)
     axes.set(
         xlabel="env steps", ylabel="mean return of the last 100 training episodes", title="Training"
     )

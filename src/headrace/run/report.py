@@ -12,7 +12,7 @@ from headrace.meter import Meter
 from headrace.ranks import Ranks
 from headrace.run.config import Settings
 from headrace.run.learns import Learns
-from headrace.run.log import Display, MetricsLog
+from headrace.run.log import Display, MetricsLog, means
 from headrace.run.runsettings import RunSettings
 from headrace.run.task import Task
 from headrace.run.train import Counters
@@ -79,10 +79,10 @@ class Reporter:
         counters = self._counters
         if self._spec.num_agents == 1:
             return {}
-        means = zip(self._learner.policies, counters.mean_by_policy, strict=False)
+        by_policy = zip(self._learner.policies, counters.mean_by_policy, strict=False)
         return {
             "agent_steps": counters.agent_steps,
-            **{f"{policy}/mean_return": mean for policy, mean in means},
+            **{f"{policy}/mean_return": mean for policy, mean in by_policy},
         }
 
     def _rate(self) -> float | None:
@@ -188,7 +188,8 @@ def how_to_go_on(task: Task) -> str:
 
 def farewell(summary: dict[str, Any], stopped_by: int, task: Task) -> str:
     """The last lines of a run, for people."""
-    mean = "none finished" if summary["mean_return"] is None else f"{summary['mean_return']:.1f}"
+    by_policy = summary.get("mean_return_by_policy", {})
+    mean = means(summary["mean_return"], by_policy, "none finished")
     rate = summary["env_steps_per_s"]
     why = f"Stopped by {signal.Signals(stopped_by).name}" if stopped_by else "Done"
     lines = [

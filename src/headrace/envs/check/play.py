@@ -1,8 +1,8 @@
 """What is checked of a kernel environment as it is played, interpreted and on the CPU.
 
 One function for each line of the report. Left out: in which order, and what follows from it
-(`check.py`); chance and ends (`check_episodes.py`); what must be the same whatever runs it
-(`check_same.py`).
+(`checks.py`); chance and ends (`episodes.py`); what must be the same whatever runs it
+(`same.py`).
 """
 
 import itertools
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from headrace.envs import kernel
-from headrace.envs.check_class import problems
-from headrace.envs.check_report import Check
+from headrace.envs.check.declared import problems
+from headrace.envs.check.played import Play, Played, play, random_actions, spec_of
+from headrace.envs.check.report import Check
+from headrace.envs.check.watched import Kind, Watch, line_of, watched
 from headrace.envs.kernel_env import KernelEnv
 from headrace.envs.kernel_vector import KernelVector
-from headrace.envs.played import Play, Played, play, random_actions, spec_of
-from headrace.envs.watch import Kind, Watch, line_of, watched
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.spec import ActionCodec, Array, EnvSpec
@@ -46,7 +46,7 @@ _NUMBERS_ONLY = (
     "Functions are compiled for a GPU as well: numbers, one number of an array at a time, `math`, "
     "and functions like that; no lists, texts, or arrays of their own."
 )
-_OURS = ("headrace/envs/watch.py", "headrace/envs/kernel_env.py", "headrace/seeding.py")
+_OURS = ("headrace/envs/check/watched.py", "headrace/envs/kernel_env.py", "headrace/seeding.py")
 
 
 @dataclass

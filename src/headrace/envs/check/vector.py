@@ -1,7 +1,7 @@
 """Checks of what others step as one vector: environments of tensors, games in PettingZoo's form.
 
 They are stepped as a run would step them, at random, with all of its checks. Left out: kernel
-environments (`check.py` has their checks), and a GPU.
+environments (`checks.py` has their checks), and a GPU.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ import torch
 
 from headrace import batch
 from headrace.envs.api import Guards
-from headrace.envs.check_report import Check
+from headrace.envs.check.played import random_actions
+from headrace.envs.check.report import Check
 from headrace.envs.device import device_vector
 from headrace.envs.make import EnvMaker
-from headrace.envs.played import random_actions
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.spec import Agents, Array, EnvSpec

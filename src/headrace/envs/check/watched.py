@@ -5,7 +5,7 @@ what would go wrong only on a GPU, or only in the second episode, shows in a pla
 line: agents of one phase that depend on each other, numbers left over from an earlier episode, rows
 of other environments, numbers of an observation that nobody wrote.
 
-Left out: playing (`played.py`), and what is said about it (`check_play.py`).
+Left out: playing (`played.py`), and what is said about it (`play.py`).
 """
 
 import copy

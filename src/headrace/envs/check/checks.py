@@ -1,8 +1,8 @@
 """`check_env`: what is wrong with an environment, before anything is trained on it.
 
 Kernel environments are compared interpreted, compiled for the CPU and on a GPU, and looked at for
-what breaks there (`check_play.py`, `check_episodes.py`, `check_same.py`); those that step tensors
-and PettingZoo's games are played (`check_vector.py`); all others are handed to Gymnasium's own
+what breaks there (`play.py`, `episodes.py`, `same.py`); those that step tensors
+and PettingZoo's games are played (`vector.py`); all others are handed to Gymnasium's own
 checker.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 
 from gymnasium.utils import env_checker
 
-from headrace.envs import check_episodes, check_play, check_same
-from headrace.envs.check_report import Check, Report
-from headrace.envs.check_vector import vector_checks
+from headrace.envs.check import episodes, play, same
+from headrace.envs.check.report import Check, Report
+from headrace.envs.check.vector import vector_checks
 from headrace.envs.kernel_env import KernelEnv
 from headrace.envs.make import EnvLike, EnvMaker, env_spec
 from headrace.envs.spaces import is_parallel
@@ -83,37 +83,37 @@ def kernel_checks(env: KernelEnv, num_steps: int = 0, seed: int = 0) -> Iterator
 
     Those that make no sense yet, because of what an earlier one found, say so.
     """
-    yield (of_class := check_play.check_class(env))
+    yield (of_class := play.check_class(env))
     if of_class.wrong:
         yield from _left_out(_LATER, "the class is to be mended first")
         return
-    case = check_play.case(env, num_steps, seed)
-    yield check_play.check_python(case)
+    case = play.case(env, num_steps, seed)
+    yield play.check_python(case)
     if case.watched is None:
         yield from _left_out(_LATER[1:], "plain Python fails")
         return
-    yield (types := check_play.check_types(case))
+    yield (types := play.check_types(case))
     if types.wrong and not types.done:
         yield from _left_out(("play",), "it does not compile")
     else:
-        yield check_play.check_play(case)
+        yield play.check_play(case)
     if case.on_cpu is None:
         yield from _left_out(("states",), _NO_CPU)
     else:
-        yield check_play.check_states(case)
-    yield check_play.check_resets(case)
-    yield check_play.check_agents(case)
-    yield (chance := check_episodes.check_randomness(case))
+        yield play.check_states(case)
+    yield play.check_resets(case)
+    yield play.check_agents(case)
+    yield (chance := episodes.check_randomness(case))
     if case.on_cpu is None:
         yield from _left_out(("ends", "cpu", "gpu"), _NO_CPU)
         return
-    yield check_episodes.check_ends(case)
+    yield episodes.check_ends(case)
     if chance.wrong or case.expected is None:
         why = "the same seed must give the same first" if chance.wrong else "plain Python fails"
         yield from _left_out(("cpu", "gpu"), why)
         return
-    yield check_same.check_cpu(case)
-    yield check_same.check_gpu(case)
+    yield same.check_cpu(case)
+    yield same.check_gpu(case)
 
 
 def _left_out(names: tuple[str, ...], why: str) -> Iterator[Check]:

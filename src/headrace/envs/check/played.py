@@ -3,7 +3,7 @@
 Where there is no GPU, Numba's simulator of one stands in, which is chosen as Numba is imported: so
 it runs in a process of its own (`_serve`), unless this one has it already.
 
-Left out: what is made of it (`compare.py`, `check_play.py`).
+Left out: what is made of it (`compare.py`, `play.py`).
 """
 
 import os
@@ -179,7 +179,7 @@ def play_all(plays: Sequence[Play], *, simulated: bool) -> list[Played]:
     # A GPU that is there must not be taken for the simulator's
     more = {"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, "-c", "from headrace.envs.played import _serve; _serve()"],
+        [sys.executable, "-c", "from headrace.envs.check.played import _serve; _serve()"],
         input=cloudpickle.dumps(list(plays)),
         capture_output=True,
         env=os.environ | more | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -1,6 +1,6 @@
 """What the class of a kernel environment declares, read before anything is called.
 
-Left out: what its functions do (`check_play.py`).
+Left out: what its functions do (`play.py`).
 """
 
 import keyword
@@ -10,8 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from headrace.envs.check.played import spec_of
 from headrace.envs.kernel_env import OWN_FIELDS, KernelEnv
-from headrace.envs.played import spec_of
 from headrace.errors import UsageError
 
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")

@@ -1,0 +1,1 @@
+"""`headrace check-env`: what is wrong with an environment, before anything is trained on it."""
