@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NOW := $(shell date +%Y%m%d-%H%M%S)
 RUN ?= runs/demo-$(NOW)
 
-.PHONY: demo test test-all test-faults gpu clean bench bench-install bench-limits bench-cartpole
+.PHONY: demo test test-all test-faults gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
 .PHONY: bench-inference bench-lag
 
@@ -63,6 +63,15 @@ bench-uneven: bench-install
 ## What sampling beside learning gives, and what it costs.
 bench-lag: $(VENV)/.classic-control $(VENV)/.mujoco $(VENV)/.atari
 	$(BIN)/python -m benchmarks.lag $(if $(TURNS),--turns $(TURNS))
+
+## Kernel environments: stepping alone, training, and its limits.
+bench-kernels: $(VENV)/.classic-control $(VENV)/.kernels
+	$(BIN)/python -m benchmarks.kernels $(if $(TURNS),--turns $(TURNS))
+
+## What both sides of the games of tag learn, against random and frozen others.
+bench-tag: $(VENV)/.kernels $(VENV)/.plot $(VENV)/.video
+	$(BIN)/python -m benchmarks.tag
+	$(BIN)/python -m benchmarks.table
 
 ## One, two and four learners on the same work.
 bench-learners: $(VENV)/.classic-control

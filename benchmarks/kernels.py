@@ -9,10 +9,11 @@ sees the 10 nearest others.
 Training is PPO: headrace/CartPole-v1 with 1,024 environments × 32 steps, 4 epochs of 4 minibatches,
 2 × 64 tanh, separate actor and critic: one process; one process with two threads of math; two
 learners, each with half of the environments, on one core each. Its limits are the kernel alone, and
-the learner alone (updates from one batch, again and again, without sampling). TagGridWorld has
-2,000 environments × 100 steps with 5 agents of one policy (32-32); TagContinuous 100 × 250 with
-100 runners and 10 taggers, a policy each (256-256): the settings with which training them on a GPU
-was first measured (`presets/tag.toml`).
+the learner alone (updates from one batch, again and again, without sampling). Then its preset, by
+the time until it is solved: from the start of the process until the mean return of the last 100
+episodes is 475. The games of tag have their presets: TagGridWorld 2,000 environments × 20 steps
+with 4 taggers and a runner, TagContinuous 20 × 25 with 10 taggers and 100 runners; a policy for
+each side.
 """
 
 import json
@@ -92,6 +93,19 @@ def training():
     )  # fmt: skip
 
 
+def solving():
+    flags = [CARTPOLE, "--device", "cpu", "--stop-at-return", "475", "--seed", contestants.TURN]
+    return turns.Comparison(
+        "headrace/CartPole-v1, from the start of the process until it is solved",
+        [
+            contestants.headrace("1 learner", flags),
+            contestants.headrace("2 learners", [*flags, "--num-learners", "2"]),
+        ],
+        Work(None, "turn_s", "s", lower_is_better=True, least_return=475),
+        also={"env steps": lambda result: result["env_steps"]},
+    )
+
+
 def tag(env, env_steps):
     flags = [env, "--device", "cpu", "--total-env-steps", str(env_steps)]
     return turns.Comparison(
@@ -109,8 +123,9 @@ def comparisons():
     return [
         *alone(),
         training(),
+        solving(),
         tag("headrace/TagGridWorld-v0", 2_000_000),
-        tag("headrace/TagContinuous-v0", 100_000),
+        tag("headrace/TagContinuous-v0", 30_000),
     ]
 
 

@@ -9,12 +9,12 @@ all contestants. Left out: measuring, drawing (`figure.py`).
 import json
 from pathlib import Path
 
-from benchmarks import figure, uneven
+from benchmarks import figure, tag, uneven
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.turns import number, why_not
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-FILES = ("limits", "cartpole", "cheetah", "atari", "uneven", "lag", "start", "guards")
+FILES = ("limits", "cartpole", "cheetah", "atari", "uneven", "lag", "kernels", "start", "guards")
 """In the order of the tables; one that has not been measured is left out."""
 NOT_IN_ALL = ("inference",)
 """Measured by themselves: works in rows, and two contestants beside each other."""
@@ -161,6 +161,8 @@ def pages(root=ROOT, results=RESULTS):
     found, more = load(results), load(results, NOT_IN_ALL)
     of_all = whole(found) + ("\n" + side_by_side(more) if more else "")
     made = {root / "README.md": headlines(found), root / "benchmarks/README.md": of_all}
+    if games := load(results, ("tag",)):
+        made[root / "docs/tag.md"] = "\n".join([tag.tables(games["tag"]), "", *where(games)])
     return {path: filled_in(path.read_text(), content) for path, content in made.items()}
 
 
@@ -172,6 +174,9 @@ def main():
     if figure.panels(results):
         figure.draw(results, RESULTS / "uneven.png")
         print("Written: benchmarks/results/uneven.png")
+    if games := load(RESULTS, ("tag",)):
+        tag.draw(games["tag"], RESULTS / "tag.png")
+        print("Written: benchmarks/results/tag.png")
 
 
 if __name__ == "__main__":
