@@ -12,6 +12,7 @@ import json
 
 import gymnasium
 import numpy as np
+import torch
 
 from benchmarks.peers.result import Stopwatch
 from headrace import batch
@@ -77,6 +78,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--form", choices=["headrace", "gymnasium"], default="headrace")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # the accounts of a fragment: idle threads of torch's would spin
     stopwatch = Stopwatch()
     how = args.env, args.env_kwargs, args.num_envs
     if args.form == "gymnasium":
