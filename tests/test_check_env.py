@@ -399,7 +399,7 @@ class Wide(Walk):
 class NoNumber(Walk):
     @staticmethod
     def step_env(w, e):
-        seen = [w.n[e]]
+        seen = [w.n[e]]  # list
         seen.append(1)
         w.n[e] = seen[1]
 
@@ -413,12 +413,86 @@ class NoName(Walk):
             w.n[e] = w.nothing[e]  # no name
 
 
+class Crowded(Team):
+    """All agents begin at one place, because all draw the same number."""
+
+    @staticmethod
+    def place(w, e, i):
+        w.at[e, i] = int(uniform(w, e, 3) * np.float32(5))  # drawn
+
+
+class Strict(Walk):
+    """Raises where random play does not come."""
+
+    @staticmethod
+    def step_env(w, e):
+        w.n[e] += 1
+        if w.n[e] > 10_000:
+            raise ValueError("too far")  # too far
+
+
+class Unpaid(Walk):
+    """Returns its reward."""
+
+    @staticmethod
+    def step_env(w, e):
+        w.n[e] += w.action[e]
+        w.terminated[e] = w.n[e] > 5
+        return ONE
+
+
+class Drawn(Walk):
+    """Draws itself, with a mistake."""
+
+    def draw(self, world):
+        return np.full((4, 4, 3), world["m"], np.uint8)  # m
+
+
+class Grey(Walk):
+    """Draws itself, without colors."""
+
+    def draw(self, world):
+        return np.zeros((4, 4))
+
+
+class Whole(Walk):
+    """Adds to a part of an array at once."""
+
+    state = {**Walk.state, "many": (np.float32, (3,))}  # noqa: RUF012
+
+    @staticmethod
+    def step_env(w, e):
+        w.many[e] += ONE
+
+
+def test_what_else_authors_do():
+    python = checked(Crowded(), "python")["python"]
+    assert python.status == "warning"
+    assert "place: draw 3 is drawn again in the same step" in python.warnings[0]
+    assert line("drawn") in python.warnings[0]
+    assert "uniform(w, e, 2 * i)" in python.remedies[-1]
+    (raised,) = checked(Strict(), "types")["types"].warnings
+    assert raised.startswith("raises, and a GPU would go on: " + line("too far"))
+    assert any("paid anything" in of for of in checked(Unpaid(), "play")["play"].warnings)
+    (wrong,) = checked(Drawn(), "python")["python"].wrong
+    assert "draw raised KeyError: 'm'" in wrong
+    assert line("m") in wrong
+    assert "the world that draw gets has: " in wrong
+    (wrong,) = checked(Grey(), "python")["python"].wrong
+    assert wrong.startswith("draw gave float64 (4, 4): expected an array of uint8")
+    assert "an array of its own" in checked(Whole(), "types")["types"].wrong[0]
+    (wrong,) = checked(NoNumber(), "types")["types"].wrong
+    assert wrong.splitlines() == [
+        "NoNumber.step_env does not compile: it makes a list, or an array of its own (as w.x[e] + 1 "
+        "is, of several numbers)",
+        f"  {line('list')}seen = [w.n[e]]  # list",
+    ]
+
+
 def test_types():
     wide = checked(Wide(), "types")["types"]
     assert len(wide.wrong) == 1
     assert wide.wrong[0].startswith(line("wide"))
-    (wrong,) = checked(NoNumber(), "types")["types"].wrong
-    assert wrong == "NoNumber.step_env does not compile: NRT required but not enabled"
     report = headrace.check_env(NoName())
     (wrong,) = report.checks[2].wrong
     assert wrong.startswith("NoName.step_env does not compile: Unknown attribute 'nothing'")

@@ -57,7 +57,7 @@ _HOME = {
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
     "Run": "headrace.run.api",
-    "check_env": "headrace.envs.check",
+    "check_env": "headrace.envs.check.checks",
     "load_policy": "headrace.run.trained",
     "num_params": "headrace.models.own",
     "resume": "headrace.run.api",

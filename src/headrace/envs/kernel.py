@@ -288,6 +288,11 @@ def _parts(functions: Mapping[str, Callable[..., Any]]) -> dict[FunctionType, di
     return found
 
 
+def functions_of(env: KernelEnv) -> list[FunctionType]:
+    """All Python functions of the author's that are compiled."""
+    return list(_parts({name: env.function(name) for name in (*env.resets, *env.phases)}))
+
+
 def _is_own(value: Any) -> bool:
     """Whether a global name is a Python function that is to be compiled as well."""
     return isinstance(value, FunctionType) and value.__module__.partition(".")[0] not in (

@@ -6,7 +6,6 @@ One function for each line of the report. Left out: in which order, and what fol
 """
 
 import itertools
-import traceback
 import warnings
 from dataclasses import dataclass, field, replace
 
@@ -18,9 +17,9 @@ from headrace.envs.check.declared import problems
 from headrace.envs.check.played import Play, Played, play, random_actions, spec_of
 from headrace.envs.check.report import Check
 from headrace.envs.check.watched import Kind, Watch, line_of, watched
+from headrace.envs.check.where import failure, lines_with
 from headrace.envs.kernel_env import KernelEnv
 from headrace.envs.kernel_vector import KernelVector
-from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.spec import ActionCodec, Array, EnvSpec
 
@@ -33,6 +32,10 @@ _REMEDIES: dict[Kind, str] = {
     "rows": "Touch only the row e.",
     "own": "Only read w.step, w.episode, w.env_id and constants.",
 }
+_NUMBER = (
+    "Number the draws of a step 0, 1, 2, ... over all functions and agents: uniform(w, e, 2 * i). "
+    "Unless the same number is what you want."
+)
 _WRITE = (
     "Write it in a reset, or before it is read. What is to differ from one episode to the next can "
     "depend on w.episode[e]."
@@ -46,7 +49,6 @@ _NUMBERS_ONLY = (
     "Functions are compiled for a GPU as well: numbers, one number of an array at a time, `math`, "
     "and functions like that; no lists, texts, or arrays of their own."
 )
-_OURS = ("headrace/envs/check/watched.py", "headrace/envs/kernel_env.py", "headrace/seeding.py")
 
 
 @dataclass
@@ -136,9 +138,31 @@ def check_python(case: Case) -> Check:
     n, num_steps = min(_WATCHED, case.num_envs), case.num_watched
     check, case.watched = _interpreted(case, case.first(n, num_steps))
     done = f"{n} environments interpreted over {num_steps} steps"
+    wrong = check.wrong
     if case.watched is not None:
         done += f", {_episodes(case.watched)}"
-    return replace(check, name="python", done=done)
+        wrong += _picture(case)
+    return replace(check, name="python", done=done, wrong=wrong)
+
+
+def _picture(case: Case) -> tuple[str, ...]:
+    """What is wrong with the picture of a first state, if the environment draws itself."""
+    if type(case.env).draw is KernelEnv.draw:
+        return ()
+    vector = KernelVector(
+        case.env, case.spec, np.arange(1), case.seed, Meter(), target="python", autoreset=False
+    )
+    vector.restart(case.seed)
+    world = {name: of[0].numpy().copy() for name, of in vector.world.items()}
+    vector.close()
+    try:
+        picture = case.env.draw(world)
+    except Exception as error:
+        return (f"{failure(error)}\n  (the world that draw gets has: {', '.join(world)})",)
+    if isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,):
+        return ()
+    kind = getattr(picture, "dtype", type(picture).__name__), getattr(picture, "shape", ())
+    return (f"draw gave {kind[0]} {kind[1]}: expected an array of uint8, (height, width, 3).",)
 
 
 def check_states(case: Case) -> Check:
@@ -163,11 +187,15 @@ def _interpreted(case: Case, what: Play) -> tuple[Check, Played | None]:
             return Check("", wrong=(failure(error),)), None
     found = {kind: case.watch.found[kind][before[kind] :] for kind in _REMEDIES}
     lines = dict.fromkeys((str(of.message), (of.filename, of.lineno)) for of in told)
+    drawn = case.watch.found["draws"][before["draws"] :]
     check = Check(
         "",
         wrong=(*_not_finite(case, played), *itertools.chain(*found.values())),
-        warnings=tuple(f"{text}\n  {line_of(place)}" for text, place in lines),
-        remedies=tuple(_REMEDIES[kind] for kind in found if found[kind]),
+        warnings=(*(f"{text}\n  {line_of(place)}" for text, place in lines), *drawn),
+        remedies=(
+            *(_REMEDIES[kind] for kind in found if found[kind]),
+            *([_NUMBER] if drawn else []),
+        ),
     )
     return check, played
 
@@ -217,7 +245,7 @@ def check_types(case: Case) -> Check:
     try:
         found = kernel.wider(case.env, vector.world)
     except Exception as error:
-        return Check("types", wrong=(failure(error),), remedies=(_NUMBERS_ONLY,))
+        return Check("types", wrong=(failure(error, case.env),), remedies=(_NUMBERS_ONLY,))
     finally:
         vector.close()
     if any(of.dtype == torch.float64 for of in vector.world.values()) or any(
@@ -228,6 +256,10 @@ def check_types(case: Case) -> Check:
         "types",
         "functions compiled, and looked through for what is float64 and declared narrower",
         wrong=tuple(found),
+        warnings=tuple(
+            f"raises, and a GPU would go on: {line_of(place)}"
+            for place in lines_with(case.env, "RAISE_VARARGS")
+        ),
         remedies=(_NARROW,) if found else (),
     )
 
@@ -246,29 +278,11 @@ def check_play(case: Case) -> Check:
             "random play met the end of no episode: play longer (--num-steps), or set "
             "max_episode_steps."
         )
+    if not played.rows["reward"].any():
+        notes.append("no step of random play paid anything: is it written to w.reward[e]?")
     done = f"{done}, {_episodes(played)}"
     wrong = [*_not_finite(case, played), *_outside(case, played)]
     return Check("play", done, tuple(wrong), (*notes, *_beyond(case, played)))
-
-
-def failure(error: Exception) -> str:
-    """An exception of the author's code, or of its compiler: what, and at which line of it."""
-    module = type(error).__module__
-    if module.startswith("numba.") and module.endswith(".errors"):
-        text = next(line for line in str(error).splitlines() if not line.startswith("Failed in"))
-        loc = getattr(error, "loc", None)
-        where = f"\n  {line_of((loc.filename, loc.line))}" if loc else ""
-        name = getattr(error, "__notes__", ["it"])[0]
-        return f"{name} does not compile: {text[:300]}{where}"
-    if isinstance(error, EnvError):  # it has a traceback in it
-        return str(error)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.endswith(_OURS)
-    ]
-    place = (frames[-1].filename, frames[-1].lineno or 0)
-    return f"{frames[-1].name} raised {type(error).__name__}: {error}\n  {line_of(place)}"
 
 
 def _episodes(played: Played) -> str:

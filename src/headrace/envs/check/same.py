@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from headrace.envs import kernel
 from headrace.envs.check.compare import TOLERANCE, Difference, differences, is_rounding, outcomes
-from headrace.envs.check.play import Case, failure
+from headrace.envs.check.play import Case
 from headrace.envs.check.played import Play, Played, play, play_all
 from headrace.envs.check.report import Check
+from headrace.envs.check.where import failure
 from headrace.spec import Array
 
 _MOST_TOLD = 3

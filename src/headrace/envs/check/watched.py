@@ -13,14 +13,15 @@ import functools
 import linecache
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
-from headrace.envs.kernel_env import KernelEnv
+from headrace.envs.kernel_env import KernelEnv, uniform
 from headrace.spec import Array
 
-Kind = Literal["agents", "resets", "rows", "own", "out"]
+Kind = Literal["agents", "resets", "rows", "own", "out", "draws"]
 Place = tuple[str, int]
 """File and line."""
 
@@ -44,7 +45,8 @@ class Watch:
             `resets`: a number is read that nothing wrote since the episode began;
             `rows`: another environment's row is touched;
             `own`: what functions only read is written;
-            `out`: a part of an observation is not written.
+            `out`: a part of an observation is not written;
+            `draws`: a random number is drawn that was drawn before in the same step.
     """
 
     def __init__(self, env: KernelEnv) -> None:
@@ -56,6 +58,7 @@ class Watch:
         self._fields: dict[str, _Field] = {}
         self._called: set[int] = set()
         self._time: dict[int, tuple[int, int]] = {}
+        self._drawn: dict[tuple[int, ...], Place] = {}
         self.scratch = env.scratch
         self._tables = [name for name, of in env.constants.items() if isinstance(of, np.ndarray)]
 
@@ -95,6 +98,14 @@ class Watch:
                 self._fields[name].age(e, False)
         return self._world
 
+    def draw(self, e: int, number: int, place: Place) -> None:
+        """A random number is asked for."""
+        key = (e, *self._time[e], number)
+        if before := self._drawn.get(key):
+            text = f"draw {number} is drawn again in the same step, and gives the same number"
+            self.report("draws", "", text, before, place)
+        self._drawn[key] = place
+
     def report(self, kind: Kind, field: str, text: str, *places: Place) -> None:
         """Something is wrong: told once for each function, field and place."""
         key = (kind, self.function, field, *map(str, places))
@@ -106,6 +117,7 @@ class Watch:
     def _watch(self, w: Any) -> None:
         self._arrays = w
         self._time.clear()
+        self._drawn.clear()
         arrays = {name: of for name, of in w._asdict().items() if isinstance(of, np.ndarray)}
         tables = {name: arrays.pop(name) for name in self._tables}
         self._fields = {name: _Field(name, array, self) for name, array in arrays.items()}
@@ -138,6 +150,8 @@ class _Field:
 
     def read(self, number: int, place: Place) -> None:
         watch, e = self._watch, number // self._row_size
+        if self.name == "env_id" and (asked := _asked(sys._getframe(2))):
+            watch.draw(e, *asked)
         if e != watch.env:
             self._touches_row(e, "reads", place)
         elif not self._fresh[number]:
@@ -294,6 +308,14 @@ def _tell(env: KernelEnv, name: str, watch: Watch) -> Callable[..., None]:
 def line_of(place: Place) -> str:
     """`FILE:LINE: the line itself`."""
     return f"{place[0]}:{place[1]}: {linecache.getline(*place).strip()}"
+
+
+def _asked(frame: FrameType) -> tuple[int, Place] | None:
+    """The draw, and the author's line, if the frame is `uniform`'s."""
+    if frame.f_code is not uniform.__code__ or frame.f_back is None:
+        return None
+    place = (frame.f_back.f_code.co_filename, frame.f_back.f_lineno)
+    return int(frame.f_locals["draw"]), place
 
 
 def _caller() -> Place:

@@ -1,0 +1,60 @@
+"""Where in the author's code something is, or went wrong.
+
+Left out: what is looked for (`play.py`, `same.py`).
+"""
+
+import dis
+import re
+import traceback
+from pathlib import Path
+
+from headrace.envs import kernel
+from headrace.envs.check.watched import Place, line_of
+from headrace.envs.kernel_env import KernelEnv
+from headrace.errors import EnvError
+
+_OURS = ("headrace/envs/check/watched.py", "headrace/envs/kernel_env.py", "headrace/seeding.py")
+_IN_NUMBAS_TEXT = re.compile(r'File "([^"]+)", line (\d+)')
+_BUILDS = ("BUILD_LIST", "BUILD_SET", "BUILD_MAP", "BUILD_STRING")
+
+
+def lines_with(env: KernelEnv, *opnames: str) -> list[Place]:
+    """Lines of the author's functions, and of what they call, in which the bytecode has one of."""
+    found = [
+        (function.__code__.co_filename, instruction.positions.lineno or 0)
+        for function in kernel.functions_of(env)
+        for instruction in dis.get_instructions(function)
+        if instruction.opname in opnames and instruction.positions is not None
+    ]
+    return list(dict.fromkeys(found))
+
+
+def failure(error: Exception, env: KernelEnv | None = None) -> str:
+    """An exception of the author's code, or of its compiler: what, and at which line of it.
+
+    Args:
+        error: the exception.
+        env: whose functions are looked through, where a compiler names no line.
+    """
+    module = type(error).__module__
+    if module.startswith("numba.") and module.endswith(".errors"):
+        text = next(line for line in str(error).splitlines() if not line.startswith("Failed in"))
+        loc = getattr(error, "loc", None)
+        named = [(path, int(line)) for path, line in _IN_NUMBAS_TEXT.findall(str(error))]
+        named += [(loc.filename, loc.line)] if loc else []
+        own = [place for place in named if "numba" not in Path(place[0]).parts][-1:]
+        if env is not None and not own and "NRT required" in text:
+            text = "it makes a list, or an array of its own (as w.x[e] + 1 is, of several numbers)"
+            own = lines_with(env, *_BUILDS)
+        where = "".join(f"\n  {line_of(place)}" for place in own)
+        name = getattr(error, "__notes__", ["it"])[0]
+        return f"{name} does not compile: {text[:300]}{where}"
+    if isinstance(error, EnvError):  # it has a traceback in it
+        return str(error)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.endswith(_OURS)
+    ]
+    place = (frames[-1].filename, frames[-1].lineno or 0)
+    return f"{frames[-1].name} raised {type(error).__name__}: {error}\n  {line_of(place)}"
