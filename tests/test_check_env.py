@@ -483,8 +483,8 @@ def test_what_else_authors_do():
     assert "an array of its own" in checked(Whole(), "types")["types"].wrong[0]
     (wrong,) = checked(NoNumber(), "types")["types"].wrong
     assert wrong.splitlines() == [
-        "NoNumber.step_env does not compile: it makes a list, or an array of its own (as w.x[e] + 1 "
-        "is, of several numbers)",
+        "NoNumber.step_env does not compile: it makes a list, or an array of its own (as w.x[e] + "
+        "1 is, of several numbers)",
         f"  {line('list')}seen = [w.n[e]]  # list",
     ]
 

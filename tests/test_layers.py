@@ -131,6 +131,7 @@ def test_there_is_one_backward_and_one_inner_loop():
     assert sorted(set(steps)) == [
         "collect/rollout.py",  # vector.step: the inner loop
         "envs/atari.py",
+        "envs/check/played.py",
         "envs/check/vector.py",
         "envs/film.py",
         "envs/kernel.py",
@@ -139,7 +140,6 @@ def test_there_is_one_backward_and_one_inner_loop():
         "envs/native.py",
         "envs/parallel.py",
         "envs/pettingzoo.py",
-        "envs/check/played.py",
         "envs/replay.py",
         "envs/tensor.py",
         "optim.py",  # Adam's own

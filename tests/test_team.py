@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import headrace
+from headrace import cli
 from headrace.collect.device import Acting, DeviceCollector
 from headrace.errors import CheckpointError, ConfigError
 from headrace.meter import Meter
@@ -246,3 +247,46 @@ def test_flags_name_policies(tmp_path):
     )  # fmt: skip
     assert "\n  a: " in out.stdout
     assert "\n  b: " in out.stdout
+
+
+def mean_of(run, name, capsys, *flags):
+    """The mean return of a policy, by `headrace eval`."""
+    argv = ["eval", str(run.dir), "--episodes", "40", "--stochastic", "--json", *flags]
+    assert cli._main([*argv, "--env", "tests.kernel_support:Ring"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return_by_policy"][name]
+
+
+def test_others_play_in_place_of_a_run_s_own(tmp_path, capsys):
+    shares = {"a": "0:1", "b": "1:3"}
+    run = train(tmp_path, "r", policies=shares, updates=20)
+    other = train(tmp_path, "o", policies={"one": "0:1", "two": "1:3"}, frozen={"two": "random"})
+    found = [
+        mean_of(run, "b", capsys, *flags)
+        for flags in ([], ["--frozen", f"b={other.dir}:two"], ["--frozen", "b=random"])
+    ]
+    assert found[0] != found[1] == found[2]
+    with_theirs = run.evaluate(40, stochastic=True, policies={"b": other.policies["two"]})
+    assert np.mean(with_theirs.by_policy["b"]) == pytest.approx(found[1])
+    with pytest.raises(ConfigError, match="this run has a, b"):
+        run.evaluate(1, policies={"c": other.policies["two"]})
+    argv = ["eval", str(run.dir), "--env", "tests.kernel_support:Ring", "--frozen"]
+    for given, told in (("c=random", "there is no policy 'c', but a, b"),
+                        (f"b={other.dir}", "--frozen b=RUN_DIR:one")):  # fmt: skip
+        assert cli._main([*argv, given]) != 0
+        assert told in capsys.readouterr().err
+    again = train(tmp_path, "f", policies=shares, frozen={"b": f"{other.dir}:two"})
+    goal = again.summary["env_steps"] + UPDATE
+    gone_on = headrace.resume(again.dir, env=Ring, total_env_steps=goal, quiet=True)
+    assert gone_on.summary["env_steps"] == goal
+
+
+def test_a_file_has_settings_of_policies_that_flags_name(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("[policies.a]\nlr = 0.5\n[policies.b]\nlr = 0.25\nagents = '1:3'\n")
+    given = {"env": "e", "policies": {"a": "0:2", "b": "2:3"}}
+    settings = resolve(given, file)
+    assert settings.run.policies == {
+        "a": {"agents": "0:2", "lr": 0.5}, "b": {"agents": "2:3", "lr": 0.25},
+    }  # fmt: skip
+    assert [settings.of(name).algo.lr for name in "ab"] == [0.5, 0.25]
+    assert resolve({"env": "e", "policies": {"a": ":"}}).run.policies == {"a": ":"}

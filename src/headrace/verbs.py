@@ -22,7 +22,8 @@ from headrace.run.doctor import describe, examine
 from headrace.run.evaluate import evaluate as run_episodes
 from headrace.run.plot import draw_curves
 from headrace.run.rank import Ended
-from headrace.run.runsettings import KeyValues, RunSettings
+from headrace.run.runsettings import Frozen, KeyValues, RunSettings
+from headrace.run.team import opponents
 from headrace.run.trained import load_policies
 
 AlgoSettings = TypeVar("AlgoSettings")
@@ -83,6 +84,9 @@ class _EvalFlags:
     """Sample actions as in training; default: the likeliest."""
     video: _Path = None
     """Film the first episode (MP4)."""
+    frozen: Annotated[dict[str, Any], Frozen] = field(default_factory=dict)
+    """Policies of another run, or random ones, in place of this run's: tagger=RUN_DIR
+    runner=random (RUN_DIR:POLICY, if it has another name there)."""
     seed: int = 0
     """Root of the environments' seeds (never those of training)."""
     env: str | None = None
@@ -223,7 +227,7 @@ def evaluate(argv: list[str], description: str) -> int:
     """`headrace eval`."""
     flags = _parse("eval", description, _EvalFlags, argv)
     own = code(flags.wrapper, flags.model)
-    _, maker = launch.settings_of_run(flags.run_dir, flags.env, own)
+    settings, maker = launch.settings_of_run(flags.run_dir, flags.env, own)
     best = flags.run_dir / "best"
     if flags.best and not best.is_dir():
         raise ConfigError(
@@ -232,10 +236,11 @@ def evaluate(argv: list[str], description: str) -> int:
         )
     policies, shares = load_policies(best if flags.best else flags.run_dir, own.model)
     spec = env_spec(maker)
+    others = opponents(flags.frozen, shares, settings, spec, own.model)
     theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
     checkpoint.check_policies(theirs, spec, flags.run_dir)
     played = run_episodes(
-        policies,
+        policies | others,
         maker,
         spec=spec,
         shares=shares,

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,30 @@ class Run:
         )
 
     def evaluate(
-        self, episodes: int = 20, *, stochastic: bool = False, video: str | Path | None = None
+        self,
+        episodes: int = 20,
+        *,
+        stochastic: bool = False,
+        video: str | Path | None = None,
+        policies: Mapping[str, TrainedPolicy] | None = None,
     ) -> Evaluation:
-        """Play whole episodes with the trained policy; see `headrace.run.evaluate.evaluate`."""
+        """Play whole episodes with the trained policy; see `headrace.run.evaluate.evaluate`.
+
+        Args:
+            episodes: how many.
+            stochastic: sample actions, as in training; default: the likeliest.
+            video: write the first episode here (MP4).
+            policies: that play in place of some of this run's, by name: `other_run.policies`.
+
+        Raises:
+            ConfigError: this run has no policy of that name.
+        """
+        if unknown := set(policies or {}) - set(self._ended.shares):
+            raise ConfigError(
+                f"policies={sorted(unknown)}: this run has {', '.join(self._ended.shares)}."
+            )
         played = evaluate(
-            self.policies,
+            self.policies | dict(policies or {}),
             self._ended.maker,
             spec=self._ended.spec,
             shares=self._ended.shares,

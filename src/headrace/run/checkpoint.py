@@ -287,7 +287,7 @@ def policy_name(saved: Checkpoint, wanted: str | None) -> str:
         + (f", none of the name {wanted!r}." if wanted else ".")
         + '\nName one: load_policy(directory, policy="'
         + names[0]
-        + '").'
+        + f'"), or --frozen {wanted or "NAME"}=RUN_DIR:{names[0]}.'
     )
 
 

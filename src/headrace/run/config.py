@@ -19,7 +19,7 @@ from headrace.algos import a2c, appo, impala, ppo
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
 from headrace.run.runsettings import RunSettings
-from headrace.run.shares import own_settings
+from headrace.run.shares import merged, own_settings
 from headrace.run.sums import check_sums, divisor
 from headrace.run.values import coerce
 from headrace.spec import Kind
@@ -133,8 +133,10 @@ def resolve(
             origin[f.name] = "default"
             for source, layer in reversed(layers):
                 if f.name in layer:
-                    origin[f.name] = source
-                    values[f.name] = coerce(f.name, layer[f.name], hints[f.name], source)
+                    value = coerce(f.name, layer[f.name], hints[f.name], source)
+                    if f.name == "policies" and values.get(f.name):
+                        value, source = merged(values[f.name], value), f"{origin[f.name]}, {source}"
+                    origin[f.name], values[f.name] = source, value
         built.append(group(**values))
     return _derive(built[0], built[1], built[2], origin, kind=kind)
 

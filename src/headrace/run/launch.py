@@ -26,7 +26,6 @@ from headrace.errors import (
     RankError,
     RunDirError,
     SamplerError,
-    did_you_mean,
 )
 from headrace.meter import Meter
 from headrace.named import load_callable
@@ -41,6 +40,7 @@ from headrace.run.report import OnUpdate, how_to_go_on
 from headrace.run.runsettings import RunSettings
 from headrace.run.shares import shared_out, told
 from headrace.run.task import Task
+from headrace.run.team import check_frozen
 from headrace.run.torchrun import Attempt
 from headrace.spec import Agents, EnvSpec
 
@@ -303,18 +303,7 @@ def _shares(settings: Settings, spec: EnvSpec) -> dict[str, Agents]:
     run = settings.run
     shares = shared_out(run.policies, spec)
     _check_kind(run, spec)
-    for name, source in run.frozen.items():
-        if name not in shares:
-            raise ConfigError(
-                f"frozen: there is no policy {name!r}, but {', '.join(shares)}."
-                + did_you_mean(name, list(shares))
-            )
-        if source == "random" and run.model:
-            raise ConfigError(
-                f"frozen: {name}=random, but the network is one of your own ({run.model}): nobody "
-                "knows what makes it random.\nFreeze a run's policy: --frozen "
-                f"{name}=RUN_DIR"
-            )
+    check_frozen(run.frozen, shares, run.model)
     if set(shares) == set(run.frozen):
         raise ConfigError(f"frozen: nobody learns ({', '.join(shares)} are all frozen).")
     return shares

@@ -38,7 +38,7 @@ def _key_values(metavar: str) -> tyro.constructors.PrimitiveConstructorSpec[dict
 
 KeyValues = _key_values("key=value")
 _Shares = _key_values("POLICY=FIRST:END")
-_Frozen = _key_values("POLICY=RUN_DIR")
+Frozen = _key_values("POLICY=RUN_DIR")
 
 
 @settings
@@ -89,9 +89,9 @@ class RunSettings:
     """Which agents each policy acts for, of an environment that has several: --policies
     runner=10:110 tagger=0:10 (first:end); {}: one policy for each of its roles. In a file also
     settings of its own: [policies.tagger], lr = 1e-3."""
-    frozen: Annotated[dict[str, Any], _Frozen] = field(default_factory=dict)
+    frozen: Annotated[dict[str, Any], Frozen] = field(default_factory=dict)
     """Policies that do not learn, but act as those of another run, or at random: --frozen
-    tagger=RUN_DIR runner=random."""
+    tagger=RUN_DIR runner=random (RUN_DIR:POLICY, if it has another name there)."""
     model: Annotated[str, tyro.conf.arg(metavar="MODULE:CALLABLE")] = ""
     """Makes a network of your own, a torch.nn.Module, from the environment's spec; the network's
     settings about sizes do not apply then."""

@@ -50,6 +50,16 @@ def shared_out(policies: Mapping[str, Any], spec: EnvSpec) -> dict[str, Agents]:
     return dict(sorted(shares.items(), key=lambda item: item[1].first))
 
 
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The setting, where a file says some of it and flags more: agents, and own settings."""
+    both = {name: _table(below[name]) | _table(above[name]) for name in below.keys() & above.keys()}
+    return {**below, **above, **both}
+
+
+def _table(of: Any) -> dict[str, Any]:
+    return of if isinstance(of, dict) else {"agents": of}
+
+
 def own_settings(policies: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The settings that each policy has of its own."""
     return {

@@ -4,6 +4,7 @@ As a whole it is what the loop needs of a learner. Left out: how one learns (`le
 agents are whose (`shares.py`).
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.batch import Fragment
+from headrace.errors import ConfigError, did_you_mean
 from headrace.meter import Meter
 from headrace.models.own import ModelFactory
 from headrace.models.policy import ActorCritic, Network, Policy
@@ -18,7 +20,7 @@ from headrace.ranks import ALONE, Ranks
 from headrace.run import checkpoint
 from headrace.run.config import Settings
 from headrace.run.learner import Learner, first_policy
-from headrace.run.trained import load_policy
+from headrace.run.trained import TrainedPolicy, load_policy
 from headrace.spec import Agents, EnvSpec
 
 RANDOM = "random"
@@ -70,13 +72,9 @@ class Team:
                     own, offered, model, device, meter, ranks, name=name, num_agents=share.size
                 )
                 self.policies[name] = self.learners[name].policy
-            elif source == RANDOM:
-                self.policies[name] = _at_random(first_policy(own, offered, model, name)).to(device)
             else:
-                # A run that goes on has its own copy.
-                there = load_policy(saved.path if saved else source, model, name)
-                checkpoint.check_fits(there.spec, offered, Path(source))
-                self.policies[name] = there.module.to(device).requires_grad_(False)
+                there = _frozen(source, name, own, offered, model, saved)
+                self.policies[name] = there.module.to(device)
                 self.networks[name] = there.network
 
     @property
@@ -135,8 +133,69 @@ class Team:
                 policy.load_state_dict(state[f"policy_{name}"])
 
 
-def _at_random(policy: Policy) -> Policy:
-    """The same whatever it sees; what it does is uniform, or Gaussian."""
-    assert isinstance(policy.model, ActorCritic), "refused in launch.py"
-    torch.nn.init.zeros_(policy.model.actor.weight)
-    return policy.requires_grad_(False)
+def opponents(
+    frozen: Mapping[str, str],
+    shares: Mapping[str, Agents],
+    settings: Settings,
+    spec: EnvSpec,
+    model: ModelFactory | None,
+) -> dict[str, TrainedPolicy]:
+    """Policies that are to play in place of a run's own.
+
+    Args:
+        frozen: name -> another run, or `random`: the setting of that name.
+        shares: the agents of each policy.
+        settings: the run's.
+        spec: of the environment.
+        model: makes the user's own network, if there is one.
+
+    Raises:
+        ConfigError: there is no such policy.
+        CheckpointError: it cannot be loaded, or is of another environment.
+    """
+    check_frozen(frozen, shares, settings.run.model)
+    return {
+        name: _frozen(source, name, settings.of(name), spec.of(shares[name]), model)
+        for name, source in frozen.items()
+    }
+
+
+def check_frozen(frozen: Mapping[str, str], shares: Mapping[str, Agents], model: str) -> None:
+    """ConfigError if there is no such policy, or it cannot act at random."""
+    for name, source in frozen.items():
+        if name not in shares:
+            raise ConfigError(
+                f"frozen: there is no policy {name!r}, but {', '.join(shares)}."
+                + did_you_mean(name, list(shares))
+            )
+        if source == RANDOM and model:
+            raise ConfigError(
+                f"frozen: {name}=random, but the network is one of your own ({model}): nobody "
+                "knows what makes it random.\nFreeze a run's policy: --frozen "
+                f"{name}=RUN_DIR"
+            )
+
+
+def _frozen(
+    source: str,
+    name: str,
+    settings: Settings,
+    spec: EnvSpec,
+    model: ModelFactory | None,
+    saved: checkpoint.Checkpoint | None = None,
+) -> TrainedPolicy:
+    """A policy that does not learn; of a run that goes on, its own copy."""
+    if source == RANDOM:
+        policy = first_policy(settings, spec, model, name)
+        assert isinstance(policy.model, ActorCritic), "refused in check_frozen"
+        # The same whatever it sees; what it does is uniform, or Gaussian.
+        torch.nn.init.zeros_(policy.model.actor.weight)
+        there = TrainedPolicy(spec, policy, settings.network)
+    else:
+        directory, _, theirs = source.rpartition(":")
+        if not directory or Path(source).is_dir():
+            directory, theirs = source, name
+        there = load_policy(saved.path if saved else directory, model, name if saved else theirs)
+        checkpoint.check_fits(there.spec, spec, Path(directory))
+    there.module.requires_grad_(False)
+    return there
