@@ -1,10 +1,11 @@
 """Kernel environments on this machine's CPU: stepping alone, and training.
 
-Stepping alone is random actions, drawn beforehand, with resets and their random numbers (Philox);
-one thread, and one for each core. Beside CartPole, Gymnasium's own vector form of it, which is
-NumPy. An env step is one step of one environment with all its agents; of the Tag games, agent steps
-are told as well. In TagContinuous all 110 agents are in the game (nobody reaches anybody), and each
-sees the 10 nearest others.
+Stepping alone is random actions, drawn beforehand, with resets and their random numbers (Philox):
+one thread; a thread for each core; or a process for each core, with its share of the environments,
+as `--num-learners` has it. Beside CartPole, Gymnasium's own vector form of it, which is NumPy. An
+env step is one step of one environment with all its agents; of the Tag games, agent steps are told
+as well. In TagContinuous all 110 agents are in the game (nobody reaches anybody), and each sees the
+10 nearest others.
 
 Training is PPO: headrace/CartPole-v1 with 1,024 environments × 32 steps, 4 epochs of 4 minibatches,
 2 × 64 tanh, separate actor and critic: one process; one process with two threads of math; two
@@ -41,7 +42,7 @@ FLAGS = [
 
 
 def stepping(name, env, num_envs, env_steps, kwargs=None, **also):
-    """One thread, and one for each core."""
+    """One thread, one for each core, and a process for each core."""
     arguments = ["--env", env, "--num-envs", str(num_envs), "--env-steps", str(env_steps)]
     arguments += ["--env-kwargs", json.dumps(kwargs or {})]
     found = [
@@ -50,6 +51,11 @@ def stepping(name, env, num_envs, env_steps, kwargs=None, **also):
         )
         for text, threads in (("one thread", 1), (f"{cores()} threads", cores()))
     ]
+    found.append(
+        contestants.headrace_driver(
+            f"{cores()} processes", "step_kernel", [*arguments, "--processes", str(cores())]
+        )
+    )
     return turns.Comparison(f"{name}, {num_envs:,} environments alone", found, **also)
 
 

@@ -78,16 +78,16 @@ LEARNS = {
     "against": "taggers, against those runners, frozen",
     "both": "both, together",
 }
-# Taggers, runners: the run that a policy is of, or the one that has it at random.
+# The run whose policies play, and who plays in place of some of them.
 PAIRS = {
-    "random taggers, random runners": ("runner", "tagger"),
-    "random taggers, runners that learned against them": ("runner", "runner"),
-    "taggers that learned against random runners, random runners": ("tagger", "tagger"),
-    "the same taggers, runners that learned against random ones": ("tagger", "runner"),
-    "taggers that learned against these frozen runners, the same": ("against", "against"),
-    "both, learned together": ("both", "both"),
-    "taggers of that run, random runners": ("both", "tagger"),
-    "random taggers, runners of that run": ("runner", "both"),
+    "random taggers, random runners": ("both", ["tagger=random", "runner=random"]),
+    "random taggers, runners that learned against them": ("runner", []),
+    "taggers that learned against random runners, random runners": ("tagger", []),
+    "the same taggers, runners that learned against random ones": ("tagger", ["runner={}/runner"]),
+    "taggers that learned against these frozen runners, the same": ("against", []),
+    "both, learned together": ("both", []),
+    "taggers of that run, random runners": ("both", ["runner=random"]),
+    "random taggers, runners of that run": ("both", ["tagger=random"]),
 }
 
 
@@ -113,35 +113,17 @@ def train(game, run, folder, share):
     return result
 
 
-def meet(game, folder, episodes):
-    """By the name of a pair, mean returns of a tagger and a runner, and steps of a game."""
-    from headrace.envs.make import EnvMaker
-    from headrace.run.evaluate import evaluate
-    from headrace.run.rundir import read_config
-    from headrace.run.trained import load_policies
-
-    settings = read_config(folder / "both")["settings"]
-    maker = EnvMaker(game.env, settings["env_kwargs"], native=True)
-    loaded = {run: load_policies(folder / run) for run in RUNS}
-    rows = {}
-    for name, (taggers, runners) in PAIRS.items():
-        _, shares = loaded[taggers]
-        of = {"tagger": taggers, "runner": runners}
-        policies = {role: loaded[of[role]][0][role] for role in shares}
-        found = evaluate(policies, maker, shares=shares, episodes=episodes, stochastic=True)
-        rows[name] = found.to_json()
-        means = ", ".join(f"{r} {m:.2f}" for r, m in rows[name]["mean_return_by_policy"].items())
-        print(f"{game.name}: {name}: {means}", flush=True)
-    return rows
-
-
-def film(game, folder, output):
-    """A game of the run in which both learned."""
+def meet(run, frozen, folder, episodes, *flags):
+    """Policies of a run, and others in place of some, play: the last line of output."""
     command = [
-        sys.executable, "-m", "headrace", "eval", str(folder / "both"), "--episodes", "1",
-        "--stochastic", "--video", str(output),
+        sys.executable, "-m", "headrace", "eval", str(folder / run), "--episodes", str(episodes),
+        "--stochastic", "--json", *flags,
+        *(["--frozen", *(of.format(folder) for of in frozen)] if frozen else []),
     ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def curves_of(folder):
@@ -174,8 +156,11 @@ def measure(game, share, episodes):
             results["against"] = train(game, "against", folder, share)
             names = [run for run in RUNS if run not in ("runner", "against")]
             results |= {run: of.result() for run, of in zip(names, others, strict=True)}
-        rows = meet(game, folder, episodes)
-        film(game, folder, RESULTS / f"{game.name}.mp4")
+        rows = {}
+        for name, (run, frozen) in PAIRS.items():
+            rows[name] = meet(run, frozen, folder, episodes)
+            print(f"{game.name}: {name}: {rows[name]['mean_return_by_policy']}", flush=True)
+        meet("both", [], folder, 1, "--video", str(RESULTS / f"{game.name}.mp4"))
         return {"runs": results, "games": rows, "curves": curves_of(folder)}
 
 

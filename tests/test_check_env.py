@@ -741,6 +741,32 @@ def test_games_of_pettingzoo_and_environments_that_step_tensors_are_played():
     assert few.startswith("no episode ended")
 
 
+class Breaking(gymnasium.Env):
+    """Fails where Gymnasium's checker does not come."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.random(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 50:
+            raise RuntimeError("at 50")
+        return self.np_random.random(1, np.float32), 0.0, False, False, {}
+
+
+def test_environments_of_gymnasium_s_form_are_played_too():
+    spaces, play, chance, checker = headrace.check_env(Breaking).checks
+    assert [spaces.status, play.status, chance.status] == ["ok", "wrong", "not checked"]
+    assert "RuntimeError: at 50" in play.wrong[0]
+    assert not checker.wrong
+    assert headrace.check_env(Breaking, num_steps=40).ok
+
+
 def test_what_cannot_be_asked_for():
     with pytest.raises(headrace.HeadraceError, match="is made already"):
         headrace.check_env(Walk(), {"size": 3})

@@ -106,9 +106,9 @@ class _CheckEnvFlags:
     env_kwargs: Annotated[dict[str, Any], KeyValues] = field(default_factory=dict)
     """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
     num_steps: int = 0
-    """Kernel environments: env steps per env of the longest play; 0: twice the time limit."""
+    """Env steps per env of the longest play; 0: twice a kernel env's time limit, else 200."""
     seed: int = 0
-    """Kernel environments: of episodes and actions."""
+    """Of episodes and actions."""
     json: bool = False
     """Print one JSON object as the last line of standard output; the rest to standard error."""
 

@@ -1,9 +1,8 @@
 """`check_env`: what is wrong with an environment, before anything is trained on it.
 
 Kernel environments are compared interpreted, compiled for the CPU and on a GPU, and looked at for
-what breaks there (`play.py`, `episodes.py`, `same.py`); those that step tensors
-and PettingZoo's games are played (`vector.py`); all others are handed to Gymnasium's own
-checker.
+what breaks there (`play.py`, `episodes.py`, `same.py`); all others are played (`vector.py`), and
+those of Gymnasium's form handed to its own checker.
 """
 
 import re
@@ -44,8 +43,8 @@ def check_env(
     Args:
         env: an id, `module:Class`, a class, a function that makes one, or a kernel environment.
         env_kwargs: passed to what makes it.
-        num_steps: steps of each of up to 32 environments; 0: by the environment's own time limit.
-            Gymnasium's checker, which environments of its form are handed to, has its own.
+        num_steps: steps of each of up to 32 environments; 0: twice the time limit of a kernel
+            environment, else 200.
         seed: of the plays and actions.
         say: is told of each check as it is done; default: nobody.
 
@@ -130,7 +129,10 @@ def _of_others(maker: EnvMaker, num_steps: int, seed: int) -> Iterator[Check]:
     else:
         seen, acts = spec.observation.describe(), spec.action.describe()
         yield Check("spaces", f"policies see {seen}, and act {acts}", notes=spec.notes)
-        if is_vector := spec.kind in ("tensor", "parallel"):
+        is_vector = spec.kind in ("tensor", "parallel")
+        if spec.mask_key:
+            yield from _left_out(("play", "randomness"), "random actions do not keep to masks")
+        else:
             yield from vector_checks(maker, spec, num_steps, seed)
     if not is_vector:
         yield _of_gymnasiums(maker().unwrapped)

@@ -1,7 +1,7 @@
-"""Checks of what others step as one vector: environments of tensors, games in PettingZoo's form.
+"""Checks of environments that are no kernels: they are stepped as a run would, with its checks.
 
-They are stepped as a run would step them, at random, with all of its checks. Left out: kernel
-environments (`checks.py` has their checks), and a GPU.
+At random, over some episodes, and twice. Left out: kernel environments (`checks.py` has their
+checks), and a GPU.
 """
 
 from collections.abc import Iterator
@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from headrace import batch
-from headrace.envs.api import Guards
+from headrace.envs.api import VectorEnv
 from headrace.envs.check.played import random_actions
 from headrace.envs.check.report import Check
-from headrace.envs.device import device_vector
+from headrace.envs.device import device_vector, is_one_vector
 from headrace.envs.make import EnvMaker
+from headrace.envs.vector import make_vector
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.spec import Agents, Array, EnvSpec
@@ -28,7 +29,7 @@ def vector_checks(maker: EnvMaker, spec: EnvSpec, num_steps: int, seed: int) -> 
 
     Args:
         maker: makes them.
-        spec: what they offer; its kind is `tensor` or `parallel`.
+        spec: what they offer.
         num_steps: steps of each; 0: 200.
         seed: of the run, and of actions.
     """
@@ -61,10 +62,14 @@ def _play(
 ) -> tuple[list[Array], int]:
     """Everything that was seen and paid, and how many episodes ended; EnvError."""
     parts = [Agents(i, 1) for i in range(spec.num_agents)]  # each may have its own spaces
-    vector = device_vector(
-        maker, spec, np.arange(_NUM_ENVS), seed, Meter(),
-        parts=parts, device=torch.device("cpu"), num_threads=1, sampler="check", guards=Guards(),
-    )  # fmt: skip
+    of_all = maker, spec, np.arange(_NUM_ENVS), seed, Meter()
+    vector: VectorEnv = (
+        device_vector(
+            *of_all, parts=parts, device=torch.device("cpu"), num_threads=1, sampler="check"
+        )
+        if is_one_vector(maker, spec)
+        else make_vector(*of_all, num_threads=1, sampler="check")
+    )
     fragments = []
     try:
         for part in parts:
@@ -76,13 +81,14 @@ def _play(
         vector.bind(*fragments)
         for t in range(num_steps):
             vector.step(t)
-        vector.finish()
+        episodes = vector.finish()
         columns = [
             np.asarray(column)
             for of in fragments
-            for column in (of.obs, of.reward, of.terminated, of.truncated, of.valid)
+            for obs in [of.obs if isinstance(of.obs, dict) else {"": of.obs}]
+            for column in (*obs.values(), of.reward, of.terminated, of.truncated, of.valid)
         ]
-        return columns, vector.num_ended
+        return columns, len(episodes)
     finally:
         vector.close()
 
