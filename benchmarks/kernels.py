@@ -67,7 +67,7 @@ def alone():
     cartpole = stepping("CartPole", CARTPOLE, 16384, 100_000_000, work=Work(None))
     gymnasium = ["--env", "CartPole-v1", "--num-envs", "16384", "--env-steps", "2000000"]
     theirs = contestants.headrace_driver(
-        "Gymnasium's vector form", "step_kernel", [*gymnasium, "--form", "gymnasium"]
+        "Gymnasium's vector form", "step_kernel", [*gymnasium, "--form", "gymnasium"], is_peer=True
     )
     also = {"work": Work(None), "also": {"agent steps/s": agent_steps}}
     return [
@@ -82,7 +82,7 @@ def alone():
 def training():
     sizes = ["--num-envs", str(NUM_ENVS), "--num-steps", str(NUM_STEPS)]
     sizes += ["--env-steps", str(ENV_STEPS)]
-    kernel = ["--env", CARTPOLE, "--num-envs", str(NUM_ENVS), "--env-steps", "50000000"]
+    kernel = ["--env", CARTPOLE, "--num-envs", str(NUM_ENVS), "--env-steps", str(ENV_STEPS)]
     return turns.Comparison(
         "PPO training, headrace/CartPole-v1, 1,024 environments",
         [
@@ -130,8 +130,8 @@ def comparisons():
         *alone(),
         training(),
         solving(),
-        tag("headrace/TagGridWorld-v0", 2_000_000),
-        tag("headrace/TagContinuous-v0", 30_000),
+        tag("headrace/TagGridWorld-v0", 1_000_000),
+        tag("headrace/TagContinuous-v0", 20_000),
     ]
 
 

@@ -35,6 +35,13 @@ HEADLINES = {
     "Stepping, Breakout, 32 environments": ("Headrace, 32 envs",),
     "PPO training, Breakout": ("Headrace", "Headrace, bf16"),
     **{each.title: (uneven.ASYNCHRONOUS,) for each in uneven.comparisons()},
+    "CartPole, 16,384 environments alone": ("2 processes", "one thread"),
+    "TagGridWorld, 5 agents, 2,000 environments alone": ("2 processes",),
+    "TagContinuous, 110 agents, 100 environments alone": ("2 processes",),
+    "PPO training, headrace/CartPole-v1, 1,024 environments": ("2 learners", "1 learner"),
+    "headrace/CartPole-v1, from the start of the process until it is solved": ("1 learner",),
+    "PPO training, headrace/TagGridWorld-v0": ("2 learners",),
+    "PPO training, headrace/TagContinuous-v0": ("2 learners",),
     "Start of 24 samplers": ("Headrace, 24 workers",),
 }
 """What the README shows: of a table, these contestants."""

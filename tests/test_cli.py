@@ -292,7 +292,9 @@ def pids_of(group):
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("at_s", [0.5, 1.3, 1.9, 2.4])
+@pytest.mark.parametrize(
+    "at_s", [0.5, *(pytest.param(at_s, marks=pytest.mark.slow) for at_s in (1.3, 1.9, 2.4))]
+)
 def test_an_interrupt_while_it_starts_ends_it_in_words(tmp_path, workers, at_s):
     """At any moment: imports, environments, workers, the first batch; then it goes on."""
     process = start(tmp_path, "--num-workers", workers)

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 SHORT = ["train", "CartPole-v1", *FLAGS, "--total-env-steps", 640, "--json"]
 
 
+@pytest.mark.slow
 def test_four_jobs_at_once_do_not_clash(tmp_path, measured):
     """F21: no port, name or file in common; each ends as its twin does."""
     before, segments = children(), set(os.listdir("/dev/shm"))
@@ -48,6 +49,7 @@ def files_of(manifest):
     return json.loads(manifest)["files"]
 
 
+@pytest.mark.slow
 def test_small_shared_memory_and_a_home_that_is_read_only_do_not_matter(tmp_path):
     """F22: fragments are in anonymous memory, and nothing is kept at home."""
     needs_mounts()

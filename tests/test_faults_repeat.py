@@ -95,7 +95,7 @@ ENVS = {
     [
         *((env, who) for env in ENVS for who in ("inline", "workers")),
         ("discrete", "learners"),
-        ("continuous", "learners"),
+        pytest.param("continuous", "learners", marks=pytest.mark.slow),
     ],
 )
 def test_the_same_seed_is_the_same_run(tmp_path, env, who):

@@ -102,7 +102,7 @@ def test_a_network_of_one_s_own_may_leave_parameters_out(tmp_path, parts):
     close(*runs)
 
 
-@pytest.mark.parametrize("then", [1, 4])
+@pytest.mark.parametrize("then", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_two_learners_resumed_as_one_or_four(tmp_path, then):
     own = SETTINGS | {"envs_per_vector": 8, "network": headrace.Network(normalize_reward=True)}
     whole = headrace.train(
@@ -168,6 +168,7 @@ def test_a_preset_fits_itself_to_more_learners():
         resolve({"env": "CartPole-v1", "num_learners": 0})
 
 
+@pytest.mark.slow
 def test_a_batch_that_grows_with_the_learners(tmp_path, capsys):
     common = {name: value for name, value in SETTINGS.items() if name not in ("quiet", "num_envs")}
     sizes = {"each": {"num_envs_per_learner": 8}, "all": {"num_envs": 16}}
@@ -228,7 +229,7 @@ def drift(ranks):
         learner.check_equal()
 
 
-@pytest.mark.parametrize("backend", ["auto", "gloo"])
+@pytest.mark.parametrize("backend", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_parameters_that_drift_apart_are_found(backend):
     on_ranks(2, drift, backend=backend)
 
@@ -259,7 +260,10 @@ class Failing(gym.Wrapper):
         return obs, reward, terminated, truncated, info
 
 
-@pytest.mark.parametrize(("backend", "learners"), [("auto", 2), ("gloo", 2), ("auto", 4)])
+@pytest.mark.parametrize(
+    ("backend", "learners"),
+    [("auto", 2), ("gloo", 2), pytest.param("auto", 4, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [
@@ -427,7 +431,7 @@ def make():
 
 
 @pytest.mark.parametrize("arithmetic", ["auto", "plain"])  # plain: with DistributedDataParallel
-@pytest.mark.parametrize("started_by", ["ours", "torchrun"])
+@pytest.mark.parametrize("started_by", [pytest.param("ours", marks=pytest.mark.slow), "torchrun"])
 def test_gloo_s_threads_end_before_the_interpreter(tmp_path, started_by, arithmetic):
     """One that is about to free a tensor meanwhile aborts the process, once in many runs."""
     (tmp_path / "own.py").write_text(AT_ITS_END)
@@ -444,6 +448,7 @@ def test_gloo_s_threads_end_before_the_interpreter(tmp_path, started_by, arithme
     assert not any("gloo" in names for names in found)
 
 
+@pytest.mark.slow
 def test_torchrun_does_what_num_learners_does_and_two_jobs_do_not_mix(tmp_path):
     commands = {
         "ours": headrace_command(*SHORT, "--num-learners", 2, "--run-dir", tmp_path / "ours"),
@@ -503,7 +508,9 @@ def test_torchrun_goes_on_from_the_checkpoint(tmp_path, nodes):
     assert children() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_rank_0_saves_on_all(tmp_path, number):
     whole = headrace.train(
         "CartPole-v1", run_dir=tmp_path / "whole", num_learners=2, total_env_steps=6 * UPDATE,
@@ -542,6 +549,7 @@ def test_the_first_process_is_killed_and_nothing_is_left(tmp_path, started_by):
     process.communicate()  # until then, what they print has somewhere to go
 
 
+@pytest.mark.slow
 def test_rank_0_is_stuck_and_all_end(tmp_path):
     words = own_env(tmp_path, 'sys.argv[0] != "-c"', "threading.Event().wait()")
     words += ["--num-learners", 2, "--rank-timeout-s", 2, "--run-dir", tmp_path / "run"]
@@ -557,7 +565,9 @@ def test_rank_0_is_stuck_and_all_end(tmp_path):
     assert children() == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_another_rank_stops_all_and_is_said(tmp_path, number):
     before = children()
 
@@ -574,6 +584,7 @@ def test_a_signal_to_another_rank_stops_all_and_is_said(tmp_path, number):
     assert headrace.resume(tmp_path / "run", total_env_steps=512, quiet=True).summary["env_steps"]
 
 
+@pytest.mark.slow
 def test_a_run_with_workers_goes_on_with_more_learners(tmp_path):
     settings = SETTINGS | {"num_workers": 1, "total_env_steps": UPDATE}
     headrace.train("CartPole-v1", run_dir=tmp_path / "run", **settings)
@@ -583,6 +594,7 @@ def test_a_run_with_workers_goes_on_with_more_learners(tmp_path):
         assert (config["num_learners"], config["num_workers"]) == (learners, workers)
 
 
+@pytest.mark.slow
 def test_torchrun_says_how_many_learners_there_are(tmp_path):
     words = [*SHORT, "--num-learners", "3", "--run-dir", tmp_path / "run"]
     done = subprocess.run(torchrun(*words), capture_output=True, text=True, timeout=100)

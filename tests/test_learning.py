@@ -213,9 +213,30 @@ def test_samplers_that_never_stop_solve_cartpole(tmp_path, algo, within, seed, l
         ("Acrobot-v1", 1, -100),
         ("Pendulum-v1", 1, -300),
         ("MiniGrid-Empty-8x8-v0", 1, 0.9),
+        ("headrace/CartPole-v1", 1, 475),
+        ("headrace/CartPole-v1", 2, 475),
+        ("headrace/CartPole-v1", 3, 475),
     ],
 )
 def test_presets_reach_what_they_promise(tmp_path, env, seed, threshold):
     run = headrace.train(env, seed=seed, quiet=True, run_dir=tmp_path / "run")
-    assert run.summary["env_steps"] <= (100_000 if env == "CartPole-v1" else 300_000)
+    most = {"CartPole-v1": 100_000, "headrace/CartPole-v1": 2_031_616}
+    assert run.summary["env_steps"] <= most.get(env, 300_000)
     assert run.mean_return >= threshold
+
+
+@pytest.mark.parametrize(
+    ("learns", "other", "at_first", "at_least"),
+    [("tagger", "runner", 3, 6), ("runner", "tagger", -2, -1)],
+)
+def test_each_side_of_a_game_learns_against_the_other(tmp_path, learns, other, at_first, at_least):
+    """Four taggers and a runner on 7 x 7 cells, 20 steps. The other side acts at random."""
+    run = headrace.train(
+        "headrace/TagGridWorld-v0", frozen={other: "random"}, num_envs=256, num_steps=20,
+        num_minibatches=10, total_env_steps=400_000, seed=1, quiet=True, run_dir=tmp_path / "run",
+        env_kwargs={"num_taggers": 4, "length": 6, "max_episode_steps": 20, "tag_penalty": 5.0},
+    )  # fmt: skip
+    first, *_, last = (row[f"{learns}/mean_return"] for row in read_metrics(run.dir))
+    print(learns, first, last)
+    assert first < at_first
+    assert last > at_least
