@@ -18,6 +18,7 @@ from benchmarks import (
     contestants,
     guards,
     inference,
+    kernels,
     learners,
     limits,
     measure_limit,
@@ -160,6 +161,7 @@ def every_comparison():
     yield from start.comparisons()
     yield from guards.comparisons()
     yield from inference.comparisons()
+    yield from kernels.comparisons()
     yield turns.Comparison("learners", learners.shared_out(100), Work(100))
 
 

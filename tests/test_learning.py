@@ -226,17 +226,14 @@ def test_presets_reach_what_they_promise(tmp_path, env, seed, threshold):
 
 
 @pytest.mark.parametrize(
-    ("learns", "other", "at_first", "at_least"),
-    [("tagger", "runner", 3, 6), ("runner", "tagger", -2, -1)],
+    ("learns", "other", "at_least"), [("tagger", "runner", 9.5), ("runner", "tagger", -1.75)]
 )
-def test_each_side_of_a_game_learns_against_the_other(tmp_path, learns, other, at_first, at_least):
-    """Four taggers and a runner on 7 x 7 cells, 20 steps. The other side acts at random."""
+def test_each_side_of_a_game_learns_against_the_other(tmp_path, learns, other, at_least):
+    """Four taggers and a runner on 7 x 7 cells; by chance 6 and -2.4, at most 10 and 0.2."""
     run = headrace.train(
         "headrace/TagGridWorld-v0", frozen={other: "random"}, num_envs=256, num_steps=20,
-        num_minibatches=10, total_env_steps=400_000, seed=1, quiet=True, run_dir=tmp_path / "run",
+        num_minibatches=10, total_env_steps=300_000, seed=1, quiet=True, run_dir=tmp_path / "run",
         env_kwargs={"num_taggers": 4, "length": 6, "max_episode_steps": 20, "tag_penalty": 5.0},
     )  # fmt: skip
-    first, *_, last = (row[f"{learns}/mean_return"] for row in read_metrics(run.dir))
-    print(learns, first, last)
-    assert first < at_first
-    assert last > at_least
+    returns = [row[f"{learns}/mean_return"] for row in read_metrics(run.dir)]
+    assert np.mean(returns[-10:]) >= at_least
