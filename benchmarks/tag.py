@@ -1,11 +1,11 @@
 """The two games of tag, learned on this machine's CPU: each side against random and frozen others.
 
-    python -m benchmarks.tag            # about 20 minutes on two cores
+    python -m benchmarks.tag            # about 10 minutes on two cores
     python -m benchmarks.tag --share 0.1
 
 Four runs of each game, with `headrace train`: runners learn while taggers act at random; taggers
 learn while runners do; taggers learn against the frozen runners of the first run; both learn.
-Then policies of these runs meet: 200 games of each pair, with actions as they are sampled. The
+Then policies of these runs meet: 100 games of each pair, with actions as they are sampled. The
 tables (docs/tag.md) have mean returns, of a tagger and of a runner; "random" is the policy that
 `--frozen NAME=random` plays. Curves, and films of one game of the last run, are beside the results.
 
@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.machine import RESULTS, cores, machine
 
-EPISODES = 200
+EPISODES = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Game:
 GAMES = (
     Game(
         "headrace/TagGridWorld-v0",
-        {"runner": 4_000_000, "tagger": 10_000_000, "against": 10_000_000, "both": 10_000_000},
+        {"runner": 2_000_000, "tagger": 6_000_000, "against": 6_000_000, "both": 6_000_000},
     ),
     Game(
         "headrace/TagContinuous-v0",
-        {"runner": 200_000, "tagger": 200_000, "against": 200_000, "both": 200_000},
+        {"runner": 100_000, "tagger": 150_000, "against": 150_000, "both": 100_000},
         (
             "--num-envs", "20", "--num-steps", "25", "--num-minibatches", "5", "--num-epochs", "2",
             "--lr", "2e-3", "--ent-coef", "0.003",
