@@ -261,7 +261,12 @@ def start(tmp_path, *more):
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_saves_and_exits_with_its_code(tmp_path, workers, number, code):
     with start(tmp_path, "--num-workers", workers) as process:

@@ -212,6 +212,7 @@ def ways(ranks):
     return ranks.way, ranks.gather_bytes(b"%d" % ranks.rank)
 
 
+@pytest.mark.slow
 def test_ranks_of_one_host_use_its_memory_unless_told_otherwise():
     assert on_ranks(2, ways) == [("shared memory", [b"0", b"1"])] * 2
     assert on_ranks(2, ways, backend="gloo") == [("gloo", [b"0", b"1"])] * 2
@@ -260,9 +261,12 @@ class Failing(gym.Wrapper):
         return obs, reward, terminated, truncated, info
 
 
+OTHERS = [("gloo", 2), ("auto", 4)]
+
+
 @pytest.mark.parametrize(
     ("backend", "learners"),
-    [("auto", 2), ("gloo", 2), pytest.param("auto", 4, marks=pytest.mark.slow)],
+    [("auto", 2), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
 )
 @pytest.mark.parametrize(
     ("how", "error", "words"),
