@@ -115,7 +115,7 @@ def test_f01_twenty_kills_at_random_times_in_one_run(tmp_path, measured, losses)
 
 
 def first_worker(collector):
-    return collector._crew._seats[0].handle.process.pid
+    return collector._crew.seats.workers[0].handle.process.pid
 
 
 @pytest.mark.fault_a

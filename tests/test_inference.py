@@ -214,7 +214,7 @@ def all_wait(collector):
     """Order a batch, and look on until each vector has asked for its first actions."""
     collector.publish(policy_for(collector._plan), 0)
     collector._order()
-    seats = collector._crew._seats
+    seats = collector._crew.seats.workers
     fragments = [f for seat in seats for of in seat.slot.fragments.values() for f in of]
 
     def pending():
@@ -304,7 +304,7 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(gate):
     plan, said = learner_plan(Counting, model=Gated), []
     collector = workers(plan, say=said.append)
     all_wait(collector)
-    os.kill(collector._crew._seats[0].handle.process.pid, signal.SIGKILL)
+    os.kill(collector._crew.seats.workers[0].handle.process.pid, signal.SIGKILL)
     threading.Timer(1.0, gate.set).start()  # while the crew waits for the round to end
     expected = inline(plan_for(Counting, model=Gated))
     expected.publish(policy_for(plan), 0)
@@ -333,7 +333,7 @@ def test_workers_that_are_killed_at_any_time_are_replaced(lag):
     killers = []
     for k in range(batches):
         if k in (1, 3):
-            pid = collector._crew._seats[k // 2].handle.process.pid
+            pid = collector._crew.seats.workers[k // 2].handle.process.pid
             killers.append(threading.Timer(0.02, os.kill, (pid, signal.SIGKILL)))
             killers[-1].start()
         for fragment in collector.collect().fragments:

@@ -125,7 +125,7 @@ def test_fragments_of_samplers_that_never_stop_are_those_of_batches_in_turn():
         fragments, batches = collector.collect().fragments, batches + 1
         assert len(fragments) == 3
         if batches in (1, 2):
-            os.kill(collector._crew._seats[batches].handle.process.pid, signal.SIGKILL)
+            os.kill(collector._crew.seats.workers[batches].handle.process.pid, signal.SIGKILL)
         for fragment in fragments:
             v = int(fragment.env_id[0]) // 2
             if seen[v] < 6:

@@ -14,6 +14,14 @@ ONLY_IN = {
     "mujoco": ("envs/mujoco.py",),
     "numba": ("envs/kernel.py",),
     "pettingzoo": ("envs/pettingzoo.py",),
+    "ray": (
+        "collect/ray_actors.py",
+        "collect/ray_place.py",
+        "collect/remote.py",
+        "run/cluster.py",
+        "run/ray_rank.py",
+        "run/ray_start.py",
+    ),
     "gymnasium": ("envs/", "run/rank.py"),
     "tensorboard": ("run/log.py",),
     "rich": ("run/log.py",),
@@ -23,16 +31,19 @@ ONLY_IN = {
         "collect/channel.py",
         "collect/handle.py",
         "collect/worker.py",
-        "collect/crew.py",
+        "collect/processes.py",
+        "collect/remote.py",
         "envs/check/played.py",
+        "run/cluster.py",
         "run/learners.py",
+        "run/ray_rank.py",
     ),
     "matplotlib": ("run/plot.py",),
     "imageio_ffmpeg": ("envs/film.py",),
     "multiprocessing": (
         "collect/forkserver.py",
         "collect/handle.py",
-        "collect/crew.py",
+        "collect/processes.py",
         "run/learners.py",
     ),
     "pickle": (),
@@ -115,7 +126,15 @@ def test_no_import_cycles():
 
 def test_environment_variables_are_read_where_processes_start():
     users = {name_of(path) for path in FILES if "os.environ" in path.read_text()}
-    assert users == {"cli.py", "envs/check/played.py", "run/launch.py", "run/learners.py"}
+    assert users == {
+        "cli.py",
+        "collect/remote.py",
+        "envs/check/played.py",
+        "run/launch.py",
+        "run/learners.py",
+        "run/ray_rank.py",
+        "run/ray_start.py",
+    }
 
 
 def test_there_is_one_backward_and_one_inner_loop():

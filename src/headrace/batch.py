@@ -27,6 +27,7 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
 Left out: what fills it (`collect/rollout.py`) and what is learned from it (`algos/`).
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.spec import EnvSpec, Space
+from headrace.spec import Array, EnvSpec, Space
 
 Column = tuple[tuple[int, ...], torch.dtype]
 PolicyOut = Mapping[str, Column]
@@ -215,14 +216,41 @@ def allocate(
         views["num_final"].zero_()
     if device is not None:
         views["num_final"] = torch.zeros(1, dtype=torch.int64)
+    return of_named(views)
+
+
+def named(fragment: Fragment) -> dict[str, Tensor]:
+    """Its tensors by name, `group.key` where there are several; see the legend."""
+    found: dict[str, Tensor] = {}
+    for name, value in vars(fragment).items():
+        of_name = value if isinstance(value, dict) else {"": value}
+        found |= {f"{name}.{key}".rstrip("."): tensor for key, tensor in of_name.items()}
+    return found
+
+
+def of_named(tensors: Mapping[str, Tensor]) -> Fragment:
+    """The inverse of `named`."""
     arrays: dict[str, Any] = {"policy_out": {}}
-    for name, view in views.items():
+    for name, tensor in tensors.items():
         group, dot, key = name.partition(".")
         if dot:
-            arrays.setdefault(group, {})[key] = view
+            arrays.setdefault(group, {})[key] = tensor
         else:
-            arrays[group] = view
+            arrays[group] = tensor
     return Fragment(**arrays)
+
+
+def of_array(array: Array) -> Tensor:
+    """A tensor in the memory of an array. Where that is read-only, nobody may write to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def written(fragment: Fragment) -> Fragment:
+    """The same without the room for final observations that nobody has written."""
+    obs, step, row = fragment.finals()
+    return replace(fragment, final_obs=obs, final_step=step, final_row=row)
 
 
 def poison(tensor: Tensor) -> None:
@@ -245,8 +273,7 @@ def join(fragments: list[Fragment], device: torch.device, *, copy: bool = True) 
             that is there already is the batch.
     """
     if not copy and len(fragments) == 1 and fragments[0].reward.device == device:
-        obs, step, row = fragments[0].finals()
-        return replace(fragments[0], final_obs=obs, final_step=step, final_row=row)
+        return written(fragments[0])
 
     def beside(tensors: list[Any], dim: int) -> Any:
         return each(lambda *t: torch.cat(t, dim).to(device, non_blocking=True), *tensors)

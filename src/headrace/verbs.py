@@ -62,6 +62,8 @@ class _ResumeFlags:
     """Seconds that a step or reset may take."""
     max_sampler_restarts: int | None = None
     """Restarts of each worker and environment in 10 minutes."""
+    cluster: str | None = None
+    """Another Ray cluster (local, auto, or an address); default: as before."""
     env: str | None = None
     """The environment again, where it is code (module:EnvId or module:callable)."""
     wrapper: tuple[str, ...] = ()

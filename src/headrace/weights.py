@@ -18,11 +18,15 @@ class FlatWeights:
     """
 
     def __init__(self, module: nn.Module, buffer: Any = None) -> None:
-        """Lay out `buffer` (writable, at least `num_bytes(module)`; default: the heap)."""
+        """Lay out `buffer` (at least `num_bytes(module)`; writable, to publish; default: the heap).
+
+        A tensor of uint8 will do, or what has a buffer.
+        """
         if buffer is None:
             raw = torch.empty(self.num_bytes(module), dtype=torch.uint8)
         else:
-            raw = torch.frombuffer(buffer, dtype=torch.uint8)
+            is_raw = isinstance(buffer, Tensor)
+            raw = buffer if is_raw else torch.frombuffer(buffer, dtype=torch.uint8)
         self._slots: list[Tensor] = []
         offset = 0
         for tensor in module.state_dict().values():

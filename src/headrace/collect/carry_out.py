@@ -13,10 +13,12 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace.batch import Fragment
+from headrace.collect.api import ShouldStop
 from headrace.collect.channel import Channel
 from headrace.collect.orders import Order, Slot
 from headrace.collect.rollout import Filled, Rollout, Sampler, Wanted
@@ -74,34 +76,45 @@ class Station:
 
 def one_by_one(station: Station) -> None:
     """Carry orders out, acting here, until there are no more."""
-    weights = _Followed(station)
+    weights = Followed(station.published, station.sampler, station.meter)
     while True:
         order: Order | None = station.learner.receive()
         station.meter.lap("wait")
         if order is None:
             return
-        weights.begin(order.version)
-        filled = station.sampler.collect(station.begin(order), weights, station.stop)
-        filled.lag_sum, filled.lag_max = weights.lag_sum, weights.lag_max
-        station.deliver(order, filled)
+        wanted = station.begin(order)
+        station.deliver(order, weights.collect(order, wanted, station.stop))
 
 
-class _Followed:
+class Numbered(Protocol):
+    """Weights that a learner gives out, numbered by updates: see `Published`."""
+
+    @property
+    def newest(self) -> int:
+        """The version that was published last."""
+
+    def pull(self, module: nn.Module, version: int | None = None) -> int:
+        """Copy a version into the module, and say which; None: the newest."""
+
+
+class Followed:
     """The learner's weights, as a sampler follows them: a `rollout.Weights`."""
 
     waits = False
 
-    def __init__(self, station: Station) -> None:
-        self._published, self._sampler = station.published, station.sampler
-        self._meter = station.meter
+    def __init__(self, published: Numbered, sampler: Sampler, meter: Meter) -> None:
+        self._published, self._sampler, self._meter = published, sampler, meter
         self._actor: Actor | None = None
         self._pinned: int | None = None
         self.version = -1
         self.lag_sum = self.lag_max = 0
 
-    def begin(self, pinned: int | None) -> None:
-        """An order for these is carried out: see `Order.version`."""
-        self._pinned, self.lag_sum, self.lag_max = pinned, 0, 0
+    def collect(self, order: Order, wanted: list[Wanted], stop: ShouldStop) -> Filled:
+        """Fill what an order wants, acting with these."""
+        self._pinned, self.lag_sum, self.lag_max = order.version, 0, 0
+        filled = self._sampler.collect(wanted, self, stop)
+        filled.lag_sum, filled.lag_max = self.lag_sum, self.lag_max
+        return filled
 
     def pull(self) -> list[Actor]:
         """See `Weights`."""

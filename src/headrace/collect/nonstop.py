@@ -17,8 +17,10 @@ from headrace.collect.api import Collected, Ledger, Plan, Say, ShouldStop
 from headrace.collect.crew import Crew
 from headrace.collect.journal import Journals
 from headrace.collect.orders import Order
+from headrace.collect.processes import Processes
 from headrace.collect.queue import Buffer, Queue
 from headrace.collect.rollout import Filled
+from headrace.collect.seats import MakeSeats
 from headrace.models.policy import Policy
 from headrace.spec import Array
 
@@ -36,10 +38,13 @@ class NonstopCollector:
         stop: ShouldStop,
         state: Mapping[str, Array] | None = None,
         say: Say = lambda text: None,
+        make_seats: MakeSeats = Processes,
     ) -> None:
         self._plan, self._stop, self._say = plan, stop, say
         self._journals = Journals(plan, state or {})
-        self._crew = Crew(plan, num_workers, self._journals, stop, say, remakes=False)
+        self._crew = Crew(
+            plan, num_workers, self._journals, stop, say, remakes=False, make_seats=make_seats
+        )
         self.restored = self._crew.restored
         self._queue = Queue(plan.vectors, plan.lag)
         self._ordered = {v: self._journals.steps([v]) for v in plan.vectors}

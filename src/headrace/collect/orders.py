@@ -21,17 +21,17 @@ class Orders:
         name: in messages.
         generation: of its slot.
         vectors: which are its own, by their index in the run.
-        offset: where its slot begins in the memory of all (bytes).
         state: of its vectors; {}: they begin.
         begin_after: see `Sampler.restore`.
+        offset: where its slot begins in the memory of all (bytes), where they share it.
     """
 
     name: str
     generation: int
     vectors: list[int]
-    offset: int
     state: dict[str, Array]
     begin_after: int
+    offset: int = 0
 
 
 class Order(NamedTuple):

@@ -132,20 +132,26 @@ class Supervisor:
         """What is ordered of a slot, and not carried out."""
         return list(self._slots[slot].orders)
 
-    def gone(self, slot: int, now: float, where: Any) -> float | None:
+    def moved(self, slot: int, now: float) -> None:
+        """A sampler has left for another place: one is started there at once."""
+        s = self._slots[slot]
+        s.state, s.num_sent, s.start_at = Is.WAITING, 0, now
+
+    def gone(self, slot: int, now: float, where: Any, *, counts: bool = True) -> float | None:
         """A sampler is lost: in how many seconds another is started; None: none is.
 
         Args:
             slot: its own.
             now: the clock.
             where: in its order: anything that is the same at the same place.
+            counts: whether it may be the fault of what it does, and not of its machine alone.
         """
         s = self._slots[slot]
         s.num_sent = 0
         place = s.state, where
-        s.anew += place == s.lost_at
+        s.anew += counts and place == s.lost_at
         s.state, s.lost_at, s.lost_in_a_row = Is.WAITING, place, s.lost_in_a_row + 1
-        if not self._restart or not s.rate.again(now):
+        if not self._restart or (counts and not s.rate.again(now)):
             return None
         backoff = 0.0
         if s.lost_in_a_row > 1:

@@ -14,7 +14,9 @@ from headrace.collect.api import Collected, Ledger, Plan, Say, ShouldStop
 from headrace.collect.crew import Crew
 from headrace.collect.journal import Journals
 from headrace.collect.orders import Order
+from headrace.collect.processes import Processes
 from headrace.collect.rollout import Filled
+from headrace.collect.seats import MakeSeats
 from headrace.models.policy import Policy
 from headrace.spec import Array
 
@@ -28,6 +30,7 @@ class WorkersCollector:
         stop: asked while waiting whether to give up.
         state: what to go on from; {}: begin.
         say: told of workers that were lost, and of episodes that were dropped.
+        make_seats: where the workers are: processes of this machine, or Ray actors.
 
     Raises:
         ConfigError, EnvError, SamplerError: see `Crew`.
@@ -40,10 +43,13 @@ class WorkersCollector:
         stop: ShouldStop,
         state: Mapping[str, Array] | None = None,
         say: Say = lambda text: None,
+        make_seats: MakeSeats = Processes,
     ) -> None:
         self._plan, self._stop, self._say = plan, stop, say
         self._journals = Journals(plan, state or {})
-        self._crew = Crew(plan, num_workers, self._journals, stop, say, remakes=True)
+        self._crew = Crew(
+            plan, num_workers, self._journals, stop, say, remakes=True, make_seats=make_seats
+        )
         self.restored, self._version = self._crew.restored, 0
         self._held: list[Filled] = []  # of the batch that was collected last
 

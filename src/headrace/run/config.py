@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 from headrace.algos import a2c, appo, impala, ppo
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
+from headrace.run.contradictions import check_cluster, check_guards
 from headrace.run.runsettings import RunSettings
 from headrace.run.shares import merged, own_settings
 from headrace.run.sums import check_sums, divisor
@@ -93,7 +94,11 @@ class Settings:
 
 
 def resolve(
-    given: Mapping[str, Any], config_file: Path | None = None, *, kind: Kind = "gym"
+    given: Mapping[str, Any],
+    config_file: Path | None = None,
+    *,
+    kind: Kind = "gym",
+    cores: int | None = None,
 ) -> Settings:
     """Bring flags, file, preset and defaults together, and check that they fit.
 
@@ -101,6 +106,8 @@ def resolve(
         given: name -> value from flags or Python arguments; `env` may be there or in the file.
         config_file: TOML with settings at the top level.
         kind: what the environment is, which its name does not tell.
+        cores: that workers can have; default: those of this process. On a cluster, at least one
+            for each worker that was asked for.
 
     Raises:
         ConfigError: an unknown name, a value of the wrong type, or sizes that contradict.
@@ -138,18 +145,20 @@ def resolve(
                         value, source = merged(values[f.name], value), f"{origin[f.name]}, {source}"
                     origin[f.name], values[f.name] = source, value
         built.append(group(**values))
-    return _derive(built[0], built[1], built[2], origin, kind=kind)
+    cores = cores or cpu_cores()
+    if built[0].cluster:
+        cores = max(cores, built[0].num_workers)
+    return _derive(built[0], built[1], built[2], origin, kind, cores)
 
 
 def _derive(
-    run: RunSettings, network: Network, algo: Any, origin: dict[str, str], *, kind: Kind
+    run: RunSettings, network: Network, algo: Any, origin: dict[str, str], kind: Kind, cores: int
 ) -> Settings:
     """Fill what follows from other settings, then check all sums."""
     derived: dict[str, Any] = {}
     if not run.schedule_env_steps:
         derived["schedule_env_steps"] = run.total_env_steps
         origin["schedule_env_steps"] = "follows total_env_steps"
-    cores = cpu_cores()
     learners = run.num_learners
     _check_bounds({"num_learners": learners})  # what follows divides by it
     if run.num_envs_per_learner:
@@ -172,19 +181,23 @@ def _derive(
         derived["vectorization"] = "native" if native else "python"
         origin["vectorization"] = "follows env and wrapper"
     if not run.learner_threads:
-        derived["learner_threads"] = cores
-        origin["learner_threads"] = f"follows {cores} cores"
+        derived["learner_threads"] = cpu_cores()
+        origin["learner_threads"] = f"follows {cpu_cores()} cores"
+    if run.cluster and origin["num_workers"] == "default" and kind == "gym":
+        run, origin["num_workers"] = replace(run, num_workers=-1), "follows cluster"
     native = derived.get("vectorization", run.vectorization) == "native"
     # A vector of either has threads of its own, or cannot have any.
-    derived |= _shared_out(run, origin, cores, whole=native or kind in ("tensor", "parallel"))
+    whole = kind in ("tensor", "parallel") or (native and not (run.cluster and run.num_workers))
+    derived |= _shared_out(run, origin, cores, whole=whole)
     if run.lag == -1:
         beside = ALGOS[run.algo][0].CORRECTS_LAG and derived.get("num_workers", run.num_workers) > 0
         derived["lag"] = _USUAL_LAG if beside else 0
         origin["lag"] = "follows algo and num_workers"
     run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
-    _check_guards(run)
+    check_guards(run)
     settings = Settings(run, network, algo, origin)
     _check_workers(run)
+    check_cluster(run)
     for each in (settings, *map(settings.of, own_settings(run.policies))):
         _check_bounds(each.flat())
         check_sums(run, each.network, each.algo)
@@ -250,19 +263,6 @@ def _check_workers(run: RunSettings) -> None:
         )
 
 
-def _check_guards(run: RunSettings) -> None:
-    if run.vectorization == "native" and run.on_env_error == "restart":
-        raise ConfigError(
-            "on_env_error='restart', but one environment of a native vector cannot be made anew.\n"
-            "Leave it out; or, where there is a Python form, use --vectorization python."
-        )
-    if run.env_timeout_s and not run.guards:
-        raise ConfigError(
-            f"env_timeout_s={run.env_timeout_s}, but with --no-guards nothing watches for silence."
-            "\nLeave one of the two out."
-        )
-
-
 def cpu_cores() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -282,13 +282,14 @@ _BOUNDS: dict[str, tuple[float, float]] = {
             "num_workers", "seed", "checkpoint_every_s", "replay_limit_s", "lr", "clip_coef",
             "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "clip_reward", "eval_every",
             "learner_threads", "num_envs_per_learner", "check_ranks", "env_timeout_s",
-            "max_sampler_restarts", "adam_eps",
+            "max_sampler_restarts", "adam_eps", "cpus_per_worker",
         ),
         (0, math.inf),
     ),
     **dict.fromkeys(("gamma", "gae_lambda"), (0, 1)),
     **dict.fromkeys(("rho_clip", "c_clip"), (0, math.inf)),
     "is_clip": (1, math.inf),
+    "gpus_per_learner": (-1, math.inf),
     "lag": (0, 100),  # there is memory for so many batches from the start
 }  # fmt: skip
 """Name -> least and most; for a tuple, of each entry. Infinity is no value of any of them."""
@@ -367,7 +368,7 @@ def given_for_resume(
 
 MAY_CHANGE = (
     "total_env_steps", "schedule_env_steps", "num_learners", "on_env_error", "on_sampler_loss",
-    "env_timeout_s", "max_sampler_restarts",
+    "env_timeout_s", "max_sampler_restarts", "cluster",
 )  # fmt: skip
 """What may be another when a run goes on."""
 

@@ -34,9 +34,10 @@ from headrace.run import checkpoint, rundir, torchrun
 from headrace.run.code import NO_CODE, Code
 from headrace.run.config import Settings, given_for_resume, resolve
 from headrace.run.learners import led
+from headrace.run.log import Display
 from headrace.run.process import StopSignals
-from headrace.run.rank import Ended, follow, run_rank
-from headrace.run.report import OnUpdate, how_to_go_on
+from headrace.run.rank import Ended, follow, run_rank, said_by
+from headrace.run.report import OnUpdate, farewell, how_to_go_on
 from headrace.run.runsettings import RunSettings
 from headrace.run.shares import shared_out, told
 from headrace.run.task import Task
@@ -87,24 +88,55 @@ def start(
             "torchrun is to begin this job again after a failure (--max-restarts), and then it has "
             "no run directory to go on from.\nGive one: --run-dir PATH."
         )
+    spec = _spec(_maker(settings, env, code.wrappers), run)
+    with _connected(run, attempt) as cores:
+        settings, maker = _settled(asked, config_file, env, code, spec, cores)
+        goes_on = attempt is not None and attempt.goes_on
+        if goes_on and run_dir is not None and any(run_dir.glob("checkpoints/step_*")):
+            _refuse_another(run_dir, settings)
+            return _go_on(run_dir, env, code, {}, attempt, meter, on_update, out)
+        run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
+        with _held(run_dir, attempt):
+            if attempt is None or not (attempt.place.rank or attempt.goes_on):
+                rundir.refuse_used(run_dir)
+            shares = _shares(settings, spec)
+            task = Task(settings, maker, code.model, spec, shares, run_dir, None, quiet=out is None)
+            return _see_through(task, attempt, meter, on_update, out)
+
+
+def _settled(
+    asked: Mapping[str, Any],
+    config_file: Path | None,
+    env: EnvLike,
+    code: Code,
+    spec: EnvSpec,
+    cores: int | None,
+) -> tuple[Settings, EnvMaker]:
+    """Settings and environments, once it is known what these are, and where they are to run."""
+    if spec.kind != "gym":
+        _check_kind(resolve(asked, config_file).run, spec)
+    settings = resolve(asked, config_file, kind=spec.kind, cores=cores)
     maker = _maker(settings, env, code.wrappers)
-    spec = _spec(maker, run)
-    if spec.kind != "gym":  # known once one was made
-        _check_kind(run, spec)
-        settings = resolve(asked, config_file, kind=spec.kind)
-        maker = _maker(settings, env, code.wrappers)
+    if spec.kind != "gym":
         _check_whole(settings.run, maker, spec)
-    goes_on = attempt is not None and attempt.goes_on
-    if goes_on and run_dir is not None and any(run_dir.glob("checkpoints/step_*")):
-        _refuse_another(run_dir, settings)
-        return _go_on(run_dir, env, code, {}, attempt, meter, on_update, out)
-    run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
-    with _held(run_dir, attempt):
-        if attempt is None or not (attempt.place.rank or attempt.goes_on):
-            rundir.refuse_used(run_dir)
-        shares = _shares(settings, spec)
-        task = Task(settings, maker, code.model, spec, shares, run_dir, None, quiet=out is None)
-        return _see_through(task, attempt, meter, on_update, out)
+    return settings, maker
+
+
+@contextlib.contextmanager
+def _connected(run: RunSettings, attempt: Attempt | None) -> Iterator[int | None]:
+    """Meanwhile the run's cluster can be used: cores for its workers; None: it is on none."""
+    if not run.cluster:
+        yield None
+        return
+    if attempt is not None:
+        raise ConfigError(
+            f"cluster={run.cluster!r}, but this process was started by torchrun.\n"
+            "Use --num-learners in place of torchrun: Ray starts the learners."
+        )
+    from headrace.run import ray_start  # Ray is an extra
+
+    with ray_start.connected(run) as cores:
+        yield cores
 
 
 def go_on(
@@ -149,7 +181,7 @@ def _go_on(
     settings, maker = settings_of_run(
         run_dir, env, code, {**changed, **_learners(attempt, changed)}
     )
-    with _held(run_dir, attempt):
+    with _connected(settings.run, attempt), _held(run_dir, attempt):
         saved = checkpoint.newest(run_dir)
         spec = _spec(maker, settings.run)
         theirs = checkpoint.policies(saved)
@@ -172,9 +204,19 @@ def _see_through(
     out: TextIO | None,
 ) -> Ended:
     stop = StopSignals()
+    is_first = attempt is None or attempt.place.rank == 0
+    display = Display(out if is_first else None, task.settings.run.total_env_steps)
     try:
-        with _job(task, attempt, stop) as ranks:
-            return run_rank(task, ranks, stop, meter, on_update, out)
+        if task.settings.run.cluster:
+            from headrace.run import cluster  # Ray is an extra
+
+            ended = cluster.see_through(task, stop, meter, display, on_update)
+        else:
+            with _job(task, attempt, stop) as ranks:
+                say = display.say if is_first else said_by(ranks.rank, quiet=task.quiet)
+                ended = run_rank(task, ranks, stop, meter, display, say, on_update)
+        display.say(farewell(ended.summary, ended.stopped_by, task))
+        return ended
     except (EnvError, SamplerError, RankError) as error:
         for note in () if attempt else _advice(task, error):  # torchrun's is another command
             error.add_note(note)

@@ -69,7 +69,7 @@ def led(
     stack = contextlib.ExitStack()
     try:
         stack.enter_context(_loopback_only())
-        store = _served()
+        store = served("127.0.0.1")
         orders = _pickled((follow, store.port, size, backend, device, limit_s, arguments))
         others += (_Other(rank, size, orders) for rank in range(1, size))
         for other in others:
@@ -227,7 +227,7 @@ def main(fd: int, rank: int) -> None:
     try:
         follow, port, size, backend, device, limit_s, arguments = cloudpickle.loads(pipe.recv())
         pipe.send("ready")
-        store = _store(port, is_master=False)
+        store = joined("127.0.0.1", port)
         place = Place(rank, size, rank)
         job = Job(place, store, backend, device_of(device, rank), limit_s)
         with contextlib.closing(job):
@@ -246,15 +246,21 @@ def _report(pipe: Any, error: HeadraceError) -> None:
     sys.exit(1)
 
 
-def _served() -> TCPStore:
-    """The job's store, on a port of the loopback: TCPStore by itself listens on all addresses."""
-    listening = socket.create_server(("127.0.0.1", 0), backlog=128)
-    return _store(listening.getsockname()[1], is_master=True, master_listen_fd=listening.detach())
+def served(host: str) -> TCPStore:
+    """A job's store, on a port of this address: TCPStore by itself listens on all addresses."""
+    listening = socket.create_server((host, 0), backlog=128)
+    port = listening.getsockname()[1]
+    return _store(host, port, is_master=True, master_listen_fd=listening.detach())
 
 
-def _store(port: int, **how: Any) -> TCPStore:
+def joined(host: str, port: int) -> TCPStore:
+    """The same store, from another process."""
+    return _store(host, port, is_master=False)
+
+
+def _store(host: str, port: int, **how: Any) -> TCPStore:
     return TCPStore(
-        "127.0.0.1",
+        host,
         port,
         wait_for_workers=False,
         timeout=datetime.timedelta(seconds=_JOIN_WITHIN_S),

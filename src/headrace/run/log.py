@@ -8,7 +8,7 @@ import platform
 import time
 import warnings
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -130,6 +130,22 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
         listed = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
         warnings.warn(f"{path} is damaged: left out line {listed}.", stacklevel=2)
     return rows
+
+
+class Shows(Protocol):
+    """What a run is shown on; see `Display` for what each of these is."""
+
+    def say(self, text: str) -> None:
+        """One or more lines that stay."""
+
+    def start(self) -> None:
+        """Begin to show progress."""
+
+    def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
+        """Show an update."""
+
+    def stop(self) -> None:
+        """Stop showing progress."""
 
 
 class Display:

@@ -8,8 +8,9 @@ import platform
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -21,6 +22,7 @@ from headrace.collect.device import Acting, DeviceCollector
 from headrace.collect.inline import InlineCollector
 from headrace.collect.nonstop import NonstopCollector
 from headrace.collect.regroup import regroup
+from headrace.collect.seats import MakeSeats
 from headrace.collect.workers import WorkersCollector
 from headrace.envs.api import Guards, Restored
 from headrace.envs.device import is_one_vector
@@ -34,9 +36,10 @@ from headrace.run.best import Evaluations
 from headrace.run.config import Settings, cpu_cores
 from headrace.run.learner import Learner
 from headrace.run.learns import Learns
-from headrace.run.log import Display, MetricsLog
+from headrace.run.log import Display, MetricsLog, Shows
 from headrace.run.process import StopSignals, check_open_files, math_threads
-from headrace.run.report import OnUpdate, Reporter, farewell, introduce
+from headrace.run.report import OnUpdate, Reporter, introduce
+from headrace.run.runsettings import RunSettings, demands
 from headrace.run.save import Saver
 from headrace.run.task import Task
 from headrace.run.team import Team
@@ -70,8 +73,10 @@ class Ended:
 
 
 def follow(ranks: Ranks, task: Task) -> None:
-    """A rank that another process started."""
-    run_rank(task, ranks, StopSignals(patient=True), Meter())
+    """A rank that another process started: the display is rank 0's."""
+    display = Display(None, task.settings.run.total_env_steps)
+    say = said_by(ranks.rank, quiet=task.quiet)
+    run_rank(task, ranks, StopSignals(patient=True), Meter(), display, say)
 
 
 def run_rank(
@@ -79,8 +84,9 @@ def run_rank(
     ranks: Ranks,
     stop: StopSignals,
     meter: Meter,
+    display: Shows,
+    say: Say,
     on_update: OnUpdate | None = None,
-    out: TextIO | None = None,
 ) -> Ended:
     """Build the parts, restore them if there is a checkpoint, run the loop, and clear up.
 
@@ -89,19 +95,19 @@ def run_rank(
         ranks: of the job. Rank 0 alone writes, reports and evaluates.
         stop: told when to stop.
         meter: of this process.
+        display: where progress is shown: of rank 0.
+        say: told what the user should know of this rank's samplers.
         on_update: called on rank 0 after each update.
-        out: where rank 0 shows progress; None: nowhere.
     """
     settings, run, is_first = task.settings, task.settings.run, ranks.rank == 0
-    display = Display(out if is_first else None, run.total_env_steps)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.installed())
         stack.enter_context(math_threads(run.learner_threads))
         device = device_of(run.device, ranks.local_rank)
         learner = learner_of(task, device, meter, ranks)
         _init_from(task, learner)
-        introduce(display, settings, task.spec, task.run_dir, ranks)
-        say = display.say if is_first else _said_by(ranks.rank, quiet=task.quiet)
+        if task.rolled_back is None:
+            introduce(display, settings, task.spec, task.run_dir, ranks)
         collector = _collector(task, learner, ranks, meter, stop, say, device)
         stack.push(_closing(collector))
         meter.lap("start")
@@ -128,7 +134,6 @@ def run_rank(
         stopped_by = max(gather_json(ranks, stop.received))  # whichever rank it came to
     saver.require()
     summary = reporter.summary(task.run_dir, samplers)
-    display.say(farewell(summary, stopped_by, task))
     return Ended(
         task.run_dir, summary, stopped_by, task.maker, task.model, task.spec, task.shares,
         ranks.rank,
@@ -188,7 +193,7 @@ def _init_from(task: Task, learner: Learns) -> None:
                 checkpoint.load_into(policy, saved, theirs)
 
 
-def _said_by(rank: int, *, quiet: bool) -> Say:
+def said_by(rank: int, *, quiet: bool) -> Say:
     """What another rank has to say of its samplers: the display is rank 0's."""
 
     def say(text: str) -> None:
@@ -212,8 +217,6 @@ def _collector(
     on_device = not run.num_workers and is_one_vector(task.maker, task.spec)
     first = next(iter(task.shares))
     num_workers = run.num_workers // ranks.size
-    # Cores that learners compute on while samplers sample.
-    taken = ranks.size * run.learner_threads if run.lag else 0
     plan = Plan(
         maker=task.maker,
         spec=task.spec,
@@ -227,7 +230,7 @@ def _collector(
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
-        threads_per_sampler=max(1, (cpu_cores() - taken) // max(run.num_workers, ranks.size)),
+        threads_per_sampler=_threads(run, ranks.size),
         lag=run.lag,
         first_ready=run.lag > 0 and task.settings.algo_module.CORRECTS_LAG,
         inference_device=device if run.inference == "learner" else None,
@@ -251,15 +254,43 @@ def _collector(
         return DeviceCollector(plan, acting, device, meter, stop, state)
     if num_workers == 0:
         return InlineCollector(plan, meter, stop, state, say)
-    check_open_files(num_workers)
     kind = NonstopCollector if plan.first_ready else WorkersCollector
+    if run.cluster:
+        return kind(plan, num_workers, stop, state, say, _actors(run, task.room_for))
+    check_open_files(num_workers)
     return kind(plan, num_workers, stop, state, say)
 
 
+def _threads(run: RunSettings, num_ranks: int) -> int:
+    """That each sampler may have."""
+    if run.cluster and run.num_workers:
+        return max(1, int(run.cpus_per_worker))
+    # Cores that learners compute on while samplers sample.
+    taken = num_ranks * run.learner_threads if run.lag else 0
+    return max(1, (cpu_cores() - taken) // max(run.num_workers, num_ranks))
+
+
+def _actors(run: RunSettings, room_for: int) -> MakeSeats:
+    """Workers on a cluster."""
+    from headrace.collect.ray_actors import Actors, Needs  # Ray is an extra
+
+    resources, labels = demands(run.worker_resources)
+    return partial(Actors, needs=Needs(run.cpus_per_worker, resources, labels, room_for))
+
+
 def _restored(
-    task: Task, learner: Learns, collector: Collector, ranks: Ranks, display: Display
+    task: Task, learner: Learns, collector: Collector, ranks: Ranks, display: Shows
 ) -> Counters:
     """How far the run had come; its parts are brought back there."""
+    counters = _saved_counters(task, learner, collector, ranks, display)
+    counters.ledger.collected += task.rolled_back or 0
+    counters.ledger.lost += task.rolled_back or 0
+    return counters
+
+
+def _saved_counters(
+    task: Task, learner: Learns, collector: Collector, ranks: Ranks, display: Shows
+) -> Counters:
     settings, run, saved = task.settings, task.settings.run, task.saved
     if saved is None:
         return Counters()

@@ -12,7 +12,7 @@ from headrace.meter import Meter
 from headrace.ranks import Ranks
 from headrace.run.config import Settings
 from headrace.run.learns import Learns
-from headrace.run.log import Display, MetricsLog, means
+from headrace.run.log import MetricsLog, Shows, means
 from headrace.run.runsettings import RunSettings
 from headrace.run.task import Task
 from headrace.run.train import Counters
@@ -33,7 +33,7 @@ class Reporter:
         learner: Learns,
         meter: Meter,
         log: MetricsLog | None,
-        display: Display,
+        display: Shows,
         on_update: OnUpdate | None,
     ) -> None:
         self._settings, self._spec = settings, spec
@@ -118,7 +118,7 @@ class Reporter:
 
 
 def introduce(
-    display: Display, settings: Settings, spec: EnvSpec, run_dir: Path, ranks: Ranks
+    display: Shows, settings: Settings, spec: EnvSpec, run_dir: Path, ranks: Ranks
 ) -> None:
     """Print what is going to happen: every setting that is not a class default, and its origin."""
     run = settings.run

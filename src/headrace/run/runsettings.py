@@ -4,6 +4,7 @@ Left out: where values come from, and whether they fit together (`config.py`).
 """
 
 import ast
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -39,6 +40,7 @@ def _key_values(metavar: str) -> tyro.constructors.PrimitiveConstructorSpec[dict
 KeyValues = _key_values("key=value")
 _Shares = _key_values("POLICY=FIRST:END")
 Frozen = _key_values("POLICY=RUN_DIR")
+_Demands = _key_values("NAME=AMOUNT|LABEL")
 
 
 @settings
@@ -57,7 +59,7 @@ class RunSettings:
     """Env steps per env and batch (T)."""
     num_workers: int = 0
     """Processes that step the environments; 0: the learner does it itself; -1: one for each CPU
-    core."""
+    core. On a cluster -1 is the default, and means all that its machines have room for."""
     envs_per_vector: int = 0
     """Environments that are stepped together, and that one forward pass of the policy serves; 0:
     num_envs / CPU cores, with --inference learner so that each worker has two vectors. A run can be
@@ -129,10 +131,24 @@ class RunSettings:
     on_sampler_loss: Literal["restart", "fail"] = "restart"
     """What the death or silence of a worker leads to: another one, which makes its fragment again
     (to the bit, where episodes can be replayed), or the end of the run."""
+    cluster: Annotated[str, tyro.conf.arg(metavar="local|auto|ADDRESS")] = ""
+    """Run on a Ray cluster: learners and workers are actors then, on any of its machines. local:
+    start Ray here, for this run; auto: the cluster that this machine belongs to; or the address of
+    one. Learners' machines must see the run directory."""
+    gpus_per_learner: int = -1
+    """On a cluster: GPUs of each learner; -1: one, where the cluster has enough, else none."""
+    cpus_per_worker: float = 1.0
+    """On a cluster: CPU cores of each worker."""
+    worker_resources: Annotated[dict[str, Any], _Demands] = field(default_factory=dict)
+    """On a cluster: what machines of workers must have: an amount of one of Ray's custom resources
+    (slot=1), or a label (kind=cpu)."""
+    learner_resources: Annotated[dict[str, Any], _Demands] = field(default_factory=dict)
+    """On a cluster: what machines of learners must have, likewise."""
     env_timeout_s: float = 0.0
     """Seconds that a step or reset may take; 0: 20 times what 99.9 % of them take, at least 60."""
     max_sampler_restarts: int = 3
-    """Restarts of each worker (and each environment, with on_env_error restart) in 10 minutes."""
+    """Restarts of each worker (and each environment, with on_env_error restart) in 10 minutes; on a
+    cluster also of the learners. Machines that go do not count for their workers."""
     guards: bool = True
     """Check what environments give, and watch for silence; --no-guards shows what that costs.
     Exceptions and dead workers are seen in any case."""
@@ -163,3 +179,9 @@ class RunSettings:
     def num_vectors(self) -> int:
         """How many vectors the environments make."""
         return self.num_envs // self.envs_per_vector
+
+
+def demands(given: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
+    """What machines must have: amounts of resources, and labels."""
+    amounts = {k: float(v) for k, v in given.items() if isinstance(v, int | float)}
+    return amounts, {k: str(v) for k, v in given.items() if k not in amounts}

@@ -4,10 +4,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor
-
 import headrace
-from headrace.batch import Fragment
+from headrace.batch import Fragment, named
 from headrace.collect.api import Collector
 from headrace.errors import RunDirError
 from headrace.ranks import Ranks, gather_json
@@ -78,7 +76,7 @@ class Saver:
         Called on all ranks at once. Each whose share has NaN or infinity in it writes it down; if
         none has, the numbers broke in the arithmetic, and all do.
         """
-        tensors = {name: tensor.cpu() for name, tensor in _named(experience).items()}
+        tensors = {name: tensor.cpu() for name, tensor in named(experience).items()}
         rank, size = self._ranks.rank, self._ranks.size
         finite = [all(bool(t.isfinite().all()) for t in tensors.values())]
         told = [each[0] for each in gather_json(self._ranks, finite)]
@@ -123,12 +121,3 @@ class Saver:
         parent = self._task.run_dir / where
         path = checkpoint.write(parent, self._counters.env_steps, files, manifest)
         checkpoint.prune(self._settings.run.keep if where == "checkpoints" else 1, path)
-
-
-def _named(experience: Fragment) -> dict[str, Tensor]:
-    """Its tensors by name: see the legend in `batch.py`."""
-    named: dict[str, Tensor] = {}
-    for name, value in vars(experience).items():
-        of_name = value if isinstance(value, dict) else {"": value}
-        named |= {f"{name}.{key}".rstrip("."): tensor for key, tensor in of_name.items()}
-    return named

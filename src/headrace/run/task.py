@@ -26,6 +26,9 @@ class Task:
         shares: the agents of each policy.
         saved: what to go on from; its directory must be there on every rank's machine.
         quiet: say nothing but errors.
+        room_for: on a cluster: how many workers of a rank there is room for as it begins.
+        rolled_back: on a cluster: env steps that were learned from, and are taken again since a
+            learner was lost; None: it is the first time that the run begins here.
     """
 
     settings: Settings
@@ -36,3 +39,5 @@ class Task:
     run_dir: Path
     saved: Checkpoint | None
     quiet: bool
+    room_for: int = 0
+    rolled_back: int | None = None

@@ -1,0 +1,218 @@
+"""What runs in a Ray actor: samplers that sit here, carrying out orders one after the other.
+
+A fragment is returned from the call that ordered it, as a few large arrays; so the learner that
+called owns it, and fetches it from this machine's object store. Calls that must not wait for a
+fragment (`newer`, `leave`, `stop`, `beat`, `stack`) come in by another thread.
+
+Left out: the learner's end (`ray_actors.py`), and stepping itself (`rollout.py`).
+"""
+
+import gc
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import threadpoolctl
+import torch
+from torch import nn
+
+from headrace import batch
+from headrace.batch import Fragment
+from headrace.collect.api import Plan
+from headrace.collect.carry_out import Followed
+from headrace.collect.journal import missing, unwritten
+from headrace.collect.orders import Order, Orders
+from headrace.collect.rollout import Sampler, Wanted
+from headrace.errors import HeadraceError, SamplerError
+from headrace.meter import Meter
+from headrace.spec import Array
+from headrace.weights import FlatWeights
+
+
+class Beat(NamedTuple):
+    """A sign of life of a sampler.
+
+    Attributes:
+        generation: of its seat.
+        laps: that its meter has counted.
+        order: that it carries out.
+        taken: env steps of it, so far.
+    """
+
+    generation: int
+    laps: int
+    order: Order | None
+    taken: int
+
+
+class Received:
+    """Numbered weights as they came in: the newest two (see `carry_out.Numbered`)."""
+
+    def __init__(self) -> None:
+        self._flat: dict[int, Array] = {}
+        self.newest = -1
+
+    def take(self, version: int, flat: Array) -> None:
+        """These are there now; the newest stays the newest, in whatever order they come."""
+        self._flat[version] = flat
+        self.newest = max(self.newest, version)
+        self._flat = {v: of for v, of in self._flat.items() if v >= self.newest - 1}
+
+    def pull(self, module: nn.Module, version: int | None = None) -> int:
+        """Copy a version into the module, and say which; None: the newest."""
+        found = self.newest if version is None else version
+        FlatWeights(module, batch.of_array(self._flat[found])).pull(module)
+        return found
+
+
+@dataclass
+class _Sitting:
+    """A sampler that sits here."""
+
+    sampler: Sampler
+    generation: int
+    meter: Meter
+    weights: Followed
+    fragments: dict[int, Fragment]  # by vector: sent before the next one is begun
+    left: bool = False
+    order: Order | None = None
+    wanted: list[Wanted] = field(default_factory=list)
+
+
+class RemoteSampler:
+    """One process, in which one sampler sits; or several, where machines are few.
+
+    Args:
+        plan: pickled.
+    """
+
+    def __init__(self, plan: bytes) -> None:
+        gc.freeze()
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray lets an actor without a GPU see them all
+        torch.set_num_threads(1)
+        threadpoolctl.threadpool_limits(1)
+        self._plan: Plan = cloudpickle.loads(plan)
+        self._received = Received()
+        self._seats: dict[int, _Sitting] = {}
+        self._stopped = False
+        self._thread = 0
+
+    def hello(self) -> str:
+        """It is up: the id of its machine."""
+        import ray  # only here: the rest runs in any process
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def sit(self, seat: int, orders: Orders) -> tuple[Any, ...]:
+        """A sampler sits down here: ("ready", generation, (restored, states)), or an "error"."""
+
+        def sit() -> tuple[Any, ...]:
+            meter = Meter()
+            sampler = Sampler(self._plan, orders.vectors, meter, orders.name)
+            restored = sampler.restore(orders.state, orders.begin_after)
+            states = sampler.states() if orders.begin_after else {}
+            meter.lap("start")
+            self._seats[seat] = _Sitting(
+                sampler,
+                orders.generation,
+                meter,
+                Followed(self._received, sampler, meter),
+                {v: batch.allocate(self._plan.layout) for v in orders.vectors},
+            )
+            return "ready", orders.generation, (restored, states)
+
+        return self._guarded(orders.name, orders.generation, sit)
+
+    def fill(self, seat: int, order: Order, version: int, flat: Array) -> tuple[Any, ...]:
+        """Carry an order out, with these weights or newer ones, if it does not say which.
+
+        Returns:
+            ("done", generation, what the crew wants to know of it, fragments as named arrays), or
+            ("error", generation, error).
+        """
+        of = self._seats[seat]
+        of.meter.lap("wait")
+
+        def fill() -> tuple[Any, ...]:
+            self._received.take(version, flat)
+            of.wanted = [Wanted(v, of.fragments[v], steps) for v, _, steps in order.fragments]
+            unwritten(wanted.fragment for wanted in of.wanted)
+            of.order = order
+            filled = of.weights.collect(order, of.wanted, lambda: of.left or self._stopped)
+            of.order = None
+            done = order, filled, of.meter.seconds(), of.meter.usual_s()
+            parts = [_arrays(wanted.fragment) for wanted in of.wanted] if filled.whole else []
+            return "done", of.generation, done, parts
+
+        found = self._guarded(f"sampler {seat}", of.generation, fill)
+        of.meter.lap("transport")
+        return found
+
+    def drop(self, seat: int) -> None:
+        """Who sat there has left: close its environments."""
+        if (of := self._seats.pop(seat, None)) is not None:
+            of.sampler.close()
+
+    def close(self) -> HeadraceError | None:
+        """Close all environments; what failed in it."""
+        failed = None
+        for seat in list(self._seats):
+            try:
+                self.drop(seat)
+            except HeadraceError as error:
+                failed = error
+        return failed
+
+    def newer(self, version: int, flat: Array) -> None:
+        """Weights to act with from the next step on, where orders do not say with which."""
+        self._received.take(version, flat)
+
+    def leave(self, seat: int) -> None:
+        """Who sits there is to give its orders back."""
+        self._seats[seat].left = True
+
+    def stop(self) -> None:
+        """All are to give up where they are."""
+        self._stopped = True
+
+    def beat(self) -> dict[int, Beat]:
+        """How far each is."""
+        return {seat: _beat(of) for seat, of in list(self._seats.items())}
+
+    def stack(self) -> str:
+        """Where the thread is that carries orders out."""
+        frame = sys._current_frames().get(self._thread)
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+    def _guarded(
+        self, name: str, generation: int, call: Callable[[], tuple[Any, ...]]
+    ) -> tuple[Any, ...]:
+        """What a call returns; or of what it failed, which Ray would say in its own words."""
+        self._thread = threading.get_ident()
+        try:
+            return call()
+        except HeadraceError as error:
+            return "error", generation, error
+        except (Exception, KeyboardInterrupt):
+            said = f"{traceback.format_exc()}\n{name} failed."
+            return "error", generation, SamplerError(said)
+
+
+def _beat(of: _Sitting) -> Beat:
+    order, wanted = of.order, list(of.wanted)
+    taken = 0
+    if order is not None:
+        taken = sum(w.fragment.reward.numel() - missing(w.fragment) for w in wanted)
+    return Beat(of.generation, of.meter.beats[0], order, taken)
+
+
+def _arrays(fragment: Fragment) -> dict[str, Array]:
+    """A fragment to send: the arrays are copied once, into the object store."""
+    tensors = batch.named(batch.written(fragment))
+    return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}

@@ -1,0 +1,50 @@
+"""Settings that exclude each other. Left out: numbers that must divide (`sums.py`)."""
+
+from headrace.errors import ConfigError
+from headrace.run.runsettings import RunSettings
+
+_OF_CLUSTER = ("gpus_per_learner", "cpus_per_worker", "worker_resources", "learner_resources")
+_DEFAULTS = RunSettings()
+
+
+def check_cluster(run: RunSettings) -> None:
+    """Refuse what is of a cluster where there is none, and what cannot be there."""
+    if not run.cluster:
+        for name in _OF_CLUSTER:
+            if getattr(run, name) != getattr(_DEFAULTS, name):
+                raise ConfigError(
+                    f"{name}={getattr(run, name)}, but this run is not on a cluster.\n"
+                    "Use --cluster (local, auto, or an address), or leave it out."
+                )
+        return
+    for name in ("worker_resources", "learner_resources"):
+        if run.cluster == "local" and getattr(run, name):
+            raise ConfigError(
+                f"{name}={getattr(run, name)}, but cluster='local' is this machine alone.\n"
+                f"Leave --{name.replace('_', '-')} out, or use --cluster auto."
+            )
+    if run.inference == "learner":
+        raise ConfigError(
+            "inference='learner' needs memory that workers share with the learner, and those of a "
+            "cluster may be on other machines.\nUse --inference sampler."
+        )
+    if run.backend == "mpi":
+        raise ConfigError("backend='mpi' is started by mpirun; on a cluster use --backend auto.")
+    if run.device == "cpu" and run.gpus_per_learner > 0:
+        raise ConfigError(
+            f"device='cpu' and gpus_per_learner={run.gpus_per_learner}: expected one of the two."
+        )
+
+
+def check_guards(run: RunSettings) -> None:
+    """Refuse guards where they cannot be, or are switched off."""
+    if run.vectorization == "native" and run.on_env_error == "restart":
+        raise ConfigError(
+            "on_env_error='restart', but one environment of a native vector cannot be made anew.\n"
+            "Leave it out; or, where there is a Python form, use --vectorization python."
+        )
+    if run.env_timeout_s and not run.guards:
+        raise ConfigError(
+            f"env_timeout_s={run.env_timeout_s}, but with --no-guards nothing watches for silence."
+            "\nLeave one of the two out."
+        )

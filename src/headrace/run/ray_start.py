@@ -1,0 +1,128 @@
+"""Ray, found or started. Left out: what runs on it (`cluster.py`).
+
+A Ray that is started here listens on the loopback only, asks each caller for a token that nobody
+else has, has no dashboard, and ends with this process, however that ends.
+"""
+
+import contextlib
+import math
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headrace.errors import ConfigError, MissingExtraError
+from headrace.run.config import cpu_cores
+from headrace.run.runsettings import RunSettings, demands
+
+
+@contextlib.contextmanager
+def connected(run: RunSettings) -> Iterator[int]:
+    """Meanwhile this process is a driver of the run's cluster: how many workers it has room for.
+
+    Raises:
+        ConfigError: there is no such cluster, or it does not let us in.
+    """
+    with contextlib.ExitStack() as stack:
+        if run.cluster == "local":
+            stack.enter_context(_closed())
+        ray = _ray()
+        if not ray.is_initialized():  # else it is the caller's own
+            how: dict[str, Any] = {"address": run.cluster}
+            if run.cluster == "local":
+                workers = max(cpu_cores(), run.num_workers) * run.cpus_per_worker
+                learners = run.num_learners * max(1, run.learner_threads)
+                how |= {"num_cpus": math.ceil(workers + learners), "include_dashboard": False}
+            stack.callback(ray.shutdown)
+            try:
+                ray.init(**how, log_to_driver=False, logging_level="ERROR")
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise ConfigError(_refusal(run.cluster, error)) from error
+        yield cpu_cores() if run.cluster == "local" else room_for(run, taken={})
+
+
+def room_for(run: RunSettings, taken: Mapping[str, float]) -> int:
+    """How many workers the machines have room for that meet their demands.
+
+    Args:
+        run: what a worker needs.
+        taken: cores that are not for workers, by machine.
+    """
+    amounts, labels = demands(run.worker_resources)
+    found = 0
+    for node in _ray().nodes():
+        if not node["Alive"] or any(node["Labels"].get(k) != v for k, v in labels.items()):
+            continue
+        has = dict(node["Resources"])
+        has["CPU"] = has.get("CPU", 0.0) - taken.get(node["NodeID"], 0.0)
+        needs = {name: amount for name, amount in amounts.items() if amount}
+        needs |= {"CPU": run.cpus_per_worker} if run.cpus_per_worker else {}
+        fits = [math.floor(has.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()]
+        found += max(0, min(fits, default=run.num_workers))
+    return found
+
+
+def _ray() -> Any:
+    """Imported when it is needed: it reads variables of the environment then."""
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError(
+            "A cluster is reached through Ray, which is not installed.\n"
+            "Install it with: pip install 'headrace[ray]'"
+        ) from None
+    return ray
+
+
+@contextlib.contextmanager
+def _closed() -> Iterator[None]:
+    """Meanwhile, a Ray that is started listens on 127.0.0.1, and asks for a token."""
+    own = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # By this Ray is told that a machine is on its own, whichever system it has.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    before = {name: os.environ.get(name) for name in own}
+    was_imported = "ray" in sys.modules
+    os.environ.update(own)
+    if was_imported:
+        _read_again(reachable=False)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        _read_again(reachable=True)
+
+
+def _read_again(*, reachable: bool) -> None:
+    """Have Ray read its variables again, which it keeps from when it was imported."""
+    from ray._private import ray_constants
+
+    compiled: Any = sys.modules["ray._raylet"]
+    ray_constants.ENABLE_RAY_CLUSTER = reachable
+    compiled.Config.initialize("")
+    compiled.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _refusal(cluster: str, error: Exception) -> str:
+    advice = {
+        "local": "Ray could not be started on this machine.",
+        "auto": "This machine belongs to no Ray cluster that lets this process in. On the first "
+        "machine: ray start --head; on the others: ray start --address=FIRST:6379; or use "
+        "--cluster local.",
+    }.get(
+        cluster,
+        "There is no Ray cluster at this address that lets this process in (expected HOST:PORT, "
+        "as `ray start --head` says it).",
+    )
+    return (
+        f"cluster={cluster!r}: {type(error).__name__}: {error}\n{advice}\nMachines of a cluster "
+        "need the same token (docs/cluster.md), and the same versions of Python and Ray."
+    )
