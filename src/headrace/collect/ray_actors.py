@@ -9,8 +9,8 @@ The calling learner owns what is returned: fragments come straight from the samp
 weights, one flat object for each version, are fetched once by each machine that needs them. At most
 1 + lag calls of each vector are under way; so nobody is ahead by more.
 
-Left out: one actor (`ray_place.py`), what runs in it (`remote.py`), who is started and told when (`crew.py`), learners
-and their cluster (`run/cluster.py`).
+Left out: one actor (`ray_place.py`), what runs in it (`remote.py`), who is started and told when
+(`crew.py`), learners and their cluster (`run/cluster.py`).
 """
 
 import contextlib

@@ -272,7 +272,9 @@ def _threads(run: RunSettings, num_ranks: int) -> int:
 
 def _actors(run: RunSettings, room_for: int) -> MakeSeats:
     """Workers on a cluster."""
-    from headrace.collect.ray_actors import Actors, Needs  # Ray is an extra
+    # Ray is an extra
+    from headrace.collect.ray_actors import Actors
+    from headrace.collect.ray_place import Needs
 
     resources, labels = demands(run.worker_resources)
     return partial(Actors, needs=Needs(run.cpus_per_worker, resources, labels, room_for))
