@@ -62,7 +62,13 @@ class Core(nn.Module):
         output = torch.gru_cell(features, state, *weights)
         return output, output
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # where it is cut depends on the data
+    def stay_out_of_graphs(self) -> None:
+        """Leave learning from rows in sequence out of compiled losses: its cuts are in the data.
+
+        Not by a decorator: what it imports takes as long as the rest of torch.
+        """
+        self.forward = torch.compiler.disable(self.forward)  # type: ignore
+
     def forward(self, features: Tensor, state: Tensor, reset: Tensor) -> Tensor:
         """Rows in sequence, from which is learned: outputs `[T, n, size]`; see `with_states`."""
         return self.with_states(features, state, reset)[0]

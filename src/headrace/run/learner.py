@@ -19,6 +19,7 @@ from headrace.device_seeding import permutations as permutations_on_device
 from headrace.errors import ConfigError, RankError
 from headrace.meter import Meter
 from headrace.models import policy as policies
+from headrace.models.core import Core
 from headrace.models.own import ModelFactory
 from headrace.models.policy import Network, Policy
 from headrace.optim import Optimizer
@@ -38,6 +39,9 @@ class Loss(nn.Module):
         self.policy, self._cfg = policy, cfg
         if compiled:
             _check_compiler()
+            for part in policy.modules():
+                if isinstance(part, Core):
+                    part.stay_out_of_graphs()
         self._loss = torch.compile(algo.loss) if compiled else algo.loss
 
     def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:

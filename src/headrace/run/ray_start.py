@@ -25,10 +25,10 @@ def connected(run: RunSettings) -> Iterator[int]:
         ConfigError: there is no such cluster, or it does not let us in.
     """
     with contextlib.ExitStack() as stack:
-        if run.cluster == "local":
-            stack.enter_context(_closed())
-        ray = _ray()
-        if not ray.is_initialized():  # else it is the caller's own
+        if not ("ray" in sys.modules and _ray().is_initialized()):  # else it is the caller's own
+            if run.cluster == "local":
+                stack.enter_context(_closed())
+            ray = _ray()
             how: dict[str, Any] = {"address": run.cluster}
             if run.cluster == "local":
                 workers = max(cpu_cores(), run.num_workers) * run.cpus_per_worker
