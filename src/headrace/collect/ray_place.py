@@ -4,6 +4,7 @@ Left out: who sits in it, and when (`ray_actors.py`), and what runs there (`remo
 """
 
 import contextlib
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +49,7 @@ class Place:
         how: Any = {"concurrency_groups": {_BESIDE: 1}, "num_gpus": 0, "max_restarts": 0}
         actor: Any = ray.remote(**how)(RemoteSampler)
         where = {"scheduling_strategy": "SPREAD"} | needs.options()
-        self.actor = actor.options(**where).remote(plan)
+        self.actor = actor.options(**where).remote(plan, os.getcwd())
         self.hello = self.actor.hello.remote()
         self.node = ""  # its machine, once it is up
         self.guests: set[int] = set()  # seats of who sits here

@@ -7,6 +7,7 @@ fragment (`newer`, `leave`, `stop`, `beat`, `stack`) come in by another thread.
 Left out: the learner's end (`ray_actors.py`), and stepping itself (`rollout.py`).
 """
 
+import contextlib
 import gc
 import os
 import sys
@@ -90,10 +91,12 @@ class RemoteSampler:
 
     Args:
         plan: pickled.
+        here: the working directory of the learner.
     """
 
-    def __init__(self, plan: bytes) -> None:
+    def __init__(self, plan: bytes, here: str) -> None:
         gc.freeze()
+        work_in(here)
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray lets an actor without a GPU see them all
         torch.set_num_threads(1)
         threadpoolctl.threadpool_limits(1)
@@ -202,6 +205,12 @@ class RemoteSampler:
         except (Exception, KeyboardInterrupt):
             said = f"{traceback.format_exc()}\n{name} failed."
             return "error", generation, SamplerError(said)
+
+
+def work_in(folder: str) -> None:
+    """Where this machine has it: an environment's relative paths mean the same as elsewhere."""
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
 
 
 def _beat(of: _Sitting) -> Beat:

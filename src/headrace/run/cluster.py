@@ -10,6 +10,7 @@ Left out: samplers (`collect/ray_actors.py`), a rank (`ray_rank.py`), Ray's star
 """
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -41,7 +42,8 @@ _BESIDE = "beside"  # what need not wait for the run's end
 _LOOK_EVERY_S = 0.5
 _WORDS_WITHIN_S = 1.0
 _REPORT_WITHIN_S = 3.0  # between a learner's death as this process sees it, and others' words
-_SAY_AFTER_S, _PLACE_WITHIN_S = 5.0, 600.0  # a machine may have to be started first
+_START_WITHIN_S = 300.0  # imports from a slow disk
+_TRY_FOR_S, _PLACE_WITHIN_S = 5, 600.0  # a machine may have to be started first
 
 
 def see_through(
@@ -62,13 +64,14 @@ def see_through(
         HeadraceError: the first that a rank raised, with its rank.
     """
     begun = time.time() - (time.perf_counter() - meter.started)
-    task = replace(task, run_dir=task.run_dir.resolve())
+    saved = task.saved and replace(task.saved, path=task.saved.path.resolve())
+    task = replace(task, run_dir=task.run_dir.resolve(), saved=saved)
     losses = RestartRate(task.settings.run.max_sampler_restarts)
     with stop.installed():
         while True:
             with _group(task.settings.run, stop, display) as group:
                 if group is None:  # told to stop, before they had begun
-                    raise KeyboardInterrupt
+                    raise SystemExit(128 + stop.received)
                 summary, stopped_by = group.see_through(task, stop, display, on_update, begun)
             if summary is not None:
                 break
@@ -101,16 +104,17 @@ def _from_newest(task: Task, group: "_Group", display: Shows) -> Task:
 @contextlib.contextmanager
 def _group(run: RunSettings, stop: StopSignals, display: Shows) -> Iterator["_Group | None"]:
     """Learners, each on a machine with room for it; None: told to stop before there was."""
-    placed = _placed(run)
+    placed = _room(run, stop, display)
     group = None
     try:
-        if _wait_for_room(placed, run, stop, display):
+        if placed is not None:
             group = _Group(placed, run)
         yield group
     finally:
         if group is not None:
             group.end()
-        remove_placement_group(placed)
+        if placed is not None:
+            remove_placement_group(placed)
 
 
 def _placed(run: RunSettings) -> Any:
@@ -139,23 +143,29 @@ def _num_gpus(run: RunSettings) -> int:
     return int(run.device == "cuda" or has >= run.num_learners)
 
 
-def _wait_for_room(placed: Any, run: RunSettings, stop: StopSignals, display: Shows) -> bool:
+def _room(run: RunSettings, stop: StopSignals, display: Shows) -> Any:
+    """A placement group that has its place; None: told to stop before it had."""
     began, said = time.monotonic(), False
-    while not placed.wait(timeout_seconds=_LOOK_EVERY_S):
+    while not stop():
+        placed = _placed(run)
+        for _ in range(_TRY_FOR_S):
+            if placed.wait(timeout_seconds=1):  # it takes whole seconds
+                return placed
+            if stop():
+                break
+        # Ray may have forgotten it, if a machine was just about to have room.
+        remove_placement_group(placed)
         waited = time.monotonic() - began
-        needs = {**_bundle(run), **run.learner_resources}
         why = (
-            f"{run.num_learners} learners need machines that have {needs} for each; the cluster's "
-            f"have {_nodes()}"
+            f"{run.num_learners} learners need machines that have "
+            f"{_bundle(run) | run.learner_resources} for each; the cluster's have {_nodes()}"
         )
-        if stop():
-            return False
         if waited > _PLACE_WITHIN_S:
             raise ConfigError(f"{why}.\nWaited {waited:,.0f} s for them.")
-        if waited > _SAY_AFTER_S and not said:
+        if not said:
             said = True
             display.say(f"Waiting: {why}.")
-    return True
+    return None
 
 
 def _nodes() -> str:
@@ -230,10 +240,12 @@ class _Group:
 
     def _begin(self, task: Task, begun: float, *, wants_updates: bool) -> None:
         sent, size = _pickled(replace(task, room_for=self._room_for)), len(self._actors)
-        meeting = _ray.get(self._actors[0].meet.remote())
+        meeting = _ray.get(self._actors[0].meet.remote(), timeout=_START_WITHIN_S)
+        here = os.getcwd()
         for rank, actor in enumerate(self._actors):
             place = Place(rank, size, 0)
-            self._runs[actor.run.remote(sent, place, meeting, begun, wants_updates)] = rank
+            ref = actor.run.remote(sent, place, meeting, begun, here, each=wants_updates)
+            self._runs[ref] = rank
 
     def _watch(
         self, stop: StopSignals, display: Shows, on_update: OnUpdate | None

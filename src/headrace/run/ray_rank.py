@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from headrace.collect.remote import work_in
 from headrace.errors import HeadraceError, RankError, RunDirError
 from headrace.meter import Meter
 from headrace.ranks import ALONE, Job, Place, Ranks, device_of
@@ -92,7 +93,14 @@ class RemoteRank:
         return host, self._store.port
 
     def run(
-        self, sent: bytes, place: Place, meeting: tuple[str, int], begun: float, each: bool
+        self,
+        sent: bytes,
+        place: Place,
+        meeting: tuple[str, int],
+        begun: float,
+        here: str,
+        *,
+        each: bool,
     ) -> tuple[Any, ...]:
         """Be this rank of a run, to its end.
 
@@ -101,12 +109,14 @@ class RemoteRank:
             place: of this rank.
             meeting: where ranks find each other.
             begun: when the run was started (seconds since the epoch).
+            here: the working directory of who started it.
             each: whether the caller wants to be told of each update.
 
         Returns:
             ("ended", summary, signal that stopped it), or ("failed", when, error).
         """
         try:
+            work_in(here)
             task: Task = cloudpickle.loads(sent)
             meter = Meter(time.perf_counter() - max(0.0, time.time() - begun))
             return ("ended", *self._run(task, place, meeting, meter, each))
@@ -128,11 +138,13 @@ class RemoteRank:
             store = self._store or joined(*meeting)
             ranks = Job(place, store, run.backend, device, run.rank_timeout_s)
 
-        def say(text: str) -> None:
-            words.say(text if place.rank == 0 else f"Rank {place.rank}: {text}")
+        is_first = place.rank == 0
 
-        on_update = words.on_update if each else None
-        display: Shows = words if place.rank == 0 else Display(None, run.total_env_steps)
+        def say(text: str) -> None:
+            words.say(text if is_first else f"Rank {place.rank}: {text}")
+
+        on_update = words.on_update if each and is_first else None
+        display: Shows = words if is_first else Display(None, run.total_env_steps)
         try:
             ended = run_rank(task, ranks, self._stop, meter, display, say, on_update)
         finally:

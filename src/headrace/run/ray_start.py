@@ -8,6 +8,7 @@ import contextlib
 import math
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.run.config import cpu_cores
 from headrace.run.runsettings import RunSettings, demands
+
+_CONNECT_WITHIN_S = 10.0
 
 
 @contextlib.contextmanager
@@ -36,6 +39,8 @@ def connected(run: RunSettings) -> Iterator[int]:
                 how |= {"num_cpus": math.ceil(workers + learners), "include_dashboard": False}
             stack.callback(ray.shutdown)
             try:
+                if run.cluster not in ("local", "auto"):
+                    _check_reachable(run.cluster)
                 ray.init(**how, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 raise ConfigError(_refusal(run.cluster, error)) from error
@@ -61,6 +66,12 @@ def room_for(run: RunSettings, taken: Mapping[str, float]) -> int:
         fits = [math.floor(has.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()]
         found += max(0, min(fits, default=run.num_workers))
     return found
+
+
+def _check_reachable(address: str) -> None:
+    """OSError or ValueError if nobody listens there, which Ray would try again and again."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=_CONNECT_WITHIN_S).close()
 
 
 def _ray() -> Any:
