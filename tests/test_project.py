@@ -60,7 +60,7 @@ def test_the_built_wheel_installs_and_trains(tmp_path):
 
 
 def markdown():
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "deploy/README.md"]
 
 
 @pytest.mark.parametrize("path", markdown(), ids=lambda p: p.name)
