@@ -14,22 +14,25 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 from ray.cluster_utils import Cluster
 
+from headrace.envs.faulty import Faulty
 from headrace.run.log import read_metrics
 from headrace.run.ray_start import _closed
 from tests.fault_support import command, start
 from tests.support import children
 
+ROOT = str(Path(__file__).parents[1])  # for environments of tests
 STORE_BYTES = 100 << 20
-START_WITHIN_S = 60  # of a machine that is busy
+START_WITHIN_S = 150  # of a machine that is busy
 
 
 @contextlib.contextmanager
 def machines(*each):
     """A cluster; of each machine its resources, as in `{"CPU": 2, "sampler": 2}`."""
-    with _closed():
+    with _closed(), mock.patch.dict(os.environ, PYTHONPATH=ROOT):
         cluster = Cluster(shutdown_at_exit=False)
         try:
             for amounts in each:
@@ -166,6 +169,11 @@ class Run:
         out = [line for _, line in self.said if line.startswith("{")]
         return json.loads(out[-1]) if out else None
 
+    def finished(self):
+        """Its summary, once it has come to its end, with nothing slow any more."""
+        (self.dir.parent / "hurry").touch()
+        return self.ended()
+
     def kill(self):
         """End it, if it is there still, as nothing can be caught."""
         if self.process.poll() is None:
@@ -182,22 +190,39 @@ class Run:
         print(*(f"{when - self.began:6.1f} s  {line}" for when, line in self.said), sep="\n")
 
 
-SLOW = "headrace.envs.faulty:Faulty"
+class Paced(Faulty):
+    """Steps take 10 ms, until there is no need to wait any more.
+
+    Args:
+        folder: `hurry` is put there then, and `KIND@WHEN` of what has happened (once).
+        faults: see `Faulty`.
+    """
+
+    def __init__(self, folder, faults=""):
+        self._hurry = Path(folder, "hurry")
+        super().__init__(faults, folder)
+
+    def step(self, action):
+        self._slow_step = 0.0 if self._hurry.exists() else 0.01
+        return super().step(action)
+
+
 SHAPE = {"num_envs": 4, "envs_per_vector": 2, "num_steps": 16, "num_workers": 2}
 UPDATE = 4 * 16
-"""Env steps of one."""
+"""Env steps of one: 0.3 s."""
+GOAL = 500 * UPDATE
 PPO = ["--num-minibatches", 2, "--num-epochs", 1]
 APPO = ["--algo", "appo", "--lag", 2]
 LEARNER, SAMPLER = {"learner": 8}, {"sampler": 8}
 """What machines have, so that each is used as it is to be."""
 
 
-def slow(cluster, *words, updates=40, step_s=0.01, faults=()):
-    """Words of a run whose updates take 0.3 s each."""
+def paced(cluster, folder, *words, faults=""):
+    """Words of a run that has time enough until it is told to hurry."""
     shape = [word for name, n in SHAPE.items() for word in (f"--{name.replace('_', '-')}", n)]
     return [
-        SLOW, "--cluster", cluster if isinstance(cluster, str) else cluster.address, *shape,
-        "--learner-resources", "learner=1", "--worker-resources", "sampler=1",
-        "--total-env-steps", UPDATE * updates,
-        "--env-kwargs", f"slow_step={step_s}", *faults, *words,
+        "tests.cluster_faults_support:Paced", "--env-kwargs", f"folder={folder}",
+        f"faults={faults}", "--cluster", cluster if isinstance(cluster, str) else cluster.address,
+        "--learner-resources", "learner=1", "--worker-resources", "sampler=1", *shape,
+        "--total-env-steps", GOAL, *words,
     ]  # fmt: skip

@@ -6,8 +6,6 @@ cut (`test_faults_network.py`).
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -16,18 +14,18 @@ import headrace
 from headrace.run import checkpoint
 from tests.cluster_faults_support import (
     APPO,
+    GOAL,
     LEARNER,
     PPO,
     SAMPLER,
     SHAPE,
-    SLOW,
     UPDATE,
+    Paced,
     Run,
     actors,
     joins,
     machines,
-    raylet_of,
-    slow,
+    paced,
     until,
 )
 from tests.test_faults_env import assert_balanced
@@ -35,11 +33,12 @@ from tests.test_faults_env import assert_balanced
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 
 
-def assert_as_undisturbed(run, updates, folder, **more):
-    """I7: the same weights, to the bit, as on no cluster, and with nothing slow."""
+def assert_as_undisturbed(run, **more):
+    """I7: the same weights, to the bit, as on no cluster."""
     undisturbed = headrace.train(
-        SLOW, **SHAPE, total_env_steps=UPDATE * updates, run_dir=folder / "undisturbed", quiet=True,
-        algo=headrace.PPO(num_minibatches=2, num_epochs=1), **more,
+        Paced, env_kwargs={"folder": str(run.dir.parent)}, **SHAPE | more, total_env_steps=GOAL,
+        run_dir=run.dir.parent / "undisturbed", quiet=True,
+        algo=headrace.PPO(num_minibatches=2, num_epochs=1),
     )  # fmt: skip
     a, b = (
         checkpoint.newest(path).tensors("policy_default") for path in (run.dir, undisturbed.dir)
@@ -57,7 +56,7 @@ def all_home(run, count, since):
 def test_a_sampler_is_killed(tmp_path, measured, algo):
     with (
         machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster,
-        Run(tmp_path, *slow(cluster, *algo)) as run,
+        Run(tmp_path, *paced(cluster, tmp_path, *algo)) as run,
     ):
         run.updates(3)
         before = run.samplers(2)
@@ -66,13 +65,13 @@ def test_a_sampler_is_killed(tmp_path, measured, algo):
         seen = run.heard("^Worker . died")
         run.samplers(2, but=before[:1])
         back = all_home(run, 2, run.iteration)
-        summary = run.ended()
+        summary = run.finished()
     assert_balanced(summary)
     ledger = summary["ledger"]
     assert ledger["restarts"] in (1, 2)  # as a guest, and at home
     if algo is PPO:
         assert ledger["lost"] == 0 <= ledger["remade"] <= 2 * 16
-        assert_as_undisturbed(run, 40, tmp_path)
+        assert_as_undisturbed(run)
     else:  # and what was unfinished at the end
         assert ledger["remade"] == 0 <= ledger["lost"] <= 3 * UPDATE + 2 * 16
     measured(
@@ -88,7 +87,7 @@ def test_a_machine_of_samplers_is_lost_and_another_comes(tmp_path, measured, alg
     one = {"CPU": 1} | SAMPLER
     with (
         machines({"CPU": 1} | LEARNER, one, one) as cluster,
-        Run(tmp_path, *slow(cluster, *algo, "--max-sampler-restarts", 0, updates=60)) as run,
+        Run(tmp_path, *paced(cluster, tmp_path, *algo, "--max-sampler-restarts", 0)) as run,
     ):
         run.updates(3)
         first, _ = cluster.worker_nodes
@@ -101,11 +100,11 @@ def test_a_machine_of_samplers_is_lost_and_another_comes(tmp_path, measured, alg
         joins(cluster, **one)
         joined = time.monotonic()
         home = all_home(run, 2, run.iteration)
-        summary = run.ended()
+        summary = run.finished()
     assert_balanced(summary)
     if algo is PPO:
         assert summary["ledger"]["lost"] == 0
-        assert_as_undisturbed(run, 60, tmp_path)
+        assert_as_undisturbed(run)
     what = "lag 0" if algo is PPO else "APPO"
     measured(
         "F20", f"a machine of samplers is lost, {what}", detect_s=seen - lost_at, within_s=30,
@@ -121,7 +120,7 @@ def test_a_learner_is_killed_and_the_group_is_formed_again(tmp_path, measured):
     with (
         machines({"CPU": 2} | LEARNER, {"CPU": 2} | SAMPLER) as cluster,
         Run(
-            tmp_path, *slow(cluster, *PPO, updates=60), "--num-learners", 2,
+            tmp_path, *paced(cluster, tmp_path, *PPO), "--num-learners", 2,
             "--checkpoint-every-s", 2,
         ) as run,
     ):  # fmt: skip
@@ -138,10 +137,10 @@ def test_a_learner_is_killed_and_the_group_is_formed_again(tmp_path, measured):
                 "F20", "kill -9 of one of two learners", detect_s=seen - killed, within_s=10,
                 recover_s=time.monotonic() - seen, recover_within_s=60,
             )  # fmt: skip
-        summary = run.ended()
-    assert summary["env_steps"] == 60 * UPDATE
+        summary = run.finished()
+    assert summary["env_steps"] == GOAL
     ledger = summary["ledger"]
     assert ledger["collected"] == ledger["learned"] + ledger["lost"] + ledger["remade"]
     said = [int(line.split("; ")[1].split(" ")[0]) for _, line in run.said if "begin again" in line]
     assert len(said) == 2 and ledger["lost"] == sum(said)
-    assert_as_undisturbed(run, 60, tmp_path, num_learners=2)
+    assert_as_undisturbed(run, num_learners=2)
