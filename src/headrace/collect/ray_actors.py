@@ -158,7 +158,8 @@ class Actors:
             place.node = ray.get(place.hello)
         except RayError as error:
             self._homes[self._homes.index(place)] = None  # and is asked for again
-            if getattr(error, "actor_init_failed", False) or not self._starts.again(now):
+            failed = getattr(error, "actor_init_failed", False)
+            if failed or not (place.lost_machine() or self._starts.again(now)):
                 raise SamplerError(
                     f"{error}\nA sampler did not start on a machine of the cluster. What the "
                     "environment is made of must be installed there, in the same versions."

@@ -76,6 +76,11 @@ class Place:
         if self._asked is None and now - self._asked_at >= ASK_EVERY_S:
             self._asked, self._asked_at = self.beside("beat"), now
 
+    def lost_machine(self) -> bool:
+        """Whether it is dead because its machine is gone, or was before it was up."""
+        found = ray._private.state.state.actor_table(self.actor._actor_id.hex())
+        return bool(found["DeathCause"].actor_died_error_context.HasField("node_death_info"))
+
     def silent_s(self, now: float) -> float:
         """How long it has not answered."""
         return self.silence.lasts(now, self._num_answers) if self._asked is not None else 0.0

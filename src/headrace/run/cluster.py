@@ -98,7 +98,11 @@ def _from_newest(task: Task, group: "_Group", display: Shows) -> Task:
         f"{group.lost or 'A machine of the learners is about to be taken away.'}\n"
         f"The learners begin again from {since}; {again:,} env steps are to be taken again."
     )
-    return replace(task, saved=saved, rolled_back=(task.rolled_back or 0) + again)
+    if saved is not None and (task.saved is None or saved.path != task.saved.path):
+        before = 0  # it was saved since, with the losses before
+    else:
+        before = task.rolled_back or 0
+    return replace(task, saved=saved, rolled_back=before + again)
 
 
 @contextlib.contextmanager
