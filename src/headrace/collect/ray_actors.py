@@ -31,6 +31,7 @@ from headrace.collect.processes import pickled
 from headrace.collect.ray_place import ASK_EVERY_S, Needs, Place, cause
 from headrace.collect.remote import Beat
 from headrace.collect.seats import Heard
+from headrace.collect.supervisor import TIMES_AS_LONG_TO_START
 from headrace.errors import SamplerError
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
@@ -254,10 +255,15 @@ class Actors:
 
     def watch(self, now: float, limit_s: float) -> None:
         """See `Seats`: a machine that cannot be reached is given up."""
-        limit_s = _UNREACHABLE_S if limit_s == LEAST_LIMIT_S else limit_s
+        given_s = self._plan.guards.env_timeout_s
+        usual_s = limit_s if limit_s > LEAST_LIMIT_S else 0.0
+        # A step that holds Python's lock gives no sign of life either.
+        patience_s = max(_UNREACHABLE_S, given_s or usual_s)
         for place in [p for p in (*self._homes, *self._elsewhere) if p is not None and p.is_up]:
-            if place.silent_s(now) > limit_s:
-                self._lost(place, f"has given no sign of life for {limit_s:g} s", False)
+            making = any(i not in place.beats for i in place.guests)
+            longest_s = patience_s * (TIMES_AS_LONG_TO_START if making else 1)
+            if place.silent_s(now) > longest_s:
+                self._lost(place, f"has given no sign of life for {longest_s:g} s", False)
 
     def progress(self, i: int, orders: list[Order]) -> Any:
         """See `Seats`: who waits for a machine need not."""
