@@ -233,11 +233,8 @@ class _Group:
             self.lost = f"A learner could not be started: {error}"
             return None, 0
         outcomes = self._watch(stop, display, on_update)
-        for rank, of in outcomes.items():
-            if of[0] != "died":
-                self._hear(self._ask(rank, 0.0), display, on_update)
         self.lost = _raise_or_lost(outcomes)
-        if self.lost or self._leaving:
+        if self.lost or (self._leaving and not stop.received):
             return None, 0
         _, summary, stopped_by = outcomes[0]
         return summary, stopped_by
@@ -257,24 +254,25 @@ class _Group:
         """Until all ranks have ended, or one was lost: what became of each."""
         words = {self._ask(rank): rank for rank in range(len(self._actors))}
         outcomes: dict[int, Any] = {}
-        told, looked_at = False, time.monotonic()
-        while self._runs:
+        told, looked_at, give_up_at = False, time.monotonic(), float("inf")
+        while self._runs and time.monotonic() < give_up_at:
             if stop.received and not told:
                 told = self._stop(stop.received)
             if not self._leaving and time.monotonic() - looked_at > _LOOK_EVERY_S:
                 looked_at = time.monotonic()
                 if self._nodes & set(_ray._private.state.state.get_draining_nodes()):
                     self._leaving = self._stop(signal.SIGTERM)
-            limit_s = _REPORT_WITHIN_S if outcomes else _LOOK_EVERY_S
-            ready = _ray.wait([*self._runs, *words], timeout=limit_s)[0]
-            for ref in ready:
+            for ref in _ray.wait([*self._runs, *words], timeout=_LOOK_EVERY_S)[0]:
                 if ref in self._runs:
-                    outcomes[self._runs.pop(ref)] = _result(ref)
+                    outcomes[self._runs.pop(ref)] = result = _result(ref)
+                    if result[0] != "ended":  # others may be stuck, and not notice
+                        give_up_at = min(give_up_at, time.monotonic() + _REPORT_WITHIN_S)
                 elif self._hear(ref, display, on_update):
                     words[self._ask(words[ref])] = words[ref]
                 words.pop(ref, None)
-            if not ready and any(of[0] != "ended" for of in outcomes.values()):
-                break  # the others do not notice: they are stuck
+        for ref, rank in words.items():  # what was said last
+            if rank in outcomes and self._hear(ref, display, on_update):
+                self._hear(self._ask(rank, 0.0), display, on_update)
         return outcomes
 
     def _ask(self, rank: int, within_s: float = _WORDS_WITHIN_S) -> Any:

@@ -125,6 +125,8 @@ class RemoteRank:
             return "failed", time.time(), of_rank
         except Exception:
             return "failed", time.time(), RankError(traceback.format_exc())
+        finally:
+            self._words.stop()  # whoever waits for words has them now
 
     def _run(
         self, task: Task, place: Place, meeting: tuple[str, int], meter: Meter, each: bool
