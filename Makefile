@@ -7,7 +7,7 @@ RUN ?= runs/demo-$(NOW)
 
 .PHONY: demo test test-all test-faults gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
-.PHONY: bench-inference bench-lag
+.PHONY: bench-inference bench-lag bench-cluster
 
 # The installed extras are remembered by a file each, and installed again when the pins change.
 $(VENV)/.%: pyproject.toml constraints.txt
@@ -58,6 +58,12 @@ bench-limits bench-cartpole bench-cheetah bench-atari bench-start bench-guards: 
 ## Step times that differ: seven distributions and two real environments; and their figure.
 bench-uneven: bench-install
 	$(BIN)/python -m benchmarks.uneven $(if $(TURNS),--turns $(TURNS))
+	$(BIN)/python -m benchmarks.table
+
+## Samplers as Ray actors: what that costs, who holds how many bytes, how starting goes; and a figure.
+bench-cluster: bench-install $(VENV)/.ray
+	$(BIN)/python -m benchmarks.cluster $(if $(TURNS),--turns $(TURNS))
+	$(BIN)/python -m benchmarks.cluster_bytes
 	$(BIN)/python -m benchmarks.table
 
 ## What sampling beside learning gives, and what it costs.

@@ -2,6 +2,7 @@
 
     python -m benchmarks.figure      # results/uneven.png, from results/uneven.json
 
+And what `cluster.py` did: env steps/s, over the number of sampler actors (by `table.py` only).
 Needs matplotlib (the extra `plot`). Left out: measuring, and tables (`table.py`, which calls it).
 """
 
@@ -10,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks import cluster
 from benchmarks.machine import RESULTS
 from benchmarks.uneven import COMPUTING, SLEEPING
 
@@ -84,6 +86,45 @@ def draw(results, output):
     all_axes[0].set_ylabel("sampling efficiency, %")
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.savefig(output, dpi=120)
+
+
+def scaled(results):
+    """By number of sampler actors: (median, least, most) env steps/s; those that failed: none."""
+    rows = results["tables"].get(cluster.SCALED, {"contestants": []})["contestants"]
+    return {
+        int(row["name"].partition(" ")[0]): (row["median"], row["min"], row["max"])
+        for row in rows
+        if row["median"] is not None
+    }
+
+
+def draw_scaled(results, output):
+    """Draw `results` (as in `cluster.json`) into the file `output`, beside the ideal line.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
+    """
+    from matplotlib.figure import Figure
+
+    found = scaled(results)
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    ends = [0, max(found)]
+    rate = 1000 / cluster.SCALING_MS
+    ideal = f"{cluster.SCALING_MS} ms a step, and nobody waits"
+    axes.plot(ends, [rate * count for count in ends], color="black", linewidth=0.8, label=ideal)
+    medians, least, most = zip(*found.values(), strict=True)
+    spread = [
+        [median - low for median, low in zip(medians, least, strict=True)],
+        [high - median for median, high in zip(medians, most, strict=True)],
+    ]
+    color = COLORS["Headrace, asynchronous"]
+    axes.errorbar(list(found), medians, spread, fmt="o-", color=color, label="Headrace", capsize=3)
+    axes.set(xlabel="sampler actors", ylabel="env steps/s", xlim=0, ylim=0)
+    axes.set_xticks(list(found))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
     figure.savefig(output, dpi=120)
 
 

@@ -9,12 +9,15 @@ all contestants. Left out: measuring, drawing (`figure.py`).
 import json
 from pathlib import Path
 
-from benchmarks import figure, tag, uneven
+from benchmarks import cluster, cluster_bytes, figure, tag, uneven
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.turns import number, why_not
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-FILES = ("limits", "cartpole", "cheetah", "atari", "uneven", "lag", "kernels", "start", "guards")
+FILES = (
+    "limits", "cartpole", "cheetah", "atari", "uneven", "lag", "kernels", "start", "guards",
+    "cluster",
+)  # fmt: skip
 """In the order of the tables; one that has not been measured is left out."""
 NOT_IN_ALL = ("inference",)
 """Measured by themselves: works in rows, and two contestants beside each other."""
@@ -43,6 +46,9 @@ HEADLINES = {
     "PPO training, headrace/TagGridWorld-v0": ("2 learners",),
     "PPO training, headrace/TagContinuous-v0": ("2 learners",),
     "Start of 24 samplers": ("Headrace, 24 workers",),
+    cluster.UNEVEN: (cluster.ACTORS_24,),
+    **{each.title: (cluster.RAY,) for each in cluster.costs()},
+    cluster.SCALED: ("24 actors",),
 }
 """What the README shows: of a table, these contestants."""
 
@@ -118,6 +124,8 @@ def whole(found):
             lines += ["", f"{name}: {ratio['of_medians']:.3f} (in each turn: {turns})"]
     if figure.panels(found.get("uneven", {"tables": {}})):
         lines += ["", "![Sampling efficiency by step times and contestant](results/uneven.png)"]
+    if figure.scaled(found.get("cluster", {"tables": {}})):
+        lines += ["", "![Env steps/s over sampler actors](results/cluster_scaling.png)"]
     return "\n".join([*lines[1:], "", *where(found)])
 
 
@@ -167,6 +175,9 @@ def pages(root=ROOT, results=RESULTS):
     """Each page as it is to be, by its path."""
     found, more = load(results), load(results, NOT_IN_ALL)
     of_all = whole(found) + ("\n" + side_by_side(more) if more else "")
+    if held := load(results, (cluster_bytes.NAME,)):
+        told = [cluster_bytes.tables(held[cluster_bytes.NAME]), "", *where(held)]
+        of_all += "\n\n" + "\n".join(told)
     made = {root / "README.md": headlines(found), root / "benchmarks/README.md": of_all}
     if games := load(results, ("tag",)):
         made[root / "docs/tag.md"] = "\n".join([tag.tables(games["tag"]), "", *where(games)])
@@ -181,6 +192,10 @@ def main():
     if figure.panels(results):
         figure.draw(results, RESULTS / "uneven.png")
         print("Written: benchmarks/results/uneven.png")
+    results = load(RESULTS).get("cluster", {"tables": {}})
+    if figure.scaled(results):
+        figure.draw_scaled(results, RESULTS / "cluster_scaling.png")
+        print("Written: benchmarks/results/cluster_scaling.png")
     if games := load(RESULTS, ("tag",)):
         tag.draw(games["tag"], RESULTS / "tag.png")
         print("Written: benchmarks/results/tag.png")

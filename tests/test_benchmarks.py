@@ -15,6 +15,7 @@ from benchmarks import (
     atari,
     cartpole,
     cheetah,
+    cluster,
     contestants,
     guards,
     inference,
@@ -162,6 +163,7 @@ def every_comparison():
     yield from guards.comparisons()
     yield from inference.comparisons()
     yield from kernels.comparisons()
+    yield from cluster.comparisons()
     yield turns.Comparison("learners", learners.shared_out(100), Work(100))
 
 

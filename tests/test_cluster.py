@@ -408,6 +408,8 @@ def test_a_cluster_of_its_own_is_closed_to_others_and_gone_with_the_run(tmp_path
     found = sockets(ours)
     assert sum(listens for _, listens in found) > 4
     assert {address for address, _ in found} <= LOOPBACK
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in ours} == {here}
     with pytest.raises(grpc.RpcError) as refused:
         _ask(_gcs_address(ours))
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED

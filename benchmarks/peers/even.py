@@ -1,7 +1,7 @@
-"""Environments whose steps all take the same time: 3 ms of sleep, or next to nothing for an image.
+"""Environments whose steps all take the same time: some ms of sleep, or next to nothing for images.
 
 The sleep is the workload here, and waits for nothing: an environment that is a program of its own,
-or elsewhere, keeps no core busy.
+or elsewhere, keeps no core busy. How long it really slept is written down (`busy.py`).
 """
 
 import time
@@ -9,7 +9,8 @@ import time
 import gymnasium as gym
 import numpy as np
 
-STEP_S = 0.003
+from benchmarks.peers.busy import Ledger
+
 EPISODE_STEPS = 1000
 
 
@@ -36,12 +37,17 @@ class _Even(gym.Env):
 
 
 class Sleeping(_Even):
-    """Four numbers; a step takes 3 ms."""
+    """Four numbers; a step takes `step_ms`."""
 
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
 
+    def __init__(self, step_ms=3.0, render_mode=None):
+        super().__init__(render_mode)
+        self._step_s, self._ledger = float(step_ms) / 1000, Ledger()
+
     def step(self, action):
-        time.sleep(STEP_S)
+        with self._ledger.step():
+            time.sleep(self._step_s)
         return super().step(action)
 
 

@@ -1,9 +1,10 @@
 """An environment that says when its process was up, and how much memory that has.
 
-It does nothing else, and writes `PID.json` into the folder that `$BENCH_REPORTS` names: `at`, the
-time of its first step (seconds, `time.time`), when all others have been made; and at its 100th
-`pss_mib` and `uss_mib`, the memory of its process, with a share of what it shares with others, or
-without that (Linux's `smaps_rollup`).
+It does nothing else, and writes a file into the folder that `$BENCH_REPORTS` names: `made_at` and
+`at`, the times when it was made and of its first step (seconds, `time.time`), when all others have
+been made; `cpu_s`, what its process had computed until then; and at its 100th step `pss_mib` and
+`uss_mib`, the memory of its process, with a share of what it shares with others, or without that
+(Linux's `smaps_rollup`).
 """
 
 import json
@@ -35,7 +36,7 @@ class Reporting(gym.Env):
 
     def __init__(self, render_mode=None):
         self.render_mode = render_mode
-        self._steps, self._up_at = 0, 0.0
+        self._steps, self._report = 0, {"made_at": time.time()}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -44,9 +45,10 @@ class Reporting(gym.Env):
     def step(self, action):
         self._steps += 1
         if self._steps == 1:
-            self._up_at = time.time()
+            self._report |= {"at": time.time(), "cpu_s": time.process_time()}
         if self._steps == MEASURED_AT_STEP:
             pss, uss = memory_mib()
-            report = {"at": self._up_at, "pss_mib": pss, "uss_mib": uss}
-            Path(os.environ["BENCH_REPORTS"], f"{os.getpid()}.json").write_text(json.dumps(report))
+            report = self._report | {"pss_mib": pss, "uss_mib": uss}
+            written = Path(os.environ["BENCH_REPORTS"], f"{os.getpid()}-{id(self)}.json")
+            written.write_text(json.dumps(report))
         return np.zeros(4, np.float32), 0.0, False, self._steps % 1000 == 0, {}

@@ -88,13 +88,18 @@ def _ray() -> Any:
 
 @contextlib.contextmanager
 def _closed() -> Iterator[None]:
-    """Meanwhile, a Ray that is started listens on 127.0.0.1, and asks for a token."""
+    """Meanwhile, a Ray that is started listens on 127.0.0.1, and asks for a token.
+
+    Its processes have this one's priority.
+    """
     own = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         # By this Ray is told that a machine is on its own, whichever system it has.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Else workers, learners among them, get next to nothing of a core that anything else uses.
+        "RAY_worker_niceness": "0",
     }
     before = {name: os.environ.get(name) for name in own}
     was_imported = "ray" in sys.modules

@@ -1,0 +1,182 @@
+"""Samplers and learner as Ray actors, on this machine: what Ray costs, and where starting goes.
+
+All of it is `headrace train ... --cluster local`, which starts a Ray of its own for the run, beside
+the same command without it, whose samplers are processes (`--num-workers`). Network, batch and
+learning are those of the other benchmarks (2 × 64, T = 128 steps of each environment, 4 epochs of 4
+minibatches); each environment has a sampler of its own.
+
+- Cost: 8 environments that sleep 1 ms or 5 ms a step (`peers/even.py`), at lag 0 and
+  asynchronously (APPO, lag 2). The ratio is what is left with Ray.
+- Uneven: 24 environments that sleep 7 ms in the mean, with rare stalls (`uneven.py` says how it is
+  measured); RLlib's runners beside them, one turn. "of the limit" is the sampling efficiency.
+- Scaling: 2 to 24 environments that sleep 10 ms; APPO. The limit is N / the mean that they
+  measured themselves, "of N / 10 ms" is beside what was asked for; and a figure.
+- Start: from the command to the end of the first update, with 2, 8 and 16 samplers, seen from
+  outside (`watch_phases.py`). Columns are the seconds of each phase, one after the other: the
+  command's own imports; starting Ray; the learner's process, up to its first words; the first
+  sampler; all others; the first batch and update. Then what was computed in it, in all and by each
+  sampler: on these cores it takes at least CPU s / cores.
+
+Rates are from the end of the first update to the end of the last. Left out: who holds how many
+bytes (`cluster_bytes.py`), more machines than this one.
+"""
+
+import sys
+
+from benchmarks import contestants, turns, uneven
+from benchmarks.contestants import SCRATCH
+from benchmarks.one_turn import Work
+from benchmarks.peers.works import SETTINGS, Settings
+
+SLEEPING = "benchmarks.peers.even:Sleeping"
+CLUSTER = ["--cluster", "local"]
+ASYNCHRONOUS = ["--algo", "appo", "--lag", "2"]
+COST_S, COST_ENVS = 14, 8
+"""How long a run of them is to take, without its start."""
+SCALING, SCALING_MS, SCALING_UPDATES = (2, 4, 8, 16, 24), 10, 12
+STARTED = (2, 8, 16)
+LEFT = "Ray / processes"
+RAY, PROCESSES = "Ray actors", "processes"
+ACTORS_24, PROCESSES_24 = "Headrace, 24 Ray actors", "Headrace, 24 processes"
+UNEVEN = "24 environments that sleep 7 ms, rare stalls: samplers as Ray actors"
+SCALED = "Sampler actors whose environments sleep 10 ms a step"
+START = "From the command to the end of the first update"
+PHASES = {
+    "imports, s": ("imported_s",),
+    "Ray, s": ("imported_s", "ray_s"),
+    "learner, s": ("ray_s", "introduced_s"),
+    "first sampler, s": ("introduced_s", "first_made_s"),
+    "all samplers, s": ("first_made_s", "sampling_s"),
+    "first batch and update, s": ("sampling_s", "first_update_s"),
+}
+
+
+def asleep(result):
+    """The limit of environments that sleep, one in each sampler, from what they measured."""
+    return len(result["sampler_meters"]) / result["mean_s"]
+
+
+def sleeping(num_envs, step_ms, updates, *flags):
+    """Flags of a run in which each of these has a sampler of its own."""
+    settings = Settings(SLEEPING, num_envs)
+    sizes = ["--num-workers", str(num_envs), "--envs-per-vector", "1"]
+    kwargs = ["--env-kwargs", f"step_ms={step_ms}"]
+    return [*settings.headrace_flags(updates * settings.batch), *sizes, *flags, *kwargs]
+
+
+def measured_mean(result):
+    return 1000 * result["mean_s"]
+
+
+def cost(step_ms, how, *flags):
+    """Ray's actors against processes."""
+    updates = round(COST_S * 1000 / step_ms / Settings(SLEEPING, COST_ENVS).num_steps)
+    given = sleeping(COST_ENVS, step_ms, updates, *flags)
+    both = [
+        contestants.headrace(RAY, [*given, *CLUSTER]),
+        contestants.headrace(PROCESSES, given, is_peer=True),
+    ]
+    return turns.Comparison(
+        f"Samplers as Ray actors, {COST_ENVS} environments that sleep {step_ms} ms a step, {how}",
+        [uneven.watched(each) for each in both],
+        Work(None),
+        also={"measured mean, ms": measured_mean},
+        ratios={LEFT: (RAY, PROCESSES)},
+        limit=asleep,
+    )
+
+
+def costs():
+    return [
+        cost(step_ms, how, *flags)
+        for step_ms in (1, 5)
+        for how, flags in (("lag 0", ()), ("asynchronous", ASYNCHRONOUS))
+    ]
+
+
+def uneven_on_ray():
+    """24 samplers of the uneven environment, and RLlib's 24 runners."""
+    settings = SETTINGS["uneven"]
+    num_envs = settings.num_envs
+    flags = settings.headrace_flags(uneven.UPDATES["uneven"] * settings.batch)
+    flags += ["--num-workers", str(num_envs), "--envs-per-vector", "1", *ASYNCHRONOUS]
+    *_, rllib = uneven.peers("uneven", ["--env-kwargs", "distribution=stalls"])
+    return turns.Comparison(
+        UNEVEN,
+        [
+            uneven.watched(contestants.headrace(ACTORS_24, flags + CLUSTER)),
+            uneven.watched(contestants.headrace(PROCESSES_24, flags)),
+            uneven.watched(rllib),
+        ],
+        Work(None),
+        also={
+            "measured mean, ms": measured_mean,
+            "busy": lambda result: result["busy"] / num_envs,
+        },
+        ratios={LEFT: (ACTORS_24, PROCESSES_24)},
+        limit=uneven.asleep,
+    )
+
+
+def scaling():
+    def of_asked(result):
+        return result["env_steps_per_s"] * SCALING_MS / 1000 / len(result["sampler_meters"])
+
+    flags = [*ASYNCHRONOUS, *CLUSTER]
+    return turns.Comparison(
+        SCALED,
+        [
+            uneven.watched(
+                contestants.headrace(
+                    f"{count} actors", sleeping(count, SCALING_MS, SCALING_UPDATES, *flags)
+                )
+            )
+            for count in SCALING
+        ],
+        Work(None),
+        also={
+            "measured mean, ms": measured_mean,
+            f"of N / {SCALING_MS} ms": of_asked,
+            "busy": lambda result: result["busy"] / len(result["sampler_meters"]),
+        },
+        limit=asleep,
+    )
+
+
+def starting(name, count, *flags):
+    """A run of two updates, watched from outside."""
+    settings = Settings(SETTINGS["reporting"].env, count)
+    given = settings.headrace_flags(2 * settings.batch)
+    given += ["--num-workers", str(count), "--envs-per-vector", "1", *flags]
+    watch = [sys.executable, "-m", "benchmarks.watch_phases", "--samplers", str(count)]
+    run = contestants.headrace(name, given)
+    command = [*watch, "--reports", f"{SCRATCH}/reports", "--", *run.command]
+    return contestants.Contestant(name, command, 1, run.packages)
+
+
+def start():
+    def seconds(*marks):
+        return lambda result: result[marks[-1]] - (result[marks[0]] if len(marks) > 1 else 0.0)
+
+    return turns.Comparison(
+        START,
+        [
+            starting(f"{count} {what}", count, *flags)
+            for count in STARTED
+            for what, flags in ((RAY, CLUSTER), (PROCESSES, ()))
+        ],
+        Work(None, "first_update_s", "s", lower_is_better=True),
+        also={name: seconds(*marks) for name, marks in PHASES.items()}
+        | {
+            "CPU s": lambda result: result["cpu_s"],
+            "CPU s of each sampler": lambda result: result["sampler_cpu_s"],
+        },
+    )
+
+
+def comparisons():
+    return [*costs(), uneven_on_ray(), scaling(), start()]
+
+
+if __name__ == "__main__":
+    sys.exit(turns.run("cluster", __doc__, comparisons(), turns=2))
