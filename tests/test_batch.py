@@ -2,6 +2,7 @@
 
 import mmap
 
+import numpy as np
 import pytest
 import torch
 
@@ -118,3 +119,23 @@ def test_whole_runs_share_every_env_out_once_wherever_it_is_held():
 def test_whole_runs_need_a_divisor_of_the_envs():
     with pytest.raises(ValueError, match="10 envs do not split into 3 minibatches"):
         batch.whole_runs(torch.zeros(1, 5, dtype=torch.int64), 4, 10, 3)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_what_is_packed_comes_out_as_it_was_even_of_memory_that_is_read_only(k):
+    layout = batch.columns(SPEC, OUT, 4, 2, state_size=3)
+    memory = np.empty(batch.num_bytes(layout), np.uint8)
+    ours = batch.allocate(layout, memory)
+    for number, tensor in enumerate(batch.named(ours).values()):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + number)
+    ours.num_final[0] = k
+    count, parts = batch.pack(layout, memory)
+    assert (count, len(parts)) == (k, 1 + (k > 0))
+    room_for_one = 8 + 8 + 3 * 4
+    assert sum(part.nbytes for part in parts) <= memory.nbytes - (8 - k) * room_for_one + 128
+    for part in parts:
+        part.flags.writeable = False
+    theirs = batch.named(batch.unpack(layout, count, parts))
+    for name, tensor in batch.named(batch.written(ours)).items():
+        assert theirs[name].dtype == tensor.dtype
+        assert theirs[name].equal(tensor), name

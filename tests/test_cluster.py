@@ -91,7 +91,8 @@ def test_inline_equals_ray(cluster, plan):
                 finals += int(x.num_final)
             assert sorted(a.episodes) == sorted(b.episodes)
             received = sum(t.nbytes for f in b.fragments for t in _tensors(f))
-            assert b.metrics["fragments_bytes"] == received
+            rest = b.metrics["fragments_bytes"] - received
+            assert 0 <= rest < 64 * len(plan.layout) * plan.num_vectors  # columns are aligned
             assert b.metrics["fragments_remote_bytes"] == 0
             assert b.metrics["weights_bytes"] == FlatWeights.num_bytes(policy_for(plan))
     finally:

@@ -40,6 +40,7 @@ from headrace.weights import FlatWeights
 
 _UNREACHABLE_S = 20.0  # without a sign of life, where no step is known to take longer
 _STACK_WITHIN_S = 0.5
+_WITH_A_CALL = 100 * 1024  # bytes: Ray's own limit for what it does not put into an object store
 _GUEST_AFTER_S, _FIRST_GUEST_AFTER_S = 5.0, 60.0  # the first ones have room, and need to import
 
 
@@ -60,7 +61,7 @@ class Actors:
         self, plan: Plan, shares: list[list[int]], names: list[str], needs: Needs | None = None
     ) -> None:
         self._plan, self._names, self._needs = plan, names, needs or Needs()
-        self._plan_ref = ray.put(pickled(plan))
+        self._plan_ref, self._layout = ray.put(pickled(plan)), plan.layout
         template = policies.build(plan.spec, plan.network, 0, plan.model)
         self._flat = np.zeros(FlatWeights.num_bytes(template), np.uint8)
         self._to_send = FlatWeights(template, self._flat)
@@ -82,12 +83,14 @@ class Actors:
     def publish(self, policy: Policy, version: int) -> None:
         """See `Seats`."""
         self._to_send.publish(policy)
-        self._weights[version] = ref = ray.put(self._flat)
+        # What is as small as this goes along with a call, which Ray has ready sooner.
+        is_small = self._flat.nbytes <= _WITH_A_CALL
+        self._weights[version] = self._flat.copy() if is_small else ray.put(self._flat)
         self._weights.pop(version - 2, None)
         self._num_bytes["weights"] += self._flat.nbytes
         if self._plan.first_ready:
             for place in self._up():
-                place.beside("newer", version, ref)
+                self._send_newest(place)
 
     def fragment(self, i: int, vector: int, buffer: int) -> Fragment:
         """See `Seats`."""
@@ -104,7 +107,11 @@ class Actors:
     def tell(self, i: int, order: Order) -> None:
         """See `Seats`."""
         version = max(self._weights) if order.version is None else order.version
-        self._call(i, "fill", order, version, self._weights[version])
+        place = self._sits.get(i)
+        is_there = order.version is None and place is not None and place.has_weights
+        self._call(i, "fill", order, version, None if is_there else self._weights[version])
+        if place is not None:
+            place.has_weights = True
 
     def listen(self, wait_s: float) -> list[Heard]:
         """See `Seats`."""
@@ -146,10 +153,9 @@ class Actors:
         heard.messages.append((kind, generation, what))
 
     def _keep(self, order: Order, parts: list[Any], *, is_remote: bool) -> None:
-        for (v, buffer, _), arrays in zip(order.fragments, parts, strict=True):
-            tensors = {name: batch.of_array(array) for name, array in arrays.items()}
-            self._fragments[v, buffer] = batch.of_named(tensors)
-            size = sum(array.nbytes for array in arrays.values())
+        for (v, buffer, _), (k, arrays) in zip(order.fragments, parts, strict=True):
+            self._fragments[v, buffer] = batch.unpack(self._layout, k, arrays)
+            size = sum(array.nbytes for array in arrays)
             self._num_bytes["fragments"] += size
             self._num_bytes["fragments_remote"] += size * is_remote
 
@@ -167,8 +173,11 @@ class Actors:
                 ) from None
         else:
             if self._plan.first_ready and self._weights:
-                newest = max(self._weights)
-                place.beside("newer", newest, self._weights[newest])
+                self._send_newest(place)
+
+    def _send_newest(self, place: Place) -> None:
+        newest = max(self._weights)
+        place.beside("newer", newest, self._weights[newest])
 
     def _lost(self, place: Place, cause: str, counts: bool) -> None:
         """An actor is gone, and who sat there."""

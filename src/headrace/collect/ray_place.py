@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from headrace.collect.remote import Beat, RemoteSampler
 from headrace.patience import Silence
 
-ASK_EVERY_S = 1.0
+ASK_EVERY_S = 2.0
 """How often an actor is asked for a sign of life."""
 _BESIDE = "beside"  # what need not wait for a fragment
 
@@ -47,6 +47,7 @@ class Place:
 
     def __init__(self, needs: Needs, plan: Any) -> None:
         how: Any = {"concurrency_groups": {_BESIDE: 1}, "num_gpus": 0, "max_restarts": 0}
+        how["enable_task_events"] = False  # a tenth of what a call takes
         actor: Any = ray.remote(**how)(RemoteSampler)
         where = {"scheduling_strategy": "SPREAD"} | needs.options()
         self.actor = actor.options(**where).remote(plan, os.getcwd())
@@ -54,6 +55,7 @@ class Place:
         self.node = ""  # its machine, once it is up
         self.guests: set[int] = set()  # seats of who sits here
         self.beats: dict[int, Beat] = {}
+        self.has_weights = False  # was told to fill something, with weights
         self.silence = Silence()
         self._asked, self._asked_at, self._num_answers = None, 0.0, 0
 

@@ -57,6 +57,8 @@ class Received:
 
     def __init__(self) -> None:
         self._flat: dict[int, Array] = {}
+        self._memory = np.empty(0, np.uint8)
+        self._weights: FlatWeights | None = None  # that lie in it
         self.newest = -1
 
     def take(self, version: int, flat: Array) -> None:
@@ -68,7 +70,12 @@ class Received:
     def pull(self, module: nn.Module, version: int | None = None) -> int:
         """Copy a version into the module, and say which; None: the newest."""
         found = self.newest if version is None else version
-        FlatWeights(module, batch.of_array(self._flat[found])).pull(module)
+        flat = self._flat[found]
+        if self._weights is None:
+            self._memory = np.empty_like(flat)
+            self._weights = FlatWeights(module, self._memory)
+        self._memory[:] = flat  # what came may be read-only, which torch does not know
+        self._weights.pull(module)
         return found
 
 
@@ -80,7 +87,8 @@ class _Sitting:
     generation: int
     meter: Meter
     weights: Followed
-    fragments: dict[int, Fragment]  # by vector: sent before the next one is begun
+    memory: dict[int, Array]  # of a fragment, by vector: sent before the next one is begun
+    fragments: dict[int, Fragment]  # in it
     left: bool = False
     order: Order | None = None
     wanted: list[Wanted] = field(default_factory=list)
@@ -116,41 +124,51 @@ class RemoteSampler:
         """A sampler sits down here: ("ready", generation, (restored, states)), or an "error"."""
 
         def sit() -> tuple[Any, ...]:
-            meter = Meter()
+            meter, size = Meter(), batch.num_bytes(self._plan.layout)
             sampler = Sampler(self._plan, orders.vectors, meter, orders.name)
             restored = sampler.restore(orders.state, orders.begin_after)
             states = sampler.states() if orders.begin_after else {}
             meter.lap("start")
+            memory = {v: np.empty(size, np.uint8) for v in orders.vectors}
             self._seats[seat] = _Sitting(
                 sampler,
                 orders.generation,
                 meter,
                 Followed(self._received, sampler, meter),
-                {v: batch.allocate(self._plan.layout) for v in orders.vectors},
+                memory,
+                {v: batch.allocate(self._plan.layout, of) for v, of in memory.items()},
             )
             return "ready", orders.generation, (restored, states)
 
         return self._guarded(orders.name, orders.generation, sit)
 
-    def fill(self, seat: int, order: Order, version: int, flat: Array) -> tuple[Any, ...]:
+    def fill(self, seat: int, order: Order, version: int, flat: Array | None) -> tuple[Any, ...]:
         """Carry an order out, with these weights or newer ones, if it does not say which.
 
+        Args:
+            seat: whose.
+            order: it.
+            version: of the weights.
+            flat: these; None: they were sent before.
+
         Returns:
-            ("done", generation, what the crew wants to know of it, fragments as named arrays), or
-            ("error", generation, error).
+            ("done", generation, what the crew wants to know of it, each fragment as `batch.pack`
+            has it), or ("error", generation, error).
         """
         of = self._seats[seat]
         of.meter.lap("wait")
 
         def fill() -> tuple[Any, ...]:
-            self._received.take(version, flat)
+            if flat is not None:
+                self._received.take(version, flat)
             of.wanted = [Wanted(v, of.fragments[v], steps) for v, _, steps in order.fragments]
             unwritten(wanted.fragment for wanted in of.wanted)
             of.order = order
             filled = of.weights.collect(order, of.wanted, lambda: of.left or self._stopped)
             of.order = None
             done = order, filled, of.meter.seconds(), of.meter.usual_s()
-            parts = [_arrays(wanted.fragment) for wanted in of.wanted] if filled.whole else []
+            whole = [wanted.vector for wanted in of.wanted] if filled.whole else []
+            parts = [batch.pack(self._plan.layout, of.memory[v]) for v in whole]
             return "done", of.generation, done, parts
 
         found = self._guarded(f"sampler {seat}", of.generation, fill)
@@ -219,9 +237,3 @@ def _beat(of: _Sitting) -> Beat:
     if order is not None:
         taken = sum(w.fragment.reward.numel() - missing(w.fragment) for w in wanted)
     return Beat(of.generation, of.meter.beats[0], order, taken)
-
-
-def _arrays(fragment: Fragment) -> dict[str, Array]:
-    """A fragment to send: the arrays are copied once, into the object store."""
-    tensors = batch.named(batch.written(fragment))
-    return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
