@@ -14,6 +14,7 @@ Left out: one actor (`ray_place.py`), what runs in it (`remote.py`), who is star
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +30,7 @@ from headrace.collect.journal import Journals
 from headrace.collect.orders import Order, Orders
 from headrace.collect.processes import pickled
 from headrace.collect.ray_place import ASK_EVERY_S, Needs, Place, cause
-from headrace.collect.remote import Beat
+from headrace.collect.remote import INSTALLED_THERE, Beat
 from headrace.collect.seats import Heard
 from headrace.errors import SamplerError
 from headrace.models import policy as policies
@@ -39,6 +40,7 @@ from headrace.weights import FlatWeights
 
 _UNREACHABLE_S = 20.0  # without a sign of life, where no step is known to take longer
 _STACK_WITHIN_S = 0.5
+_LEAVE_BEFORE_S = 10.0  # a machine is taken away; until then another may come
 _GUEST_AFTER_S, _FIRST_GUEST_AFTER_S = 5.0, 60.0  # the first ones have room, and need to import
 
 
@@ -75,6 +77,7 @@ class Actors:
         self._fragments: dict[tuple[int, int], Fragment] = {}
         self._node = ray.get_runtime_context().get_node_id()
         self._looked_at = 0.0
+        self._draining: dict[str, float] = {}  # machines, until when they are there (epoch, s)
         self._starts = RestartRate(plan.guards.max_restarts)  # that failed
         self._num_bytes = dict.fromkeys(("fragments", "fragments_remote", "weights"), 0)
 
@@ -161,8 +164,8 @@ class Actors:
             failed = getattr(error, "actor_init_failed", False)
             if failed or not (place.lost_machine() or self._starts.again(now)):
                 raise SamplerError(
-                    f"{error}\nA sampler did not start on a machine of the cluster. What the "
-                    "environment is made of must be installed there, in the same versions."
+                    f"{error}\nA sampler did not start on a machine of the cluster. "
+                    f"{INSTALLED_THERE}"
                 ) from None
         else:
             if self._plan.first_ready and self._weights:
@@ -188,8 +191,7 @@ class Actors:
     def leaving(self) -> Iterator[tuple[int, int]]:
         """See `Seats`: guests go home, and nobody stays where the machine is taken away."""
         for i, place in list(self._sits.items()):
-            home = self._homes[i]
-            if home is None or not home.is_up or home is place or i in self._gone:
+            if i in self._gone or not (self._can_go_home(i, place) or self._must_go(place)):
                 continue
             if i not in self._calls.values():
                 self._sits.pop(i)
@@ -199,6 +201,15 @@ class Actors:
                 # Else there is a moment without orders, before the next batch.
                 self._given_back[i] = 0
                 place.beside("leave", i)
+
+    def _can_go_home(self, i: int, place: Place) -> bool:
+        home = self._homes[i]
+        return home is not None and home.is_up and home is not place
+
+    def _must_go(self, place: Place) -> bool:
+        """Whether its machine is taken away soon, while there is another."""
+        left_s = self._draining.get(place.node, math.inf) - time.time()
+        return left_s < _LEAVE_BEFORE_S and place not in self._up()
 
     def _rise(self, i: int, place: Place) -> None:
         place.guests.discard(i)
@@ -242,11 +253,12 @@ class Actors:
 
     def _look_after(self, now: float) -> None:
         """Ask how all are, and whether machines are about to be taken away."""
-        draining = ray._private.state.state.get_draining_nodes()
+        told = ray._private.state.state.get_draining_nodes()
+        self._draining = {node: until_ms / 1000 for node, until_ms in told.items()}
         for i, place in enumerate(self._homes):
             if place is not None and place.is_up:
                 place.ask(now)
-                if place.node in draining:
+                if place.node in self._draining:
                     self._homes[i] = None
                     self._elsewhere.append(place)
         for place in self._elsewhere:
