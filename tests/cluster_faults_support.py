@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster
 from headrace.envs.faulty import Faulty
 from headrace.run.log import read_metrics
 from headrace.run.ray_start import _closed
-from tests.fault_support import command, start
+from tests.fault_support import command, start, with_path
 from tests.support import children
 
 ROOT = str(Path(__file__).parents[1])  # for environments of tests
@@ -32,7 +32,7 @@ START_WITHIN_S = 150  # of a machine that is busy
 @contextlib.contextmanager
 def machines(*each):
     """A cluster; of each machine its resources, as in `{"CPU": 2, "sampler": 2}`."""
-    with _closed(), mock.patch.dict(os.environ, PYTHONPATH=ROOT):
+    with _closed(), mock.patch.dict(os.environ, with_path(ROOT)):
         cluster = Cluster(shutdown_at_exit=False)
         try:
             for amounts in each:
@@ -89,18 +89,19 @@ class Run:
         where = [self.dir] if verb == "resume" else ["--run-dir", self.dir]
         self.began = time.monotonic()
         self.process = start(command(verb, *where, "--json", *words), folder)
-        self.said = []  # (when, line)
+        self.said, self.err = [], []  # (when, line)
         self._readers = [
-            threading.Thread(target=self._read, args=[pipe])
-            for pipe in (self.process.stdout, self.process.stderr)
+            threading.Thread(target=self._read, args=[self.process.stdout]),
+            threading.Thread(target=self._read, args=[self.process.stderr, self.err]),
         ]
         for reader in self._readers:
             reader.start()
 
-    def _read(self, pipe):
+    def _read(self, pipe, *also):
         with pipe:
             for line in pipe:
-                self.said.append((time.monotonic(), line.rstrip("\n")))
+                for said in (self.said, *also):
+                    said.append((time.monotonic(), line.rstrip("\n")))
 
     @property
     def text(self):
@@ -152,10 +153,10 @@ class Run:
 
         return until(alive, within_s, lambda: f"{what}: {self.text}")
 
-    def signal(self, number, times=1):
-        """As a terminal sends it: to all of the process group."""
+    def signal(self, number, times=1, *, group=False):
+        """To it, or as a terminal sends it: to all of its process group."""
         for _ in range(times):
-            os.killpg(self.process.pid, number)
+            (os.killpg if group else os.kill)(self.process.pid, number)
 
     def ended(self, within_s=120, code=0):
         """Its summary, once it has ended."""

@@ -113,7 +113,7 @@ def drain(cluster, node, within_s):
     )  # fmt: skip
 
 
-NOTICE_S = 40
+NOTICE_S = 30
 
 
 @pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
@@ -144,7 +144,7 @@ def test_a_machine_of_samplers_is_about_to_be_taken_away(tmp_path, measured, alg
     what = "lag 0" if algo is PPO else "APPO"
     measured(
         "F20", f"notice of {NOTICE_S} s that a machine of samplers is taken away: left, {what}",
-        recover_s=gone, recover_within_s=NOTICE_S / 5, lost_env_steps=summary["ledger"]["lost"],
+        recover_s=gone, recover_within_s=NOTICE_S, lost_env_steps=summary["ledger"]["lost"],
     )  # fmt: skip
     measured(
         "F20", f"another comes, and samplers go home, {what}", recover_s=home, recover_within_s=30

@@ -14,6 +14,7 @@ Left out: one actor (`ray_place.py`), what runs in it (`remote.py`), who is star
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +30,7 @@ from headrace.collect.journal import Journals
 from headrace.collect.orders import Order, Orders
 from headrace.collect.processes import pickled
 from headrace.collect.ray_place import ASK_EVERY_S, Needs, Place, cause
-from headrace.collect.remote import Beat
+from headrace.collect.remote import INSTALLED_THERE, Beat
 from headrace.collect.seats import Heard
 from headrace.collect.supervisor import TIMES_AS_LONG_TO_START
 from headrace.errors import SamplerError
@@ -41,6 +42,7 @@ from headrace.weights import FlatWeights
 _UNREACHABLE_S = 20.0  # without a sign of life, where no step is known to take longer
 _STACK_WITHIN_S = 0.5
 _WITH_A_CALL = 100 * 1024  # bytes: Ray's own limit for what it does not put into an object store
+_LEAVE_BEFORE_S = 10.0  # a machine is taken away; until then another may come
 _GUEST_AFTER_S, _FIRST_GUEST_AFTER_S = 5.0, 60.0  # the first ones have room, and need to import
 
 
@@ -77,6 +79,8 @@ class Actors:
         self._fragments: dict[tuple[int, int], Fragment] = {}
         self._node = ray.get_runtime_context().get_node_id()
         self._looked_at = 0.0
+        self._came_at = 0.0  # the last of those that are up
+        self._draining: dict[str, float] = {}  # machines, until when they are there (epoch, s)
         self._starts = RestartRate(plan.guards.max_restarts)  # that failed
         self._num_bytes = dict.fromkeys(("fragments", "fragments_remote", "weights"), 0)
 
@@ -162,14 +166,14 @@ class Actors:
     def _welcome(self, place: Place, now: float) -> None:
         """An actor is up, or could not be made."""
         try:
-            place.node = ray.get(place.hello)
+            place.node, self._came_at = ray.get(place.hello), now
         except RayError as error:
             self._homes[self._homes.index(place)] = None  # and is asked for again
             failed = getattr(error, "actor_init_failed", False)
             if failed or not (place.lost_machine() or self._starts.again(now)):
                 raise SamplerError(
-                    f"{error}\nA sampler did not start on a machine of the cluster. What the "
-                    "environment is made of must be installed there, in the same versions."
+                    f"{error}\nA sampler did not start on a machine of the cluster. "
+                    f"{INSTALLED_THERE}"
                 ) from None
         else:
             if self._plan.first_ready and self._weights:
@@ -198,8 +202,7 @@ class Actors:
     def leaving(self) -> Iterator[tuple[int, int]]:
         """See `Seats`: guests go home, and nobody stays where the machine is taken away."""
         for i, place in list(self._sits.items()):
-            home = self._homes[i]
-            if home is None or not home.is_up or home is place or i in self._gone:
+            if i in self._gone or not (self._can_go_home(i, place) or self._must_go(place)):
                 continue
             if i not in self._calls.values():
                 self._sits.pop(i)
@@ -209,6 +212,15 @@ class Actors:
                 # Else there is a moment without orders, before the next batch.
                 self._given_back[i] = 0
                 place.beside("leave", i)
+
+    def _can_go_home(self, i: int, place: Place) -> bool:
+        home = self._homes[i]
+        return home is not None and home.is_up and home is not place
+
+    def _must_go(self, place: Place) -> bool:
+        """Whether its machine is taken away soon, while there is another."""
+        left_s = self._draining.get(place.node, math.inf) - time.time()
+        return left_s < _LEAVE_BEFORE_S and place not in self._up()
 
     def _rise(self, i: int, place: Place) -> None:
         place.guests.discard(i)
@@ -230,7 +242,7 @@ class Actors:
             patience = _FIRST_GUEST_AFTER_S if is_first else _GUEST_AFTER_S
             if home is not None and home.is_up:
                 self._sit(i, home, orders)
-            elif up and now - since > patience:
+            elif up and now - max(since, self._came_at) > patience:
                 self._sit(i, min(up, key=lambda place: len(place.guests)), orders)
 
     def _sit(self, i: int, place: Place, orders: Orders) -> None:
@@ -252,11 +264,12 @@ class Actors:
 
     def _look_after(self, now: float) -> None:
         """Ask how all are, and whether machines are about to be taken away."""
-        draining = ray._private.state.state.get_draining_nodes()
+        told = ray._private.state.state.get_draining_nodes()
+        self._draining = {node: until_ms / 1000 for node, until_ms in told.items()}
         for i, place in enumerate(self._homes):
             if place is not None and place.is_up:
                 place.ask(now)
-                if place.node in draining:
+                if place.node in self._draining:
                     self._homes[i] = None
                     self._elsewhere.append(place)
         for place in self._elsewhere:

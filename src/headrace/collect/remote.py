@@ -10,6 +10,7 @@ Left out: the learner's end (`ray_actors.py`), and stepping itself (`rollout.py`
 import contextlib
 import gc
 import os
+import platform
 import sys
 import threading
 import traceback
@@ -30,10 +31,12 @@ from headrace.collect.carry_out import Followed
 from headrace.collect.journal import missing, unwritten
 from headrace.collect.orders import Order, Orders
 from headrace.collect.rollout import Sampler, Wanted
-from headrace.errors import HeadraceError, SamplerError
+from headrace.errors import HeadraceError, SamplerError, UsageError
 from headrace.meter import Meter
 from headrace.spec import Array
 from headrace.weights import FlatWeights
+
+INSTALLED_THERE = "What the environment is made of must be installed there, in the same versions."
 
 
 class Beat(NamedTuple):
@@ -218,6 +221,9 @@ class RemoteSampler:
         self._thread = threading.get_ident()
         try:
             return call()
+        except UsageError as error:  # of this machine: where the run was started it was none
+            said = f"{error}\nThat was {name}, on the machine {platform.node()}. {INSTALLED_THERE}"
+            return "error", generation, SamplerError(said)
         except HeadraceError as error:
             return "error", generation, error
         except (Exception, KeyboardInterrupt):

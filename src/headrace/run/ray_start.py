@@ -9,8 +9,10 @@ import math
 import os
 import secrets
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, MissingExtraError
@@ -44,6 +46,8 @@ def connected(run: RunSettings) -> Iterator[int]:
                 ray.init(**how, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 raise ConfigError(_refusal(run.cluster, error)) from error
+            if run.cluster == "local":
+                stack.enter_context(_ends_with_this_process(ray))
         yield cpu_cores() if run.cluster == "local" else room_for(run, taken={})
 
 
@@ -115,6 +119,30 @@ def _closed() -> Iterator[None]:
             else:
                 os.environ[name] = value
         _read_again(reachable=True)
+
+
+@contextlib.contextmanager
+def _ends_with_this_process(ray: Any) -> Iterator[None]:
+    """If this process is killed meanwhile, so are Ray's agents, which would stay for a minute.
+
+    The rest goes by itself. As they live as long as Ray does, their numbers are nobody else's.
+    """
+    raylet = ray._private.worker.global_worker.node.all_processes["raylet"][0].process.pid
+    agents = [
+        child
+        for listed in Path(f"/proc/{raylet}/task").glob("*/children")
+        for child in listed.read_text().split()
+        if b"agent" in Path(f"/proc/{child}/cmdline").read_bytes().lower()
+    ]
+    # The end of the pipe is that of this process, if nothing was written to it.
+    script = 'read done || kill -KILL "$@" 2>/dev/null'
+    with subprocess.Popen(
+        ["sh", "-c", script, "sh", *agents], stdin=subprocess.PIPE, start_new_session=True
+    ) as watcher:
+        try:
+            yield
+        finally:
+            watcher.communicate(b"done\n")
 
 
 def _read_again(*, reachable: bool) -> None:
