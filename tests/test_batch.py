@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from headrace import batch
+from headrace.packed import pack, unpack
 from headrace.spec import EnvSpec, Space
 
 SPEC = EnvSpec(
@@ -129,13 +130,13 @@ def test_what_is_packed_comes_out_as_it_was_even_of_memory_that_is_read_only(k):
     for number, tensor in enumerate(batch.named(ours).values()):
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + number)
     ours.num_final[0] = k
-    count, parts = batch.pack(layout, memory)
+    count, parts = pack(layout, memory)
     assert (count, len(parts)) == (k, 1 + (k > 0))
     room_for_one = 8 + 8 + 3 * 4
     assert sum(part.nbytes for part in parts) <= memory.nbytes - (8 - k) * room_for_one + 128
     for part in parts:
         part.flags.writeable = False
-    theirs = batch.named(batch.unpack(layout, count, parts))
+    theirs = batch.named(unpack(layout, count, parts))
     for name, tensor in batch.named(batch.written(ours)).items():
         assert theirs[name].dtype == tensor.dtype
         assert theirs[name].equal(tensor), name

@@ -27,16 +27,14 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
 Left out: what fills it (`collect/rollout.py`) and what is learned from it (`algos/`).
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.spec import Array, EnvSpec, Space
+from headrace.spec import EnvSpec, Space
 
 Column = tuple[tuple[int, ...], torch.dtype]
 PolicyOut = Mapping[str, Column]
@@ -165,7 +163,7 @@ def columns(
     }
 
 
-def _extents(layout: Mapping[str, Column]) -> Iterator[tuple[str, int, int]]:
+def extents(layout: Mapping[str, Column]) -> Iterator[tuple[str, int, int]]:
     """(name, offset, bytes) of each column, the offsets aligned; last the end as ("", end, 0)."""
     offset = 0
     for name, (shape, dtype) in layout.items():
@@ -179,7 +177,7 @@ def _extents(layout: Mapping[str, Column]) -> Iterator[tuple[str, int, int]]:
 
 def num_bytes(layout: Mapping[str, Column]) -> int:
     """How much memory a fragment with this layout takes."""
-    return list(_extents(layout))[-1][1]
+    return list(extents(layout))[-1][1]
 
 
 def allocate(
@@ -205,15 +203,15 @@ def allocate(
         raw = torch.empty(num_bytes(layout), dtype=torch.uint8, device=device)
     else:
         raw = torch.frombuffer(buffer, dtype=torch.uint8)
-    views = _views(layout, raw)
+    arrays = views(layout, raw)
     if fresh:
-        for name, view in views.items():
+        for name, view in arrays.items():
             if not name.startswith("final_obs"):
                 poison(view)
-        views["num_final"].zero_()
+        arrays["num_final"].zero_()
     if device is not None:
-        views["num_final"] = torch.zeros(1, dtype=torch.int64)
-    return of_named(views)
+        arrays["num_final"] = torch.zeros(1, dtype=torch.int64)
+    return of_named(arrays)
 
 
 def named(fragment: Fragment) -> dict[str, Tensor]:
@@ -237,57 +235,14 @@ def of_named(tensors: Mapping[str, Tensor]) -> Fragment:
     return Fragment(**arrays)
 
 
-def _views(layout: Mapping[str, Column], raw: Tensor) -> dict[str, Tensor]:
+def views(layout: Mapping[str, Column], raw: Tensor) -> dict[str, Tensor]:
+    """The columns by name, in memory `[at least num_bytes(layout)]` uint8."""
     found: dict[str, Tensor] = {}
-    for name, offset, size in _extents(layout):
+    for name, offset, size in extents(layout):
         if name:
             shape, dtype = layout[name]
             found[name] = raw[offset : offset + size].view(dtype).view(shape)
     return found
-
-
-def pack(layout: Mapping[str, Column], memory: Array) -> tuple[int, list[Array]]:
-    """A fragment on the CPU, to be sent: without the room for final observations that is unused.
-
-    Args:
-        layout: from `columns`.
-        memory: `[num_bytes(layout)]` uint8: where the fragment lies.
-
-    Returns:
-        How many final observations there are, and parts of one dimension, uint8: a piece of the
-        memory itself, and, if there are any, these.
-    """
-    fragment = allocate(layout, memory, fresh=False)
-    k = int(fragment.num_final)
-    finals = _finals(layout, k)
-    first = next(offset for name, offset, _ in _extents(layout) if name == next(iter(finals)))
-    parts: list[Array] = [memory[:first]]
-    if k:
-        parts.append(np.empty(num_bytes(finals), np.uint8))
-        whole = named(written(fragment))
-        for name, view in _views(finals, torch.from_numpy(parts[1])).items():
-            view.copy_(whole[name])
-    return k, parts
-
-
-def unpack(layout: Mapping[str, Column], k: int, parts: list[Array]) -> Fragment:
-    """The inverse of `pack`; where parts are read-only, nobody may write to the fragment."""
-    finals = _finals(layout, k)
-    head = {name: column for name, column in layout.items() if name not in finals}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        tensors = [torch.from_numpy(part) for part in parts]
-    rest = tensors[1] if k else torch.zeros(num_bytes(finals), dtype=torch.uint8)
-    return of_named(_views(head, tensors[0]) | _views(finals, rest))
-
-
-def _finals(layout: Mapping[str, Column], k: int) -> dict[str, Column]:
-    """The columns of final observations, which are the last, with room for k of them."""
-    of = {name: column for name, column in layout.items() if name.startswith("final_")}
-    return {
-        **{name: ((k, *shape[1:]), dtype) for name, (shape, dtype) in of.items()},
-        "num_final": layout["num_final"],
-    }
 
 
 def written(fragment: Fragment) -> Fragment:

@@ -23,7 +23,6 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from headrace import batch
 from headrace.batch import Fragment
 from headrace.collect.api import Plan
 from headrace.collect.journal import Journals
@@ -36,6 +35,7 @@ from headrace.collect.supervisor import TIMES_AS_LONG_TO_START
 from headrace.errors import SamplerError
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
+from headrace.packed import unpack
 from headrace.patience import LEAST_LIMIT_S, RestartRate
 from headrace.weights import FlatWeights
 
@@ -158,7 +158,7 @@ class Actors:
 
     def _keep(self, order: Order, parts: list[Any], *, is_remote: bool) -> None:
         for (v, buffer, _), (k, arrays) in zip(order.fragments, parts, strict=True):
-            self._fragments[v, buffer] = batch.unpack(self._layout, k, arrays)
+            self._fragments[v, buffer] = unpack(self._layout, k, arrays)
             size = sum(array.nbytes for array in arrays)
             self._num_bytes["fragments"] += size
             self._num_bytes["fragments_remote"] += size * is_remote

@@ -33,6 +33,7 @@ from headrace.collect.orders import Order, Orders
 from headrace.collect.rollout import Sampler, Wanted
 from headrace.errors import HeadraceError, SamplerError, UsageError
 from headrace.meter import Meter
+from headrace.packed import pack
 from headrace.spec import Array
 from headrace.weights import FlatWeights
 
@@ -155,7 +156,7 @@ class RemoteSampler:
             flat: these; None: they were sent before.
 
         Returns:
-            ("done", generation, what the crew wants to know of it, each fragment as `batch.pack`
+            ("done", generation, what the crew wants to know of it, each fragment as `packed.pack`
             has it), or ("error", generation, error).
         """
         of = self._seats[seat]
@@ -171,7 +172,7 @@ class RemoteSampler:
             of.order = None
             done = order, filled, of.meter.seconds(), of.meter.usual_s()
             whole = [wanted.vector for wanted in of.wanted] if filled.whole else []
-            parts = [batch.pack(self._plan.layout, of.memory[v]) for v in whole]
+            parts = [pack(self._plan.layout, of.memory[v]) for v in whole]
             return "done", of.generation, done, parts
 
         found = self._guarded(f"sampler {seat}", of.generation, fill)
