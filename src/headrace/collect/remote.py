@@ -35,9 +35,7 @@ from headrace.meter import Meter
 from headrace.spec import Array
 from headrace.weights import FlatWeights
 
-INSTALLED_THERE = (
-    "What the environment is made of must be installed there, in the same versions."
-)
+INSTALLED_THERE = "What the environment is made of must be installed there, in the same versions."
 
 
 class Beat(NamedTuple):
