@@ -81,14 +81,15 @@ class Run:
 
     Args:
         folder: where it runs; its run directory is `folder/run`.
-        words: of the command, after `train`; or the whole of it.
+        words: of the command, after the verb.
+        within: what the command is run by.
     """
 
-    def __init__(self, folder, *words, verb="train"):
+    def __init__(self, folder, *words, verb="train", within=()):
         self.dir = Path(folder) / "run"
         where = [self.dir] if verb == "resume" else ["--run-dir", self.dir]
         self.began = time.monotonic()
-        self.process = start(command(verb, *where, "--json", *words), folder)
+        self.process = start([*within, *command(verb, *where, "--json", *words)], folder)
         self.said, self.err = [], []  # (when, line)
         self._readers = [
             threading.Thread(target=self._read, args=[self.process.stdout]),

@@ -5,30 +5,28 @@ there. Left out: losses of processes and machines (`test_faults_cluster.py`).
 """
 
 import contextlib
+import json
 import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
+from unittest import mock
 
 import pytest
 
 from tests.cluster_faults_support import (
     APPO,
-    GOAL,
     LEARNER,
     PPO,
     ROOT,
     SAMPLER,
-    UPDATE,
     Run,
     actors,
     paced,
     until,
 )
 from tests.fault_support import with_path
-from tests.support import children
 from tests.test_faults_cluster import all_home, assert_as_undisturbed
 from tests.test_faults_env import assert_balanced
 
@@ -54,7 +52,7 @@ class Host:
             self.runs(
                 "ray", "start", *words, "--block", "--node-ip-address", self.address,
                 "--num-cpus", amounts["CPU"], "--object-store-memory", 100 << 20,
-                "--resources", str({k: v for k, v in amounts.items() if k != "CPU"}).replace("'", '"'),
+                "--resources", json.dumps({k: v for k, v in amounts.items() if k != "CPU"}),
             ),
             env=self._env, start_new_session=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
@@ -97,7 +95,8 @@ def hosts(tmp_path):
                 ("link", "set", host.name, "up"), ("link", "set", "lo", "up"),
             ):  # fmt: skip
                 assert ip("-n", host.name, *words).returncode == 0
-        yield made, env
+        with mock.patch.dict(os.environ, env):
+            yield made
     finally:
         for host in made:
             host.down()
@@ -106,3 +105,79 @@ def hosts(tmp_path):
 
 def cut(host, *, whole):
     assert ip("-n", host.name, "link", "set", host.name, "up" if whole else "down").returncode == 0
+
+
+LOST = "^Worker . (has given no sign of life|cannot be reached|was on a machine that is gone|died)"
+
+
+def begin(hosts, folder, *words, here, there):
+    """A cluster of two hosts, and a run on it; the run's learner and driver are on the first."""
+    first, second = hosts
+    first.ray("--head", "--port", PORT, "--include-dashboard", "false", amounts=here)
+    address = f"{first.address}:{PORT}"
+    joined = [*first.runs(), "ray", "health-check", "--address", address]
+    until(lambda: subprocess.run(joined, capture_output=True).returncode == 0, 120, str)
+    second.ray("--address", address, amounts=there)
+    return Run(folder, *paced(address, folder, *words), within=first.runs())
+
+
+@pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
+def test_f18_a_short_cut_is_a_pause(tmp_path, hosts, measured, algo):
+    _, second = hosts
+    here, there = {"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER
+    with begin(hosts, tmp_path, *algo, here=here, there=there) as run:
+        run.updates(3)
+        run.samplers(2)
+        cut(second, whole=False)
+        time.sleep(4)
+        cut(second, whole=True)
+        again = time.monotonic()
+        run.updates(2)
+        going_on = time.monotonic() - again
+        summary = run.finished()
+    assert_balanced(summary)
+    ledger = summary["ledger"]
+    if algo is PPO:
+        assert ledger["lost"] == 0
+        assert_as_undisturbed(run)
+    measured(
+        "F18", f"network cut for 4 s, {'lag 0' if algo is PPO else 'APPO'}: two updates more",
+        recover_s=going_on, recover_within_s=30, lost_env_steps=ledger["lost"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
+def test_f18_after_a_long_cut_samplers_are_used_there_again(tmp_path, hosts, measured, algo):
+    _, second = hosts
+    here, there = {"CPU": 2, "sampler": 1} | LEARNER, {"CPU": 1, "sampler": 1}
+    with begin(hosts, tmp_path, *algo, here=here, there=there) as run:
+        run.updates(3)
+        run.row(lambda row: row["samplers_up"] == 2)
+        cut(second, whole=False)
+        cut_at = time.monotonic()
+        seen = run.heard(LOST, since=cut_at) - cut_at
+        run.updates(3)
+        going_on = time.monotonic() - cut_at - seen
+        time.sleep(max(0.0, 60 - (time.monotonic() - cut_at)))
+        cut(second, whole=True)
+        run.updates(1)
+        second.down()  # it was given up: who looks after it starts it again
+        second.ray("--address", f"{hosts[0].address}:{PORT}", amounts=there)
+        started = time.monotonic()
+        home = all_home(run, 2, run.iteration) - started
+        assert any(pid in second.pids() for pid in actors("RemoteSampler"))
+        summary = run.finished()
+    assert_balanced(summary)
+    ledger = summary["ledger"]
+    if algo is PPO:
+        assert ledger["lost"] == 0
+        assert_as_undisturbed(run)
+    what = "lag 0" if algo is PPO else "APPO"
+    measured(
+        "F18", f"network cut for 60 s, {what}: the sampler there is dropped", detect_s=seen,
+        within_s=30, recover_s=going_on, recover_within_s=30, lost_env_steps=ledger["lost"],
+    )  # fmt: skip
+    measured(
+        "F18", f"the machine is started again, {what}: its sampler is at home", recover_s=home,
+        recover_within_s=30,
+    )  # fmt: skip
