@@ -151,7 +151,8 @@ def test_the_aws_cluster_is_closed_and_of_a_fixed_size():
     assert all(t["min_workers"] == t["max_workers"] for t in workers)
     assert AWS["max_workers"] == sum(t["max_workers"] for t in workers)
     for start in (AWS["head_start_ray_commands"], AWS["worker_start_ray_commands"]):
-        assert "export RAY_AUTH_MODE=token; ray start" in start[-1].replace("\n", " ")
+        set_before = "export RAY_AUTH_MODE=token RAY_worker_niceness=0; ray start"
+        assert set_before in start[-1].replace("\n", " ")
     assert "--include-dashboard=false" in AWS["head_start_ray_commands"][-1]
     assert AWS["file_mounts"]["/home/ubuntu/.ray/auth_token"] == "~/.ray/auth_token"
     assert AWS["provider"]["cache_stopped_nodes"] is False
