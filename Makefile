@@ -33,9 +33,11 @@ test: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	$(BIN)/pytest -m "not faults and not gpu"
 
-## Fault tests of both levels, and the table of what they measured.
+CLUSTERS := $(wildcard tests/test_faults_cluster*.py) tests/test_faults_network.py
+## Fault tests of both levels, and the tables of what they measured.
 test-faults: $(VENV)/.dev
-	$(BIN)/pytest -m "fault_a or faults" --fault-table=docs/faults.md
+	$(BIN)/pytest -m "fault_a or faults" --fault-table=docs/faults.md $(CLUSTERS:%=--ignore=%)
+	$(BIN)/pytest -m faults --fault-table=docs/cluster.md $(CLUSTERS)
 
 ## What only a CUDA device shows; needs an environment that has torch with CUDA.
 gpu:

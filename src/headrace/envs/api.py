@@ -4,6 +4,7 @@ Left out: how one is made (`make.py`) and stepped (`gym.py`).
 """
 
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -124,6 +125,23 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Close all envs."""
+
+
+def close_all(envs: Sequence[Any], where: Callable[[int], str]) -> None:
+    """Close all, whatever one of them does; then raise EnvError if one failed.
+
+    Args:
+        envs: what has a `close`.
+        where: who the i-th of them is, in words.
+    """
+    failed = None
+    for i, env in enumerate(envs):
+        try:
+            env.close()
+        except Exception as error:
+            failed = failed or env_error(error, f"while closing, {where(i)}")
+    if failed is not None:
+        raise failed
 
 
 def env_error(error: BaseException, where: str) -> EnvError:

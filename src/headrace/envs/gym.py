@@ -19,6 +19,7 @@ from headrace.envs.api import (
     Guards,
     Restored,
     check_fields,
+    close_all,
     env_error,
     in_a_line,
     whereabouts,
@@ -193,14 +194,7 @@ class GymVector:
 
     def close(self) -> None:
         """Close all envs, whatever one of them does; then raise EnvError if one failed."""
-        failed = None
-        for i, env in enumerate(self._envs):
-            try:
-                env.close()
-            except Exception as error:
-                failed = failed or env_error(error, f"while closing, {self._where(i)}")
-        if failed is not None:
-            raise failed
+        close_all(self._envs, self._where)
 
     def _episode_seed(self, i: int) -> int:
         return self._seed_of(i, int(self._rows.episode[i]))

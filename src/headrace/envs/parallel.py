@@ -23,6 +23,7 @@ from headrace.envs.api import (
     Guards,
     Restored,
     check_fields,
+    close_all,
     env_error,
     whereabouts,
 )
@@ -176,14 +177,7 @@ class ParallelVector:
 
     def close(self) -> None:
         """Close all games, whatever one of them does; then raise EnvError if one failed."""
-        failed = None
-        for e, env in enumerate(self._envs):
-            try:
-                env.close()
-            except Exception as error:
-                failed = failed or env_error(error, f"while closing, {self._where(e)}")
-        if failed is not None:
-            raise failed
+        close_all(self._envs, self._where)
 
     def _step_one(self, e: int, actions: list[Any], *, check_all: bool) -> None:
         """Step a game: what it gives is taken, and who is alive after it."""
