@@ -77,9 +77,9 @@ def losses(monkeypatch):
     """When the learner's side sees that a worker is lost (`time.monotonic`)."""
     seen_at, lose = [], Crew._lose
 
-    def noted(self, i, why):
+    def noted(self, i, why, **more):
         seen_at.append(time.monotonic())
-        lose(self, i, why)
+        lose(self, i, why, **more)
 
     monkeypatch.setattr(Crew, "_lose", noted)
     return seen_at

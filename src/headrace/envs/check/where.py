@@ -14,6 +14,7 @@ from headrace.envs.kernel_env import KernelEnv
 from headrace.errors import EnvError
 
 _OURS = ("headrace/envs/check/watched.py", "headrace/envs/kernel_env.py", "headrace/seeding.py")
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _IN_NUMBAS_TEXT = re.compile(r'File "([^"]+)", line (\d+)')
 _BUILDS = ("BUILD_LIST", "BUILD_SET", "BUILD_MAP", "BUILD_STRING")
 
@@ -38,9 +39,10 @@ def failure(error: Exception, env: KernelEnv | None = None) -> str:
     """
     module = type(error).__module__
     if module.startswith("numba.") and module.endswith(".errors"):
-        text = next(line for line in str(error).splitlines() if not line.startswith("Failed in"))
+        said = _COLORS.sub("", str(error))  # if colorama is there
+        text = next(line for line in said.splitlines() if not line.startswith("Failed in"))
         loc = getattr(error, "loc", None)
-        named = [(path, int(line)) for path, line in _IN_NUMBAS_TEXT.findall(str(error))]
+        named = [(path, int(line)) for path, line in _IN_NUMBAS_TEXT.findall(said)]
         named += [(loc.filename, loc.line)] if loc else []
         own = [place for place in named if "numba" not in Path(place[0]).parts][-1:]
         if env is not None and not own and "NRT required" in text:
