@@ -9,8 +9,8 @@ minibatches); each environment has a sampler of its own.
   asynchronously (APPO, lag 2). The ratio is what is left with Ray.
 - Uneven: 24 environments that sleep 7 ms in the mean, with rare stalls (`uneven.py` says how it is
   measured); RLlib's runners beside them, one turn. "of the limit" is the sampling efficiency.
-- Scaling: 2 to 24 environments that sleep 10 ms; APPO; one turn. The limit is N / the mean that they
-  measured themselves, "of N / 10 ms" is beside what was asked for; and a figure.
+- Scaling: 2 to 24 environments that sleep 10 ms; APPO; one turn. The limit is N / the mean which
+  they measured themselves, "of N / 10 ms" is beside what was asked for; and a figure.
 - Start: from the command to the end of the first update, with 2, 8 and 16 samplers, seen from
   outside (`watch_phases.py`). Columns are the seconds of each phase, one after the other: the
   command's own imports; starting Ray; the learner's process, up to its first words; the first
