@@ -68,7 +68,7 @@ def test_a_sampler_is_killed(tmp_path, measured, algo):
         summary = run.finished()
     assert_balanced(summary)
     ledger = summary["ledger"]
-    assert ledger["restarts"] in (1, 2)  # as a guest, and at home
+    assert ledger["restarts"] == 1
     if algo is PPO:
         assert ledger["lost"] == 0 <= ledger["remade"] <= 2 * 16
         assert_as_undisturbed(run)

@@ -40,6 +40,7 @@ class _Slot:
     state: Is = Is.WAITING
     start_at: float = 0.0
     generation: int = 0
+    moves: int = 0
     orders: deque[Any] = field(default_factory=deque)  # not carried out yet, in their order
     num_sent: int = 0  # of these
     delivered: bool = False  # all that was ordered
@@ -136,6 +137,7 @@ class Supervisor:
         """A sampler has left for another place: one is started there at once."""
         s = self._slots[slot]
         s.state, s.num_sent, s.start_at = Is.WAITING, 0, now
+        s.moves += 1
 
     def gone(self, slot: int, now: float, where: Any, *, counts: bool = True) -> float | None:
         """A sampler is lost: in how many seconds another is started; None: none is.
@@ -179,8 +181,8 @@ class Supervisor:
 
     @property
     def restarts(self) -> int:
-        """How many samplers were started in the place of others."""
-        return sum(max(0, s.generation - 1) for s in self._slots)
+        """How many samplers were started in the place of others that were lost."""
+        return sum(max(0, s.generation - 1 - s.moves) for s in self._slots)
 
     @property
     def owing(self) -> list[int]:

@@ -200,7 +200,8 @@ class _Group:
         for node in nodes.values():
             taken[node] = taken.get(node, 0.0) + run.learner_threads
         self._room_for = max(1, room_for(run, taken) // run.num_learners)
-        actor: Any = _ray.remote(concurrency_groups={_BESIDE: 1})(RemoteRank)
+        # Two threads: who waits for words must not hold up who says stop.
+        actor: Any = _ray.remote(concurrency_groups={_BESIDE: 2})(RemoteRank)
         gpus = _num_gpus(run)
         amounts, _ = demands(run.learner_resources)
         self._actors = [

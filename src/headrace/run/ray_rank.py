@@ -62,6 +62,10 @@ class Words:
         """For a caller who wants each of them."""
         self._said.put(("on_update", number, metrics))
 
+    def wake(self) -> None:
+        """Who waits for something to fetch need not any more."""
+        self._said.put(())
+
     def fetch(self, within_s: float) -> list[tuple[Any, ...]]:
         """What there is; waits for the first."""
         found: list[tuple[Any, ...]] = []
@@ -70,7 +74,7 @@ class Words:
             while True:
                 found.append(self._said.get_nowait())
         except queue.Empty:
-            return found
+            return [each for each in found if each]
 
 
 class RemoteRank:
@@ -126,7 +130,7 @@ class RemoteRank:
         except Exception:
             return "failed", time.time(), RankError(traceback.format_exc())
         finally:
-            self._words.stop()  # whoever waits for words has them now
+            self._words.wake()
 
     def _run(
         self, task: Task, place: Place, meeting: tuple[str, int], meter: Meter, each: bool
