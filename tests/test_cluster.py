@@ -196,8 +196,7 @@ def test_samplers_without_a_machine_are_guests_until_there_is_one(cluster, no_pa
             collector.go_ahead(more=True)
     assert up[:3] == [1, 1, 1]
     assert len({id(place) for place in many._crew.seats._sits.values()}) == 3
-    assert many.ledger == one.ledger or many.ledger.restarts  # nothing was lost
-    assert many.ledger.lost == 0
+    assert many.ledger == one.ledger  # nothing was lost
     one.close()
     many.close()
 
@@ -229,7 +228,7 @@ def test_who_moves_while_samplers_never_stop_loses_what_it_has_begun_and_nothing
     ledger = collector.ledger
     collector.close()
     assert ledger.collected == learned + ledger.lost
-    assert ledger.restarts == 1
+    assert ledger.restarts == 0  # to move is not to be lost
 
 
 class FailsAt20(Counting):
