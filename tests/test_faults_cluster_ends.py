@@ -16,6 +16,7 @@ from tests.cluster_faults_support import (
     GOAL,
     LEARNER,
     PPO,
+    ROOT,
     SAMPLER,
     Run,
     actors,
@@ -150,8 +151,11 @@ def ancestors(pid):
 @pytest.mark.parametrize(
     ("number", "times"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1)]
 )
-def test_f12_a_signal_to_a_run_with_a_ray_of_its_own(tmp_path, measured, number, times):
+def test_f12_a_signal_to_a_run_with_a_ray_of_its_own(
+    tmp_path, measured, monkeypatch, number, times
+):
     """SIGINT as a terminal sends it: to all processes of the group."""
+    monkeypatch.setenv("PYTHONPATH", ROOT)
     words = anywhere(paced("local", tmp_path, *PPO, "--checkpoint-every-s", 1))
     with Run(tmp_path, *words) as run:
         run.updates(5)
