@@ -34,7 +34,6 @@ ONLY_IN = {
         "collect/processes.py",
         "collect/remote.py",
         "envs/check/played.py",
-        "run/cluster.py",
         "run/learners.py",
         "run/ray_rank.py",
     ),

@@ -74,7 +74,7 @@ class Actors:
         self._waiting: dict[int, tuple[Orders, float]] = {}  # by seat: since when
         self._sits: dict[int, Place] = {}
         self._calls: dict[Any, int] = {}  # what is under way, and whose it is
-        self._gone: dict[int, Heard] = {}  # who is lost, and was not told yet
+        self._heard: dict[int, Heard] = {}  # by seat: what was not told yet
         self._given_back: dict[int, int] = {}  # steps of who is about to leave
         self._fragments: dict[tuple[int, int], Fragment] = {}
         self._node = ray.get_runtime_context().get_node_id()
@@ -127,14 +127,14 @@ class Actors:
         coming = {p.hello: p for p in self._homes if p is not None and not p.is_up}
         refs = [*self._calls, *coming]
         if not refs:
-            time.sleep(0.0 if self._gone else wait_s)  # nobody is there who could say anything
-        elif ray.wait(refs, timeout=0.0 if self._gone else wait_s)[0]:
+            time.sleep(0.0 if self._heard else wait_s)  # a back-off passes: nobody is there
+        elif ray.wait(refs, timeout=0.0 if self._heard else wait_s)[0]:
             for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
                 if ref in coming:
                     self._welcome(coming[ref], now)
                 elif ref in self._calls:
                     self._receive(ref)
-        heard, self._gone = list(self._gone.values()), {}
+        heard, self._heard = list(self._heard.values()), {}
         return heard
 
     def _receive(self, ref: Any) -> None:
@@ -153,7 +153,7 @@ class Actors:
                 return
             if parts[0]:
                 self._keep(order, parts[0], is_remote=place.node != self._node)
-        heard = self._gone.setdefault(i, Heard(i, []))
+        heard = self._heard.setdefault(i, Heard(i, []))
         heard.messages.append((kind, generation, what))
 
     def _keep(self, order: Order, parts: list[Any], *, is_remote: bool) -> None:
@@ -189,8 +189,8 @@ class Actors:
             return  # another call has said so
         ray.kill(place.actor)
         for i in sorted(place.guests):
-            messages = self._gone[i].messages if i in self._gone else []
-            self._gone[i] = Heard(i, messages, cause, counts)
+            messages = self._heard[i].messages if i in self._heard else []
+            self._heard[i] = Heard(i, messages, cause, counts)
         self._forget(place)
 
     def _forget(self, place: Place) -> None:
@@ -202,7 +202,7 @@ class Actors:
     def leaving(self) -> Iterator[tuple[int, int]]:
         """See `Seats`: guests go home, and nobody stays where the machine is taken away."""
         for i, place in list(self._sits.items()):
-            if i in self._gone or not (self._can_go_home(i, place) or self._must_go(place)):
+            if i in self._heard or not (self._can_go_home(i, place) or self._must_go(place)):
                 continue
             if i not in self._calls.values():
                 self._sits.pop(i)
@@ -307,7 +307,9 @@ class Actors:
         """See `Seats`: as it said last."""
         beat = self._beat(i, orders)
         if beat is None:
-            return f"between two fragments, or in the first second of one, sampler {self._names[i]}"
+            return (
+                f"between two fragments, or in the first seconds of one, sampler {self._names[i]}"
+            )
         n = self._plan.envs_per_vector
         assert beat.order is not None
         vectors = [v for v, _, _ in beat.order.fragments]
@@ -323,7 +325,7 @@ class Actors:
         return beat if beat is not None and beat.order in orders else None
 
     def lose(self, i: int, orders: list[Order]) -> tuple[int, int]:
-        """See `Seats`: steps are those that it spoke of; each second it says how far it is."""
+        """See `Seats`: steps are those that it spoke of last."""
         beat = self._beat(i, orders)
         taken = (beat.taken if beat is not None else 0) + self._given_back.pop(i, 0)
         whole = self._plan.num_steps * self._plan.envs_per_vector

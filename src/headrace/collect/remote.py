@@ -44,13 +44,11 @@ class Beat(NamedTuple):
     """A sign of life of a sampler.
 
     Attributes:
-        generation: of its seat.
         laps: that its meter has counted.
         order: that it carries out.
         taken: env steps of it, so far.
     """
 
-    generation: int
     laps: int
     order: Order | None
     taken: int
@@ -243,4 +241,4 @@ def _beat(of: _Sitting) -> Beat:
     taken = 0
     if order is not None:
         taken = sum(w.fragment.reward.numel() - missing(w.fragment) for w in wanted)
-    return Beat(of.generation, of.meter.beats[0], order, taken)
+    return Beat(of.meter.beats[0], order, taken)

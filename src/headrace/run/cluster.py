@@ -17,17 +17,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from headrace.errors import ConfigError, HeadraceError, RankError, UsageError
+from headrace.errors import ConfigError, HeadraceError, RankError
 from headrace.meter import Meter
 from headrace.patience import RestartRate
 from headrace.ranks import Place
 from headrace.run import checkpoint
+from headrace.run.learners import pickled
 from headrace.run.log import Shows
 from headrace.run.process import StopSignals
 from headrace.run.rank import Ended
@@ -241,7 +241,7 @@ class _Group:
         return summary, stopped_by
 
     def _begin(self, task: Task, begun: float, *, wants_updates: bool) -> None:
-        sent, size = _pickled(replace(task, room_for=self._room_for)), len(self._actors)
+        sent, size = pickled(replace(task, room_for=self._room_for)), len(self._actors)
         meeting = _ray.get(self._actors[0].meet.remote(), timeout=_START_WITHIN_S)
         here = os.getcwd()
         for rank, actor in enumerate(self._actors):
@@ -326,13 +326,3 @@ def _raise_or_lost(outcomes: dict[int, Any]) -> str:
     if errors:
         raise errors[0]
     return ""
-
-
-def _pickled(task: Task) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(task))
-    except Exception as error:
-        raise UsageError(
-            f"The run cannot be sent to learners: {type(error).__name__}: {error}.\n"
-            "What makes the environment must not carry open files, locks or devices."
-        ) from error

@@ -70,7 +70,7 @@ def led(
     try:
         stack.enter_context(_loopback_only())
         store = served("127.0.0.1")
-        orders = _pickled((follow, store.port, size, backend, device, limit_s, arguments))
+        orders = pickled((follow, store.port, size, backend, device, limit_s, arguments))
         others += (_Other(rank, size, orders) for rank in range(1, size))
         for other in others:
             other.wait_until_ready()
@@ -100,7 +100,8 @@ def _loopback_only() -> Iterator[None]:
             del os.environ[name]
 
 
-def _pickled(orders: tuple[Any, ...]) -> bytes:
+def pickled(orders: Any) -> bytes:
+    """What a learner is told, to be sent; UsageError if it cannot be."""
     try:
         return bytes(cloudpickle.dumps(orders))
     except Exception as error:

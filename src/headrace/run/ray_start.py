@@ -118,7 +118,8 @@ def _closed() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-        _read_again(reachable=True)
+        if "ray" in sys.modules:  # else it is not installed, which is being said
+            _read_again(reachable=True)
 
 
 @contextlib.contextmanager
