@@ -1,5 +1,6 @@
 """Runs on Ray: the same fragments and the same run as without it, wherever the parts are."""
 
+import contextlib
 import functools
 import itertools
 import os
@@ -24,7 +25,7 @@ from headrace.errors import ConfigError, EnvError, RunDirError
 from headrace.models.policy import Network
 from headrace.ranks import Place
 from headrace.run import checkpoint, ray_start
-from headrace.run.config import resolve
+from headrace.run.config import given_for_resume, resolve
 from headrace.run.ray_rank import Words, _check_run_dir
 from headrace.run.runsettings import RunSettings, demands
 from headrace.weights import FlatWeights
@@ -61,9 +62,21 @@ def cluster():
     assert still_alive(ours, within_s=10) == []
 
 
+_open = []
+
+
+@pytest.fixture(autouse=True)
+def no_actors_left():
+    """For the next test, which needs the room."""
+    yield
+    while _open:
+        _open.pop().close()
+
+
 def actors(plan, num_workers=2, stop=never, state=None, say=print, kind=WorkersCollector, **needs):
     make_seats = functools.partial(Actors, needs=Needs(**needs))
-    return kind(plan, num_workers, stop, state, say, make_seats)
+    _open.append(kind(plan, num_workers, stop, state, say, make_seats))
+    return _open[-1]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +110,6 @@ def test_inline_equals_ray(cluster, plan):
             assert b.metrics["weights_bytes"] == FlatWeights.num_bytes(policy_for(plan))
     finally:
         one.close()
-        many.close()
     assert finals > 1, "truncated episodes must be among them"
     assert one.ledger == many.ledger
 
@@ -190,7 +202,7 @@ def test_samplers_without_a_machine_are_guests_until_there_is_one(cluster, no_pa
         up.append(b.metrics["samplers_up"])
         if version == 2:
             ray.kill(keep)
-        if up[-1] == 3 and many._crew.seats._sits[2] is many._crew.seats._homes[2]:
+        if up[-1] == 3 and many._crew.seats._sits.get(2) is many._crew.seats._homes[2]:
             break
         for collector in (one, many):
             collector.go_ahead(more=True)
@@ -198,7 +210,6 @@ def test_samplers_without_a_machine_are_guests_until_there_is_one(cluster, no_pa
     assert len({id(place) for place in many._crew.seats._sits.values()}) == 3
     assert many.ledger == one.ledger  # nothing was lost
     one.close()
-    many.close()
 
 
 class _Nothing:
@@ -245,7 +256,6 @@ def test_an_exception_of_an_environment_comes_with_its_own_traceback(cluster):
     collector.publish(policy_for(plan_for(Counting)), 1)
     with pytest.raises(EnvError, match=r"(?s)Traceback.*ZeroDivisionError: of my own.*env \d of"):
         collector.collect()
-    collector.close()
 
 
 def test_a_machine_that_lacks_what_the_environment_is_made_of_is_named_at_once(cluster):
@@ -279,7 +289,6 @@ def test_a_sampler_that_dies_is_replaced_and_its_fragment_made_again(cluster, tm
     assert (ledger.restarts, ledger.lost) == (1, 0)
     assert ledger.collected == 3 * 20 * 4 + ledger.remade
     one.close()
-    many.close()
 
 
 class DiesOnce(Counting):
@@ -290,9 +299,10 @@ class DiesOnce(Counting):
         self.flag, self.here = flag, here
 
     def step(self, action):
-        if self.t == 30 and os.getpid() != self.here and not self.flag.exists():
-            self.flag.touch()
-            os.kill(os.getpid(), 9)
+        if self.t == 30 and os.getpid() != self.here:
+            with contextlib.suppress(FileExistsError):
+                self.flag.touch(exist_ok=False)  # both samplers may be here at a time
+                os.kill(os.getpid(), 9)
         return super().step(action)
 
 
@@ -384,13 +394,37 @@ def test_what_is_shown_comes_in_order_and_what_cannot_be_seen_is_left_out():
     assert words.fetch(0.0) == []
 
 
-def test_no_cluster_is_said_in_words(tmp_path):
-    """A process of its own: this one has a cluster."""
-    words = command("train", "CartPole-v1", "--cluster", "127.0.0.1:1", "--run-dir", "run")
-    process = start(words, tmp_path)
-    _, err = process.communicate(timeout=100)
-    assert process.returncode == 2
-    assert "There is no Ray cluster at this address" in err and "Traceback" not in err
+@pytest.mark.parametrize(("cluster", "kept"), [("", ()), ("local", ("cpus_per_worker",))])
+def test_who_leaves_a_cluster_needs_nothing_of_its_machines(cluster, kept):
+    """Resumed without it."""
+    of_it = {"cpus_per_worker": 2.0, "worker_resources": {"a": 1.0}, "learner_resources": {"b": 1}}
+    before = {"env": "CartPole-v1", "cluster": "10.0.0.1:6379", "num_workers": 2} | of_it
+    config = {"settings": resolve(before).flat(), "origin": dict.fromkeys(before, "given")}
+    again = resolve(given_for_resume(config, {"cluster": cluster})[0]).run
+    for name, value in of_it.items():
+        default = getattr(RunSettings(), name)
+        assert getattr(again, name) == (value if name in kept else default)
+    moved = resolve(given_for_resume(config, {"cluster": "10.0.0.2:6379"})[0]).run
+    assert {name: getattr(moved, name) for name in of_it} == of_it
+
+
+def test_no_cluster_is_said_in_words(tmp_path, monkeypatch):
+    """And soon. Processes of their own: this one has a cluster."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # of a cluster that has ended
+    said = {
+        "127.0.0.1:1": "There is no Ray cluster at this address",
+        "locl": "expected HOST:PORT",
+        "auto": "This machine belongs to no Ray cluster that lets this process in",
+    }
+    flags = ["--run-dir", "run"]
+    processes = [
+        start(command("train", "CartPole-v1", "--cluster", address, *flags), tmp_path)
+        for address in said
+    ]
+    for process, words in zip(processes, said.values(), strict=True):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 2
+        assert words in err and "Traceback" not in err
     assert not (tmp_path / "run").exists()
 
 

@@ -202,3 +202,31 @@ def test_f20_the_driver_is_killed_and_the_run_resumed(tmp_path, measured, where)
         "F20", f"kill -9 of the driver, {what}: nothing is left", recover_s=gone,
         recover_within_s=10,
     )  # fmt: skip
+
+
+def test_f20_the_cluster_itself_is_lost_and_the_run_resumed_without_it(tmp_path, measured, monkeypatch):
+    """Ray waits a minute for its head, and then ends who needs it."""
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    with machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster:
+        words = paced(cluster.address, tmp_path, *PPO, "--checkpoint-every-s", 1)
+        with Run(tmp_path, *words) as run:
+            run.updates(5)
+            theirs = set(actors("Remote"))
+            [head] = cluster.head_node.all_processes["gcs_server"]
+            head.process.kill()
+            killed = time.monotonic()
+            run.process.wait(300)
+            ended = time.monotonic() - killed
+            assert run.process.returncode != 0
+            run.heard("Failed to connect to GCS")
+            for node in cluster.list_all_nodes():  # who finds that its machine's has ended, ends
+                [raylet] = node.all_processes["raylet"]
+                raylet.process.wait(300)
+            assert still_alive(theirs, 50) == []
+    (tmp_path / "hurry").touch()
+    env = "tests.cluster_faults_support:Paced"
+    with Run(tmp_path, "--env", env, "--cluster", "", verb="resume") as resumed:
+        summary = resumed.ended()
+    assert summary["env_steps"] == GOAL
+    assert_balanced(summary)
+    measured("F20", "kill -9 of Ray's head", recover_s=ended, recover_within_s=70)

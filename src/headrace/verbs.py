@@ -63,7 +63,7 @@ class _ResumeFlags:
     max_sampler_restarts: int | None = None
     """Restarts of each worker and environment in 10 minutes."""
     cluster: str | None = None
-    """Another Ray cluster (local, auto, or an address); default: as before."""
+    """Another Ray cluster (local, auto, or an address; '': none); default: as before."""
     env: str | None = None
     """The environment again, where it is code (module:EnvId or module:callable)."""
     wrapper: tuple[str, ...] = ()

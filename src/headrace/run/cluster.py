@@ -153,12 +153,11 @@ def _room(run: RunSettings, stop: StopSignals, display: Shows) -> Any:
     while not stop():
         placed = _placed(run)
         for _ in range(_TRY_FOR_S):
-            if placed.wait(timeout_seconds=1):  # it takes whole seconds
+            if _has_place(placed):
                 return placed
             if stop():
                 break
-        # Ray may have forgotten it, if a machine was just about to have room.
-        remove_placement_group(placed)
+        remove_placement_group(placed)  # it may have been forgotten
         waited = time.monotonic() - began
         why = (
             f"{run.num_learners} learners need machines that have "
@@ -170,6 +169,16 @@ def _room(run: RunSettings, stop: StopSignals, display: Shows) -> Any:
             said = True
             display.say(f"Waiting: {why}.")
     return None
+
+
+def _has_place(placed: Any) -> bool:
+    """Whether it has within a second."""
+    try:
+        return bool(placed.wait(timeout_seconds=1))  # it takes whole seconds
+    except Exception as error:  # it has no name of its own
+        if "does not exist" not in str(error):
+            raise
+        return False  # Ray forgets one, if a machine was just about to have room, or has gone
 
 
 def _nodes() -> str:

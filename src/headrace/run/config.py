@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from headrace.algos import a2c, appo, impala, ppo
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
-from headrace.run.contradictions import check_cluster, check_guards
+from headrace.run.contradictions import check_cluster, check_guards, without_cluster
 from headrace.run.runsettings import RunSettings
 from headrace.run.shares import merged, own_settings
 from headrace.run.sums import check_sums, divisor
@@ -348,11 +348,14 @@ def given_for_resume(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """All settings of a run as it was started, but for those that resume is to change; origins.
 
-    Other learners have another share of the environments and workers: those are made to fit.
+    Other learners have another share of the environments and workers: those are made to fit. A
+    machine on its own need not have what machines of a cluster had to have.
     """
     given, origin = dict(config["settings"]), dict(config["origin"])
     given |= dict(changed)
     origin |= dict.fromkeys(changed, "given to resume")
+    left = without_cluster(changed.get("cluster", "auto"))
+    given, origin = given | left, origin | dict.fromkeys(left, "default")
     share = given["num_envs"] // given["num_learners"]
     if "num_learners" in changed and share % given["envs_per_vector"]:
         given["envs_per_vector"] = divisor(share, given["envs_per_vector"])

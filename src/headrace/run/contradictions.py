@@ -1,10 +1,19 @@
 """Settings that exclude each other. Left out: numbers that must divide (`sums.py`)."""
 
+from typing import Any
+
 from headrace.errors import ConfigError
 from headrace.run.runsettings import RunSettings
 
-_OF_CLUSTER = ("gpus_per_learner", "cpus_per_worker", "worker_resources", "learner_resources")
+_OF_SEVERAL = ("worker_resources", "learner_resources")  # machines
+_OF_CLUSTER = ("gpus_per_learner", "cpus_per_worker", *_OF_SEVERAL)
 _DEFAULTS = RunSettings()
+
+
+def without_cluster(cluster: str) -> dict[str, Any]:
+    """Settings as they must be where a run leaves its cluster for this machine ("" or "local")."""
+    names = {"": _OF_CLUSTER, "local": _OF_SEVERAL}.get(cluster, ())
+    return {name: getattr(_DEFAULTS, name) for name in names}
 
 
 def check_cluster(run: RunSettings) -> None:
@@ -17,7 +26,7 @@ def check_cluster(run: RunSettings) -> None:
                     "Use --cluster (local, auto, or an address), or leave it out."
                 )
         return
-    for name in ("worker_resources", "learner_resources"):
+    for name in _OF_SEVERAL:
         if run.cluster == "local" and getattr(run, name):
             raise ConfigError(
                 f"{name}={getattr(run, name)}, but cluster='local' is this machine alone.\n"

@@ -41,7 +41,7 @@ def connected(run: RunSettings) -> Iterator[int]:
                 how |= {"num_cpus": math.ceil(workers + learners), "include_dashboard": False}
             stack.callback(ray.shutdown)
             try:
-                if run.cluster not in ("local", "auto"):
+                if run.cluster != "local":
                     _check_reachable(run.cluster)
                 ray.init(**how, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -72,9 +72,18 @@ def room_for(run: RunSettings, taken: Mapping[str, float]) -> int:
     return found
 
 
-def _check_reachable(address: str) -> None:
-    """OSError or ValueError if nobody listens there, which Ray would try again and again."""
-    host, _, port = address.rpartition(":")
+def _check_reachable(cluster: str) -> None:
+    """Ray itself would try for minutes.
+
+    Raises:
+        ConnectionError: this machine belongs to no cluster, or nobody listens there.
+        ValueError: it is no address.
+        OSError: there is no such machine.
+    """
+    from ray._private import services
+
+    found = str(services.canonicalize_bootstrap_address_or_die(cluster))
+    host, _, port = found.rpartition(":")
     socket.create_connection((host, int(port)), timeout=_CONNECT_WITHIN_S).close()
 
 
