@@ -204,7 +204,9 @@ def test_f20_the_driver_is_killed_and_the_run_resumed(tmp_path, measured, where)
     )  # fmt: skip
 
 
-def test_f20_the_cluster_itself_is_lost_and_the_run_resumed_without_it(tmp_path, measured, monkeypatch):
+def test_f20_the_cluster_itself_is_lost_and_the_run_resumed_without_it(
+    tmp_path, measured, monkeypatch
+):
     """Ray waits a minute for its head, and then ends who needs it."""
     monkeypatch.setenv("PYTHONPATH", ROOT)
     with machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster:

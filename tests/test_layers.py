@@ -32,6 +32,7 @@ ONLY_IN = {
         "collect/handle.py",
         "collect/worker.py",
         "collect/processes.py",
+        "collect/ray_actors.py",
         "collect/remote.py",
         "envs/check/played.py",
         "run/learners.py",

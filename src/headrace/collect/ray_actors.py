@@ -14,11 +14,13 @@ Left out: one actor (`ray_place.py`), what runs in it (`remote.py`), who is star
 """
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import ray
 from ray.exceptions import RayError
@@ -37,6 +39,7 @@ from headrace.models import policy as policies
 from headrace.models.policy import Policy
 from headrace.packed import unpack
 from headrace.patience import LEAST_LIMIT_S, RestartRate
+from headrace.spec import Array
 from headrace.weights import FlatWeights
 
 _UNREACHABLE_S = 20.0  # without a sign of life, where no step is known to take longer
@@ -89,7 +92,7 @@ class Actors:
         self._to_send.publish(policy)
         # What is as small as this goes along with a call, which Ray has ready sooner.
         is_small = self._flat.nbytes <= _WITH_A_CALL
-        self._weights[version] = self._flat.copy() if is_small else ray.put(self._flat)
+        self._weights[version] = self._flat.tobytes() if is_small else ray.put(self._flat)
         self._weights.pop(version - 2, None)
         self._num_bytes["weights"] += self._flat.nbytes
         if self._plan.first_ready:
@@ -113,7 +116,8 @@ class Actors:
         version = max(self._weights) if order.version is None else order.version
         place = self._sits.get(i)
         is_there = order.version is None and place is not None and place.has_weights
-        self._call(i, "fill", order, version, None if is_there else self._weights[version])
+        weights = None if is_there else self._weights[version]
+        self._call(i, "fill", (order, version), weights)
         if place is not None:
             place.has_weights = True
 
@@ -142,26 +146,31 @@ class Actors:
         i = self._calls.pop(ref)
         place = self._sits[i]
         try:
-            kind, generation, what, *parts = ray.get(ref)
+            packed, *parts = ray.get(ref)
         except RayError as error:
             self._lost(place, *cause(error, place.node))
             return
+        kind, generation, what, num_finals = cloudpickle.loads(packed)
         if kind == "done":
             order, filled, *_ = what
             if i in self._given_back and not filled.whole:
                 self._given_back[i] += filled.taken
                 return
-            if parts[0]:
-                self._keep(order, parts[0], is_remote=place.node != self._node)
+            if filled.whole:
+                self._keep(order, num_finals, parts, is_remote=place.node != self._node)
         heard = self._heard.setdefault(i, Heard(i, []))
         heard.messages.append((kind, generation, what))
 
-    def _keep(self, order: Order, parts: list[Any], *, is_remote: bool) -> None:
-        for (v, buffer, _), (k, arrays) in zip(order.fragments, parts, strict=True):
-            self._fragments[v, buffer] = unpack(self._layout, k, arrays)
-            size = sum(array.nbytes for array in arrays)
-            self._num_bytes["fragments"] += size
-            self._num_bytes["fragments_remote"] += size * is_remote
+    def _keep(
+        self, order: Order, num_finals: list[int], parts: list[Array], *, is_remote: bool
+    ) -> None:
+        left = iter(parts)
+        for (v, buffer, _), k in zip(order.fragments, num_finals, strict=True):
+            of_it = list(itertools.islice(left, 2 if k else 1))
+            self._fragments[v, buffer] = unpack(self._layout, k, of_it)
+        size = sum(part.nbytes for part in parts)
+        self._num_bytes["fragments"] += size
+        self._num_bytes["fragments_remote"] += size * is_remote
 
     def _welcome(self, place: Place, now: float) -> None:
         """An actor is up, or could not be made."""
@@ -250,11 +259,12 @@ class Actors:
         self._sits[i] = place
         place.guests.add(i)
         place.beats.pop(i, None)
-        self._call(i, "sit", orders)
+        self._call(i, "sit", (orders,))
 
-    def _call(self, i: int, method: str, *arguments: Any) -> None:
+    def _call(self, i: int, method: str, what: tuple[Any, ...], *arguments: Any) -> None:
         if i in self._sits:  # else it is gone, which is told next
-            ref = getattr(self._sits[i].actor, method).remote(i, *arguments)
+            packed = cloudpickle.dumps((i, *what))
+            ref = getattr(self._sits[i].actor, method).remote(packed, *arguments)
             self._calls[ref] = i
 
     def _up(self) -> list[Place]:

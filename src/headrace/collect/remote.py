@@ -1,8 +1,9 @@
 """What runs in a Ray actor: samplers that sit here, carrying out orders one after the other.
 
 A fragment is returned from the call that ordered it, as a few large arrays; so the learner that
-called owns it, and fetches it from this machine's object store. Calls that must not wait for a
-fragment (`newer`, `leave`, `stop`, `beat`, `stack`) come in by another thread.
+called owns it, and fetches it from this machine's object store. What is small goes as bytes, as
+Ray's own way to pickle it takes longer. Calls that must not wait for a fragment (`newer`, `leave`,
+`stop`, `beat`, `stack`) come in by another thread.
 
 Left out: the learner's end (`ray_actors.py`), and stepping itself (`rollout.py`).
 """
@@ -63,9 +64,9 @@ class Received:
         self._weights: FlatWeights | None = None  # that lie in it
         self.newest = -1
 
-    def take(self, version: int, flat: Array) -> None:
+    def take(self, version: int, flat: Array | bytes) -> None:
         """These are there now; the newest stays the newest, in whatever order they come."""
-        self._flat[version] = flat
+        self._flat[version] = np.frombuffer(flat, np.uint8)
         self.newest = max(self.newest, version)
         self._flat = {v: of for v, of in self._flat.items() if v >= self.newest - 1}
 
@@ -122,10 +123,20 @@ class RemoteSampler:
 
         return str(ray.get_runtime_context().get_node_id())
 
-    def sit(self, seat: int, orders: Orders) -> tuple[Any, ...]:
-        """A sampler sits down here: ("ready", generation, (restored, states)), or an "error"."""
+    def sit(self, packed: bytes) -> tuple[Any, ...]:
+        """A sampler sits down here.
 
-        def sit() -> tuple[Any, ...]:
+        Args:
+            packed: pickled: its seat, and its `Orders`.
+
+        Returns:
+            Pickled: "ready", generation, (restored, states), []; or as of `fill`.
+        """
+        seat: int
+        orders: Orders
+        seat, orders = cloudpickle.loads(packed)
+
+        def sit() -> tuple[Any, list[Array]]:
             meter, size = Meter(), batch.num_bytes(self._plan.layout)
             sampler = Sampler(self._plan, orders.vectors, meter, orders.name)
             restored = sampler.restore(orders.state, orders.begin_after)
@@ -140,27 +151,29 @@ class RemoteSampler:
                 memory,
                 {v: batch.allocate(self._plan.layout, of) for v, of in memory.items()},
             )
-            return "ready", orders.generation, (restored, states)
+            return ("ready", orders.generation, (restored, states), []), []
 
         return self._guarded(orders.name, orders.generation, sit)
 
-    def fill(self, seat: int, order: Order, version: int, flat: Array | None) -> tuple[Any, ...]:
+    def fill(self, packed: bytes, flat: Array | bytes | None) -> tuple[Any, ...]:
         """Carry an order out, with these weights or newer ones, if it does not say which.
 
         Args:
-            seat: whose.
-            order: it.
-            version: of the weights.
+            packed: pickled: whose seat, its `Order`, and the version of the weights.
             flat: these; None: they were sent before.
 
         Returns:
-            ("done", generation, what the crew wants to know of it, each fragment as `packed.pack`
-            has it), or ("error", generation, error).
+            Pickled: "done", generation, what the crew wants to know of it, and how many final
+            observations each fragment has; then the fragments' parts (see `packed.pack`). Or
+            pickled: "error", generation, error, [].
         """
+        seat: int
+        order: Order
+        seat, order, version = cloudpickle.loads(packed)
         of = self._seats[seat]
         of.meter.lap("wait")
 
-        def fill() -> tuple[Any, ...]:
+        def fill() -> tuple[Any, list[Array]]:
             if flat is not None:
                 self._received.take(version, flat)
             of.wanted = [Wanted(v, of.fragments[v], steps) for v, _, steps in order.fragments]
@@ -170,8 +183,9 @@ class RemoteSampler:
             of.order = None
             done = order, filled, of.meter.seconds(), of.meter.usual_s()
             whole = [wanted.vector for wanted in of.wanted] if filled.whole else []
-            parts = [pack(self._plan.layout, of.memory[v]) for v in whole]
-            return "done", of.generation, done, parts
+            packs = [pack(self._plan.layout, of.memory[v]) for v in whole]
+            message = "done", of.generation, done, [k for k, _ in packs]
+            return message, [part for _, parts in packs for part in parts]
 
         found = self._guarded(f"sampler {seat}", of.generation, fill)
         of.meter.lap("transport")
@@ -192,7 +206,7 @@ class RemoteSampler:
                 failed = error
         return failed
 
-    def newer(self, version: int, flat: Array) -> None:
+    def newer(self, version: int, flat: Array | bytes) -> None:
         """Weights to act with from the next step on, where orders do not say with which."""
         self._received.take(version, flat)
 
@@ -214,20 +228,22 @@ class RemoteSampler:
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _guarded(
-        self, name: str, generation: int, call: Callable[[], tuple[Any, ...]]
+        self, name: str, generation: int, call: Callable[[], tuple[Any, list[Array]]]
     ) -> tuple[Any, ...]:
         """What a call returns; or of what it failed, which Ray would say in its own words."""
         self._thread = threading.get_ident()
+        parts: list[Array] = []
         try:
-            return call()
+            message, parts = call()
         except UsageError as error:  # of this machine: where the run was started it was none
             said = f"{error}\nThat was {name}, on the machine {platform.node()}. {INSTALLED_THERE}"
-            return "error", generation, SamplerError(said)
+            message = "error", generation, SamplerError(said), []
         except HeadraceError as error:
-            return "error", generation, error
+            message = "error", generation, error, []
         except (Exception, KeyboardInterrupt):
             said = f"{traceback.format_exc()}\n{name} failed."
-            return "error", generation, SamplerError(said)
+            message = "error", generation, SamplerError(said), []
+        return cloudpickle.dumps(message), *parts
 
 
 def work_in(folder: str) -> None:
