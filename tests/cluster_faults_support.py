@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.fault_support import command, start, with_path
 from tests.support import children
 
 ROOT = str(Path(__file__).parents[1])  # for environments of tests
+RAY = str(Path(sys.executable).with_name("ray"))  # the command, wherever tests are run from
 STORE_BYTES = 100 << 20
 START_WITHIN_S = 150  # of a machine that is busy
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -303,6 +304,20 @@ class DiesOnce(Counting):
             with contextlib.suppress(FileExistsError):
                 self.flag.touch(exist_ok=False)  # both samplers may be here at a time
                 os.kill(os.getpid(), 9)
+        return super().step(action)
+
+
+def test_who_goes_on_is_not_taken_for_silent_however_short_the_limit(cluster):
+    """Though its fragment takes three times as long."""
+    collector = actors(plan_for(Slow, num_steps=80, guards=Guards(env_timeout_s=0.8)))
+    collector.publish(policy_for(plan_for(Counting)), 0)
+    assert collector.collect() is not None
+    assert collector.ledger.restarts == 0
+
+
+class Slow(Counting):
+    def step(self, action):
+        time.sleep(0.015)
         return super().step(action)
 
 

@@ -14,6 +14,7 @@ from tests.cluster_faults_support import (
     GOAL,
     LEARNER,
     PPO,
+    RAY,
     SAMPLER,
     UPDATE,
     Run,
@@ -106,7 +107,7 @@ def test_a_sampler_hangs(tmp_path, measured, algo):
 def drain(cluster, node, within_s):
     """Give notice that a machine is taken away."""
     subprocess.run(
-        ["ray", "drain-node", "--address", cluster.address, "--node-id", node.node_id,
+        [RAY, "drain-node", "--address", cluster.address, "--node-id", node.node_id,
          "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "it was a spot machine",
          "--deadline-remaining-seconds", str(within_s)],
         check=True, capture_output=True,

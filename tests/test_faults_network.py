@@ -19,6 +19,7 @@ from tests.cluster_faults_support import (
     APPO,
     LEARNER,
     PPO,
+    RAY,
     ROOT,
     SAMPLER,
     Run,
@@ -50,7 +51,7 @@ class Host:
         """Start a machine of the cluster here; nothing waits for it."""
         self._ray = subprocess.Popen(
             self.runs(
-                "ray", "start", *words, "--block", "--node-ip-address", self.address,
+                RAY, "start", *words, "--block", "--node-ip-address", self.address,
                 "--num-cpus", amounts["CPU"], "--object-store-memory", 100 << 20,
                 "--resources", json.dumps({k: v for k, v in amounts.items() if k != "CPU"}),
             ),
@@ -115,7 +116,7 @@ def begin(hosts, folder, *words, here, there):
     first, second = hosts
     first.ray("--head", "--port", PORT, "--include-dashboard", "false", amounts=here)
     address = f"{first.address}:{PORT}"
-    joined = [*first.runs(), "ray", "health-check", "--address", address]
+    joined = [*first.runs(), RAY, "health-check", "--address", address]
     until(lambda: subprocess.run(joined, capture_output=True).returncode == 0, 120, str)
     second.ray("--address", address, amounts=there)
     return Run(folder, *paced(address, folder, *words), within=first.runs())

@@ -275,3 +275,23 @@ def test_f26_only_silence_that_was_seen_counts():
     supervisor_starting.gone(0, now, None)
     supervisor_starting.begin(0, now)  # the next has all of it again, and nothing to show yet
     assert supervisor_starting.silent(now + 0.1, LIMIT_S, lambda slot: 8) == []
+
+
+def test_f26_a_fragment_that_is_delivered_is_a_sign_of_life():
+    """Whatever else is seen of who made it, and however late."""
+    supervisor = Supervisor(1, restart=True, max_restarts=9)
+    supervisor.begin(0, 0.0)
+    supervisor.ready(0, 1)
+    for k in range(20):
+        supervisor.order(0, k)
+    supervisor.to_send(0.0)
+    now = 0.0
+    for k in range(10):
+        for _ in range(6):
+            now += LIMIT_S / 10
+            assert supervisor.silent(now, LIMIT_S, lambda slot: 7) == []
+        assert supervisor.delivered(0, 1, k)
+    for _ in range(20):
+        now += LIMIT_S / 10
+        found = supervisor.silent(now, LIMIT_S, lambda slot: 7)
+    assert found == [(0, LIMIT_S)]

@@ -81,7 +81,7 @@ class Actors:
         self._given_back: dict[int, int] = {}  # steps of who is about to leave
         self._fragments: dict[tuple[int, int], Fragment] = {}
         self._node = ray.get_runtime_context().get_node_id()
-        self._looked_at = 0.0
+        self._looked_at, self._look_every_s = 0.0, ASK_EVERY_S
         self._came_at = 0.0  # the last of those that are up
         self._draining: dict[str, float] = {}  # machines, until when they are there (epoch, s)
         self._starts = RestartRate(plan.guards.max_restarts)  # that failed
@@ -124,7 +124,7 @@ class Actors:
     def listen(self, wait_s: float) -> list[Heard]:
         """See `Seats`."""
         now = time.monotonic()
-        if now - self._looked_at >= ASK_EVERY_S:
+        if now - self._looked_at >= self._look_every_s:
             self._looked_at = now
             self._look_after(now)
         self._seat()
@@ -278,15 +278,16 @@ class Actors:
         self._draining = {node: until_ms / 1000 for node, until_ms in told.items()}
         for i, place in enumerate(self._homes):
             if place is not None and place.is_up:
-                place.ask(now)
+                place.ask(now, self._look_every_s)
                 if place.node in self._draining:
                     self._homes[i] = None
                     self._elsewhere.append(place)
         for place in self._elsewhere:
-            place.ask(now)
+            place.ask(now, self._look_every_s)
 
     def watch(self, now: float, limit_s: float) -> None:
         """See `Seats`: a machine that cannot be reached is given up."""
+        self._look_every_s = min(ASK_EVERY_S, limit_s / 4)  # an answer is read with the next look
         given_s = self._plan.guards.env_timeout_s
         usual_s = limit_s if limit_s > LEAST_LIMIT_S else 0.0
         # A step that holds Python's lock gives no sign of life either.

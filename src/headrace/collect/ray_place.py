@@ -15,7 +15,7 @@ from headrace.collect.remote import Beat, RemoteSampler
 from headrace.patience import Silence
 
 ASK_EVERY_S = 2.0
-"""How often an actor is asked for a sign of life."""
+"""How often an actor is asked for a sign of life, at least."""
 _BESIDE = "beside"  # what need not wait for a fragment
 
 
@@ -69,13 +69,13 @@ class Place:
         of = getattr(self.actor, method)
         return of.options(concurrency_group=_BESIDE).remote(*arguments)
 
-    def ask(self, now: float) -> None:
+    def ask(self, now: float, every_s: float) -> None:
         """See how it does; ask again, from time to time."""
         if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
             with contextlib.suppress(RayError):  # it is lost, which other calls say as well
                 self.beats = ray.get(self._asked)
             self._asked, self._num_answers = None, self._num_answers + 1
-        if self._asked is None and now - self._asked_at >= ASK_EVERY_S:
+        if self._asked is None and now - self._asked_at >= every_s:
             self._asked, self._asked_at = self.beside("beat"), now
 
     def lost_machine(self) -> bool:

@@ -44,6 +44,7 @@ class _Slot:
     orders: deque[Any] = field(default_factory=deque)  # not carried out yet, in their order
     num_sent: int = 0  # of these
     delivered: bool = False  # all that was ordered
+    num_delivered: int = 0
     lost_at: Any = None  # where in its order, the last time
     anew: int = 0  # how often it was lost where this order had been lost before
     lost_in_a_row: int = 0  # since an order was carried out
@@ -122,6 +123,7 @@ class Supervisor:
         if generation != s.generation or s.state is not Is.BUSY or what not in told:
             return False
         s.num_sent -= 1
+        s.num_delivered += 1
         s.lost_in_a_row, s.lost_at, s.anew = 0, None, 0
         s.orders.remove(what)
         if not s.num_sent:
@@ -175,7 +177,7 @@ class Supervisor:
         for i, s in enumerate(self._slots):
             if s.state in (Is.STARTING, Is.BUSY):
                 patience = limit_s * (TIMES_AS_LONG_TO_START if s.state is Is.STARTING else 1)
-                if s.silence.lasts(now, progress(i)) > patience:
+                if s.silence.lasts(now, (progress(i), s.num_delivered)) > patience:
                     found.append((i, patience))
         return found
 
