@@ -136,7 +136,7 @@ def test_what_is_packed_comes_out_as_it_was_even_of_memory_that_is_read_only(k):
     assert sum(part.nbytes for part in parts) <= memory.nbytes - (8 - k) * room_for_one + 128
     for part in parts:
         part.flags.writeable = False
-    theirs = batch.named(unpack(layout, count, parts))
+    theirs = batch.named(unpack(layout, count, iter(parts)))
     for name, tensor in batch.named(batch.written(ours)).items():
         assert theirs[name].dtype == tensor.dtype
         assert theirs[name].equal(tensor), name

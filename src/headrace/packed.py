@@ -4,7 +4,7 @@ Left out: its legend and memory (`batch.py`), and who sends it (`collect/remote.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -47,15 +47,20 @@ def pack(layout: Mapping[str, Column], memory: Array) -> tuple[int, list[Array]]
     return k, parts
 
 
-def unpack(layout: Mapping[str, Column], k: int, parts: list[Array]) -> Fragment:
-    """The inverse of `pack`; where parts are read-only, nobody may write to the fragment."""
+def unpack(layout: Mapping[str, Column], k: int, parts: Iterator[Array]) -> Fragment:
+    """The inverse of `pack`: takes a fragment's parts from those of several.
+
+    Where parts are read-only, nobody may write to the fragment.
+    """
     finals = _finals(layout, k)
     head = {name: column for name, column in layout.items() if name not in finals}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        tensors = [torch.from_numpy(part) for part in parts]
-    rest = tensors[1] if k else torch.zeros(num_bytes(finals), dtype=torch.uint8)
-    return of_named(views(head, tensors[0]) | views(finals, rest))
+        first = torch.from_numpy(next(parts))
+        rest = torch.from_numpy(next(parts)) if k else None
+    if rest is None:
+        rest = torch.zeros(num_bytes(finals), dtype=torch.uint8)
+    return of_named(views(head, first) | views(finals, rest))
 
 
 def _finals(layout: Mapping[str, Column], k: int) -> dict[str, Column]:

@@ -14,7 +14,6 @@ Left out: one actor (`ray_place.py`), what runs in it (`remote.py`), who is star
 """
 
 import contextlib
-import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from headrace.collect.api import Plan
 from headrace.collect.journal import Journals
 from headrace.collect.orders import Order, Orders
 from headrace.collect.processes import pickled
-from headrace.collect.ray_place import ASK_EVERY_S, Needs, Place, cause
+from headrace.collect.ray_place import Needs, Place, cause
 from headrace.collect.remote import INSTALLED_THERE, Beat
 from headrace.collect.seats import Heard
 from headrace.collect.supervisor import TIMES_AS_LONG_TO_START
@@ -43,6 +42,7 @@ from headrace.spec import Array
 from headrace.weights import FlatWeights
 
 _UNREACHABLE_S = 20.0  # without a sign of life, where no step is known to take longer
+_LOOK_EVERY_S = 2.0  # at the seldomest: whether all are alive
 _STACK_WITHIN_S = 0.5
 _WITH_A_CALL = 100 * 1024  # bytes: Ray's own limit for what it does not put into an object store
 _LEAVE_BEFORE_S = 10.0  # a machine is taken away; until then another may come
@@ -81,7 +81,7 @@ class Actors:
         self._given_back: dict[int, int] = {}  # steps of who is about to leave
         self._fragments: dict[tuple[int, int], Fragment] = {}
         self._node = ray.get_runtime_context().get_node_id()
-        self._looked_at, self._look_every_s = 0.0, ASK_EVERY_S
+        self._looked_at, self._look_every_s = 0.0, _LOOK_EVERY_S
         self._came_at = 0.0  # the last of those that are up
         self._draining: dict[str, float] = {}  # machines, until when they are there (epoch, s)
         self._starts = RestartRate(plan.guards.max_restarts)  # that failed
@@ -126,13 +126,14 @@ class Actors:
         now = time.monotonic()
         if now - self._looked_at >= self._look_every_s:
             self._looked_at = now
-            self._look_after(now)
+            self._look_after()
         self._seat()
         coming = {p.hello: p for p in self._homes if p is not None and not p.is_up}
         refs = [*self._calls, *coming]
+        wait_s = 0.0 if self._heard else wait_s
         if not refs:
-            time.sleep(0.0 if self._heard else wait_s)  # a back-off passes: nobody is there
-        elif ray.wait(refs, timeout=0.0 if self._heard else wait_s)[0]:
+            time.sleep(wait_s)  # a back-off passes: there is nobody, whose word could be awaited
+        elif ray.wait(refs, timeout=wait_s)[0]:
             for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
                 if ref in coming:
                     self._welcome(coming[ref], now)
@@ -166,8 +167,7 @@ class Actors:
     ) -> None:
         left = iter(parts)
         for (v, buffer, _), k in zip(order.fragments, num_finals, strict=True):
-            of_it = list(itertools.islice(left, 2 if k else 1))
-            self._fragments[v, buffer] = unpack(self._layout, k, of_it)
+            self._fragments[v, buffer] = unpack(self._layout, k, left)
         size = sum(part.nbytes for part in parts)
         self._num_bytes["fragments"] += size
         self._num_bytes["fragments_remote"] += size * is_remote
@@ -272,22 +272,22 @@ class Actors:
         homes = [place for place in self._homes if place is not None and place.is_up]
         return homes or self._elsewhere
 
-    def _look_after(self, now: float) -> None:
+    def _look_after(self) -> None:
         """Ask how all are, and whether machines are about to be taken away."""
         told = ray._private.state.state.get_draining_nodes()
         self._draining = {node: until_ms / 1000 for node, until_ms in told.items()}
         for i, place in enumerate(self._homes):
             if place is not None and place.is_up:
-                place.ask(now, self._look_every_s)
+                place.ask()
                 if place.node in self._draining:
                     self._homes[i] = None
                     self._elsewhere.append(place)
         for place in self._elsewhere:
-            place.ask(now, self._look_every_s)
+            place.ask()
 
     def watch(self, now: float, limit_s: float) -> None:
         """See `Seats`: a machine that cannot be reached is given up."""
-        self._look_every_s = min(ASK_EVERY_S, limit_s / 4)  # an answer is read with the next look
+        self._look_every_s = min(_LOOK_EVERY_S, limit_s / 4)  # an answer is read with the next look
         given_s = self._plan.guards.env_timeout_s
         usual_s = limit_s if limit_s > LEAST_LIMIT_S else 0.0
         # A step that holds Python's lock gives no sign of life either.

@@ -14,8 +14,6 @@ from ray.exceptions import RayError
 from headrace.collect.remote import Beat, RemoteSampler
 from headrace.patience import Silence
 
-ASK_EVERY_S = 2.0
-"""How often an actor is asked for a sign of life, at least."""
 _BESIDE = "beside"  # what need not wait for a fragment
 
 
@@ -57,7 +55,7 @@ class Place:
         self.beats: dict[int, Beat] = {}
         self.has_weights = False  # was told to fill something, with weights
         self.silence = Silence()
-        self._asked, self._asked_at, self._num_answers = None, 0.0, 0
+        self._asked, self._num_answers = None, 0
 
     @property
     def is_up(self) -> bool:
@@ -69,14 +67,14 @@ class Place:
         of = getattr(self.actor, method)
         return of.options(concurrency_group=_BESIDE).remote(*arguments)
 
-    def ask(self, now: float, every_s: float) -> None:
-        """See how it does; ask again, from time to time."""
+    def ask(self) -> None:
+        """Read how it does, if it has answered, and ask again."""
         if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
             with contextlib.suppress(RayError):  # it is lost, which other calls say as well
                 self.beats = ray.get(self._asked)
             self._asked, self._num_answers = None, self._num_answers + 1
-        if self._asked is None and now - self._asked_at >= every_s:
-            self._asked, self._asked_at = self.beside("beat"), now
+        if self._asked is None:
+            self._asked = self.beside("beat")
 
     def lost_machine(self) -> bool:
         """Whether it is dead because its machine is gone, or was before it was up."""

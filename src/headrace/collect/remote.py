@@ -38,6 +38,7 @@ from headrace.packed import pack
 from headrace.spec import Array
 from headrace.weights import FlatWeights
 
+_Packs = list[tuple[int, list[Array]]]
 INSTALLED_THERE = "What the environment is made of must be installed there, in the same versions."
 
 
@@ -136,7 +137,7 @@ class RemoteSampler:
         orders: Orders
         seat, orders = cloudpickle.loads(packed)
 
-        def sit() -> tuple[Any, list[Array]]:
+        def sit() -> tuple[Any, _Packs]:
             meter, size = Meter(), batch.num_bytes(self._plan.layout)
             sampler = Sampler(self._plan, orders.vectors, meter, orders.name)
             restored = sampler.restore(orders.state, orders.begin_after)
@@ -151,7 +152,7 @@ class RemoteSampler:
                 memory,
                 {v: batch.allocate(self._plan.layout, of) for v, of in memory.items()},
             )
-            return ("ready", orders.generation, (restored, states), []), []
+            return ("ready", orders.generation, (restored, states)), []
 
         return self._guarded(orders.name, orders.generation, sit)
 
@@ -173,7 +174,7 @@ class RemoteSampler:
         of = self._seats[seat]
         of.meter.lap("wait")
 
-        def fill() -> tuple[Any, list[Array]]:
+        def fill() -> tuple[Any, _Packs]:
             if flat is not None:
                 self._received.take(version, flat)
             of.wanted = [Wanted(v, of.fragments[v], steps) for v, _, steps in order.fragments]
@@ -184,8 +185,7 @@ class RemoteSampler:
             done = order, filled, of.meter.seconds(), of.meter.usual_s()
             whole = [wanted.vector for wanted in of.wanted] if filled.whole else []
             packs = [pack(self._plan.layout, of.memory[v]) for v in whole]
-            message = "done", of.generation, done, [k for k, _ in packs]
-            return message, [part for _, parts in packs for part in parts]
+            return ("done", of.generation, done), packs
 
         found = self._guarded(f"sampler {seat}", of.generation, fill)
         of.meter.lap("transport")
@@ -228,22 +228,23 @@ class RemoteSampler:
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _guarded(
-        self, name: str, generation: int, call: Callable[[], tuple[Any, list[Array]]]
+        self, name: str, generation: int, call: Callable[[], tuple[Any, _Packs]]
     ) -> tuple[Any, ...]:
         """What a call returns; or of what it failed, which Ray would say in its own words."""
         self._thread = threading.get_ident()
-        parts: list[Array] = []
+        packs: _Packs = []
         try:
-            message, parts = call()
+            message, packs = call()
         except UsageError as error:  # of this machine: where the run was started it was none
             said = f"{error}\nThat was {name}, on the machine {platform.node()}. {INSTALLED_THERE}"
-            message = "error", generation, SamplerError(said), []
+            message = "error", generation, SamplerError(said)
         except HeadraceError as error:
-            message = "error", generation, error, []
+            message = "error", generation, error
         except (Exception, KeyboardInterrupt):
             said = f"{traceback.format_exc()}\n{name} failed."
-            message = "error", generation, SamplerError(said), []
-        return cloudpickle.dumps(message), *parts
+            message = "error", generation, SamplerError(said)
+        told = cloudpickle.dumps((*message, [k for k, _ in packs]))
+        return told, *(part for _, parts in packs for part in parts)
 
 
 def work_in(folder: str) -> None:

@@ -44,7 +44,7 @@ class _Slot:
     orders: deque[Any] = field(default_factory=deque)  # not carried out yet, in their order
     num_sent: int = 0  # of these
     delivered: bool = False  # all that was ordered
-    num_delivered: int = 0
+    num_delivered: int = 0  # each is a sign of life
     lost_at: Any = None  # where in its order, the last time
     anew: int = 0  # how often it was lost where this order had been lost before
     lost_in_a_row: int = 0  # since an order was carried out

@@ -354,7 +354,7 @@ def given_for_resume(
     given, origin = dict(config["settings"]), dict(config["origin"])
     given |= dict(changed)
     origin |= dict.fromkeys(changed, "given to resume")
-    left = without_cluster(changed.get("cluster", "auto"))
+    left = without_cluster(changed.get("cluster"))
     given, origin = given | left, origin | dict.fromkeys(left, "default")
     share = given["num_envs"] // given["num_learners"]
     if "num_learners" in changed and share % given["envs_per_vector"]:

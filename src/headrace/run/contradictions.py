@@ -10,9 +10,9 @@ _OF_CLUSTER = ("gpus_per_learner", "cpus_per_worker", *_OF_SEVERAL)
 _DEFAULTS = RunSettings()
 
 
-def without_cluster(cluster: str) -> dict[str, Any]:
+def without_cluster(cluster: str | None) -> dict[str, Any]:
     """Settings as they must be where a run leaves its cluster for this machine ("" or "local")."""
-    names = {"": _OF_CLUSTER, "local": _OF_SEVERAL}.get(cluster, ())
+    names = _OF_CLUSTER if cluster == "" else _OF_SEVERAL if cluster == "local" else ()
     return {name: getattr(_DEFAULTS, name) for name in names}
 
 
