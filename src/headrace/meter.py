@@ -20,11 +20,14 @@ its life, and a step of the loop costs one reading of the clock, not two. The sp
     other        whatever is left
 
 Each lap is also a heartbeat, which another process can see, and how long environments take is
-counted. Left out: adding up over processes and printing (`run/log.py`).
+counted. Where a timeline is wanted, each lap is kept. Left out: adding up over processes and
+printing (`run/log.py`), and files (`run/timeline.py`).
 """
 
 import math
 import time
+from array import array
+from typing import NamedTuple
 
 SPANS = (
     "start",
@@ -44,9 +47,73 @@ SPANS = (
     "other",
 )
 
+MOST_LAPS = 500_000
+"""That are kept of each process, at least; half an hour, where each lap takes 4 ms."""
 
+_INDEX = {span: i for i, span in enumerate(SPANS)}
 _EXPONENTS = 64
 _FINEST = -40  # 2^-40 s: the first bucket's upper edge
+
+
+class Laps:
+    """What one process did when: laps that follow each other, the newest of them.
+
+    Args:
+        begin: when the first one begins (seconds, of one clock for all).
+
+    Attributes:
+        begin: likewise; later, where the oldest were dropped.
+        spans: index in `SPANS` of each.
+        ends: when each ended.
+    """
+
+    def __init__(self, begin: float) -> None:
+        self.begin, self.spans, self.ends = begin, bytearray(), array("d")
+
+    def add(self, span: int, end: float) -> None:
+        """A lap ended; of the same span as the one before, it is part of that."""
+        if self.spans and self.spans[-1] == span:
+            self.ends[-1] = end
+            return
+        self.spans.append(span)
+        self.ends.append(end)
+        if len(self.spans) > 2 * MOST_LAPS:
+            self._drop(MOST_LAPS)
+
+    def join(self, later: "Laps") -> None:
+        """Go on with those of the same process, or of the one in its place."""
+        if self.spans and later.begin > self.ends[-1]:
+            self.add(SPANS.index("other"), later.begin)
+        elif not self.spans:
+            self.begin = later.begin
+        self.spans += later.spans
+        self.ends += later.ends
+        self._drop(len(self.spans) - 2 * MOST_LAPS)
+
+    def shifted(self, by: float) -> "Laps":
+        """The same on another clock."""
+        moved = Laps(self.begin + by)
+        moved.spans, moved.ends = self.spans[:], array("d", [end + by for end in self.ends])
+        return moved
+
+    def _drop(self, oldest: int) -> None:
+        if oldest > 0:
+            self.begin = self.ends[oldest - 1]
+            del self.spans[:oldest], self.ends[:oldest]
+
+
+class Readings(NamedTuple):
+    """Of a meter, as it is told to another process.
+
+    Attributes:
+        seconds: see `Meter.seconds`.
+        usual_s: see `Meter.usual_s`.
+        laps: since the last reading; None: they are not kept.
+    """
+
+    seconds: dict[str, float]
+    usual_s: float
+    laps: Laps | None
 
 
 class Meter:
@@ -55,16 +122,28 @@ class Meter:
     Args:
         started: a reading of `time.perf_counter`; default: now.
         beats: its first element counts laps; default: memory of its own.
+        keeps_laps: for a timeline.
     """
 
     def __init__(
-        self, started: float | None = None, beats: "memoryview[int] | list[int] | None" = None
+        self,
+        started: float | None = None,
+        beats: "memoryview[int] | list[int] | None" = None,
+        *,
+        keeps_laps: bool = False,
     ) -> None:
         self.started = time.perf_counter() if started is None else started
         self.beats = [0] if beats is None else beats
         self._last = self.started
         self._seconds = dict.fromkeys(SPANS, 0.0)
         self._histograms = {span: [0] * _EXPONENTS for span in ("env_step", "env_reset")}
+        self._laps: Laps | None = None
+        if keeps_laps:
+            self.keep_laps()
+
+    def keep_laps(self) -> None:
+        """Keep what was done when, from here on."""
+        self._laps = Laps(self._last)
 
     def lap(self, span: str) -> None:
         """Give the time since the last lap to `span` (KeyError if there is no such span)."""
@@ -76,6 +155,8 @@ class Meter:
         if span in self._histograms:
             # By powers of two: the exponent costs less than any other bucket.
             self._histograms[span][math.frexp(took)[1] - _FINEST] += 1
+        if self._laps is not None:
+            self._laps.add(_INDEX[span], now)
 
     def usual_s(self) -> float:
         """What 99.9 % of laps of environments stay below (s), within a factor of 2; 0: none yet."""
@@ -88,6 +169,17 @@ class Meter:
         """
         self.lap("other")
         return {span: s for span, s in self._seconds.items() if s > 0.0}
+
+    def readings(self) -> Readings:
+        """What there is to tell."""
+        return Readings(self.seconds(), self.usual_s(), self.take_laps())
+
+    def take_laps(self) -> Laps | None:
+        """Since the last time, in seconds since 1970 (what other machines have, too)."""
+        if (laps := self._laps) is None:
+            return None
+        self._laps = Laps(self._last)
+        return laps.shifted(time.time() - time.perf_counter())
 
 
 def _percentile(histogram: list[int]) -> float:

@@ -9,6 +9,7 @@ import torch
 from headrace.batch import Column, Fragment, PolicyOut, columns
 from headrace.envs.api import GUARDS, Episode, Guards, Restored
 from headrace.envs.make import EnvMaker
+from headrace.meter import Laps
 from headrace.models.own import ModelFactory
 from headrace.models.policy import Network, Policy
 from headrace.spec import Array, EnvSpec
@@ -39,6 +40,7 @@ class Plan:
         inference_device: the learner's process acts for all workers, on this device; None: each
             sampler acts itself.
         guards: what is done about environments that fail and samplers that are lost.
+        timeline: whether samplers keep what they did when.
     """
 
     maker: EnvMaker
@@ -58,6 +60,7 @@ class Plan:
     first_ready: bool = False
     inference_device: torch.device | None = None
     guards: Guards = GUARDS
+    timeline: bool = False
 
     @property
     def layout(self) -> dict[str, Column]:
@@ -197,6 +200,9 @@ class Collector(Protocol):
 
     def meters(self) -> dict[str, dict[str, float]]:
         """Seconds by span of every sampler that is not this process, by name."""
+
+    def laps(self) -> dict[str, Laps]:
+        """What each of them did when, if the plan wants a timeline; asked for once, at the end."""
 
     def close(self) -> None:
         """End every sampler, and leave nothing behind; EnvError if an env failed in closing."""

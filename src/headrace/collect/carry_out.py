@@ -69,7 +69,7 @@ class Station:
 
     def deliver(self, order: Order, filled: Filled) -> None:
         """An order is carried out, or given up."""
-        done = order, filled, self.meter.seconds(), self.meter.usual_s()
+        done = order, filled, self.meter.readings()
         self.learner.send(("done", self.generation, done))
         self.meter.lap("other")
 

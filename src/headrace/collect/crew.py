@@ -23,6 +23,7 @@ from headrace.collect.seats import MakeSeats, Record
 from headrace.collect.supervisor import Supervisor
 from headrace.envs.api import Restored
 from headrace.errors import SamplerError
+from headrace.meter import Laps
 from headrace.models.policy import Policy
 
 _LOOK_EVERY_S = 0.1
@@ -165,6 +166,10 @@ class Crew:
         """See `Collector`."""
         return self._meters() | self.seats.meters()
 
+    def laps(self) -> dict[str, Laps]:
+        """See `Collector`."""
+        return {r.name: r.laps for r in self._records if r.laps} | self.seats.laps()
+
     def _meters(self) -> dict[str, dict[str, float]]:
         """Of the samplers."""
         return {record.name: record.meter() for record in self._records}
@@ -223,9 +228,10 @@ class Crew:
                     self.ledger.remade += record.lost_steps
                     record.lost_steps = 0
             case "done":
-                order, filled, seconds, usual_s = what
+                order, filled, readings = what
                 if self._supervisor.delivered(i, generation, order):
-                    record.latest, record.usual_s, record.lost_steps = seconds, usual_s, 0
+                    record.read(readings)
+                    record.lost_steps = 0
                     self.delivered.append((order, filled))
             case "error":
                 raise what

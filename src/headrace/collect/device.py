@@ -18,7 +18,7 @@ from headrace.collect.rollout import Pinned, at_once, remembered, rollout
 from headrace.collect.watchdog import Watchdog
 from headrace.envs.api import Restored
 from headrace.envs.device import device_vector
-from headrace.meter import Meter
+from headrace.meter import Laps, Meter
 from headrace.models.numpy_actor import actor_for
 from headrace.models.policy import Network, Policy
 from headrace.spec import Agents, Array
@@ -238,6 +238,10 @@ class DeviceCollector:
 
     def meters(self) -> dict[str, dict[str, float]]:
         """See `Collector`: the only meter is this process's."""
+        return {}
+
+    def laps(self) -> dict[str, Laps]:
+        """See `Collector`."""
         return {}
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from headrace.batch import Fragment, each
 from headrace.collect.api import Plan
 from headrace.collect.carry_out import ANSWER, NEWEST, REQUEST
 from headrace.errors import SamplerError
-from headrace.meter import Meter
+from headrace.meter import Laps, Meter
 from headrace.models import policy as policies
 from headrace.patience import LEAST_LIMIT_S, Silence
 from headrace.seeding import action_noise
@@ -96,7 +96,7 @@ class Inference:
         policy = policies.build(plan.spec, plan.network, 0, plan.model)
         self._policy = policy.to(self._device)
         self._version: int | None = None  # of the weights that it has
-        self._meter, self._silence = Meter(), Silence()
+        self._meter, self._silence = Meter(keeps_laps=plan.timeline), Silence()
         self._num_rounds = self._num_vectors = 0
         self._counted = (0, 0)  # of these, in metrics
         self._workers: dict[int, _Worker] = {}  # by what the crew calls them
@@ -160,6 +160,11 @@ class Inference:
         with self._between_rounds():
             self._meter.lap("wait")
             return self._meter.seconds()
+
+    def laps(self) -> Laps | None:
+        """What it did when, since the last time; None: that is not kept."""
+        with self._between_rounds():
+            return self._meter.take_laps()
 
     def close(self) -> None:
         """End it. Workers have ended."""

@@ -8,7 +8,7 @@ from headrace.collect.journal import Journals, missing, unwritten
 from headrace.collect.rollout import Filled, Pinned, Sampler, Wanted, lag_metrics
 from headrace.collect.watchdog import Watchdog
 from headrace.envs.api import Restored
-from headrace.meter import Meter
+from headrace.meter import Laps, Meter
 from headrace.models.policy import Policy
 from headrace.spec import Array
 from headrace.weights import Published
@@ -101,6 +101,10 @@ class InlineCollector:
 
     def meters(self) -> dict[str, dict[str, float]]:
         """See `Collector`: the only meter is this process's."""
+        return {}
+
+    def laps(self) -> dict[str, Laps]:
+        """See `Collector`."""
         return {}
 
     def close(self) -> None:

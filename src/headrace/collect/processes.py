@@ -29,6 +29,7 @@ from headrace.collect.journal import Journals, missing, unwritten
 from headrace.collect.orders import Order, Orders, Slot
 from headrace.collect.seats import Heard
 from headrace.errors import ConfigError, UsageError
+from headrace.meter import Laps
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
 from headrace.weights import Published
@@ -207,6 +208,11 @@ class Processes:
     def meters(self) -> dict[str, dict[str, float]]:
         """See `Seats`."""
         return {} if self._inference is None else {"inference": self._inference.seconds()}
+
+    def laps(self) -> dict[str, Laps]:
+        """See `Seats`."""
+        laps = None if self._inference is None else self._inference.laps()
+        return {"inference": laps} if laps else {}
 
     def metrics(self) -> dict[str, float]:
         """See `Seats`."""

@@ -34,6 +34,7 @@ from headrace.collect.remote import INSTALLED_THERE, Beat
 from headrace.collect.seats import Heard
 from headrace.collect.supervisor import TIMES_AS_LONG_TO_START
 from headrace.errors import SamplerError
+from headrace.meter import Laps
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
 from headrace.packed import unpack
@@ -355,6 +356,10 @@ class Actors:
             place.beside("stop")
 
     def meters(self) -> dict[str, dict[str, float]]:
+        """See `Seats`."""
+        return {}
+
+    def laps(self) -> dict[str, Laps]:
         """See `Seats`."""
         return {}
 

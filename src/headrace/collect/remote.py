@@ -138,7 +138,7 @@ class RemoteSampler:
         seat, orders = cloudpickle.loads(packed)
 
         def sit() -> tuple[Any, _Packs]:
-            meter, size = Meter(), batch.num_bytes(self._plan.layout)
+            meter, size = Meter(keeps_laps=self._plan.timeline), batch.num_bytes(self._plan.layout)
             sampler = Sampler(self._plan, orders.vectors, meter, orders.name)
             restored = sampler.restore(orders.state, orders.begin_after)
             states = sampler.states() if orders.begin_after else {}
@@ -182,7 +182,7 @@ class RemoteSampler:
             of.order = order
             filled = of.weights.collect(order, of.wanted, lambda: of.left or self._stopped)
             of.order = None
-            done = order, filled, of.meter.seconds(), of.meter.usual_s()
+            done = order, filled, of.meter.readings()
             whole = [wanted.vector for wanted in of.wanted] if filled.whole else []
             packs = [pack(self._plan.layout, of.memory[v]) for v in whole]
             return ("done", of.generation, done), packs

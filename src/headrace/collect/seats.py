@@ -11,6 +11,7 @@ from headrace.batch import Fragment
 from headrace.collect.api import Plan
 from headrace.collect.journal import Journals
 from headrace.collect.orders import Order, Orders
+from headrace.meter import Laps, Readings
 from headrace.models.policy import Policy
 
 
@@ -25,6 +26,7 @@ class Record:
         seconds: by span, of those that sat here before.
         latest: of who sits here now.
         usual_s: see `Meter.usual_s`.
+        laps: of all that have sat here; None: they are not kept.
     """
 
     name: str
@@ -33,6 +35,15 @@ class Record:
     seconds: dict[str, float] = field(default_factory=dict)
     latest: dict[str, float] = field(default_factory=dict)
     usual_s: float = 0.0
+    laps: Laps | None = None
+
+    def read(self, readings: Readings) -> None:
+        """Who sits here now has told of its meter."""
+        self.latest, self.usual_s, laps = readings
+        if self.laps and laps:
+            self.laps.join(laps)
+        else:
+            self.laps = self.laps or laps
 
     def meter(self) -> dict[str, float]:
         """Seconds by span of all that have sat here."""
@@ -108,6 +119,9 @@ class Seats(Protocol):
 
     def meters(self) -> dict[str, dict[str, float]]:
         """Seconds by span of what works beside the samplers."""
+
+    def laps(self) -> dict[str, Laps]:
+        """What that did when, if the plan wants a timeline; asked for once."""
 
     def metrics(self) -> dict[str, float]:
         """Since the last call."""

@@ -101,7 +101,7 @@ def _run(
     plan: Plan = cloudpickle.loads(pickled)
     slot = Slot(memory, told.offset, plan, told.vectors, fresh=False)
     slot.turn[0] = -1
-    meter = Meter(beats=slot.beats)
+    meter = Meter(beats=slot.beats, keeps_laps=plan.timeline)
     sampler = Sampler(plan, told.vectors, meter, told.name, acts=actions is None)
     published = Published(sampler.policy if actions is None else None, weights)
     restored = sampler.restore(told.state, told.begin_after)

@@ -17,6 +17,7 @@ from headrace.collect.orders import Order
 from headrace.collect.processes import Processes
 from headrace.collect.rollout import Filled
 from headrace.collect.seats import MakeSeats
+from headrace.meter import Laps
 from headrace.models.policy import Policy
 from headrace.spec import Array
 
@@ -107,6 +108,10 @@ class WorkersCollector:
     def meters(self) -> dict[str, dict[str, float]]:
         """See `Collector`."""
         return self._crew.meters()
+
+    def laps(self) -> dict[str, Laps]:
+        """See `Collector`."""
+        return self._crew.laps()
 
     def close(self) -> None:
         """See `Collector`."""

@@ -43,6 +43,7 @@ from headrace.run.runsettings import RunSettings, demands
 from headrace.run.save import Saver
 from headrace.run.task import Task
 from headrace.run.team import Team
+from headrace.run.timeline import named, write_timeline
 from headrace.run.train import Counters, train
 from headrace.spec import Agents, Array, EnvSpec
 
@@ -102,6 +103,8 @@ def run_rank(
     settings, run, is_first = task.settings, task.settings.run, ranks.rank == 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.installed())
+        if run.timeline:
+            meter.keep_laps()
         stack.enter_context(math_threads(run.learner_threads))
         device = device_of(run.device, ranks.local_rank)
         learner = learner_of(task, device, meter, ranks)
@@ -121,7 +124,9 @@ def run_rank(
         if is_first:
             log = MetricsLog(task.run_dir, learner.version, counters.env_steps)
             stack.enter_context(contextlib.closing(log))
-        reporter = Reporter(settings, task.spec, counters, learner, meter, log, display, on_update)
+        reporter = Reporter(
+            settings, task.spec, counters, learner, meter, collector.meters, log, display, on_update
+        )
         evaluate = Evaluations(task, counters, learner, saver, stop) if is_first else dict
         stack.callback(display.stop)
         display.start()
@@ -131,6 +136,9 @@ def run_rank(
             save_is_due=saver.is_due, write_down=saver.write_down,
         )  # fmt: skip
         samplers = _meters(ranks, meter, collector)
+        if run.timeline:
+            tracks = named(ranks, meter.take_laps(), collector.laps())
+            write_timeline(task.run_dir, ranks.rank, tracks)
         stopped_by = max(gather_json(ranks, stop.received))  # whichever rank it came to
     saver.require()
     summary = reporter.summary(task.run_dir, samplers)
@@ -232,6 +240,7 @@ def _collector(
         replay_limit_s=run.replay_limit_s,
         threads_per_sampler=_threads(run, ranks.size),
         lag=run.lag,
+        timeline=run.timeline,
         first_ready=run.lag > 0 and task.settings.algo_module.CORRECTS_LAG,
         inference_device=device if run.inference == "learner" else None,
         guards=Guards(

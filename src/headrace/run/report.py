@@ -18,6 +18,8 @@ from headrace.run.task import Task
 from headrace.run.train import Counters
 from headrace.spec import EnvSpec
 
+_FLUSH_EVERY_S = 1.0
+
 OnUpdate = Callable[[int, dict[str, Any]], None]
 """Called after each update with its number and its metrics."""
 
@@ -32,17 +34,20 @@ class Reporter:
         counters: Counters,
         learner: Learns,
         meter: Meter,
+        samplers: Callable[[], dict[str, dict[str, float]]],
         log: MetricsLog | None,
         display: Shows,
         on_update: OnUpdate | None,
     ) -> None:
         self._settings, self._spec = settings, spec
         self._counters, self._learner = counters, learner
-        self._meter, self._log, self._display = meter, log, display
+        self._meter, self._samplers = meter, samplers
+        self._log, self._display = log, display
         self._on_update = on_update
         self._first: tuple[float, int] | None = None  # when the first update ended, and its steps
         self._last = (time.perf_counter(), counters.env_steps)
         self._flushed_at = 0.0
+        self._seconds: dict[str, float] = {}
 
     def __call__(self, of_update: dict[str, float]) -> None:
         """Report an update."""
@@ -62,8 +67,9 @@ class Reporter:
             **of_update,
         }
         if self._log is not None:
-            self._log.write(metrics)
-            if now - self._flushed_at > 1.0:
+            is_due = now - self._flushed_at > _FLUSH_EVERY_S
+            self._log.write(metrics | (self._so_far() if is_due else {}))
+            if is_due:
                 self._log.flush()
                 self._flushed_at = now
         self._meter.lap("log")
@@ -84,6 +90,20 @@ class Reporter:
             "agent_steps": counters.agent_steps,
             **{f"{policy}/mean_return": mean for policy, mean in by_policy},
         }
+
+    def _so_far(self) -> dict[str, float]:
+        """Metrics of where time and steps went; of time, since they were asked for last.
+
+        Of this rank: `seconds/learner/SPAN`, and `seconds/samplers/SPAN` of all its samplers.
+        """
+        seconds = {f"seconds/learner/{span}": s for span, s in self._meter.seconds().items()}
+        for of_one in self._samplers().values():
+            for span, s in of_one.items():
+                name = f"seconds/samplers/{span}"
+                seconds[name] = seconds.get(name, 0.0) + s
+        before, self._seconds = self._seconds, seconds
+        passed = {name: s - before.get(name, 0.0) for name, s in seconds.items()}
+        return passed | {f"ledger/{k}": v for k, v in asdict(self._counters.ledger).items()}
 
     def _rate(self) -> float | None:
         """Env steps per second from the end of the first update to the end of the last."""

@@ -167,6 +167,8 @@ class RunSettings:
     unless it gets another."""
     checkpoint_every_s: float = 60.0
     """Seconds between checkpoints (one more at the end)."""
+    timeline: bool = False
+    """Keep what each process did when, in the run directory (timeline.npz)."""
     keep: int = 3
     """Checkpoints kept; older ones are removed."""
     reseed_episodes: bool = True
