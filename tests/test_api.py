@@ -81,6 +81,24 @@ def test_it_stops_at_the_wanted_return(tmp_path):
     assert run.summary["mean_return"] == 8.0
 
 
+@pytest.mark.parametrize("given", [{"num_learners": 2}, {"num_workers": 2, "lag": 1}])
+def test_it_stops_after_a_time_saves_and_can_be_resumed(tmp_path, capsys, given):
+    given = TINY | given | {"quiet": False}
+    run = headrace.train(
+        short_cartpole, run_dir=tmp_path / "run", total_env_steps=10**9, stop_after_s=0.5, **given
+    )
+    assert "Stopped after 0.5 s: " in (said := capsys.readouterr().out)
+    assert "headrace resume" in said
+    ended_at = run.summary["env_steps"]
+    assert 0 < ended_at < 10**9
+    assert run.summary["ledger"]["lost"] == 0  # nothing was under way that nobody would learn from
+    assert run.summary["wall_s"] >= 0.5
+    resumed = headrace.resume(
+        run.dir, env=short_cartpole, stop_after_s=0.0, total_env_steps=ended_at + 64, quiet=True
+    )
+    assert resumed.summary["env_steps"] == ended_at + 64
+
+
 def test_mean_return_is_null_without_a_finished_episode(tmp_path):
     run = headrace.train(Counting, run_dir=tmp_path / "run", total_env_steps=64, **TINY)
     assert run.mean_return is None

@@ -52,6 +52,8 @@ class _ResumeFlags:
     schedule_env_steps: int | None = None
     """Env steps over which schedules run, counted from the run's start; default: as before. What
     falls linearly is 0 after that."""
+    stop_after_s: float | None = None
+    """Stop once this process has run for so many seconds (0: no limit); default: as before."""
     num_learners: int | None = None
     """Another number of learners; default: as before."""
     on_env_error: Literal["fail", "restart"] | None = None

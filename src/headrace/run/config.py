@@ -282,7 +282,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
             "num_workers", "seed", "checkpoint_every_s", "replay_limit_s", "lr", "clip_coef",
             "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "clip_reward", "eval_every",
             "learner_threads", "num_envs_per_learner", "check_ranks", "env_timeout_s",
-            "max_sampler_restarts", "adam_eps", "cpus_per_worker",
+            "max_sampler_restarts", "adam_eps", "cpus_per_worker", "stop_after_s",
         ),
         (0, math.inf),
     ),
@@ -371,7 +371,7 @@ def given_for_resume(
 
 MAY_CHANGE = (
     "total_env_steps", "schedule_env_steps", "num_learners", "on_env_error", "on_sampler_loss",
-    "env_timeout_s", "max_sampler_restarts", "cluster",
+    "env_timeout_s", "max_sampler_restarts", "cluster", "stop_after_s",
 )  # fmt: skip
 """What may be another when a run goes on."""
 

@@ -211,7 +211,11 @@ def farewell(summary: dict[str, Any], stopped_by: int, task: Task) -> str:
     by_policy = summary.get("mean_return_by_policy", {})
     mean = means(summary["mean_return"], by_policy, "none finished")
     rate = summary["env_steps_per_s"]
+    run = task.settings.run
+    late = 0 < run.stop_after_s <= summary["wall_s"] and summary["env_steps"] < run.total_env_steps
     why = f"Stopped by {signal.Signals(stopped_by).name}" if stopped_by else "Done"
+    if late and not stopped_by:
+        why = f"Stopped after {run.stop_after_s:g} s"
     lines = [
         f"{why}: {summary['env_steps']:,} env steps in {summary['wall_s']:.1f} s"
         + (f" ({rate:,.0f}/s after the first update)" if rate else "")
@@ -221,6 +225,6 @@ def farewell(summary: dict[str, Any], stopped_by: int, task: Task) -> str:
     if summary["best_return"] is not None:
         lines.append(f"Best evaluation: {summary['best_return']:.1f}, kept in best/ (eval --best).")
     lines.append(f"Saved in {summary['run_dir']}")
-    if stopped_by:
+    if stopped_by or late:
         lines.append(how_to_go_on(task))
     return "\n".join(lines)

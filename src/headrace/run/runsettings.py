@@ -162,6 +162,8 @@ class RunSettings:
     update); in place of the gradient that --arithmetic auto has for small networks."""
     stop_at_return: float | None = None
     """Stop once the mean return of the last 100 training episodes reaches this."""
+    stop_after_s: float = 0.0
+    """Stop once the process has run for so many seconds, at the end of an update (0: no limit)."""
     schedule_env_steps: int = 0
     """Env steps over which schedules run; 0: the first total_env_steps. Kept by resume,
     unless it gets another."""

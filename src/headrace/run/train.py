@@ -61,8 +61,10 @@ class Counters:
         """Env steps, over the same episodes."""
         return _mean(self.recent_lengths)
 
-    def done(self, run: RunSettings) -> bool:
-        """Whether the run has its steps, or a full window has the wanted mean return."""
+    def done(self, run: RunSettings, seconds: float = 0.0) -> bool:
+        """Whether the run has its steps, has had its time, or a full window its mean return."""
+        if 0.0 < run.stop_after_s <= seconds:
+            return True
         mean, wanted = self.mean_return, run.stop_at_return
         full = len(self.recent_returns) == WINDOW
         solved = wanted is not None and mean is not None and full and mean >= wanted
@@ -127,7 +129,7 @@ def train(
     save_is_due: Callable[[], bool],
     write_down: Callable[[Fragment], str],
 ) -> None:
-    """Train until the first update at or past `run.total_env_steps`, the wanted return, or a stop.
+    """Train until the first update at or past what `Counters.done` asks for, or a stop.
 
     Args:
         run: how long.
@@ -150,8 +152,8 @@ def train(
     """
     collector.publish(learner.policy, learner.version)
     meter.lap("publish")
-    before = counters.ledger
-    while not counters.done(run):
+    before, seconds = counters.ledger, 0.0
+    while not counters.done(run, seconds):
         collected = collector.collect()
         meter.lap("wait")
         news = gather_json(ranks, _news(collected, collector, meter, save_is_due()))
@@ -164,8 +166,9 @@ def train(
             break
         progress = min(1.0, counters.env_steps / run.schedule_env_steps)
         counters.add(news)
+        seconds = sum(news[0]["seconds"].values())
         batch = learner.take(collected.fragments)
-        collector.go_ahead(more=not counters.done(run))
+        collector.go_ahead(more=not counters.done(run, seconds))
         metrics = learner.update(batch, progress)
         collector.publish(learner.policy, learner.version)
         meter.lap("publish")
