@@ -27,9 +27,9 @@ from headrace.errors import (
 from headrace.run import checkpoint
 from headrace.run.code import NO_CODE
 from headrace.run.config import resolve
-from headrace.run.launch import settings_of_run
 from headrace.run.log import MetricsLog, read_metrics
 from headrace.run.rundir import read_config
+from headrace.run.settle import settings_of_run
 from tests.fault_support import FLAGS, TINY, UPDATE, command, heard, run, small_disk
 from tests.support import Counting, short_cartpole
 from tests.test_checkpoint import write

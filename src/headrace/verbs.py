@@ -23,6 +23,7 @@ from headrace.run.evaluate import evaluate as run_episodes
 from headrace.run.plot import draw_curves
 from headrace.run.rank import Ended
 from headrace.run.runsettings import Frozen, KeyValues, RunSettings
+from headrace.run.settle import settings_of_run
 from headrace.run.team import opponents
 from headrace.run.trained import load_policies
 
@@ -231,7 +232,7 @@ def evaluate(argv: list[str], description: str) -> int:
     """`headrace eval`."""
     flags = _parse("eval", description, _EvalFlags, argv)
     own = code(flags.wrapper, flags.model)
-    settings, maker = launch.settings_of_run(flags.run_dir, flags.env, own)
+    settings, maker = settings_of_run(flags.run_dir, flags.env, own)
     best = flags.run_dir / "best"
     if flags.best and not best.is_dir():
         raise ConfigError(

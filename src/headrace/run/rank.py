@@ -221,20 +221,46 @@ def _collector(
     device: torch.device,
 ) -> Collector:
     run = task.settings.run
-    share = run.num_envs // ranks.size
-    on_device = not run.num_workers and is_one_vector(task.maker, task.spec)
-    first = next(iter(task.shares))
     num_workers = run.num_workers // ranks.size
-    plan = Plan(
+    plan = plan_of(task, learner, device, ranks)
+    state: dict[str, Array] = {}
+    if task.saved is not None:
+        with checkpoint.as_written(task.saved.path):
+            state = regroup(task.saved.arrays("samplers"), run.num_envs, plan.envs_per_vector)
+    if on_device(task):
+        acting = [
+            Acting(share, learner.networks[name], name not in run.frozen)
+            for name, share in task.shares.items()
+        ]
+        return DeviceCollector(plan, acting, device, meter, stop, state)
+    if num_workers == 0:
+        return InlineCollector(plan, meter, stop, state, say)
+    kind = NonstopCollector if plan.first_ready else WorkersCollector
+    if run.cluster:
+        return kind(plan, num_workers, stop, state, say, _actors(run, task.room_for))
+    check_open_files(num_workers)
+    return kind(plan, num_workers, stop, state, say)
+
+
+def on_device(task: Task) -> bool:
+    """Whether all environments are one vector, where the learner is."""
+    return not task.settings.run.num_workers and is_one_vector(task.maker, task.spec)
+
+
+def plan_of(task: Task, learner: Learns, device: torch.device, ranks: Ranks = ALONE) -> Plan:
+    """What the samplers of a rank are told."""
+    run = task.settings.run
+    share = run.num_envs // ranks.size
+    return Plan(
         maker=task.maker,
         spec=task.spec,
-        network=learner.networks[first],
+        network=learner.networks[next(iter(task.shares))],
         model=task.model,
         policy_out=task.settings.algo_module.POLICY_OUT,
         num_steps=run.num_steps,
         num_envs=share,
         first_env=share * ranks.rank,
-        envs_per_vector=share if on_device else run.envs_per_vector,
+        envs_per_vector=share if on_device(task) else run.envs_per_vector,
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
@@ -251,23 +277,6 @@ def _collector(
             enabled=run.guards,
         ),
     )
-    state: dict[str, Array] = {}
-    if task.saved is not None:
-        with checkpoint.as_written(task.saved.path):
-            state = regroup(task.saved.arrays("samplers"), run.num_envs, plan.envs_per_vector)
-    if on_device:
-        acting = [
-            Acting(share, learner.networks[name], name not in run.frozen)
-            for name, share in task.shares.items()
-        ]
-        return DeviceCollector(plan, acting, device, meter, stop, state)
-    if num_workers == 0:
-        return InlineCollector(plan, meter, stop, state, say)
-    kind = NonstopCollector if plan.first_ready else WorkersCollector
-    if run.cluster:
-        return kind(plan, num_workers, stop, state, say, _actors(run, task.room_for))
-    check_open_files(num_workers)
-    return kind(plan, num_workers, stop, state, say)
 
 
 def _threads(run: RunSettings, num_ranks: int) -> int:

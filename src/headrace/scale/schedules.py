@@ -1,0 +1,230 @@
+"""Who waits for whom, as a model: the three ways in which batches come about.
+
+    Inline        learners step the environments themselves, in turns with learning
+    InTurns       batch by batch, by workers: `collect/workers.py`, at lag 0 and 1
+    FirstReady    workers never stop: `collect/nonstop.py`
+
+Learners of all ranks update in step: none is done before the last. Left out: what takes how long
+(`Work`, from `simulate.py`), and machines (`events.py`).
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from headrace.scale.events import Events, Machine
+
+
+class Work(Protocol):
+    """What things take, in seconds.
+
+    Attributes:
+        learn_s: of one update, on each rank.
+        hand_over_s: at the learner, for an order and its answer.
+        latency_s: of an order and its answer, while nobody computes.
+    """
+
+    learn_s: float
+    hand_over_s: float
+    latency_s: float
+
+    def fragment(self) -> tuple[float, float]:
+        """Of the next fragment: asleep, and computing."""
+
+
+@dataclass
+class Worker:
+    """Fills fragments of its vectors, one after the other.
+
+    Attributes:
+        machine: where.
+        vectors: by their index in the rank.
+        busy_s: time in which it did.
+        orders: vectors that it is to fill a fragment of.
+        is_busy: whether it has one under way.
+    """
+
+    machine: Machine
+    vectors: list[int]
+    busy_s: float = 0.0
+    orders: deque[int] = field(default_factory=deque)
+    is_busy: bool = False
+
+
+@dataclass
+class Rank:
+    """A learner and its workers.
+
+    Attributes:
+        machine: of the learner.
+        workers: none: the learner steps the environments.
+        num_vectors: that a batch has a fragment of, each.
+        busy_s: time in which the learner learned.
+        free_at: when it will have heard all that was said so far.
+        queue: vectors whose fragments wait.
+    """
+
+    machine: Machine
+    workers: list[Worker]
+    num_vectors: int
+    busy_s: float = 0.0
+    free_at: float = 0.0
+    queue: deque[int] = field(default_factory=deque)
+
+
+class Schedule:
+    """What all three have in common: learning.
+
+    Attributes:
+        updates: when each ended.
+    """
+
+    def __init__(self, events: Events, ranks: list[Rank], work: Work) -> None:
+        self._events, self._ranks, self._work = events, ranks, work
+        self._learning = self._num_learning = 0
+        self.updates: list[float] = []
+
+    def begin(self) -> None:
+        """The first things that happen."""
+        raise NotImplementedError
+
+    def _updated(self) -> None:
+        """What follows an update."""
+        raise NotImplementedError
+
+    def _learn(self) -> None:
+        self._num_learning = len(self._ranks)
+        for rank in self._ranks:
+            began = self._events.now
+            rank.machine.begin(0.0, self._work.learn_s, partial(self._one_learned, rank, began))
+
+    def _one_learned(self, rank: Rank, began: float) -> None:
+        rank.busy_s += self._events.now - began
+        self._num_learning -= 1
+        if not self._num_learning:
+            self.updates.append(self._events.now)
+            self._updated()
+
+    def _fragments(self, count: int) -> tuple[float, float]:
+        """Several, one after the other."""
+        parts = [self._work.fragment() for _ in range(count)]
+        return sum(asleep for asleep, _ in parts), sum(computing for _, computing in parts)
+
+
+class Inline(Schedule):
+    """Learners step the environments themselves."""
+
+    def begin(self) -> None:
+        """Collect."""
+        self._num_collecting = len(self._ranks)
+        for rank in self._ranks:
+            rank.machine.begin(*self._fragments(rank.num_vectors), self._one_collected)
+
+    def _one_collected(self) -> None:
+        self._num_collecting -= 1
+        if not self._num_collecting:
+            self._learn()
+
+    def _updated(self) -> None:
+        self.begin()
+
+
+class InTurns(Schedule):
+    """All workers fill the fragments of one batch; at lag 1 beside the update, else after it."""
+
+    def __init__(self, events: Events, ranks: list[Rank], work: Work, *, beside: bool) -> None:
+        super().__init__(events, ranks, work)
+        self._beside = beside
+        self._is_free, self._is_collected, self._num_collecting = True, False, 0
+
+    def begin(self) -> None:
+        """Order a batch."""
+        self._is_collected = False
+        self._num_collecting = sum(len(rank.workers) for rank in self._ranks)
+        for rank in self._ranks:
+            rank.free_at = self._events.now
+            for worker in rank.workers:
+                rank.free_at += self._work.hand_over_s / 2
+                at = rank.free_at + self._work.latency_s / 2
+                self._events.at(at, partial(self._fill, rank, worker))
+
+    def _fill(self, rank: Rank, worker: Worker) -> None:
+        seconds = self._fragments(len(worker.vectors))
+        worker.machine.begin(*seconds, partial(self._filled, rank, worker, self._events.now))
+
+    def _filled(self, rank: Rank, worker: Worker, began: float) -> None:
+        worker.busy_s += self._events.now - began
+        heard = max(rank.free_at, self._events.now + self._work.latency_s / 2)
+        rank.free_at = heard + self._work.hand_over_s / 2
+        self._num_collecting -= 1
+        if not self._num_collecting:
+            self._events.at(max(of.free_at for of in self._ranks), self._collected)
+
+    def _collected(self) -> None:
+        self._is_collected = True
+        self._learn_if_both()
+
+    def _updated(self) -> None:
+        self._is_free = True
+        if self._beside:
+            self._learn_if_both()
+        else:
+            self.begin()
+
+    def _learn_if_both(self) -> None:
+        if self._is_free and self._is_collected:
+            self._is_free = False
+            if self._beside:
+                self.begin()
+            self._learn()
+
+
+class FirstReady(Schedule):
+    """The fragments that are there first make a batch; each vector has 1 + lag of them."""
+
+    def __init__(self, events: Events, ranks: list[Rank], work: Work, *, lag: int) -> None:
+        super().__init__(events, ranks, work)
+        self._lag, self._is_free = lag, True
+
+    def begin(self) -> None:
+        """All fragments are to be filled."""
+        for rank in self._ranks:
+            for _ in range(1 + self._lag):
+                self._order(rank, list(range(rank.num_vectors)))
+
+    def _order(self, rank: Rank, vectors: list[int]) -> None:
+        for v in vectors:
+            worker = rank.workers[v % len(rank.workers)]
+            worker.orders.append(v)
+            if not worker.is_busy:
+                worker.is_busy = True
+                at = self._events.now + self._work.latency_s / 2
+                self._events.at(at, partial(self._fill, rank, worker))
+
+    def _fill(self, rank: Rank, worker: Worker) -> None:
+        vector, began = worker.orders.popleft(), self._events.now
+        then = partial(self._filled, rank, worker, vector, began)
+        worker.machine.begin(*self._work.fragment(), then)
+
+    def _filled(self, rank: Rank, worker: Worker, vector: int, began: float) -> None:
+        worker.busy_s += self._events.now - began
+        rank.queue.append(vector)
+        if worker.orders:
+            self._fill(rank, worker)
+        else:
+            worker.is_busy = False
+        self._take()
+
+    def _take(self) -> None:
+        if not self._is_free or any(len(r.queue) < r.num_vectors for r in self._ranks):
+            return
+        self._is_free = False
+        for rank in self._ranks:
+            # The learner copies what it takes: the buffers are samplers' again at once.
+            self._order(rank, [rank.queue.popleft() for _ in range(rank.num_vectors)])
+        self._learn()
+
+    def _updated(self) -> None:
+        self._is_free = True
+        self._take()
