@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src/headrace"
 # Each may import itself and everything to its left.
-ORDER = ["", "models", "envs", "algos", "collect", "run", "cli"]
+ORDER = ["", "models", "envs", "algos", "collect", "run", "scale", "cli"]
 TOP_OF_CLI = {"cli", "verbs", "__main__"}
 # Third-party packages that only these files may import.
 ONLY_IN = {

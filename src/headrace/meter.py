@@ -65,10 +65,13 @@ class Laps:
         begin: likewise; later, where the oldest were dropped.
         spans: index in `SPANS` of each.
         ends: when each ended.
+        cpu_s: seconds that the process computed meanwhile, dropped laps included.
+        queued_s: seconds that it waited for a core, likewise (0 where the system does not say).
     """
 
-    def __init__(self, begin: float) -> None:
+    def __init__(self, begin: float, cpu_s: float = 0.0, queued_s: float = 0.0) -> None:
         self.begin, self.spans, self.ends = begin, bytearray(), array("d")
+        self.cpu_s, self.queued_s = cpu_s, queued_s
 
     def add(self, span: int, end: float) -> None:
         """A lap ended; of the same span as the one before, it is part of that."""
@@ -86,13 +89,15 @@ class Laps:
             self.add(SPANS.index("other"), later.begin)
         elif not self.spans:
             self.begin = later.begin
+        self.cpu_s += later.cpu_s
+        self.queued_s += later.queued_s
         self.spans += later.spans
         self.ends += later.ends
         self._drop(len(self.spans) - 2 * MOST_LAPS)
 
     def shifted(self, by: float) -> "Laps":
         """The same on another clock."""
-        moved = Laps(self.begin + by)
+        moved = Laps(self.begin + by, self.cpu_s, self.queued_s)
         moved.spans, moved.ends = self.spans[:], array("d", [end + by for end in self.ends])
         return moved
 
@@ -143,7 +148,7 @@ class Meter:
 
     def keep_laps(self) -> None:
         """Keep what was done when, from here on."""
-        self._laps = Laps(self._last)
+        self._laps, self._of_cores = Laps(self._last), _of_cores()
 
     def lap(self, span: str) -> None:
         """Give the time since the last lap to `span` (KeyError if there is no such span)."""
@@ -178,8 +183,20 @@ class Meter:
         """Since the last time, in seconds since 1970 (what other machines have, too)."""
         if (laps := self._laps) is None:
             return None
-        self._laps = Laps(self._last)
+        before = self._of_cores
+        self._laps, self._of_cores = Laps(self._last), _of_cores()
+        laps.cpu_s, laps.queued_s = (now - b for now, b in zip(self._of_cores, before, strict=True))
         return laps.shifted(time.time() - time.perf_counter())
+
+
+def _of_cores() -> tuple[float, float]:
+    """Seconds that this process has computed; and that it has waited for a core, if Linux says."""
+    try:
+        with open("/proc/self/schedstat") as file:
+            queued_ns = int(file.read().split()[1])
+    except OSError:
+        queued_ns = 0
+    return time.process_time(), queued_ns / 1e9
 
 
 def _percentile(histogram: list[int]) -> float:

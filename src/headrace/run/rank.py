@@ -228,11 +228,7 @@ def _collector(
         with checkpoint.as_written(task.saved.path):
             state = regroup(task.saved.arrays("samplers"), run.num_envs, plan.envs_per_vector)
     if on_device(task):
-        acting = [
-            Acting(share, learner.networks[name], name not in run.frozen)
-            for name, share in task.shares.items()
-        ]
-        return DeviceCollector(plan, acting, device, meter, stop, state)
+        return DeviceCollector(plan, acting_of(task, learner), device, meter, stop, state)
     if num_workers == 0:
         return InlineCollector(plan, meter, stop, state, say)
     kind = NonstopCollector if plan.first_ready else WorkersCollector
@@ -245,6 +241,15 @@ def _collector(
 def on_device(task: Task) -> bool:
     """Whether all environments are one vector, where the learner is."""
     return not task.settings.run.num_workers and is_one_vector(task.maker, task.spec)
+
+
+def acting_of(task: Task, learner: Learns) -> list[Acting]:
+    """Who acts for which agents there."""
+    frozen = task.settings.run.frozen
+    return [
+        Acting(share, learner.networks[name], name not in frozen)
+        for name, share in task.shares.items()
+    ]
 
 
 def plan_of(task: Task, learner: Learns, device: torch.device, ranks: Ranks = ALONE) -> Plan:

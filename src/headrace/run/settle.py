@@ -126,6 +126,15 @@ def settings_of_run(
     return settings, maker_of(settings, given["env"] if env is None else env, code.wrappers)
 
 
+def task_of_run(run_dir: Path, env: EnvLike | None, code: Code) -> Task:
+    """What ranks were told of a run, as it began; `env` and `code` as in `settings_of_run`."""
+    settings, maker = settings_of_run(run_dir, env, code)
+    spec = spec_of(maker, settings.run)
+    return Task(
+        settings, maker, code.model, spec, shares_of(settings, spec), run_dir, None, quiet=True
+    )
+
+
 def spec_of(maker: EnvMaker, run: RunSettings) -> EnvSpec:
     """Of the environment: one is made, and watched as those of the run are."""
     limit_s = TIMES_AS_LONG_TO_START * patience.limit(run.env_timeout_s, 0.0)

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 from headrace.errors import ConfigError
 from headrace.scale.times import Times
 
+PARTS = ("env", "inference", "learning", "transport")
+"""That could cost nothing: see `Costs.without`."""
+
 
 class Line(NamedTuple):
     """Seconds that grow with a count: `base + each * count`."""
@@ -41,9 +44,8 @@ class Costs:
         resets_per_step: how often an env step ends an episode.
         cpu_share: of steps and resets: CPU time / time. An environment that sleeps, or waits for
             another program, has less than 1.
-        vector: of each vector step besides, by envs: inference, bookkeeping.
-        fragment: of each fragment besides, by envs: noise, values, episodes.
-        inference: of `vector` and `fragment`, the share that is inference.
+        vector: of each vector step besides, by envs: inference, and bookkeeping of fragments.
+        inference: of `vector`, the share that is inference.
         hand_over: at the learner, for each order to a worker and its answer.
         latency: from an order to its worker's first step, and from its last step to the answer.
         learn: of one update, by rows of one learner: joining, learning, publishing, logging.
@@ -56,7 +58,6 @@ class Costs:
     resets_per_step: float
     cpu_share: float
     vector: Line
-    fragment: Line
     inference: float
     hand_over: float
     latency: float
@@ -70,14 +71,13 @@ class Costs:
         return self.step.mean + self.resets_per_step * self.reset.mean
 
     def without(self, part: str) -> "Costs":
-        """If that cost nothing: `env`, `inference`, `learning`, `transport`."""
+        """If one of `PARTS` cost nothing."""
         nothing = Line(0.0, 0.0)
         if part == "env":
             return replace(self, step=self.step.scaled(0.0), reset=self.reset.scaled(0.0))
         if part == "inference":
             rest = 1 - self.inference
-            vector, fragment = (Line(*(rest * s for s in x)) for x in (self.vector, self.fragment))
-            return replace(self, vector=vector, fragment=fragment)
+            return replace(self, vector=Line(rest * self.vector.base, rest * self.vector.each))
         if part == "learning":
             return replace(self, learn=nothing, allreduce=nothing)
         assert part == "transport", part

@@ -7,7 +7,7 @@ network (what passes between machines is in `Costs.hand_over`, `Costs.latency`).
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -78,7 +78,7 @@ class _Drawn:
     def __init__(self, costs: Costs, top: Topology, seed: int) -> None:
         self._costs, self._count = costs, top.num_steps * top.envs_per_vector
         n = top.envs_per_vector
-        self._besides = top.num_steps * costs.vector.at(n) + costs.fragment.at(n)
+        self._besides = top.num_steps * costs.vector.at(n)
         self._sums = self._draw(np.random.default_rng(seed))
         self.latency_s, self.hand_over_s = costs.latency, costs.hand_over
         self.learn_s = costs.learn.at(top.batch / top.num_learners)
@@ -156,27 +156,3 @@ def simulate(
         else 1.0,
         update_s=update_s,
     )
-
-
-PARTS = ("env", "inference", "learning", "transport")
-"""That could cost nothing: see `Costs.without`."""
-
-
-def gains(costs: Costs, topology: Topology, *, num_updates: int = 30) -> dict[str, float]:
-    """By what factor training would be faster if one part cost nothing: the greatest is the limit.
-
-    The parts are `PARTS`; `cores` if each process had one of its own, and `waiting` if nobody
-    waited for anybody.
-    """
-    now = simulate(costs, topology, num_updates=num_updates).env_steps_per_s
-
-    def faster(costs: Costs, topology: Topology) -> float:
-        return simulate(costs, topology, num_updates=num_updates).env_steps_per_s / now
-
-    found = {part: faster(costs.without(part), topology) for part in PARTS}
-    found["cores"] = faster(costs, replace(topology, cores=0.0))
-    if topology.num_workers:
-        found["waiting"] = faster(
-            costs, replace(topology, lag=max(2, topology.lag), first_ready=True)
-        )
-    return found

@@ -1,0 +1,125 @@
+"""What limits training, and what to change: by predicting it with that part free, or changed.
+
+Left out: measuring (`probe.py`), predicting (`simulate.py`), and words about it (`told.py`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.run.config import Settings, cpu_cores, resolve
+from headrace.scale.costs import PARTS, Costs
+from headrace.scale.simulate import Topology, simulate
+from headrace.spec import Kind
+
+_LEAST_GAIN = 1.03
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that one could change.
+
+    Attributes:
+        settings: by name.
+        gain: predicted env steps/s, beside those predicted of how it is now.
+    """
+
+    settings: dict[str, Any]
+    gain: float
+
+    @property
+    def flags(self) -> str:
+        """As one gives them."""
+        return " ".join(f"--{name.replace('_', '-')} {to}" for name, to in self.settings.items())
+
+
+def topology_of(settings: Settings, *, on_device: bool = False) -> Topology:
+    """What these settings run on this machine."""
+    run = settings.run
+    return Topology(
+        num_envs=run.num_envs,
+        num_steps=run.num_steps,
+        envs_per_vector=run.num_envs // run.num_learners if on_device else run.envs_per_vector,
+        num_workers=run.num_workers,
+        num_learners=run.num_learners,
+        lag=run.lag,
+        first_ready=run.lag > 0 and settings.algo_module.CORRECTS_LAG,
+        cores=cpu_cores(),
+    )
+
+
+def gains(costs: Costs, topology: Topology) -> dict[str, float]:
+    """By what factor training would be faster if one part cost nothing: the greatest is the limit.
+
+    The parts are those of `Costs.without`; `cores` if each process had one of its own; and
+    `waiting` if nobody waited for anybody.
+    """
+    now = simulate(costs, topology).env_steps_per_s
+    found = {part: simulate(costs.without(part), topology).env_steps_per_s for part in PARTS}
+    found["cores"] = simulate(costs, replace(topology, cores=0.0)).env_steps_per_s
+    if topology.num_workers:
+        nonstop = replace(topology, lag=max(2, topology.lag), first_ready=True)
+        found["waiting"] = simulate(costs, nonstop).env_steps_per_s
+    return {part: rate / now for part, rate in found.items()}
+
+
+def changes(
+    costs: Costs, settings: Settings, asked: Mapping[str, Any], kind: Kind, *, on_device: bool
+) -> list[Change]:
+    """What would help most, the best first: two at most, of 3 % at least.
+
+    Args:
+        costs: measured.
+        settings: as they are now.
+        asked: by name, what the user wants; what is changed comes on top.
+        kind: of the environment.
+        on_device: whether all environments are one vector, where the learner is.
+    """
+    now = simulate(costs, topology_of(settings, on_device=on_device)).env_steps_per_s
+    found: list[Change] = []
+    for possible in _possible(settings, on_device=on_device):
+        try:
+            changed = resolve({**asked, **possible}, kind=kind)
+        except ConfigError:  # these sizes do not go together
+            continue
+        rate = simulate(costs, topology_of(changed, on_device=on_device)).env_steps_per_s
+        found.append(Change(possible, rate / now))
+    best: list[Change] = []
+    for change in sorted(found, key=lambda change: -change.gain):
+        # Of changes of the same settings only the best
+        is_other = all(change.settings.keys() != other.settings.keys() for other in best)
+        if change.gain >= _LEAST_GAIN and is_other:
+            best.append(change)
+    return best[:2]
+
+
+def _possible(settings: Settings, *, on_device: bool) -> Iterator[dict[str, Any]]:
+    run, cores = settings.run, cpu_cores()
+    if on_device:
+        yield {"num_envs": 2 * run.num_envs}
+    else:
+        counts = {0, cores, run.num_workers // 2, 2 * run.num_workers, run.num_envs}
+        for count in sorted(counts - {run.num_workers}):
+            yield {"num_workers": count, "envs_per_vector": max(1, run.num_envs // max(1, count))}
+        for n in sorted({max(1, run.envs_per_vector // 2), 2 * run.envs_per_vector, run.num_envs}):
+            if n != run.envs_per_vector:
+                yield {"envs_per_vector": n}
+        if run.num_workers:
+            yield from _lags(settings)
+    for count in sorted({1, 2 * run.num_learners} - {run.num_learners}):
+        if count <= cores:
+            workers = {} if on_device else {"num_workers": 0}
+            yield {"num_learners": count, **workers}
+
+
+def _lags(settings: Settings) -> Iterator[dict[str, Any]]:
+    """Other ways to wait for each other."""
+    run = settings.run
+    if settings.algo_module.CORRECTS_LAG:
+        yield {"lag": max(2, 2 * run.lag)}
+    else:
+        if not run.lag:
+            yield {"lag": 1}
+        if run.algo == "ppo":
+            yield {"algo": "appo", "lag": 2}

@@ -1,0 +1,314 @@
+"""Measures what each part of training costs, apart from the others: `Costs`.
+
+Environments are stepped by real workers, as many as there are cores (more, where environments
+sleep: that takes no core, and rare stalls take many samples to see). Learning is measured on a
+batch that repeats a few real steps. Left out: what follows from costs (`simulate.py`).
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace import batch
+from headrace.batch import Fragment
+from headrace.collect.api import Collector, Plan
+from headrace.collect.device import DeviceCollector
+from headrace.collect.inline import InlineCollector
+from headrace.collect.workers import WorkersCollector
+from headrace.errors import EnvError
+from headrace.meter import SPANS, Laps, Meter
+from headrace.models import policy as policies
+from headrace.ranks import device_of
+from headrace.run.config import cpu_cores
+from headrace.run.learns import Learns
+from headrace.run.process import math_threads
+from headrace.run.rank import acting_of, learner_of, on_device, plan_of
+from headrace.run.task import Task
+from headrace.scale.costs import Costs, Line
+from headrace.scale.times import Times
+
+_SLEEPS = 0.5  # share of CPU time below which an environment is taken for one that sleeps
+_NEVER_ASLEEP = 0.1  # share of the time asleep, below which it is noise
+_MOST_QUEUED = 0.9
+_MOST_ASLEEP = 32  # workers
+_FEW_STEPS = 4  # that a batch to learn from repeats
+_ROUNDS_S = 0.5
+_ALLREDUCE_S = 50e-6  # of a small network, through shared memory, and waiting for each other
+_STEP, _RESET = SPANS.index("env_step"), SPANS.index("env_reset")
+_BESIDES = {SPANS.index(span): span for span in ("infer", "rollout", "publish")}
+
+
+@dataclass
+class _Seen:
+    """Of workers that stepped vectors of n environments.
+
+    Attributes:
+        steps: seconds of each vector step.
+        resets: of each time that environments of a vector were reset.
+        besides: seconds of all of them by span, for `len(steps)` vector steps.
+        cpu_share: of the time in environments, the share in which they compute.
+    """
+
+    steps: np.ndarray
+    resets: np.ndarray
+    besides: dict[str, float]
+    cpu_share: float
+
+    @property
+    def vector_s(self) -> float:
+        """Of a vector step, besides the environments."""
+        return sum(self.besides.values()) / len(self.steps)
+
+
+def _seen(laps: list[Laps]) -> _Seen:
+    steps: list[np.ndarray] = []
+    resets: list[np.ndarray] = []
+    besides = dict.fromkeys(_BESIDES.values(), 0.0)
+    for of_one in laps:
+        span = np.frombuffer(bytes(of_one.spans), np.uint8)
+        took = np.diff(np.array(of_one.ends), prepend=of_one.begin)
+        steps.append(took[span == _STEP])
+        resets.append(took[span == _RESET])
+        for i, name in _BESIDES.items():
+            besides[name] += float(took[span == i].sum())
+    cpu_s, queued_s = sum(of.cpu_s for of in laps), sum(of.queued_s for of in laps)
+    step, reset = np.concatenate(steps), np.concatenate(resets)
+    in_envs, in_all = float(step.sum() + reset.sum()), sum(besides.values())
+    in_all += in_envs
+    # What waiting for a core took is not theirs: each has its share of it taken off.
+    own = 1 - min(queued_s / in_all, _MOST_QUEUED)
+    besides = {name: s * own for name, s in besides.items()}
+    in_envs *= own
+    asleep = max(0.0, own * in_all - cpu_s)
+    cpu_share = 1.0 if asleep < _NEVER_ASLEEP * in_all else max(0.0, 1 - asleep / in_envs)
+    return _Seen(step * own, reset * own, besides, cpu_share)
+
+
+class Probe:
+    """Measures the costs of a task.
+
+    Args:
+        task: what would be run.
+        seconds: that measuring may take, without starting processes.
+        say: told what is measured.
+    """
+
+    def __init__(self, task: Task, seconds: float, say: Callable[[str], None]) -> None:
+        self._task, self._seconds, self._say = task, seconds, say
+        run = task.settings.run
+        self._device = device_of(run.device, 0)
+        alone = replace(run, num_envs=run.num_envs // run.num_learners, num_learners=1)
+        self._alone = replace(task, settings=replace(task.settings, run=alone))
+
+    def costs(self) -> Costs:
+        """Measure all of them.
+
+        Raises:
+            EnvError: an environment failed, or gave no step within the time.
+        """
+        with math_threads(self._task.settings.run.learner_threads):
+            if on_device(self._task):
+                return self._one_vector()
+            return self._single_envs()
+
+    def _single_envs(self) -> Costs:
+        run, cores = self._task.settings.run, cpu_cores()
+        n = run.envs_per_vector
+        whole = self._task.maker.native  # such a vector is no sum of single environments
+        self._say(f"Stepping environments with {cores} workers")
+        seen = self._workers(cores, n if whole else 1, self._seconds / 4)
+        if seen.cpu_share < _SLEEPS:
+            many = max(cores, min(_MOST_ASLEEP, run.num_envs))
+            self._say(f"They sleep: stepping with {many} workers")
+            seen = self._workers(many, n if whole else 1, self._seconds / 4)
+        other = max(n, 2)
+        wider = seen if whole else self._workers(cores, other, self._seconds / 4)
+        step, vector = _step_and_vector(seen, wider, other, n if whole else 0)
+        self._say("Handing orders over")
+        hand_over, latency = self._handed_over()
+        self._say("Learning")
+        learn, learner_steps = self._learn()
+        return Costs(
+            step=step,
+            reset=Times.of(seen.resets if len(seen.resets) else [0.0]),
+            resets_per_step=len(seen.resets) / (len(seen.steps) * (n if whole else 1)),
+            cpu_share=seen.cpu_share,
+            vector=vector,
+            inference=wider.besides["infer"] / sum(wider.besides.values()),
+            hand_over=hand_over,
+            latency=latency,
+            learn=learn,
+            allreduce=Line(_ALLREDUCE_S * learner_steps, 0.0),
+            device=_name(self._device),
+        )
+
+    def _one_vector(self) -> Costs:
+        """All environments are stepped at once, beside the learner."""
+        self._say("Stepping environments")
+        run = self._alone.settings.run
+        meter, learner = self._learner(run.num_envs, run.num_steps)
+        with contextlib.closing(self._collector(learner, meter)) as collector:
+            collector.publish(learner.policy, 0)
+            collector.collect()
+            meter.keep_laps()
+            ends = time.perf_counter() + self._seconds / 2
+            while time.perf_counter() < ends:
+                collected = collector.collect()
+                meter.lap("other")
+            laps = meter.take_laps()
+            assert collected is not None and laps is not None
+            self._say("Learning")
+            seconds, learner_steps = self._updates(learner, collected.fragments)
+        seen = _seen([laps])
+        each = Times.of(seen.steps / run.num_envs)
+        return Costs(
+            step=each,
+            reset=Times.of([0.0]),
+            resets_per_step=0.0,
+            cpu_share=1.0,
+            vector=Line(0.0, seen.vector_s / run.num_envs),
+            inference=seen.besides["infer"] / sum(seen.besides.values()),
+            hand_over=0.0,
+            latency=0.0,
+            learn=Line(0.0, seconds / (run.num_envs * run.num_steps)),
+            allreduce=Line(_ALLREDUCE_S * learner_steps, 0.0),
+            device=_name(self._device),
+        )
+
+    def _plan(self, num_envs: int, n: int, num_steps: int = 0) -> Plan:
+        """For workers that act themselves, batch by batch; T as it is, unless it is given."""
+        _, learner = self._learner(1, self._task.settings.run.num_steps)
+        plan = plan_of(self._alone, learner, self._device)
+        return replace(
+            plan, num_envs=num_envs, envs_per_vector=n, num_steps=num_steps or plan.num_steps,
+            lag=0, first_ready=False, inference_device=None, timeline=True,
+        )  # fmt: skip
+
+    def _learner(self, num_envs: int, num_steps: int) -> tuple[Meter, Learns]:
+        settings = self._alone.settings
+        run = replace(settings.run, num_envs=num_envs, num_steps=num_steps, lag=0)
+        task = replace(self._alone, settings=replace(settings, run=run))
+        meter = Meter()
+        return meter, learner_of(task, self._device, meter)
+
+    def _collector(self, learner: Learns, meter: Meter) -> Collector:
+        plan = plan_of(self._alone, learner, self._device)
+        acting = acting_of(self._alone, learner)
+        return DeviceCollector(plan, acting, self._device, meter, lambda: False, {})
+
+    def _workers(self, count: int, n: int, seconds: float) -> _Seen:
+        """Step vectors of n environments in so many workers."""
+        ends = float("inf")  # once all are up
+        plan = self._plan(count * n, n)
+        with _workers(plan, count, lambda: time.perf_counter() > ends) as collector:
+            ends = time.perf_counter() + seconds
+            while collector.collect() is not None:
+                pass
+            collector.halt()
+            seen = _seen(list(collector.laps().values()))
+        if not len(seen.steps):
+            raise EnvError(
+                f"{self._task.spec.id}: no step ended within {seconds:.1f} s, and so there is "
+                "nothing to measure. Give it more time."
+            )
+        return seen
+
+    def _handed_over(self) -> tuple[float, float]:
+        """Seconds of the learner for an order and its answer; and that nobody computes in it."""
+        plan = self._plan(1, 1, num_steps=1)
+        with _workers(plan, 1, lambda: False) as collector:
+            collector.collect()
+            busy_before = sum(_busy(collector).values())
+            began, cpu_before, rounds = time.perf_counter(), time.process_time(), 0
+            while rounds < 3 or time.perf_counter() - began < _ROUNDS_S:
+                collector.collect()
+                rounds += 1
+            took = (time.perf_counter() - began) / rounds
+            hand_over = (time.process_time() - cpu_before) / rounds
+            busy = (sum(_busy(collector).values()) - busy_before) / rounds
+        return hand_over, max(0.0, took - busy - hand_over)
+
+    def _learn(self) -> tuple[Line, int]:
+        """Seconds of an update by rows, and its optimizer steps."""
+        run = self._alone.settings.run
+        points = []
+        for num_envs in sorted({max(1, run.num_envs // 2), run.num_envs}):
+            _, learner = self._learner(num_envs, run.num_steps)
+            tiled = self._tiled(learner, num_envs, run.num_steps)
+            seconds, learner_steps = self._updates(learner, [tiled])
+            points.append((num_envs * run.num_steps, seconds))
+        return Line.through(*points), learner_steps
+
+    def _updates(self, learner: Learns, fragments: list[Fragment]) -> tuple[float, int]:
+        """Seconds of an update, and its optimizer steps."""
+        took: list[float] = []
+        ends = time.perf_counter() + self._seconds / 8
+        while len(took) < 4 or time.perf_counter() < ends:
+            steps, began = learner.learner_steps, time.perf_counter()
+            learner.update(learner.take(fragments), 0.0)
+            took.append(time.perf_counter() - began)
+        return float(np.median(took[1:])), learner.learner_steps - steps
+
+    def _tiled(self, learner: Learns, num_envs: int, num_steps: int) -> Fragment:
+        """A few real steps, over and over: a batch of the size that is learned from."""
+        plan = self._plan(1, 1, num_steps=_FEW_STEPS)
+        collector = InlineCollector(plan, Meter(), lambda: False)
+        with contextlib.closing(collector):
+            collector.publish(learner.policy, 0)
+            collected = collector.collect()
+            assert collected is not None
+            few = batch.named(collected.fragments[0])
+            whole = batch.allocate(self._plan(num_envs, num_envs, num_steps).layout)
+            for name, tensor in batch.named(whole).items():
+                if not name.startswith(("final_", "num_final", "env_id")):
+                    _repeat(few[name], tensor)
+            whole.env_id.copy_(torch.arange(num_envs))
+            return whole
+
+
+@contextlib.contextmanager
+def _workers(plan: Plan, count: int, stop: Callable[[], bool]) -> Iterator[WorkersCollector]:
+    """Meanwhile these are up, and act with weights as they are at first."""
+    with contextlib.closing(WorkersCollector(plan, count, stop)) as collector:
+        collector.publish(policies.build(plan.spec, plan.network, plan.seed, plan.model), 0)
+        yield collector
+
+
+def _busy(collector: Collector) -> dict[str, float]:
+    """Seconds that the only worker did something, by span."""
+    [seconds] = collector.meters().values()
+    return {span: s for span, s in seconds.items() if span not in ("wait", "start", "other")}
+
+
+def _repeat(few: Tensor, many: Tensor) -> None:
+    """Fill `[T, n, ...]` with `[t, 1, ...]`, over and over."""
+    rows = torch.arange(many.shape[0]) % few.shape[0]
+    many.copy_(few[rows].expand_as(many))
+
+
+def _step_and_vector(seen: _Seen, wider: _Seen, other: int, whole: int) -> tuple[Times, Line]:
+    """What one environment's step takes, and what a vector step does besides, by envs.
+
+    Args:
+        seen: of vectors of one environment; or of `whole` ones, which step together.
+        wider: of vectors of `other` ones.
+        other: likewise.
+        whole: 0: environments are stepped one after the other.
+    """
+    if whole:
+        return Times.of(seen.steps / whole), Line(0.0, seen.vector_s / whole)
+    # What does not grow with the vector belongs to it. Medians: a rare stall says nothing here.
+    one, many = float(np.median(seen.steps)), float(np.median(wider.steps))
+    of_vector = min(max(0.0, one - (many - one) / (other - 1)), 50e-6, one)
+    step = Times.of(seen.steps).scaled(1 - of_vector / one)
+    besides = Line.through((1, seen.vector_s), (other, wider.vector_s))
+    return step, Line(besides.base + of_vector, besides.each)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
