@@ -28,7 +28,7 @@ from headrace.scale import advice
 from headrace.scale.costs import Costs
 from headrace.scale.probe import Probe
 from headrace.scale.shares import by_process
-from headrace.scale.simulate import simulate
+from headrace.scale.simulate import lock_step_s, simulate
 
 Say = Callable[[str], None]
 _LONG = 10**15  # env steps: more than are taken
@@ -74,8 +74,7 @@ class Profile:
     def lock_step(self) -> float:
         """Env steps/s if each step waited for the slowest of all environments, inference apart."""
         num_envs = self.settings.run.num_envs
-        slowest = self.costs.step.mean_of_slowest(num_envs)
-        return num_envs / (slowest + self.costs.vector.at(num_envs))
+        return num_envs / lock_step_s(self.costs, num_envs)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, from which `headrace plan` and others go on."""

@@ -156,3 +156,11 @@ def simulate(
         else 1.0,
         update_s=update_s,
     )
+
+
+def lock_step_s(costs: Costs, num_envs: int) -> float:
+    """Seconds of a step of all environments that waits for the slowest, and for one inference.
+
+    Each has a process of its own: so do the vectors of most trainers.
+    """
+    return costs.step.mean_of_slowest(num_envs) + costs.vector.at(num_envs)
