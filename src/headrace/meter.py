@@ -142,13 +142,12 @@ class Meter:
         self._last = self.started
         self._seconds = dict.fromkeys(SPANS, 0.0)
         self._histograms = {span: [0] * _EXPONENTS for span in ("env_step", "env_reset")}
-        self._laps: Laps | None = None
-        if keeps_laps:
-            self.keep_laps()
+        self.keep_laps(wanted=keeps_laps)
 
-    def keep_laps(self) -> None:
-        """Keep what was done when, from here on."""
-        self._laps, self._of_cores = Laps(self._last), _of_cores()
+    def keep_laps(self, *, wanted: bool = True) -> None:
+        """Keep what was done when, from here on; or do not."""
+        self._laps = Laps(self._last) if wanted else None
+        self._of_cores = _of_cores() if wanted else (0.0, 0.0)
 
     def lap(self, span: str) -> None:
         """Give the time since the last lap to `span` (KeyError if there is no such span)."""

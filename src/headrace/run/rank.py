@@ -43,7 +43,7 @@ from headrace.run.runsettings import RunSettings, demands
 from headrace.run.save import Saver
 from headrace.run.task import Task
 from headrace.run.team import Team
-from headrace.run.timeline import named, write_timeline
+from headrace.run.timeline import tracks_of, write_timeline
 from headrace.run.train import Counters, train
 from headrace.spec import Agents, Array, EnvSpec
 
@@ -101,10 +101,9 @@ def run_rank(
         on_update: called on rank 0 after each update.
     """
     settings, run, is_first = task.settings, task.settings.run, ranks.rank == 0
+    meter.keep_laps(wanted=run.timeline)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.installed())
-        if run.timeline:
-            meter.keep_laps()
         stack.enter_context(math_threads(run.learner_threads))
         device = device_of(run.device, ranks.local_rank)
         learner = learner_of(task, device, meter, ranks)
@@ -124,9 +123,7 @@ def run_rank(
         if is_first:
             log = MetricsLog(task.run_dir, learner.version, counters.env_steps)
             stack.enter_context(contextlib.closing(log))
-        reporter = Reporter(
-            settings, task.spec, counters, learner, meter, collector.meters, log, display, on_update
-        )
+        reporter = Reporter(task, counters, learner, meter, collector, log, display, on_update)
         evaluate = Evaluations(task, counters, learner, saver, stop) if is_first else dict
         stack.callback(display.stop)
         display.start()
@@ -135,10 +132,7 @@ def run_rank(
             ranks=ranks, evaluate=evaluate, on_update=reporter, save=saver,
             save_is_due=saver.is_due, write_down=saver.write_down,
         )  # fmt: skip
-        samplers = _meters(ranks, meter, collector)
-        if run.timeline:
-            tracks = named(ranks, meter.take_laps(), collector.laps())
-            write_timeline(task.run_dir, ranks.rank, tracks)
+        samplers = _meters(task, ranks, meter, collector)
         stopped_by = max(gather_json(ranks, stop.received))  # whichever rank it came to
     saver.require()
     summary = reporter.summary(task.run_dir, samplers)
@@ -148,8 +142,13 @@ def run_rank(
     )  # fmt: skip
 
 
-def _meters(ranks: Ranks, meter: Meter, collector: Collector) -> dict[str, dict[str, float]]:
-    """Seconds by span of every process of the job but this one, by name."""
+def _meters(
+    task: Task, ranks: Ranks, meter: Meter, collector: Collector
+) -> dict[str, dict[str, float]]:
+    """Seconds by span of every process of the job but this one, by name; writes the timeline."""
+    if task.settings.run.timeline:
+        tracks = tracks_of(ranks, meter.take_laps(), collector.laps())
+        write_timeline(task.run_dir, ranks.rank, tracks)
     own = collector.meters()
     if ranks.size == 1:
         return own

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import headrace
+from headrace.collect.api import Collector
 from headrace.meter import Meter
 from headrace.ranks import Ranks
 from headrace.run.config import Settings
@@ -29,19 +30,18 @@ class Reporter:
 
     def __init__(
         self,
-        settings: Settings,
-        spec: EnvSpec,
+        task: Task,
         counters: Counters,
         learner: Learns,
         meter: Meter,
-        samplers: Callable[[], dict[str, dict[str, float]]],
+        collector: Collector,
         log: MetricsLog | None,
         display: Shows,
         on_update: OnUpdate | None,
     ) -> None:
-        self._settings, self._spec = settings, spec
+        self._settings, self._spec = task.settings, task.spec
         self._counters, self._learner = counters, learner
-        self._meter, self._samplers = meter, samplers
+        self._meter, self._collector = meter, collector
         self._log, self._display = log, display
         self._on_update = on_update
         self._first: tuple[float, int] | None = None  # when the first update ended, and its steps
@@ -97,7 +97,7 @@ class Reporter:
         Of this rank: `seconds/learner/SPAN`, and `seconds/samplers/SPAN` of all its samplers.
         """
         seconds = {f"seconds/learner/{span}": s for span, s in self._meter.seconds().items()}
-        for of_one in self._samplers().values():
+        for of_one in self._collector.meters().values():
             for span, s in of_one.items():
                 name = f"seconds/samplers/{span}"
                 seconds[name] = seconds.get(name, 0.0) + s

@@ -20,7 +20,7 @@ from headrace.run.files import Obstacle, read_capped, write_whole
 _MOST_BYTES = 1 << 31
 
 
-def named(ranks: Ranks, own: Laps | None, samplers: dict[str, Laps]) -> dict[str, Laps]:
+def tracks_of(ranks: Ranks, own: Laps | None, samplers: dict[str, Laps]) -> dict[str, Laps]:
     """The laps of one rank's processes, by the name of each over all ranks."""
     of_rank = {} if own is None else {"learner": own}
     if ranks.size == 1:
