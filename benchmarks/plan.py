@@ -33,6 +33,13 @@ def result():
     }, answer
 
 
+def shown(found, answer):
+    """What is printed, and stands in docs/plan.md."""
+    return (
+        f"{answer.describe()}\n\nOne machine with all of it costs {found['ratio']:.2f} x as much."
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -43,10 +50,7 @@ def main():
     versions = {name: version(name) for name in ("headrace", "numpy", "scipy")}
     whole = {"benchmark": "plan", "machine": machine(), "versions": versions} | found
     output.write_text(json.dumps(whole, indent=2) + "\n")
-    print(
-        f"{answer.describe()}\n\nOne machine with all of it costs {found['ratio']:.2f} x as much."
-    )
-    print(f"Written: {output}")
+    print(f"{shown(found, answer)}\n\nWritten: {output}")
 
 
 if __name__ == "__main__":

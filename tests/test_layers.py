@@ -25,7 +25,7 @@ ONLY_IN = {
     "gymnasium": ("envs/", "run/rank.py"),
     "tensorboard": ("run/log.py",),
     "rich": ("run/log.py",),
-    "scipy": ("scale/plan.py",),
+    "scipy": ("scale/programme.py",),
     "tyro": ("verbs.py", "scale_verbs.py", "run/runsettings.py"),
     "safetensors": ("run/checkpoint.py",),
     "cloudpickle": (
