@@ -2,7 +2,8 @@
 
 Exit codes: 0; 2 for usage; 130 and 143 after SIGINT and SIGTERM; 1 for anything else. This file
 imports nothing heavy, so that `headrace --help` is quick, and so that the thread counts of the math
-libraries are set before they are loaded. Left out: the flags of each verb (`verbs.py`).
+libraries are set before they are loaded. Left out: the flags of each verb (`verbs.py`,
+`scale_verbs.py`).
 """
 
 import faulthandler
@@ -18,8 +19,13 @@ VERBS = {
     "eval": "Play whole episodes with a trained agent; film one.",
     "check-env": "Say what is wrong with an environment, before training on it.",
     "plot": "Draw the learning curve of runs.",
+    "plan": "Say which machines to rent for a goal, and what they cost.",
     "doctor": "Say what this machine has, and what is missing for which extra.",
 }
+
+
+SCALE_VERBS = ("plan",)
+"""Those of `scale_verbs.py`."""
 
 
 def _help() -> str:
@@ -81,11 +87,12 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         from headrace.collect import forkserver
 
         forkserver.warm_up()
-    from headrace import verbs
+    from headrace import scale_verbs, verbs
     from headrace.errors import HeadraceError, UsageError
 
     try:
-        run = verbs.evaluate if verb == "eval" else getattr(verbs, verb.replace("-", "_"))
+        home = scale_verbs if verb in SCALE_VERBS else verbs
+        run = verbs.evaluate if verb == "eval" else getattr(home, verb.replace("-", "_"))
         return int(run(argv, VERBS[verb]))
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])

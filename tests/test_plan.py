@@ -1,0 +1,533 @@
+"""The planner: against brute force, the published case, errors in words, and as a command."""
+
+import itertools
+import json
+import math
+import random
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from benchmarks import plan as benchmark
+from headrace import verbs
+from headrace.cli import _main
+from headrace.errors import ConfigError
+from headrace.run.config import ALGOS
+from headrace.scale.goals import Budget, Need, Target, parse_budget, parse_need, parse_target
+from headrace.scale.machines import KEYS, MACHINE_KEYS, Catalogue, Kind, catalogue, read_catalogue
+from headrace.scale.plan import Planner, make_plan
+from headrace.scale.rates import Rates
+
+RATES = Rates(250.0, 0.2, 3000.0, "cpu", 0, 4096, "CartPole-v1", "ppo", 0.0)
+TABLE = {"date": "2026-11-23", "source": "a test", "currency": "USD"}
+SMALL = {"price_per_h": 1.0, "cpus": 4, "gpus": 1, "learner_speed": 2.0}
+
+
+def kinds(**of):
+    return Catalogue(tuple(Kind(name, **each) for name, each in of.items()), "today", "me", "USD")
+
+
+def changed(rates, **more):
+    return Rates(**(vars(rates) | more))
+
+
+# Brute force: every number of machines and of learners, and the formulas as the guide has them.
+
+
+def hand_rate(rates, machines, learners, cpus_per_learner):
+    """Env steps/s of `learners` by kind on `machines` by kind."""
+    on = [kind for kind, n in learners.items() if n]
+    if not on or len({bool(kind.gpus) for kind in on}) > 1:
+        return 0.0
+    share = min(8, math.floor(0.9 / rates.sampler_cores + 1e-9)) or 1
+    per_core = rates.sampler_env_steps_per_s * share
+    sampling = sum(
+        per_core
+        * kind.cpu_speed
+        * (
+            kind.cpus * n
+            - (cpus_per_learner if kind.gpus else cpus_per_learner or 1) * learners[kind]
+        )
+        for kind, n in machines.items()
+    )
+    count = sum(learners.values())
+    alone = count * min(kind.learner_speed or 1.0 for kind in on) * rates.learner_env_steps_per_s
+    update_s = rates.batch / alone + (rates.allreduce_s if count > 1 else 0.0)
+    learning = rates.batch / update_s
+    if sampling <= 0:
+        return 0.0
+    return min(sampling, learning) if rates.lag else sampling * learning / (sampling + learning)
+
+
+def hand_placed(machines, cpus_per_learner, rates, one_kind):
+    """Every way to put learners on these machines."""
+    most = []
+    for kind, n in machines.items():
+        taken = cpus_per_learner if kind.gpus else cpus_per_learner or 1
+        places = kind.gpus or (kind.cpus if rates.learner_device == "cpu" else 0)
+        most.append(n * min(places, kind.cpus // taken if taken else places))
+    for learners in itertools.product(*(range(most_of + 1) for most_of in most)):
+        if not one_kind or sum(map(bool, learners)) <= 1:
+            yield dict(zip(machines, learners, strict=True))
+
+
+def hand_all(cat, most):
+    for counts in itertools.product(
+        *(range(min(most, most if k.at_most is None else k.at_most) + 1) for k in cat.kinds)
+    ):
+        if cat.at_most is None or sum(counts) <= cat.at_most:
+            machines = dict(zip(cat.kinds, counts, strict=True))
+            yield machines, sum(kind.price_per_h * n for kind, n in machines.items())
+
+
+def hand_best_rates(cat, rates, one_kind, most=4):
+    """(cost, best rate) of all machines."""
+    return [
+        (
+            cost,
+            max(
+                hand_rate(rates, machines, learners, cat.cpus_per_learner)
+                for learners in hand_placed(machines, cat.cpus_per_learner, rates, one_kind)
+            ),
+        )
+        for machines, cost in hand_all(cat, most)
+    ]
+
+
+def drawn(seed):
+    """A small catalogue with at most 3 of each kind, and rates."""
+    draw = random.Random(seed)
+    rates = Rates(
+        sampler_env_steps_per_s=draw.uniform(50, 2000),
+        sampler_cores=draw.choice([0.05, 0.2, 0.45, 1.0]),
+        learner_env_steps_per_s=draw.uniform(500, 10_000),
+        learner_device=draw.choice(["cpu", "NVIDIA T4"]),
+        lag=draw.choice([0, 0, 2]),
+        batch=draw.choice([512, 4096]),
+        env="CartPole-v1",
+        algo="ppo",
+        allreduce_s=draw.choice([0.0, 0.02, 0.2]),
+    )
+    kinds = [
+        Kind(
+            f"kind-{i}",
+            price_per_h=round(draw.uniform(0.1, 3), 4),
+            cpus=draw.choice([2, 4, 6] if gpus else [1, 2, 4, 6]),
+            gpus=gpus,
+            cpu_speed=draw.choice([1.0, 0.7, 1.4]),
+            learner_speed=round(draw.uniform(0.5, 3), 2) if gpus else None,
+            at_most=draw.choice([1, 2, 3]),
+        )
+        for i, gpus in enumerate([0, draw.choice([0, 1]), draw.choice([1, 2])])
+    ]
+    total = draw.choice([None, None, 4])
+    cat = Catalogue(
+        tuple(kinds), "d", "s", "USD", cpus_per_learner=draw.choice([0, 1, 2]), at_most=total
+    )
+    return cat, rates, draw.random() < 0.3, draw
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_plan_is_cheaper_or_faster_than_the_planner_s(seed):
+    cat, rates, one_kind, draw = drawn(seed)
+    planner = Planner(cat, rates, one_kind)
+    tried = hand_best_rates(cat, rates, one_kind)
+    fastest = max(rate for _, rate in tried)
+    for share in (0.1, 0.5, 0.9, 0.999):
+        target = Target(fastest * share * 60, 60)
+        cheapest = min(cost for cost, rate in tried if rate >= target.env_steps_per_s)
+        plan = planner.answer(target).plan
+        assert plan.cost_per_h == pytest.approx(cheapest, rel=1e-6), share
+        assert plan.env_steps_per_s >= target.env_steps_per_s * (1 - 1e-4)
+    with pytest.raises(ConfigError, match="the most that these machines reach"):
+        planner.answer(Target(fastest * 1.001 * 60, 60))
+    least = min(cost for cost, rate in tried if rate)
+    for budget in (least, least * 2, least * draw.uniform(1, 6)):
+        best = max(rate for cost, rate in tried if cost <= budget + 1e-9)
+        plan = planner.answer(Budget(budget, "USD")).plan
+        assert plan.env_steps_per_s == pytest.approx(best, rel=1e-4)
+        assert plan.cost_per_h <= budget + 1e-9
+        assert plan.cost_per_h <= 1e-6 + min(cost for cost, rate in tried if rate >= best)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_plan_says_of_itself_is_what_its_machines_and_learners_give(seed):
+    cat, rates, one_kind, _ = drawn(seed)
+    answer = Planner(cat, rates, one_kind).answer(Budget(5.0, ""))
+    for plan in filter(None, [answer.plan, *answer.without.values()]):
+        machines = {kind: plan.machines[kind.name] for kind in plan.kinds}
+        learners = {kind: plan.learners.get(kind.name, 0) for kind in plan.kinds}
+        rate = hand_rate(rates, machines, learners, cat.cpus_per_learner)
+        assert plan.env_steps_per_s == pytest.approx(rate)
+        assert learners in list(hand_placed(machines, cat.cpus_per_learner, rates, one_kind))
+        both = plan.sampling_env_steps_per_s, plan.learning_env_steps_per_s
+        assert plan.limit == ("sampling" if both[0] < both[1] else "learning")
+        fewer = [
+            each
+            for each in hand_placed(machines, cat.cpus_per_learner, rates, one_kind)
+            if sum(each.values()) < sum(learners.values())
+        ]
+        for each in fewer:  # no learner that gains nothing
+            assert hand_rate(rates, machines, each, cat.cpus_per_learner) < rate * (1 - 1e-7)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_machines_that_have_what_is_needed_are_cheaper(seed):
+    cat, _, _, draw = drawn(seed)
+    for need in (Need(2, 6), Need(0, 7), Need(3, 0), Need(draw.randint(0, 3), draw.randint(1, 9))):
+        costs = []
+        for machines, cost in hand_all(cat, 4):
+            cpus = sum(kind.cpus * n for kind, n in machines.items())
+            # Learners fit where their machine has cores for them.
+            places = sum(
+                n * min(k.gpus, k.cpus // cat.cpus_per_learner if cat.cpus_per_learner else k.gpus)
+                for k, n in machines.items()
+            )
+            if places >= need.gpus and cpus - cat.cpus_per_learner * need.gpus >= need.cpus:
+                costs.append(cost)
+        if costs:
+            found = Planner(cat).answer(need).plan
+            assert found.cost_per_h == pytest.approx(min(costs), rel=1e-6)
+            assert sum(found.learners.values()) == need.gpus
+        else:
+            with pytest.raises(ConfigError, match="No machines have"):
+                Planner(cat).answer(need)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_runner_up_is_the_best_plan_without_one_of_the_kinds(seed):
+    cat, rates, one_kind, _ = drawn(seed)
+    tried = hand_best_rates(cat, rates, one_kind)
+    target = Target(max(rate for _, rate in tried) * 0.4 * 60, 60)
+    answer = Planner(cat, rates, one_kind).answer(target)
+    assert set(answer.without) == set(answer.plan.machines)
+    expected = {}
+    for name in answer.plan.machines:
+        rest = tuple(kind for kind in cat.kinds if kind.name != name)
+        left = Catalogue(rest, "d", "s", "USD", False, cat.cpus_per_learner, cat.at_most)
+        costs = [
+            cost
+            for cost, rate in hand_best_rates(left, rates, one_kind)
+            if rate >= target.env_steps_per_s
+        ]
+        plan = answer.without[name]
+        assert bool(plan) == bool(costs)
+        if plan:
+            expected[name] = min(costs)
+            assert plan.cost_per_h == pytest.approx(expected[name], rel=1e-6)
+    if expected:
+        assert expected[answer.runner_up] == min(expected.values())
+    else:
+        assert answer.runner_up is None
+
+
+def test_the_published_case():
+    result, _ = benchmark.result()
+    assert result["plan"]["machines"] == {"small-gpu": 8, "cpu": 4}
+    assert result["plan"]["sampler_cores"] == {"small-gpu": 32, "cpu": 32}
+    assert result["plan"]["cost_per_h"] == pytest.approx(2.0456, abs=5e-5)
+    assert result["ratio"] >= 1.7658
+    assert result["without"]["small-gpu"]["machines"] == {"large": 1}
+    assert result["runner_up"] == "cpu"
+    assert any("only the sum" in text for text in result["assumed"])
+
+
+def test_the_published_case_s_results_are_of_this_planner():
+    kept = json.loads((benchmark.RESULTS / "plan.json").read_text())
+    now = json.loads(json.dumps(benchmark.result()[0]))
+    assert {name: kept[name] for name in now} == now
+
+
+def test_the_guide_has_the_published_plan_and_every_key():
+    guide = (benchmark.ROOT / "docs/plan.md").read_text()
+    assert benchmark.shown(*benchmark.result()) in guide
+    example = guide.partition("```toml\n")[2].partition("```")[0]
+    given = tomllib.loads(example)
+    assert set(given) == set(KEYS)
+    (machine,) = given["machines"].values()
+    assert set(machine) == set(MACHINE_KEYS)
+    assert catalogue(given, "the guide").kinds[0].at_most == 8
+
+
+def test_more_learners_are_not_taken_where_their_sum_of_gradients_costs_more_than_they_give():
+    cat = kinds(a={"price_per_h": 1.0, "cpus": 64, "at_most": 1})
+    alone = changed(RATES, allreduce_s=10.0)
+    plan = Planner(cat, alone).answer(Budget(1.0, "")).plan
+    assert plan.learners == {"a": 1}
+    assert Planner(cat, RATES).answer(Budget(1.0, "")).plan.learners["a"] > 1
+    with pytest.raises(ConfigError, match=r"stay below 410, however many"):
+        Planner(cat, alone).answer(Target(1e6, 1))
+
+
+def test_hundreds_of_machines_are_planned_for():
+    """No end of tangents, and no end of branches: the time limit of a test holds it."""
+    cat = read_catalogue()
+    answer = Planner(cat, changed(RATES, allreduce_s=0.001)).answer(Target(2e9, 3600))
+    assert answer.plan.env_steps_per_s == pytest.approx(2e9 / 3600, rel=0.01)
+    assert answer.plan.gap < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("sampler_cores", "share"),
+    [(0.0, 8), (0.1, 8), (0.2, 4), (0.3, 3), (0.9, 1), (1.0, 1), (2, 0.5)],
+)
+def test_samplers_share_a_core_until_it_is_busy(sampler_cores, share):
+    assert changed(RATES, sampler_cores=sampler_cores).samplers_per_core == share
+
+
+def test_goals_are_read_as_people_write_them():
+    assert parse_target("20M env_steps in 1h") == Target(20e6, 3600)
+    assert parse_target(" 20_000_000 env steps in 60 min") == Target(20e6, 3600)
+    assert parse_target("1.5B steps in 2 days") == Target(1.5e9, 2 * 86400)
+    assert parse_target("3,000k env_steps in 90s") == Target(3e6, 90)
+    assert parse_target("5000 env_steps in h") == Target(5000, 3600)
+    assert parse_budget("5 USD/h") == Budget(5.0, "USD")
+    assert parse_budget("0.5 eur per hour") == Budget(0.5, "EUR")
+    assert parse_budget("12/h") == Budget(12.0, "")
+    assert parse_need("8 gpus 64 cpus") == parse_need("64 CPUs and 8 GPUs") == Need(8, 64)
+    assert parse_need("1 gpu") == Need(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_target, "20M env_steps"),
+        (parse_target, "20M in 1h"),
+        (parse_target, "20X env_steps in 1h"),
+        (parse_target, "0 env_steps in 1h"),
+        (parse_target, "5 env_steps in 0 s"),
+        (parse_target, "5 env_steps in 3 weeks"),
+        (parse_budget, "5 USD"),
+        (parse_budget, "much"),
+        (parse_budget, "0 USD/h"),
+        (parse_need, "8 tpus"),
+        (parse_need, "8 gpus 4 gpus"),
+        (parse_need, "0 gpus"),
+    ],
+)
+def test_a_goal_that_cannot_be_read_shows_one_that_can(parse, text):
+    with pytest.raises(ConfigError, match=r"Example: --|expected more than 0") as refused:
+        parse(text)
+    assert repr(text) in str(refused.value)
+
+
+def test_the_example_says_that_it_is_one():
+    cat = read_catalogue()
+    assert cat.is_example and cat.date == "2026-11-23" and "not checked" in cat.source
+    said = make_plan([Need(1, 8)], cat).describe()
+    assert said.startswith("THE PRICES ARE AN EXAMPLE") and cat.source in said and cat.date in said
+    own = catalogue(TABLE | {"machines": {"a": SMALL}}, "m.toml")
+    assert "EXAMPLE" not in make_plan([Need(1, 0)], own).describe()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"currencies": "USD"}, "no key 'currencies' in m.toml. Did you mean currency"),
+        ({"date": None}, "date is missing in m.toml: expected the day"),
+        ({"machines": {}}, "m.toml has no machines"),
+        ({"machines": {"a": 3}}, "machines.a in m.toml is 3: expected a table"),
+        ({"cpus_per_learner": -1}, "cpus_per_learner = -1 in m.toml: expected a whole number, 0"),
+        ({"is_example": 1}, "is_example = 1 in m.toml: expected true or false"),
+        ({"source": " "}, "source in m.toml is empty"),
+        ({"a": {"price": 1.0}}, "no key 'price' in machines.a in m.toml. Did you mean price_per_h"),
+        ({"a": {"price_per_h": None}}, "price_per_h is missing in machines.a in m.toml"),
+        ({"a": {"price_per_h": "1"}}, "price_per_h = '1' in machines.a in m.toml: expected a num"),
+        ({"a": {"price_per_h": 0.0}}, "no number of them is too many"),
+        ({"a": {"cpus": 2.5}}, "cpus = 2.5 in machines.a in m.toml: expected a whole number"),
+        ({"a": {"gpus": True}}, "gpus = True in machines.a in m.toml: expected a whole number"),
+        ({"a": {"cpu_speed": 0}}, "cpu_speed = 0 in machines.a in m.toml: expected a number above"),
+        ({"a": {"learner_speed": math.inf}}, "learner_speed = inf"),
+    ],
+)
+def test_a_catalogue_that_cannot_be_is_refused_in_words(change, words):
+    given = TABLE | {"machines": {"a": SMALL | change.pop("a", {})}} | change
+    given = {key: value for key, value in given.items() if value is not None}
+    for of in given["machines"].values():
+        if isinstance(of, dict):
+            of.update({key: of[key] for key in list(of)})
+            for key in [key for key, value in of.items() if value is None]:
+                del of[key]
+    with pytest.raises(ConfigError) as refused:
+        catalogue(given, "m.toml")
+    assert words in str(refused.value)
+
+
+def test_every_key_of_a_machine_reaches_it():
+    of = SMALL | {"memory_gib": 16, "cpu_speed": 0.5, "at_most": 3, "note": "ours"}
+    assert set(of) == set(MACHINE_KEYS)
+    (kind,) = catalogue(TABLE | {"machines": {"a": of}}, "m.toml").kinds
+    assert {name: getattr(kind, name) for name in of} == of
+    assert kind.has == "4 CPUs, 1 GPU, 16 GiB"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (None, "P.json has no `rates`: expected what `headrace profile ENV --json` prints"),
+        ({"lag": None}, "The rates in P.json lack lag"),
+        ({"batch": 1.5}, "rates.batch in P.json is 1.5: expected a whole number"),
+        ({"sampler_env_steps_per_s": 0}, "is 0: expected a number, above 0"),
+        ({"allreduce_s": -1.0}, "is -1: expected a number, 0 or more"),
+        ({"env": 3}, "rates.env in P.json is 3: expected text"),
+    ],
+)
+def test_a_profile_without_good_rates_is_refused_in_words(change, words):
+    rates = vars(RATES) | (change or {})
+    rates = {name: value for name, value in rates.items() if value is not None}
+    with pytest.raises(ConfigError) as refused:
+        Rates.from_json({"rates": rates} if change is not None else {}, "P.json")
+    assert words in str(refused.value)
+
+
+def test_what_cannot_be_planned_is_refused_in_words():
+    cat = kinds(gpu={"price_per_h": 1.0, "cpus": 4, "gpus": 1})
+    need, target, budget = Need(1, 1), Target(1e6, 3600), Budget(5.0, "USD")
+    for goals, given in (([], "none"), ([need, target], "2")):
+        with pytest.raises(ConfigError, match=f"Expected one of --target.*, and got {given}"):
+            make_plan(goals, cat, RATES)
+    for goal in (target, budget):
+        with pytest.raises(ConfigError, match="needs --profile"):
+            make_plan([goal], cat)
+    with pytest.raises(ConfigError, match=r"Profile on one, or put learner_speed into .*gpu"):
+        make_plan([target], cat, RATES)
+    on_gpu = changed(RATES, learner_device="NVIDIA T4")
+    assert make_plan([target], cat, on_gpu).plan.machines == {"gpu": 1}
+    with pytest.raises(ConfigError, match="The budget is in EUR, but the prices are in USD"):
+        make_plan([Budget(5.0, "EUR")], cat, on_gpu)
+    with pytest.raises(ConfigError, match=r"0.5 USD/h is too small: .* cost 1 \(1 x gpu\)"):
+        make_plan([Budget(0.5, "")], cat, on_gpu)
+    cpus = kinds(cpu={"price_per_h": 1.0, "cpus": 4})
+    for goal in (target, budget):
+        with pytest.raises(ConfigError, match="no machine here for a learner and samplers"):
+            make_plan([goal], cpus, on_gpu)
+
+
+def test_a_target_out_of_reach_is_told_what_is_in_reach_and_what_limits():
+    few = {"price_per_h": 1.0, "cpus": 5, "gpus": 1, "learner_speed": 1.0, "at_most": 2}
+    at_most = kinds(gpu=few, cpu={"price_per_h": 0.5, "cpus": 8})
+    nonstop = changed(RATES, lag=2, learner_device="NVIDIA T4")
+    with pytest.raises(ConfigError) as refused:
+        make_plan([Target(10_000, 1)], at_most, nonstop)
+    said = str(refused.value)
+    assert "needs 10,000 env steps/s; the most that these machines reach is 6,000" in said
+    assert "learning is the limit" in said and "at_most of gpu" in said
+
+
+def test_a_cpu_learner_is_not_planned_beside_one_on_a_gpu():
+    cat = kinds(
+        cpu={"price_per_h": 1.0, "cpus": 8, "at_most": 1},
+        gpu={"price_per_h": 1.0, "cpus": 8, "gpus": 1, "learner_speed": 9.0, "at_most": 1},
+    )
+    plan = make_plan([Budget(2.0, "")], cat, RATES).plan
+    assert plan.machines == {"cpu": 1, "gpu": 1}
+    assert plan.learners == {"gpu": 1}
+
+
+# The command.
+
+
+def headrace(*args, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", *map(str, args)],
+        cwd=cwd, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+
+
+MACHINES = """
+date = 2026-11-23
+source = "our own list"
+currency = "EUR"
+[machines.small]
+price_per_h = 0.3
+cpus = 8
+[machines.big]
+price_per_h = 1.3
+cpus = 32
+at_most = 2
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "P.json").write_text(json.dumps({"rates": vars(RATES)}))
+    (tmp_path / "machines.toml").write_text(MACHINES)
+    return tmp_path
+
+
+def test_the_command_plans(files):
+    flags = ["--profile", "P.json", "--machines", "machines.toml"]
+    done = headrace("plan", *flags, "--target", "20M env_steps in 1h", "--json", cwd=files)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    plan = found["plan"]
+    assert plan["env_steps_per_s"] >= 20e6 / 3600
+    assert plan["hours"] == pytest.approx(20e6 / 3600 / plan["env_steps_per_s"])
+    assert plan["cost"] == pytest.approx(plan["hours"] * plan["cost_per_h"])
+    prices = {"small": 0.3, "big": 1.3}
+    assert plan["cost_per_h"] == pytest.approx(
+        sum(prices[name] * n for name, n in plan["machines"].items())
+    )
+    assert plan["limit"] in ("sampling", "learning")
+    assert found["catalogue"]["currency"] == "EUR" and found["rates"] == vars(RATES)
+    assert found["runner_up"] in found["without"]
+    said = headrace("plan", *flags, "--budget", "3 EUR/h", cwd=files)
+    assert said.returncode == 0, said.stderr
+    assert "EXAMPLE" not in said.stdout and "our own list; 2026-11-23" in said.stdout
+    assert "The limit is" in said.stdout and "runner-up" in said.stdout
+    assert "To start it: headrace train CartPole-v1 --algo ppo" in said.stdout
+
+
+def test_the_command_uses_the_example_where_no_machines_are_given(files):
+    done = headrace("plan", "--need", "8 gpus 64 cpus", "--one-learner-kind", cwd=files)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("THE PRICES ARE AN EXAMPLE")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "Expected one of --target"),
+        (("--target", "1M steps in 1h", "--budget", "5/h"), "and got 2"),
+        (("--target", "soon"), 'Example: --target "20M env_steps in 1h"'),
+        (("--target", "1M steps in 1h"), "needs --profile"),
+        (("--need", "1 gpu", "--profile", "none.json"), "none.json cannot be read: No such file"),
+        (("--need", "1 gpu", "--machines", "none.toml"), "none.toml cannot be read: No such file"),
+        (("--need", "1 gpu", "--machines", "P.json"), "P.json is no TOML file"),
+        (("--need", "1 gpu", "--profile", "machines.toml"), "machines.toml is no JSON"),
+    ],
+)
+def test_the_command_refuses_in_words(files, flags, words, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    assert _main(["plan", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_training_that_it_names_is_one_that_train_reads():
+    cat = kinds(a={"price_per_h": 1.0, "cpus": 8})
+    for rates in (changed(RATES, lag=2, allreduce_s=0.01), changed(RATES, sampler_cores=1.0)):
+        plan = make_plan([Target(2e8, 3600)], cat, rates).plan
+        program, verb, *argv = plan.command(rates, 1).split()
+        assert (program, verb) == ("headrace", "train")
+        flags = verbs._parse("train", "", verbs._TrainFlags[ALGOS["ppo"][1]], argv)
+        run = flags.run
+        assert (run.env, run.algo, run.cluster) == ("CartPole-v1", "ppo", "auto")
+        assert run.num_learners == sum(plan.learners.values()) > 1
+        assert run.num_workers % run.num_learners == 0
+        assert 0 <= sum(plan.samplers.values()) - run.num_workers < run.num_learners
+        assert run.cpus_per_worker == pytest.approx(1 / rates.samplers_per_core)
+        assert run.lag == (rates.lag or -1)
+
+
+def test_without_scipy_the_extra_is_named(tmp_path):
+    code = (
+        "import sys; sys.modules['scipy.optimize'] = None; from headrace.cli import main;"
+        "main(['plan', '--need', '1 gpu'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "pip install 'headrace[plan]'" in done.stderr and "Traceback" not in done.stderr
