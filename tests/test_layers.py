@@ -7,8 +7,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src/headrace"
 # Each may import itself and everything to its left.
-ORDER = ["", "models", "envs", "algos", "collect", "run", "cli"]
-TOP_OF_CLI = {"cli", "verbs", "__main__"}
+ORDER = ["", "models", "envs", "algos", "collect", "run", "scale", "cli"]
+TOP_OF_CLI = {"cli", "verbs", "scale_verbs", "__main__"}
 # Third-party packages that only these files may import.
 ONLY_IN = {
     "mujoco": ("envs/mujoco.py",),
@@ -25,7 +25,7 @@ ONLY_IN = {
     "gymnasium": ("envs/", "run/rank.py"),
     "tensorboard": ("run/log.py",),
     "rich": ("run/log.py",),
-    "tyro": ("verbs.py", "run/runsettings.py"),
+    "tyro": ("verbs.py", "scale_verbs.py", "run/runsettings.py"),
     "safetensors": ("run/checkpoint.py",),
     "cloudpickle": (
         "collect/channel.py",

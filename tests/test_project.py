@@ -74,7 +74,13 @@ def test_docs_name_files_that_exist_and_flags_that_do(path):
     ):
         assert any((base / name).exists() for base in (ROOT, ROOT / "src/headrace")), name
     source = (ROOT / "src/headrace/verbs.py").read_text()
-    for part in ("run/runsettings.py", "models/policy.py", "algos/ppo.py", "algos/a2c.py"):
+    for part in (
+        "scale_verbs.py",
+        "run/runsettings.py",
+        "models/policy.py",
+        "algos/ppo.py",
+        "algos/a2c.py",
+    ):
         source += (ROOT / "src/headrace" / part).read_text()
     fields = {
         node.target.id

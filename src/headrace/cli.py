@@ -2,10 +2,12 @@
 
 Exit codes: 0; 2 for usage; 130 and 143 after SIGINT and SIGTERM; 1 for anything else. This file
 imports nothing heavy, so that `headrace --help` is quick, and so that the thread counts of the math
-libraries are set before they are loaded. Left out: the flags of each verb (`verbs.py`).
+libraries are set before they are loaded. Left out: the flags of each verb (`verbs.py`,
+`scale_verbs.py`).
 """
 
 import faulthandler
+import importlib
 import itertools
 import os
 import signal
@@ -18,8 +20,10 @@ VERBS = {
     "eval": "Play whole episodes with a trained agent; film one.",
     "check-env": "Say what is wrong with an environment, before training on it.",
     "plot": "Draw the learning curve of runs.",
+    "report": "Write a run on one HTML page: curves, time, faults, configuration.",
     "doctor": "Say what this machine has, and what is missing for which extra.",
 }
+_SCALE = ("report",)  # whose flags are in `scale_verbs.py`
 
 
 def _help() -> str:
@@ -81,11 +85,11 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         from headrace.collect import forkserver
 
         forkserver.warm_up()
-    from headrace import verbs
     from headrace.errors import HeadraceError, UsageError
 
+    module = importlib.import_module(f"headrace.{'scale_verbs' if verb in _SCALE else 'verbs'}")
+    run = getattr(module, "evaluate" if verb == "eval" else verb.replace("-", "_"))
     try:
-        run = verbs.evaluate if verb == "eval" else getattr(verbs, verb.replace("-", "_"))
         return int(run(argv, VERBS[verb]))
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])

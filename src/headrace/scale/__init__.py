@@ -1,0 +1,1 @@
+"""Measuring, finding sizes, planning machines."""
