@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NOW := $(shell date +%Y%m%d-%H%M%S)
 RUN ?= runs/demo-$(NOW)
 
-.PHONY: demo test test-all test-faults gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
+.PHONY: demo test test-all test-faults browser gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
 .PHONY: bench-inference bench-lag bench-cluster
 
@@ -22,15 +22,19 @@ demo: $(VENV)/.demo
 	$(BIN)/headrace eval $(RUN) --episodes 20 --video $(RUN)/agent.mp4
 
 ## Lint, types, tests: what CI does.
-test: $(VENV)/.dev
+test: $(VENV)/.dev browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/pytest -m "not slow and not faults and not gpu"
 
+## A browser for the tests of the report, if this machine has none: into .venv, and nothing is installed.
+browser: $(VENV)/.dev
+	tests/fetch_browser.sh $(VENV)/browser || echo "Without a browser, the tests that need one are skipped."
+
 ## All of it, with the minutes-long learning tests.
-test-all: $(VENV)/.dev
+test-all: $(VENV)/.dev browser
 	$(BIN)/pytest -m "not faults and not gpu"
 
 CLUSTERS := $(wildcard tests/test_faults_cluster*.py) tests/test_faults_network.py

@@ -7,6 +7,7 @@ libraries are set before they are loaded. Left out: the flags of each verb (`ver
 """
 
 import faulthandler
+import importlib
 import itertools
 import os
 import signal
@@ -19,12 +20,12 @@ VERBS = {
     "eval": "Play whole episodes with a trained agent; film one.",
     "check-env": "Say what is wrong with an environment, before training on it.",
     "plot": "Draw the learning curve of runs.",
+    "profile": "Say where a run's time goes, what limits it, and what to change.",
     "plan": "Say which machines to rent for a goal, and what they cost.",
+    "report": "Write a run on one HTML page: curves, time, faults, configuration.",
     "doctor": "Say what this machine has, and what is missing for which extra.",
 }
-
-
-SCALE_VERBS = ("plan",)
+SCALE_VERBS = ("autoscale", "plan", "profile", "report")
 """Those of `scale_verbs.py`."""
 
 
@@ -87,12 +88,12 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         from headrace.collect import forkserver
 
         forkserver.warm_up()
-    from headrace import scale_verbs, verbs
     from headrace.errors import HeadraceError, UsageError
 
+    home = "scale_verbs" if verb in SCALE_VERBS else "verbs"
+    module = importlib.import_module(f"headrace.{home}")
+    run = getattr(module, "evaluate" if verb == "eval" else verb.replace("-", "_"))
     try:
-        home = scale_verbs if verb in SCALE_VERBS else verbs
-        run = verbs.evaluate if verb == "eval" else getattr(home, verb.replace("-", "_"))
         return int(run(argv, VERBS[verb]))
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])

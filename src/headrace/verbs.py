@@ -132,7 +132,8 @@ class _DoctorFlags:
     """Print one JSON object."""
 
 
-def _parse(verb: str, description: str, flags: Any, argv: list[str]) -> Any:
+def parse(verb: str, description: str, flags: Any, argv: list[str]) -> Any:
+    """A verb's flags, as `flags` has them; ConfigError for one that is there twice."""
     if verb == "train":
         description += (
             " Presets change the defaults shown here; what applies, and why, is printed at the "
@@ -196,7 +197,7 @@ def train(argv: list[str], description: str) -> int:
     started = _started()
     given_algo = [b for a, b in itertools.pairwise(argv) if a == "--algo" and b in ALGOS]
     settings_type = ALGOS[given_algo[-1] if given_algo else "ppo"][1]
-    flags = _parse("train", description, _TrainFlags[settings_type], argv)  # type: ignore[valid-type]
+    flags = parse("train", description, _TrainFlags[settings_type], argv)  # type: ignore[valid-type]
     ended = launch.start(
         _named(argv, (flags.run, flags.network, flags.algo_settings)),
         config_file=flags.config,
@@ -210,7 +211,7 @@ def train(argv: list[str], description: str) -> int:
 def resume(argv: list[str], description: str) -> int:
     """`headrace resume`."""
     started = _started()
-    flags = _parse("resume", description, _ResumeFlags, argv)
+    flags = parse("resume", description, _ResumeFlags, argv)
     ended = launch.go_on(
         flags.run_dir,
         env=flags.env,
@@ -230,7 +231,7 @@ def _end(ended: Ended, as_json: bool) -> int:
 
 def evaluate(argv: list[str], description: str) -> int:
     """`headrace eval`."""
-    flags = _parse("eval", description, _EvalFlags, argv)
+    flags = parse("eval", description, _EvalFlags, argv)
     own = code(flags.wrapper, flags.model)
     settings, maker = settings_of_run(flags.run_dir, flags.env, own)
     best = flags.run_dir / "best"
@@ -274,7 +275,7 @@ def evaluate(argv: list[str], description: str) -> int:
 
 def check_env(argv: list[str], description: str) -> int:
     """`headrace check-env`."""
-    flags = _parse("check-env", description, _CheckEnvFlags, argv)
+    flags = parse("check-env", description, _CheckEnvFlags, argv)
     out = sys.stderr if flags.json else sys.stdout
     report = check(
         flags.env,
@@ -289,14 +290,14 @@ def check_env(argv: list[str], description: str) -> int:
 
 def plot(argv: list[str], description: str) -> int:
     """`headrace plot`."""
-    flags = _parse("plot", description, _PlotFlags, argv)
+    flags = parse("plot", description, _PlotFlags, argv)
     print(f"Learning curve: {draw_curves(list(flags.run_dirs), flags.output)}")
     return 0
 
 
 def doctor(argv: list[str], description: str) -> int:
     """`headrace doctor`."""
-    flags = _parse("doctor", description, _DoctorFlags, argv)
+    flags = parse("doctor", description, _DoctorFlags, argv)
     found = examine()
     print(json.dumps(found) if flags.json else describe(found))
     return 0

@@ -1,11 +1,27 @@
-"""The learning curve of runs as a picture. Left out: everything but return over env steps."""
+"""The learning curve of runs as a picture; and the library that draws.
+
+Left out: everything but return over env steps (`scale/`).
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.run import rundir
 from headrace.run.log import by_policy_in, read_metrics
+
+
+def library() -> Any:
+    """Matplotlib; MissingExtraError without the `plot` extra."""
+    try:
+        import matplotlib.figure
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"A picture needs a package that is not installed ({error}).\n"
+            "To install it: pip install 'headrace[plot]'"
+        ) from None
+    return matplotlib
 
 
 def curves(run_dir: Path) -> Iterator[tuple[str, list[int], list[float]]]:
@@ -38,14 +54,7 @@ def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
     """
     if not run_dirs:
         raise ConfigError("No run directory was given.\nExample: headrace plot runs/*")
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"A picture needs a package that is not installed ({error}).\n"
-            "To install it: pip install 'headrace[plot]'"
-        ) from None
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = library().figure.Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for run_dir in run_dirs:
         for label, env_steps, mean_returns in curves(run_dir):
