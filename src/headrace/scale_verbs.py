@@ -1,20 +1,84 @@
 """The flags of the verbs that measure, scale and plan. Left out: those of training (`verbs.py`)."""
 
 import json
+import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Generic
 
 import tyro
 
+from headrace.errors import ConfigError
+from headrace.models.policy import Network
+from headrace.run.code import code
+from headrace.run.runsettings import RunSettings
+from headrace.scale import timeline
 from headrace.scale.goals import Goal, parse_budget, parse_need, parse_target
 from headrace.scale.html_report import write_report
 from headrace.scale.machines import read_catalogue
 from headrace.scale.plan import make_plan
+from headrace.scale.profile import profile_env, profile_run
 from headrace.scale.rates import Rates
-from headrace.verbs import parse
+from headrace.scale.told import told
+from headrace.verbs import AlgoSettings, algo_settings, named, parse
 
 _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
+
+
+@dataclass(frozen=True)
+class _ProfileFlags(Generic[AlgoSettings]):
+    run: RunSettings
+    network: Network
+    algo_settings: AlgoSettings
+    config: _Path = None
+    """TOML file with settings by their names; flags override it."""
+    seconds: float = 60.0
+    """That all of it may take, but for starting processes."""
+    plot: _Path = None
+    """Draw the timeline of samplers and learner, and their shares of time (PNG)."""
+    trace: _Path = None
+    """Write the timeline (JSON), for ui.perfetto.dev."""
+    json: bool = False
+    """Print one JSON object as standard output's last line, for headrace plan; the rest to standard
+    error."""
+    env_again: str | None = None
+    """Of a run's directory: its environment, where that is code (module:callable)."""
+
+
+def profile(argv: list[str], description: str) -> int:
+    """`headrace profile`."""
+    algo = algo_settings(argv)
+    flags = parse("profile", description, _ProfileFlags[algo], argv)  # type: ignore[valid-type]
+    out = sys.stderr if flags.json else sys.stdout
+    say = partial(print, file=sys.stderr, flush=True)
+    given = named(argv, (flags.run, flags.network, flags.algo_settings))
+    if flags.run.env and Path(flags.run.env, "config.json").exists():
+        found = profile_run(
+            Path(given.pop("env")),
+            env=flags.env_again,
+            code=code(given.pop("wrapper", ()), given.pop("model", "")),
+            seconds=flags.seconds,
+            say=say,
+        )
+        if given or flags.config:
+            raise ConfigError(
+                f"{', '.join([*given, *(['config'] if flags.config else [])])}: a run's directory "
+                "is profiled with the settings that it was trained with.\nLeave these out, or name "
+                "the environment in place of the directory."
+            )
+    else:
+        found = profile_env(given, config_file=flags.config, seconds=flags.seconds, say=say)
+    print(told(found), file=out)
+    if flags.plot is not None:
+        timeline.draw(flags.plot, found.tracks)
+        print(f"Picture: {flags.plot}", file=out)
+    if flags.trace is not None:
+        timeline.write_trace(flags.trace, found.tracks)
+        print(f"Trace: {flags.trace}, for https://ui.perfetto.dev", file=out)
+    if flags.json:
+        print(json.dumps(found.to_json()))
+    return 0
 
 
 @dataclass(frozen=True)

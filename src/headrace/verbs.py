@@ -171,7 +171,7 @@ def _refuse_repeated(argv: list[str], flags: Any) -> None:
             )
 
 
-def _named(argv: list[str], groups: tuple[Any, ...]) -> dict[str, Any]:
+def named(argv: list[str], groups: tuple[Any, ...]) -> dict[str, Any]:
     """The settings that were given as flags, by name: what was left open is the preset's."""
     names = _flag_names(argv)
     return {
@@ -195,17 +195,22 @@ def _started() -> float:
 def train(argv: list[str], description: str) -> int:
     """`headrace train`."""
     started = _started()
-    given_algo = [b for a, b in itertools.pairwise(argv) if a == "--algo" and b in ALGOS]
-    settings_type = ALGOS[given_algo[-1] if given_algo else "ppo"][1]
-    flags = parse("train", description, _TrainFlags[settings_type], argv)  # type: ignore[valid-type]
+    algo = algo_settings(argv)
+    flags = parse("train", description, _TrainFlags[algo], argv)  # type: ignore[valid-type]
     ended = launch.start(
-        _named(argv, (flags.run, flags.network, flags.algo_settings)),
+        named(argv, (flags.run, flags.network, flags.algo_settings)),
         config_file=flags.config,
         run_dir=flags.run_dir,
         out=sys.stderr if flags.json else sys.stdout,
         started=started,
     )
     return _end(ended, flags.json)
+
+
+def algo_settings(argv: list[str]) -> type[Any]:
+    """The settings of the algorithm that was named, before all flags are known."""
+    given = [b for a, b in itertools.pairwise(argv) if a == "--algo" and b in ALGOS]
+    return ALGOS[given[-1] if given else "ppo"][1]
 
 
 def resume(argv: list[str], description: str) -> int:

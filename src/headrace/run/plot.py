@@ -24,6 +24,17 @@ def library() -> Any:
     return matplotlib
 
 
+def save(figure: Any, output: Path) -> None:
+    """Write a picture; ConfigError if its name does not end in a format that can be written."""
+    formats = figure.canvas.get_supported_filetypes()
+    if output.suffix.removeprefix(".") not in formats:
+        raise ConfigError(
+            f"The picture {output} cannot be drawn: expected a name that ends in one of "
+            f"{', '.join(sorted(formats))}."
+        )
+    figure.savefig(output, dpi=120)
+
+
 def curves(run_dir: Path) -> Iterator[tuple[str, list[int], list[float]]]:
     """The lines of a run, one of each policy: label, env steps, mean returns; RunDirError."""
     run = rundir.read_config(run_dir)["settings"]
@@ -65,11 +76,5 @@ def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
     axes.grid(alpha=0.3)
     axes.legend()
     output = output or run_dirs[0] / "curve.png"
-    formats = figure.canvas.get_supported_filetypes()
-    if output.suffix.removeprefix(".") not in formats:
-        raise ConfigError(
-            f"The picture {output} cannot be drawn: expected a name that ends in one of "
-            f"{', '.join(sorted(formats))}."
-        )
-    figure.savefig(output, dpi=120)
+    save(figure, output)
     return output

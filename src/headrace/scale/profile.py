@@ -106,7 +106,7 @@ class Profile:
         }
 
 
-def profile(
+def profile_env(
     given: Mapping[str, Any],
     *,
     env: EnvLike | None = None,

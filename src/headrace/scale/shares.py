@@ -1,11 +1,12 @@
 """Where the seconds of a run went: by process and span, and what samplers waited for.
 
-Left out: keeping laps (`run/timeline.py`), pictures of them (`timeline.py`).
+Left out: keeping laps (`meter.py`), pictures of them (`timeline.py`).
 """
 
 import numpy as np
 
 from headrace.meter import SPANS, Laps
+from headrace.scale.timeline import is_learner, seconds
 from headrace.spec import Array
 
 FOR_SAMPLERS, FOR_LEARNER = "wait for samplers", "wait for learner"
@@ -13,18 +14,6 @@ FOR_SAMPLERS, FOR_LEARNER = "wait for samplers", "wait for learner"
 empty; the second one is a learner that learns."""
 
 _WAIT = SPANS.index("wait")
-
-
-def is_learner(name: str) -> bool:
-    """Whether a process of this name learns (`learner`, `rank 1`), and is no sampler."""
-    return name == "learner" or (name.startswith("rank ") and "," not in name)
-
-
-def seconds(laps: Laps) -> dict[str, float]:
-    """By span."""
-    span, took = _arrays(laps)
-    totals = np.bincount(span, took, len(SPANS))
-    return {name: float(s) for name, s in zip(SPANS, totals, strict=True) if s > 0.0}
 
 
 def by_process(tracks: dict[str, Laps], begin: float = 0.0) -> dict[str, dict[str, float]]:

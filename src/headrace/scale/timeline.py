@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.meter import SPANS, Laps
+from headrace.run import plot
 from headrace.spec import Array
 
 COLORS = {
@@ -38,6 +39,7 @@ COLORS = {
 STRIPE = "#9aa1a9"
 """On `wait`."""
 
+_MOST_BARS = 32
 _BAR_PX, _GAP_PX, _STRIPES_PX = 26, 6, 6
 _WAIT, _NOTHING = SPANS.index("wait"), len(SPANS)
 _LEARNER = re.compile(r"learner|rank \d+")
@@ -135,7 +137,7 @@ def draw_timeline(
     end: float,
     *,
     columns: int = 1200,
-    most: int = 32,
+    most: int = _MOST_BARS,
 ) -> None:
     """Draw what each process did between two moments, from `begin` on in ms or s.
 
@@ -179,6 +181,37 @@ def draw_shares(axes: Any, shares: dict[str, dict[str, float]]) -> None:
     axes.set(xlim=(0, 100), xlabel="% of time")
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
+
+
+def draw(path: Path, tracks: dict[str, Laps]) -> None:
+    """Draw the last updates of all processes, and the shares of all their time, as a picture.
+
+    Args:
+        path: where to (PNG, PDF, SVG).
+        tracks: what each process did when.
+
+    Raises:
+        ConfigError: the name does not end in a format that can be written.
+        MissingExtraError: without the `plot` extra.
+    """
+    shares = grouped({name: seconds(laps) for name, laps in tracks.items()})
+    rows = min(len(tracks), _MOST_BARS)
+    size = (10, 2.2 + 0.22 * rows + 0.4 * len(shares))
+    figure = plot.library().figure.Figure(figsize=size, layout="constrained")
+    above, below = figure.subplots(2, height_ratios=[0.22 * rows + 0.6, 0.4 * len(shares) + 0.6])
+    draw_timeline(above, tracks, *window(tracks), most=_MOST_BARS)
+    above.set_title("The last updates", loc="left", fontsize="medium")
+    draw_shares(below, shares)
+    below.set_title("All the time", loc="left", fontsize="medium")
+    figure.legend(loc="outside lower center", ncols=8, fontsize="small", frameon=False)
+    plot.save(figure, path)
+
+
+def seconds(laps: Laps) -> dict[str, float]:
+    """By span."""
+    took = np.diff(np.array(laps.ends), prepend=laps.begin)
+    totals = np.bincount(np.frombuffer(bytes(laps.spans), np.uint8), took, len(SPANS))
+    return {name: float(s) for name, s in zip(SPANS, totals, strict=True) if s > 0.0}
 
 
 def style(span: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from headrace.run.config import cpu_cores
 from headrace.scale.profile import Profile
-from headrace.scale.shares import is_learner
+from headrace.scale.timeline import is_learner
 
 _LEAST_SHARE = 0.005  # of a span that is listed
 _NEAR = 1.1  # gains below which something is no bottleneck
