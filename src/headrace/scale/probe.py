@@ -34,7 +34,6 @@ from headrace.scale.times import Times
 
 _SLEEPS = 0.5  # share of CPU time below which an environment is taken for one that sleeps
 _NEVER_ASLEEP = 0.1  # share of the time asleep, below which it is noise
-_MOST_QUEUED = 0.9
 _MOST_ASLEEP = 32  # workers
 _FEW_STEPS = 4  # that a batch to learn from repeats
 _ROUNDS_S = 0.5
@@ -78,15 +77,14 @@ def _seen(laps: list[Laps]) -> _Seen:
             besides[name] += float(took[span == i].sum())
     cpu_s, queued_s = sum(of.cpu_s for of in laps), sum(of.queued_s for of in laps)
     step, reset = np.concatenate(steps), np.concatenate(resets)
-    in_envs, in_all = float(step.sum() + reset.sum()), sum(besides.values())
-    in_all += in_envs
-    # What waiting for a core took is not theirs: each has its share of it taken off.
-    own = 1 - min(queued_s / in_all, _MOST_QUEUED)
-    besides = {name: s * own for name, s in besides.items()}
-    in_envs *= own
-    asleep = max(0.0, own * in_all - cpu_s)
-    cpu_share = 1.0 if asleep < _NEVER_ASLEEP * in_all else max(0.0, 1 - asleep / in_envs)
-    return _Seen(step * own, reset * own, besides, cpu_share)
+    in_envs, in_besides = float(step.sum() + reset.sum()), sum(besides.values())
+    asleep = max(0.0, in_envs + in_besides - cpu_s - queued_s)
+    if asleep < _NEVER_ASLEEP * (in_envs + in_besides):
+        # What waiting for a core took is not theirs: each has its share of it taken off.
+        own = cpu_s / (cpu_s + queued_s)
+        besides = {name: s * own for name, s in besides.items()}
+        return _Seen(step * own, reset * own, besides, 1.0)
+    return _Seen(step, reset, besides, max(0.0, 1 - asleep / in_envs))
 
 
 class Probe:

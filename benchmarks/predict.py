@@ -1,0 +1,204 @@
+"""Is what `headrace profile` predicts what a run then does?
+
+    python -m benchmarks.predict      # results/predict.json; a quarter of an hour
+
+Each configuration is trained for a while and measured; then its parts are measured apart, and the
+model (`scale/simulate.py`) puts them together. Besides, each is predicted from the parts of another
+configuration with the same environment: that is what advice and plans rest on. Left out: where the
+profile itself is wrong about where time goes (`tests/test_profile.py`).
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import RESULTS, ROOT, machine
+from headrace.run.config import resolve
+from headrace.scale.advice import topology_of
+from headrace.scale.costs import Costs
+from headrace.scale.simulate import simulate
+
+NAME = "predict"
+ENV = "benchmarks.timed:Timed"
+WITHIN = {"median": 0.10, "worst": 0.25}
+LAG_2 = ("--algo", "appo", "--lag", "2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration.
+
+    Attributes:
+        env: what its steps take, in words.
+        kwargs: of the environment, as flags have them.
+        flags: of the run.
+        id: of another environment.
+    """
+
+    env: str
+    kwargs: tuple[str, ...]
+    flags: tuple[str, ...]
+    id: str = ENV
+
+    @property
+    def command(self):
+        kwargs = ("--env-kwargs", *self.kwargs) if self.kwargs else ()
+        return [self.id, *self.flags, *kwargs]
+
+    @property
+    def name(self):
+        return f"{self.env}: {' '.join(self.flags)}"
+
+
+def sizes(envs, steps, workers, each, *more):
+    return (
+        *("--num-envs", str(envs), "--num-steps", str(steps)),
+        *("--num-workers", str(workers), "--envs-per-vector", str(each), *more),
+    )
+
+
+def timed(env, *cases):
+    """Cases of one environment."""
+    times, mean_ms, *computes = env.split()
+    kwargs = [f"times={times}", f"mean_ms={mean_ms}", f"computes={bool(computes)}"]
+    what = "computes" if computes else "sleeps"
+    return [Case(f"{what} {mean_ms} ms, {times}", tuple(kwargs), flags) for flags in cases]
+
+
+CASES = [
+    *timed(
+        "constant 0.05 computes",
+        sizes(16, 128, 0, 16),
+        sizes(16, 128, 2, 8),
+        sizes(16, 128, 2, 4, *LAG_2),
+        sizes(16, 128, 0, 8, "--num-learners", "2"),
+    ),
+    *timed(
+        "exponential 1 computes",
+        sizes(16, 64, 2, 8),
+        sizes(16, 64, 4, 2),
+        sizes(16, 64, 4, 2, *LAG_2),
+    ),
+    *timed(
+        "constant 1",
+        sizes(8, 128, 8, 1),
+        sizes(8, 128, 1, 8),
+        sizes(8, 128, 8, 1, *LAG_2),
+    ),
+    *timed(
+        "lognormal 7",
+        sizes(24, 64, 12, 2),
+        sizes(24, 64, 24, 1, *LAG_2),
+    ),
+    *timed(
+        "stalls 4",
+        sizes(24, 128, 24, 1),
+        sizes(24, 128, 24, 1, *LAG_2),
+        sizes(24, 128, 24, 1, "--num-learners", "2", *LAG_2),
+    ),
+    *timed(
+        "constant 10",
+        sizes(24, 32, 24, 1, "--num-learners", "2"),
+        sizes(4, 32, 2, 2),
+    ),
+    Case("CartPole-v1", (), sizes(64, 128, 2, 32), "CartPole-v1"),
+    Case("CartPole-v1", (), sizes(64, 128, 0, 32, "--num-learners", "2"), "CartPole-v1"),
+]
+
+
+def measured(case, seconds):
+    """A profile, as `headrace profile` prints it."""
+    command = [sys.executable, "-m", "headrace", "profile", *case.command]
+    command += ["--seconds", str(seconds), "--json"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=240 + 4 * seconds, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{case.name}\n{done.stderr}\n{done.stdout}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def crossed(profiles):
+    """Each case, predicted from the parts of the one before it with the same environment."""
+    found = []
+    for i, case in enumerate(CASES):
+        same = [j for j, other in enumerate(CASES) if other.env == case.env]
+        costs = Costs.from_json(profiles[same[same.index(i) - 1]]["costs"])
+        found.append(simulate(costs, topology_of(resolve(profiles[i]["settings"]))))
+    return [each.env_steps_per_s for each in found]
+
+
+def error(predicted, found):
+    return predicted / found - 1
+
+
+def summary(rows, name):
+    """Median and worst error of a prediction."""
+    errors = [abs(error(row[name], row["env_steps_per_s"])) for row in rows]
+    return {"median": statistics.median(errors), "worst": max(errors)}
+
+
+def tables(result):
+    """For docs/profile.md."""
+    rows = [
+        "| environment | settings | measured | predicted | error | from another's parts | error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        found = row["env_steps_per_s"]
+        own, other = row["predicted"], row["predicted_from_another"]
+        rows.append(
+            f"| {row['env']} | {row['flags']} | {found:,.0f} | {own:,.0f} | "
+            f"{error(own, found):+.0%} | {other:,.0f} | {error(other, found):+.0%} |"
+        )
+    own, other = (result[name] for name in ("predicted", "predicted_from_another"))
+    return "\n".join(
+        [
+            *rows,
+            "",
+            f"Error, without its sign: median {own['median']:.1%}, worst {own['worst']:.1%}; from "
+            f"another configuration's parts: median {other['median']:.1%}, worst "
+            f"{other['worst']:.1%}.",
+        ]
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS / f"{NAME}.json", metavar="PATH")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each profile")
+    arguments = parser.parse_args()
+    about, profiles = machine(), []
+    for case in CASES:
+        profiles.append(measured(case, arguments.seconds))
+        found, predicted = (
+            profiles[-1][k] for k in ("env_steps_per_s", "predicted_env_steps_per_s")
+        )
+        off = error(predicted, found)
+        print(f"{case.name}: {found:,.0f}, predicted {predicted:,.0f} ({off:+.0%})", flush=True)
+    rows = [
+        {
+            "env": case.env,
+            "flags": " ".join(case.flags),
+            "env_steps_per_s": profile["env_steps_per_s"],
+            "predicted": profile["predicted_env_steps_per_s"],
+            "predicted_from_another": other,
+            "profile": profile,
+        }
+        for case, profile, other in zip(CASES, profiles, crossed(profiles), strict=True)
+    ]
+    names = ("predicted", "predicted_from_another")
+    result = {"benchmark": NAME, "machine": about, "rows": rows}
+    result |= {name: summary(rows, name) for name in names}
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\n{tables(result)}\n\nWritten: {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()
