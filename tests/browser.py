@@ -10,11 +10,12 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 NAMES = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "google-chrome")
-FETCHED = Path(__file__).parents[1] / ".venv/browser"
+FETCHED = Path(sys.prefix) / "browser"
 ANSWER_S = 30.0
 
 

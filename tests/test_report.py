@@ -241,7 +241,7 @@ def test_what_cannot_be_is_refused(workers, tmp_path):
 def page(tmp_path_factory):
     command = browser.found()
     if command is None:
-        pytest.skip("no Chromium on the PATH or in .venv/browser; `make browser` fetches one")
+        pytest.skip(f"no Chromium on the PATH or in {browser.FETCHED}; `make browser` fetches one")
     with browser.browser(command, tmp_path_factory.mktemp("profile")) as page:
         yield page
 

@@ -27,7 +27,6 @@ _SETTINGS = {
     "svg.fonttype": "none",  # text stays text
     "font.size": 8.0,
     "text.color": _INK,
-    "text.parse_math": False,  # a name may have a dollar sign
     "axes.labelcolor": _MUTED,
     "axes.edgecolor": _GRID,
     "axes.facecolor": "none",
@@ -50,7 +49,7 @@ _SETTINGS = {
     "ytick.labelcolor": _MUTED,
     "ytick.major.size": 0.0,
 }
-_SMALL, _WIDER = (3.5, 1.75), (5.3, 1.9)
+_SMALL, _WIDER = (3.5, 1.75), (4.6, 1.75)
 _LEAST_SHARE = 0.01  # of a span, to have an area of its own
 
 

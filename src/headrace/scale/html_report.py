@@ -13,6 +13,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import headrace
 from headrace.errors import ConfigError
 from headrace.run.files import write_whole
@@ -137,13 +139,7 @@ def _numbers(history: History, usd_per_hour: float | None) -> list[Markup]:
     """What one looks for first."""
     wall_s = float(history.wall_s[-1]) if history.rows else 0.0
     speed = history.mean_speed()
-    returns = history.curve("mean_return", len(history.rows))
-    numbers = [_number("mean return", _NONE, "no episode has ended")]
-    if len(returns.mean):
-        mean = panels.number(float(returns.mean[-1]))
-        numbers = [_number("mean return", mean, "of the last 100 episodes")]
-    if best := history.best:
-        numbers.append(_number(f"best {best[0]}", panels.number(best[1])))
+    numbers = _returns(history)
     numbers.append(_number("env steps", f"{_env_steps(history):,}"))
     numbers.append(_number("env steps/s", f"{speed:,.0f}" if speed else _NONE, "while training"))
     numbers.append(_number("wall time", _duration(wall_s)))
@@ -151,6 +147,20 @@ def _numbers(history: History, usd_per_hour: float | None) -> list[Markup]:
         usd = wall_s / 3600 * usd_per_hour
         cost = f"{usd:,.2f} USD" if usd >= 0.1 or not usd else f"{usd:.2g} USD"
         numbers.append(_number("cost so far", cost, f"at {usd_per_hour:,.4g} USD/h"))
+    return numbers
+
+
+def _returns(history: History) -> list[Markup]:
+    """Of the policy, or of each: the mean over several says little of a game."""
+    numbers = []
+    for policy in history.policies or [""]:
+        means = history.values(f"{policy}/mean_return" if policy else "mean_return")
+        known = means[np.isfinite(means)]
+        mean = panels.number(float(known[-1])) if len(known) else _NONE
+        note = "last 100 episodes" if len(known) else "no episode has ended"
+        numbers.append(_number(join("mean return", policy and f", {policy}"), mean, note))
+    if not history.policies and (best := history.best):
+        numbers.append(_number(f"best {best[0]}", panels.number(best[1])))
     return numbers
 
 
@@ -207,7 +217,9 @@ def _commands(history: History) -> Markup:
     lines.append(" ".join([f"headrace eval {run_dir} --episodes 20", *code]))
     if (history.run_dir / "best").is_dir():
         lines.append(f"{lines[-1]} --best")
-    return tag("pre", "\n".join(lines))
+    # A flag stays with its value where a line is too long.
+    broken = (join(*(tag("span", part) for part in re.split(r"(?= --)", line))) for line in lines)
+    return tag("pre", *(join(line, "\n") for line in broken))
 
 
 def _configuration(history: History) -> Markup:
