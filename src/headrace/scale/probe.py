@@ -76,15 +76,17 @@ def _seen(laps: list[Laps]) -> _Seen:
         for i, name in _BESIDES.items():
             besides[name] += float(took[span == i].sum())
     cpu_s, queued_s = sum(of.cpu_s for of in laps), sum(of.queued_s for of in laps)
-    step, reset = np.concatenate(steps), np.concatenate(resets)
+    step, reset = np.concatenate([*steps, []]), np.concatenate([*resets, []])
     in_envs, in_besides = float(step.sum() + reset.sum()), sum(besides.values())
+    # What waiting for a core took is not theirs: it is taken off.
+    computed = cpu_s / max(1e-9, cpu_s + queued_s)
+    besides = {name: s * computed for name, s in besides.items()}
     asleep = max(0.0, in_envs + in_besides - cpu_s - queued_s)
     if asleep < _NEVER_ASLEEP * (in_envs + in_besides):
-        # What waiting for a core took is not theirs: each has its share of it taken off.
-        own = cpu_s / (cpu_s + queued_s)
-        besides = {name: s * own for name, s in besides.items()}
-        return _Seen(step * own, reset * own, besides, 1.0)
-    return _Seen(step, reset, besides, max(0.0, 1 - asleep / in_envs))
+        return _Seen(step * computed, reset * computed, besides, 1.0)
+    cpu_of_envs = max(0.0, cpu_s - sum(besides.values()))
+    own = min(1.0, (cpu_of_envs + asleep) / in_envs)
+    return _Seen(step * own, reset * own, besides, cpu_of_envs / (cpu_of_envs + asleep))
 
 
 class Probe:
