@@ -21,11 +21,12 @@ VERBS = {
     "check-env": "Say what is wrong with an environment, before training on it.",
     "plot": "Draw the learning curve of runs.",
     "profile": "Say where a run's time goes, what limits it, and what to change.",
+    "simulate": "Predict training with other numbers of samplers and learners, from a profile.",
     "plan": "Say which machines to rent for a goal, and what they cost.",
     "report": "Write a run on one HTML page: curves, time, faults, configuration.",
     "doctor": "Say what this machine has, and what is missing for which extra.",
 }
-SCALE_VERBS = ("autoscale", "plan", "profile", "report")
+SCALE_VERBS = ("autoscale", "plan", "profile", "report", "simulate")
 """Those of `scale_verbs.py`."""
 
 

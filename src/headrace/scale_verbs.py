@@ -14,6 +14,7 @@ from headrace.models.policy import Network
 from headrace.run.code import code
 from headrace.run.runsettings import RunSettings
 from headrace.scale import timeline
+from headrace.scale.forecast import Profiled, forecasts
 from headrace.scale.goals import Goal, parse_budget, parse_need, parse_target
 from headrace.scale.html_report import write_report
 from headrace.scale.machines import read_catalogue
@@ -78,6 +79,51 @@ def profile(argv: list[str], description: str) -> int:
         print(f"Trace: {flags.trace}, for https://ui.perfetto.dev", file=out)
     if flags.json:
         print(json.dumps(found.to_json()))
+    return 0
+
+
+@dataclass(frozen=True)
+class _SimulateFlags:
+    profile: tyro.conf.Positional[Path]
+    """What `headrace profile --json` printed (a file)."""
+    num_workers: tuple[int, ...] = (1, 10, 100, 1_000, 10_000)
+    """Workers in all; each has as many environments as in the profile."""
+    num_learners: tuple[int, ...] = (1,)
+    """Learners in all."""
+    batch_size: int = 0
+    """Env steps of an update; 0: fragments are as long as in the profile, and so it grows."""
+    cores_per_machine: int = 0
+    """Machines have as many workers as cores, and learners beside them; 0: each process has a core
+    of its own."""
+    learners_apart: bool = False
+    """Learners have machines of their own."""
+    json: bool = False
+    """Print one JSON object."""
+
+
+def simulate(argv: list[str], description: str) -> int:
+    """`headrace simulate`."""
+    flags = parse("simulate", description, _SimulateFlags, argv)
+    found = forecasts(
+        Profiled.read(flags.profile),
+        flags.num_workers,
+        flags.num_learners,
+        batch_size=flags.batch_size,
+        cores_per_machine=flags.cores_per_machine,
+        learners_apart=flags.learners_apart,
+    )
+    if flags.json:
+        print(json.dumps({"forecasts": [of.to_json() for of in found]}))
+        return 0
+    print(
+        f"{'workers':>8}{'learners':>10}{'batch':>14}{'env steps/s':>14}  limit (gain without it)"
+    )
+    for of in found:
+        print(
+            f"{of.num_workers:>8,}{of.num_learners:>10,}{of.batch:>14,}{of.env_steps_per_s:>14,.0f}"
+            f"  {of.limit} ({of.gain:.2f} x)",
+            flush=True,
+        )
     return 0
 
 

@@ -49,19 +49,23 @@ def topology_of(settings: Settings, *, on_device: bool = False) -> Topology:
     )
 
 
-def gains(costs: Costs, topology: Topology) -> dict[str, float]:
+def gains(costs: Costs, topology: Topology, *, num_updates: int = 30) -> dict[str, float]:
     """By what factor training would be faster if one part cost nothing: the greatest is the limit.
 
     The parts are those of `Costs.without`; `cores` if each process had one of its own; and
     `waiting` if nobody waited for anybody.
     """
-    now = simulate(costs, topology).env_steps_per_s
-    found = {part: simulate(costs.without(part), topology).env_steps_per_s for part in PARTS}
-    found["cores"] = simulate(costs, replace(topology, cores=0.0)).env_steps_per_s
+
+    def rate(costs: Costs, topology: Topology) -> float:
+        return simulate(costs, topology, num_updates=num_updates).env_steps_per_s
+
+    found = {part: rate(costs.without(part), topology) for part in PARTS}
+    found["cores"] = rate(costs, replace(topology, cores=0.0))
     if topology.num_workers:
         nonstop = replace(topology, lag=max(2, topology.lag), first_ready=True)
-        found["waiting"] = simulate(costs, nonstop).env_steps_per_s
-    return {part: rate / now for part, rate in found.items()}
+        found["waiting"] = rate(costs, nonstop)
+    now = rate(costs, topology)
+    return {part: faster / now for part, faster in found.items()}
 
 
 def changes(

@@ -78,8 +78,10 @@ def _seen(laps: list[Laps]) -> _Seen:
     cpu_s, queued_s = sum(of.cpu_s for of in laps), sum(of.queued_s for of in laps)
     step, reset = np.concatenate([*steps, []]), np.concatenate([*resets, []])
     in_envs, in_besides = float(step.sum() + reset.sum()), sum(besides.values())
+    if not in_envs:
+        return _Seen(step, reset, besides, 1.0)
     # What waiting for a core took is not theirs: it is taken off.
-    computed = cpu_s / max(1e-9, cpu_s + queued_s)
+    computed = cpu_s / (cpu_s + queued_s)
     besides = {name: s * computed for name, s in besides.items()}
     asleep = max(0.0, in_envs + in_besides - cpu_s - queued_s)
     if asleep < _NEVER_ASLEEP * (in_envs + in_besides):

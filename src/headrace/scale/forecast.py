@@ -1,0 +1,160 @@
+"""`headrace simulate`: other numbers of samplers, learners and machines, from a profile's parts.
+
+Left out: the model (`simulate.py`), what machines cost (`plan.py`).
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.run.config import ALGOS
+from headrace.scale.advice import gains
+from headrace.scale.costs import Costs
+from headrace.scale.simulate import Topology, simulate
+
+_MANY = 500  # workers from which fewer updates are enough: each has many fragments
+_MOST_WORKERS, _MOST_LEARNERS = 10_000, 1_024
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One of them.
+
+    Attributes:
+        num_workers, num_learners: how many.
+        batch: env steps of an update.
+        env_steps_per_s: predicted.
+        limit: see `advice.gains`.
+        gain: times as fast, if that cost nothing.
+    """
+
+    num_workers: int
+    num_learners: int
+    batch: int
+    env_steps_per_s: float
+    limit: str
+    gain: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """What a profile's file holds of this.
+
+    Attributes:
+        costs: of the parts.
+        num_steps: T.
+        envs_per_vector: n.
+        vectors_per_worker: of each.
+        batch: env steps of an update.
+        lag: of the run.
+        first_ready: see `Plan.first_ready`.
+    """
+
+    costs: Costs
+    num_steps: int
+    envs_per_vector: int
+    vectors_per_worker: int
+    batch: int
+    lag: int
+    first_ready: bool
+
+    @classmethod
+    def read(cls, path: Path) -> "Profiled":
+        """From what `headrace profile --json` printed; ConfigError if it is not that."""
+        try:
+            profile = json.loads(path.read_text())
+            run = profile["settings"]
+            n, workers = int(run["envs_per_vector"]), max(1, int(run["num_workers"]))
+            lag = int(run["lag"])
+            return cls(
+                Costs.from_json(profile["costs"]),
+                int(run["num_steps"]),
+                n,
+                max(1, int(run["num_envs"]) // n // workers),
+                int(run["num_envs"]) * int(run["num_steps"]),
+                lag,
+                lag > 0 and ALGOS[run["algo"]][0].CORRECTS_LAG,
+            )
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            raise ConfigError(
+                f"{path} is no profile: {error!r}.\n"
+                f"Expected what this prints: headrace profile ENV --json > {path}"
+            ) from None
+
+    def topology(
+        self,
+        num_workers: int,
+        num_learners: int,
+        *,
+        batch_size: int = 0,
+        cores_per_machine: int = 0,
+        learners_apart: bool = False,
+    ) -> Topology:
+        """That many, each worker with as many environments as in the profile.
+
+        Args:
+            num_workers: in all, each with a core of its own where machines are not given.
+            num_learners: in all.
+            batch_size: env steps of an update; 0: fragments are as long as in the profile.
+            cores_per_machine: machines have one worker for each of these.
+            learners_apart: they are on machines of their own.
+
+        Raises:
+            ConfigError: workers cannot be shared out among learners.
+        """
+        if num_workers % num_learners:
+            raise ConfigError(
+                f"num_workers={num_workers} cannot be shared out among {num_learners} learners.\n"
+                "Give multiples."
+            )
+        n = self.envs_per_vector
+        num_envs = n * self.vectors_per_worker * num_workers
+        machines = math.ceil(num_workers / cores_per_machine) if cores_per_machine else 1
+        return Topology(
+            num_envs=num_envs,
+            num_steps=max(1, round(batch_size / num_envs)) if batch_size else self.num_steps,
+            envs_per_vector=n,
+            num_workers=num_workers,
+            num_learners=num_learners,
+            lag=self.lag,
+            first_ready=self.first_ready,
+            cores=cores_per_machine,
+            machines=machines,
+            apart=learners_apart,
+        )
+
+
+def forecasts(
+    profiled: Profiled, num_workers: Sequence[int], num_learners: Sequence[int], **how: Any
+) -> Iterator[Forecast]:
+    """Predict each combination; see `Profiled.topology` for the rest.
+
+    Raises:
+        ConfigError: a number is out of range, or workers cannot be shared out.
+    """
+    for name, counts, most in (
+        ("num_workers", num_workers, _MOST_WORKERS),
+        ("num_learners", num_learners, _MOST_LEARNERS),
+    ):
+        for count in counts:
+            if not 1 <= count <= most:
+                raise ConfigError(f"{name}={count}: expected 1 to {most:,}.")
+    tops = [
+        profiled.topology(workers, learners, **how)
+        for learners in num_learners
+        for workers in num_workers
+    ]
+    for top in tops:
+        updates = 5 if top.num_workers > _MANY else 30
+        rate = simulate(profiled.costs, top, num_updates=updates).env_steps_per_s
+        found = gains(profiled.costs, top, num_updates=updates)
+        limit = max(found, key=lambda part: found[part])
+        yield Forecast(top.num_workers, top.num_learners, top.batch, rate, limit, found[limit])
