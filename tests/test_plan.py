@@ -324,6 +324,7 @@ def test_goals_are_read_as_people_write_them():
         (parse_budget, "much"),
         (parse_budget, "0 USD/h"),
         (parse_need, "8 tpus"),
+        (parse_need, "8 gpus 2 tpus"),
         (parse_need, "8 gpus 4 gpus"),
         (parse_need, "0 gpus"),
     ],
