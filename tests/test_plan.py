@@ -173,6 +173,27 @@ def test_what_a_plan_says_of_itself_is_what_its_machines_and_learners_give(seed)
             assert hand_rate(rates, machines, each, cat.cpus_per_learner) < rate * (1 - 1e-7)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_machines_that_are_rented_train_as_fast_as_they_can(seed):
+    cat, rates, one_kind, _ = drawn(seed)
+    fastest = max(rate for _, rate in hand_best_rates(cat, rates, one_kind))
+    plan = Planner(cat, rates, one_kind).answer(Target(fastest * 0.3, 1)).plan
+    machines = {kind: plan.machines[kind.name] for kind in plan.kinds}
+    best = max(
+        hand_rate(rates, machines, learners, cat.cpus_per_learner)
+        for learners in hand_placed(machines, cat.cpus_per_learner, rates, one_kind)
+    )
+    assert plan.env_steps_per_s == pytest.approx(best, rel=1e-4)
+
+
+def test_no_learner_is_there_that_gains_nothing():
+    cat = kinds(a={"price_per_h": 1.0, "cpus": 4, "gpus": 8})
+    cat = Catalogue(cat.kinds, "d", "s", "USD", cpus_per_learner=0)
+    rates = changed(RATES, lag=2, learner_device="NVIDIA T4")  # 4,000 of samplers, 3,000 each
+    plan = Planner(cat, rates).answer(Target(2000, 1)).plan
+    assert (plan.learners, plan.env_steps_per_s) == ({"a": 2}, 4000)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_machines_that_have_what_is_needed_are_cheaper(seed):
     cat, _, _, draw = drawn(seed)
@@ -303,6 +324,7 @@ def test_goals_are_read_as_people_write_them():
         (parse_budget, "much"),
         (parse_budget, "0 USD/h"),
         (parse_need, "8 tpus"),
+        (parse_need, "8 gpus 2 tpus"),
         (parse_need, "8 gpus 4 gpus"),
         (parse_need, "0 gpus"),
     ],
