@@ -9,11 +9,10 @@ all contestants. Left out: measuring, drawing (`figure.py`).
 import json
 from pathlib import Path
 
-from benchmarks import cluster, cluster_bytes, figure, tag, uneven
+from benchmarks import cluster, cluster_bytes, diagnosis, figure, predict, tag, uneven
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.turns import number, why_not
 
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 FILES = (
     "limits", "cartpole", "cheetah", "atari", "uneven", "lag", "kernels", "start", "guards",
     "cluster",
@@ -162,13 +161,14 @@ def where(found):
     return [f"{', '.join(names)}: {key}." for key, names in named.items()]
 
 
-def filled_in(page, content):
-    """The page, with `content` between its markers; ValueError: there are none."""
-    head, begin, rest = page.partition(BEGIN)
-    _, end, tail = rest.partition(END)
+def filled_in(page, content, name="bench"):
+    """The page, with `content` between the markers of a name; ValueError: there are none."""
+    begins, ends = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, begin, rest = page.partition(begins)
+    _, end, tail = rest.partition(ends)
     if not begin or not end:
-        raise ValueError(f"expected {BEGIN} and then {END}")
-    return f"{head}{BEGIN}\n{content}\n{END}{tail}"
+        raise ValueError(f"expected {begins} and then {ends}")
+    return f"{head}{begins}\n{content}\n{ends}{tail}"
 
 
 def pages(root=ROOT, results=RESULTS):
@@ -181,7 +181,13 @@ def pages(root=ROOT, results=RESULTS):
     made = {root / "README.md": headlines(found), root / "benchmarks/README.md": of_all}
     if games := load(results, ("tag",)):
         made[root / "docs/tag.md"] = "\n".join([tag.tables(games["tag"]), "", *where(games)])
-    return {path: filled_in(path.read_text(), content) for path, content in made.items()}
+    whole_pages = {path: filled_in(path.read_text(), content) for path, content in made.items()}
+    profile = (root / "docs/profile.md").read_text()
+    for part in (predict, diagnosis):
+        if held := load(results, (part.NAME,)):
+            content = "\n".join([part.tables(held[part.NAME]), "", *where(held)])
+            profile = filled_in(profile, content, part.NAME)
+    return whole_pages | {root / "docs/profile.md": profile}
 
 
 def main():

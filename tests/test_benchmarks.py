@@ -302,8 +302,8 @@ def test_tables_have_medians_spread_shares_ratios_and_failures(tmp_path):
     assert "| peer | 400 (400 to 400) | 1.00 x | 10% | 7 |" in whole
     assert "| bad | FAILED in turn 1: ended with 3 | - | - | - |" in whole
     assert "ours / theirs: 5.000 (in each turn: 7.500, 2.500)" in whole
-    page = f"a\n{table.BEGIN}\nold\n{table.END}\nb"
-    assert table.filled_in(page, "new") == f"a\n{table.BEGIN}\nnew\n{table.END}\nb"
+    page = "a\n<!-- x:begin -->\nold\n<!-- x:end -->\nb"
+    assert table.filled_in(page, "new", "x") == page.replace("old", "new")
     with pytest.raises(ValueError, match="bench:begin"):
         table.filled_in("a", "new")
 
