@@ -21,6 +21,7 @@ VERBS = {
     "check-env": "Say what is wrong with an environment, before training on it.",
     "plot": "Draw the learning curve of runs.",
     "profile": "Say where a run's time goes, what limits it, and what to change.",
+    "autoscale": "Find by measurement which sizes train fastest on this machine.",
     "plan": "Say which machines to rent for a goal, and what they cost.",
     "report": "Write a run on one HTML page: curves, time, faults, configuration.",
     "doctor": "Say what this machine has, and what is missing for which extra.",
@@ -84,7 +85,8 @@ def _main(argv: list[str]) -> int:
 
 
 def _run_verb(verb: str, argv: list[str]) -> int:
-    if verb == "train" and _wants_workers(argv):
+    measures = verb == "autoscale" or "--auto-scale" in argv
+    if measures or (verb == "train" and _wants_workers(argv)):
         from headrace.collect import forkserver
 
         forkserver.warm_up()
