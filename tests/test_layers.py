@@ -38,6 +38,7 @@ ONLY_IN = {
         "envs/check/played.py",
         "run/learners.py",
         "run/ray_rank.py",
+        "scale/trial.py",
     ),
     "matplotlib": ("run/plot.py",),
     "imageio_ffmpeg": ("envs/film.py",),

@@ -22,6 +22,7 @@ VERBS = {
     "plot": "Draw the learning curve of runs.",
     "profile": "Say where a run's time goes, what limits it, and what to change.",
     "simulate": "Predict training with other numbers of samplers and learners, from a profile.",
+    "autoscale": "Find by measurement which sizes train fastest on this machine.",
     "plan": "Say which machines to rent for a goal, and what they cost.",
     "report": "Write a run on one HTML page: curves, time, faults, configuration.",
     "doctor": "Say what this machine has, and what is missing for which extra.",
@@ -85,7 +86,8 @@ def _main(argv: list[str]) -> int:
 
 
 def _run_verb(verb: str, argv: list[str]) -> int:
-    if verb == "train" and _wants_workers(argv):
+    measures = verb == "autoscale" or "--auto-scale" in argv
+    if measures or (verb == "train" and _wants_workers(argv)):
         from headrace.collect import forkserver
 
         forkserver.warm_up()

@@ -294,6 +294,11 @@ def _mean_over_ranks(
     return done
 
 
+def visible_gpus(name: str) -> int:
+    """How many learners of this machine can have one each, by the setting of the device."""
+    return 0 if name == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
+
+
 def device_of(name: str, local_rank: int) -> torch.device:
     """What a rank computes on, by the setting; ConfigError if there is no such device."""
     if name == "cuda" and not torch.cuda.is_available():

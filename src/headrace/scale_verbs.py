@@ -1,6 +1,7 @@
 """The flags of the verbs that measure, scale and plan. Left out: those of training (`verbs.py`)."""
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from headrace.models.policy import Network
 from headrace.run.code import code
 from headrace.run.runsettings import RunSettings
 from headrace.scale import timeline
+from headrace.scale.autoscale import BUDGET_S, find
 from headrace.scale.forecast import Profiled, forecasts
 from headrace.scale.goals import Goal, parse_budget, parse_need, parse_target
 from headrace.scale.html_report import write_report
@@ -125,6 +127,73 @@ def simulate(argv: list[str], description: str) -> int:
             flush=True,
         )
     return 0
+
+
+@dataclass(frozen=True)
+class _AutoscaleFlags(Generic[AlgoSettings]):
+    run: RunSettings
+    network: Network
+    algo_settings: AlgoSettings
+    config: _Path = None
+    """TOML file with settings by their names; flags override it."""
+    budget_s: float = BUDGET_S
+    """Seconds that all of it may take."""
+    memory_gib: float | None = None
+    """Memory that training may take (GiB): of the GPU where all environments are on one; default:
+    80 % of what is available."""
+    batch_size: int | None = None
+    """Env steps of an update (num_envs x num_steps); default: those of flags, file or preset; where
+    all environments are one vector beside the learner, whatever is fast."""
+    again: bool = False
+    """Measure even if there is a result for this machine and these settings."""
+    json: bool = False
+    """Print one JSON object as standard output's last line; progress goes to standard error."""
+
+
+_OWN = {"budget_s": 1, "memory_gib": 1, "batch_size": 1, "again": 0, "no_again": 0, "json": 0}
+"""Flags that `train` does not have, and how many values each has."""
+
+
+def autoscale(argv: list[str], description: str) -> int:
+    """`headrace autoscale`."""
+    algo = algo_settings(argv)
+    flags = parse("autoscale", description, _AutoscaleFlags[algo], argv)  # type: ignore[valid-type]
+    out = sys.stderr if flags.json else sys.stdout
+    say = partial(print, file=out, flush=True)
+    found = find(
+        named(argv, (flags.run, flags.network, flags.algo_settings)),
+        config_file=flags.config,
+        budget_s=flags.budget_s,
+        memory_gib=flags.memory_gib,
+        batch_size=flags.batch_size,
+        again=flags.again,
+        say=say,
+    )
+    more = [
+        word
+        for name, value in found.settings.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    say(found.describe())
+    say(f"To use it: headrace train {shlex.join([*_of_train(argv), *more])}")
+    if flags.json:
+        print(json.dumps(found.to_json()))
+    return 0
+
+
+def _of_train(argv: list[str]) -> list[str]:
+    """The words that `headrace train` understands as well."""
+    kept, skip = [], 0
+    for word in argv:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if skip:
+            skip -= 1
+        elif word.startswith("--") and name in _OWN:
+            skip = 0 if equals else _OWN[name]
+        else:
+            kept.append(word)
+    return kept
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TextIO, TypeVar
 
 import tyro
 
@@ -15,7 +16,7 @@ from headrace.envs.check.checks import check_env as check
 from headrace.envs.make import env_spec
 from headrace.errors import ConfigError
 from headrace.models.policy import Network
-from headrace.run import checkpoint, launch
+from headrace.run import checkpoint, launch, rundir
 from headrace.run.code import code
 from headrace.run.config import ALGOS, changes
 from headrace.run.doctor import describe, examine
@@ -40,6 +41,9 @@ class _TrainFlags(Generic[AlgoSettings]):
     """Directory of the run; default: a new one below runs/."""
     config: _Path = None
     """TOML file with settings by their names; flags override it."""
+    auto_scale: bool = False
+    """First find by measurement which sizes train fastest here (as `headrace autoscale` does, which
+    has more options), or use what was found before."""
     json: bool = False
     """Print one JSON object as standard output's last line; progress goes to standard error."""
 
@@ -197,14 +201,29 @@ def train(argv: list[str], description: str) -> int:
     started = _started()
     algo = algo_settings(argv)
     flags = parse("train", description, _TrainFlags[algo], argv)  # type: ignore[valid-type]
+    given = named(argv, (flags.run, flags.network, flags.algo_settings))
+    out = sys.stderr if flags.json else sys.stdout
     ended = launch.start(
-        named(argv, (flags.run, flags.network, flags.algo_settings)),
+        given,
         config_file=flags.config,
         run_dir=flags.run_dir,
-        out=sys.stderr if flags.json else sys.stdout,
+        out=out,
         started=started,
+        found=_auto_scaled(given, flags, out) if flags.auto_scale else None,
     )
     return _end(ended, flags.json)
+
+
+def _auto_scaled(given: dict[str, Any], flags: Any, out: TextIO) -> dict[str, int]:
+    """Sizes that were measured, now or before."""
+    from headrace.scale.autoscale import find  # who does not measure need not wait for it
+
+    if flags.run_dir is not None:
+        rundir.refuse_used(flags.run_dir)
+    say = partial(print, file=out, flush=True)
+    found = find(given, config_file=flags.config, say=say)
+    say(found.describe())
+    return found.settings
 
 
 def algo_settings(argv: list[str]) -> type[Any]:

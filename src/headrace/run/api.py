@@ -136,6 +136,25 @@ def train(
         HeadraceError: anything else on purpose; see `headrace.errors`.
         KeyboardInterrupt: Ctrl-C, after the run was saved.
     """
+    return _finish(
+        launch.start(
+            given_by(settings, algo, network),
+            env=env,
+            code=code_of(wrapper, model),
+            config_file=None if config is None else Path(config),
+            run_dir=None if run_dir is None else Path(run_dir),
+            on_update=on_update,
+            out=None if quiet else sys.stdout,
+        )
+    )
+
+
+def given_by(settings: Mapping[str, Any], algo: Any, network: Network | None) -> dict[str, Any]:
+    """What the caller named, by its name, as flags would have it; arguments are those of `train`.
+
+    Raises:
+        ConfigError: algorithm or network are something else.
+    """
     given = dict(settings)
     if isinstance(algo, str):
         given["algo"] = algo
@@ -148,17 +167,7 @@ def train(
         given |= given_values(network)
     elif network is not None:
         raise ConfigError(f"network={network!r}: expected headrace.Network(hidden_sizes=...).")
-    return _finish(
-        launch.start(
-            given,
-            env=env,
-            code=_code(wrapper, model),
-            config_file=None if config is None else Path(config),
-            run_dir=None if run_dir is None else Path(run_dir),
-            on_update=on_update,
-            out=None if quiet else sys.stdout,
-        )
-    )
+    return given
 
 
 def resume(
@@ -200,7 +209,7 @@ def resume(
         launch.go_on(
             Path(run_dir),
             env=env,
-            code=_code(wrapper, model),
+            code=code_of(wrapper, model),
             changed=changes(changed),
             on_update=on_update,
             out=None if quiet else sys.stdout,
@@ -208,7 +217,8 @@ def resume(
     )
 
 
-def _code(wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFactory | None) -> Code:
+def code_of(wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFactory | None) -> Code:
+    """The caller's own code, as `train` takes it."""
     one = isinstance(wrapper, str) or callable(wrapper)
     return code((wrapper,) if one else tuple(wrapper), model)  # type: ignore[arg-type]
 

@@ -18,7 +18,8 @@ from typing import Any, get_type_hints
 from headrace.algos import a2c, appo, impala, ppo
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
-from headrace.run.contradictions import check_cluster, check_guards, without_cluster
+from headrace.ranks import visible_gpus
+from headrace.run.contradictions import check_auto, check_cluster, check_guards, without_cluster
 from headrace.run.runsettings import RunSettings
 from headrace.run.shares import merged, own_settings
 from headrace.run.sums import check_sums, divisor
@@ -99,6 +100,7 @@ def resolve(
     *,
     kind: Kind = "gym",
     cores: int | None = None,
+    found: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Bring flags, file, preset and defaults together, and check that they fit.
 
@@ -108,6 +110,7 @@ def resolve(
         kind: what the environment is, which its name does not tell.
         cores: that workers can have; default: those of this process. On a cluster, at least one
             for each worker that was asked for.
+        found: what was measured to be fast, for what is not given or in the file.
 
     Raises:
         ConfigError: an unknown name, a value of the wrong type, or sizes that contradict.
@@ -126,6 +129,7 @@ def resolve(
     layers = (
         ("given", given),
         (f"config {config_file}", from_file),
+        ("auto-scale", found or {}),
         (f"preset {preset_name}", from_preset),
     )
     groups = (RunSettings, Network, ALGOS[algo][1])
@@ -159,6 +163,11 @@ def _derive(
     if not run.schedule_env_steps:
         derived["schedule_env_steps"] = run.total_env_steps
         origin["schedule_env_steps"] = "follows total_env_steps"
+    if run.num_learners == -1:
+        check_auto(run)
+        gpus = visible_gpus(run.device)
+        run = replace(run, num_learners=max(1, gpus))
+        origin["num_learners"] += f", follows {gpus or 'no'} GPUs"
     learners = run.num_learners
     _check_bounds({"num_learners": learners})  # what follows divides by it
     if run.num_envs_per_learner:
@@ -295,6 +304,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 """Name -> least and most; for a tuple, of each entry. Infinity is no value of any of them."""
 _BESIDES = {
     "num_workers": " (or -1: one for each CPU core)",
+    "num_learners": " (or -1: one for each GPU)",
     "lag": " (or -1: what is usual for the algorithm)",
 }
 
@@ -353,6 +363,8 @@ def given_for_resume(
     """
     given, origin = dict(config["settings"]), dict(config["origin"])
     given |= dict(changed)
+    if given["num_learners"] == -1:
+        given["num_learners"] = max(1, visible_gpus(given["device"]))
     origin |= dict.fromkeys(changed, "given to resume")
     left = without_cluster(changed.get("cluster"))
     given, origin = given | left, origin | dict.fromkeys(left, "default")

@@ -45,6 +45,15 @@ def check_cluster(run: RunSettings) -> None:
         )
 
 
+def check_auto(run: RunSettings) -> None:
+    """Refuse to count GPUs where they are not this machine's."""
+    if run.cluster:
+        raise ConfigError(
+            "num_learners=-1 (auto) counts the GPUs of this machine, and on a cluster learners are "
+            f"on others (cluster={run.cluster!r}).\nUse --num-learners N."
+        )
+
+
 def check_guards(run: RunSettings) -> None:
     """Refuse guards where they cannot be, or are switched off."""
     if run.vectorization == "native" and run.on_env_error == "restart":

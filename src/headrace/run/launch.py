@@ -49,6 +49,7 @@ def start(
     on_update: OnUpdate | None = None,
     out: TextIO | None = None,
     started: float | None = None,
+    found: Mapping[str, Any] | None = None,
 ) -> Ended:
     """Start a run and see it through.
 
@@ -61,6 +62,7 @@ def start(
         on_update: called after each update.
         out: where progress is shown; None: nowhere.
         started: when the process began, as `time.perf_counter` has it; default: now.
+        found: settings that were measured (`headrace autoscale`), for what was left open.
 
     Raises:
         HeadraceError: see `headrace.errors`.
@@ -72,7 +74,7 @@ def start(
             "torchrun is to begin this job again after a failure (--max-restarts), and then it has "
             "no run directory to go on from.\nGive one: --run-dir PATH."
         )
-    want = wanted({**given, **_learners(attempt, given)}, env, code, config_file)
+    want = wanted({**given, **_learners(attempt, given)}, env, code, config_file, found)
     run = want.settings.run
     with _connected(run, attempt) as cores:
         place = run_dir or rundir.default(run.env, run.algo, run.seed)
@@ -85,6 +87,15 @@ def start(
             if attempt is None or not (attempt.place.rank or attempt.goes_on):
                 rundir.refuse_used(task.run_dir)
             return _see_through(task, attempt, meter, on_update, out)
+
+
+def check_alone() -> None:
+    """ConfigError in a rank of torchrun's: what is measured for all is measured by one process."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        raise ConfigError(
+            "This process is one of torchrun's, and sizes are measured by one process for all.\n"
+            "Measure without torchrun: headrace autoscale ENV."
+        )
 
 
 @contextlib.contextmanager

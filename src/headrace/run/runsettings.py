@@ -41,6 +41,13 @@ KeyValues = _key_values("key=value")
 _Shares = _key_values("POLICY=FIRST:END")
 Frozen = _key_values("POLICY=RUN_DIR")
 _Demands = _key_values("NAME=AMOUNT|LABEL")
+_Learners = tyro.constructors.PrimitiveConstructorSpec[int](
+    nargs=1,
+    metavar="INT|auto",
+    instance_from_str=lambda words: -1 if words[0] == "auto" else int(words[0]),
+    is_instance=lambda instance: isinstance(instance, int),
+    str_from_instance=lambda number: [str(number)],
+)
 
 
 @settings
@@ -108,9 +115,10 @@ class RunSettings:
     """Root of every random number."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the learner computes; auto: cuda if there is one."""
-    num_learners: int = 1
+    num_learners: Annotated[int, _Learners] = 1
     """Learner processes (ranks) that share the work: each steps its share of the environments with
-    its share of the workers, and they average their gradients. torchrun sets it."""
+    its share of the workers, and they average their gradients. auto (-1): one for each GPU of this
+    machine. torchrun sets it."""
     num_envs_per_learner: int = 0
     """In place of num_envs, for a batch that grows with the learners (0: num_envs is the number of
     all)."""

@@ -5,7 +5,8 @@ Left out: where values come from (`config.py`), the directory, and who runs it (
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Wanted:
         code: wrappers and a network as callables.
         settings: resolved for a plain environment.
         spec: of the environment.
+        found: settings that were measured, for what is not asked for or in the file.
     """
 
     asked: Mapping[str, Any]
@@ -47,6 +49,7 @@ class Wanted:
     code: Code
     settings: Settings
     spec: EnvSpec
+    found: Mapping[str, Any] = field(default_factory=dict)
 
     def task(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Task:
         """What ranks are told of a new run.
@@ -57,9 +60,10 @@ class Wanted:
             quiet: say nothing but errors.
         """
         spec, wrappers = self.spec, self.code.wrappers
+        resolved = partial(resolve, self.asked, self.config_file, found=self.found)
         if spec.kind != "gym":
-            _check_kind(resolve(self.asked, self.config_file).run, spec)
-        settings = resolve(self.asked, self.config_file, kind=spec.kind, cores=cores)
+            _check_kind(resolved().run, spec)
+        settings = resolved(kind=spec.kind, cores=cores)
         maker = maker_of(settings, self.env, wrappers)
         if spec.kind != "gym":
             _check_whole(settings.run, maker, spec)
@@ -72,6 +76,7 @@ def wanted(
     env: EnvLike | None = None,
     code: Code = NO_CODE,
     config_file: Path | None = None,
+    found: Mapping[str, Any] | None = None,
 ) -> Wanted:
     """Look at what the caller wants; one environment is made for that.
 
@@ -80,6 +85,7 @@ def wanted(
         env: an environment or what makes one; default: the setting of that name.
         code: wrappers and a network as callables; default: what the settings name.
         config_file: TOML with more settings.
+        found: settings that were measured, for what is not given or in the file.
 
     Raises:
         ConfigError, EnvError: it cannot be.
@@ -87,14 +93,14 @@ def wanted(
     if env is not None:
         given = {**given, "env": EnvMaker(env).name}
     asked = {**given, **code.names()}
-    settings = resolve(asked, config_file)
+    settings = resolve(asked, config_file, found=found)
     run = settings.run
     if code.model is None and run.model:
         code = replace(code, model=load_callable(run.model, ConfigError))
     env = run.env if env is None else env
     code = replace(code, wrappers=code.wrappers or run.wrapper)
     spec = spec_of(maker_of(settings, env, code.wrappers), run)
-    return Wanted(asked, config_file, env, code, settings, spec)
+    return Wanted(asked, config_file, env, code, settings, spec, found or {})
 
 
 def settings_of_run(

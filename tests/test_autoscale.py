@@ -1,0 +1,197 @@
+"""`headrace autoscale` and `train --auto-scale`: what is fixed, kept, recorded."""
+
+import json
+import os
+
+import pytest
+
+import headrace
+from headrace import cli
+from headrace.errors import ConfigError
+from headrace.run.config import resolve
+from headrace.scale import fingerprint
+from headrace.scale.autoscale import find
+from headrace.scale.found import Found
+from headrace.scale_verbs import _of_train
+from tests.support import Counting
+
+ONE = {"num_workers": 0, "num_learners": 1, "num_envs": 4, "num_steps": 32}
+"""Only `envs_per_vector` is left: a trial or two."""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def headrace_(capsys):
+    """Runs a verb: its exit code, standard output, standard error."""
+
+    def run(*words):
+        capsys.readouterr()
+        return cli._run_verb(words[0], list(words[1:])), *capsys.readouterr()
+
+    return run
+
+
+def test_what_was_measured_is_kept_and_used_again(monkeypatch):
+    said = []
+
+    def found(**more):
+        said.clear()
+        return find({"env": "CartPole-v1", "envs_per_vector": 4, **ONE}, say=said.append, **more)
+
+    first = found()
+    assert first.settings == {}  # all was fixed
+    assert first.env_steps_per_s > 100
+    assert not first.reused
+    assert first.path.is_relative_to(os.environ["HOME"])
+    again = found()
+    assert (again.reused, again.trials) == (True, first.trials)
+    assert ["Measured before on this machine" in line for line in said] == [True]
+    assert not found(again=True).reused
+    assert found().env_steps_per_s != first.env_steps_per_s  # the newer one
+    machine = fingerprint.fingerprint()
+    monkeypatch.setattr(fingerprint, "fingerprint", lambda: machine | {"cores": 77})
+    assert fingerprint.kept({"machine": fingerprint.fingerprint()}) is None
+    assert not found().reused
+
+
+def test_a_file_that_is_damaged_or_of_something_else_is_not_used():
+    key = {"machine": "this"}
+    path = fingerprint.keep(key, {"settings": {}})
+    assert fingerprint.kept(key) == {"settings": {}}
+    assert fingerprint.kept({"machine": "that"}) is None
+    path.write_text(path.read_text()[:-10])
+    assert fingerprint.kept(key) is None
+    path.write_text(json.dumps({"key": {"machine": "that"}, "found": {"settings": {}}}))
+    assert fingerprint.kept(key) is None
+
+
+def test_sizes_of_an_environment_without_a_name_are_found_and_not_kept(tmp_path):
+    found = headrace.autoscale(lambda: Counting(terminate_at=20), quiet=True, seed=3, **ONE)
+    assert found.path is None
+    assert not (tmp_path / ".cache").exists()
+    assert set(found.settings) == {"envs_per_vector"}
+    assert {(of["num_workers"], of["num_envs"], of["num_steps"]) for of in found.trials} == {
+        (0, 4, 32)
+    }
+    run = headrace.train(
+        Counting, run_dir=tmp_path / "run", total_env_steps=128, quiet=True, **ONE, **found.settings
+    )
+    assert run.summary["env_steps"] == 128
+
+
+def test_a_run_records_what_was_found_and_that_it_was_measured(tmp_path, headrace_):
+    flags = [f"--{name.replace('_', '-')}={n}" for name, n in ONE.items()]
+    words = ["train", "CartPole-v1", *flags, "--total-env-steps", "256", "--auto-scale"]
+    code, out, err = headrace_(*words, "--run-dir", str(tmp_path / "run"), "--json")
+    assert code == 0, err
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["origin"]["envs_per_vector"] == "auto-scale"
+    assert config["origin"]["num_envs"] == "given"
+    assert config["settings"]["num_envs"] == 4
+    size = config["settings"]["envs_per_vector"]
+    assert f"auto-scale: envs_per_vector={size}" in err
+    assert "Measuring sizes" in err
+    assert "env steps/s" in err  # the table
+    assert json.loads(out)["env_steps"] == 256
+    _, out, _ = headrace_(*words, "--run-dir", str(tmp_path / "again"))
+    assert "Measured before on this machine" in out
+    assert f"auto-scale: envs_per_vector={size}" in out
+    code, out, err = headrace_(*words, "--run-dir", str(tmp_path / "run"))
+    assert (code, out) == (1, "")  # it is another run's: nothing was measured for it
+    # and the verb has the same, for the same machine and settings
+    _, out, err = headrace_("autoscale", "CartPole-v1", *flags, "--json", "--budget-s", "60")
+    assert json.loads(out)["settings"] == {"envs_per_vector": size}
+    assert "Measured before" in err
+    command = f"headrace train CartPole-v1 {' '.join(flags)} --envs-per-vector {size}"
+    assert f"To use it: {command}\n" in err
+
+
+def test_what_was_found_is_a_layer_between_file_and_preset(tmp_path):
+    (tmp_path / "my.toml").write_text("num_steps = 16\n")
+    found = {"num_envs": 16, "envs_per_vector": 16, "num_steps": 8}
+    settings = resolve({"env": "CartPole-v1"}, tmp_path / "my.toml", found=found)
+    assert (settings.run.num_envs, settings.run.num_steps) == (16, 16)
+    assert settings.origin["num_envs"] == "auto-scale"
+    assert settings.origin["num_steps"].startswith("config ")
+    assert settings.origin["num_epochs"] == "preset classic_control"
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "words"),
+    [
+        ({"cluster": "local"}, {}, "measured on this machine alone"),
+        ({}, {"memory_gib": 0.0}, "memory_gib=0.0: expected more than 0"),
+        ({}, {"budget_s": -1.0}, "budget_s=-1.0: expected more than 0"),
+        (ONE, {"batch_size": 100}, "batch_size=100 cannot be made of num_envs=4 and num_steps=32"),
+        ({"num_envs": 24}, {"batch_size": 100}, "of which num_steps may be another"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(given, more, words):
+    with pytest.raises(ConfigError, match=words):
+        find({"env": "CartPole-v1", **given}, **more)
+
+
+def test_torchrun_s_ranks_do_not_measure(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="Measure without torchrun"):
+        find({"env": "CartPole-v1"})
+
+
+def test_its_own_flags_are_no_flags_of_train():
+    words = [
+        "CartPole-v1",
+        "--lr",
+        "1e-3",
+        "--budget-s",
+        "9",
+        "--json",
+        "--memory_gib=2",
+        "--again",
+    ]
+    assert _of_train([*words, "--num-envs=4"]) == ["CartPole-v1", "--lr", "1e-3", "--num-envs=4"]
+
+
+def test_the_table_has_the_fastest_first_and_says_what_failed():
+    sizes = {"num_learners": 1, "num_workers": 0, "num_envs": 8, "num_steps": 32}
+    sizes |= {"envs_per_vector": 8, "memory_bytes": 1 << 29, "gpu_bytes": 0, "why": ""}
+    trials = [
+        sizes | {"rate": 1000.0, "outcome": "measured"},
+        sizes | {"rate": None, "outcome": "crashed", "why": "died (SIGKILL)"},
+        sizes | {"rate": 2500.0, "outcome": "measured"},
+        sizes | {"rate": 50.0, "outcome": "slow", "why": "no update in its time"},
+    ]
+    lines = Found({"num_envs": 8}, 2500.0, trials).describe().splitlines()
+    assert [line.split()[5:7] for line in lines[1:3]] == [["2,500", "0.50"], ["1,000", "0.50"]]
+    assert lines[3].endswith("< 50  0.50 GiB  slow: no update in its time")
+    assert lines[4].endswith("-  0.50 GiB  crashed: died (SIGKILL)")
+    assert lines[5] == "Found: num_envs=8 (2,500 env steps/s)"
+
+
+def test_a_learner_for_each_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    settings = resolve({"env": "CartPole-v1", "num_learners": -1})
+    assert settings.run.num_learners == 4
+    assert settings.origin["num_learners"] == "given, follows 4 GPUs"
+    on_cpu = resolve({"env": "CartPole-v1", "num_learners": -1, "device": "cpu"})
+    assert on_cpu.run.num_learners == 1
+    assert on_cpu.origin["num_learners"] == "given, follows no GPUs"
+    with pytest.raises(ConfigError, match="counts the GPUs of this machine"):
+        resolve({"env": "CartPole-v1", "num_learners": -1, "cluster": "local"})
+    with pytest.raises(ConfigError, match=r"num_learners=-2: expected at least 1 \(or -1"):
+        resolve({"env": "CartPole-v1", "num_learners": -2})
+
+
+def test_the_word_auto_is_a_flag_s(tmp_path, headrace_):
+    run_dir = str(tmp_path / "run")
+    words = ["--num-learners", "auto", "--device", "cpu", "--total-env-steps", "512"]
+    code, out, err = headrace_("train", "CartPole-v1", *words, "--run-dir", run_dir)
+    assert code == 0, err
+    assert "given, follows no GPUs: num_learners=1" in out
+    resumed = headrace.resume(run_dir, num_learners=-1, total_env_steps=1024, quiet=True)
+    assert resumed.summary["env_steps"] == 1024

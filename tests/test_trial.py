@@ -1,0 +1,272 @@
+"""Trials as real processes: measured, too slow, over the memory, killed, crashed, interrupted."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import headrace
+from headrace.collect import forkserver
+from headrace.errors import ConfigError, EnvError
+from headrace.run.code import NO_CODE
+from headrace.scale import session
+from headrace.scale.progress import Progress
+from headrace.scale.trial import Limits, Trained, run_trial
+from tests.support import Counting, children, still_alive
+
+SIZES = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 4, "num_workers": 0}
+BATCH = 64
+QUICK = Limits(seconds=60.0, measure_s=0.3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _server():
+    forkserver.warm_up()
+
+
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path, monkeypatch):
+    """Whatever a trial leaves behind is seen, and there must be nothing."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    yield
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("headrace-")] == []
+
+
+def trial(env, limits=QUICK, **sizes):
+    trained = Trained({}, env, NO_CODE, None, schedule_env_steps=10**6)
+    before = children()
+    try:
+        return run_trial(trained, SIZES | sizes, BATCH, limits)
+    finally:
+        assert sessions(children() - before) == []
+
+
+def sessions(pids):
+    """Of these processes, those that began a session of their own."""
+    found = []
+    for pid in pids:
+        try:
+            found += [pid] if os.getsid(pid) == pid else []
+        except ProcessLookupError:
+            continue
+    return found
+
+
+class OnStep(Counting):
+    """Does something at its 40th step."""
+
+    def __init__(self, do):
+        super().__init__()
+        self.do = do
+
+    def step(self, action):
+        if self.t == 40:
+            self.do()
+        return super().step(action)
+
+
+def hoard():
+    hoarded = np.ones(1 << 29, np.uint8)  # and stays until it is found
+    time.sleep(60)
+    return hoarded
+
+
+def want_too_much():
+    return np.zeros(1 << 60, np.uint8)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"num_workers": 2, "envs_per_vector": 1}])
+def test_a_training_is_measured(sizes):
+    found = trial(Counting, **sizes)
+    assert (found.outcome, found.why) == ("measured", "")
+    assert found.rate > 100
+    assert 1 << 25 < found.memory_bytes < 1 << 33
+    assert found.busy_cores > 0.2  # it computes
+
+
+def test_environments_that_sleep_are_told_from_those_that_compute():
+    found = trial(lambda: Sleeping(0.005))
+    assert found.outcome == "measured"
+    assert found.rate < 200
+    assert 0 < found.busy_cores < 0.5
+
+
+class Sleeping(Counting):
+    def __init__(self, step_s):
+        super().__init__()
+        self.step_s = step_s
+
+    def step(self, action):
+        time.sleep(self.step_s)
+        return super().step(action)
+
+
+def test_one_without_updates_is_slow_and_its_bound_is_above_its_rate():
+    found = trial(lambda: Sleeping(0.5), Limits(seconds=8.0))
+    assert (found.outcome, found.why) == ("slow", "no update in its time")
+    assert found.rate is None or found.rate > 2
+
+
+def test_one_that_is_clearly_slower_than_the_best_ends_early():
+    found = trial(lambda: Sleeping(0.02), Limits(seconds=60.0, measure_s=1.0, to_beat=1e6))
+    assert found.rate < 1e6
+    assert found.took_s < 30
+
+
+def test_one_whose_workers_take_more_memory_than_it_may_is_ended():
+    limits = Limits(memory_bytes=512 << 20)
+    found = trial(lambda: OnStep(hoard), limits, num_workers=2, envs_per_vector=2)
+    assert found.outcome == "memory"
+    assert found.memory_bytes > 512 << 20
+    assert "of 0.50 GiB that it may" in found.why
+
+
+def test_a_memory_error_is_told_from_a_crash():
+    found = trial(lambda: OnStep(want_too_much))
+    assert found.outcome == "memory"
+    assert "MemoryError: Unable to allocate" in found.why
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_one_that_is_killed_from_outside_has_crashed(number):
+    before, done = children(), threading.Event()
+
+    def kill():
+        while not done.wait(0.05):
+            for pid in sessions(children() - before):
+                done.wait(0.5)  # it has set up its own handlers, or not yet: both must do
+                os.kill(pid, number)
+                return
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        found = trial(lambda: Sleeping(0.01), Limits(seconds=30.0, measure_s=20.0))
+    finally:
+        done.set()
+        killer.join()
+    assert found.outcome == "crashed"
+    assert number.name in found.why or "Segmentation fault" in found.why
+
+
+def test_a_worker_that_is_killed_is_a_crash():
+    found = trial(
+        lambda: OnStep(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+        num_workers=2, envs_per_vector=2,
+    )  # fmt: skip
+    assert found.outcome == "crashed"
+    assert "SIGKILL" in found.why
+
+
+def test_an_environment_s_own_error_is_the_caller_s():
+    def fail():
+        raise RuntimeError("the user's own message")
+
+    with pytest.raises(EnvError, match="the user's own message"):
+        trial(lambda: OnStep(fail))
+
+
+def test_sizes_that_cannot_be_are_refused():
+    found = trial(Counting, envs_per_vector=3)
+    assert found.outcome == "refused"
+    assert "does not divide into vectors" in found.why
+
+
+def test_what_cannot_be_sent_is_said():
+    lock = threading.Lock()
+    with pytest.raises(ValueError, match="cannot be sent to another process"):
+        trial(lambda: Counting() if lock else None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_process_and_no_directory(tmp_path, number):
+    before = children()
+    search = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "autoscale", "CartPole-v1", "--again"],
+        env=os.environ | {"TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (theirs := children() - before) or not set(sessions(theirs)) - {search.pid}:
+            assert search.poll() is None
+            time.sleep(0.05)  # there is no event of a trial's start to be seen from here
+        search.send_signal(number)
+        said = search.communicate(timeout=30)[1]
+    finally:
+        search.kill()
+        search.wait()
+    assert (search.returncode, said) == (128 + number, "Interrupted.\n")
+    assert still_alive(theirs, 10.0) == []
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("headrace-")] == []
+
+
+def test_memory_that_processes_share_counts_once():
+    ready, ready_w = os.pipe()
+    stop, stop_w = os.pipe()
+    shared = np.ones(1 << 27, np.uint8)
+    alone = session.own_bytes([os.getpid()])
+    child = os.fork()
+    if not child:
+        os.write(ready_w, bytes([shared[::4096].min()]))
+        select.select([stop], [], [], 60)
+        os._exit(0)
+    os.read(ready, 1)
+    try:
+        both = [os.getpid(), child]
+        assert session.own_bytes(both) < alone + (1 << 26)
+        assert session.resident_bytes(both) > alone + (1 << 26)
+    finally:
+        os.close(stop_w)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def seen(*updates, up=0.0, compiles=False, batch=100, measure_s=2.0):
+    progress = Progress(batch, compiles, measure_s, up)
+    progress.updates += [(at, (i + 1) * batch) for i, at in enumerate(updates)]
+    return progress
+
+
+def test_a_rate_is_that_after_the_first_update():
+    assert seen(1.0, 2.0, 2.5).verdict(2.6, late=False) is None
+    assert seen(1.0, 2.0, 2.5, 3.0).verdict(3.0, late=False) == ("measured", 150.0)
+    # of fewer, if they take longer
+    assert seen(2.0, 5.0).verdict(5.0, late=False) == ("measured", pytest.approx(100 / 3))
+    assert seen(1.0, 2.0).verdict(2.0, late=True) == ("measured", 100.0)
+
+
+def test_a_first_update_that_took_long_counts():
+    assert seen(10.0).verdict(10.0, late=False) == ("measured", 10.0)
+    assert seen(10.0, compiles=True).verdict(10.0, late=False) is None
+    assert seen(10.0, 13.0, compiles=True).verdict(13.0, late=False) == (
+        "measured", pytest.approx(100 / 3),
+    )  # fmt: skip
+
+
+def test_without_updates_there_is_a_bound_or_nothing_is_known():
+    assert seen().verdict(13.0, late=True) == ("slow", 10.0)  # 100 in 13 s, of which 3 for a start
+    assert seen(up=None).verdict(13.0, late=True) == ("slow", None)
+    assert seen(compiles=True).verdict(13.0, late=True) == ("slow", None)
+    assert seen(1.0, compiles=True).verdict(11.0, late=True) == ("slow", 10.0)
+
+
+def test_what_cannot_be_the_best_any_more_is_not_waited_for():
+    assert seen(1.0).verdict(2.9, late=False, to_beat=1000) is None
+    assert seen(1.0).verdict(3.0, late=False, to_beat=1000) == ("slow", 50.0)
+    assert seen(1.0).verdict(3.0, late=False, to_beat=60) is None  # it may still come near
+    assert seen(1.0, 2.0).verdict(3.0, late=False, to_beat=1000) == ("measured", 100.0)
+
+
+def test_the_budget_is_too_small_for_any_training():
+    with pytest.raises(ConfigError, match=r"memory budget is too small.*of 0\.05 GiB that it may"):
+        headrace.autoscale(
+            Counting, num_workers=0, num_learners=1, num_envs=4, memory_gib=0.05, quiet=True
+        )
