@@ -26,8 +26,8 @@ def device(*free, envs=64, batch=None, **more):
     return Space(Sizes(1, 0, envs, 32, envs), frozenset(free), batch, True, **more)
 
 
-def workers(*free, envs=8, steps=128, vector=4):
-    return Space(Sizes(1, 0, envs, steps, vector), frozenset(free or FREE), envs * steps)
+def workers(*free, envs=8, steps=128, vector=4, count=0):
+    return Space(Sizes(1, count, envs, steps, vector), frozenset(free or FREE), envs * steps)
 
 
 def peak(at, n):
@@ -128,7 +128,7 @@ def test_each_learner_has_a_gpu():
 
 @pytest.mark.parametrize("fixed", FREE)
 def test_what_is_fixed_stays_as_it_is(fixed):
-    space = workers(*(name for name in FREE if name != fixed))
+    space = workers(*(name for name in FREE if name != fixed), count=2)
     found = search(space, lambda s: s.num_envs + 10 * s.num_workers + s.num_learners)
     best = found.run()
     assert {getattr(s, fixed) for s in found.tried} == {getattr(space.base, fixed)}

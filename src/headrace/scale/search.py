@@ -20,7 +20,7 @@ _CLOSE = 1.2  # numbers between two that are as close as that are not tried
 _HALVINGS = 3
 _ROUNDS = 2  # each line once more after the others have moved
 _NEAR_BEST = 0.9  # of the best rate: measured once more
-_FOR_THAT_S = 10.0
+_FOR_THAT_S = 16.0  # is kept, at most
 _FAR = 2.0  # times as fast with workers: nobody need ask how fast it is without
 _BUSY = 0.5
 
@@ -242,8 +242,8 @@ class Search:
         """The best two, if they are close, and there is time."""
         near = _NEAR_BEST * self.rate(self.best)
         two = sorted((s for s in self.rates if self.rate(s) >= near), key=self.rate)[-2:]
-        for sizes in reversed(two if len(two) == 2 else []):
-            if self.time_left() >= self._typical_s():
+        if len(two) == 2 and self.time_left() >= 2 * self._typical_s():
+            for sizes in reversed(two):
                 self._measure(sizes)
 
     def _typical_s(self) -> float:

@@ -37,8 +37,9 @@ class Sizes:
     def told(self) -> str:
         """In words."""
         learners = f"{self.num_learners} learners, " if self.num_learners > 1 else ""
+        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers or 'no'} workers"
         return (
-            f"{learners}{self.num_workers or 'no'} workers, {self.num_envs} envs x "
+            f"{learners}{workers}, {self.num_envs} envs x "
             f"{self.num_steps} steps, vectors of {self.envs_per_vector}"
         )
 
