@@ -6,6 +6,7 @@ batch that repeats a few real steps. Left out: what follows from costs (`simulat
 """
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ _NEVER_ASLEEP = 0.1  # share of the time asleep, below which it is noise
 _MOST_ASLEEP = 32  # workers
 _FEW_STEPS = 4  # that a batch to learn from repeats
 _ROUNDS_S = 0.5
+_LONG_STEP_S = 1e-3
 _ALLREDUCE_S = 50e-6  # of a small network, through shared memory, and waiting for each other
 _STEP, _RESET = SPANS.index("env_step"), SPANS.index("env_reset")
 _BESIDES = {SPANS.index(span): span for span in ("infer", "rollout", "publish")}
@@ -122,19 +124,22 @@ class Probe:
         run, cores = self._task.settings.run, cpu_cores()
         n = run.envs_per_vector
         whole = self._task.maker.native  # such a vector is no sum of single environments
-        self._say(f"Stepping environments with {cores} workers")
+        learning = self._learning()
+        self._say(f"Stepping environments with {cores} workers; learning")
+        learning.go_on(self._seconds / 16)
         seen = self._workers(cores, n if whole else 1, self._seconds / 4)
+        learning.go_on(self._seconds / 16)
         if seen.cpu_share < _SLEEPS:
             many = max(cores, min(_MOST_ASLEEP, run.num_envs))
             self._say(f"They sleep: stepping with {many} workers")
             seen = self._workers(many, n if whole else 1, self._seconds / 4)
         other = max(n, 2)
         wider = seen if whole else self._workers(cores, other, self._seconds / 4)
+        learning.go_on(self._seconds / 16)
         step, vector = _step_and_vector(seen, wider, other, n if whole else 0)
         self._say("Handing orders over")
         hand_over, latency = self._handed_over()
-        self._say("Learning")
-        learn, learner_steps = self._learn()
+        learning.go_on(self._seconds / 16)
         return Costs(
             step=step,
             reset=Times.of(seen.resets if len(seen.resets) else [0.0]),
@@ -144,8 +149,8 @@ class Probe:
             inference=wider.besides["infer"] / sum(wider.besides.values()),
             hand_over=hand_over,
             latency=latency,
-            learn=learn,
-            allreduce=Line(_ALLREDUCE_S * learner_steps, 0.0),
+            learn=learning.line(),
+            allreduce=Line(_ALLREDUCE_S * learning.learner_steps, 0.0),
             device=_name(self._device),
         )
 
@@ -165,7 +170,9 @@ class Probe:
             laps = meter.take_laps()
             assert collected is not None and laps is not None
             self._say("Learning")
-            seconds, learner_steps = self._updates(learner, collected.fragments)
+            rows = run.num_envs * run.num_steps
+            learning = _Learning([(rows, learner, collected.fragments)])
+            learning.go_on(self._seconds / 4)
         seen = _seen([laps])
         each = Times.of(seen.steps / run.num_envs)
         return Costs(
@@ -177,8 +184,8 @@ class Probe:
             inference=seen.besides["infer"] / sum(seen.besides.values()),
             hand_over=0.0,
             latency=0.0,
-            learn=Line(0.0, seconds / (run.num_envs * run.num_steps)),
-            allreduce=Line(_ALLREDUCE_S * learner_steps, 0.0),
+            learn=learning.line(),
+            allreduce=Line(_ALLREDUCE_S * learning.learner_steps, 0.0),
             device=_name(self._device),
         )
 
@@ -235,26 +242,15 @@ class Probe:
             busy = (sum(_busy(collector).values()) - busy_before) / rounds
         return hand_over, max(0.0, took - busy - hand_over)
 
-    def _learn(self) -> tuple[Line, int]:
-        """Seconds of an update by rows, and its optimizer steps."""
+    def _learning(self) -> "_Learning":
+        """Of batches of the size that is learned from, and of half of it."""
         run = self._alone.settings.run
-        points = []
+        sizes = []
         for num_envs in sorted({max(1, run.num_envs // 2), run.num_envs}):
             _, learner = self._learner(num_envs, run.num_steps)
             tiled = self._tiled(learner, num_envs, run.num_steps)
-            seconds, learner_steps = self._updates(learner, [tiled])
-            points.append((num_envs * run.num_steps, seconds))
-        return Line.through(*points), learner_steps
-
-    def _updates(self, learner: Learns, fragments: list[Fragment]) -> tuple[float, int]:
-        """Seconds of an update, and its optimizer steps."""
-        took: list[float] = []
-        ends = time.perf_counter() + self._seconds / 8
-        while len(took) < 4 or time.perf_counter() < ends:
-            steps, began = learner.learner_steps, time.perf_counter()
-            learner.update(learner.take(fragments), 0.0)
-            took.append(time.perf_counter() - began)
-        return float(np.median(took[1:])), learner.learner_steps - steps
+            sizes.append((num_envs * run.num_steps, learner, [tiled]))
+        return _Learning(sizes)
 
     def _tiled(self, learner: Learns, num_envs: int, num_steps: int) -> Fragment:
         """A few real steps, over and over: a batch of the size that is learned from."""
@@ -271,6 +267,39 @@ class Probe:
                     _repeat(few[name], tensor)
             whole.env_id.copy_(torch.arange(num_envs))
             return whole
+
+
+class _Learning:
+    """Updates on the same batches, over and over, whenever there is time.
+
+    Not all at once: a machine that others use as well is faster now, and slower then.
+
+    Args:
+        sizes: rows, learner, and what it is to learn from.
+    """
+
+    def __init__(self, sizes: list[tuple[int, Learns, list[Fragment]]]) -> None:
+        self._sizes = sizes
+        self._took: dict[int, list[float]] = {rows: [] for rows, *_ in sizes}
+        self.learner_steps = 0
+        """Of one update."""
+
+    def go_on(self, seconds: float) -> None:
+        """Learn for a while."""
+        ends = time.perf_counter() + seconds
+        for number in itertools.count():
+            for rows, learner, fragments in self._sizes:
+                steps, began = learner.learner_steps, time.perf_counter()
+                learner.update(learner.take(fragments), 0.0)
+                if number:  # the first one finds nothing in the caches
+                    self._took[rows].append(time.perf_counter() - began)
+                self.learner_steps = learner.learner_steps - steps
+            if number and time.perf_counter() > ends:
+                return
+
+    def line(self) -> Line:
+        """Seconds of an update, by rows."""
+        return Line.through(*((rows, float(np.mean(took))) for rows, took in self._took.items()))
 
 
 @contextlib.contextmanager
@@ -304,11 +333,12 @@ def _step_and_vector(seen: _Seen, wider: _Seen, other: int, whole: int) -> tuple
     """
     if whole:
         return Times.of(seen.steps / whole), Line(0.0, seen.vector_s / whole)
-    # What does not grow with the vector belongs to it. Medians: a rare stall says nothing here.
-    one, many = float(np.median(seen.steps)), float(np.median(wider.steps))
-    of_vector = min(max(0.0, one - (many - one) / (other - 1)), 50e-6, one)
-    step = Times.of(seen.steps).scaled(1 - of_vector / one)
     besides = Line.through((1, seen.vector_s), (other, wider.vector_s))
+    one, many = float(seen.steps.mean()), float(wider.steps.mean())
+    if one > _LONG_STEP_S:  # that of a vector is none beside it, and rare stalls would hide it
+        return Times.of(seen.steps), besides
+    of_vector, each = Line.through((1, one), (other, many))
+    step = Times.of(seen.steps).scaled(each / one)
     return step, Line(besides.base + of_vector, besides.each)
 
 

@@ -8,7 +8,7 @@ agrees with the run. Left out: how it is told (`told.py`).
 import math
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +149,10 @@ def profile_env(
             config_file=config_file,
             run_dir=task.run_dir,
         )
-        tracks = read_timeline(task.run_dir)
-        rate = ended.summary["env_steps_per_s"]
-    return _profiled(task, want.asked, tracks, rate, seconds / 2, say)
+        tracks, of_run = read_timeline(task.run_dir), ended.summary
+    often = of_run["episodes"] / max(1, of_run["env_steps"])
+    rate = of_run["env_steps_per_s"]
+    return _profiled(task, want.asked, tracks, rate, often, seconds / 2, say)
 
 
 def profile_run(
@@ -178,13 +179,15 @@ def profile_run(
             "ended).\nTo profile its settings by a new run: headrace profile ENV, and the flags of "
             "headrace train."
         )
-    return _profiled(task, task.settings.flat(), tracks, _rate(run_dir), seconds, say)
+    rows = read_metrics(run_dir)
+    often = rows[-1]["episodes"] / rows[-1]["env_steps"] if rows else 0.0
+    return _profiled(task, task.settings.flat(), tracks, _rate(rows), often, seconds, say)
 
 
-def _rate(run_dir: Path) -> float | None:
+def _rate(rows: list[dict[str, Any]]) -> float | None:
     """Env steps/s from the first update to the last of the process that wrote the last one."""
     last, later = None, []
-    for row in reversed(read_metrics(run_dir)):
+    for row in reversed(rows):
         if last is not None and row["wall_s"] > last["wall_s"]:
             break  # a resumed run's clock begins anew
         later.append(last := row)
@@ -214,11 +217,14 @@ def _profiled(
     asked: Mapping[str, Any],
     tracks: dict[str, Laps],
     rate: float | None,
+    resets_per_step: float,
     seconds: float,
     say: Say,
 ) -> Profile:
     costs = Probe(task, seconds, say).costs()
     whole = on_device(task)
+    if costs.resets_per_step:  # how often depends on the policy
+        costs = replace(costs, resets_per_step=resets_per_step)
     topology = advice.topology_of(task.settings, on_device=whole)
     return Profile(
         settings=task.settings,
