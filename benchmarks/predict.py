@@ -1,6 +1,6 @@
 """Is what `headrace profile` predicts what a run then does?
 
-    python -m benchmarks.predict      # results/predict.json; a quarter of an hour
+    python -m benchmarks.predict      # results/predict.json; half an hour
 
 Each configuration is trained for a while and measured; then its parts are measured apart, and the
 model (`scale/simulate.py`) puts them together. Besides, each is predicted from the parts of another
@@ -24,7 +24,6 @@ from headrace.scale.simulate import simulate
 
 NAME = "predict"
 ENV = "benchmarks.timed:Timed"
-WITHIN = {"median": 0.10, "worst": 0.25}
 LAG_2 = ("--algo", "appo", "--lag", "2")
 
 
@@ -132,13 +131,34 @@ def crossed(profiles):
     return [each.env_steps_per_s for each in found]
 
 
+FIGURES = ("measured", "predicted", "from_another")
+
+
+def one_turn(seconds):
+    """The figures of all cases, once."""
+    profiles = []
+    for case in CASES:
+        profiles.append(measured(case, seconds))
+        found, predicted = _figures(profiles[-1])
+        off = error(predicted, found)
+        print(f"{case.name}: {found:,.0f}, predicted {predicted:,.0f} ({off:+.0%})", flush=True)
+    return [
+        dict(zip(FIGURES, (*_figures(profile), other), strict=True))
+        for profile, other in zip(profiles, crossed(profiles), strict=True)
+    ]
+
+
+def _figures(profile):
+    return profile["env_steps_per_s"], profile["predicted_env_steps_per_s"]
+
+
 def error(predicted, found):
     return predicted / found - 1
 
 
 def summary(rows, name):
     """Median and worst error of a prediction."""
-    errors = [abs(error(row[name], row["env_steps_per_s"])) for row in rows]
+    errors = [abs(error(row[name], row["measured"])) for row in rows]
     return {"median": statistics.median(errors), "worst": max(errors)}
 
 
@@ -149,20 +169,19 @@ def tables(result):
         "|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
-        found = row["env_steps_per_s"]
-        own, other = row["predicted"], row["predicted_from_another"]
+        found, own, other = (row[name] for name in FIGURES)
         rows.append(
             f"| {row['env']} | {row['flags']} | {found:,.0f} | {own:,.0f} | "
             f"{error(own, found):+.0%} | {other:,.0f} | {error(other, found):+.0%} |"
         )
-    own, other = (result[name] for name in ("predicted", "predicted_from_another"))
+    own, other = (result["errors"][name] for name in FIGURES[1:])
     return "\n".join(
         [
             *rows,
             "",
-            f"Error, without its sign: median {own['median']:.1%}, worst {own['worst']:.1%}; from "
-            f"another configuration's parts: median {other['median']:.1%}, worst "
-            f"{other['worst']:.1%}.",
+            f"Env steps/s, medians of {result['num_turns']} turns. Error, without its sign: median "
+            f"{own['median']:.1%}, worst {own['worst']:.1%}; from another configuration's parts: "
+            f"median {other['median']:.1%}, worst {other['worst']:.1%}.",
         ]
     )
 
@@ -172,30 +191,23 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=RESULTS / f"{NAME}.json", metavar="PATH")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each profile")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each profile")
+    parser.add_argument("--turns", type=int, default=3, help="through all configurations")
     arguments = parser.parse_args()
-    about, profiles = machine(), []
-    for case in CASES:
-        profiles.append(measured(case, arguments.seconds))
-        found, predicted = (
-            profiles[-1][k] for k in ("env_steps_per_s", "predicted_env_steps_per_s")
-        )
-        off = error(predicted, found)
-        print(f"{case.name}: {found:,.0f}, predicted {predicted:,.0f} ({off:+.0%})", flush=True)
+    about = machine()
+    turns = [one_turn(arguments.seconds) for _ in range(arguments.turns)]
     rows = [
         {
             "env": case.env,
             "flags": " ".join(case.flags),
-            "env_steps_per_s": profile["env_steps_per_s"],
-            "predicted": profile["predicted_env_steps_per_s"],
-            "predicted_from_another": other,
-            "profile": profile,
+            **{name: statistics.median(of[name] for of in figures) for name in FIGURES},
+            "turns": figures,
         }
-        for case, profile, other in zip(CASES, profiles, crossed(profiles), strict=True)
+        for case, *figures in zip(CASES, *turns, strict=True)
     ]
-    names = ("predicted", "predicted_from_another")
-    result = {"benchmark": NAME, "machine": about, "rows": rows}
-    result |= {name: summary(rows, name) for name in names}
+    errors = {name: summary(rows, name) for name in FIGURES[1:]}
+    result = {"benchmark": NAME, "machine": about, "num_turns": len(turns)}
+    result |= {"errors": errors, "rows": rows}
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     print(f"\n{tables(result)}\n\nWritten: {arguments.output}")
 

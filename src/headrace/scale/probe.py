@@ -36,6 +36,7 @@ from headrace.scale.times import Times
 _SLEEPS = 0.5  # share of CPU time below which an environment is taken for one that sleeps
 _NEVER_ASLEEP = 0.1  # share of the time asleep, below which it is noise
 _MOST_ASLEEP = 32  # workers
+_ROOM = 0.7  # of the cores, that these compute on: with more they would wait for each other
 _FEW_STEPS = 4  # that a batch to learn from repeats
 _ROUNDS_S = 0.5
 _LONG_STEP_S = 1e-3
@@ -82,15 +83,14 @@ def _seen(laps: list[Laps]) -> _Seen:
     in_envs, in_besides = float(step.sum() + reset.sum()), sum(besides.values())
     if not in_envs:
         return _Seen(step, reset, besides, 1.0)
-    # What waiting for a core took is not theirs: it is taken off.
-    computed = cpu_s / (cpu_s + queued_s)
-    besides = {name: s * computed for name, s in besides.items()}
     asleep = max(0.0, in_envs + in_besides - cpu_s - queued_s)
+    computed = cpu_s / (cpu_s + queued_s)  # the rest of it: waiting for a core
     if asleep < _NEVER_ASLEEP * (in_envs + in_besides):
+        # There is a core for each worker, but others may use them: not these environments' time.
+        besides = {name: s * computed for name, s in besides.items()}
         return _Seen(step * computed, reset * computed, besides, 1.0)
-    cpu_of_envs = max(0.0, cpu_s - sum(besides.values()))
-    own = min(1.0, (cpu_of_envs + asleep) / in_envs)
-    return _Seen(step * own, reset * own, besides, cpu_of_envs / (cpu_of_envs + asleep))
+    cpu_of_envs = max(0.0, cpu_s - computed * in_besides)
+    return _Seen(step, reset, besides, cpu_of_envs / (cpu_of_envs + asleep))
 
 
 class Probe:
@@ -130,7 +130,8 @@ class Probe:
         seen = self._workers(cores, n if whole else 1, self._seconds / 4)
         learning.go_on(self._seconds / 16)
         if seen.cpu_share < _SLEEPS:
-            many = max(cores, min(_MOST_ASLEEP, run.num_envs))
+            room = int(_ROOM * cores / (seen.cpu_share + seen.vector_s / seen.steps.mean()))
+            many = max(cores, min(_MOST_ASLEEP, run.num_envs, room))
             self._say(f"They sleep: stepping with {many} workers")
             seen = self._workers(many, n if whole else 1, self._seconds / 4)
         other = max(n, 2)
