@@ -85,8 +85,8 @@ def works() -> list[Work]:
             seconds=20.0,
         ),
         Work(
-            "TagGridWorld", "headrace/TagGridWorld-v0", learners, (0,), (500, 1000, 2000, 4000, 8000),
-            (20, 40), seconds=10.0,
+            "TagGridWorld", "headrace/TagGridWorld-v0", learners, (0,),
+            (500, 1000, 2000, 4000, 8000), (20, 40), seconds=10.0,
         ),
     ]  # fmt: skip
 

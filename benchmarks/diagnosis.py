@@ -25,9 +25,9 @@ import gymnasium as gym
 
 from benchmarks.machine import RESULTS, ROOT, machine
 from benchmarks.timed import Timed
-from headrace.scale.costs import Costs, Line
-from headrace.scale.simulate import Topology, lock_step_s, simulate
-from headrace.scale.times import mixture
+from headrace.scale.model.costs import Costs, Line
+from headrace.scale.model.simulate import Topology, lock_step_s, simulate
+from headrace.scale.model.times import mixture
 
 NAME = "diagnosis"
 NUM_ENVS, STALL = 24, 1 / 99

@@ -12,9 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.machine import RESULTS, ROOT, machine
-from headrace.scale.goals import Need
-from headrace.scale.machines import read_catalogue
-from headrace.scale.plan import Planner
+from headrace.scale.plan.goals import Need
+from headrace.scale.plan.machines import read_catalogue
+from headrace.scale.plan.planner import Planner
 
 CATALOGUE = ROOT / "benchmarks" / "plan_published.toml"
 NEED = Need(gpus=8, cpus=64)

@@ -3,9 +3,9 @@
     python -m benchmarks.predict      # results/predict.json; half an hour
 
 Each configuration is trained for a while and measured; then its parts are measured apart, and the
-model (`scale/simulate.py`) puts them together. Besides, each is predicted from the parts of another
-configuration with the same environment: that is what advice and plans rest on. Left out: where the
-profile itself is wrong about where time goes (`tests/test_profile.py`).
+model (`scale/model/simulate.py`) puts them together. Besides, each is predicted from the parts of
+another configuration with the same environment: that is what advice and plans rest on. Left out:
+where the profile itself is wrong about where time goes (`tests/test_profile.py`).
 """
 
 import argparse
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from benchmarks.machine import RESULTS, ROOT, machine
 from headrace.run.config import resolve
-from headrace.scale.advice import topology_of
-from headrace.scale.costs import Costs
-from headrace.scale.simulate import simulate
+from headrace.scale.model.costs import Costs
+from headrace.scale.model.simulate import simulate
+from headrace.scale.profile.advice import topology_of
 
 NAME = "predict"
 ENV = "benchmarks.timed:Timed"

@@ -9,9 +9,9 @@ import headrace
 from headrace import cli
 from headrace.errors import ConfigError
 from headrace.run.config import resolve
-from headrace.scale import fingerprint
-from headrace.scale.autoscale import find
-from headrace.scale.found import Found
+from headrace.scale.sizes import fingerprint
+from headrace.scale.sizes.autoscale import find
+from headrace.scale.sizes.found import Found
 from headrace.scale_verbs import _of_train
 from tests.support import Counting
 

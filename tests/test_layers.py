@@ -25,7 +25,7 @@ ONLY_IN = {
     "gymnasium": ("envs/", "run/rank.py"),
     "tensorboard": ("run/log.py",),
     "rich": ("run/log.py",),
-    "scipy": ("scale/programme.py",),
+    "scipy": ("scale/plan/programme.py",),
     "tyro": ("verbs.py", "scale_verbs.py", "run/runsettings.py"),
     "safetensors": ("run/checkpoint.py",),
     "cloudpickle": (
@@ -38,7 +38,7 @@ ONLY_IN = {
         "envs/check/played.py",
         "run/learners.py",
         "run/ray_rank.py",
-        "scale/trial.py",
+        "scale/sizes/trial.py",
     ),
     "matplotlib": ("run/plot.py",),
     "imageio_ffmpeg": ("envs/film.py",),

@@ -15,10 +15,17 @@ from headrace import verbs
 from headrace.cli import _main
 from headrace.errors import ConfigError
 from headrace.run.config import ALGOS
-from headrace.scale.goals import Budget, Need, Target, parse_budget, parse_need, parse_target
-from headrace.scale.machines import KEYS, MACHINE_KEYS, Catalogue, Kind, catalogue, read_catalogue
-from headrace.scale.plan import Planner, make_plan
-from headrace.scale.rates import Rates
+from headrace.scale.plan.goals import Budget, Need, Target, parse_budget, parse_need, parse_target
+from headrace.scale.plan.machines import (
+    KEYS,
+    MACHINE_KEYS,
+    Catalogue,
+    Kind,
+    catalogue,
+    read_catalogue,
+)
+from headrace.scale.plan.planner import Planner, make_plan
+from headrace.scale.plan.rates import Rates
 
 RATES = Rates(250.0, 0.2, 3000.0, "cpu", 0, 4096, "CartPole-v1", "ppo", 0.0)
 TABLE = {"date": "2026-11-23", "source": "a test", "currency": "USD"}

@@ -13,12 +13,12 @@ from headrace.errors import ConfigError, EnvError
 from headrace.meter import SPANS, Laps
 from headrace.run.config import resolve
 from headrace.run.settle import wanted
-from headrace.scale import advice, shares
-from headrace.scale.costs import Costs
-from headrace.scale.probe import Probe
-from headrace.scale.profile import profile_env, profile_run
-from headrace.scale.simulate import simulate
-from headrace.scale.told import told
+from headrace.scale.model.costs import Costs
+from headrace.scale.model.simulate import simulate
+from headrace.scale.profile import advice, shares
+from headrace.scale.profile.probe import Probe
+from headrace.scale.profile.profile import profile_env, profile_run
+from headrace.scale.profile.told import told
 from tests.test_simulate import COMPUTES, SLEEPS, STALLS
 
 FAULTY = "headrace.envs.faulty:Faulty"

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from headrace.scale.search import Search
-from headrace.scale.sizes import FREE, Sizes, Space
-from headrace.scale.trial import Trial
+from headrace.scale.sizes.search import Search
+from headrace.scale.sizes.sizes import FREE, Sizes, Space
+from headrace.scale.sizes.trial import Trial
 
 FOREVER = float("inf")
 

@@ -11,7 +11,7 @@ import headrace
 from headrace.errors import ConfigError
 from headrace.meter import SPANS, Laps
 from headrace.run.timeline import read_timeline
-from headrace.scale import timeline
+from headrace.scale.profile import timeline
 
 
 def laps(begin, *lengths):

@@ -15,9 +15,9 @@ import headrace
 from headrace.collect import forkserver
 from headrace.errors import ConfigError, EnvError
 from headrace.run.code import NO_CODE
-from headrace.scale import session
-from headrace.scale.progress import Progress
-from headrace.scale.trial import Limits, Trained, run_trial
+from headrace.scale.sizes import session
+from headrace.scale.sizes.progress import Progress
+from headrace.scale.sizes.trial import Limits, Trained, run_trial
 from tests.support import Counting, children, still_alive
 
 SIZES = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 4, "num_workers": 0}

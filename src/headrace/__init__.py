@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.run.api import resume as resume
     from headrace.run.api import train as train
     from headrace.run.trained import load_policy as load_policy
-    from headrace.scale.autoscale import autoscale as autoscale
+    from headrace.scale.sizes.autoscale import autoscale as autoscale
     from headrace.spec import EnvSpec as EnvSpec
 
 __version__ = "0.1.0"
@@ -59,7 +59,7 @@ _HOME = {
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
     "Run": "headrace.run.api",
-    "autoscale": "headrace.scale.autoscale",
+    "autoscale": "headrace.scale.sizes.autoscale",
     "check_env": "headrace.envs.check.checks",
     "load_policy": "headrace.run.trained",
     "num_params": "headrace.models.own",

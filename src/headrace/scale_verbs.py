@@ -14,16 +14,16 @@ from headrace.errors import ConfigError
 from headrace.models.policy import Network
 from headrace.run.code import code
 from headrace.run.runsettings import RunSettings
-from headrace.scale import timeline
-from headrace.scale.autoscale import BUDGET_S, find
-from headrace.scale.forecast import Profiled, forecasts
-from headrace.scale.goals import Goal, parse_budget, parse_need, parse_target
-from headrace.scale.html_report import write_report
-from headrace.scale.machines import read_catalogue
-from headrace.scale.plan import make_plan
-from headrace.scale.profile import profile_env, profile_run
-from headrace.scale.rates import Rates
-from headrace.scale.told import told
+from headrace.scale.model.forecast import Profiled, forecasts
+from headrace.scale.page.html_report import write_report
+from headrace.scale.plan.goals import Goal, parse_budget, parse_need, parse_target
+from headrace.scale.plan.machines import read_catalogue
+from headrace.scale.plan.planner import make_plan
+from headrace.scale.plan.rates import Rates
+from headrace.scale.profile import timeline
+from headrace.scale.profile.profile import profile_env, profile_run
+from headrace.scale.profile.told import told
+from headrace.scale.sizes.autoscale import BUDGET_S, find
 from headrace.verbs import AlgoSettings, algo_settings, named, parse
 
 _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]

@@ -216,7 +216,7 @@ def train(argv: list[str], description: str) -> int:
 
 def _auto_scaled(given: dict[str, Any], flags: Any, out: TextIO) -> dict[str, int]:
     """Sizes that were measured, now or before."""
-    from headrace.scale.autoscale import find  # who does not measure need not wait for it
+    from headrace.scale.sizes.autoscale import find  # who does not measure need not wait for it
 
     if flags.run_dir is not None:
         rundir.refuse_used(flags.run_dir)

@@ -13,11 +13,11 @@ from headrace.collect import forkserver
 from headrace.errors import ConfigError, HeadraceError
 from headrace.run.config import cpu_cores
 from headrace.run.settle import Wanted
-from headrace.scale import session
-from headrace.scale.found import Found
-from headrace.scale.search import Search
-from headrace.scale.sizes import FREE, Sizes, Space
-from headrace.scale.trial import SHARE, Limits, Trained, Trial, gib, run_trial
+from headrace.scale.sizes import session
+from headrace.scale.sizes.found import Found
+from headrace.scale.sizes.search import Search
+from headrace.scale.sizes.sizes import FREE, Sizes, Space
+from headrace.scale.sizes.trial import SHARE, Limits, Trained, Trial, gib, run_trial
 
 Say = Callable[[str], None]
 

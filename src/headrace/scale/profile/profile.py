@@ -24,11 +24,11 @@ from headrace.run.rank import on_device
 from headrace.run.settle import task_of_run, wanted
 from headrace.run.task import Task
 from headrace.run.timeline import read_timeline
-from headrace.scale import advice
-from headrace.scale.costs import Costs
-from headrace.scale.probe import Probe
-from headrace.scale.shares import by_process
-from headrace.scale.simulate import lock_step_s, simulate
+from headrace.scale.model.costs import Costs
+from headrace.scale.model.simulate import lock_step_s, simulate
+from headrace.scale.profile import advice
+from headrace.scale.profile.probe import Probe
+from headrace.scale.profile.shares import by_process
 
 Say = Callable[[str], None]
 _LONG = 10**15  # env steps: more than are taken

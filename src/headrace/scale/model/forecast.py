@@ -1,6 +1,6 @@
 """`headrace simulate`: other numbers of samplers, learners and machines, from a profile's parts.
 
-Left out: the model (`simulate.py`), what machines cost (`plan.py`).
+Left out: the model (`simulate.py`), what machines cost (`planner.py`).
 """
 
 import json
@@ -12,9 +12,9 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.run.config import ALGOS
-from headrace.scale.advice import gains
-from headrace.scale.costs import Costs
-from headrace.scale.simulate import Topology, simulate
+from headrace.scale.model.costs import Costs
+from headrace.scale.model.simulate import Topology, simulate
+from headrace.scale.profile.advice import gains
 
 _MANY = 500  # workers from which fewer updates are enough: each has many fragments
 _MOST_WORKERS, _MOST_LEARNERS = 10_000, 1_024

@@ -9,8 +9,8 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.run.config import Settings, cpu_cores, resolve
-from headrace.scale.costs import PARTS, Costs
-from headrace.scale.simulate import Topology, simulate
+from headrace.scale.model.costs import PARTS, Costs
+from headrace.scale.model.simulate import Topology, simulate
 from headrace.spec import Kind
 
 _LEAST_GAIN = 1.03

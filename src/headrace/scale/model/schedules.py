@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from headrace.scale.events import Events, Machine
+from headrace.scale.model.events import Events, Machine
 
 
 class Work(Protocol):

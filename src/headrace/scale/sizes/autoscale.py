@@ -22,11 +22,11 @@ from headrace.run.api import code_of, given_by
 from headrace.run.code import NO_CODE, Code
 from headrace.run.config import Settings
 from headrace.run.settle import wanted
-from headrace.scale import fingerprint, session
-from headrace.scale.found import Found
-from headrace.scale.measuring import Measuring, Say
-from headrace.scale.sizes import FREE, Sizes, Space, fixed
-from headrace.scale.trial import Limits, Trained
+from headrace.scale.sizes import fingerprint, session
+from headrace.scale.sizes.found import Found
+from headrace.scale.sizes.measuring import Measuring, Say
+from headrace.scale.sizes.sizes import FREE, Sizes, Space, fixed
+from headrace.scale.sizes.trial import Limits, Trained
 
 BUDGET_S = 80.0
 """For a whole search, unless the user gives another."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from headrace.run.config import cpu_cores
-from headrace.scale.profile import Profile
-from headrace.scale.timeline import is_learner
+from headrace.scale.profile.profile import Profile
+from headrace.scale.profile.timeline import is_learner
 
 _LEAST_SHARE = 0.005  # of a span that is listed
 _NEAR = 1.1  # gains below which something is no bottleneck

@@ -31,8 +31,8 @@ from headrace.envs.make import EnvLike
 from headrace.errors import EnvError, HeadraceError, UsageError
 from headrace.run import launch
 from headrace.run.code import Code
-from headrace.scale import session
-from headrace.scale.progress import Progress
+from headrace.scale.sizes import session
+from headrace.scale.sizes.progress import Progress
 
 Outcome = Literal["measured", "slow", "memory", "crashed", "refused"]
 

@@ -20,11 +20,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.scale.goals import Budget, Goal, Need, Target
-from headrace.scale.machines import Catalogue, Kind
-from headrace.scale.planned import Answer, Plan, cannot_reach, no_place, too_small
-from headrace.scale.programme import Ask, Case, Counts, Found, Machines, Programme, solver
-from headrace.scale.rates import Rates
+from headrace.scale.plan.goals import Budget, Goal, Need, Target
+from headrace.scale.plan.machines import Catalogue, Kind
+from headrace.scale.plan.planned import Answer, Plan, cannot_reach, no_place, too_small
+from headrace.scale.plan.programme import Ask, Case, Counts, Found, Machines, Programme, solver
+from headrace.scale.plan.rates import Rates
 
 SETTLED = 1e-5
 """A plan counts as reaching what is this much less, relatively: solvers round."""

@@ -1,4 +1,4 @@
-"""A plan that was found: plain data, and words. Left out: finding it (`plan.py`)."""
+"""A plan that was found: plain data, and words. Left out: finding it (`planner.py`)."""
 
 import math
 import shlex
@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.scale.goals import Budget, Goal, Need, Target
-from headrace.scale.machines import Catalogue, Kind
-from headrace.scale.rates import KEPT_BUSY, MOST_PER_CORE, Rates
+from headrace.scale.plan.goals import Budget, Goal, Need, Target
+from headrace.scale.plan.machines import Catalogue, Kind
+from headrace.scale.plan.rates import KEPT_BUSY, MOST_PER_CORE, Rates
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from headrace.meter import SPANS
-from headrace.scale import figures, timeline
-from headrace.scale.history import Curve, History
-from headrace.scale.markup import Markup, join, tag
+from headrace.scale.page import figures
+from headrace.scale.page.history import Curve, History
+from headrace.scale.page.markup import Markup, join, tag
+from headrace.scale.profile import timeline
 from headrace.spec import Array
 
 _MINUS = "\N{MINUS SIGN}"

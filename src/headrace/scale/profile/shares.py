@@ -6,7 +6,7 @@ Left out: keeping laps (`meter.py`), pictures of them (`timeline.py`).
 import numpy as np
 
 from headrace.meter import SPANS, Laps
-from headrace.scale.timeline import is_learner, seconds
+from headrace.scale.profile.timeline import is_learner, seconds
 from headrace.spec import Array
 
 FOR_SAMPLERS, FOR_LEARNER = "wait for samplers", "wait for learner"

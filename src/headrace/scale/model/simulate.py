@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.scale.costs import Costs
-from headrace.scale.events import Events, Machine
-from headrace.scale.schedules import FirstReady, Inline, InTurns, Rank, Schedule, Worker
+from headrace.scale.model.costs import Costs
+from headrace.scale.model.events import Events, Machine
+from headrace.scale.model.schedules import FirstReady, Inline, InTurns, Rank, Schedule, Worker
 
 _WARM_UP = 3  # updates that are not counted
 _DRAWN = 256  # fragments at a time

@@ -1,6 +1,6 @@
 """One integer programme of the planner, for `scipy.optimize.milp`: variables, rows, answer.
 
-Left out: which programmes to solve, and what is made of their answers (`plan.py`).
+Left out: which programmes to solve, and what is made of their answers (`planner.py`).
 """
 
 import math
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import HeadraceError, MissingExtraError
-from headrace.scale.machines import Kind
-from headrace.scale.rates import Rates
+from headrace.scale.plan.machines import Kind
+from headrace.scale.plan.rates import Rates
 
 Counts = npt.NDArray[np.float64]
 """Whole numbers, one of each kind, in the catalogue's order."""

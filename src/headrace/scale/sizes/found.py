@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.scale.sizes import FREE
-from headrace.scale.trial import gib
+from headrace.scale.sizes.sizes import FREE
+from headrace.scale.sizes.trial import gib
 
 _HEADS = ("learners", "workers", "envs", "steps", "envs/vector", "env steps/s", "memory", "")
 

@@ -30,8 +30,8 @@ from headrace.run.learns import Learns
 from headrace.run.process import math_threads
 from headrace.run.rank import acting_of, learner_of, on_device, plan_of
 from headrace.run.task import Task
-from headrace.scale.costs import Costs, Line
-from headrace.scale.times import Times
+from headrace.scale.model.costs import Costs, Line
+from headrace.scale.model.times import Times
 
 _SLEEPS = 0.5  # share of CPU time below which an environment is taken for one that sleeps
 _NEVER_ASLEEP = 0.1  # share of the time asleep, below which it is noise

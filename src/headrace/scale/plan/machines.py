@@ -8,7 +8,7 @@
     cpus = 4
     gpus = 1
 
-`KEYS` and `MACHINE_KEYS` have all keys. Left out: which machines to take (`plan.py`).
+`KEYS` and `MACHINE_KEYS` have all keys. Left out: which machines to take (`planner.py`).
 """
 
 import datetime
@@ -88,7 +88,7 @@ def read_catalogue(path: Path | None = None) -> Catalogue:
         ConfigError: there is no such file, it is no TOML, or `catalogue` refuses it.
     """
     if path is None:
-        text = resources.files("headrace.scale").joinpath("example_machines.toml").read_text()
+        text = resources.files("headrace.scale.plan").joinpath("example_machines.toml").read_text()
         return catalogue(tomllib.loads(text), "the example catalogue")
     try:
         return catalogue(tomllib.loads(path.read_text()), str(path))

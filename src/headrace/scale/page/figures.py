@@ -13,9 +13,9 @@ import numpy as np
 
 from headrace.meter import SPANS, Laps
 from headrace.run import plot
-from headrace.scale.history import Curve
-from headrace.scale.markup import Markup, join
-from headrace.scale.timeline import draw_timeline, style
+from headrace.scale.page.history import Curve
+from headrace.scale.page.markup import Markup, join
+from headrace.scale.profile.timeline import draw_timeline, style
 from headrace.spec import Array
 
 # Matplotlib wants colours; these stand for the style sheet's names, which it does not know.

@@ -19,9 +19,9 @@ import headrace
 from headrace.errors import ConfigError
 from headrace.run.files import write_whole
 from headrace.run.rundir import unusable
-from headrace.scale import panels
-from headrace.scale.history import History, read_history
-from headrace.scale.markup import Markup, join, tag
+from headrace.scale.page import panels
+from headrace.scale.page.history import History, read_history
+from headrace.scale.page.markup import Markup, join, tag
 
 _MOST_INCIDENTS = 20
 _NONE = "\N{EN DASH}"
@@ -76,7 +76,7 @@ def _page(history: History, usd_per_hour: float | None) -> str:
         _section("Commands", _commands(history)),
         _section("Configuration", _configuration(history)),
     )
-    here = resources.files("headrace.scale")
+    here = resources.files("headrace.scale.page")
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

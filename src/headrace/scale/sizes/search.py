@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headrace.scale.sizes import Sizes, Space
-from headrace.scale.trial import Trial
+from headrace.scale.sizes.sizes import Sizes, Space
+from headrace.scale.sizes.trial import Trial
 
 Measure = Callable[[Sizes, float], Trial]
 """Tries sizes; the second argument is a rate (env steps/s) that is to be beaten."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from headrace.errors import ConfigError
-from headrace.scale.times import Times
+from headrace.scale.model.times import Times
 
 PARTS = ("env", "inference", "learning", "transport")
 """That could cost nothing: see `Costs.without`."""

@@ -1,0 +1,1 @@
+"""A model of training in discrete events, and what it is made from."""

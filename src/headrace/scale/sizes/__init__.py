@@ -1,0 +1,1 @@
+"""Numbers of envs, workers and learners, found by measurement."""
