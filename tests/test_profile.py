@@ -14,6 +14,7 @@ from headrace.meter import SPANS, Laps
 from headrace.run.config import resolve
 from headrace.run.settle import wanted
 from headrace.scale.model.costs import Costs
+from headrace.scale.model.limits import gains
 from headrace.scale.model.simulate import simulate
 from headrace.scale.profile import advice, shares
 from headrace.scale.profile.probe import Probe
@@ -145,7 +146,7 @@ def test_sizes_that_do_not_go_together_are_not_advised():
 )
 def test_the_limit_is_the_part_without_which_it_would_be_fastest(costs, part):
     top = advice.topology_of(settings(num_envs=8, num_steps=32, num_workers=8, envs_per_vector=1))
-    found = advice.gains(costs, replace(top, cores=8))
+    found = gains(costs, replace(top, cores=8))
     if part == "waiting":  # stalls are in the environments: without them nobody would wait either
         del found["env"]
     assert max(found, key=found.get) == part
@@ -153,7 +154,7 @@ def test_the_limit_is_the_part_without_which_it_would_be_fastest(costs, part):
 
 def test_cores_are_the_limit_where_more_wants_to_compute_than_there_are():
     top = advice.topology_of(settings(num_envs=8, num_steps=32, num_workers=8, envs_per_vector=1))
-    found = advice.gains(COMPUTES, replace(top, cores=1))
+    found = gains(COMPUTES, replace(top, cores=1))
     assert found["cores"] > 4.0
 
 

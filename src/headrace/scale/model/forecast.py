@@ -13,8 +13,8 @@ from typing import Any
 from headrace.errors import ConfigError
 from headrace.run.config import ALGOS
 from headrace.scale.model.costs import Costs
+from headrace.scale.model.limits import gains
 from headrace.scale.model.simulate import Topology, simulate
-from headrace.scale.profile.advice import gains
 
 _MANY = 500  # workers from which fewer updates are enough: each has many fragments
 _MOST_WORKERS, _MOST_LEARNERS = 10_000, 1_024
@@ -28,7 +28,7 @@ class Forecast:
         num_workers, num_learners: how many.
         batch: env steps of an update.
         env_steps_per_s: predicted.
-        limit: see `advice.gains`.
+        limit: see `limits.gains`.
         gain: times as fast, if that cost nothing.
     """
 

@@ -1,15 +1,15 @@
-"""What limits training, and what to change: by predicting it with that part free, or changed.
+"""What to change: settings that the model predicts to be faster.
 
 Left out: measuring (`probe.py`), predicting (`simulate.py`), and words about it (`told.py`).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.run.config import Settings, cpu_cores, resolve
-from headrace.scale.model.costs import PARTS, Costs
+from headrace.scale.model.costs import Costs
 from headrace.scale.model.simulate import Topology, simulate
 from headrace.spec import Kind
 
@@ -47,25 +47,6 @@ def topology_of(settings: Settings, *, on_device: bool = False) -> Topology:
         first_ready=run.lag > 0 and settings.algo_module.CORRECTS_LAG,
         cores=cpu_cores(),
     )
-
-
-def gains(costs: Costs, topology: Topology, *, num_updates: int = 30) -> dict[str, float]:
-    """By what factor training would be faster if one part cost nothing: the greatest is the limit.
-
-    The parts are those of `Costs.without`; `cores` if each process had one of its own; and
-    `waiting` if nobody waited for anybody.
-    """
-
-    def rate(costs: Costs, topology: Topology) -> float:
-        return simulate(costs, topology, num_updates=num_updates).env_steps_per_s
-
-    found = {part: rate(costs.without(part), topology) for part in PARTS}
-    found["cores"] = rate(costs, replace(topology, cores=0.0))
-    if topology.num_workers:
-        nonstop = replace(topology, lag=max(2, topology.lag), first_ready=True)
-        found["waiting"] = rate(costs, nonstop)
-    now = rate(costs, topology)
-    return {part: faster / now for part, faster in found.items()}
 
 
 def changes(

@@ -25,6 +25,7 @@ from headrace.run.settle import task_of_run, wanted
 from headrace.run.task import Task
 from headrace.run.timeline import read_timeline
 from headrace.scale.model.costs import Costs
+from headrace.scale.model.limits import gains
 from headrace.scale.model.simulate import lock_step_s, simulate
 from headrace.scale.profile import advice
 from headrace.scale.profile.probe import Probe
@@ -48,7 +49,7 @@ class Profile:
         ceilings: env steps/s of environments alone, inference alone, one learner alone (of all
             learners), and of the three together.
         predicted: env steps/s, from `costs`.
-        gains: see `advice.gains`.
+        gains: see `limits.gains`.
         changes: what would help most.
         rates: what `headrace plan` needs.
     """
@@ -234,7 +235,7 @@ def _profiled(
         tracks=tracks,
         ceilings=_ceilings(costs, task),
         predicted=simulate(costs, topology).env_steps_per_s,
-        gains=advice.gains(costs, topology),
+        gains=gains(costs, topology),
         changes=advice.changes(costs, task.settings, asked, task.spec.kind, on_device=whole),
         rates=_rates(costs, task),
     )

@@ -1,0 +1,28 @@
+"""What limits training: by predicting it with one part after the other free.
+
+Left out: the model (`simulate.py`), and what to change (`profile/advice.py`).
+"""
+
+from dataclasses import replace
+
+from headrace.scale.model.costs import PARTS, Costs
+from headrace.scale.model.simulate import Topology, simulate
+
+
+def gains(costs: Costs, topology: Topology, *, num_updates: int = 30) -> dict[str, float]:
+    """By what factor training would be faster if one part cost nothing: the greatest is the limit.
+
+    The parts are those of `Costs.without`; `cores` if each process had one of its own; and
+    `waiting` if nobody waited for anybody.
+    """
+
+    def rate(costs: Costs, topology: Topology) -> float:
+        return simulate(costs, topology, num_updates=num_updates).env_steps_per_s
+
+    found = {part: rate(costs.without(part), topology) for part in PARTS}
+    found["cores"] = rate(costs, replace(topology, cores=0.0))
+    if topology.num_workers:
+        nonstop = replace(topology, lag=max(2, topology.lag), first_ready=True)
+        found["waiting"] = rate(costs, nonstop)
+    now = rate(costs, topology)
+    return {part: faster / now for part, faster in found.items()}
