@@ -18,7 +18,7 @@ from headrace.scale.model.limits import gains
 from headrace.scale.model.simulate import simulate
 from headrace.scale.profile import advice, shares
 from headrace.scale.profile.probe import Probe
-from headrace.scale.profile.profile import profile_env, profile_run
+from headrace.scale.profile.profiling import profile_env, profile_run
 from headrace.scale.profile.told import told
 from tests.test_simulate import COMPUTES, SLEEPS, STALLS
 

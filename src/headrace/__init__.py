@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.run.api import resume as resume
     from headrace.run.api import train as train
     from headrace.run.trained import load_policy as load_policy
+    from headrace.scale.profile.profiling import profile as profile
     from headrace.scale.sizes.autoscale import autoscale as autoscale
     from headrace.spec import EnvSpec as EnvSpec
 
@@ -44,6 +45,7 @@ __all__ = [
     "check_env",
     "load_policy",
     "num_params",
+    "profile",
     "resume",
     "train",
     "uniform",
@@ -63,6 +65,7 @@ _HOME = {
     "check_env": "headrace.envs.check.checks",
     "load_policy": "headrace.run.trained",
     "num_params": "headrace.models.own",
+    "profile": "headrace.scale.profile.profiling",
     "resume": "headrace.run.api",
     "train": "headrace.run.api",
     "uniform": "headrace.envs.kernel_env",

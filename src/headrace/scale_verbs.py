@@ -21,7 +21,7 @@ from headrace.scale.plan.machines import read_catalogue
 from headrace.scale.plan.planner import make_plan
 from headrace.scale.plan.rates import Rates
 from headrace.scale.profile import timeline
-from headrace.scale.profile.profile import profile_env, profile_run
+from headrace.scale.profile.profiling import profile_env, profile_run
 from headrace.scale.profile.told import told
 from headrace.scale.sizes.autoscale import BUDGET_S, find
 from headrace.verbs import AlgoSettings, algo_settings, named, parse

@@ -66,6 +66,11 @@ class _Seen:
         """Of a vector step, besides the environments."""
         return sum(self.besides.values()) / len(self.steps)
 
+    @property
+    def inference(self) -> float:
+        """Its share of that."""
+        return self.besides["infer"] / max(1e-12, sum(self.besides.values()))
+
 
 def _seen(laps: list[Laps]) -> _Seen:
     steps: list[np.ndarray] = []
@@ -147,7 +152,7 @@ class Probe:
             resets_per_step=len(seen.resets) / (len(seen.steps) * (n if whole else 1)),
             cpu_share=seen.cpu_share,
             vector=vector,
-            inference=wider.besides["infer"] / sum(wider.besides.values()),
+            inference=wider.inference,
             hand_over=hand_over,
             latency=latency,
             learn=learning.line(),
@@ -160,13 +165,18 @@ class Probe:
         self._say("Stepping environments")
         run = self._alone.settings.run
         meter, learner = self._learner(run.num_envs, run.num_steps)
+        batches: list[float] = []
         with contextlib.closing(self._collector(learner, meter)) as collector:
             collector.publish(learner.policy, 0)
             collector.collect()
             meter.keep_laps()
             ends = time.perf_counter() + self._seconds / 2
             while time.perf_counter() < ends:
-                collected = collector.collect()
+                began = time.perf_counter()
+                collected = (
+                    collector.collect()
+                )  # asks the device for what it has done, and so waits
+                batches.append(time.perf_counter() - began)
                 meter.lap("other")
             laps = meter.take_laps()
             assert collected is not None and laps is not None
@@ -174,15 +184,19 @@ class Probe:
             rows = run.num_envs * run.num_steps
             learning = _Learning([(rows, learner, collected.fragments)])
             learning.go_on(self._seconds / 4)
-        seen = _seen([laps])
-        each = Times.of(seen.steps / run.num_envs)
+        if self._device.type == "cuda":  # what the host did when says nothing of the device
+            step, vector, inference = Times.of(np.array(batches) / rows), Line(0.0, 0.0), 0.0
+        else:
+            seen = _seen([laps])
+            step, vector = _step_and_vector(seen, seen, run.num_envs, run.num_envs)
+            inference = seen.inference
         return Costs(
-            step=each,
+            step=step,
             reset=Times.of([0.0]),
             resets_per_step=0.0,
             cpu_share=1.0,
-            vector=Line(0.0, seen.vector_s / run.num_envs),
-            inference=seen.besides["infer"] / sum(seen.besides.values()),
+            vector=vector,
+            inference=inference,
             hand_over=0.0,
             latency=0.0,
             learn=learning.line(),

@@ -101,6 +101,11 @@ def _ceilings(profile: Profile) -> Iterable[str]:
 
 
 def _what_next(profile: Profile) -> Iterable[str]:
+    if profile.settings.run.inference == "learner":
+        yield (
+            "The model has samplers that act themselves, and no --inference learner: what follows, "
+            "and what is predicted, is of them."
+        )
     part, gain = max(profile.gains.items(), key=lambda item: item[1])
     if gain < _NEAR:
         yield "Bottleneck: none; no single part would help by more than 10 % if it cost nothing."
