@@ -7,7 +7,7 @@ RUN ?= runs/demo-$(NOW)
 
 .PHONY: demo test test-all test-faults browser gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
-.PHONY: bench-inference bench-lag bench-cluster
+.PHONY: bench-inference bench-lag bench-cluster bench-profile bench-autoscale
 
 # The installed extras are remembered by a file each, and installed again when the pins change.
 $(VENV)/.%: pyproject.toml constraints.txt
@@ -46,6 +46,7 @@ test-faults: $(VENV)/.dev
 ## What only a CUDA device shows; needs an environment that has torch with CUDA.
 gpu:
 	$(PYTHON) -m pytest -m gpu
+	$(PYTHON) -m benchmarks.gpu_autoscale
 	$(PYTHON) -m benchmarks.gpu
 
 # What the benchmarks need: the environments, and each peer in a virtual environment of its own.
@@ -92,6 +93,16 @@ bench-learners: $(VENV)/.classic-control
 ## Who acts, workers or the learner's process: networks of several sizes; less than 8 minutes.
 bench-inference: $(VENV)/.classic-control
 	$(BIN)/python -m benchmarks.inference $(if $(TURNS),--turns $(TURNS))
+
+## What profiles predict beside what runs then do; a published diagnosis, done again.
+bench-profile: $(VENV)/.classic-control
+	$(BIN)/python -m benchmarks.predict $(if $(TURNS),--turns $(TURNS))
+	$(BIN)/python -m benchmarks.diagnosis
+	$(BIN)/python -m benchmarks.table
+
+## Sizes found by measurement beside a full grid of them; half an hour.
+bench-autoscale: $(VENV)/.classic-control $(VENV)/.mujoco $(VENV)/.kernels
+	$(BIN)/python -m benchmarks.autoscale $(if $(TURNS),--turns $(TURNS))
 
 clean:
 	rm -rf $(VENV) benchmarks/.venvs dist build .mypy_cache .pytest_cache .ruff_cache

@@ -129,7 +129,7 @@ def whole_run(device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", help="cpu: only to see that it works")
-    parser.add_argument("--limit-s", type=float, default=20.0, help="for each line")
+    parser.add_argument("--limit-s", type=float, default=15.0, help="for each line")
     parser.add_argument("--most-envs", type=int, help="of kernel environments")
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
     flags = parser.parse_args()

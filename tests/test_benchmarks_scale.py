@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import diagnosis, predict, timed
+from benchmarks import diagnosis, gpu_autoscale, predict, timed
 from headrace.run.config import resolve
 from headrace.run.settle import wanted
 from headrace.scale.model.simulate import simulate
@@ -79,3 +79,14 @@ def test_the_published_figures_come_out_of_the_model():
 def test_timed_is_an_environment_that_trains():
     task = wanted({"env": predict.ENV, "env_kwargs": {"times": "stalls"}}).task(None)
     assert json.dumps(task.settings.flat()) and task.spec.action.nvec == (2,)
+
+
+def test_a_gpu_s_search_is_drawn_and_told(tmp_path):
+    trial = {"num_envs": 100, "num_steps": 20, "outcome": "measured", "rate": 5e3,
+             "gpu_bytes": 1 << 30, "memory_bytes": 1}  # fmt: skip
+    wall = trial | {"num_envs": 400, "outcome": "memory", "rate": None}
+    found = {"trials": [wall, trial | {"num_envs": 200}, trial], "settings": {}, "largest": None}
+    assert gpu_autoscale.measured(found) == [(100, 20, 5e3, 1.0), (200, 20, 5e3, 1.0)]
+    gpu_autoscale.draw(found, tmp_path / "g.png")
+    assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
+    assert "100 envs x 20 steps: 5,000 env steps/s, 1.00 GiB" in gpu_autoscale.shown(found)

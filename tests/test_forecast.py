@@ -74,15 +74,22 @@ def test_a_file_that_is_no_profile_is_said_in_words(tmp_path, text):
 
 def test_the_command_prints_a_line_for_each(profile):
     command = [sys.executable, "-m", "headrace", "simulate", str(profile())]
-    flags = ["--num-workers", "10", "100", "--num-learners", "1", "2", "--cores-per-machine", "8"]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=60)
+    command += [
+        "--num-workers",
+        "10",
+        "100",
+        "--num-learners",
+        "1",
+        "2",
+        "--cores-per-machine",
+        "8",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    head, *lines = done.stdout.splitlines()
+    _, *lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [
         ["10", "1"], ["100", "1"], ["10", "2"], ["100", "2"],
     ]  # fmt: skip
-    as_json = subprocess.run(
-        [*command, *flags, "--json"], capture_output=True, text=True, timeout=60
-    )
+    as_json = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
     found = json.loads(as_json.stdout)["forecasts"]
     assert [f"{of['env_steps_per_s']:,.0f}" for of in found] == [line.split()[3] for line in lines]
