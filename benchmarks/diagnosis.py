@@ -128,6 +128,30 @@ def batched_measured(num_steps, updates=12):
     return 1e3 * found["meter"]["wait"] / updates / num_steps
 
 
+def profiled(seconds=30):
+    """What `headrace profile` says of those 24 environments, at lag 0."""
+    command = [
+        *(sys.executable, "-m", "headrace", "profile", "benchmarks.timed:Timed", "--json"),
+        *("--env-kwargs", "times=stalls", f"mean_ms={1e3 * STEP.mean}"),
+        *("--num-envs", str(NUM_ENVS), "--num-workers", str(NUM_ENVS), "--envs-per-vector", "1"),
+        *("--seconds", str(seconds)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found = json.loads(done.stdout.splitlines()[-1])
+    samplers = [of for name, of in found["seconds"].items() if name != "learner"]
+    wait = sum(of.get("wait for samplers", 0.0) for of in samplers)
+    return found["times"]["step"] | {
+        "lock_step_ms": 1e3 * NUM_ENVS / found["lock_step_env_steps_per_s"],
+        "wait_for_samplers": wait / sum(sum(of.values()) for of in samplers),
+        "env_steps_per_s": found["env_steps_per_s"],
+        "predicted": found["predicted_env_steps_per_s"],
+        "gains": found["gains"],
+        "changes": found["changes"],
+    }
+
+
 def hours(costs, topology):
     """Of 20 M env steps, and seconds of sampling and of optimizing in an iteration."""
     found = simulate(costs, topology, num_updates=20)
@@ -204,7 +228,12 @@ def measure():
             "simulated_ms": batched_simulated(128),
         },
     ]
-    return {"steps": small + vectors, "runs": published_runs(), "learners": learners()}
+    return {
+        "profile": profiled(),
+        "steps": small + vectors,
+        "runs": published_runs(),
+        "learners": learners(),
+    }
 
 
 def tables(result):
@@ -216,8 +245,24 @@ def tables(result):
     def rate(value):
         return "-" if value is None else f"{value:,.0f}"
 
+    of = result["profile"]
+    advice = "; ".join(
+        " ".join(
+            f"`--{name.replace('_', '-')} {value}`" for name, value in change["settings"].items()
+        )
+        + f" {change['gain'] - 1:+.0%}"
+        for change in of["changes"]
+    )
     return "\n".join(
         [
+            f"`headrace profile` of these 24, each with a worker of its own, at lag 0: a step takes "
+            f"{1e3 * of['mean_s']:.2f} ms (median {1e3 * of['p50_s']:.2f}, 99 %: "
+            f"{1e3 * of['p99_s']:.0f}, longest {1e3 * of['max_s']:.0f}; the slowest 1 % take "
+            f"{of['tail_weight']:.0%} of all time); in lock-step {of['lock_step_ms']:.1f} ms. A "
+            f"sampler waits for others {of['wait_for_samplers']:.0%} of its time; "
+            f"{of['env_steps_per_s']:,.0f} env steps/s, predicted {of['predicted']:,.0f}. What it "
+            f"advises: {advice or 'nothing'}.",
+            "",
             "| ms for each step | published | measured | simulated |",
             "|---|---|---|---|",
             *(
