@@ -255,7 +255,7 @@ def tables(result):
     )
     return "\n".join(
         [
-            f"`headrace profile` of these 24, each with a worker of its own, at lag 0: a step takes "
+            f"`headrace profile` of these 24, each with its worker, at lag 0: a step takes "
             f"{1e3 * of['mean_s']:.2f} ms (median {1e3 * of['p50_s']:.2f}, 99 %: "
             f"{1e3 * of['p99_s']:.0f}, longest {1e3 * of['max_s']:.0f}; the slowest 1 % take "
             f"{of['tail_weight']:.0%} of all time); in lock-step {of['lock_step_ms']:.1f} ms. A "
