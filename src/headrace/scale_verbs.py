@@ -57,19 +57,15 @@ def profile(argv: list[str], description: str) -> int:
     say = partial(print, file=sys.stderr, flush=True)
     given = named(argv, (flags.run, flags.network, flags.algo_settings))
     if flags.run.env and Path(flags.run.env, "config.json").exists():
-        found = profile_run(
-            Path(given.pop("env")),
-            env=flags.env_again,
-            code=code(given.pop("wrapper", ()), given.pop("model", "")),
-            seconds=flags.seconds,
-            say=say,
-        )
-        if given or flags.config:
+        run_dir, own = Path(given.pop("env")), (given.pop("wrapper", ()), given.pop("model", ""))
+        if others := [*given, *(["config"] if flags.config else [])]:
             raise ConfigError(
-                f"{', '.join([*given, *(['config'] if flags.config else [])])}: a run's directory "
-                "is profiled with the settings that it was trained with.\nLeave these out, or name "
-                "the environment in place of the directory."
+                f"{', '.join(others)}: a run's directory is profiled with the settings that it was "
+                "trained with.\nLeave these out, or name the environment in place of the directory."
             )
+        found = profile_run(
+            run_dir, env=flags.env_again, code=code(*own), seconds=flags.seconds, say=say
+        )
     else:
         found = profile_env(given, config_file=flags.config, seconds=flags.seconds, say=say)
     print(told(found), file=out)

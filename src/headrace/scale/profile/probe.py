@@ -37,7 +37,7 @@ _SLEEPS = 0.5  # share of CPU time below which an environment is taken for one t
 _NEVER_ASLEEP = 0.1  # share of the time asleep, below which it is noise
 _MOST_ASLEEP = 32  # workers
 _ROOM = 0.7  # of the cores, that these compute on: with more they would wait for each other
-_FEW_STEPS = 4  # that a batch to learn from repeats
+_FEW_STEPS = 2  # that a batch to learn from repeats
 _ROUNDS_S = 0.5
 _LONG_STEP_S = 1e-3
 _ALLREDUCE_S = 50e-6  # of a small network, through shared memory, and waiting for each other
@@ -260,28 +260,22 @@ class Probe:
     def _learning(self) -> "_Learning":
         """Of batches of the size that is learned from, and of half of it."""
         run = self._alone.settings.run
-        sizes = []
+        few, sizes = self._few_steps(), []
         for num_envs in sorted({max(1, run.num_envs // 2), run.num_envs}):
             _, learner = self._learner(num_envs, run.num_steps)
-            tiled = self._tiled(learner, num_envs, run.num_steps)
-            sizes.append((num_envs * run.num_steps, learner, [tiled]))
+            plan = self._plan(num_envs, num_envs, run.num_steps)
+            sizes.append((num_envs * run.num_steps, learner, [_repeated(few, plan)]))
         return _Learning(sizes)
 
-    def _tiled(self, learner: Learns, num_envs: int, num_steps: int) -> Fragment:
-        """A few real steps, over and over: a batch of the size that is learned from."""
-        plan = self._plan(1, 1, num_steps=_FEW_STEPS)
-        collector = InlineCollector(plan, Meter(), lambda: False)
+    def _few_steps(self) -> dict[str, Tensor]:
+        """Of one environment, acted in by a policy that has not learned: `batch.named`."""
+        _, learner = self._learner(1, _FEW_STEPS)
+        collector = InlineCollector(self._plan(1, 1, num_steps=_FEW_STEPS), Meter(), lambda: False)
         with contextlib.closing(collector):
             collector.publish(learner.policy, 0)
             collected = collector.collect()
             assert collected is not None
-            few = batch.named(collected.fragments[0])
-            whole = batch.allocate(self._plan(num_envs, num_envs, num_steps).layout)
-            for name, tensor in batch.named(whole).items():
-                if not name.startswith(("final_", "num_final", "env_id")):
-                    _repeat(few[name], tensor)
-            whole.env_id.copy_(torch.arange(num_envs))
-            return whole
+            return batch.named(collected.fragments[0])
 
 
 class _Learning:
@@ -331,10 +325,15 @@ def _busy(collector: Collector) -> dict[str, float]:
     return {span: s for span, s in seconds.items() if span not in ("wait", "start", "other")}
 
 
-def _repeat(few: Tensor, many: Tensor) -> None:
-    """Fill `[T, n, ...]` with `[t, 1, ...]`, over and over."""
-    rows = torch.arange(many.shape[0]) % few.shape[0]
-    many.copy_(few[rows].expand_as(many))
+def _repeated(few: dict[str, Tensor], plan: Plan) -> Fragment:
+    """A few steps of one environment, over and over: a batch of the size that is learned from."""
+    whole = batch.allocate(plan.layout)
+    for name, many in batch.named(whole).items():
+        if not name.startswith(("final_", "num_final", "env_id")):
+            rows = torch.arange(many.shape[0]) % few[name].shape[0]
+            many.copy_(few[name][rows].expand_as(many))
+    whole.env_id.copy_(torch.arange(plan.num_envs))
+    return whole
 
 
 def _step_and_vector(seen: _Seen, wider: _Seen, other: int, whole: int) -> tuple[Times, Line]:
