@@ -384,6 +384,11 @@ def test_a_catalogue_that_cannot_be_is_refused_in_words(change, words):
     assert words in str(refused.value)
 
 
+def test_a_profile_without_samplers_is_said_in_words():
+    with pytest.raises(ConfigError, match="stepped where the learner is"):
+        Rates.from_json({"rates": None}, "P.json")
+
+
 def test_every_key_of_a_machine_reaches_it():
     of = SMALL | {"memory_gib": 16, "cpu_speed": 0.5, "at_most": 3, "note": "ours"}
     assert set(of) == set(MACHINE_KEYS)

@@ -53,6 +53,12 @@ class Rates:
     def from_json(cls, profile: Mapping[str, Any], where: str) -> "Rates":
         """The `rates` of a profile; `where` names it in errors. Raises: ConfigError."""
         given = profile.get("rates") if isinstance(profile, Mapping) else None
+        if given is None and isinstance(profile, Mapping) and "rates" in profile:
+            raise ConfigError(
+                f"{where}: its environments are stepped where the learner is, so there are no "
+                "samplers to find machines for.\nTo find machines for a number of learners: "
+                "headrace plan --need 'N gpus'"
+            )
         if not isinstance(given, Mapping):
             raise ConfigError(
                 f"{where} has no `rates`: expected what `headrace profile ENV --json` prints.\n"

@@ -29,7 +29,7 @@ class Profile:
         predicted: env steps/s, from `costs`.
         gains: see `limits.gains`.
         changes: what would help most.
-        rates: what `headrace plan` needs.
+        rates: what `headrace plan` needs; None: environments are stepped where the learner is.
     """
 
     settings: Settings
@@ -41,7 +41,7 @@ class Profile:
     predicted: float
     gains: dict[str, float]
     changes: list[Change]
-    rates: dict[str, Any]
+    rates: dict[str, Any] | None
 
     @property
     def of_limit(self) -> float | None:

@@ -244,10 +244,12 @@ def _ceilings(costs: Costs, task: Task) -> dict[str, float]:
     }
 
 
-def _rates(costs: Costs, task: Task) -> dict[str, Any]:
-    """What one sampler and one learner do that never wait."""
+def _rates(costs: Costs, task: Task) -> dict[str, Any] | None:
+    """What one sampler and one learner do that never wait; None: the learner is the sampler."""
     run = task.settings.run
-    n = run.num_envs // run.num_learners if on_device(task) else run.envs_per_vector
+    if on_device(task):
+        return None
+    n = run.envs_per_vector
     vector_s = n * costs.env_s + costs.vector.at(n)
     computing = n * costs.env_s * costs.cpu_share + costs.vector.at(n)
     rows = run.num_envs * run.num_steps / run.num_learners
