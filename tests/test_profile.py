@@ -228,6 +228,20 @@ def test_the_command_prints_json_and_draws_and_writes_a_trace(tmp_path):
     assert "Bottleneck" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--plot", "p.xyz"], "expected a name that ends in one of"),
+        (["--plot", "nowhere/p.png"], "there is no nowhere"),
+        (["--trace", "nowhere/p.json"], "there is no folder nowhere"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_a_minute_has_passed(flags, says):
+    done = headrace_profile("CartPole-v1", *flags)
+    assert done.returncode == 2 and says in done.stderr
+    assert "Training" not in done.stderr
+
+
 def test_flags_beside_a_run_s_directory_are_refused(run_dir):
     done = headrace_profile(run_dir, "--num-workers", 3, "--env-again", FAULTY)
     assert done.returncode == 2

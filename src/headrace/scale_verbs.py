@@ -13,6 +13,7 @@ import tyro
 from headrace.errors import ConfigError
 from headrace.models.policy import Network
 from headrace.run.code import code
+from headrace.run.plot import check as check_picture
 from headrace.run.runsettings import RunSettings
 from headrace.scale.model.forecast import Profiled, forecasts
 from headrace.scale.page.html_report import write_report
@@ -56,6 +57,10 @@ def profile(argv: list[str], description: str) -> int:
     out = sys.stderr if flags.json else sys.stdout
     say = partial(print, file=sys.stderr, flush=True)
     given = named(argv, (flags.run, flags.network, flags.algo_settings))
+    if flags.plot is not None:
+        check_picture(flags.plot)
+    if flags.trace is not None and not flags.trace.parent.is_dir():
+        raise ConfigError(f"--trace {flags.trace}: there is no folder {flags.trace.parent}.")
     if flags.run.env and Path(flags.run.env, "config.json").exists():
         run_dir, own = Path(given.pop("env")), (given.pop("wrapper", ()), given.pop("model", ""))
         if others := [*given, *(["config"] if flags.config else [])]:

@@ -24,14 +24,26 @@ def library() -> Any:
     return matplotlib
 
 
-def save(figure: Any, output: Path) -> None:
-    """Write a picture; ConfigError if its name does not end in a format that can be written."""
-    formats = figure.canvas.get_supported_filetypes()
+def check(output: Path) -> None:
+    """That a picture can be written there, before there is one.
+
+    Raises:
+        ConfigError: its name does not end in a format that can be written, or there is no folder.
+        MissingExtraError: without the `plot` extra.
+    """
+    formats = library().figure.Figure().canvas.get_supported_filetypes()
     if output.suffix.removeprefix(".") not in formats:
         raise ConfigError(
             f"The picture {output} cannot be drawn: expected a name that ends in one of "
             f"{', '.join(sorted(formats))}."
         )
+    if not output.parent.is_dir():
+        raise ConfigError(f"The picture {output} cannot be drawn: there is no {output.parent}.")
+
+
+def save(figure: Any, output: Path) -> None:
+    """Write a picture; see `check`."""
+    check(output)
     figure.savefig(output, dpi=120)
 
 
