@@ -29,6 +29,7 @@ class Profile:
         predicted: env steps/s, from `costs`.
         gains: see `limits.gains`.
         changes: what would help most.
+        is_whole: environments have a vector of their own, which steps many at a time.
         rates: what `headrace plan` needs; None: environments are stepped where the learner is.
     """
 
@@ -41,6 +42,7 @@ class Profile:
     predicted: float
     gains: dict[str, float]
     changes: list[Change]
+    is_whole: bool
     rates: dict[str, Any] | None
 
     @property
@@ -50,8 +52,10 @@ class Profile:
         return None if rate is None else rate / self.ceilings["together"]
 
     @property
-    def lock_step(self) -> float:
-        """Env steps/s if each step waited for the slowest of all environments, inference apart."""
+    def lock_step(self) -> float | None:
+        """Env steps/s if each step waited for the slowest of all environments; None: `is_whole`."""
+        if self.is_whole:
+            return None
         num_envs = self.settings.run.num_envs
         return num_envs / lock_step_s(self.costs, num_envs)
 

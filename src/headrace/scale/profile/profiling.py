@@ -215,6 +215,7 @@ def _profiled(
         predicted=simulate(costs, topology).env_steps_per_s,
         gains=gains(costs, topology),
         changes=advice.changes(costs, task.settings, asked, task.spec.kind, on_device=whole),
+        is_whole=whole or task.maker.native,
         rates=_rates(costs, task),
     )
 

@@ -79,11 +79,17 @@ def _times(profile: Profile) -> Iterable[str]:
             times = (of.mean, of.percentile(0.5), of.percentile(0.99), of.max)
             cells = "".join(f"{_ms(s):>12}" for s in times)
             yield f"  {name:<25}{cells}{of.tail_weight:>7.0%} of all"
-    slowest = costs.step.mean_of_slowest(run.num_envs)
-    yield (
-        f"  {costs.cpu_share:.0%} of that is computing. In lock-step, each step of all "
-        f"{run.num_envs} would take {_ms(slowest)} (the slowest): {profile.lock_step:,.0f} env "
-        "steps/s at best."
+    yield f"  {costs.cpu_share:.0%} of that is computing." + _lock_step(profile)
+
+
+def _lock_step(profile: Profile) -> str:
+    if profile.lock_step is None:
+        return ""
+    num_envs = profile.settings.run.num_envs
+    slowest = profile.costs.step.mean_of_slowest(num_envs)
+    return (
+        f" In lock-step, each step of all {num_envs} would take {_ms(slowest)} (the slowest): "
+        f"{profile.lock_step:,.0f} env steps/s at best."
     )
 
 
