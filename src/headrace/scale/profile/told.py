@@ -68,7 +68,7 @@ def _where(profile: Profile) -> Iterable[str]:
 
 
 def _times(profile: Profile) -> Iterable[str]:
-    costs, run = profile.costs, profile.settings.run
+    costs = profile.costs
     yield (
         "Environments alone"
         + " " * 9
