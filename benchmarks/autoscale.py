@@ -28,7 +28,7 @@ from benchmarks.turns import IDLE_LOAD
 from headrace.run.config import resolve
 from headrace.run.sums import divisor
 
-FIGURE = "env_steps_per_s"
+NAME, FIGURE = "autoscale", "env_steps_per_s"
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,22 @@ def measure(
         "median": median,
         "of_best": share,
     }
+
+
+def tables(result: dict[str, Any]) -> str:
+    """For docs/scaling.md."""
+    rows = [
+        "| environment | search | found | of a grid, the best | found / best |",
+        "|---|---|---|---|---|",
+    ]
+    for of in result["works"].values():
+        rates = of["median"]
+        rows.append(
+            f"| {of['env'].rpartition(':')[2]} | {of['search_s']:.0f} s | {told(of['found'])}: "
+            f"{rates['found']:,.0f} | {told(of['best'])} ({len(of['grid'])} tried): "
+            f"{rates['best']:,.0f} | {of['of_best']:.2f} |"
+        )
+    return "\n".join(rows)
 
 
 def main() -> int:

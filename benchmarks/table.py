@@ -9,7 +9,7 @@ all contestants. Left out: measuring, drawing (`figure.py`).
 import json
 from pathlib import Path
 
-from benchmarks import cluster, cluster_bytes, diagnosis, figure, predict, tag, uneven
+from benchmarks import autoscale, cluster, cluster_bytes, diagnosis, figure, predict, tag, uneven
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.turns import number, why_not
 
@@ -20,6 +20,8 @@ FILES = (
 """In the order of the tables; one that has not been measured is left out."""
 NOT_IN_ALL = ("inference",)
 """Measured by themselves: works in rows, and two contestants beside each other."""
+PARTS = {predict: "docs/profile.md", diagnosis: "docs/profile.md", autoscale: "docs/scaling.md"}
+"""Scripts whose tables stand in a page of their own, between markers with their name."""
 HEADLINES = {
     "PPO training, CartPole-v1": (
         "Headrace, 2 learners",
@@ -182,12 +184,13 @@ def pages(root=ROOT, results=RESULTS):
     if games := load(results, ("tag",)):
         made[root / "docs/tag.md"] = "\n".join([tag.tables(games["tag"]), "", *where(games)])
     whole_pages = {path: filled_in(path.read_text(), content) for path, content in made.items()}
-    profile = (root / "docs/profile.md").read_text()
-    for part in (predict, diagnosis):
+    for part, page in PARTS.items():
         if held := load(results, (part.NAME,)):
+            path = root / page
             content = "\n".join([part.tables(held[part.NAME]), "", *where(held)])
-            profile = filled_in(profile, content, part.NAME)
-    return whole_pages | {root / "docs/profile.md": profile}
+            before = whole_pages.get(path) or path.read_text()
+            whole_pages[path] = filled_in(before, content, part.NAME)
+    return whole_pages
 
 
 def main():
