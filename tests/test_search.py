@@ -37,7 +37,7 @@ def peak(at, n):
 @pytest.mark.parametrize("at", [3, 20, 64, 90, 448, 512, 5000])
 def test_doubling_and_halving_find_a_peak_wherever_it_is(at):
     found = search(device("num_envs"), lambda s: peak(at, s.num_envs))
-    assert peak(at, found.run().num_envs) > 0.97 * 1000
+    assert peak(at, found.run().num_envs) > 0.94 * 1000
     assert len(found.tried) <= 14
 
 
@@ -50,6 +50,11 @@ def test_it_goes_up_to_where_memory_ends(wall):
     found = search(device("num_envs"), trial)
     best = found.run()
     assert best.num_envs <= wall < 1.3 * best.num_envs
+
+
+def test_of_batches_that_are_about_as_fast_the_nearest_to_the_first_is_taken():
+    found = search(device("num_envs"), lambda s: 1000 + 20 * math.log2(s.num_envs))
+    assert found.run().num_envs == 64 and found.tried[Sizes(1, 0, 128, 32, 128)].rate > 1120
 
 
 def test_it_stops_where_more_does_not_pay():
@@ -65,7 +70,7 @@ def test_a_trial_that_crashed_counts_as_failed_and_the_search_goes_on(killed):
         return Trial("crashed", why="died (SIGKILL)") if n == killed else peak(1024, n)
 
     found = search(device("num_envs"), trial)
-    assert found.run().num_envs == 1024
+    assert peak(1024, found.run().num_envs) > 0.94 * 1000
     assert found.tried[Sizes(1, 0, killed, 32, killed)].outcome == "crashed"
 
 
@@ -139,11 +144,11 @@ def test_what_is_fixed_stays_as_it_is(fixed):
 
 def test_a_batch_on_a_device_is_open_unless_it_is_given():
     def rate(s):
-        return peak(512, s.num_envs) + peak(64, s.num_steps)
+        return peak(512, s.num_envs) * peak(64, s.num_steps)
 
     both = ("num_envs", "num_steps")
     best = search(device(*both), rate).run()
-    assert (best.num_envs, best.num_steps) == (512, 64)
+    assert rate(best) > 0.94 * 1000**2 and (best.num_envs, best.num_steps) != (64, 32)
     given = search(device(*both, batch=2048), rate)
     given.run()
     assert {s.batch for s in given.tried} == {2048}

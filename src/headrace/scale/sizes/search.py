@@ -5,6 +5,7 @@ and then the gap between the best and its better neighbour is halved. Left out: 
 can be (`sizes.py`), and how fast they are (`trial.py`): both are told to it.
 """
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ Measure = Callable[[Sizes, float], Trial]
 """Tries sizes; the second argument is a rate (env steps/s) that is to be beaten."""
 
 _PAYS = 1.03  # less cannot be told from noise
+_LARGER_PAYS = 1.05  # of a batch that may be another: settings and presets suit that of theirs
 _CLOSE = 1.2  # numbers between two that are as close as that are not tried
 _HALVINGS = 3
 _ROUNDS = 2  # each line once more after the others have moved
@@ -54,8 +56,19 @@ class Search:
 
     @property
     def best(self) -> Sizes:
-        """The fastest of what was measured; the sizes to begin with, if nothing was."""
-        return max(self.rates, key=self.rate, default=self.space.base)
+        """The fastest of what was measured; the sizes to begin with, if nothing was.
+
+        Where the batch is open, of those that are about as fast the one nearest to the first.
+        """
+        fastest = max(self.rates, key=self.rate, default=self.space.base)
+        if self.space.batch is not None or not self.rates:
+            return fastest
+        near = [s for s in self.rates if self.rate(s) * _LARGER_PAYS >= self.rate(fastest)]
+
+        def away(sizes: Sizes) -> float:
+            return abs(math.log(sizes.batch / self.space.base.batch))
+
+        return min(near, key=lambda sizes: (away(sizes), -self.rate(sizes)))
 
     def rate(self, sizes: Sizes) -> float:
         """Env steps/s, the mean of what was measured; 0: nothing was."""
@@ -186,11 +199,12 @@ class Search:
 
     def _climb(self, line: dict[int, Sizes], start: int, *, up: bool) -> int:
         best, at, skipped = start, start, False
+        pays = _LARGER_PAYS if up and self.space.batch is None else _PAYS
         step = _doubled if up else _halved
         while (beyond := step(line, at)) is not None:
             at = beyond
             trial = self._try(line[at])
-            if self.rate(line[at]) > _PAYS * self.rate(line[best]):
+            if self.rate(line[at]) > pays * self.rate(line[best]):
                 best, skipped = at, False
             elif trial.outcome == "crashed" and not skipped:
                 skipped = True  # it says nothing of what comes after
