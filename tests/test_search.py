@@ -148,7 +148,7 @@ def test_a_batch_on_a_device_is_open_unless_it_is_given():
 
     both = ("num_envs", "num_steps")
     best = search(device(*both), rate).run()
-    assert rate(best) > 0.94 * 1000**2 and (best.num_envs, best.num_steps) != (64, 32)
+    assert rate(best) > 0.9 * 1000**2 and (best.num_envs, best.num_steps) != (64, 32)
     given = search(device(*both, batch=2048), rate)
     given.run()
     assert {s.batch for s in given.tried} == {2048}
