@@ -118,15 +118,20 @@ def told(sizes: dict[str, int]) -> str:
 
 
 def measure(
-    work: Work, *, budget_s: float, seconds: float, turns: int, points: int | None
+    work: Work,
+    *,
+    budget_s: float,
+    seconds: float,
+    turns: int,
+    points: int | None,
+    grid: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The search, the grid, and the best of both in turns; plain data."""
+    """The search, the grid (unless there is one), and the best of both in turns; plain data."""
     began = time.perf_counter()
     found = headrace.autoscale(work.env, budget_s=budget_s, again=True, **work.settings)
     took_s = time.perf_counter() - began
     print(f"{work.name}: found {told(found.settings)} in {took_s:.1f} s", flush=True)
-    grid = []
-    for sizes in itertools.islice(work.grid(), points):
+    for sizes in () if grid else itertools.islice(work.grid(), points):
         rate = train(work, sizes, seconds)
         grid.append({"sizes": sizes, FIGURE: rate})
         print(f"{work.name}: {told(sizes)}: {rate and round(rate)}", flush=True)
@@ -177,6 +182,7 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=80.0, help="of a search")
     parser.add_argument("--seconds", type=float, help="of each point; default: those of the work")
     parser.add_argument("--points", type=int, help="only so many of each grid: for a look")
+    parser.add_argument("--keep-grid", action="store_true", help="of the results that are there")
     parser.add_argument("--output", type=Path, default=RESULTS / "autoscale.json")
     flags = parser.parse_args()
     where = machine()
@@ -194,6 +200,7 @@ def main() -> int:
             seconds=flags.seconds or work.seconds,
             turns=flags.turns,
             points=flags.points,
+            grid=results[work.name]["grid"] if flags.keep_grid else [],
         ) | {"machine": where}
         flags.output.write_text(json.dumps({"machine": where, "works": results}, indent=1) + "\n")
     return 0
