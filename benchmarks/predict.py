@@ -121,11 +121,11 @@ def measured(case, seconds):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def crossed(profiles):
+def crossed(cases, profiles):
     """Each case, predicted from the parts of the one before it with the same environment."""
     found = []
-    for i, case in enumerate(CASES):
-        same = [j for j, other in enumerate(CASES) if other.env == case.env]
+    for i, case in enumerate(cases):
+        same = [j for j, other in enumerate(cases) if other.env == case.env]
         costs = Costs.from_json(profiles[same[same.index(i) - 1]]["costs"])
         found.append(simulate(costs, topology_of(resolve(profiles[i]["settings"]))))
     return [each.env_steps_per_s for each in found]
@@ -134,17 +134,17 @@ def crossed(profiles):
 FIGURES = ("measured", "predicted", "from_another")
 
 
-def one_turn(seconds):
-    """The figures of all cases, once."""
+def one_turn(cases, seconds):
+    """The figures of these cases, once."""
     profiles = []
-    for case in CASES:
+    for case in cases:
         profiles.append(measured(case, seconds))
         found, predicted = _figures(profiles[-1])
         off = error(predicted, found)
         print(f"{case.name}: {found:,.0f}, predicted {predicted:,.0f} ({off:+.0%})", flush=True)
     return [
         dict(zip(FIGURES, (*_figures(profile), other), strict=True))
-        for profile, other in zip(profiles, crossed(profiles), strict=True)
+        for profile, other in zip(profiles, crossed(cases, profiles), strict=True)
     ]
 
 
@@ -193,20 +193,27 @@ def main():
     parser.add_argument("--output", type=Path, default=RESULTS / f"{NAME}.json", metavar="PATH")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each profile")
     parser.add_argument("--turns", type=int, default=3, help="through all configurations")
+    parser.add_argument("--only", default="", metavar="TEXT", help="environments with this in them")
     arguments = parser.parse_args()
-    about = machine()
-    turns = [one_turn(arguments.seconds) for _ in range(arguments.turns)]
+    about, cases = machine(), [case for case in CASES if arguments.only in case.env]
+    turns = [one_turn(cases, arguments.seconds) for _ in range(arguments.turns)]
     rows = [
         {
             "env": case.env,
             "flags": " ".join(case.flags),
             **{name: statistics.median(of[name] for of in figures) for name in FIGURES},
             "turns": figures,
+            "machine": about,
         }
-        for case, *figures in zip(CASES, *turns, strict=True)
+        for case, *figures in zip(cases, *turns, strict=True)
     ]
+    if arguments.only:  # the others stay as they were measured before
+        before = json.loads(arguments.output.read_text())["rows"]
+        new = {(row["env"], row["flags"]): row for row in rows}
+        rows = [new.get((row["env"], row["flags"]), row) for row in before]
     errors = {name: summary(rows, name) for name in FIGURES[1:]}
-    result = {"benchmark": NAME, "machine": about, "num_turns": len(turns)}
+    num_turns = min(len(row["turns"]) for row in rows)
+    result = {"benchmark": NAME, "machine": about, "num_turns": num_turns}
     result |= {"errors": errors, "rows": rows}
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     print(f"\n{tables(result)}\n\nWritten: {arguments.output}")

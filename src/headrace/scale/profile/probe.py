@@ -38,6 +38,7 @@ _NEVER_ASLEEP = 0.1  # share of the time asleep, below which it is noise
 _MOST_ASLEEP = 32  # workers
 _ROOM = 0.7  # of the cores, that these compute on: with more they would wait for each other
 _FEW_STEPS = 2  # that a batch to learn from repeats
+_MOST_CROWDED = 1.5  # times as long beside others on other cores; more than that is noise
 _ROUNDS_S = 0.5
 _LONG_STEP_S = 1e-3
 _ALLREDUCE_S = 50e-6  # of a small network, through shared memory, and waiting for each other
@@ -142,6 +143,10 @@ class Probe:
         other = max(n, 2)
         wider = seen if whole else self._workers(cores, other, self._seconds / 4)
         learning.go_on(self._seconds / 16)
+        crowded = 1.0
+        if run.num_learners > 1:  # all cores are busy then: what that costs, inference shows
+            alone = self._workers(1, n if whole else other, self._seconds / 8)
+            crowded = min(_MOST_CROWDED, max(1.0, wider.vector_s / alone.vector_s))
         step, vector = _step_and_vector(seen, wider, other, n if whole else 0)
         self._say("Handing orders over")
         hand_over, latency = self._handed_over()
@@ -155,7 +160,7 @@ class Probe:
             inference=wider.inference,
             hand_over=hand_over,
             latency=latency,
-            learn=learning.line(),
+            learn=learning.line(crowded),
             allreduce=Line(_ALLREDUCE_S * learning.learner_steps, 0.0),
             device=_name(self._device),
         )
@@ -306,9 +311,11 @@ class _Learning:
             if number and time.perf_counter() > ends:
                 return
 
-    def line(self) -> Line:
-        """Seconds of an update, by rows."""
-        return Line.through(*((rows, float(np.mean(took))) for rows, took in self._took.items()))
+    def line(self, longer: float = 1.0) -> Line:
+        """Seconds of an update, by rows, and longer by this factor."""
+        return Line.through(
+            *((rows, longer * float(np.mean(took))) for rows, took in self._took.items())
+        )
 
 
 @contextlib.contextmanager
