@@ -175,7 +175,7 @@ def test_without_time_there_is_a_result_all_the_same():
     assert len(found.tried) == 2
 
 
-def test_the_best_two_are_measured_again_and_the_better_mean_counts():
+def test_the_best_few_are_measured_again_one_after_the_other_and_that_counts():
     seen = []
 
     def rate(s):
@@ -186,6 +186,18 @@ def test_the_best_two_are_measured_again_and_the_better_mean_counts():
     found = search(device("num_envs"), rate, allowed=lambda s: s.num_envs in (64, 128))
     assert found.run().num_envs == 64
     assert sorted(seen) == [64, 64, 128, 128]
+
+
+def test_what_was_lucky_once_does_not_win_by_that():
+    seen = []
+
+    def rate(s):
+        seen.append(s.num_envs)
+        is_lucky = s.num_envs == 64 and seen.count(64) == 1
+        return 1300 if is_lucky else {64: 800, 128: 1300, 256: 1250}.get(s.num_envs, 100)
+
+    found = search(device("num_envs"), rate, allowed=lambda s: s.num_envs in (64, 128, 256))
+    assert found.run().num_envs == 128
 
 
 @pytest.mark.parametrize("most", [64, 100, 1000, 50_000])

@@ -22,7 +22,8 @@ _CLOSE = 1.2  # numbers between two that are as close as that are not tried
 _HALVINGS = 3
 _ROUNDS = 2  # each line once more after the others have moved
 _NEAR_BEST = 0.9  # of the best rate: measured once more
-_FOR_THAT_S = 16.0  # is kept, at most
+_FEW = 3  # of these
+_FOR_THAT_S = 24.0  # is kept, at most
 _FAR = 2.0  # times as fast with workers: nobody need ask how fast it is without
 _BUSY = 0.5
 
@@ -60,15 +61,19 @@ class Search:
 
         Where the batch is open, of those that are about as fast the one nearest to the first.
         """
-        fastest = max(self.rates, key=self.rate, default=self.space.base)
-        if self.space.batch is not None or not self.rates:
+        rates = {sizes: self.rate(sizes) for sizes in self.rates}
+        return self._best_of(rates) if rates else self.space.base
+
+    def _best_of(self, rates: dict[Sizes, float]) -> Sizes:
+        fastest = max(rates, key=lambda sizes: rates[sizes])
+        if self.space.batch is not None:
             return fastest
-        near = [s for s in self.rates if self.rate(s) * _LARGER_PAYS >= self.rate(fastest)]
+        near = [s for s in rates if rates[s] * _LARGER_PAYS >= rates[fastest]]
 
         def away(sizes: Sizes) -> float:
             return abs(math.log(sizes.batch / self.space.base.batch))
 
-        return min(near, key=lambda sizes: (away(sizes), -self.rate(sizes)))
+        return min(near, key=lambda sizes: (away(sizes), -rates[sizes]))
 
     def rate(self, sizes: Sizes) -> float:
         """Env steps/s, the mean of what was measured; 0: nothing was."""
@@ -85,8 +90,7 @@ class Search:
                     break
         except OutOfTimeError:
             pass
-        self._compare_again()
-        return self.best
+        return self._compared_again()
 
     def largest(self, fits: Callable[[Sizes], bool | None], guess: float) -> Sizes | None:
         """The most environments that fit into memory, to a fifth; None: not known.
@@ -241,7 +245,7 @@ class Search:
             return Trial("refused")
         if sizes not in self.tried:
             needed_s = self._typical_s()
-            if self.time_left() < needed_s + min(2 * needed_s, _FOR_THAT_S):
+            if self.time_left() < needed_s + min(_FEW * needed_s, _FOR_THAT_S):
                 raise OutOfTimeError
             self._measure(sizes)
         return self.tried[sizes]
@@ -252,13 +256,26 @@ class Search:
         if trial.outcome == "measured" and trial.rate is not None:
             self.rates.setdefault(sizes, []).append(trial.rate)
 
-    def _compare_again(self) -> None:
-        """The best two, if they are close, and there is time."""
-        near = _NEAR_BEST * self.rate(self.best)
-        two = sorted((s for s in self.rates if self.rate(s) >= near), key=self.rate)[-2:]
-        if len(two) == 2 and self.time_left() >= 2 * self._typical_s():
-            for sizes in reversed(two):
-                self._measure(sizes)
+    def _compared_again(self) -> Sizes:
+        """The best of the best few, measured once more, if they are close and there is time.
+
+        A machine may be faster now and slower then: what was measured one after the other counts,
+        and not what one of them reached at another time.
+        """
+        best = self.best
+        near = [s for s in self.rates if self.rate(s) >= _NEAR_BEST * self.rate(best)]
+        few = list(dict.fromkeys([best, *sorted(near, key=self.rate, reverse=True)]))[:_FEW]
+        while few and self.time_left() < len(few) * self._typical_s():
+            few.pop()
+        if len(few) < 2:
+            return best
+        again: dict[Sizes, float] = {}
+        for sizes in few:
+            count = len(self.rates[sizes])
+            self._measure(sizes)
+            if len(self.rates[sizes]) > count:
+                again[sizes] = self.rates[sizes][-1]
+        return self._best_of(again) if again else best
 
     def _typical_s(self) -> float:
         """How long a trial takes."""
