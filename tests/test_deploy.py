@@ -43,8 +43,8 @@ def training():
     (command,) = [b for b in blocks() if b.startswith("headrace train")]
     argv = shlex.split(command.replace("\\\n", " "))[2:]
     algo = argv[argv.index("--algo") + 1]
-    flags = verbs._parse("train", "", verbs._TrainFlags[ALGOS[algo][1]], argv)
-    return resolve(verbs._named(argv, (flags.run, flags.network, flags.algo_settings)))
+    flags = verbs.parse("train", "", verbs._TrainFlags[ALGOS[algo][1]], argv)
+    return resolve(verbs.named(argv, (flags.run, flags.network, flags.algo_settings)))
 
 
 def aws_machines():

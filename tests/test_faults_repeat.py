@@ -25,6 +25,7 @@ SETTINGS = {
     ),
 }  # fmt: skip
 TIMES = ("_s", "env_steps_per_s")
+ONCE_A_SECOND = ("seconds/", "ledger/")  # in whichever row a second has passed
 
 
 def content(run_dir, updates=None):
@@ -37,7 +38,11 @@ def content(run_dir, updates=None):
         for key, array in saved.arrays(name).items()
     }
     rows = [
-        {name: value for name, value in row.items() if not name.endswith(TIMES)}
+        {
+            name: value
+            for name, value in row.items()
+            if not name.endswith(TIMES) and not name.startswith(ONCE_A_SECOND)
+        }
         for row in read_metrics(run_dir)[:updates]
     ]
     return arrays, saved.manifest["counters"], saved.manifest["learner"], rows

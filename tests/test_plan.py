@@ -545,7 +545,7 @@ def test_the_training_that_it_names_is_one_that_train_reads():
         plan = make_plan([Target(2e8, 3600)], cat, rates).plan
         program, verb, *argv = plan.command(rates, 1).split()
         assert (program, verb) == ("headrace", "train")
-        flags = verbs._parse("train", "", verbs._TrainFlags[ALGOS["ppo"][1]], argv)
+        flags = verbs.parse("train", "", verbs._TrainFlags[ALGOS["ppo"][1]], argv)
         run = flags.run
         assert (run.env, run.algo, run.cluster) == ("CartPole-v1", "ppo", "auto")
         assert run.num_learners == sum(plan.learners.values()) > 1
