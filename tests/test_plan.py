@@ -27,7 +27,7 @@ from headrace.scale.plan.machines import (
 from headrace.scale.plan.planner import Planner, make_plan
 from headrace.scale.plan.rates import Rates
 
-RATES = Rates(250.0, 0.2, 3000.0, "cpu", 0, 4096, "CartPole-v1", "ppo", 0.0)
+RATES = Rates(250.0, 0.2, 3000.0, "cpu", 0, 4096, "CartPole-v1", "ppo", 0.0, 1, 1)
 TABLE = {"date": "2026-11-23", "source": "a test", "currency": "USD"}
 SMALL = {"price_per_h": 1.0, "cpus": 4, "gpus": 1, "learner_speed": 2.0}
 
@@ -116,6 +116,8 @@ def drawn(seed):
         env="CartPole-v1",
         algo="ppo",
         allreduce_s=draw.choice([0.0, 0.02, 0.2]),
+        envs_per_worker=2,
+        envs_per_vector=1,
     )
     kinds = [
         Kind(

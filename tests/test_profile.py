@@ -233,7 +233,7 @@ def test_the_command_prints_json_and_draws_and_writes_a_trace(tmp_path):
     [
         (["--plot", "p.xyz"], "expected a name that ends in one of"),
         (["--plot", "nowhere/p.png"], "there is no nowhere"),
-        (["--trace", "nowhere/p.json"], "there is no folder nowhere"),
+        (["--trace", "nowhere/p.json"], "expected a file in a folder that exists"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_a_minute_has_passed(flags, says):
@@ -243,6 +243,6 @@ def test_what_cannot_be_written_is_said_before_a_minute_has_passed(flags, says):
 
 
 def test_flags_beside_a_run_s_directory_are_refused(run_dir):
-    done = headrace_profile(run_dir, "--num-workers", 3, "--env-again", FAULTY)
+    done = headrace_profile(run_dir, "--num-workers", 3, "--env", FAULTY)
     assert done.returncode == 2
     assert "num_workers: a run's directory is profiled with the settings" in done.stderr

@@ -169,10 +169,10 @@ def test_sizes_that_cannot_be_are_not_tried():
 
 
 def test_without_time_there_is_a_result_all_the_same():
-    left = iter([5.0, 5.0, *[0.0] * 100])
+    left = iter([5.0, 5.0, 5.0, *[0.0] * 100])
     found = search(workers(), lambda s: 1.0, time_left=lambda: next(left))
     assert found.run() in found.tried
-    assert len(found.tried) == 2
+    assert len(found.tried) == 2 and not found.finished
 
 
 def test_the_best_few_are_measured_again_one_after_the_other_and_that_counts():

@@ -46,8 +46,9 @@ class _ProfileFlags(Generic[AlgoSettings]):
     json: bool = False
     """Print one JSON object as standard output's last line, for headrace plan; the rest to standard
     error."""
-    env_again: str | None = None
-    """Of a run's directory: its environment, where that is code (module:callable)."""
+    env: str | None = None
+    """In place of ENV, a run's directory (trained with --timeline) may be given: its settings apply
+    then. Where its environment is code, it is named again by this (module:callable)."""
 
 
 def profile(argv: list[str], description: str) -> int:
@@ -59,19 +60,22 @@ def profile(argv: list[str], description: str) -> int:
     given = named(argv, (flags.run, flags.network, flags.algo_settings))
     if flags.plot is not None:
         check_picture(flags.plot)
-    if flags.trace is not None and not flags.trace.parent.is_dir():
-        raise ConfigError(f"--trace {flags.trace}: there is no folder {flags.trace.parent}.")
-    if flags.run.env and Path(flags.run.env, "config.json").exists():
+    if flags.trace is not None and (flags.trace.is_dir() or not flags.trace.parent.is_dir()):
+        raise ConfigError(f"--trace {flags.trace}: expected a file in a folder that exists.")
+    if flags.run.env and Path(flags.run.env).is_dir():
         run_dir, own = Path(given.pop("env")), (given.pop("wrapper", ()), given.pop("model", ""))
         if others := [*given, *(["config"] if flags.config else [])]:
             raise ConfigError(
                 f"{', '.join(others)}: a run's directory is profiled with the settings that it was "
                 "trained with.\nLeave these out, or name the environment in place of the directory."
             )
-        found = profile_run(
-            run_dir, env=flags.env_again, code=code(*own), seconds=flags.seconds, say=say
-        )
+        found = profile_run(run_dir, env=flags.env, code=code(*own), seconds=flags.seconds, say=say)
     else:
+        if flags.env is not None:
+            raise ConfigError(
+                f"--env {flags.env}: it names the code of a run's directory again, and "
+                f"{flags.run.env!r} is none.\nLeave it out."
+            )
         found = profile_env(given, config_file=flags.config, seconds=flags.seconds, say=say)
     print(told(found), file=out)
     if flags.plot is not None:
@@ -118,15 +122,13 @@ def simulate(argv: list[str], description: str) -> int:
     if flags.json:
         print(json.dumps({"forecasts": [of.to_json() for of in found]}))
         return 0
-    print(
-        f"{'workers':>8}{'learners':>10}{'batch':>14}{'env steps/s':>14}  limit (gain without it)"
-    )
-    for of in found:
-        print(
-            f"{of.num_workers:>8,}{of.num_learners:>10,}{of.batch:>14,}{of.env_steps_per_s:>14,.0f}"
-            f"  {of.limit} ({of.gain:.2f} x)",
-            flush=True,
-        )
+    for i, of in enumerate(found):
+        if not i:
+            print(
+                f"{'workers':>8}{'learners':>10}{'batch':>14}{'env steps/s':>14}  limit (without it)"
+            )
+        sizes = f"{of.num_workers:>8,}{of.num_learners:>10,}{of.batch:>14,}"
+        print(f"{sizes}{of.env_steps_per_s:>14,.0f}  {of.limit} ({of.gain:.2f} x)", flush=True)
     return 0
 
 

@@ -86,7 +86,7 @@ class Profiled:
         except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
             raise ConfigError(
                 f"{path} is no profile: {error!r}.\n"
-                f"Expected what this prints: headrace profile ENV --json > {path}"
+                "Expected a file with what this prints: headrace profile ENV --json"
             ) from None
 
     def topology(
@@ -138,8 +138,11 @@ def forecasts(
     """Predict each combination; see `Profiled.topology` for the rest.
 
     Raises:
-        ConfigError: a number is out of range, or workers cannot be shared out.
+        ConfigError: a number is out of range, or no number of workers can be shared out.
     """
+    for name in ("batch_size", "cores_per_machine"):
+        if how.get(name, 0) < 0:
+            raise ConfigError(f"{name}={how[name]}: expected 0 or more.")
     for name, counts, most in (
         ("num_workers", num_workers, _MOST_WORKERS),
         ("num_learners", num_learners, _MOST_LEARNERS),
@@ -147,11 +150,9 @@ def forecasts(
         for count in counts:
             if not 1 <= count <= most:
                 raise ConfigError(f"{name}={count}: expected 1 to {most:,}.")
-    tops = [
-        profiled.topology(workers, learners, **how)
-        for learners in num_learners
-        for workers in num_workers
-    ]
+    pairs = [(workers, learners) for learners in num_learners for workers in num_workers]
+    shared = [(workers, learners) for workers, learners in pairs if workers % learners == 0]
+    tops = [profiled.topology(*pair, **how) for pair in shared or pairs]
     for top in tops:
         updates = 5 if top.num_workers > _MANY else 30
         rate = simulate(profiled.costs, top, num_updates=updates).env_steps_per_s

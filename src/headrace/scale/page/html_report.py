@@ -18,7 +18,6 @@ import numpy as np
 import headrace
 from headrace.errors import ConfigError
 from headrace.run.files import write_whole
-from headrace.run.rundir import unusable
 from headrace.scale.page import panels
 from headrace.scale.page.history import History, read_history
 from headrace.scale.page.markup import Markup, join, tag
@@ -49,9 +48,9 @@ def write_report(
         Where it is.
 
     Raises:
-        ConfigError: the price is none.
+        ConfigError: the price is none, or the page cannot be written.
         MissingExtraError: without the `plot` extra.
-        RunDirError: the directory holds no run with an update, or cannot be written to.
+        RunDirError: the directory holds no run with an update, or cannot be read.
     """
     if usd_per_hour is not None and not 0 <= usd_per_hour < math.inf:
         raise ConfigError(f"usd_per_hour={usd_per_hour}: expected a price of 0 or more.")
@@ -60,7 +59,10 @@ def write_report(
     try:
         write_whole(output, page.encode())
     except OSError as error:
-        raise unusable(output.parent, error) from None
+        raise ConfigError(
+            f"The page {output} cannot be written: {error.strerror or error}.\n"
+            "Name a file in a folder that exists and has room: --output"
+        ) from None
     return output
 
 

@@ -90,6 +90,8 @@ class Plan:
                 words += ["--cpus-per-worker", f"{1 / rates.samplers_per_core:.3g}"]
         words += ["--learner-threads", str(learner_threads)] if learner_threads > 1 else []
         words += ["--num-learners", str(learners), "--num-workers", str(workers)]
+        words += ["--num-envs", str(workers * rates.envs_per_worker)]
+        words += ["--envs-per-vector", str(rates.envs_per_vector)]
         return shlex.join(words)
 
     def to_json(self, goal: Goal, catalogue: Catalogue, rates: Rates | None) -> dict[str, Any]:

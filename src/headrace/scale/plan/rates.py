@@ -37,6 +37,7 @@ class Rates:
         batch: env steps per update, over all learners.
         env, algo: what was run.
         allreduce_s: what an update takes longer with more than one learner.
+        envs_per_worker, envs_per_vector: of each sampler.
     """
 
     sampler_env_steps_per_s: float
@@ -48,6 +49,8 @@ class Rates:
     env: str
     algo: str
     allreduce_s: float
+    envs_per_worker: int
+    envs_per_vector: int
 
     @classmethod
     def from_json(cls, profile: Mapping[str, Any], where: str) -> "Rates":

@@ -63,7 +63,8 @@ def changes(
     """
     now = simulate(costs, topology_of(settings, on_device=on_device)).env_steps_per_s
     found: list[Change] = []
-    for possible in _possible(settings, on_device=on_device):
+    for tried in _possible(settings, on_device=on_device):
+        possible = {k: v for k, v in tried.items() if getattr(settings.run, k) != v}
         try:
             changed = resolve({**asked, **possible}, kind=kind)
         except ConfigError:  # these sizes do not go together

@@ -264,4 +264,6 @@ def _rates(costs: Costs, task: Task) -> dict[str, Any] | None:
         "lag": run.lag,
         "batch": run.num_envs * run.num_steps,
         "allreduce_s": costs.allreduce.at(2),
+        "envs_per_worker": run.num_envs // max(1, run.num_workers, run.num_learners) // n * n or n,
+        "envs_per_vector": n,
     }

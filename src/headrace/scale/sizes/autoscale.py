@@ -127,7 +127,9 @@ def find(
         "memory_gib": memory_gib,
     }
     has_name = not _has_own_code(env, code)
-    if has_name and not again and (kept := fingerprint.kept(key)) is not None:
+    kept = None if again or not has_name else fingerprint.kept(key)
+    # What time has ended may be worse than what there is time for now.
+    if kept is not None and (kept["finished"] or kept["budget_s"] >= budget_s):
         found = Found(**kept, path=fingerprint.kept_at(key), reused=True)
         say(f"Measured before on this machine ({found.path}; --again measures anew).")
         return found
@@ -140,6 +142,7 @@ def find(
     limits = Limits(gpu_bytes=most) if trained.on_gpu else Limits(memory_bytes=most)
     with session.interruptible():
         found = Measuring(trained, want, space, limits, began + budget_s, say, gpus).run()
+    found = replace(found, budget_s=budget_s)
     return _kept(found, key, say) if has_name else found
 
 

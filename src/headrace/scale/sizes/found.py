@@ -19,6 +19,8 @@ class Found:
         env_steps_per_s: of training with them.
         trials: plain data of each, in order: sizes, outcome, rate, memory.
         largest: sizes of the largest batch that fits the GPU, where environments are on one.
+        finished: nothing that was left promised more; else the budget of time ended the search.
+        budget_s: that it had.
         path: where this is kept; None: it is not, because the environment is code without a name.
         reused: it was kept, and nothing was measured now.
     """
@@ -27,6 +29,8 @@ class Found:
     env_steps_per_s: float
     trials: list[dict[str, Any]]
     largest: dict[str, int] | None = None
+    finished: bool = True
+    budget_s: float = 0.0
     path: Path | None = None
     reused: bool = False
 
@@ -39,6 +43,11 @@ class Found:
         sizes = " ".join(f"{name}={value}" for name, value in self.settings.items())
         lines = [self.table(), f"Found: {sizes or 'nothing was open'}"]
         lines[-1] += f" ({self.env_steps_per_s:,.0f} env steps/s)"
+        if not self.finished:
+            lines.append(
+                f"Time ended the search ({self.budget_s:g} s): there may be better sizes. With "
+                f"more time: --budget-s {2 * self.budget_s:g}"
+            )
         if self.largest is not None:
             most = " ".join(f"{name}={value}" for name, value in self.largest.items())
             lines.append(f"The largest batch that fits the GPU: {most}")

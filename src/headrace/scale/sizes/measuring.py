@@ -90,6 +90,7 @@ class Measuring:
                 for sizes, trial in search.tried.items()
             ],
             None if largest is None else self._space.settings(largest),
+            search.finished,
         )
 
     def _time_left(self) -> float:

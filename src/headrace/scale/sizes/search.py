@@ -23,6 +23,7 @@ _HALVINGS = 3
 _ROUNDS = 2  # each line once more after the others have moved
 _NEAR_BEST = 0.9  # of the best rate: measured once more
 _FEW = 3  # of these
+_OF_ALL = 0.25
 _FOR_THAT_S = 24.0  # is kept, at most
 _FAR = 2.0  # times as fast with workers: nobody need ask how fast it is without
 _BUSY = 0.5
@@ -44,6 +45,7 @@ class Search:
         cores: of the processor, for workers and learners.
         gpus: that learners have one each of (0: they learn on the CPU).
         tried: in order; the rates of sizes that were tried twice are both in `rates`.
+        finished: nothing that is left promised more; else time ended it.
     """
 
     space: Space
@@ -54,6 +56,8 @@ class Search:
     gpus: int = 0
     tried: dict[Sizes, Trial] = field(default_factory=dict)
     rates: dict[Sizes, list[float]] = field(default_factory=dict)
+    finished: bool = True
+    _kept_s: float = _FOR_THAT_S
 
     @property
     def best(self) -> Sizes:
@@ -81,6 +85,7 @@ class Search:
 
     def run(self) -> Sizes:
         """Search until nothing gets better, or there is no more time; the best sizes."""
+        self._kept_s = min(_FOR_THAT_S, _OF_ALL * self.time_left())
         try:
             self._try(self._begin())
             for _ in range(_ROUNDS):
@@ -89,7 +94,7 @@ class Search:
                 if self.best == before:
                     break
         except OutOfTimeError:
-            pass
+            self.finished = False
         return self._compared_again()
 
     def largest(self, fits: Callable[[Sizes], bool | None], guess: float) -> Sizes | None:
@@ -245,7 +250,7 @@ class Search:
             return Trial("refused")
         if sizes not in self.tried:
             needed_s = self._typical_s()
-            if self.time_left() < needed_s + min(_FEW * needed_s, _FOR_THAT_S):
+            if self.time_left() < needed_s + min(_FEW * needed_s, self._kept_s):
                 raise OutOfTimeError
             self._measure(sizes)
         return self.tried[sizes]
