@@ -124,9 +124,8 @@ def simulate(argv: list[str], description: str) -> int:
         return 0
     for i, of in enumerate(found):
         if not i:
-            print(
-                f"{'workers':>8}{'learners':>10}{'batch':>14}{'env steps/s':>14}  limit (without it)"
-            )
+            heads = f"{'workers':>8}{'learners':>10}{'batch':>14}{'env steps/s':>14}"
+            print(f"{heads}  limit (gain without it)")
         sizes = f"{of.num_workers:>8,}{of.num_learners:>10,}{of.batch:>14,}"
         print(f"{sizes}{of.env_steps_per_s:>14,.0f}  {of.limit} ({of.gain:.2f} x)", flush=True)
     return 0
