@@ -233,7 +233,7 @@ def test_what_cannot_be_is_refused(workers, tmp_path):
         write_report(tmp_path)
     with pytest.raises(ConfigError, match="a price of 0 or more"):
         write_report(workers, usd_per_hour=-1.0)
-    with pytest.raises(RunDirError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="cannot be written"):
         write_report(workers, tmp_path / "nowhere/page.html")
 
 

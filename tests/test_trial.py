@@ -73,7 +73,7 @@ class OnStep(Counting):
 
 def hoard():
     hoarded = np.ones(1 << 29, np.uint8)  # and stays until it is found
-    time.sleep(60)
+    threading.Event().wait()
     return hoarded
 
 

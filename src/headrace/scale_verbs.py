@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Generic
@@ -152,8 +152,13 @@ class _AutoscaleFlags(Generic[AlgoSettings]):
     """Print one JSON object as standard output's last line; progress goes to standard error."""
 
 
-_OWN = {"budget_s": 1, "memory_gib": 1, "batch_size": 1, "again": 0, "no_again": 0, "json": 0}
-"""Flags that `train` does not have, and how many values each has."""
+_OWN = {
+    f"{prefix}{f.name}": 0 if f.type is bool else 1
+    for f in fields(_AutoscaleFlags)
+    for prefix in (("", "no_") if f.type is bool else ("",))
+    if f.name not in ("run", "network", "algo_settings", "config")
+}
+"""Flags that are not for `train`, and how many values each has."""
 
 
 def autoscale(argv: list[str], description: str) -> int:

@@ -100,13 +100,13 @@ def _loopback_only() -> Iterator[None]:
             del os.environ[name]
 
 
-def pickled(orders: Any) -> bytes:
-    """What a learner is told, to be sent; UsageError if it cannot be."""
+def pickled(orders: Any, to: str = "other learners") -> bytes:
+    """What other processes are told, to be sent; UsageError if it cannot be."""
     try:
         return bytes(cloudpickle.dumps(orders))
     except Exception as error:
         raise UsageError(
-            f"The run cannot be sent to other learners: {type(error).__name__}: {error}.\n"
+            f"The run cannot be sent to {to}: {type(error).__name__}: {error}.\n"
             "What makes the environment must not carry open files, locks or devices."
         ) from error
 

@@ -156,6 +156,6 @@ def forecasts(
     for top in tops:
         updates = 5 if top.num_workers > _MANY else 30
         rate = simulate(profiled.costs, top, num_updates=updates).env_steps_per_s
-        found = gains(profiled.costs, top, num_updates=updates)
+        found = gains(profiled.costs, top, rate, num_updates=updates)
         limit = max(found, key=lambda part: found[part])
         yield Forecast(top.num_workers, top.num_learners, top.batch, rate, limit, found[limit])

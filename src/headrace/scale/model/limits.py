@@ -9,8 +9,16 @@ from headrace.scale.model.costs import PARTS, Costs
 from headrace.scale.model.simulate import Topology, simulate
 
 
-def gains(costs: Costs, topology: Topology, *, num_updates: int = 30) -> dict[str, float]:
+def gains(
+    costs: Costs, topology: Topology, now: float, *, num_updates: int = 30
+) -> dict[str, float]:
     """By what factor training would be faster if one part cost nothing: the greatest is the limit.
+
+    Args:
+        costs: of the parts.
+        topology: of what runs.
+        now: env steps/s that are predicted of it.
+        num_updates: see `simulate`.
 
     The parts are those of `Costs.without`; `cores` if each process had one of its own; and
     `waiting` if nobody waited for anybody.
@@ -24,5 +32,4 @@ def gains(costs: Costs, topology: Topology, *, num_updates: int = 30) -> dict[st
     if topology.num_workers:
         nonstop = replace(topology, lag=max(2, topology.lag), first_ready=True)
         found["waiting"] = rate(costs, nonstop)
-    now = rate(costs, topology)
     return {part: faster / now for part, faster in found.items()}

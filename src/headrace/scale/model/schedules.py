@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from headrace.scale.model.events import Events, Machine
+from headrace.scale.model.events import Events, Machine, Then
 
 
 class Work(Protocol):
@@ -73,68 +73,77 @@ class Rank:
     queue: deque[int] = field(default_factory=deque)
 
 
-class Schedule:
-    """What all three have in common: learning.
+class Schedule(Protocol):
+    """One of the three."""
+
+    def begin(self) -> None:
+        """The first things that happen."""
+
+
+class Learning:
+    """Updates of all ranks, in step.
+
+    Args:
+        events: what happens when.
+        ranks: that learn.
+        learn_s: of one update, on each rank.
 
     Attributes:
         updates: when each ended.
     """
 
-    def __init__(self, events: Events, ranks: list[Rank], work: Work) -> None:
-        self._events, self._ranks, self._work = events, ranks, work
-        self._learning = self._num_learning = 0
+    def __init__(self, events: Events, ranks: list[Rank], learn_s: float) -> None:
+        self._events, self._ranks, self._learn_s = events, ranks, learn_s
+        self._num_learning = 0
         self.updates: list[float] = []
 
-    def begin(self) -> None:
-        """The first things that happen."""
-        raise NotImplementedError
-
-    def _updated(self) -> None:
-        """What follows an update."""
-        raise NotImplementedError
-
-    def _learn(self) -> None:
+    def begin(self, then: Then) -> None:
+        """An update; what follows it."""
         self._num_learning = len(self._ranks)
         for rank in self._ranks:
-            began = self._events.now
-            rank.machine.begin(0.0, self._work.learn_s, partial(self._one_learned, rank, began))
+            done = partial(self._done, rank, self._events.now, then)
+            rank.machine.begin(0.0, self._learn_s, done)
 
-    def _one_learned(self, rank: Rank, began: float) -> None:
+    def _done(self, rank: Rank, began: float, then: Then) -> None:
         rank.busy_s += self._events.now - began
         self._num_learning -= 1
         if not self._num_learning:
             self.updates.append(self._events.now)
-            self._updated()
-
-    def _fragments(self, count: int) -> tuple[float, float]:
-        """Several, one after the other."""
-        parts = [self._work.fragment() for _ in range(count)]
-        return sum(asleep for asleep, _ in parts), sum(computing for _, computing in parts)
+            then()
 
 
-class Inline(Schedule):
+def fragments(work: Work, count: int) -> tuple[float, float]:
+    """Several, one after the other: seconds asleep, and computing."""
+    parts = [work.fragment() for _ in range(count)]
+    return sum(asleep for asleep, _ in parts), sum(computing for _, computing in parts)
+
+
+class Inline:
     """Learners step the environments themselves."""
+
+    def __init__(self, learning: Learning, ranks: list[Rank], work: Work) -> None:
+        self._learning, self._ranks, self._work = learning, ranks, work
+        self._num_collecting = 0
 
     def begin(self) -> None:
         """Collect."""
         self._num_collecting = len(self._ranks)
         for rank in self._ranks:
-            rank.machine.begin(*self._fragments(rank.num_vectors), self._one_collected)
+            rank.machine.begin(*fragments(self._work, rank.num_vectors), self._collected)
 
-    def _one_collected(self) -> None:
+    def _collected(self) -> None:
         self._num_collecting -= 1
         if not self._num_collecting:
-            self._learn()
-
-    def _updated(self) -> None:
-        self.begin()
+            self._learning.begin(self.begin)
 
 
-class InTurns(Schedule):
+class InTurns:
     """All workers fill the fragments of one batch; at lag 1 beside the update, else after it."""
 
-    def __init__(self, events: Events, ranks: list[Rank], work: Work, *, beside: bool) -> None:
-        super().__init__(events, ranks, work)
+    def __init__(
+        self, events: Events, learning: Learning, ranks: list[Rank], work: Work, *, beside: bool
+    ) -> None:
+        self._events, self._learning, self._ranks, self._work = events, learning, ranks, work
         self._beside = beside
         self._is_free, self._is_collected, self._num_collecting = True, False, 0
 
@@ -150,7 +159,7 @@ class InTurns(Schedule):
                 self._events.at(at, partial(self._fill, rank, worker))
 
     def _fill(self, rank: Rank, worker: Worker) -> None:
-        seconds = self._fragments(len(worker.vectors))
+        seconds = fragments(self._work, len(worker.vectors))
         worker.machine.begin(*seconds, partial(self._filled, rank, worker, self._events.now))
 
     def _filled(self, rank: Rank, worker: Worker, began: float) -> None:
@@ -177,14 +186,16 @@ class InTurns(Schedule):
             self._is_free = False
             if self._beside:
                 self.begin()
-            self._learn()
+            self._learning.begin(self._updated)
 
 
-class FirstReady(Schedule):
+class FirstReady:
     """The fragments that are there first make a batch; each vector has 1 + lag of them."""
 
-    def __init__(self, events: Events, ranks: list[Rank], work: Work, *, lag: int) -> None:
-        super().__init__(events, ranks, work)
+    def __init__(
+        self, events: Events, learning: Learning, ranks: list[Rank], work: Work, *, lag: int
+    ) -> None:
+        self._events, self._learning, self._ranks, self._work = events, learning, ranks, work
         self._lag, self._is_free = lag, True
 
     def begin(self) -> None:
@@ -223,7 +234,7 @@ class FirstReady(Schedule):
         for rank in self._ranks:
             # The learner copies what it takes: the buffers are samplers' again at once.
             self._order(rank, [rank.queue.popleft() for _ in range(rank.num_vectors)])
-        self._learn()
+        self._learning.begin(self._updated)
 
     def _updated(self) -> None:
         self._is_free = True

@@ -13,7 +13,15 @@ import numpy as np
 
 from headrace.scale.model.costs import Costs
 from headrace.scale.model.events import Events, Machine
-from headrace.scale.model.schedules import FirstReady, Inline, InTurns, Rank, Schedule, Worker
+from headrace.scale.model.schedules import (
+    FirstReady,
+    Inline,
+    InTurns,
+    Learning,
+    Rank,
+    Schedule,
+    Worker,
+)
 
 _WARM_UP = 3  # updates that are not counted
 _DRAWN = 256  # fragments at a time
@@ -136,15 +144,16 @@ def simulate(
     """
     events, work = Events(), _Drawn(costs, topology, seed)
     ranks = _ranks(events, topology)
+    learning = Learning(events, ranks, work.learn_s)
     schedule: Schedule
     if not topology.num_workers:
-        schedule = Inline(events, ranks, work)
+        schedule = Inline(learning, ranks, work)
     elif topology.first_ready:
-        schedule = FirstReady(events, ranks, work, lag=topology.lag)
+        schedule = FirstReady(events, learning, ranks, work, lag=topology.lag)
     else:
-        schedule = InTurns(events, ranks, work, beside=topology.lag > 0)
+        schedule = InTurns(events, learning, ranks, work, beside=topology.lag > 0)
     schedule.begin()
-    updates = schedule.updates
+    updates = learning.updates
     events.run(lambda: len(updates) >= _WARM_UP + num_updates)
     update_s = (updates[-1] - updates[_WARM_UP - 1]) / num_updates
     workers = [worker for rank in ranks for worker in rank.workers]

@@ -3,16 +3,17 @@
 Left out: measuring (`probe.py`), predicting (`simulate.py`), and words about it (`told.py`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.run.config import Settings, cpu_cores, resolve
+from headrace.run.config import Settings, cpu_cores
 from headrace.scale.model.costs import Costs
 from headrace.scale.model.simulate import Topology, simulate
-from headrace.spec import Kind
 
+Resolved = Callable[[Mapping[str, Any]], Settings]
+"""Settings by what is given besides."""
 _LEAST_GAIN = 1.03
 
 
@@ -50,23 +51,22 @@ def topology_of(settings: Settings, *, on_device: bool = False) -> Topology:
 
 
 def changes(
-    costs: Costs, settings: Settings, asked: Mapping[str, Any], kind: Kind, *, on_device: bool
+    costs: Costs, settings: Settings, now: float, resolved: Resolved, *, on_device: bool
 ) -> list[Change]:
     """What would help most, the best first: two at most, of 3 % at least.
 
     Args:
         costs: measured.
         settings: as they are now.
-        asked: by name, what the user wants; what is changed comes on top.
-        kind: of the environment.
+        now: env steps/s that are predicted of these.
+        resolved: the settings, if some were given besides; ConfigError if they cannot be.
         on_device: whether all environments are one vector, where the learner is.
     """
-    now = simulate(costs, topology_of(settings, on_device=on_device)).env_steps_per_s
     found: list[Change] = []
     for tried in _possible(settings, on_device=on_device):
         possible = {k: v for k, v in tried.items() if getattr(settings.run, k) != v}
         try:
-            changed = resolve({**asked, **possible}, kind=kind)
+            changed = resolved(possible)
         except ConfigError:  # these sizes do not go together
             continue
         rate = simulate(costs, topology_of(changed, on_device=on_device)).env_steps_per_s

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from headrace.run.rank import acting_of, learner_of, on_device, plan_of
 from headrace.run.task import Task
 from headrace.scale.model.costs import Costs, Line
 from headrace.scale.model.times import Times
+from headrace.scale.profile.timeline import arrays
 
 _SLEEPS = 0.5  # share of CPU time below which an environment is taken for one that sleeps
 _NEVER_ASLEEP = 0.1  # share of the time asleep, below which it is noise
@@ -78,8 +80,7 @@ def _seen(laps: list[Laps]) -> _Seen:
     resets: list[np.ndarray] = []
     besides = dict.fromkeys(_BESIDES.values(), 0.0)
     for of_one in laps:
-        span = np.frombuffer(bytes(of_one.spans), np.uint8)
-        took = np.diff(np.array(of_one.ends), prepend=of_one.begin)
+        span, took = arrays(of_one)
         steps.append(took[span == _STEP])
         resets.append(took[span == _RESET])
         for i, name in _BESIDES.items():
@@ -128,33 +129,33 @@ class Probe:
 
     def _single_envs(self) -> Costs:
         run, cores = self._task.settings.run, cpu_cores()
-        n = run.envs_per_vector
-        whole = self._task.maker.native  # such a vector is no sum of single environments
+        n, whole = run.envs_per_vector, self._task.maker.native
+        one = n if whole else 1  # a vector of its own is no sum of single environments
         learning = self._learning()
         self._say(f"Stepping environments with {cores} workers; learning")
         learning.go_on(self._seconds / 16)
-        seen = self._workers(cores, n if whole else 1, self._seconds / 4)
+        seen = self._workers(cores, one, self._seconds / 4)
         learning.go_on(self._seconds / 16)
         if seen.cpu_share < _SLEEPS:
             room = int(_ROOM * cores / (seen.cpu_share + seen.vector_s / seen.steps.mean()))
             many = max(cores, min(_MOST_ASLEEP, run.num_envs, room))
             self._say(f"They sleep: stepping with {many} workers")
-            seen = self._workers(many, n if whole else 1, self._seconds / 4)
-        other = max(n, 2)
+            seen = self._workers(many, one, self._seconds / 4)
+        other = n if whole else max(n, 2)
         wider = seen if whole else self._workers(cores, other, self._seconds / 4)
         learning.go_on(self._seconds / 16)
         crowded = 1.0
         if run.num_learners > 1:  # all cores are busy then: what that costs, inference shows
-            alone = self._workers(1, n if whole else other, self._seconds / 8)
+            alone = self._workers(1, other, self._seconds / 8)
             crowded = min(_MOST_CROWDED, max(1.0, wider.vector_s / alone.vector_s))
-        step, vector = _step_and_vector(seen, wider, other, n if whole else 0)
+        step, vector = _of_whole(seen, n) if whole else _of_single(seen, wider, other)
         self._say("Handing orders over")
         hand_over, latency = self._handed_over()
         learning.go_on(self._seconds / 16)
         return Costs(
             step=step,
             reset=Times.of(seen.resets if len(seen.resets) else [0.0]),
-            resets_per_step=len(seen.resets) / (len(seen.steps) * (n if whole else 1)),
+            resets_per_step=len(seen.resets) / (len(seen.steps) * one),
             cpu_share=seen.cpu_share,
             vector=vector,
             inference=wider.inference,
@@ -178,9 +179,8 @@ class Probe:
             ends = time.perf_counter() + self._seconds / 2
             while time.perf_counter() < ends:
                 began = time.perf_counter()
-                collected = (
-                    collector.collect()
-                )  # asks the device for what it has done, and so waits
+                # It asks the device for what it has done, and so waits for it.
+                collected = collector.collect()
                 batches.append(time.perf_counter() - began)
                 meter.lap("other")
             laps = meter.take_laps()
@@ -193,7 +193,7 @@ class Probe:
             step, vector, inference = Times.of(np.array(batches) / rows), Line(0.0, 0.0), 0.0
         else:
             seen = _seen([laps])
-            step, vector = _step_and_vector(seen, seen, run.num_envs, run.num_envs)
+            step, vector = _of_whole(seen, run.num_envs)
             inference = seen.inference
         return Costs(
             step=step,
@@ -209,10 +209,14 @@ class Probe:
             device=_name(self._device),
         )
 
+    @cached_property
+    def _plan_of_run(self) -> Plan:
+        _, learner = self._learner(1, self._task.settings.run.num_steps)
+        return plan_of(self._alone, learner, self._device)
+
     def _plan(self, num_envs: int, n: int, num_steps: int = 0) -> Plan:
         """For workers that act themselves, batch by batch; T as it is, unless it is given."""
-        _, learner = self._learner(1, self._task.settings.run.num_steps)
-        plan = plan_of(self._alone, learner, self._device)
+        plan = self._plan_of_run
         return replace(
             plan, num_envs=num_envs, envs_per_vector=n, num_steps=num_steps or plan.num_steps,
             lag=0, first_ready=False, inference_device=None, timeline=True,
@@ -343,22 +347,24 @@ def _repeated(few: dict[str, Tensor], plan: Plan) -> Fragment:
     return whole
 
 
-def _step_and_vector(seen: _Seen, wider: _Seen, other: int, whole: int) -> tuple[Times, Line]:
+def _of_whole(seen: _Seen, n: int) -> tuple[Times, Line]:
+    """What each of n environments takes of a step of their own vector, and of what is besides."""
+    return Times.of(seen.steps / n), Line(0.0, seen.vector_s / n)
+
+
+def _of_single(seen: _Seen, wider: _Seen, n: int) -> tuple[Times, Line]:
     """What one environment's step takes, and what a vector step does besides, by envs.
 
     Args:
-        seen: of vectors of one environment; or of `whole` ones, which step together.
-        wider: of vectors of `other` ones.
-        other: likewise.
-        whole: 0: environments are stepped one after the other.
+        seen: of vectors of one environment.
+        wider: of vectors of n.
+        n: their environments.
     """
-    if whole:
-        return Times.of(seen.steps / whole), Line(0.0, seen.vector_s / whole)
-    besides = Line.through((1, seen.vector_s), (other, wider.vector_s))
+    besides = Line.through((1, seen.vector_s), (n, wider.vector_s))
     one, many = float(seen.steps.mean()), float(wider.steps.mean())
     if one > _LONG_STEP_S:  # that of a vector is none beside it, and rare stalls would hide it
         return Times.of(seen.steps), besides
-    of_vector, each = Line.through((1, one), (other, many))
+    of_vector, each = Line.through((1, one), (n, many))
     step = Times.of(seen.steps).scaled(each / one)
     return step, Line(besides.base + of_vector, besides.each)
 

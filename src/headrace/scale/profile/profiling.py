@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from headrace.models.policy import Network
 from headrace.run import launch
 from headrace.run.api import code_of, given_by
 from headrace.run.code import NO_CODE, Code
-from headrace.run.config import cpu_cores
+from headrace.run.config import Settings, cpu_cores, resolve
 from headrace.run.log import read_metrics
 from headrace.run.rank import on_device
 from headrace.run.settle import task_of_run, wanted
@@ -35,10 +36,12 @@ from headrace.scale.profile.probe import Probe
 from headrace.scale.profile.profile import Profile
 from headrace.scale.profile.shares import by_process
 from headrace.scale.profile.told import told
+from headrace.spec import Kind
 
 Say = Callable[[str], None]
 _LONG = 10**15  # env steps: more than are taken
 _LEAST_S = 10.0
+_ASKED = ("given", "config ", "auto-scale")  # origins of what does not follow
 
 
 def profile(
@@ -131,7 +134,8 @@ def profile_env(
         tracks, of_run = read_timeline(task.run_dir), ended.summary
     often = of_run["episodes"] / max(1, of_run["env_steps"])
     rate = of_run["env_steps_per_s"]
-    return _profiled(task, want.asked, tracks, rate, often, seconds / 2, say)
+    resolved = partial(_resolved, want.asked, config_file, task.spec.kind)
+    return _profiled(task, resolved, tracks, rate, often, seconds / 2, say)
 
 
 def profile_run(
@@ -160,7 +164,18 @@ def profile_run(
         )
     rows = read_metrics(run_dir)
     often = rows[-1]["episodes"] / rows[-1]["env_steps"] if rows else 0.0
-    return _profiled(task, task.settings.flat(), tracks, _rate(rows), often, seconds, say)
+    flat, origin = task.settings.flat(), task.settings.origin
+    # The rest follows again from these, the preset and the defaults.
+    asked = {name: flat[name] for name in flat if origin[name].startswith(_ASKED)}
+    resolved = partial(_resolved, {**asked, "env": task.settings.run.env}, None, task.spec.kind)
+    return _profiled(task, resolved, tracks, _rate(rows), often, seconds, say)
+
+
+def _resolved(
+    asked: Mapping[str, Any], config_file: Path | None, kind: Kind, changed: Mapping[str, Any]
+) -> Settings:
+    """The settings of a profile, with some changed."""
+    return resolve({**asked, **changed}, config_file, kind=kind)
 
 
 def _rate(rows: list[dict[str, Any]]) -> float | None:
@@ -193,7 +208,7 @@ def _refuse_cluster(task: Task) -> None:
 
 def _profiled(
     task: Task,
-    asked: Mapping[str, Any],
+    resolved: advice.Resolved,
     tracks: dict[str, Laps],
     rate: float | None,
     resets_per_step: float,
@@ -205,6 +220,7 @@ def _profiled(
     if costs.resets_per_step:  # how often depends on the policy
         costs = replace(costs, resets_per_step=resets_per_step)
     topology = advice.topology_of(task.settings, on_device=whole)
+    predicted = simulate(costs, topology).env_steps_per_s
     return Profile(
         settings=task.settings,
         costs=costs,
@@ -212,9 +228,9 @@ def _profiled(
         seconds=by_process(tracks, _trained_since(tracks)),
         tracks=tracks,
         ceilings=_ceilings(costs, task),
-        predicted=simulate(costs, topology).env_steps_per_s,
-        gains=gains(costs, topology),
-        changes=advice.changes(costs, task.settings, asked, task.spec.kind, on_device=whole),
+        predicted=predicted,
+        gains=gains(costs, topology, predicted),
+        changes=advice.changes(costs, task.settings, predicted, resolved, on_device=whole),
         is_whole=whole or task.maker.native,
         rates=_rates(costs, task),
     )
@@ -264,6 +280,6 @@ def _rates(costs: Costs, task: Task) -> dict[str, Any] | None:
         "lag": run.lag,
         "batch": run.num_envs * run.num_steps,
         "allreduce_s": costs.allreduce.at(2),
-        "envs_per_worker": run.num_envs // max(1, run.num_workers, run.num_learners) // n * n or n,
+        "envs_per_worker": n * max(1, run.num_vectors // max(run.num_workers, run.num_learners)),
         "envs_per_vector": n,
     }

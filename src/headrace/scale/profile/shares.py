@@ -6,8 +6,7 @@ Left out: keeping laps (`meter.py`), pictures of them (`timeline.py`).
 import numpy as np
 
 from headrace.meter import SPANS, Laps
-from headrace.scale.profile.timeline import is_learner, seconds
-from headrace.spec import Array
+from headrace.scale.profile.timeline import arrays, is_learner, seconds
 
 FOR_SAMPLERS, FOR_LEARNER = "wait for samplers", "wait for learner"
 """What the `wait` of a sampler is parted in: the first one is lock-step waste, or a queue that was
@@ -39,22 +38,16 @@ def since(laps: Laps, begin: float) -> Laps:
     """What was done later."""
     first = int(np.searchsorted(np.array(laps.ends), begin, "right"))
     later = Laps(max(laps.begin, begin))
-    later.spans, later.ends, later.cpu_s = laps.spans[first:], laps.ends[first:], laps.cpu_s
+    later.spans, later.ends = laps.spans[first:], laps.ends[first:]
     return later
-
-
-def _arrays(laps: Laps) -> tuple[Array, Array]:
-    """Index of the span, and seconds, of each lap."""
-    took = np.diff(np.array(laps.ends), prepend=laps.begin)
-    return np.frombuffer(bytes(laps.spans), np.uint8), took
 
 
 def _both_wait(sampler: Laps, learner: Laps) -> float:
     """Seconds in which a sampler waits, and the learner as well: for other samplers."""
-    span, took = _arrays(learner)
+    span, took = arrays(learner)
     moments = np.concatenate([[learner.begin], learner.ends])
     waited = np.concatenate([[0.0], np.cumsum(np.where(span == _WAIT, took, 0.0))])
-    span, took = _arrays(sampler)
+    span, took = arrays(sampler)
     ends = np.array(sampler.ends)[span == _WAIT]
     begins = ends - took[span == _WAIT]
     return float((np.interp(ends, moments, waited) - np.interp(begins, moments, waited)).sum())

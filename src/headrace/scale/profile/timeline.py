@@ -207,10 +207,16 @@ def draw(path: Path, tracks: dict[str, Laps]) -> None:
     plot.save(figure, path)
 
 
+def arrays(laps: Laps) -> tuple[Array, Array]:
+    """Index of the span, and seconds, of each lap."""
+    took = np.diff(np.array(laps.ends), prepend=laps.begin)
+    return np.frombuffer(bytes(laps.spans), np.uint8), took
+
+
 def seconds(laps: Laps) -> dict[str, float]:
     """By span."""
-    took = np.diff(np.array(laps.ends), prepend=laps.begin)
-    totals = np.bincount(np.frombuffer(bytes(laps.spans), np.uint8), took, len(SPANS))
+    span, took = arrays(laps)
+    totals = np.bincount(span, took, len(SPANS))
     return {name: float(s) for name, s in zip(SPANS, totals, strict=True) if s > 0.0}
 
 

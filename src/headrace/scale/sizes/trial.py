@@ -31,6 +31,7 @@ from headrace.envs.make import EnvLike
 from headrace.errors import EnvError, HeadraceError, UsageError
 from headrace.run import launch
 from headrace.run.code import Code
+from headrace.run.learners import pickled
 from headrace.scale.sizes import session
 from headrace.scale.sizes.progress import Progress
 
@@ -162,7 +163,7 @@ class _Process:
         self._budget = limits.memory_bytes or int(SHARE * session.available_bytes())
         self.memory_bytes = self.gpu_bytes = self.gpu_budget = 0
         self.busy_cores = 0.0
-        orders = _pickled((trained, dict(sizes), str(folder), limits.gpu_bytes))
+        orders = pickled((trained, dict(sizes), str(folder), limits.gpu_bytes), "another process")
         with forkserver.context() as context:  # signals come when it is known what to clear up
             self._words, theirs = context.Pipe(duplex=False)
             stack.callback(self._words.close)
@@ -285,16 +286,6 @@ def _failure(kind: str, text: str) -> tuple[Outcome, None, str]:
     # Of a traceback the error is the last line; errors of ours begin with what happened.
     last = lines[-1] if text.startswith("Traceback") else lines[0]
     return "crashed", None, last
-
-
-def _pickled(orders: Any) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(orders))
-    except Exception as error:
-        raise UsageError(
-            f"The run cannot be sent to another process: {type(error).__name__}: {error}.\n"
-            "What makes the environment must not carry open files, locks or devices."
-        ) from error
 
 
 def _main(orders: bytes, words: Any) -> None:
