@@ -312,6 +312,7 @@ def test_goals_are_read_as_people_write_them():
     assert parse_target(" 20_000_000 env steps in 60 min") == Target(20e6, 3600)
     assert parse_target("1.5B steps in 2 days") == Target(1.5e9, 2 * 86400)
     assert parse_target("3,000k env_steps in 90s") == Target(3e6, 90)
+    assert parse_target("2e7 env_steps in 1h") == Target(20e6, 3600)
     assert parse_target("5000 env_steps in h") == Target(5000, 3600)
     assert parse_budget("5 USD/h") == Budget(5.0, "USD")
     assert parse_budget("0.5 eur per hour") == Budget(0.5, "EUR")

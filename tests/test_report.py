@@ -154,6 +154,7 @@ def test_a_replaced_worker_is_among_the_faults(tmp_path):
     assert history.ledger["restarts"] == 1
     words = Reader(write_report(run.dir)).words
     assert "workers replaced 1" in words and "No worker was replaced" not in words
+    assert f"headrace eval {run.dir} --episodes 20 --env headrace.envs.faulty:Faulty" in words
 
 
 def test_each_policy_has_a_line(tmp_path):

@@ -91,6 +91,9 @@ def test_costs_travel_as_json():
     assert again.vector.at(3) == 0.001
     with pytest.raises(ConfigError, match=r"costs of a profile are damaged.*learn"):
         Costs.from_json({k: v for k, v in STALLS.to_json().items() if k != "learn"})
+    for wrong in ({"latency": -1.0}, {"learn": [0.0, float("nan")]}, {"cpu_share": "half"}):
+        with pytest.raises(ConfigError, match="costs of a profile are damaged"):
+            Costs.from_json(STALLS.to_json() | wrong)
 
 
 def test_a_line_goes_through_both_points_and_is_never_negative():

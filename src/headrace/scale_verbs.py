@@ -38,7 +38,7 @@ class _ProfileFlags(Generic[AlgoSettings]):
     config: _Path = None
     """TOML file with settings by their names; flags override it."""
     seconds: float = 60.0
-    """That all of it may take, but for starting processes."""
+    """That all of it may take, but for starting processes, and for steps that take seconds each."""
     plot: _Path = None
     """Draw the timeline of samplers and learner, and their shares of time (PNG)."""
     trace: _Path = None

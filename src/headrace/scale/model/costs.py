@@ -3,6 +3,8 @@
 Left out: measuring (`probe.py`), predicting (`simulate.py`).
 """
 
+import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -10,6 +12,7 @@ from typing import Any, NamedTuple
 from headrace.errors import ConfigError
 from headrace.scale.model.times import Times
 
+_NUMBERS = "resets_per_step", "cpu_share", "inference", "hand_over", "latency"
 PARTS = ("env", "inference", "learning", "transport")
 """That could cost nothing: see `Costs.without`."""
 
@@ -98,6 +101,11 @@ class Costs:
                     values[f.name] = Times.from_json(values[f.name])
                 elif f.type is Line:
                     values[f.name] = Line(*map(float, values[f.name]))
-            return cls(**values)
+            costs = cls(**values)
+            lines = costs.vector, costs.learn, costs.allreduce
+            for number in itertools.chain(*lines, (getattr(costs, name) for name in _NUMBERS)):
+                if not 0 <= number < math.inf:
+                    raise ValueError(f"{number} is not 0 or more")
+            return costs
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"The costs of a profile are damaged: {error!r}.") from None

@@ -210,7 +210,8 @@ def _faults(history: History) -> Markup:
 def _commands(history: History) -> Markup:
     """To go on, and to see it play."""
     run, run_dir = history.config["settings"], shlex.quote(str(history.run_dir))
-    code = ["--env module:callable"] if history.config["env_is_code"] else []
+    env = run["env"] if ":" in run["env"] else "module:callable"
+    code = [f"--env {shlex.quote(env)}"] if history.config["env_is_code"] else []
     wrapper = [w if isinstance(w, str) else "module:callable" for w in run["wrapper"]]
     code += [f"--wrapper {' '.join(map(shlex.quote, wrapper))}"] if wrapper else []
     code += [f"--model {shlex.quote(run['model'])}"] if run["model"] else []

@@ -7,7 +7,7 @@ from headrace.errors import ConfigError
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
-_NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
+_NUMBER = r"((?:\d+(?:\.\d*)?|\.\d+)(?:e\d+)?)"
 _TARGET = re.compile(
     rf"{_NUMBER}([kmb]?)(?:envsteps?|steps?)in{_NUMBER}?"
     r"(s|secs?|seconds?|mins?|minutes?|h|hours?|d|days?)"

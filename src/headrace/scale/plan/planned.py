@@ -187,8 +187,8 @@ class Answer:
         if rates:
             together = "samplers wait for it" if not rates.lag else "beside the samplers"
             lines.append(
-                f"Profile: {rates.env}, {rates.algo}. A sampler makes "
-                f"{rates.sampler_env_steps_per_s:,.0f} env steps/s, a learner "
+                f"Profile: {rates.env}, {rates.algo}, {rates.batch:,} env steps in a batch. "
+                f"A sampler makes {rates.sampler_env_steps_per_s:,.0f} env steps/s, a learner "
                 f"({rates.learner_device}) takes {rates.learner_env_steps_per_s:,.0f}, {together} "
                 f"(lag {rates.lag})."
             )
