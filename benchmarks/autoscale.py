@@ -137,11 +137,15 @@ def measure(
         print(f"{work.name}: {told(sizes)}: {rate and round(rate)}", flush=True)
     best = max(grid, key=lambda point: point[FIGURE] or 0.0)["sizes"]
     rates: dict[str, list[float | None]] = {"found": [], "best": []}
+    both = [("found", found.settings), ("best", best)]
     for _ in range(turns):
-        for name, sizes in (("found", found.settings), ("best", best)):
+        for name, sizes in both:
             rates[name].append(train(work, sizes, 2 * seconds))
+        both.reverse()  # neither is always the second one
     median = {name: statistics.median(r or 0.0 for r in of) for name, of in rates.items()}
     share = median["found"] / median["best"] if median["best"] else 0.0
+    if found.settings == best:  # turns show no more than noise then
+        share = 1.0
     print(f"{work.name}: found / best of {len(grid)} = {share:.2f}", flush=True)
     return {
         "env": work.env,
@@ -164,10 +168,13 @@ def tables(result: dict[str, Any]) -> str:
     ]
     for of in result["works"].values():
         rates = of["median"]
+        best = f"{told(of['best'])}: {rates['best']:,.0f}"
+        if of["found"] == of["best"]:
+            best = "the same"
         rows.append(
             f"| {of['env'].rpartition(':')[2]} | {of['search_s']:.0f} s | {told(of['found'])}: "
-            f"{rates['found']:,.0f} | {told(of['best'])} ({len(of['grid'])} tried): "
-            f"{rates['best']:,.0f} | {of['of_best']:.2f} |"
+            f"{rates['found']:,.0f} | {best} ({len(of['grid'])} tried) | "
+            f"{of['of_best']:.2f} |"
         )
     return "\n".join(rows)
 
@@ -178,7 +185,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="works with this in their name")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--budget-s", type=float, default=80.0, help="of a search")
     parser.add_argument("--seconds", type=float, help="of each point; default: those of the work")
     parser.add_argument("--points", type=int, help="only so many of each grid: for a look")

@@ -60,7 +60,16 @@ def test_of_batches_that_are_about_as_fast_the_nearest_to_the_first_is_taken():
 def test_it_stops_where_more_does_not_pay():
     found = search(device("num_envs"), lambda s: min(s.num_envs, 1000))
     assert 900 <= found.run().num_envs <= 1100
-    assert max(s.num_envs for s in found.tried) <= 4000
+    assert max(s.num_envs for s in found.tried) <= 4096
+
+
+def test_one_doubling_that_seems_not_to_pay_is_passed_over():
+    noisy = {64: 1000, 128: 950, 256: 1500}
+    found = search(device("num_envs"), lambda s: noisy.get(s.num_envs, 100))
+    assert found.run().num_envs == 256
+    steep = {64: 1000, 128: 800, 256: 1500}
+    found = search(device("num_envs"), lambda s: steep.get(s.num_envs, 100))
+    assert found.run().num_envs == 64
 
 
 @pytest.mark.parametrize("killed", [128, 256, 512])
@@ -108,7 +117,7 @@ def test_environments_that_sleep_get_many_workers_and_more_environments():
     best = found.run()
     assert best.num_workers >= 64
     assert best.batch == 1024
-    assert len(found.tried) <= 12
+    assert len(found.tried) <= 16
 
 
 def test_cheap_environments_get_learners_and_no_workers():
@@ -118,6 +127,14 @@ def test_cheap_environments_get_learners_and_no_workers():
     best = search(workers(), rate, cores=4).run()
     assert (best.num_learners, best.num_workers) == (2, 0)
     assert best.num_envs >= 32
+
+
+def test_what_is_not_far_behind_may_be_the_best_with_more_environments():
+    def rate(s):
+        return 1000 if s.num_workers else (900 if s.num_envs < 32 else 1200)
+
+    best = search(workers("num_workers", "num_envs", "num_steps", "envs_per_vector"), rate).run()
+    assert (best.num_workers, best.num_envs) == (0, 32)
 
 
 def test_more_learners_are_not_taken_for_nothing():
@@ -185,7 +202,7 @@ def test_the_best_few_are_measured_again_one_after_the_other_and_that_counts():
 
     found = search(device("num_envs"), rate, allowed=lambda s: s.num_envs in (64, 128))
     assert found.run().num_envs == 64
-    assert sorted(seen) == [64, 64, 128, 128]
+    assert len(seen) == 6 and seen[2:] in ([64, 128, 64, 128], [128, 64, 128, 64])
 
 
 def test_what_was_lucky_once_does_not_win_by_that():

@@ -1,8 +1,11 @@
 """The search: which sizes are tried, in which order, and which are the best.
 
 Along each of a few lines (workers, learners, environments, steps) numbers double while that pays,
-and then the gap between the best and its better neighbour is halved. Left out: which sizes there
-can be (`sizes.py`), and how fast they are (`trial.py`): both are told to it.
+and then the gap between the best and its better neighbour is halved. Rates of the same sizes differ
+by a tenth and more, from one trial to the next: one doubling that seems not to pay is passed over,
+other ways to train that are not far behind are followed too, and the best few are compared once
+more. Left out: which sizes there can be (`sizes.py`), and how fast they are (`trial.py`): both are
+told to it.
 """
 
 import math
@@ -21,8 +24,10 @@ _LARGER_PAYS = 1.05  # of a batch that may be another: settings and presets suit
 _CLOSE = 1.2  # numbers between two that are as close as that are not tried
 _HALVINGS = 3
 _ROUNDS = 2  # each line once more after the others have moved
-_NEAR_BEST = 0.9  # of the best rate: measured once more
-_FEW = 3  # of these
+_NEAR_BEST = 0.9  # of the best rate: noise may be what it lacks
+_PROMISES = 0.75  # of the best rate: more environments may make up for it
+_FEW = 3  # are compared once more
+_TURNS = 2  # of these
 _OF_ALL = 0.25
 _FOR_THAT_S = 24.0  # is kept, at most
 _FAR = 2.0  # times as fast with workers: nobody need ask how fast it is without
@@ -93,6 +98,8 @@ class Search:
                 self._one_vector() if self.space.one_vector else self._vectors()
                 if self.best == before:
                     break
+            if not self.space.one_vector:
+                self._other_ways()
         except OutOfTimeError:
             self.finished = False
         return self._compared_again()
@@ -131,7 +138,7 @@ class Search:
 
     def _one_vector(self) -> None:
         self._learners()
-        self._envs()
+        self._envs(self.best)
         at = self.best
         self._line({n: self._at(at, steps=n) for n in self.space.steps()}, at.num_steps)
 
@@ -148,7 +155,19 @@ class Search:
             line = {n: self._workers_at(at, n) for n in values if n}
             self._line(line, at.workers_each)
         self._learners()
-        self._envs()
+        self._envs(self.best)
+
+    def _other_ways(self) -> None:
+        """More environments, or fewer, with other learners, or with workers and without."""
+
+        def way(sizes: Sizes) -> tuple[int, bool]:
+            return sizes.num_learners, sizes.num_workers > 0
+
+        ascending = sorted(self.rates, key=self.rate)
+        best_of = {way(sizes): sizes for sizes in ascending}  # later ones, which are better, stay
+        for at in sorted(best_of.values(), key=self.rate, reverse=True):
+            if way(at) != way(self.best) and self.rate(at) >= _PROMISES * self.rate(self.best):
+                self._envs(at)
 
     def _waits(self, sizes: Sizes) -> bool:
         """Whether environments sleep, or wait for something: each can have a worker then."""
@@ -168,8 +187,7 @@ class Search:
                 return
             count *= 2
 
-    def _envs(self) -> None:
-        at = self.best
+    def _envs(self, at: Sizes) -> None:
         self._line({n: self._envs_at(at, n) for n in self.space.envs()}, at.num_envs)
 
     def _envs_at(self, at: Sizes, envs: int) -> Sizes | None:
@@ -207,16 +225,19 @@ class Search:
                 best = middle
 
     def _climb(self, line: dict[int, Sizes], start: int, *, up: bool) -> int:
-        best, at, skipped = start, start, False
+        best, at, passed_over = start, start, False
         pays = _LARGER_PAYS if up and self.space.batch is None else _PAYS
         step = _doubled if up else _halved
         while (beyond := step(line, at)) is not None:
             at = beyond
             trial = self._try(line[at])
             if self.rate(line[at]) > pays * self.rate(line[best]):
-                best, skipped = at, False
-            elif trial.outcome == "crashed" and not skipped:
-                skipped = True  # it says nothing of what comes after
+                best, passed_over = at, False
+            elif not passed_over and (
+                trial.outcome == "crashed"  # it says nothing of what comes after
+                or self.rate(line[at]) >= _NEAR_BEST * self.rate(line[best]) > 0.0
+            ):
+                passed_over = True
             elif up or self.rate(line[best]) or trial.outcome != "memory":
                 break
         return best
@@ -250,7 +271,7 @@ class Search:
             return Trial("refused")
         if sizes not in self.tried:
             needed_s = self._typical_s()
-            if self.time_left() < needed_s + min(_FEW * needed_s, self._kept_s):
+            if self.time_left() < needed_s + min(_TURNS * _FEW * needed_s, self._kept_s):
                 raise OutOfTimeError
             self._measure(sizes)
         return self.tried[sizes]
@@ -262,7 +283,7 @@ class Search:
             self.rates.setdefault(sizes, []).append(trial.rate)
 
     def _compared_again(self) -> Sizes:
-        """The best of the best few, measured once more, if they are close and there is time.
+        """The best of the best few, measured again in turns, if they are close and there is time.
 
         A machine may be faster now and slower then: what was measured one after the other counts,
         and not what one of them reached at another time.
@@ -274,13 +295,14 @@ class Search:
             few.pop()
         if len(few) < 2:
             return best
-        again: dict[Sizes, float] = {}
-        for sizes in few:
-            count = len(self.rates[sizes])
-            self._measure(sizes)
-            if len(self.rates[sizes]) > count:
-                again[sizes] = self.rates[sizes][-1]
-        return self._best_of(again) if again else best
+        before = {sizes: len(self.rates[sizes]) for sizes in few}
+        for _ in range(_TURNS):
+            if self.time_left() >= len(few) * self._typical_s():
+                for sizes in few:
+                    self._measure(sizes)
+        again = {sizes: self.rates[sizes][count:] for sizes, count in before.items()}
+        means = {sizes: statistics.fmean(rates) for sizes, rates in again.items() if rates}
+        return self._best_of(means) if means else best
 
     def _typical_s(self) -> float:
         """How long a trial takes."""
