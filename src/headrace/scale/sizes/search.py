@@ -150,12 +150,18 @@ class Search:
         self._try(self._workers_at(at, spread))
         if self.rate(self.best) < _FAR * before:
             self._try(self._workers_at(at, 0))
+        lines = [lambda: self._envs(self.best), self._learners, self._more_workers]
+        if self._waits(self.best):  # each environment has a worker: more of both
+            lines.insert(0, lines.pop())
+        for line in lines:
+            line()
+        self._envs(self.best)
+
+    def _more_workers(self) -> None:
         if (at := self.best).num_workers:
             values = self.space.workers(at.num_learners, at.num_envs)
             line = {n: self._workers_at(at, n) for n in values if n}
             self._line(line, at.workers_each)
-        self._learners()
-        self._envs(self.best)
 
     def _other_ways(self) -> None:
         """More environments, or fewer, with other learners, or with workers and without."""
