@@ -196,7 +196,7 @@ def main() -> int:
     if where["load_average_at_start"] > IDLE_LOAD:
         print(f"The machine is busy: load {where['load_average_at_start']:.1f}", file=sys.stderr)
     results: dict[str, Any] = {}
-    if flags.output.exists() and flags.only:
+    if flags.output.exists() and (flags.only or flags.keep_grid):
         results = json.loads(flags.output.read_text())["works"]
     for work in works():
         if flags.only not in work.name:
