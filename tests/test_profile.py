@@ -88,8 +88,8 @@ def test_where_all_are_one_vector_it_is_measured_whole():
     for costs in (few, many):
         assert costs.cpu_share == 1.0 and costs.hand_over == costs.latency == 0.0
         assert costs.vector.base == 0.0 < costs.vector.each
-    # Each has its share of the vector's step, which takes far longer for all of many.
-    assert 0 < many.step.mean < 5 * few.step.mean
+    # Each has its share of a vector step, which takes longer for many, but not as many times.
+    assert 0 < many.step.mean < few.step.mean
 
 
 @pytest.mark.slow
