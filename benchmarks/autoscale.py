@@ -144,8 +144,6 @@ def measure(
         both.reverse()  # neither is always the second one
     median = {name: statistics.median(r or 0.0 for r in of) for name, of in rates.items()}
     share = median["found"] / median["best"] if median["best"] else 0.0
-    if found.settings == best:  # turns show no more than noise then
-        share = 1.0
     print(f"{work.name}: found / best of {len(grid)} = {share:.2f}", flush=True)
     return {
         "env": work.env,

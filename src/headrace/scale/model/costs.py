@@ -3,7 +3,6 @@
 Left out: measuring (`probe.py`), predicting (`simulate.py`).
 """
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 from headrace.errors import ConfigError
 from headrace.scale.model.times import Times
 
-_NUMBERS = "resets_per_step", "cpu_share", "inference", "hand_over", "latency"
 PARTS = ("env", "inference", "learning", "transport")
 """That could cost nothing: see `Costs.without`."""
 
@@ -102,8 +100,8 @@ class Costs:
                 elif f.type is Line:
                     values[f.name] = Line(*map(float, values[f.name]))
             costs = cls(**values)
-            lines = costs.vector, costs.learn, costs.allreduce
-            for number in itertools.chain(*lines, (getattr(costs, name) for name in _NUMBERS)):
+            numbers = [getattr(costs, f.name) for f in fields(cls) if f.type is float]
+            for number in (*costs.vector, *costs.learn, *costs.allreduce, *numbers):
                 if not 0 <= number < math.inf:
                     raise ValueError(f"{number} is not 0 or more")
             return costs
