@@ -25,8 +25,8 @@ from typing import Any
 import headrace
 from benchmarks.machine import RESULTS, ROOT, cores, machine
 from benchmarks.turns import IDLE_LOAD
-from headrace.run.config import resolve
-from headrace.run.sums import divisor
+from headrace.config.checks import divisor
+from headrace.config.resolve import resolve
 
 NAME, FIGURE = "autoscale", "env_steps_per_s"
 

@@ -23,9 +23,9 @@ from benchmarks import gpu_kernels
 from benchmarks.machine import RESULTS, machine
 from headrace import batch
 from headrace.algos.ppo import POLICY_OUT
+from headrace.config.resolve import resolve
+from headrace.learner.learner import Learner
 from headrace.meter import Meter
-from headrace.run.config import resolve
-from headrace.run.learner import Learner
 from headrace.spec import EnvSpec, Space
 
 IMAGES = Space("box", (4, 84, 84), "uint8")

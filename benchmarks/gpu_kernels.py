@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from headrace.collect.api import Plan
-from headrace.collect.device import Acting, DeviceCollector
-from headrace.envs.make import EnvMaker, env_spec
+from headrace.collectors.api import Plan
+from headrace.collectors.device import Acting, DeviceCollector
+from headrace.config.policies import shared_out
+from headrace.config.resolve import resolve
+from headrace.envs.factory import EnvMaker, env_spec
 from headrace.meter import Meter
-from headrace.run.config import resolve
-from headrace.run.rank import learner_of
-from headrace.run.shares import shared_out
-from headrace.run.task import Task
+from headrace.training.job import Task
+from headrace.training.rank import learner_of
 
 TAG = {"num_taggers": 10, "num_runners": 100, "length": 20.0, "max_episode_steps": 500,
        "full_observation": False, "num_other_agents_observed": 10, "tagging_distance": 0.02,

@@ -22,12 +22,12 @@ def learn(flags, barrier, results):
     """One process: env steps learned from per second."""
     import torch
 
-    from headrace.collect.api import Plan
-    from headrace.collect.device import Acting, DeviceCollector
-    from headrace.envs.make import EnvMaker, env_spec
+    from headrace.collectors.api import Plan
+    from headrace.collectors.device import Acting, DeviceCollector
+    from headrace.config.resolve import resolve
+    from headrace.envs.factory import EnvMaker, env_spec
+    from headrace.learner.learner import Learner
     from headrace.meter import Meter
-    from headrace.run.config import resolve
-    from headrace.run.learner import Learner
     from headrace.spec import Agents
 
     torch.set_num_threads(1)

@@ -44,7 +44,7 @@ CLOSED = {
     "RAY_record_ref_creation_sites": "1",  # so that it says where an object was made
     "PYTHONPATH": str(ROOT),  # of the nodes' workers: environments are there
 }
-WORDS = "headrace/run/cluster.py"
+WORDS = "headrace/training/ray/driver.py"
 """It calls learners for what is to be shown; all other objects are experience, weights, plans."""
 HOLDING = ("driver", "learner", "sampler")
 """Who could hold experience and weights; Ray's own processes are told together."""

@@ -12,9 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.machine import RESULTS, ROOT, machine
-from headrace.scale.plan.goals import Need
-from headrace.scale.plan.machines import read_catalogue
-from headrace.scale.plan.planner import Planner
+from headrace.tools.plan.goals import Need
+from headrace.tools.plan.machines import read_catalogue
+from headrace.tools.plan.planner import Planner
 
 CATALOGUE = ROOT / "benchmarks" / "plan_published.toml"
 NEED = Need(gpus=8, cpus=64)

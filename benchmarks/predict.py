@@ -3,7 +3,7 @@
     python -m benchmarks.predict      # results/predict.json; half an hour
 
 Each configuration is trained for a while and measured; then its parts are measured apart, and the
-model (`scale/model/simulate.py`) puts them together. Besides, each is predicted from the parts of
+model (`cost_model/model.py`) puts them together. Besides, each is predicted from the parts of
 another configuration with the same environment: that is what advice and plans rest on. Left out:
 where the profile itself is wrong about where time goes (`tests/test_profile.py`).
 """
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import RESULTS, ROOT, machine
-from headrace.run.config import resolve
-from headrace.scale.model.costs import Costs
-from headrace.scale.model.simulate import simulate
-from headrace.scale.profile.advice import topology_of
+from headrace.config.resolve import resolve
+from headrace.cost_model.costs import Costs
+from headrace.cost_model.model import simulate
+from headrace.tools.profile.advice import topology_of
 
 NAME = "predict"
 ENV = "benchmarks.timed:Timed"

@@ -10,8 +10,8 @@ import numpy as np
 
 from benchmarks.peers.result import Stopwatch
 from headrace import batch
-from headrace.envs.make import EnvMaker, env_spec
-from headrace.envs.vector import make_vector
+from headrace.envs.factory import EnvMaker, env_spec
+from headrace.envs.vectors import make_vector
 from headrace.meter import Meter
 
 NUM_STEPS = 128

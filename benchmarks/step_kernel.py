@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.peers.result import Stopwatch
 from headrace import batch
-from headrace.envs.kernel_vector import KernelVector
-from headrace.envs.make import EnvMaker, env_spec
+from headrace.envs.factory import EnvMaker, env_spec
+from headrace.envs.kernels.vector import KernelVector
 from headrace.meter import Meter
 
 NUM_STEPS = 32

@@ -128,7 +128,7 @@ def meet(run, frozen, folder, episodes, *flags):
 
 def curves_of(folder):
     """By run, the lines of its learning: env steps and mean returns, by role; some of them."""
-    from headrace.run.log import by_policy_in, read_metrics
+    from headrace.training.log import by_policy_in, read_metrics
 
     found = {}
     for run in RUNS:

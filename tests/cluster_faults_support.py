@@ -20,8 +20,8 @@ from unittest import mock
 from ray.cluster_utils import Cluster
 
 from headrace.envs.faulty import Faulty
-from headrace.run.log import read_metrics
-from headrace.run.ray_start import _closed
+from headrace.training.log import read_metrics
+from headrace.training.ray.connect import _closed
 from tests.fault_support import command, start, with_path
 from tests.support import children
 

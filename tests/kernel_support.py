@@ -7,8 +7,8 @@ import torch
 from headrace import batch
 from headrace.batch import each
 from headrace.envs import spaces
-from headrace.envs.kernel_env import KernelEnv, uniform
-from headrace.envs.kernel_vector import KernelVector
+from headrace.envs.kernels.env import KernelEnv, uniform
+from headrace.envs.kernels.vector import KernelVector
 from headrace.meter import Meter
 
 

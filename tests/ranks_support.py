@@ -8,7 +8,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from headrace.ranks import ALONE, Job, Place
+from headrace.distributed.ranks import ALONE, Job, Place
 
 
 def _main(function, rank, size, port, backend, limit_s, pipe, arguments):

@@ -9,15 +9,15 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from headrace.collect.api import Plan
-from headrace.collect.inline import InlineCollector
-from headrace.collect.workers import WorkersCollector
+from headrace.collectors.api import Plan
+from headrace.collectors.inline import InlineCollector
+from headrace.collectors.synchronous import WorkersCollector
+from headrace.config.resolve import ALGOS
 from headrace.envs.api import GUARDS
-from headrace.envs.make import EnvMaker, env_spec
+from headrace.envs.factory import EnvMaker, env_spec
 from headrace.meter import Meter
 from headrace.models import policy as policies
 from headrace.models.policy import Network
-from headrace.run.config import ALGOS
 
 
 class Counting(gym.Env):

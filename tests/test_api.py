@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.envs.make import EnvMaker
+from headrace.envs.factory import EnvMaker
 from headrace.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RunDirError
-from headrace.run import checkpoint
-from headrace.run.evaluate import evaluate
-from headrace.run.log import read_metrics
+from headrace.evaluation.evaluate import evaluate
+from headrace.storage import checkpoint
+from headrace.training.log import read_metrics
 from tests.support import Counting, short_cartpole
 from tests.test_envs import Broken
 

@@ -6,13 +6,13 @@ import os
 import pytest
 
 import headrace
-from headrace import cli
+from headrace.cli import main
+from headrace.cli.tool_commands import _of_train
+from headrace.config.resolve import resolve
 from headrace.errors import ConfigError
-from headrace.run.config import resolve
-from headrace.scale.sizes import fingerprint
-from headrace.scale.sizes.autoscale import find
-from headrace.scale.sizes.found import Found
-from headrace.scale_verbs import _of_train
+from headrace.tools.autoscale import fingerprint
+from headrace.tools.autoscale.autoscale import find
+from headrace.tools.autoscale.result import Found
 from tests.support import Counting
 
 ONE = {"num_workers": 0, "num_learners": 1, "num_envs": 4, "num_steps": 32}
@@ -30,7 +30,7 @@ def headrace_(capsys):
 
     def run(*words):
         capsys.readouterr()
-        return cli._run_verb(words[0], list(words[1:])), *capsys.readouterr()
+        return main._run_verb(words[0], list(words[1:])), *capsys.readouterr()
 
     return run
 

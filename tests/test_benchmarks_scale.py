@@ -5,10 +5,10 @@ import json
 import pytest
 
 from benchmarks import diagnosis, gpu_autoscale, predict, timed
-from headrace.run.config import resolve
-from headrace.run.settle import wanted
-from headrace.scale.model.simulate import simulate
-from headrace.scale.profile.advice import topology_of
+from headrace.config.resolve import resolve
+from headrace.cost_model.model import simulate
+from headrace.tools.profile.advice import topology_of
+from headrace.training.settle import wanted
 from tests.test_simulate import SLEEPS
 
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from headrace.algos import by_hand, ppo
+from headrace.algos import ppo, ppo_manual_gradient
 from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
+from headrace.learner.learner import Loss
+from headrace.learner.optimizer import Optimizer
 from headrace.models import policy as policies
 from headrace.models.policy import Network
-from headrace.optim import Optimizer
-from headrace.run.learner import Loss
 from headrace.spec import EnvSpec, Space
 from tests.test_numpy_actor import BOX, DISCRETE, MULTI, SEEN, own, trained
 
@@ -78,7 +78,7 @@ def test_equals_the_page(seen, network, action, dtype):
     minibatch = minibatch_for(policy, seen, CFG)
     policy.to(dtype)
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    gradient = by_hand.gradient_for(policy, network, CFG)
+    gradient = ppo_manual_gradient.gradient_for(policy, network, CFG)
     metrics, plain = of_the_page(policy, minibatch)
     assert 0.1 < metrics["clip_fraction"] < 0.9
     close = {"rtol": 1e-4, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 1e-6, "atol": 1e-9}
@@ -103,7 +103,7 @@ def test_it_is_of_the_parameters_as_they_are_now():
     spec, network = EnvSpec("test", SEEN, DISCRETE), Network()
     policy, other = trained(spec, network), trained(spec, network)
     minibatch = minibatch_for(policy, SEEN, CFG)
-    gradient = by_hand.gradient_for(policy, network, CFG)
+    gradient = ppo_manual_gradient.gradient_for(policy, network, CFG)
     by_itself(gradient, policy, minibatch)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -126,7 +126,7 @@ def test_the_optimizer_takes_the_same_steps_with_either(num_parts):
     metrics, states = [], []
     for policy, written_out in zip(policies, (False, True), strict=True):
         policy.double()
-        gradient = by_hand.gradient_for(policy, network, CFG) if written_out else None
+        gradient = ppo_manual_gradient.gradient_for(policy, network, CFG) if written_out else None
         loss = Loss(policy, ppo, CFG, compiled=False)
         optimizer = Optimizer(loss, 0.5, num_parts, written_out=gradient)
         metrics.append([optimizer.step(minibatch, 1e-2) for _ in range(3)])
@@ -169,7 +169,7 @@ def test_what_is_not_finite_comes_through(column, value):
     minibatch = minibatch_for(policy, SEEN, CFG)
     row = int(minibatch["weight"].argmax())
     minibatch[column][row] = value
-    gradient = by_hand.gradient_for(policy, network, CFG)
+    gradient = ppo_manual_gradient.gradient_for(policy, network, CFG)
     for metrics, found in (
         of_the_page(policy, minibatch),
         by_itself(gradient, policy, minibatch),
@@ -198,11 +198,11 @@ def test_what_is_not_finite_comes_through(column, value):
 def test_the_rest_is_the_page_s(seen, action, network, cfg, model):
     spec, network = EnvSpec("test", seen, action), Network(**network)
     policy = policies.build(spec, network, 0, model)
-    assert by_hand.gradient_for(policy, network, cfg) is None
+    assert ppo_manual_gradient.gradient_for(policy, network, cfg) is None
 
 
 def test_masked_actions_are_the_page_s():
     parts = (("", SEEN), ("mask", Space("box", (5,), "int8")))
     spec = EnvSpec("test", Space("dict", parts=parts), DISCRETE, mask_key="mask")
     policy = policies.build(spec, Network(), 0)
-    assert by_hand.gradient_for(policy, Network(), PPO()) is None
+    assert ppo_manual_gradient.gradient_for(policy, Network(), PPO()) is None

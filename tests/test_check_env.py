@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.cli import _main
-from headrace.envs import kernel
-from headrace.envs.check import play
-from headrace.envs.check.checks import kernel_checks
-from headrace.envs.kernel_env import KernelEnv, uniform
-from headrace.envs.library.cartpole import CartPole
+from headrace.cli.main import _main
+from headrace.envs.check import kernel_checks as play
+from headrace.envs.check.checker import kernel_checks
+from headrace.envs.kernels import compiler
+from headrace.envs.kernels.env import KernelEnv, uniform
+from headrace.envs.kernels.library.cartpole import CartPole
 from tests.kernel_support import Ring
 from tests.parallel_support import Camp
 from tests.test_tensor import Tensors
@@ -130,7 +130,7 @@ def test_a_good_game_passes(env):
     assert {check.status for check in report.checks} <= {"ok", "warning"}
     assert [*said, report.summary] == str(report).splitlines()
     by_name = {check.name: check for check in report.checks}
-    assert ("CUDA simulator" in by_name["gpu"].missing) == (not kernel.has_gpu())
+    assert ("CUDA simulator" in by_name["gpu"].missing) == (not compiler.has_gpu())
     assert report.to_json()["checks"][0]["status"] == "ok"
 
 
@@ -610,7 +610,7 @@ def test_many_steps():
 SALTED = """
 import os
 import gymnasium, numpy as np
-from headrace.envs.kernel_env import KernelEnv
+from headrace.envs.kernels.env import KernelEnv
 
 SALT = np.int32(os.getpid())  # not the same where the simulator runs
 

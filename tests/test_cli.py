@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import VERBS, _main
-from headrace.run import checkpoint, doctor
-from headrace.run.log import read_metrics
+from headrace.cli.main import VERBS, _main
+from headrace.storage import checkpoint
+from headrace.tools import doctor
+from headrace.training.log import read_metrics
 from tests.support import still_alive
 
 TINY = ["--num-envs", "4", "--num-steps", "16", "--envs-per-vector", "2", "--num-minibatches", "4"]
@@ -118,7 +119,7 @@ def test_doctor_finds_what_an_extra_of_an_extra_asks_for(monkeypatch):
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path):
     code = (
-        "import sys; sys.modules['ale_py'] = None; from headrace.cli import main;"
+        "import sys; sys.modules['ale_py'] = None; from headrace.cli.main import main;"
         "main(['train', 'ALE/Pong-v5'])"
     )
     done = subprocess.run(
@@ -142,7 +143,7 @@ def test_every_verb_has_help_with_types_and_defaults(verb, tmp_path):
 
 def test_top_level_help_imports_nothing_heavy(tmp_path):
     code = (
-        "import sys; from headrace.cli import _main; _main(['--help']);"
+        "import sys; from headrace.cli.main import _main; _main(['--help']);"
         "print(sorted({'torch', 'ray', 'numba', 'numpy', 'tyro', 'gymnasium'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,20 +15,21 @@ import ray
 import torch
 
 import headrace
-from headrace.collect import ray_actors
-from headrace.collect.nonstop import NonstopCollector
-from headrace.collect.ray_actors import Actors
-from headrace.collect.ray_place import Needs
-from headrace.collect.remote import Received
-from headrace.collect.workers import WorkersCollector
+from headrace.collectors.asynchronous import NonstopCollector
+from headrace.collectors.backends import ray_actors
+from headrace.collectors.backends.ray_actors import Actors
+from headrace.collectors.backends.ray_place import Needs
+from headrace.collectors.backends.ray_worker import Received
+from headrace.collectors.synchronous import WorkersCollector
+from headrace.config.resolve import given_for_resume, resolve
+from headrace.config.run_config import RunSettings, demands
+from headrace.distributed.ranks import Place
 from headrace.envs.api import Guards
 from headrace.errors import ConfigError, EnvError, RunDirError
 from headrace.models.policy import Network
-from headrace.ranks import Place
-from headrace.run import checkpoint, ray_start
-from headrace.run.config import given_for_resume, resolve
-from headrace.run.ray_rank import Words, _check_run_dir
-from headrace.run.runsettings import RunSettings, demands
+from headrace.storage import checkpoint
+from headrace.training.ray import connect
+from headrace.training.ray.learner_actor import Words, _check_run_dir
 from headrace.weights import FlatWeights
 from tests.fault_support import command, start
 from tests.support import (
@@ -57,7 +58,7 @@ SMALL = {
 def cluster():
     """One of this machine, with room for `CORES` samplers or learners."""
     before = children()
-    with ray_start.connected(RunSettings(cluster="local", num_workers=CORES - 1)):
+    with connect.connected(RunSettings(cluster="local", num_workers=CORES - 1)):
         ours = children() - before
         yield
     assert still_alive(ours, within_s=10) == []
@@ -489,6 +490,8 @@ def _ask(address):
 
 def test_a_sampler_starts_without_a_compiler():
     """Its imports are most of what a sampler's start takes."""
-    code = "import sys, headrace.collect.remote as r; print('torch._dynamo' in sys.modules)"
+    code = (
+        "import sys, headrace.collectors.backends.ray_worker;print('torch._dynamo' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr

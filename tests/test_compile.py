@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from headrace.config.resolve import resolve
 from headrace.errors import ConfigError
+from headrace.learner.learner import Learner
 from headrace.meter import Meter
-from headrace.run.config import resolve
-from headrace.run.learner import Learner
 from tests.support import inline, plan_for, short_cartpole
 
 GIVEN = {"env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "seed": 3}

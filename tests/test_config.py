@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from headrace import PPO, Network
+from headrace.cli.commands import _ResumeFlags
+from headrace.config.resolve import ALGOS, MAY_CHANGE, RunSettings, preset, resolve
+from headrace.configclass import given_values
 from headrace.errors import ConfigError
-from headrace.run.config import ALGOS, MAY_CHANGE, RunSettings, preset, resolve
-from headrace.settings import given_values
-from headrace.verbs import _ResumeFlags
 
 
 def test_precedence_flag_config_preset_default(tmp_path):
@@ -167,7 +167,7 @@ def test_a_config_file_that_is_not_there_or_not_toml(tmp_path):
     ],
 )
 def test_one_worker_for_each_core(monkeypatch, cores, given, workers):
-    monkeypatch.setattr("headrace.run.config.cpu_cores", lambda: cores)
+    monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda: cores)
     settings = resolve({"env": "Something-v3", "num_workers": -1} | given)
     assert settings.run.num_workers == workers
     assert settings.origin["num_workers"] == f"given, {cores} cores"
@@ -175,7 +175,7 @@ def test_one_worker_for_each_core(monkeypatch, cores, given, workers):
 
 def test_presets_of_slow_environments_use_all_cores(monkeypatch):
     """And a run that goes on elsewhere keeps its workers; they change no bits."""
-    monkeypatch.setattr("headrace.run.config.cpu_cores", lambda: 2)
+    monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda: 2)
     for env in ("HalfCheetah-v5", "LunarLander-v3", "MiniGrid-Empty-8x8-v0"):
         settings = resolve({"env": env})
         assert settings.run.num_workers == 2

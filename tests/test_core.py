@@ -14,16 +14,16 @@ from headrace.algos import a2c, ppo
 from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
 from headrace.algos.targets import advantages, corrected, cuts, minibatches, values
-from headrace.envs.make import EnvMaker
+from headrace.config.resolve import resolve
+from headrace.distributed.ranks import ALONE
+from headrace.envs.factory import EnvMaker
 from headrace.errors import ConfigError
+from headrace.evaluation.evaluate import evaluate
+from headrace.evaluation.trained_policies import TrainedPolicy
+from headrace.learner.learner import Loss
+from headrace.learner.optimizer import Optimizer
 from headrace.models import policy as policies
 from headrace.models.policy import Network, PolicyActor
-from headrace.optim import Optimizer
-from headrace.ranks import ALONE
-from headrace.run.config import resolve
-from headrace.run.evaluate import evaluate
-from headrace.run.learner import Loss
-from headrace.run.trained import TrainedPolicy
 from headrace.seeding import derive
 from headrace.spec import EnvSpec, Space
 from tests.support import Counting, inline, plan_for, policy_for, short_cartpole
@@ -339,7 +339,7 @@ def test_an_episode_begun_anew_forgets(tmp_path):
     }  # fmt: skip
     headrace.train(**settings, total_env_steps=128)
     plan = plan_for(Counting, network=Network(core="gru"), num_steps=32)
-    state = headrace.run.checkpoint.newest(tmp_path / "run").arrays("samplers")
+    state = headrace.storage.checkpoint.newest(tmp_path / "run").arrays("samplers")
     assert abs(state["vector0.core_state"]).min() > 0, "all are in the middle of an episode"
     collector = inline(plan, state=state)
     collector.publish(policy_for(plan), 0)

@@ -17,9 +17,9 @@ import jsonschema
 import pytest
 import yaml
 
-from headrace import verbs
-from headrace.run.config import ALGOS, resolve
-from headrace.run.runsettings import demands
+from headrace.cli import commands
+from headrace.config.resolve import ALGOS, resolve
+from headrace.config.run_config import demands
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -43,8 +43,8 @@ def training():
     (command,) = [b for b in blocks() if b.startswith("headrace train")]
     argv = shlex.split(command.replace("\\\n", " "))[2:]
     algo = argv[argv.index("--algo") + 1]
-    flags = verbs.parse("train", "", verbs._TrainFlags[ALGOS[algo][1]], argv)
-    return resolve(verbs.named(argv, (flags.run, flags.network, flags.algo_settings)))
+    flags = commands.parse("train", "", commands._TrainFlags[ALGOS[algo][1]], argv)
+    return resolve(commands.named(argv, (flags.run, flags.network, flags.algo_settings)))
 
 
 def aws_machines():

@@ -11,8 +11,8 @@ import headrace
 from headrace import device_seeding, seeding
 from headrace.algos import targets
 from headrace.batch import allocate, columns
-from headrace.collect.device import Acting, DeviceCollector, Replayed
-from headrace.envs.library.cartpole import CartPole
+from headrace.collectors.device import Acting, DeviceCollector, Replayed
+from headrace.envs.kernels.library.cartpole import CartPole
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.models.policy import Network

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from headrace.distributed.shm_collectives import Exchange
 from headrace.errors import RankError
-from headrace.exchange import Exchange
 
 
 class Board:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import headrace
-from headrace.run import checkpoint
+from headrace.storage import checkpoint
 from tests.cluster_faults_support import (
     APPO,
     GOAL,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.run import checkpoint
+from headrace.storage import checkpoint
 from tests.cluster_faults_support import (
     GOAL,
     LEARNER,

@@ -14,8 +14,8 @@ import headrace
 from headrace.envs.api import Guards
 from headrace.envs.faulty import Faulty
 from headrace.errors import EnvError, SamplerError, UsageError
-from headrace.run import checkpoint
 from headrace.seeding import derive
+from headrace.storage import checkpoint
 from tests.fault_support import command
 from tests.fault_support import run as run_in
 from tests.support import Counting, children, inline, plan_for, policy_for, workers

@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import headrace
+from headrace.config.resolve import resolve
+from headrace.config.user_code import NO_CODE
 from headrace.errors import (
     CheckpointError,
     ConfigError,
@@ -24,12 +26,10 @@ from headrace.errors import (
     NonFiniteError,
     RunDirError,
 )
-from headrace.run import checkpoint
-from headrace.run.code import NO_CODE
-from headrace.run.config import resolve
-from headrace.run.log import MetricsLog, read_metrics
-from headrace.run.rundir import read_config
-from headrace.run.settle import settings_of_run
+from headrace.storage import checkpoint
+from headrace.storage.run_dir import read_config
+from headrace.training.log import MetricsLog, read_metrics
+from headrace.training.settle import settings_of_run
 from tests.fault_support import FLAGS, TINY, UPDATE, command, heard, run, small_disk
 from tests.support import Counting, short_cartpole
 from tests.test_checkpoint import write

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.run import checkpoint
+from headrace.storage import checkpoint
 from tests.fault_support import FLAGS, command, modes, mounted, needs_mounts, run, start
 from tests.support import children, short_cartpole
 

@@ -11,8 +11,8 @@ from collections import deque
 import pytest
 
 import headrace
-from headrace.collect.queue import Queue
-from headrace.collect.supervisor import Supervisor
+from headrace.collectors.queue import Queue
+from headrace.collectors.supervisor import Supervisor
 from headrace.errors import EnvError
 from tests.test_faults_env import SMALL, assert_balanced, train
 from tests.test_faults_samplers import RUN, Chaos, losses

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from headrace.collect.supervisor import Supervisor
+from headrace.collectors.supervisor import Supervisor
 
 pytestmark = pytest.mark.fault_a
 

@@ -6,8 +6,8 @@ import time
 import pytest
 
 import headrace
-from headrace.run import checkpoint
-from headrace.run.log import read_metrics
+from headrace.storage import checkpoint
+from headrace.training.log import read_metrics
 from tests.support import short_cartpole
 
 pytestmark = pytest.mark.fault_a

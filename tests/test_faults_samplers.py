@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.collect.crew import Crew
+from headrace.collectors.worker_pool import Crew
 from headrace.envs.api import Guards
 from headrace.envs.faulty import Faulty
 from headrace.meter import Meter
-from headrace.patience import limit
-from headrace.run import checkpoint
+from headrace.storage import checkpoint
+from headrace.timeouts import limit
 from tests.support import (
     Counting,
     children,

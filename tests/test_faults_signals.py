@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headrace.run import checkpoint
+from headrace.storage import checkpoint
 from tests.fault_support import FLAGS, command, start
 from tests.support import children, still_alive
 
@@ -19,7 +19,7 @@ import multiprocessing, os, pathlib, sys
 import gymnasium as gym
 import torch
 
-from headrace.collect.channel import Channel
+from headrace.collectors.backends.channel import Channel
 
 HERE = pathlib.Path(__file__).parent
 WANTED, TIMES = PHASE, COUNT

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.scale.model.forecast import Profiled, forecasts
+from headrace.tools.forecast import Profiled, forecasts
 from tests.test_simulate import SLEEPS
 
 RUN = {"num_envs": 8, "num_steps": 10, "envs_per_vector": 1, "num_workers": 4, "lag": 0}

@@ -11,15 +11,15 @@ import torch
 import torch.distributed as dist
 
 import headrace
-from headrace.envs import library
-from headrace.envs.check.played import Play, play, random_actions, spec_of
-from headrace.envs.library.tag_gridworld import TagGridWorld
+from headrace.config.resolve import resolve
+from headrace.distributed.ranks import ALONE, Job, Place
+from headrace.envs.check.plays import Play, play, random_actions, spec_of
+from headrace.envs.kernels import library
+from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
+from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.models.policy import Network
-from headrace.ranks import ALONE, Job, Place
-from headrace.run.config import resolve
-from headrace.run.learner import Learner
-from headrace.run.log import read_metrics
+from headrace.training.log import read_metrics
 from tests.support import inline, plan_for, policy_for, short_cartpole, workers
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ import pytest
 
 import headrace
 from examples.catch import HEIGHT, WIDTH, Catch
-from headrace.envs.kernel_gym import KernelGymEnv
+from headrace.envs.kernels.gym_adapter import KernelGymEnv
 from tests.kernel_support import assert_equal, played
 
 ROOT = Path(__file__).parents[1]

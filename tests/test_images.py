@@ -7,8 +7,8 @@ from torch import nn
 from headrace.algos import ppo
 from headrace.algos.ppo import PPO
 from headrace.algos.targets import Cuts, advantages, minibatches
+from headrace.distributed.ranks import ALONE
 from headrace.models.policy import Network
-from headrace.ranks import ALONE
 from tests.support import inline, plan_for, policy_for
 
 

@@ -20,15 +20,15 @@ from torch import nn
 
 import headrace
 from headrace import batch
-from headrace.collect.carry_out import ANSWER, NEWEST, REQUEST
-from headrace.collect.inference import Inference
-from headrace.collect.nonstop import NonstopCollector
+from headrace.collectors.asynchronous import NonstopCollector
+from headrace.collectors.backends.carry_out import ANSWER, NEWEST, REQUEST
+from headrace.collectors.backends.inference_server import Inference
+from headrace.config.resolve import resolve
 from headrace.envs.api import Guards
 from headrace.errors import ConfigError, EnvError, SamplerError
 from headrace.models.policy import Network
-from headrace.run.config import resolve
-from headrace.run.log import read_metrics
 from headrace.seeding import derive
+from headrace.training.log import read_metrics
 from headrace.weights import Published
 from tests.support import (
     Counting,
@@ -252,8 +252,8 @@ def test_a_network_that_hangs_ends_the_run_in_words(gate, monkeypatch):
     plan = learner_plan(Counting, model=Gated)
     collector = workers(plan)
     all_wait(collector)
-    monkeypatch.setattr("headrace.collect.inference.LEAST_LIMIT_S", 1.0)
-    monkeypatch.setattr("headrace.patience.LEAST_LIMIT_S", 1.0)
+    monkeypatch.setattr("headrace.collectors.backends.inference_server.LEAST_LIMIT_S", 1.0)
+    monkeypatch.setattr("headrace.timeouts.LEAST_LIMIT_S", 1.0)
     with pytest.raises(SamplerError, match=r"(?s)in forward.*has not given actions for 1 s"):
         collector.collect()
     gate.set()

@@ -11,14 +11,14 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import headrace
-from headrace.envs import kernel_ids
-from headrace.envs.kernel_env import KernelEnv, uniform
-from headrace.envs.kernel_gym import KernelGymEnv, KernelGymVectorEnv
-from headrace.envs.kernel_vector import KernelVector
-from headrace.envs.library import IDS
-from headrace.envs.library.cartpole import CartPole
-from headrace.envs.make import EnvMaker, env_spec
-from headrace.envs.vector import make_vector
+from headrace.envs.factory import EnvMaker, env_spec
+from headrace.envs.kernels import registry
+from headrace.envs.kernels.env import KernelEnv, uniform
+from headrace.envs.kernels.gym_adapter import KernelGymEnv, KernelGymVectorEnv
+from headrace.envs.kernels.library import IDS
+from headrace.envs.kernels.library.cartpole import CartPole
+from headrace.envs.kernels.vector import KernelVector
+from headrace.envs.vectors import make_vector
 from headrace.errors import (
     ConfigError,
     EnvError,
@@ -123,7 +123,7 @@ def drift(width=4.0):
 def ids():
     """Ids for the environments of this file."""
     for kernel_env in (Drift, Choice, Long, Ring):
-        kernel_ids.register(f"tests/{kernel_env.__name__}-v0", kernel_env)
+        registry.register(f"tests/{kernel_env.__name__}-v0", kernel_env)
     yield
     for kernel_env in (Drift, Choice, Long, Ring):
         del gym.registry[f"tests/{kernel_env.__name__}-v0"]
@@ -306,13 +306,14 @@ def test_games_of_several_agents_are_sent_to_pettingzoo(ids):
 
 def test_registering_costs_nothing_and_gymnasium_s_way_to_name_a_module_works():
     code = (
-        "import sys, gymnasium, headrace.envs.library;"
+        "import sys, gymnasium, headrace.envs.kernels.library;"
         "print([m for m in sys.modules if m in ('torch', 'numba')],"
         "gymnasium.spec('headrace/CartPole-v1').max_episode_steps);"
-        "env = gymnasium.make('headrace.envs.library:headrace/CartPole-v1'); env.reset();"
+        "env = gymnasium.make('headrace.envs.kernels.library:headrace/CartPole-v1'); env.reset();"
         "print('numba' in sys.modules);"
-        "del gymnasium.registry['headrace/CartPole-v1'], sys.modules['headrace.envs.library'];"
-        "from headrace.envs.make import EnvMaker;"
+        "del gymnasium.registry['headrace/CartPole-v1'];"
+        "del sys.modules['headrace.envs.kernels.library'];"
+        "from headrace.envs.factory import EnvMaker;"
         "print(EnvMaker('headrace/CartPole-v1')())"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -321,14 +322,14 @@ def test_registering_costs_nothing_and_gymnasium_s_way_to_name_a_module_works():
 
 @pytest.mark.parametrize("env_id", IDS)
 def test_every_id_of_the_library_names_its_class_and_limit(env_id):
-    assert kernel_ids.registered(env_id) is IDS[env_id]
+    assert registry.registered(env_id) is IDS[env_id]
     assert gym.spec(env_id).max_episode_steps == IDS[env_id].max_episode_steps
     assert type(EnvMaker(env_id, native=True).kernel()) is IDS[env_id]
 
 
 @pytest.mark.parametrize(
     "env",
-    ["headrace/CartPole-v1", "headrace.envs.library:headrace/CartPole-v1", "tests/Drift-v0",
+    ["headrace/CartPole-v1", "headrace.envs.kernels.library:headrace/CartPole-v1", "tests/Drift-v0",
      "tests.test_kernel_gym:Drift", "tests.test_kernel_gym:drift", Drift, Ring, partial(Drift, 2.0),
      lambda: Drift(2.0)],
 )  # fmt: skip

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from headrace.algos.ppo import PPO
-from headrace.envs.make import EnvMaker, env_spec
+from headrace.config.resolve import resolve
+from headrace.envs.factory import EnvMaker, env_spec
+from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.models.policy import Network
-from headrace.run.config import resolve
-from headrace.run.learner import Learner
 from headrace.seeding import action_noise, derive, permutations
 from tests.support import inline, plan_for, short_cartpole
 

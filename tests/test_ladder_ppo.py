@@ -8,8 +8,8 @@ from headrace.algos import a2c, ppo
 from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
 from headrace.algos.targets import advantages
+from headrace.distributed.ranks import ALONE
 from headrace.models.policy import Network
-from headrace.ranks import ALONE
 from tests.support import inline, plan_for, policy_for, short_cartpole
 
 

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
+from headrace.config.resolve import resolve
+from headrace.learner.learner import Learner
 from headrace.meter import Meter
-from headrace.run.config import resolve
-from headrace.run.learner import Learner
 from tests.ranks_support import on_ranks
 from tests.support import inline, plan_for
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.run import checkpoint
+from headrace.storage import checkpoint
 from tests.support import Counting, short_cartpole
 
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import headrace
-from headrace.collect.nonstop import NonstopCollector
+from headrace.collectors.asynchronous import NonstopCollector
+from headrace.config.resolve import resolve
 from headrace.errors import ConfigError
+from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.models.policy import Network
-from headrace.run import checkpoint
-from headrace.run.config import resolve
-from headrace.run.learner import Learner
-from headrace.run.log import read_metrics
 from headrace.seeding import derive
+from headrace.storage import checkpoint
+from headrace.training.log import read_metrics
 from tests.support import Counting, inline, never, plan_for, policy_for, short_cartpole, workers
 from tests.test_faults_env import assert_balanced, assert_same_run
 from tests.test_ladder_collect import equal

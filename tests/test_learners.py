@@ -16,12 +16,12 @@ import torch
 from torch.distributed import TCPStore, is_initialized
 
 import headrace
+from headrace.config.resolve import given_for_resume, resolve
+from headrace.distributed.ranks import Job, Place, backend_for, device_of
 from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError
+from headrace.learner.learner import Learner
 from headrace.meter import Meter
-from headrace.ranks import Job, Place, backend_for, device_of
-from headrace.run import checkpoint
-from headrace.run.config import given_for_resume, resolve
-from headrace.run.learner import Learner
+from headrace.storage import checkpoint
 from tests.ranks_support import on_ranks
 from tests.support import children, inline, plan_for, short_cartpole, still_alive
 

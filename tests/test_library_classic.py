@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.envs.kernel_env import KernelEnv
-from headrace.envs.library.acrobot import Acrobot
-from headrace.envs.library.cartpole import CartPole
-from headrace.envs.library.mountain_car import MountainCar, MountainCarContinuous
-from headrace.envs.library.pendulum import Pendulum
+from headrace.envs.kernels.env import KernelEnv
+from headrace.envs.kernels.library.acrobot import Acrobot
+from headrace.envs.kernels.library.cartpole import CartPole
+from headrace.envs.kernels.library.mountain_car import MountainCar, MountainCarContinuous
+from headrace.envs.kernels.library.pendulum import Pendulum
 from tests.kernel_support import act_at_random, run, vector_of
 
 TOLERANCE = 1e-5

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.envs.library.picture import RUNNER, TAGGED, TAGGER
-from headrace.envs.library.tag_continuous import TagContinuous
-from headrace.envs.library.tag_gridworld import TagGridWorld
+from headrace.envs.kernels.library.picture import RUNNER, TAGGED, TAGGER
+from headrace.envs.kernels.library.tag_continuous import TagContinuous
+from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
 from headrace.errors import UsageError
 from tests import tag_reference
 from tests.kernel_support import act_at_random, run, vector_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs.make import EnvMaker, env_spec
+from headrace.envs.factory import EnvMaker, env_spec
 from headrace.errors import ConfigError, EnvError
 from headrace.models import policy as policies
 from headrace.models.policy import Network

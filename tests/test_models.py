@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from headrace.models import policy as policies
-from headrace.models.dists import Categorical, Gaussian, MultiCategorical
+from headrace.models.distributions import Categorical, Gaussian, MultiCategorical
 from headrace.models.encoders import FlatEncoder
-from headrace.models.normalize import NormalizeObs, NormalizeReward, RunningMoments
+from headrace.models.normalization import NormalizeObs, NormalizeReward, RunningMoments
 from headrace.models.policy import Network
 from headrace.spec import ActionCodec, EnvSpec, Space
 from headrace.weights import FlatWeights, Published

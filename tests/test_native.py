@@ -13,16 +13,16 @@ from gymnasium.vector import AutoresetMode
 import headrace
 from headrace import batch
 from headrace.algos.targets import advantages
-from headrace.collect.rollout import Pinned, at_once, rollout
-from headrace.envs import atari
-from headrace.envs.gym import GymVector
-from headrace.envs.make import EnvMaker, env_spec
-from headrace.envs.native import NativeVector
+from headrace.collectors.rollout import Pinned, at_once, rollout
+from headrace.config.resolve import ALGOS
+from headrace.envs.factory import EnvMaker, env_spec
+from headrace.envs.gym import atari
+from headrace.envs.gym.native_vector import NativeVector
+from headrace.envs.gym.python_vector import GymVector
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.models import policy as policies
 from headrace.models.policy import Network, PolicyActor
-from headrace.run.config import ALGOS
 from tests.support import inline, never, plan_for, policy_for, workers
 
 T, N = 80, 3
@@ -261,7 +261,7 @@ def test_ale_s_threads_keep_a_core_each_where_all_are_theirs(cores, threads, pin
     code = f"""
 import os
 os.sched_setaffinity(0, {allowed})
-from headrace.envs.make import EnvMaker
+from headrace.envs.factory import EnvMaker
 before = set(os.listdir("/proc/self/task"))
 vector = EnvMaker("ALE/Breakout-v5", native=True).vector(2, num_threads={num_threads})
 for tid in sorted(set(os.listdir("/proc/self/task")) - before, key=int):

@@ -7,8 +7,8 @@ import torch
 from headrace import batch
 from headrace.algos import ppo
 from headrace.models import policy as policies
-from headrace.models.normalize import CLIP
-from headrace.models.numpy_actor import NumpyActor, actor_for
+from headrace.models.normalization import CLIP
+from headrace.models.numpy_inference import NumpyActor, actor_for
 from headrace.models.policy import Network, PolicyActor
 from headrace.spec import PLAIN, EnvSpec, Space
 from tests.support import inline, plan_for, policy_for, short_cartpole

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import headrace
-from headrace import verbs
-from headrace.envs.make import EnvMaker
+from headrace.cli import commands
+from headrace.envs.factory import EnvMaker
 from headrace.errors import CheckpointError, ConfigError, EnvError, UsageError
 from tests.support import Counting, inline, plan_for, policy_for, short_cartpole, workers
 from tests.test_api import TINY
@@ -169,7 +169,7 @@ def test_wrappers_are_applied_and_must_be_named_again(tmp_path):
     )
     assert again.mean_return == 20
     with pytest.raises(ConfigError, match="no best policy: it was trained without --eval-every"):
-        verbs.evaluate([str(run.dir), "--best", "--env", env, "--wrapper", "a:b", "c:d"], "")
+        commands.evaluate([str(run.dir), "--best", "--env", env, "--wrapper", "a:b", "c:d"], "")
 
 
 def test_a_wrapper_s_error_is_its_own():
@@ -181,7 +181,7 @@ def test_a_wrapper_s_error_is_its_own():
 
 
 def test_a_wrapper_makes_atari_step_its_python_form(tmp_path):
-    from headrace.run.config import resolve
+    from headrace.config.resolve import resolve
 
     given = {"env": "ALE/Breakout-v5"}
     assert resolve(given).run.vectorization == "native"
@@ -233,7 +233,7 @@ def test_evaluations_come_on_time_and_the_best_policy_is_kept(tmp_path, capsys):
     assert f"Best evaluation: {max(returns):.1f}" in said
     (best,) = (run.dir / "best").glob("step_*")
     assert best.name.endswith(str(due[returns.index(max(returns))]))
-    from headrace.run.evaluate import evaluate
+    from headrace.evaluation.evaluate import evaluate
 
     assert headrace.load_policy(run.dir).spec.id == "CartPole-v1"  # a run may be called best, too
     kept = headrace.load_policy(run.dir / "best")
@@ -248,7 +248,7 @@ def test_evaluations_come_on_time_and_the_best_policy_is_kept(tmp_path, capsys):
 
 
 def test_an_evaluation_of_episodes_that_do_not_end_is_refused(tmp_path, monkeypatch):
-    from headrace.run import evaluate
+    from headrace.evaluation import evaluate
 
     monkeypatch.setattr(evaluate, "_ENDLESS", 500)
     run = headrace.train(Counting, run_dir=tmp_path / "r", total_env_steps=64, **TINY)
@@ -257,7 +257,7 @@ def test_an_evaluation_of_episodes_that_do_not_end_is_refused(tmp_path, monkeypa
 
 
 def test_a_long_evaluation_says_how_far_it_is(tmp_path, monkeypatch):
-    from headrace.run import evaluate
+    from headrace.evaluation import evaluate
 
     monkeypatch.setattr(evaluate, "_SAY_EVERY_S", -1.0)
     env, said = EnvMaker(Counting, {"terminate_at": 100}), []

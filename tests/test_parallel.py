@@ -12,11 +12,13 @@ import torch
 from mpe2 import simple_speaker_listener_v4, simple_spread_v3, simple_tag_v3
 
 import headrace
-from headrace import batch, verbs
-from headrace.envs.kernel_vector import KernelVector
-from headrace.envs.make import EnvMaker, env_spec
-from headrace.envs.parallel import ParallelVector
-from headrace.envs.pettingzoo import KernelParallelEnv
+from headrace import batch
+from headrace.cli import commands
+from headrace.config.policies import shared_out
+from headrace.envs.factory import EnvMaker, env_spec
+from headrace.envs.kernels.pettingzoo_adapter import KernelParallelEnv
+from headrace.envs.kernels.vector import KernelVector
+from headrace.envs.pettingzoo_vector import ParallelVector
 from headrace.envs.spaces import parallel_roles
 from headrace.errors import (
     CheckpointError,
@@ -27,7 +29,6 @@ from headrace.errors import (
     UsageError,
 )
 from headrace.meter import Meter
-from headrace.run.shares import shared_out
 from headrace.seeding import derive
 from headrace.spec import Agents, EnvSpec
 from tests.kernel_support import Ring, act_at_random, contents, run
@@ -270,7 +271,7 @@ def test_another_game_is_refused_when_a_run_goes_on_or_is_evaluated(tmp_path):
     with pytest.raises(CheckpointError, match=r"child=0:2, parent=2:3; those of Kids would be kid"):
         headrace.resume(run.dir, env=Kids, total_env_steps=300, quiet=True)
     with pytest.raises(CheckpointError, match=r"policies act for 3 agents, and .*Crowd has 4"):
-        verbs.evaluate([str(run.dir), "--env", "tests.test_parallel:Crowd"], "")
+        commands.evaluate([str(run.dir), "--env", "tests.test_parallel:Crowd"], "")
 
 
 SETTINGS = {"quiet": True, "num_envs": 2, "num_steps": 25, "seed": 5, "num_minibatches": 5}

@@ -8,10 +8,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from headrace.envs.kernel_env import KernelEnv
-from headrace.envs.library import IDS
-from headrace.envs.library.cartpole import CartPole
-from headrace.envs.pettingzoo import KernelParallelEnv
+from headrace.envs.kernels.env import KernelEnv
+from headrace.envs.kernels.library import IDS
+from headrace.envs.kernels.library.cartpole import CartPole
+from headrace.envs.kernels.pettingzoo_adapter import KernelParallelEnv
 from headrace.errors import UsageError
 from tests.kernel_support import Ring, act_at_random, run, vector_of
 
@@ -99,7 +99,7 @@ def test_without_pettingzoo_the_extra_is_named():
     code = (
         "import sys; sys.modules['pettingzoo'] = None\n"
         "from headrace.errors import MissingExtraError\n"
-        "try: import headrace.envs.pettingzoo\n"
+        "try: import headrace.envs.kernels.pettingzoo_adapter\n"
         "except MissingExtraError as error: print(error)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,12 +11,12 @@ import tomllib
 import pytest
 
 from benchmarks import plan as benchmark
-from headrace import verbs
-from headrace.cli import _main
+from headrace.cli import commands
+from headrace.cli.main import _main
+from headrace.config.resolve import ALGOS
 from headrace.errors import ConfigError
-from headrace.run.config import ALGOS
-from headrace.scale.plan.goals import Budget, Need, Target, parse_budget, parse_need, parse_target
-from headrace.scale.plan.machines import (
+from headrace.tools.plan.goals import Budget, Need, Target, parse_budget, parse_need, parse_target
+from headrace.tools.plan.machines import (
     KEYS,
     MACHINE_KEYS,
     Catalogue,
@@ -24,8 +24,8 @@ from headrace.scale.plan.machines import (
     catalogue,
     read_catalogue,
 )
-from headrace.scale.plan.planner import Planner, make_plan
-from headrace.scale.plan.rates import Rates
+from headrace.tools.plan.planner import Planner, make_plan
+from headrace.tools.plan.rates import Rates
 
 RATES = Rates(250.0, 0.2, 3000.0, "cpu", 0, 4096, "CartPole-v1", "ppo", 0.0, 1, 1)
 TABLE = {"date": "2026-11-23", "source": "a test", "currency": "USD"}
@@ -548,7 +548,7 @@ def test_the_training_that_it_names_is_one_that_train_reads():
         plan = make_plan([Target(2e8, 3600)], cat, rates).plan
         program, verb, *argv = plan.command(rates, 1).split()
         assert (program, verb) == ("headrace", "train")
-        flags = verbs.parse("train", "", verbs._TrainFlags[ALGOS["ppo"][1]], argv)
+        flags = commands.parse("train", "", commands._TrainFlags[ALGOS["ppo"][1]], argv)
         run = flags.run
         assert (run.env, run.algo, run.cluster) == ("CartPole-v1", "ppo", "auto")
         assert run.num_learners == sum(plan.learners.values()) > 1
@@ -560,7 +560,7 @@ def test_the_training_that_it_names_is_one_that_train_reads():
 
 def test_without_scipy_the_extra_is_named(tmp_path):
     code = (
-        "import sys; sys.modules['scipy.optimize'] = None; from headrace.cli import main;"
+        "import sys; sys.modules['scipy.optimize'] = None; from headrace.cli.main import main;"
         "main(['plan', '--need', '1 gpu'])"
     )
     done = subprocess.run(

@@ -8,9 +8,9 @@ import torch
 from headrace import batch
 from headrace.algos import ppo
 from headrace.algos.ppo import PPO
-from headrace.optim import Optimizer
-from headrace.ranks import ALONE
-from headrace.run.learner import Loss
+from headrace.distributed.ranks import ALONE
+from headrace.learner.learner import Loss
+from headrace.learner.optimizer import Optimizer
 from tests.support import inline, plan_for, policy_for, short_cartpole
 
 

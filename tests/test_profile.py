@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import headrace
+from headrace.config.resolve import resolve
+from headrace.cost_model.costs import Costs
+from headrace.cost_model.limits import gains
+from headrace.cost_model.model import simulate
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import SPANS, Laps
-from headrace.run.config import resolve
-from headrace.run.settle import wanted
-from headrace.scale.model.costs import Costs
-from headrace.scale.model.limits import gains
-from headrace.scale.model.simulate import simulate
-from headrace.scale.profile import advice, shares
-from headrace.scale.profile.probe import Probe
-from headrace.scale.profile.profiling import profile_env, profile_run
-from headrace.scale.profile.told import told
+from headrace.tools.profile import advice, shares
+from headrace.tools.profile.probe import Probe
+from headrace.tools.profile.profiler import profile_env, profile_run
+from headrace.tools.profile.told import told
+from headrace.training.settle import wanted
 from tests.test_simulate import COMPUTES, SLEEPS, STALLS
 
 FAULTY = "headrace.envs.faulty:Faulty"

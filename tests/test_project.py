@@ -73,7 +73,7 @@ def test_docs_name_files_that_exist_and_flags_that_do(path):
         r"`((?:src|tests|docs|examples|run|envs|collect|models|algos)/[\w/.]+)`", text
     ):
         assert any((base / name).exists() for base in (ROOT, ROOT / "src/headrace")), name
-    source = (ROOT / "src/headrace/verbs.py").read_text()
+    source = (ROOT / "src/headrace/cli/commands.py").read_text()
     for part in (
         "scale_verbs.py",
         "run/runsettings.py",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.collect.regroup import regroup
+from headrace.collectors.regroup import regroup
 
 NUM_ENVS = 8
 

@@ -13,9 +13,9 @@ import pytest
 
 import headrace
 from headrace.errors import ConfigError, RunDirError
-from headrace.scale.page.history import read_history
-from headrace.scale.page.html_report import write_report
-from headrace.scale.page.markup import Markup, join, tag
+from headrace.tools.report.history import read_history
+from headrace.tools.report.markup import Markup, join, tag
+from headrace.tools.report.page import write_report
 from tests import browser
 
 SMALL = {"num_envs": 4, "envs_per_vector": 2, "num_steps": 16, "quiet": True}

@@ -3,13 +3,13 @@
 import pytest
 
 from headrace.errors import RunDirError
-from headrace.run import rundir
+from headrace.storage import run_dir
 
 
 def test_who_comes_second_leaves_the_directory_to_the_first(tmp_path):
     path = tmp_path / "run"
-    with rundir.locked(path):
-        with pytest.raises(RunDirError, match="in use by process"), rundir.locked(path):
+    with run_dir.locked(path):
+        with pytest.raises(RunDirError, match="in use by process"), run_dir.locked(path):
             pass
-        rundir.write_config(path, {})
+        run_dir.write_config(path, {})
     assert (path / "config.json").exists()

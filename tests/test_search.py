@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from headrace.scale.sizes.search import Search
-from headrace.scale.sizes.sizes import FREE, Sizes, Space
-from headrace.scale.sizes.trial import Trial
+from headrace.tools.autoscale.search import Search
+from headrace.tools.autoscale.sizes import FREE, Sizes, Space
+from headrace.tools.autoscale.trial import Trial
 
 FOREVER = float("inf")
 

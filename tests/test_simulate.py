@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from headrace.cost_model.costs import Costs, Line
+from headrace.cost_model.events import Events, Machine
+from headrace.cost_model.model import Topology, lock_step_s, simulate
+from headrace.cost_model.times import Times, mixture
 from headrace.errors import ConfigError
-from headrace.scale.model.costs import Costs, Line
-from headrace.scale.model.events import Events, Machine
-from headrace.scale.model.simulate import Topology, lock_step_s, simulate
-from headrace.scale.model.times import Times, mixture
 
 NOTHING = Line(0.0, 0.0)
 SLEEPS = Costs(  # 5 ms a step, 1 ms of inference for each vector step; an update takes 0.1 ms a row

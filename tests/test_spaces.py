@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.envs.make import EnvMaker, env_spec
+from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.spaces import read
 from headrace.errors import ConfigError, UnsupportedSpaceError
 from headrace.models import policy as policies

@@ -10,16 +10,17 @@ import pytest
 import torch
 
 import headrace
-from headrace import cli
-from headrace.collect.device import Acting, DeviceCollector
+from headrace.cli import main
+from headrace.collectors.device import Acting, DeviceCollector
+from headrace.config.policies import shared_out
+from headrace.config.resolve import resolve
 from headrace.errors import CheckpointError, ConfigError
+from headrace.learner.learner import Learner
+from headrace.learner.multi_policy import Team
 from headrace.meter import Meter
-from headrace.run import checkpoint, plot
-from headrace.run.config import resolve
-from headrace.run.learner import Learner
-from headrace.run.shares import shared_out
-from headrace.run.team import Team
 from headrace.spec import Agents
+from headrace.storage import checkpoint
+from headrace.tools import plotting
 from tests.kernel_support import Ring
 from tests.support import never, plan_for
 
@@ -237,7 +238,7 @@ def test_flags_name_policies(tmp_path):
     assert re.search(f"return a {number}, b {number} ", out.stderr)  # progress
     assert re.search(f"the last episodes a {number}, b {number}\\.", out.stderr)
     label = "tests.kernel_support:Ring ppo seed 0"
-    lines = list(plot.curves(tmp_path / "r"))
+    lines = list(plotting.curves(tmp_path / "r"))
     assert [line[0] for line in lines] == [f"{label}: a", f"{label}: b"]
     assert [line[1] for line in lines] == [[64], [64]]
     out = subprocess.run(
@@ -252,7 +253,7 @@ def test_flags_name_policies(tmp_path):
 def mean_of(run, name, capsys, *flags):
     """The mean return of a policy, by `headrace eval`."""
     argv = ["eval", str(run.dir), "--episodes", "40", "--stochastic", "--json", *flags]
-    assert cli._main([*argv, "--env", "tests.kernel_support:Ring"]) == 0
+    assert main._main([*argv, "--env", "tests.kernel_support:Ring"]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return_by_policy"][name]
 
 
@@ -272,7 +273,7 @@ def test_others_play_in_place_of_a_run_s_own(tmp_path, capsys):
     argv = ["eval", str(run.dir), "--env", "tests.kernel_support:Ring", "--frozen"]
     for given, told in (("c=random", "there is no policy 'c', but a, b"),
                         (f"b={other.dir}", "--frozen b=RUN_DIR:one")):  # fmt: skip
-        assert cli._main([*argv, given]) != 0
+        assert main._main([*argv, given]) != 0
         assert told in capsys.readouterr().err
     again = train(tmp_path, "f", policies=shares, frozen={"b": f"{other.dir}:two"})
     goal = again.summary["env_steps"] + UPDATE

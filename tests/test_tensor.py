@@ -12,9 +12,9 @@ from gymnasium.vector import AutoresetMode
 import headrace
 from headrace.algos import targets
 from headrace.batch import allocate, columns
-from headrace.collect.device import Acting, DeviceCollector
-from headrace.envs.make import EnvMaker, env_spec
-from headrace.envs.tensor import TensorVector
+from headrace.collectors.device import Acting, DeviceCollector
+from headrace.envs.factory import EnvMaker, env_spec
+from headrace.envs.tensor_vector import TensorVector
 from headrace.errors import ConfigError, EnvError, HeadraceError, UnsupportedSpaceError, UsageError
 from headrace.meter import Meter
 from headrace.models.policy import Network

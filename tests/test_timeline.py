@@ -9,7 +9,7 @@ import headrace
 from headrace import meter
 from headrace.errors import RunDirError
 from headrace.meter import SPANS, Laps, Meter
-from headrace.run.timeline import read_timeline
+from headrace.storage.timeline import read_timeline
 
 SMALL = {"num_envs": 4, "envs_per_vector": 2, "num_steps": 16, "quiet": True}
 

@@ -11,9 +11,9 @@ import pytest
 import torch.distributed as dist
 
 import headrace
+from headrace.distributed.ranks import Place
+from headrace.distributed.torchrun import joined, meet
 from headrace.errors import RankError
-from headrace.ranks import Place
-from headrace.run.torchrun import joined, meet
 
 SIZE = 3
 
@@ -81,7 +81,7 @@ def test_an_attempt_sees_nothing_of_what_is_in_torchrun_s_store(stores):
     stores[0].set("0", "the address of a dead rank")
     code = """
 import os
-from headrace.run.torchrun import joined
+from headrace.distributed.torchrun import joined
 attempt = joined(os.environ)
 print(attempt.goes_on, attempt.store.check(["0"]))
 """

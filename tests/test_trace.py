@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 import headrace
 from headrace.errors import ConfigError
 from headrace.meter import SPANS, Laps
-from headrace.run.timeline import read_timeline
-from headrace.scale.profile import timeline
+from headrace.storage.timeline import read_timeline
+from headrace.tools.profile import timeline_plots
 
 
 def laps(begin, *lengths):
@@ -34,9 +34,9 @@ def run(tmp_path_factory):
 
 def test_perfetto_s_importer_finds_what_it_needs(run, tmp_path):
     tracks = read_timeline(run.dir)
-    timeline.write_trace(tmp_path / "trace.json", tracks)
+    timeline_plots.write_trace(tmp_path / "trace.json", tracks)
     trace = json.loads((tmp_path / "trace.json").read_text())
-    assert trace == timeline.perfetto(tracks)
+    assert trace == timeline_plots.perfetto(tracks)
     events = trace["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert list(names.values()) == ["learner", "worker 0", "worker 1"]
@@ -55,39 +55,41 @@ def test_perfetto_s_importer_finds_what_it_needs(run, tmp_path):
 
 def test_a_trace_without_room_leaves_nothing_behind(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere/t\.json cannot be written.*\n.*folder"):
-        timeline.write_trace(tmp_path / "nowhere/t.json", {})
-    timeline.write_trace(tmp_path / "t.json", {})
+        timeline_plots.write_trace(tmp_path / "nowhere/t.json", {})
+    timeline_plots.write_trace(tmp_path / "t.json", {})
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"] == []
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 
 
 def test_a_mixture_has_each_span_s_share_of_each_interval():
     of = laps(10.0, ("env_step", 1.0), ("infer", 0.5), ("env_step", 0.5), ("wait", 2.0))
-    shares = timeline.mixture(of, np.array([9.0, 10.5, 12.0, 13.0, 20.0]))
+    shares = timeline_plots.mixture(of, np.array([9.0, 10.5, 12.0, 13.0, 20.0]))
     step, infer, wait = (SPANS.index(span) for span in ("env_step", "infer", "wait"))
     assert shares[:, step] == pytest.approx([0.5 / 1.5, 1.0 / 1.5, 0, 0])
     assert shares[:, infer] == pytest.approx([0, 0.5 / 1.5, 0, 0])
     assert shares[:, wait] == pytest.approx([0, 0, 1.0, 1.0 / 7.0])
     assert shares.sum() == pytest.approx(shares[:, [step, infer, wait]].sum())
-    assert timeline.mixture(Laps(0.0), np.array([0.0, 1.0])).sum() == 0.0
+    assert timeline_plots.mixture(Laps(0.0), np.array([0.0, 1.0])).sum() == 0.0
 
 
 def test_the_window_is_the_learner_s_last_updates():
     update = (("wait", 1.0), ("learn", 2.0), ("publish", 0.5), ("log", 0.1), ("publish", 0.1))
     tracks = {"worker 0": laps(0.0, ("env_step", 90.0)), "learner": laps(0.0, *update * 5)}
-    begin, end = timeline.window(tracks, updates=3)
+    begin, end = timeline_plots.window(tracks, updates=3)
     assert end == pytest.approx(4 * 3.7 + 3.5) and begin == pytest.approx(end - 3 * 3.7)
-    assert timeline.window({"learner": laps(2.0, *update)}) == (2.0, pytest.approx(5.5))
-    assert timeline.window({"learner": laps(2.0, ("start", 1.0))}) == (2.0, 3.0)
+    assert timeline_plots.window({"learner": laps(2.0, *update)}) == (2.0, pytest.approx(5.5))
+    assert timeline_plots.window({"learner": laps(2.0, ("start", 1.0))}) == (2.0, 3.0)
 
 
 def test_a_picture_s_size_does_not_grow_with_laps():
     short = laps(0.0, *(("env_step", 1e-5), ("infer", 3e-5)) * 50_000)
-    picture = timeline.bars({"worker 0": short}, np.linspace(0.0, 2.0, 101))
+    picture = timeline_plots.bars({"worker 0": short}, np.linspace(0.0, 2.0, 101))
     assert picture.shape[1:] == (100, 4)
     colors, counts = np.unique(picture[picture[..., 3] > 0], axis=0, return_counts=True)
     found = {tuple(c[:3]): n / counts.sum() for c, n in zip(colors.tolist(), counts, strict=True)}
-    step, infer = (timeline._rgb(timeline.COLORS[span]) for span in ("env_step", "infer"))
+    step, infer = (
+        timeline_plots._rgb(timeline_plots.COLORS[span]) for span in ("env_step", "infer")
+    )
     assert found.keys() == {step, infer}  # a quarter of each column, and the rest
     assert found[step] == pytest.approx(0.25, abs=0.02)
 
@@ -96,23 +98,25 @@ def test_timeline_and_shares_are_drawn(run):
     tracks = read_timeline(run.dir)
     figure = Figure()
     above, below = figure.subplots(2)
-    timeline.draw_timeline(above, tracks, *timeline.window(tracks))
+    timeline_plots.draw_timeline(above, tracks, *timeline_plots.window(tracks))
     assert [t.get_text() for t in above.get_yticklabels()] == ["learner", "worker 0", "worker 1"]
     assert (above.images[0].get_array()[..., 3] > 0).any()
-    timeline.draw_timeline(above, tracks, 0.0, 1.0, most=2)
+    timeline_plots.draw_timeline(above, tracks, 0.0, 1.0, most=2)
     assert "1 more process" in above.get_xlabel()
-    shares = timeline.grouped({"worker 10": {"wait": 1.0}, "worker 2": {"env_step": 3.0},
+    shares = timeline_plots.grouped({"worker 10": {"wait": 1.0}, "worker 2": {"env_step": 3.0},
                                "learner": {"learn": 5.0}})  # fmt: skip
     assert shares == {"learner": {"learn": 5.0}, "samplers (2)": {"env_step": 3.0, "wait": 1.0}}
-    timeline.draw_shares(below, shares)
+    timeline_plots.draw_shares(below, shares)
     widths = {c.get_label(): [bar.get_width() for bar in c] for c in below.containers}
     assert widths == {"env_step": [0, 75], "wait": [0, 25], "learn": [100, 0]}
     figure.canvas.draw()
 
 
 def test_every_span_has_a_colour_and_processes_a_natural_order():
-    assert tuple(timeline.COLORS) == SPANS and len(set(timeline.COLORS.values())) == len(SPANS)
+    assert tuple(timeline_plots.COLORS) == SPANS and len(
+        set(timeline_plots.COLORS.values())
+    ) == len(SPANS)
     names = ["worker 10", "inference", "worker 9", "rank 1, worker 0", "rank 1", "learner"]
-    assert timeline.in_order(names) == [
+    assert timeline_plots.in_order(names) == [
         "learner", "rank 1", "inference", "rank 1, worker 0", "worker 9", "worker 10",
     ]  # fmt: skip

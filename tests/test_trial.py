@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.collect import forkserver
+from headrace.config.user_code import NO_CODE
+from headrace.distributed import child_process
 from headrace.errors import ConfigError, EnvError
-from headrace.run.code import NO_CODE
-from headrace.scale.sizes import session
-from headrace.scale.sizes.progress import Progress
-from headrace.scale.sizes.trial import Limits, Trained, run_trial
+from headrace.tools.autoscale import resources
+from headrace.tools.autoscale.progress import Progress
+from headrace.tools.autoscale.trial import Limits, Trained, run_trial
 from tests.support import Counting, children, still_alive
 
 SIZES = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 4, "num_workers": 0}
@@ -27,7 +27,7 @@ QUICK = Limits(seconds=60.0, measure_s=0.3)
 
 @pytest.fixture(autouse=True, scope="module")
 def _server():
-    forkserver.warm_up()
+    child_process.warm_up()
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +212,7 @@ def test_memory_that_processes_share_counts_once():
     ready, ready_w = os.pipe()
     stop, stop_w = os.pipe()
     shared = np.ones(1 << 27, np.uint8)
-    alone = session.own_bytes([os.getpid()])
+    alone = resources.own_bytes([os.getpid()])
     child = os.fork()
     if not child:
         os.write(ready_w, bytes([shared[::4096].min()]))
@@ -221,8 +221,8 @@ def test_memory_that_processes_share_counts_once():
     os.read(ready, 1)
     try:
         both = [os.getpid(), child]
-        assert session.own_bytes(both) < alone + (1 << 26)
-        assert session.resident_bytes(both) > alone + (1 << 26)
+        assert resources.own_bytes(both) < alone + (1 << 26)
+        assert resources.resident_bytes(both) > alone + (1 << 26)
     finally:
         os.close(stop_w)
         os.kill(child, signal.SIGKILL)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.envs.library import picture
+from headrace.envs.kernels.library import picture
 from headrace.errors import UsageError
 from tests.kernel_support import Ring
 
@@ -28,7 +28,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("seed", [0, 4])
 def test_an_episode_is_the_first_that_is_evaluated(run, stochastic, seed):
-    from headrace.run.evaluate import evaluate
+    from headrace.evaluation.evaluate import evaluate
 
     episode = run.episode(seed=seed, stochastic=stochastic)
     played = evaluate(

@@ -7,14 +7,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from headrace.envs import kernel
-from headrace.envs.kernel_env import KernelEnv
-from headrace.envs.library.acrobot import Acrobot
-from headrace.envs.library.cartpole import CartPole
-from headrace.envs.library.mountain_car import MountainCar, MountainCarContinuous
-from headrace.envs.library.pendulum import Pendulum
-from headrace.envs.library.tag_continuous import TagContinuous
-from headrace.envs.library.tag_gridworld import TagGridWorld
+from headrace.envs.kernels import compiler
+from headrace.envs.kernels.env import KernelEnv
+from headrace.envs.kernels.library.acrobot import Acrobot
+from headrace.envs.kernels.library.cartpole import CartPole
+from headrace.envs.kernels.library.mountain_car import MountainCar, MountainCarContinuous
+from headrace.envs.kernels.library.pendulum import Pendulum
+from headrace.envs.kernels.library.tag_continuous import TagContinuous
+from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
 from tests.kernel_support import vector_of
 
 GRAVITY = 9.8
@@ -67,7 +67,7 @@ class DeclaredConstant(Wide):
 
 def wider(env):
     vector, _ = vector_of(env, 1, 1, "python")
-    found = kernel.wider(env, vector.world)
+    found = compiler.wider(env, vector.world)
     print(*found, sep="\n")
     return found
 

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from headrace.algos.appo import APPO as APPO
     from headrace.algos.impala import IMPALA as IMPALA
     from headrace.algos.ppo import PPO as PPO
-    from headrace.envs.check.checks import check_env as check_env
-    from headrace.envs.kernel_env import KernelEnv as KernelEnv
-    from headrace.envs.kernel_env import uniform as uniform
+    from headrace.envs.check.checker import check_env as check_env
+    from headrace.envs.kernels.env import KernelEnv as KernelEnv
+    from headrace.envs.kernels.env import uniform as uniform
     from headrace.errors import HeadraceError as HeadraceError
-    from headrace.models.own import num_params as num_params
+    from headrace.evaluation.trained_policies import load_policy as load_policy
+    from headrace.models.custom import num_params as num_params
     from headrace.models.policy import Network as Network
-    from headrace.run.api import Run as Run
-    from headrace.run.api import resume as resume
-    from headrace.run.api import train as train
-    from headrace.run.trained import load_policy as load_policy
-    from headrace.scale.profile.profiling import profile as profile
-    from headrace.scale.sizes.autoscale import autoscale as autoscale
     from headrace.spec import EnvSpec as EnvSpec
+    from headrace.tools.autoscale.autoscale import autoscale as autoscale
+    from headrace.tools.profile.profiler import profile as profile
+    from headrace.training.api import Run as Run
+    from headrace.training.api import resume as resume
+    from headrace.training.api import train as train
 
 __version__ = "0.1.0"
 
@@ -57,18 +57,18 @@ _HOME = {
     "EnvSpec": "headrace.spec",
     "HeadraceError": "headrace.errors",
     "IMPALA": "headrace.algos.impala",
-    "KernelEnv": "headrace.envs.kernel_env",
+    "KernelEnv": "headrace.envs.kernels.env",
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
-    "Run": "headrace.run.api",
-    "autoscale": "headrace.scale.sizes.autoscale",
-    "check_env": "headrace.envs.check.checks",
-    "load_policy": "headrace.run.trained",
-    "num_params": "headrace.models.own",
-    "profile": "headrace.scale.profile.profiling",
-    "resume": "headrace.run.api",
-    "train": "headrace.run.api",
-    "uniform": "headrace.envs.kernel_env",
+    "Run": "headrace.training.api",
+    "autoscale": "headrace.tools.autoscale.autoscale",
+    "check_env": "headrace.envs.check.checker",
+    "load_policy": "headrace.evaluation.trained_policies",
+    "num_params": "headrace.models.custom",
+    "profile": "headrace.tools.profile.profiler",
+    "resume": "headrace.training.api",
+    "train": "headrace.training.api",
+    "uniform": "headrace.envs.kernels.env",
 }
 
 

@@ -1,6 +1,6 @@
 """`python -m headrace`: the command line."""
 
-from headrace.cli import main
+from headrace.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,7 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
     num_final       [1]             int64: and how many of these places there are (on the CPU)
     policy_out      name -> [T, n, ...]   what else the algorithm asked the policy to emit
 
-Left out: what fills it (`collect/rollout.py`) and what is learned from it (`algos/`).
+Left out: what fills it (`collectors/rollout.py`) and what is learned from it (`algos/`).
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -13,7 +13,7 @@ HeadraceError
 ├── RankError                        another learner of the job died, failed or does not answer
 └── NonFiniteError                   NaN or infinity in the loss, a gradient or a parameter
 
-Left out: how they are printed and which exit code follows (`cli.py`).
+Left out: how they are printed and which exit code follows (`main.py`).
 """
 
 import difflib

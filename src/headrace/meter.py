@@ -21,7 +21,7 @@ its life, and a step of the loop costs one reading of the clock, not two. The sp
 
 Each lap is also a heartbeat, which another process can see, and how long environments take is
 counted. Where a timeline is wanted, each lap is kept. Left out: adding up over processes and
-printing (`run/log.py`), and files (`run/timeline.py`).
+printing (`training/log.py`), and files (`storage/timeline.py`).
 """
 
 import math

@@ -1,6 +1,7 @@
 """A fragment as it travels between machines: one or two pieces of memory.
 
-Left out: its legend and memory (`batch.py`), and who sends it (`collect/remote.py`).
+Left out: its legend and memory (`batch.py`), and who sends it
+(`collectors/backends/ray_worker.py`).
 """
 
 import warnings

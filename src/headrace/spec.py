@@ -1,7 +1,7 @@
 """What an environment looks like from outside, as plain data: spaces and their encodings.
 
 A spec is free of torch and gymnasium, travels as JSON inside checkpoints, and is all that a policy
-is built from. `envs/make.py` makes one from Gymnasium's spaces.
+is built from. `envs/factory.py` makes one from Gymnasium's spaces.
 """
 
 from dataclasses import dataclass, field, replace

@@ -1,6 +1,6 @@
 """A module's parameters and buffers as one flat piece of memory, for publishing and pulling.
 
-The learner writes, samplers read. Left out: files (`run/checkpoint.py`).
+The learner writes, samplers read. Left out: files (`storage/checkpoint.py`).
 """
 
 from typing import Any

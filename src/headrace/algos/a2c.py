@@ -2,7 +2,7 @@
 
 From top to bottom: the settings, what the policy must store with each step, the loss, and the
 update: one step down the gradient of the whole batch. Details and metrics are in docs/a2c.md. Left
-out: collecting (`collect/`), `backward` (`optim.py`).
+out: collecting (`collect/`), `backward` (`optimizer.py`).
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from headrace.algos.targets import advantages, minibatches, quality
 from headrace.batch import Fragment, Minibatch, PolicyOut
+from headrace.configclass import settings
+from headrace.distributed.ranks import Ranks
 from headrace.models.policy import Policy
-from headrace.ranks import Ranks
-from headrace.settings import settings
 
 
 @settings

@@ -4,8 +4,8 @@ PPO whose samplers need not wait for it. Three policies take part: the one that 
 version of the weights a step is stamped with), the *target* policy (the weights at the start of the
 update) and the one that is being learned. V-trace corrects from the first to the second, the
 clipped surrogate keeps the third near the second. From top to bottom: the settings, the loss, and
-the update. Details and metrics are in docs/appo.md. Left out: collecting (`collect/nonstop.py`),
-`backward` (`optim.py`).
+the update. Details and metrics are in docs/appo.md. Left out: collecting
+(`collectors/asynchronous.py`), `backward` (`optimizer.py`).
 """
 
 import math
@@ -17,9 +17,9 @@ from torch import Tensor
 from headrace.algos import ppo
 from headrace.algos.targets import corrected
 from headrace.batch import Fragment, Minibatch, PolicyOut
+from headrace.configclass import settings
+from headrace.distributed.ranks import Ranks
 from headrace.models.policy import Policy
-from headrace.ranks import Ranks
-from headrace.settings import settings
 
 
 @settings

@@ -3,7 +3,7 @@
 An actor-critic whose samplers need not wait for it: what older weights did is corrected for by
 V-trace. From top to bottom: the settings, what the policy must store with each step, the loss, and
 the update: targets, then one step down the gradient of the whole batch. Details and metrics are in
-docs/impala.md. Left out: collecting (`collect/nonstop.py`), `backward` (`optim.py`).
+docs/impala.md. Left out: collecting (`collectors/asynchronous.py`), `backward` (`optimizer.py`).
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from torch import Tensor
 from headrace.algos import a2c
 from headrace.algos.targets import corrected, minibatches, quality
 from headrace.batch import Fragment, Minibatch, PolicyOut
+from headrace.configclass import settings
+from headrace.distributed.ranks import Ranks
 from headrace.models.policy import Policy
-from headrace.ranks import Ranks
-from headrace.settings import settings
 
 
 @settings

@@ -2,7 +2,7 @@
 
 From top to bottom: the settings, what the policy must store with each step, the loss of one
 minibatch, and the update (advantages, then epochs of minibatches). Each implementation detail is
-numbered and sourced in docs/ppo.md. Left out: collecting (`collect/`), `backward` (`optim.py`).
+numbered and sourced in docs/ppo.md. Left out: collecting (`collect/`), `backward` (`optimizer.py`).
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from headrace.algos.targets import advantages, cuts, minibatches, quality
 from headrace.batch import Fragment, Minibatch, PolicyOut
+from headrace.configclass import settings
+from headrace.distributed.ranks import Ranks
 from headrace.models.policy import Policy
-from headrace.ranks import Ranks
-from headrace.settings import settings
 
 
 @settings

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from headrace.batch import Fragment, Minibatch, Obs, each, stratify, whole_runs
-from headrace.models.normalize import merged
+from headrace.distributed.ranks import Ranks
+from headrace.models.normalization import merged
 from headrace.models.policy import Policy
-from headrace.ranks import Ranks
 from headrace.returns import gae, vtrace
 
 

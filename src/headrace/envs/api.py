@@ -1,6 +1,6 @@
 """What a sampler needs of environments: a vector of them that writes into the caller's memory.
 
-Left out: how one is made (`make.py`) and stepped (`gym.py`).
+Left out: how one is made (`factory.py`) and stepped (`python_vector.py`).
 """
 
 import traceback
@@ -110,8 +110,8 @@ class VectorEnv(Protocol):
     def state(self) -> dict[str, Array]:
         """Where the envs are, between two fragments: counts, and their own states if they have any.
 
-        With observations and the actions of the episodes under way (`collect/journal.py`) it is
-        what `restore` takes.
+        With observations and the actions of the episodes under way (`collectors/snapshots.py`) it
+        is what `restore` takes.
         """
 
     def obs(self) -> dict[str, Array]:

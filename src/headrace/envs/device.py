@@ -1,6 +1,6 @@
 """Environments that are stepped as one vector where the learner is: which, and by what.
 
-Left out: their kinds (`kernel_vector.py`, `tensor.py`, `parallel.py`).
+Left out: their kinds (`vector.py`, `tensor_vector.py`, `pettingzoo_vector.py`).
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from headrace.envs.api import GUARDS, Guards, VectorEnv
-from headrace.envs.kernel import Target
-from headrace.envs.kernel_vector import KernelVector
-from headrace.envs.make import EnvMaker, make_all
-from headrace.envs.parallel import ParallelVector
-from headrace.envs.tensor import TensorVector
+from headrace.envs.factory import EnvMaker, make_all
+from headrace.envs.kernels.compiler import Target
+from headrace.envs.kernels.vector import KernelVector
+from headrace.envs.pettingzoo_vector import ParallelVector
+from headrace.envs.tensor_vector import TensorVector
 from headrace.meter import Meter
 from headrace.spec import Agents, Array, EnvSpec
 

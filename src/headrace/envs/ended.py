@@ -1,7 +1,7 @@
 """What is told of a full fragment where the environments are on a device: episodes, and bad values.
 
-Here the host waits for the device, once. Left out: who writes the accounts (`kernel_vector.py`,
-`tensor.py`, `parallel.py`).
+Here the host waits for the device, once. Left out: who writes the accounts (`vector.py`,
+`tensor_vector.py`, `pettingzoo_vector.py`).
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,13 @@
 """Rows of one policy's agents in games that are stepped in Python, on their way into a fragment.
 
-Left out: stepping (`parallel.py`).
+Left out: stepping (`pettingzoo_vector.py`).
 """
 
 import numpy as np
 import torch
 
 from headrace.batch import Fragment
-from headrace.envs.rows import Intake
+from headrace.envs.episodes import Intake
 from headrace.spec import ActionCodec, Agents, Array, EnvSpec
 
 

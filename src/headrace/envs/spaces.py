@@ -1,4 +1,4 @@
-"""From Gymnasium's spaces to a spec. Left out: making environments (`make.py`)."""
+"""From Gymnasium's spaces to a spec. Left out: making environments (`factory.py`)."""
 
 import itertools
 import re
@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from headrace.envs.kernel_env import KernelEnv
+from headrace.envs.kernels.env import KernelEnv
 from headrace.errors import ConfigError, UnsupportedSpaceError, UsageError
 from headrace.spec import PLAIN, Array, EnvSpec, Space
 

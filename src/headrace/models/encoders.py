@@ -1,6 +1,6 @@
 """From observations to features, by the kind of the space: numbers, choices, images, dictionaries.
 
-Left out: what comes after (`policy.py`), and running normalization (`normalize.py`).
+Left out: what comes after (`policy.py`), and running normalization (`normalization.py`).
 """
 
 import math
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.errors import ConfigError
-from headrace.models.nets import conv, linear
+from headrace.models.networks import conv, linear
 from headrace.spec import Space
 
 ImageNet = Literal["auto", "nature", "impala", "small"]

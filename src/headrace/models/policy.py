@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from headrace.batch import Fragment, Obs, each
-from headrace.models.core import Core, CoreKind, state_size
-from headrace.models.dists import head_for
+from headrace.configclass import settings
+from headrace.models.custom import ModelFactory, made, num_params
+from headrace.models.distributions import head_for
 from headrace.models.encoders import ImageNet, encoder_for
-from headrace.models.nets import Mlp, linear
-from headrace.models.normalize import NormalizeObs, NormalizeReward
-from headrace.models.own import ModelFactory, made, num_params
-from headrace.settings import settings
+from headrace.models.networks import Mlp, linear
+from headrace.models.normalization import NormalizeObs, NormalizeReward
+from headrace.models.recurrent import Core, CoreKind, state_size
 from headrace.spec import PLAIN, EnvSpec
 
 
@@ -109,7 +109,8 @@ class Policy(nn.Module):
     """A network, the distribution over actions that its output means, and the normalizers.
 
     Attributes:
-        state_size: S: how many numbers it remembers of each env (`models/core.py`); 0: none. Where
+        state_size: S: how many numbers it remembers of each env (`models/recurrent.py`); 0: none.
+        Where
             it is not 0, whoever calls brings states, and gets those after.
     """
 

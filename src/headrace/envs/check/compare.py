@@ -1,14 +1,14 @@
 """Where two plays of a kernel environment differ, and whether rounding explains it.
 
-Left out: playing (`played.py`), and which plays are compared (`play.py`).
+Left out: playing (`plays.py`), and which plays are compared (`kernel_checks.py`).
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from headrace.envs.check.played import Play, Played, play
-from headrace.envs.kernel_env import KernelEnv
+from headrace.envs.check.plays import Play, Played, play
+from headrace.envs.kernels.env import KernelEnv
 from headrace.spec import Array
 
 TOLERANCE = 1e-5

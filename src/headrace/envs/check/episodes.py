@@ -1,15 +1,15 @@
 """What is checked of a kernel environment's episodes: chance, and ends.
 
-Left out: how it is played, and what else is checked as it is (`play.py`).
+Left out: how it is played, and what else is checked as it is (`kernel_checks.py`).
 """
 
 import numpy as np
 
 from headrace.envs.check.compare import differences, outcomes
-from headrace.envs.check.play import Case
-from headrace.envs.check.played import Play, Played, play
+from headrace.envs.check.kernel_checks import Case
+from headrace.envs.check.plays import Play, Played, play
 from headrace.envs.check.report import Check
-from headrace.envs.kernel import Target
+from headrace.envs.kernels.compiler import Target
 from headrace.spec import Array
 
 NAMES = {"python": "interpreted", "cpu": "on the CPU"}

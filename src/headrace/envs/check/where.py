@@ -1,6 +1,6 @@
 """Where in the author's code something is, or went wrong.
 
-Left out: what is looked for (`play.py`, `same.py`).
+Left out: what is looked for (`kernel_checks.py`, `equivalence.py`).
 """
 
 import dis
@@ -8,12 +8,16 @@ import re
 import traceback
 from pathlib import Path
 
-from headrace.envs import kernel
-from headrace.envs.check.watched import Place, line_of
-from headrace.envs.kernel_env import KernelEnv
+from headrace.envs.check.access_trace import Place, line_of
+from headrace.envs.kernels import compiler
+from headrace.envs.kernels.env import KernelEnv
 from headrace.errors import EnvError
 
-_OURS = ("headrace/envs/check/watched.py", "headrace/envs/kernel_env.py", "headrace/seeding.py")
+_OURS = (
+    "headrace/envs/check/access_trace.py",
+    "headrace/envs/kernels/env.py",
+    "headrace/seeding.py",
+)
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _IN_NUMBAS_TEXT = re.compile(r'File "([^"]+)", line (\d+)')
 _BUILDS = ("BUILD_LIST", "BUILD_SET", "BUILD_MAP", "BUILD_STRING")
@@ -23,7 +27,7 @@ def lines_with(env: KernelEnv, *opnames: str) -> list[Place]:
     """Lines of the author's functions, and of what they call, in which the bytecode has one of."""
     found = [
         (function.__code__.co_filename, instruction.positions.lineno or 0)
-        for function in kernel.functions_of(env)
+        for function in compiler.functions_of(env)
         for instruction in dis.get_instructions(function)
         if instruction.opname in opnames and instruction.positions is not None
     ]

@@ -1,0 +1,329 @@
+"""The flags of each verb, and what is done with them. Left out: exit codes (`main.py`)."""
+
+import itertools
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TextIO, TypeVar
+
+import tyro
+
+from headrace.config.resolve import ALGOS, changes
+from headrace.config.run_config import Frozen, KeyValues, RunSettings
+from headrace.config.user_code import code
+from headrace.envs.check.checker import check_env as check
+from headrace.envs.factory import env_spec
+from headrace.errors import ConfigError
+from headrace.evaluation.evaluate import evaluate as run_episodes
+from headrace.evaluation.trained_policies import load_policies
+from headrace.learner.multi_policy import opponents
+from headrace.models.policy import Network
+from headrace.storage import checkpoint
+from headrace.storage import run_dir as rundir
+from headrace.tools.doctor import describe, examine
+from headrace.tools.plotting import draw_curves
+from headrace.training import launch
+from headrace.training.rank import Ended
+from headrace.training.settle import settings_of_run
+
+AlgoSettings = TypeVar("AlgoSettings")
+_Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
+
+
+@dataclass(frozen=True)
+class _TrainFlags(Generic[AlgoSettings]):
+    run: RunSettings
+    network: Network
+    algo_settings: AlgoSettings
+    run_dir: _Path = None
+    """Directory of the run; default: a new one below runs/."""
+    config: _Path = None
+    """TOML file with settings by their names; flags override it."""
+    auto_scale: bool = False
+    """First find by measurement which sizes train fastest here (as `headrace autoscale` does, which
+    has more options), or use what was found before."""
+    json: bool = False
+    """Print one JSON object as standard output's last line; progress goes to standard error."""
+
+
+@dataclass(frozen=True)
+class _ResumeFlags:
+    run_dir: tyro.conf.Positional[Path]
+    """Directory of the run."""
+    total_env_steps: int | None = None
+    """A new goal (env steps); default: the old one."""
+    schedule_env_steps: int | None = None
+    """Env steps over which schedules run, counted from the run's start; default: as before. What
+    falls linearly is 0 after that."""
+    stop_after_s: float | None = None
+    """Stop once this process has run for so many seconds (0: no limit); default: as before."""
+    num_learners: int | None = None
+    """Another number of learners; default: as before."""
+    on_env_error: Literal["fail", "restart"] | None = None
+    """As in train, from here on; default: as before. The next three as well."""
+    on_sampler_loss: Literal["restart", "fail"] | None = None
+    """What the death or silence of a worker leads to."""
+    env_timeout_s: float | None = None
+    """Seconds that a step or reset may take."""
+    max_sampler_restarts: int | None = None
+    """Restarts of each worker and environment in 10 minutes."""
+    cluster: str | None = None
+    """Another Ray cluster (local, auto, or an address; '': none); default: as before."""
+    env: str | None = None
+    """The environment again, where it is code (module:EnvId or module:callable)."""
+    wrapper: tuple[str, ...] = ()
+    """The wrappers again, where the run has some (module:callable)."""
+    model: str = ""
+    """What makes the network again, where it is one of your own (module:callable)."""
+    json: bool = False
+    """Print one JSON object as standard output's last line; progress goes to standard error."""
+
+
+@dataclass(frozen=True)
+class _EvalFlags:
+    run_dir: tyro.conf.Positional[Path]
+    """Directory of the run."""
+    episodes: int = 20
+    """Whole episodes to play."""
+    best: bool = False
+    """Play with the best policy that --eval-every kept, not the newest."""
+    stochastic: bool = False
+    """Sample actions as in training; default: the likeliest."""
+    video: _Path = None
+    """Film the first episode (MP4)."""
+    frozen: Annotated[dict[str, Any], Frozen] = field(default_factory=dict)
+    """Policies of another run, or random ones, in place of this run's: tagger=RUN_DIR
+    runner=random (RUN_DIR:POLICY, if it has another name there)."""
+    seed: int = 0
+    """Root of the environments' seeds (never those of training)."""
+    env: str | None = None
+    """The environment again, where it is code (module:EnvId or module:callable)."""
+    wrapper: tuple[str, ...] = ()
+    """The wrappers again, where the run has some (module:callable)."""
+    model: str = ""
+    """What makes the network again, where it is one of your own (module:callable)."""
+    json: bool = False
+    """Print one JSON object as the last line of standard output."""
+
+
+@dataclass(frozen=True)
+class _CheckEnvFlags:
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    """Environment: a Gymnasium id, module:EnvId, or module:callable (a class of one's own)."""
+    env_kwargs: Annotated[dict[str, Any], KeyValues] = field(default_factory=dict)
+    """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
+    num_steps: int = 0
+    """Env steps per env of the longest play; 0: twice a kernel env's time limit, else 200."""
+    seed: int = 0
+    """Of episodes and actions."""
+    json: bool = False
+    """Print one JSON object as the last line of standard output; the rest to standard error."""
+
+
+@dataclass(frozen=True)
+class _PlotFlags:
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of runs."""
+    output: _Path = None
+    """The picture (PNG); default: curve.png in the first directory."""
+
+
+@dataclass(frozen=True)
+class _DoctorFlags:
+    json: bool = False
+    """Print one JSON object."""
+
+
+def parse(verb: str, description: str, flags: Any, argv: list[str]) -> Any:
+    """A verb's flags, as `flags` has them; ConfigError for one that is there twice."""
+    if verb == "train":
+        description += (
+            " Presets change the defaults shown here; what applies, and why, is printed at the "
+            "start of a run."
+        )
+    if verb == "resume":
+        description += " All other settings are those that it was started with."
+    parsed = tyro.cli(
+        flags,
+        prog=f"headrace {verb}",
+        args=argv,
+        description=description,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+    _refuse_repeated(argv, parsed)
+    return parsed
+
+
+def _flag_names(argv: list[str]) -> list[str]:
+    return [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
+
+
+def _refuse_repeated(argv: list[str], flags: Any) -> None:
+    """ConfigError for a flag of several values that is there twice: only the last would count."""
+    names = _flag_names(argv)
+    for f in fields(flags):
+        value = getattr(flags, f.name)
+        if is_dataclass(value):
+            _refuse_repeated(argv, value)
+        elif isinstance(value, tuple | dict) and names.count(f.name) > 1:
+            flag = f.name.replace("_", "-")
+            raise ConfigError(
+                f"--{flag} is there {names.count(f.name)} times, and only the last would "
+                f"count.\nPut all values after one: --{flag} A B."
+            )
+
+
+def named(argv: list[str], groups: tuple[Any, ...]) -> dict[str, Any]:
+    """The settings that were given as flags, by name: what was left open is the preset's."""
+    names = _flag_names(argv)
+    return {
+        f.name: getattr(group, f.name)
+        for group in groups
+        for f in fields(group)
+        if f.name in names or f"no_{f.name}" in names or (f.name == "env" and group.env)
+    }
+
+
+def _started() -> float:
+    """When this process began, as `time.perf_counter` would have had it."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    except OSError:  # no /proc on this platform: the interpreter's own start is left out
+        age = 0.0
+    return time.perf_counter() - age
+
+
+def train(argv: list[str], description: str) -> int:
+    """`headrace train`."""
+    started = _started()
+    algo = algo_settings(argv)
+    flags = parse("train", description, _TrainFlags[algo], argv)  # type: ignore[valid-type]
+    given = named(argv, (flags.run, flags.network, flags.algo_settings))
+    out = sys.stderr if flags.json else sys.stdout
+    ended = launch.start(
+        given,
+        config_file=flags.config,
+        run_dir=flags.run_dir,
+        out=out,
+        started=started,
+        found=_auto_scaled(given, flags, out) if flags.auto_scale else None,
+    )
+    return _end(ended, flags.json)
+
+
+def _auto_scaled(given: dict[str, Any], flags: Any, out: TextIO) -> dict[str, int]:
+    """Sizes that were measured, now or before."""
+    from headrace.tools.autoscale.autoscale import find  # who does not measure need not wait for it
+
+    if flags.run_dir is not None:
+        rundir.refuse_used(flags.run_dir)
+    say = partial(print, file=out, flush=True)
+    found = find(given, config_file=flags.config, say=say)
+    say(found.describe())
+    return found.settings
+
+
+def algo_settings(argv: list[str]) -> type[Any]:
+    """The settings of the algorithm that was named, before all flags are known."""
+    given = [b for a, b in itertools.pairwise(argv) if a == "--algo" and b in ALGOS]
+    return ALGOS[given[-1] if given else "ppo"][1]
+
+
+def resume(argv: list[str], description: str) -> int:
+    """`headrace resume`."""
+    started = _started()
+    flags = parse("resume", description, _ResumeFlags, argv)
+    ended = launch.go_on(
+        flags.run_dir,
+        env=flags.env,
+        code=code(flags.wrapper, flags.model),
+        changed=changes(vars(flags)),
+        out=sys.stderr if flags.json else sys.stdout,
+        started=started,
+    )
+    return _end(ended, flags.json)
+
+
+def _end(ended: Ended, as_json: bool) -> int:
+    if as_json and ended.rank == 0:
+        print(json.dumps(ended.summary))
+    return 128 + ended.stopped_by if ended.stopped_by else 0
+
+
+def evaluate(argv: list[str], description: str) -> int:
+    """`headrace eval`."""
+    flags = parse("eval", description, _EvalFlags, argv)
+    own = code(flags.wrapper, flags.model)
+    settings, maker = settings_of_run(flags.run_dir, flags.env, own)
+    best = flags.run_dir / "best"
+    if flags.best and not best.is_dir():
+        raise ConfigError(
+            f"{flags.run_dir} has no best policy: it was trained without --eval-every N, or ended "
+            "before the first evaluation.\nLeave out --best to play with the newest policy."
+        )
+    policies, shares = load_policies(best if flags.best else flags.run_dir, own.model)
+    spec = env_spec(maker)
+    others = opponents(flags.frozen, shares, settings, spec, own.model)
+    theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
+    checkpoint.check_policies(theirs, spec, flags.run_dir)
+    played = run_episodes(
+        policies | others,
+        maker,
+        spec=spec,
+        shares=shares,
+        episodes=flags.episodes,
+        stochastic=flags.stochastic,
+        seed=flags.seed,
+        video=flags.video,
+        say=lambda progress: print(progress, file=sys.stderr),
+    )
+    assert played is not None  # nobody tells it to stop
+    result = played.to_json()
+    if flags.json:
+        print(json.dumps(result | {"video": str(flags.video) if flags.video else None}))
+    else:
+        print(
+            f"Return {result['mean_return']:.1f} ± {result['std_return']:.1f} over "
+            f"{result['episodes']} episodes of {result['mean_length']:.0f} steps on average"
+            + "".join(
+                f"\n  {name}: {mean:.2f}"
+                for name, mean in result.get("mean_return_by_policy", {}).items()
+            )
+            + (f"\nVideo: {flags.video}" if flags.video else "")
+        )
+    return 0
+
+
+def check_env(argv: list[str], description: str) -> int:
+    """`headrace check-env`."""
+    flags = parse("check-env", description, _CheckEnvFlags, argv)
+    out = sys.stderr if flags.json else sys.stdout
+    report = check(
+        flags.env,
+        flags.env_kwargs,
+        num_steps=flags.num_steps,
+        seed=flags.seed,
+        say=lambda text: print(text, file=out, flush=True),
+    )
+    print(json.dumps(report.to_json()) if flags.json else report.summary)
+    return 0 if report.ok else 1
+
+
+def plot(argv: list[str], description: str) -> int:
+    """`headrace plot`."""
+    flags = parse("plot", description, _PlotFlags, argv)
+    print(f"Learning curve: {draw_curves(list(flags.run_dirs), flags.output)}")
+    return 0
+
+
+def doctor(argv: list[str], description: str) -> int:
+    """`headrace doctor`."""
+    flags = parse("doctor", description, _DoctorFlags, argv)
+    found = examine()
+    print(json.dumps(found) if flags.json else describe(found))
+    return 0

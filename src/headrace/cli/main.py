@@ -1,0 +1,116 @@
+"""The command line: `headrace VERB ...`. Finds the verb, and turns errors into exit codes.
+
+Exit codes: 0; 2 for usage; 130 and 143 after SIGINT and SIGTERM; 1 for anything else. This file
+imports nothing heavy, so that `headrace --help` is quick, and so that the thread counts of the math
+libraries are set before they are loaded. Left out: the flags of each verb (`commands.py`,
+`tool_commands.py`).
+"""
+
+import faulthandler
+import importlib
+import itertools
+import os
+import signal
+import sys
+import warnings
+
+VERBS = {
+    "train": "Train an agent on an environment.",
+    "resume": "Go on with a run from its newest checkpoint.",
+    "eval": "Play whole episodes with a trained agent; film one.",
+    "check-env": "Say what is wrong with an environment, before training on it.",
+    "plot": "Draw the learning curve of runs.",
+    "profile": "Say where a run's time goes, what limits it, and what to change.",
+    "simulate": "Predict training with other numbers of samplers and learners, from a profile.",
+    "autoscale": "Find by measurement which sizes train fastest on this machine.",
+    "plan": "Say which machines to rent for a goal, and what they cost.",
+    "report": "Write a run on one HTML page: curves, time, faults, configuration.",
+    "doctor": "Say what this machine has, and what is missing for which extra.",
+}
+SCALE_VERBS = ("autoscale", "plan", "profile", "report", "simulate")
+"""Those of `tool_commands.py`."""
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {verb:<11}{text}" for verb, text in VERBS.items())
+    return (
+        f"usage: headrace VERB ...\n\nTrains reinforcement-learning agents.\n\n{verbs}\n\n"
+        "headrace VERB --help shows a verb's flags; headrace --version the version.\n"
+        "A first run: headrace train CartPole-v1"
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one verb and exit."""
+    # Until a run brings handlers of its own. An exception would be lost if it came in the middle of
+    # an import; there is nothing to clear up yet.
+    signal.signal(signal.SIGINT, _leave)
+    faulthandler.enable()  # an environment's segmentation fault, in this process, leaves its stack
+    warnings.formatwarning = lambda message, *_: f"headrace: warning: {message}\n"
+    sys.exit(_main(sys.argv[1:] if argv is None else argv))
+
+
+def _leave(_number: int, _frame: object) -> None:
+    os.write(2, b"Interrupted.\n")
+    os._exit(128 + signal.SIGINT)
+
+
+def _main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        from headrace import __version__
+
+        print(f"headrace {__version__}")
+        return 0
+    if argv[0] not in VERBS:
+        print(f"headrace: there is no verb {argv[0]!r}.\n\n{_help()}", file=sys.stderr)
+        return 2
+    # Idle threads of the math libraries spin, and two processes that do halve each other. The
+    # learner's own count is set later, by torch.
+    for library in ("OMP", "OPENBLAS", "MKL"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    if argv[0] == "eval":  # a film is drawn into memory: neither library needs a screen for that
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            os.environ.setdefault("MUJOCO_GL", "egl")
+    try:
+        return _run_verb(argv[0], argv[1:])
+    except KeyboardInterrupt as stop:
+        print("Interrupted.", file=sys.stderr)
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)  # a run's has its signal
+    except BrokenPipeError:  # `headrace ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run_verb(verb: str, argv: list[str]) -> int:
+    measures = verb == "autoscale" or "--auto-scale" in argv
+    if measures or (verb == "train" and _wants_workers(argv)):
+        from headrace.distributed import child_process
+
+        child_process.warm_up()
+    from headrace.errors import HeadraceError, UsageError
+
+    home = "tool_commands" if verb in SCALE_VERBS else "commands"
+    module = importlib.import_module(f"headrace.cli.{home}")
+    run = getattr(module, "evaluate" if verb == "eval" else verb.replace("-", "_"))
+    try:
+        return int(run(argv, VERBS[verb]))
+    except HeadraceError as error:
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        print(f"headrace {verb}: {said}", file=sys.stderr)
+        if "--json" in argv and os.environ.get("RANK", "0") == "0":
+            import json
+
+            print(json.dumps({"error": type(error).__name__, "message": said}))
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _wants_workers(argv: list[str]) -> bool:
+    """A guess before the flags are parsed; if it is wrong, a start takes longer, no more."""
+    words = " ".join(argv).replace("=", " ").replace("_", "-").split()
+    return any(
+        flag == "--num-workers" and count != "0" for flag, count in itertools.pairwise(words)
+    )

@@ -1,1 +1,0 @@
-"""Collectors: whoever steps the environments."""

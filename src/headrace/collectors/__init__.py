@@ -1,0 +1,1 @@
+"""Collectors: they make the batches that the learner learns from."""

@@ -1,0 +1,1 @@
+"""Backends: they run workers as processes of this machine or as Ray actors."""

@@ -1,0 +1,292 @@
+"""Acting for all workers of a rank, by a thread of the learner's process, on the learner's device.
+
+    worker: writes observations -> asks -> steps another vector -> has its answer -> steps
+    thread:      waits -> takes all that was asked -> one batch -> writes actions -> answers
+
+All vectors that are ready make one batch. Its rows lie in the fragments, in shared memory: a worker
+touches a row's actions only once it has the answer (the system calls in between order that). The
+thread has its own copy of the policy, so that the learner may change weights meanwhile.
+
+Memory is read and written in *rounds*, which hold a lock, so that nothing is while somebody else
+holds it: a worker that has died is dismissed before anybody else writes where it wrote.
+
+Left out: the worker's end (`carry_out.py`), and inference in a worker (`rollout.py`).
+"""
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.batch import Fragment, each
+from headrace.collectors.api import Plan
+from headrace.collectors.backends.carry_out import ANSWER, NEWEST, REQUEST
+from headrace.errors import SamplerError
+from headrace.meter import Laps, Meter
+from headrace.models import policy as policies
+from headrace.seeding import action_noise
+from headrace.spec import Array
+from headrace.timeouts import LEAST_LIMIT_S, Silence
+from headrace.weights import Published
+
+_BEAT_S = 1.0  # so long it may wait before it shows that it is alive
+_MOST_BYTES = 1 << 16  # of requests, more than a worker can have
+_END_WITHIN_S = 10.0
+_SILENT = "The network has not given actions for {:g} s (--inference learner)."
+
+
+class _Rows:
+    """A fragment, as it is acted in."""
+
+    def __init__(self, fragment: Fragment) -> None:
+        self.obs = each(Tensor.numpy, fragment.obs)
+        outs = {"action": fragment.action} | fragment.policy_out
+        self.outs: dict[str, Array] = {name: column.numpy() for name, column in outs.items()}
+        self.state: Array = fragment.core_state[1].numpy()  # of a recurrent core, now
+        self.version: Array = fragment.policy_version.numpy()
+        self.noise: Array | None = None  # [T, n, draws]; made at row 0
+
+
+@dataclass
+class _Worker:
+    """One that asks.
+
+    Attributes:
+        socket: our end.
+        fragments: by vector and buffer.
+    """
+
+    socket: socket.socket
+    fragments: dict[tuple[int, int], _Rows]
+
+
+@dataclass
+class _Request:
+    """To act at row t of a vector's fragment."""
+
+    of: _Worker
+    vector: int
+    rows: _Rows
+    t: int
+    version: int
+
+
+class Inference:
+    """The thread, as the crew of workers has it.
+
+    Args:
+        plan: the run's.
+        published: weights, as workers would pull them.
+    """
+
+    def __init__(self, plan: Plan, published: Published) -> None:
+        assert plan.inference_device is not None
+        self._plan, self._device, self._published = plan, plan.inference_device, published
+        # Its weights are overwritten by the first pull.
+        policy = policies.build(plan.spec, plan.network, 0, plan.model)
+        self._policy = policy.to(self._device)
+        self._version: int | None = None  # of the weights that it has
+        self._meter, self._silence = Meter(keeps_laps=plan.timeline), Silence()
+        self._num_rounds = self._num_vectors = 0
+        self._counted = (0, 0)  # of these, in metrics
+        self._workers: dict[int, _Worker] = {}  # by what the crew calls them
+        self._by_fd: dict[int, _Worker] = {}
+        # Who holds the door comes in after this round: the lock alone may go to the thread forever.
+        self._door, self._round = threading.Lock(), threading.Lock()
+        self._closing = False
+        self._error: BaseException | None = None
+        self._epoll, self._wake = select.epoll(), os.eventfd(0)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="headrace inference", daemon=True)
+        self._num_threads = torch.get_num_threads()
+        self._thread.start()
+
+    def admit(self, i: int, fragments: dict[int, list[Fragment]]) -> socket.socket:
+        """A worker is going to be started: the socket by which it asks, to be closed here.
+
+        Args:
+            i: its own, until it is dismissed.
+            fragments: by vector, the buffers of each.
+        """
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        rows = {
+            (v, b): _Rows(of) for v, buffers in fragments.items() for b, of in enumerate(buffers)
+        }
+        with self._between_rounds():
+            self._workers[i] = self._by_fd[ours.fileno()] = _Worker(ours, rows)
+            self._epoll.register(ours, select.EPOLLIN)
+        return theirs
+
+    def dismiss(self, i: int) -> None:
+        """A worker has ended: from here on nothing is written for it."""
+        with self._between_rounds():
+            if worker := self._workers.pop(i, None):
+                self._leave(worker)
+                worker.socket.close()
+
+    def check(self) -> None:
+        """Raise what it failed of."""
+        if self._error is not None:
+            raise self._error
+
+    def watch(self, now: float, limit_s: float) -> None:
+        """SamplerError if it has shown no progress for too long: the network does not answer."""
+        limit_s = max(limit_s, LEAST_LIMIT_S)
+        if self._silence.lasts(now, self._meter.beats[0]) > limit_s:
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            stack = "".join(traceback.format_stack(frame)) if frame else ""
+            raise SamplerError(f"{stack}\n{_SILENT.format(limit_s)}")
+
+    def metrics(self) -> dict[str, float]:
+        """Of what was done since they were asked for last."""
+        now = self._num_rounds, self._num_vectors
+        rounds, vectors = (a - b for a, b in zip(now, self._counted, strict=True))
+        self._counted = now
+        return {"inference_batch": vectors / rounds} if rounds else {}
+
+    def seconds(self) -> dict[str, float]:
+        """By span, so far."""
+        with self._between_rounds():
+            self._meter.lap("wait")
+            return self._meter.seconds()
+
+    def laps(self) -> Laps | None:
+        """What it did when, since the last time; None: that is not kept."""
+        with self._between_rounds():
+            return self._meter.take_laps()
+
+    def close(self) -> None:
+        """End it. Workers have ended."""
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(_END_WITHIN_S)
+        if self._thread.is_alive():  # stuck in the user's network: it ends with the process
+            return
+        for worker in self._workers.values():
+            worker.socket.close()
+        self._workers, self._by_fd = {}, {}
+        self._epoll.close()
+        os.close(self._wake)
+
+    @contextlib.contextmanager
+    def _between_rounds(self) -> Iterator[None]:
+        with self._door:
+            if not self._round.acquire(timeout=LEAST_LIMIT_S):
+                raise SamplerError(_SILENT.format(LEAST_LIMIT_S))
+            try:
+                yield
+            finally:
+                self._round.release()
+
+    def _run(self) -> None:
+        """The thread."""
+        try:
+            torch.set_num_threads(self._num_threads)  # OpenMP counts them for each thread
+            with torch.no_grad(), self._stream():
+                while not self._closing:
+                    ready = self._epoll.poll(_BEAT_S)
+                    with self._door:
+                        pass
+                    with self._round:
+                        self._serve(fd for fd, _ in ready)
+        except BaseException as error:  # whatever it is, the crew raises it
+            self._error = error
+
+    def _stream(self) -> contextlib.AbstractContextManager[Any]:
+        """What is done here does not wait for what the learner has queued on the device."""
+        if self._device.type != "cuda":
+            return contextlib.nullcontext()
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(stream)
+
+    def _serve(self, ready: Iterable[int]) -> None:
+        """A round: take all that was asked, act, answer."""
+        self._meter.lap("wait")
+        by_version: dict[int, list[_Request]] = {}
+        for fd in ready:
+            # One may have been dismissed, and its number be another's, since that was seen.
+            if (worker := self._by_fd.get(fd)) is not None:
+                for request in self._take(worker):
+                    by_version.setdefault(request.version, []).append(request)
+        for version, requests in by_version.items():
+            self._pull(version)
+            self._act(requests)
+            self._num_rounds += 1
+            self._num_vectors += len(requests)
+            self._meter.lap("infer")
+            answers: dict[socket.socket, bytes] = {}
+            for request in requests:
+                answer = ANSWER.pack(request.vector, self._version)
+                answers[request.of.socket] = answers.get(request.of.socket, b"") + answer
+            for worker_socket, answer in answers.items():
+                with contextlib.suppress(ConnectionError):  # its death shows to the crew
+                    worker_socket.send(answer)
+        self._meter.lap("rollout")
+
+    def _take(self, worker: _Worker) -> list[_Request]:
+        """What a worker asks for."""
+        try:
+            received = worker.socket.recv(_MOST_BYTES)
+        except BlockingIOError:
+            return []
+        except ConnectionError:
+            received = b""
+        if not received:
+            self._leave(worker)
+        requests = []
+        for vector, buffer, t, steps, version in REQUEST.iter_unpack(received):
+            rows = worker.fragments[vector, buffer]
+            if t == 0:
+                rows.noise = self._noise(vector, steps)
+            requests.append(_Request(worker, vector, rows, t, version))
+        return requests
+
+    def _leave(self, worker: _Worker) -> None:
+        """Listen to it no more."""
+        if self._by_fd.pop(worker.socket.fileno(), None) is not None:
+            self._epoll.unregister(worker.socket)
+
+    def _noise(self, vector: int, steps: int) -> Array:
+        """Of a fragment, as any sampler would make it."""
+        plan, n = self._plan, self._plan.envs_per_vector
+        env_id = np.arange(vector * n, (vector + 1) * n)
+        return action_noise(plan.seed, env_id, steps, plan.num_steps, self._policy.num_draws)
+
+    def _pull(self, version: int) -> None:
+        """Have the weights that are asked for."""
+        wanted = self._published.newest if version == NEWEST else version
+        if self._version != wanted:
+            pinned = None if version == NEWEST else version
+            self._version = self._published.pull(self._policy, pinned)
+            self._meter.lap("publish")
+
+    def _act(self, requests: list[_Request]) -> None:
+        """One batch."""
+
+        def on_device(*rows: Array) -> Tensor:
+            return torch.from_numpy(np.concatenate(rows)).to(self._device)
+
+        obs = each(on_device, *(each(lambda o, t=r.t: o[t], r.rows.obs) for r in requests))
+        noise = on_device(*(r.rows.noise[r.t] for r in requests))  # type: ignore[index]
+        memory = [on_device(*(r.rows.state for r in requests))] if self._policy.state_size else []
+        out = self._policy.act(obs, noise, *memory)
+        given = {name: out[name].cpu().numpy() for name in requests[0].rows.outs}
+        after = out["state"].cpu().numpy() if memory else None
+        n = self._plan.envs_per_vector
+        for first, request in zip(range(0, n * len(requests), n), requests, strict=True):
+            for name, column in request.rows.outs.items():
+                column[request.t] = given[name][first : first + n]
+            request.rows.version[request.t] = self._version
+            if after is not None:
+                request.rows.state[:] = after[first : first + n]

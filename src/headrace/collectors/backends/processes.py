@@ -1,0 +1,264 @@
+"""Samplers as processes of this machine, over anonymous shared memory.
+
+What they write and read lies there: weights, and a *slot* for each with the fragments of its
+vectors, which whoever has an order for them owns. Where they do not act themselves, a thread here
+does (`inference_server.py`).
+
+Left out: who is started and told when (`worker_pool.py`); one process (`handle.py`,
+`worker_main.py`); other machines (`ray_actors.py`).
+"""
+
+import contextlib
+import mmap
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from multiprocessing import connection
+from typing import Any
+
+import cloudpickle
+
+from headrace.batch import Fragment
+from headrace.collectors.api import Plan
+from headrace.collectors.backends.api import Heard
+from headrace.collectors.backends.handle import Handle, in_memory
+from headrace.collectors.backends.inference_server import Inference
+from headrace.collectors.backends.orders import Order, Orders, Slot
+from headrace.collectors.snapshots import Journals, missing, unwritten
+from headrace.distributed import child_process
+from headrace.errors import ConfigError, UsageError
+from headrace.meter import Laps
+from headrace.models import policy as policies
+from headrace.models.policy import Policy
+from headrace.weights import Published
+
+
+class Worker:
+    """A slot, and the process in it, if there is one."""
+
+    def __init__(self, memory: mmap.mmap, offset: int, plan: Plan, vectors: list[int]) -> None:
+        self.offset = offset
+        self.slot = Slot(memory, offset, plan, vectors, fresh=True)
+        self.handle: Handle | None = None
+        self.beats_at_order = 0
+
+    def tell(self, order: Order | None) -> None:
+        """Send who is here an order; None: to end."""
+        if self.handle is not None:
+            with contextlib.suppress(OSError):  # it is gone, which shows when it is listened to
+                self.handle.channel.send(order)
+
+    def end(self, deadline: float) -> None:
+        """End who is here, if anybody is; see `Handle.end`."""
+        if self.handle is not None:
+            try:
+                self.handle.end(deadline)
+            finally:
+                self.handle = None
+
+    def ordered(self, orders: Iterable[Order]) -> dict[int, list[Fragment]]:
+        """The memory that is to be filled, by vector."""
+        found: dict[int, list[Fragment]] = {}
+        for order in orders:
+            for v, buffer, _ in order.fragments:
+                found.setdefault(v, []).append(self.slot.fragments[v][buffer])
+        return found
+
+
+class Processes:
+    """`Seats` for worker processes.
+
+    Args:
+        plan: what to sample.
+        shares: the vectors of each.
+        names: theirs.
+
+    Raises:
+        ConfigError: this platform has no anonymous shared memory.
+        UsageError: the environment cannot be sent to another process.
+    """
+
+    def __init__(self, plan: Plan, shares: list[list[int]], names: list[str]) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise ConfigError(
+                f"num_workers={len(shares)} needs Linux (memfd), and this is {sys.platform}.\n"
+                "Use num_workers=0: all environments are stepped in the learner's process."
+            )
+        self._names = names
+        template = policies.build(plan.spec, plan.network, 0, plan.model)
+        plan_fd = in_memory("plan", pickled(plan))
+        weights_fd, weights = _shared("weights", Published.num_bytes(template))
+        self._published = Published(template, weights)
+        sizes = [Slot.num_bytes(plan, len(share)) for share in shares]
+        memory_fd, memory = _shared("fragments", sum(sizes))
+        self._fds = [weights_fd, memory_fd, plan_fd]  # as `worker.main` takes them
+        self.workers = [
+            Worker(memory, sum(sizes[:i]), plan, share) for i, share in enumerate(shares)
+        ]
+        self._inference: Inference | None = None
+        if plan.inference_device is not None:
+            self._inference = Inference(plan, self._published)
+
+    def publish(self, policy: Policy, version: int) -> None:
+        """See `Seats`."""
+        self._published.publish(policy, version)
+
+    def fragment(self, i: int, vector: int, buffer: int) -> Fragment:
+        """See `Seats`."""
+        return self.workers[i].slot.fragments[vector][buffer]
+
+    def prepare(self, i: int, order: Order) -> None:
+        """See `Seats`."""
+        for of in self.workers[i].ordered([order]).values():
+            unwritten(of)
+
+    def start(self, i: int, orders: Orders) -> None:
+        """See `Seats`."""
+        worker = self.workers[i]
+        with contextlib.ExitStack() as stack:
+            files = list(self._fds)
+            if self._inference is not None:
+                asks = stack.enter_context(self._inference.admit(i, worker.slot.fragments))
+                files.append(asks.fileno())
+            context = stack.enter_context(child_process.context())
+            worker.handle = Handle(context, replace(orders, offset=worker.offset), *files)
+
+    def tell(self, i: int, order: Order) -> None:
+        """See `Seats`."""
+        worker = self.workers[i]
+        worker.beats_at_order = worker.slot.beats[0]
+        worker.tell(order)
+
+    def listen(self, wait_s: float) -> list[Heard]:
+        """See `Seats`."""
+        if self._inference is not None:
+            self._inference.check()
+        watched: dict[Any, int] = {}
+        for i, worker in enumerate(self.workers):
+            if worker.handle is not None:
+                watched |= {worker.handle.channel: i, worker.handle.process.sentinel: i}
+        ready = connection.wait(list(watched), wait_s)
+        return [self._heard(i) for i in {watched[each] for each in ready}]
+
+    def _heard(self, i: int) -> Heard:
+        worker = self.workers[i]
+        assert worker.handle is not None
+        ended = worker.handle.has_ended  # before listening: what it said last is heard
+        messages: list[tuple[str, int, Any]] = []
+        try:
+            for kind, generation, what in worker.handle.channel.take():
+                if kind != "done" or worker.slot.generation[0] == generation:
+                    messages.append((kind, generation, what))
+        except EOFError:
+            ended = True
+        return Heard(i, messages, worker.handle.cause() if ended else None)
+
+    def leaving(self) -> Iterable[tuple[int, int]]:
+        """See `Seats`: a process stays where it is."""
+        return ()
+
+    def watch(self, now: float, limit_s: float) -> None:
+        """See `Seats`."""
+        if self._inference is not None:
+            self._inference.watch(now, limit_s)
+
+    def progress(self, i: int, orders: list[Order]) -> Any:
+        """See `Seats`: rows that are written count, as one step of a vector may be long."""
+        return self.workers[i].slot.beats[0], sum(map(missing, self._ordered(i, orders)))
+
+    def stack(self, i: int) -> str:
+        """See `Seats`."""
+        handle = self.workers[i].handle
+        return "" if handle is None else handle.stack()
+
+    def where(self, i: int, orders: list[Order], journals: Journals) -> str:
+        """See `Seats`."""
+        worker, name = self.workers[i], self._names[i]
+        if not orders or worker.slot.beats[0] == worker.beats_at_order:
+            return f"between two fragments, sampler {name}"
+        if self._inference is None:  # one after the other
+            of_first = worker.ordered(orders[:1])
+            under_way = {v: fragments[0] for v, fragments in of_first.items()}
+        else:
+            turn = worker.slot.turn[0]
+            if turn < 0:
+                return f"while waiting for actions, sampler {name}"
+            under_way = {turn: worker.ordered(orders)[turn][0]}
+        return journals.whereabouts(under_way, name)
+
+    def lose(self, i: int, orders: list[Order]) -> tuple[int, int]:
+        """See `Seats`: the process is buried before its memory is read, or another's."""
+        self.workers[i].end(deadline=0.0)
+        if self._inference is not None:
+            self._inference.dismiss(i)
+        fragments = self._ordered(i, orders)
+        left = sum(map(missing, fragments))
+        unwritten(fragments)
+        return sum(fragment.reward.numel() for fragment in fragments) - left, left
+
+    def _ordered(self, i: int, orders: list[Order]) -> list[Fragment]:
+        return [f for of in self.workers[i].ordered(orders).values() for f in of]
+
+    def stop(self) -> None:
+        """See `Seats`."""
+        self._published.stop[0] = 1
+
+    def meters(self) -> dict[str, dict[str, float]]:
+        """See `Seats`."""
+        return {} if self._inference is None else {"inference": self._inference.seconds()}
+
+    def laps(self) -> dict[str, Laps]:
+        """See `Seats`."""
+        laps = None if self._inference is None else self._inference.laps()
+        return {"inference": laps} if laps else {}
+
+    def metrics(self) -> dict[str, float]:
+        """See `Seats`."""
+        return {} if self._inference is None else self._inference.metrics()
+
+    def is_taken(self, i: int) -> bool:
+        """See `Seats`."""
+        return self.workers[i].handle is not None
+
+    def close(self, within_s: float) -> None:
+        """See `Seats`."""
+        for worker in self.workers:
+            worker.tell(None)
+        deadline = time.monotonic() + within_s
+        with contextlib.ExitStack() as stack:  # backwards, and goes on if one raises
+            stack.callback(self._close_memory)
+            for worker in self.workers:
+                stack.callback(worker.end, deadline)
+
+    def _close_memory(self) -> None:
+        """What workers share; they have ended."""
+        if self._inference is not None:
+            self._inference.close()
+            self._inference = None
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def _shared(name: str, size: int) -> tuple[int, mmap.mmap]:
+    """Anonymous shared memory: it is gone with the last process that has it open."""
+    fd = os.memfd_create(f"headrace {name}")
+    os.ftruncate(fd, size)
+    return fd, mmap.mmap(fd, size)
+
+
+def pickled(plan: Plan) -> bytes:
+    """Lambdas and classes of a script or notebook travel by value; nothing goes through a file.
+
+    Raises:
+        UsageError: what makes the environment cannot travel.
+    """
+    try:
+        return bytes(cloudpickle.dumps(plan))
+    except Exception as error:
+        raise UsageError(
+            f"The environment cannot be sent to worker processes: {type(error).__name__}: "
+            f"{error}.\nWhat makes it must not carry open files, locks or devices: open them "
+            "inside, or use num_workers=0."
+        ) from error

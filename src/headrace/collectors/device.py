@@ -1,0 +1,250 @@
+"""Sampling on the learner's own device: environments and policy are there, and nothing leaves it.
+
+The policy that acts is the learner's own, and a batch is learned from where it was written. On a
+CUDA device it is made by replaying one graph. Left out: what steps there (`envs/device.py`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace import batch, device_seeding, seeding
+from headrace.batch import Fragment
+from headrace.collectors.api import WINDOW, Collected, Ledger, Plan, ShouldStop
+from headrace.collectors.rollout import Pinned, at_once, remembered, rollout
+from headrace.collectors.watchdog import Watchdog
+from headrace.envs.api import Restored
+from headrace.envs.device import device_vector
+from headrace.meter import Laps, Meter
+from headrace.models.numpy_inference import actor_for
+from headrace.models.policy import Network, Policy
+from headrace.spec import Agents, Array
+
+
+class Acting(NamedTuple):
+    """One of the policies that act.
+
+    Attributes:
+        agents: of each environment.
+        network: its shape.
+        learns: whether its fragments are learned from.
+    """
+
+    agents: Agents
+    network: Network
+    learns: bool
+
+
+class Replayed:
+    """A function that only works on memory of a CUDA device, always the same: as one graph.
+
+    The first call is an ordinary one (compilers and libraries get ready in it); the second records
+    what is launched; from then on that is launched again.
+
+    Args:
+        function: what to call.
+    """
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._is_ready = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        """Do what the function does."""
+        if not self._is_ready:
+            self._function()
+            self._is_ready = True
+            return
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._function()
+        self._graph.replay()
+
+
+class DeviceCollector:
+    """A `Collector` whose environments are one vector on a device.
+
+    Its batch is one fragment of each policy, in the order of their agents' ids.
+
+    Args:
+        plan: what to sample.
+        acting: the policies, in that order.
+        device: the learner's.
+        meter: of this process.
+        stop: asked before each batch whether to give up.
+        state: what to go on from; {}: begin.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        acting: Sequence[Acting],
+        device: torch.device,
+        meter: Meter,
+        stop: ShouldStop,
+        state: Mapping[str, Array] | None = None,
+    ) -> None:
+        self._plan, self._acting, self._meter, self._stop = plan, acting, meter, stop
+        self._vector = device_vector(
+            plan.maker,
+            plan.spec,
+            plan.first_env + np.arange(plan.num_envs),
+            plan.seed,
+            meter,
+            parts=[of.agents for of in acting],
+            device=device,
+            num_threads=plan.threads_per_sampler,
+            guards=plan.guards,
+            reseed=plan.reseed_episodes,
+            last_episodes=WINDOW,
+        )
+        self._fragments = [self._allocate(of, device) for of in acting]
+        self._memory = [fragment.core_state[0].clone().zero_() for fragment in self._fragments]
+        self._noise: list[Tensor] = []
+        self._policies: list[Policy] = []
+        self._is_recorded = device.type == "cuda" and self._vector.can_be_recorded
+        self._roll_out = Replayed(self._act) if self._is_recorded else self._act
+        self._version = self._steps = self._taken = 0
+        self._before: list[Tensor] = []
+        self.ledger, self.restored = Ledger(), Restored()
+        self._name = f"vector{plan.vectors.start}."
+        if state:
+            self._restore(state)
+        where = f"while a batch was made of {plan.spec.id} on {device}"
+        self._watchdog = Watchdog(meter, plan.guards, lambda: 0, lambda: where)
+
+    def _allocate(self, of: Acting, device: torch.device) -> Fragment:
+        plan = self._plan
+        rows = plan.num_envs * of.agents.size
+        layout = batch.columns(
+            plan.spec.of(of.agents),
+            plan.policy_out if of.learns else {},
+            plan.num_steps,
+            rows,
+            of.network.state_size,
+            capacity=self._vector.finals_per_row(plan.num_steps) * rows,
+        )
+        return batch.allocate(layout, device=device)
+
+    def publish(self, policy: Policy | Mapping[str, Policy], version: int) -> None:
+        """See `Collector`: what acts is what learns. Several policies come by name, in order."""
+        self._policies = [policy] if isinstance(policy, Policy) else list(policy.values())
+        self._version = version
+
+    @torch.no_grad()
+    def collect(self) -> Collected | None:
+        """See `Collector`."""
+        if self._stop():
+            return None
+        plan, fragments = self._plan, self._fragments
+        self._before = [tensor.clone() for tensor in self._moving()]
+        self._make_noise()
+        with self._watchdog:
+            self._roll_out()
+            whole = self._taken == plan.num_steps
+            episodes = self._vector.finish() if whole else []
+        self.ledger.count(self._taken * plan.num_envs, 0, whole=whole)
+        if not whole:
+            self._go_back()
+            return None
+        for fragment in fragments:
+            fragment.policy_version.fill_(self._version)
+        self._steps += plan.num_steps
+        taken = plan.num_steps * plan.num_envs
+        agent_steps = sum(int(fragment.valid.sum()) for fragment in fragments)
+        self._meter.lap("rollout")
+        ended = self._vector.num_ended
+        return Collected(fragments, taken, episodes, agent_steps=agent_steps, num_episodes=ended)
+
+    def _act(self) -> None:
+        """Fill the fragments. Where it is recorded, all of it is work for the device."""
+        for fragment, memory in zip(self._fragments, self._memory, strict=True):
+            fragment.core_state[0] = memory
+        actors = [
+            actor_for(policy, self._plan.spec.of(of.agents), of.network)
+            for policy, of in zip(self._policies, self._acting, strict=True)
+        ]
+        weights = Pinned(actors, self._version)
+        stop = (lambda: False) if self._is_recorded else self._stop
+        filled = rollout(self._vector, self._fragments, weights, self._noise, self._meter, stop)
+        self._taken = at_once(filled)
+        for fragment, memory in zip(self._fragments, self._memory, strict=True):
+            memory.copy_(fragment.core_state[1])
+
+    def _make_noise(self) -> None:
+        """For the actions of the next batch: always in the same memory."""
+        plan, noise = self._plan, []
+        for fragment, of, policy in zip(self._fragments, self._acting, self._policies, strict=True):
+            ids = of.agents.ids(self._vector.env_id, plan.spec.num_agents)
+            steps = self._steps, plan.num_steps, policy.num_draws
+            if fragment.reward.is_cuda:
+                on_device = torch.from_numpy(ids).to(fragment.reward.device)
+                noise.append(device_seeding.action_noise(plan.seed, on_device, *steps))
+            else:
+                noise.append(torch.from_numpy(seeding.action_noise(plan.seed, ids, *steps)))
+        self._noise = self._noise or [tensor.clone() for tensor in noise]
+        for own, made in zip(self._noise, noise, strict=True):
+            own.copy_(made)
+
+    def go_ahead(self, *, more: bool) -> None:
+        """See `Collector`: nothing goes on by itself."""
+
+    def give_up(self) -> None:
+        """See `Collector`."""
+        self._go_back()
+        self._steps -= self._plan.num_steps
+        self.ledger.lost += self._plan.num_steps * self._plan.num_envs
+
+    def _go_back(self) -> None:
+        """To where all was before the batch."""
+        for tensor, before in zip(self._moving(), self._before, strict=True):
+            tensor.copy_(before)
+
+    def halt(self) -> None:
+        """See `Collector`: nothing is under way."""
+
+    def state(self) -> dict[str, Array]:
+        """See `Collector`."""
+        own = self._vector.state() | self._vector.obs()
+        for i, memory in enumerate(self._memory):  # a row for each environment, as all state has
+            of_env = memory.cpu().view(self._plan.num_envs, -1)
+            own |= {f"{name}.{i}": of for name, of in remembered(of_env).items()}
+        named = {self._name + name: array for name, array in own.items()}
+        return {"steps": np.array(self._steps)} | named
+
+    def _restore(self, state: Mapping[str, Array]) -> None:
+        self._steps = int(state["steps"])
+        own = {
+            name.removeprefix(self._name): array
+            for name, array in state.items()
+            if name.startswith(self._name)
+        }
+        if not own:
+            self.restored = self._vector.start_after(self._steps)
+            return
+        self.restored = self._vector.restore(own)
+        for i, memory in enumerate(self._memory):
+            if memory.numel() and not self.restored.new_episode:
+                memory.copy_(torch.from_numpy(own[f"core_state.{i}"]).view_as(memory))
+
+    def _moving(self) -> list[Tensor]:
+        """What a batch changes, but for the batch, and can be changed back."""
+        return [*self._vector.tensors(), *self._memory]
+
+    def meters(self) -> dict[str, dict[str, float]]:
+        """See `Collector`: the only meter is this process's."""
+        return {}
+
+    def laps(self) -> dict[str, Laps]:
+        """See `Collector`."""
+        return {}
+
+    def close(self) -> None:
+        """See `Collector`."""
+        self._watchdog.close()
+        self._vector.close()

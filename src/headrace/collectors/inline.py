@@ -1,0 +1,113 @@
+"""Sampling in the learner's own process. Left out: everything that makes it faster."""
+
+from collections.abc import Mapping
+
+from headrace import batch
+from headrace.collectors.api import Collected, Ledger, Plan, Say, ShouldStop
+from headrace.collectors.rollout import Filled, Pinned, Sampler, Wanted, lag_metrics
+from headrace.collectors.snapshots import Journals, missing, unwritten
+from headrace.collectors.watchdog import Watchdog
+from headrace.envs.api import Restored
+from headrace.meter import Laps, Meter
+from headrace.models.policy import Policy
+from headrace.spec import Array
+from headrace.weights import Published
+
+
+class InlineCollector:
+    """A `Collector` that steps all vectors here, one after the other.
+
+    Args:
+        plan: what to sample.
+        meter: of this process.
+        stop: asked between two steps whether to give up.
+        state: what to go on from; {}: begin.
+        say: told of episodes that were dropped.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        meter: Meter,
+        stop: ShouldStop,
+        state: Mapping[str, Array] | None = None,
+        say: Say = lambda text: None,
+    ) -> None:
+        self._fragments = [batch.allocate(plan.layout) for _ in range(plan.num_vectors)]
+        self._plan, self._stop, self._say = plan, stop, say
+        self._sampler = Sampler(plan, list(plan.vectors), meter, name="inline")
+        self._published = Published(self._sampler.policy)
+        self._version: int | None = None  # of the weights that the next batch is made with
+        self._held: Filled | None = None  # the batch that was collected last
+        self.ledger, self.restored = Ledger(), Restored()
+        self._journals = Journals(plan, state or {})
+        self._of_vector = dict(zip(plan.vectors, self._fragments, strict=True))
+        if steps := self._journals.steps():
+            self.restored = self._sampler.restore(dict(state or {}), steps)
+            self._journals.begin(self._sampler.states())
+        self._watchdog = Watchdog(
+            meter,
+            plan.guards,
+            lambda: sum(map(missing, self._fragments)),
+            lambda: self._journals.whereabouts(self._of_vector, "inline"),
+        )
+
+    def publish(self, policy: Policy, version: int) -> None:
+        """See `Collector`."""
+        self._published.publish(policy, version)
+
+    def collect(self) -> Collected | None:
+        """See `Collector`."""
+        self._journals.enter()
+        if self._stop():
+            return None
+        version = self._published.pull(self._sampler.policy, self._version)
+        steps, self._version = self._journals.steps(), None
+        unwritten(self._fragments)
+        wanted = [Wanted(v, fragment, steps) for v, fragment in self._of_vector.items()]
+        with self._watchdog:
+            weights = Pinned([self._sampler.actor()], version)
+            filled = self._sampler.collect(wanted, weights, self._stop)
+        self.ledger.drop(filled.dropped, self._say)
+        self.ledger.count(filled.taken, filled.lost, whole=filled.whole)
+        if not filled.whole:
+            return None
+        self._journals.hold(self._of_vector, [filled])
+        self._held = filled
+        filled.lag_max = self._published.newest - version
+        filled.lag_sum = filled.lag_max * self._plan.num_steps * self._plan.num_vectors
+        metrics = lag_metrics(self._plan, [filled], 0, {})
+        return Collected(self._fragments, filled.kept, filled.episodes, metrics)
+
+    def go_ahead(self, *, more: bool) -> None:
+        """See `Collector`: here nothing goes on by itself, but as if it did."""
+        self._journals.enter()
+        if self._plan.lag and more:
+            self._version = self._published.newest
+
+    def give_up(self) -> None:
+        """See `Collector`."""
+        self._journals.drop()
+        if self._held is not None:
+            self.ledger.lost += self._held.kept
+
+    def halt(self) -> None:
+        """See `Collector`: nothing is under way."""
+
+    def state(self) -> dict[str, Array]:
+        """See `Collector`."""
+        self._journals.enter()
+        return self._journals.state()
+
+    def meters(self) -> dict[str, dict[str, float]]:
+        """See `Collector`: the only meter is this process's."""
+        return {}
+
+    def laps(self) -> dict[str, Laps]:
+        """See `Collector`."""
+        return {}
+
+    def close(self) -> None:
+        """See `Collector`."""
+        self._watchdog.close()
+        self._sampler.close()

@@ -1,0 +1,75 @@
+"""Ends a process whose own environment hangs: there is nothing else to be killed then.
+
+By a thread that sees no progress for too long. An extension that holds Python's lock while it hangs
+holds this thread as well: only from another process (a worker's learner) can that be seen.
+
+Left out: hanging workers (`supervisor.py`).
+"""
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from headrace import timeouts
+from headrace.envs.api import Guards
+from headrace.meter import Meter
+
+_LOOK_EVERY_S = 0.5
+
+
+class Watchdog:
+    """Watches while it is entered.
+
+    Args:
+        meter: of this process: its laps are progress.
+        guards: say how long a step or reset may take.
+        left: how many env steps are left to be taken: progress as well.
+        where: the environments are, in words.
+    """
+
+    def __init__(
+        self, meter: Meter, guards: Guards, left: Callable[[], int], where: Callable[[], str]
+    ) -> None:
+        self._meter, self._guards, self._left, self._where = meter, guards, left, where
+        self._entered, self._closed = False, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._silence = timeouts.Silence()
+
+    def __enter__(self) -> None:
+        if self._guards.enabled and self._thread.ident is None:
+            self._thread.start()
+        self._silence.begin(time.monotonic())
+        self._entered = True
+
+    def __exit__(self, *_: object) -> None:
+        self._entered = False
+
+    def close(self) -> None:
+        """Stop watching for good."""
+        self._closed.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(_LOOK_EVERY_S, self._limit_s() / 4)):
+            if self._entered:
+                progress = self._meter.beats[0], self._left()
+                limit_s = self._limit_s()
+                if self._silence.lasts(time.monotonic(), progress) > limit_s and self._entered:
+                    self._end(limit_s)
+
+    def _limit_s(self) -> float:
+        return timeouts.limit(self._guards.env_timeout_s, self._meter.usual_s())
+
+    def _end(self, limit_s: float) -> None:
+        print(
+            f"\nheadrace: the environment has not answered for {limit_s:g} s (--env-timeout-s), "
+            f"{self._where()}. It is stuck here, in this process, which ends:",
+            file=sys.stderr,
+            flush=True,
+        )
+        faulthandler.dump_traceback(2)
+        os._exit(1)

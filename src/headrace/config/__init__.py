@@ -1,0 +1,1 @@
+"""Settings: read from flags, files and presets, resolved once, and checked."""

@@ -1,0 +1,125 @@
+"""Numbers of envs, vectors, workers, learners and minibatches that must divide into each other.
+
+Left out: what each number means (`resolve.py`). Contradictions are refused with both sides, the
+sum, and the remedy.
+"""
+
+from typing import Any
+
+from headrace.errors import ConfigError
+
+
+def divisor(number: int, at_most: int) -> int:
+    """The largest divisor of `number` that is no larger than `at_most`."""
+    return next((d for d in range(min(at_most, number), 0, -1) if number % d == 0), 1)
+
+
+def check_sums(run: Any, network: Any, algo: Any) -> None:
+    """Refuse what does not divide (or, with a recurrent core, cannot be divided).
+
+    Args:
+        run: `RunSettings`.
+        network: `Network`.
+        algo: the algorithm's settings.
+
+    Raises:
+        ConfigError: naming the sum.
+    """
+    _check_learners(run)
+    _check_vectors(run)
+    if network.core == "none":
+        _check_minibatches(run, algo)
+    else:
+        _check_runs(run, network, algo)
+
+
+def _check_learners(run: Any) -> None:
+    learners = run.num_learners
+    for name, number in (("num_envs", run.num_envs), ("num_workers", run.num_workers)):
+        if number % learners:
+            near = number // learners * learners or learners
+            raise ConfigError(
+                f"{name}={number} does not divide among num_learners={learners}: {number} = "
+                f"{learners} x {number // learners} + {number % learners}; numbers are those of "
+                f"all learners together.\nUse --{name.replace('_', '-')} {near}, for example, or "
+                "another number of learners."
+            )
+
+
+def _check_vectors(run: Any) -> None:
+    share, workers = run.num_envs // run.num_learners, run.num_workers // run.num_learners
+    of = "num_envs" if run.num_learners == 1 else "num_envs / num_learners"
+    if share % run.envs_per_vector:
+        raise ConfigError(
+            f"{of}={share} does not divide into vectors of "
+            f"envs_per_vector={run.envs_per_vector}: {share} = "
+            f"{share // run.envs_per_vector} x {run.envs_per_vector} + "
+            f"{share % run.envs_per_vector}.\n"
+            f"Use --envs-per-vector {divisor(share, run.envs_per_vector)}, for example."
+        )
+    vectors = share // run.envs_per_vector
+    if workers > vectors:
+        most = share // workers
+        remedy = (
+            f"Use --envs-per-vector {most} or fewer"
+            if most
+            else f"Use --num-envs {run.num_workers} or more with --envs-per-vector 1"
+        )
+        each = "" if run.num_learners == 1 else " of each learner"
+        raise ConfigError(
+            f"num_workers={run.num_workers}, but there are only {run.num_vectors} vectors to share "
+            f"out{each}: num_envs / envs_per_vector = {run.num_envs} / {run.envs_per_vector}.\n"
+            f"{remedy}, or --num-workers {run.num_vectors} or fewer."
+        )
+
+
+def _check_runs(run: Any, network: Any, algo: Any) -> None:
+    """With a recurrent core."""
+    if run.model:
+        raise ConfigError(
+            f"core={network.core!r}, but the network is one of your own ({run.model}), which is "
+            "given each observation alone.\nLeave out --core, or train Headrace's network."
+        )
+    num_minibatches = getattr(algo, "num_minibatches", 1)
+    if run.num_envs % num_minibatches:
+        raise ConfigError(
+            f"num_envs={run.num_envs} does not divide into num_minibatches={num_minibatches}: with "
+            f"a recurrent core each takes all steps of equally many envs, and {run.num_envs} / "
+            f"{num_minibatches} = {run.num_envs / num_minibatches:.2f}.\n"
+            f"Use --num-minibatches {divisor(run.num_envs, num_minibatches)}, for example."
+        )
+    _check_one_row(run, algo, num_minibatches)
+    if run.num_accumulation_steps > 1:
+        raise ConfigError(
+            f"num_accumulation_steps={run.num_accumulation_steps}, but with a recurrent core a "
+            "minibatch is whole runs of envs, which are not cut into parts.\n"
+            "Use more minibatches (--num-minibatches), or --core none."
+        )
+
+
+def _check_one_row(run: Any, algo: Any, num_minibatches: int) -> None:
+    if run.num_envs * run.num_steps // num_minibatches < 2 and algo.normalize_advantage:
+        raise ConfigError(
+            "A minibatch of one row has nothing to normalize its advantage against: "
+            f"num_envs * num_steps / num_minibatches = {run.num_envs} * {run.num_steps} / "
+            f"{num_minibatches}.\nUse fewer minibatches, or --no-normalize-advantage."
+        )
+
+
+def _check_minibatches(run: Any, algo: Any) -> None:
+    num_minibatches = getattr(algo, "num_minibatches", 1)
+    _check_one_row(run, algo, num_minibatches)
+    if run.num_steps % num_minibatches:
+        raise ConfigError(
+            f"num_steps={run.num_steps} does not divide into num_minibatches={num_minibatches}: "
+            f"each minibatch takes equally many steps of every env, and {run.num_steps} / "
+            f"{num_minibatches} = {run.num_steps / num_minibatches:.2f}.\n"
+            f"Use --num-minibatches {divisor(run.num_steps, num_minibatches)}, for example."
+        )
+    rows = run.num_envs * run.num_steps // num_minibatches // run.num_learners
+    if rows % run.num_accumulation_steps:
+        raise ConfigError(
+            f"The {rows} rows of a minibatch (of one learner) do not divide into "
+            f"num_accumulation_steps={run.num_accumulation_steps} parts.\n"
+            f"Use --num-accumulation-steps {divisor(rows, run.num_accumulation_steps)}."
+        )

@@ -1,0 +1,50 @@
+"""The user's own wrappers and network. Left out: environments (`envs/factory.py`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.envs.factory import WrapperLike
+from headrace.errors import ConfigError
+from headrace.importing import load_callable
+from headrace.models.custom import ModelFactory
+
+
+@dataclass(frozen=True)
+class Code:
+    """Code of the user's own, beside the environment.
+
+    Attributes:
+        wrappers: see `EnvMaker`.
+        model: makes a network.
+    """
+
+    wrappers: tuple[WrapperLike, ...] = ()
+    model: ModelFactory | None = None
+
+    def names(self) -> dict[str, Any]:
+        """What config.json calls it: for people, and to know that it must be given again."""
+        names: dict[str, Any] = {}
+        if self.wrappers:
+            names["wrapper"] = tuple(
+                w if isinstance(w, str) else getattr(w, "__name__", "wrapper")
+                for w in self.wrappers
+            )
+        if self.model is not None:
+            own = getattr(self.model, "__qualname__", "model")
+            names["model"] = f"{getattr(self.model, '__module__', '')}:{own}"
+        return names
+
+
+NO_CODE = Code()
+
+
+def code(wrappers: Sequence[WrapperLike], model: str | ModelFactory | None) -> Code:
+    """Code as a caller names it: callables, or `module:callable` for a network.
+
+    Raises:
+        ConfigError: there is no such module or callable.
+    """
+    if isinstance(model, str):
+        model = load_callable(model, ConfigError) if model else None
+    return Code(tuple(wrappers), model)

@@ -1,0 +1,341 @@
+"""The ranks of a job: which one this is, and what they tell each other.
+
+A rank is one learner with samplers of its own. Ranks meet in three places only: gradients (through
+`wrap`), a few numbers per update, and, for checkpoints, the state of the samplers. All that is
+gathered is the same on every rank, in the order of ranks, so that what is decided on it is decided
+alike everywhere.
+
+Left out: starting ranks (`distributed/local_ranks.py`), memory between ranks of one host
+(`shm_collectives.py`).
+"""
+
+import contextlib
+import datetime
+import gc
+import inspect
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # keeps, in defaults, the group that there is when it is imported
+from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from headrace.distributed.shm_collectives import Exchange
+from headrace.errors import ConfigError, RankError
+from headrace.meter import Meter
+
+Backend = Literal["auto", "nccl", "gloo", "mpi"]
+
+
+class Ranks(Protocol):
+    """What a rank knows of the others.
+
+    Attributes:
+        rank, size: which of how many.
+        local_rank: which of those on this host: its GPU.
+        way: how they reach each other, in words.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    way: str
+
+    def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
+        """`module`, whose gradients become their mean over all ranks in `backward`.
+
+        Args:
+            module: a loss.
+            meter: of this process.
+            may_skip: whether a loss may leave out some of the parameters.
+        """
+
+    def mean(self, gradient: Tensor, meter: Meter) -> None:
+        """Replace a gradient (contiguous, of one shape and dtype everywhere) by its mean."""
+
+    def meeting(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, the loss of another rank is a RankError (`backward` has errors of torch's)."""
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """`[size, ...]`: `tensor` (of one shape and dtype everywhere) of every rank."""
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """What each rank brings, of any length."""
+
+    def close(self) -> None:
+        """Leave the job."""
+
+
+class Alone:
+    """The only rank."""
+
+    rank, size, local_rank = 0, 1, 0
+    way = "no way"
+
+    def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
+        """See `Ranks`."""
+        return module
+
+    def mean(self, gradient: Tensor, meter: Meter) -> None:
+        """See `Ranks`."""
+
+    def meeting(self) -> contextlib.AbstractContextManager[None]:
+        """See `Ranks`."""
+        return contextlib.nullcontext()
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """See `Ranks`."""
+        return tensor.unsqueeze(0)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """See `Ranks`."""
+        return [data]
+
+    def close(self) -> None:
+        """See `Ranks`."""
+
+
+ALONE = Alone()
+
+
+def gather_json(ranks: Ranks, data: Any) -> list[Any]:
+    """Plain data of every rank."""
+    if ranks.size == 1:
+        return [data]
+    return [json.loads(each) for each in ranks.gather_bytes(json.dumps(data).encode())]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands in its job.
+
+    Attributes:
+        rank, size: which of how many.
+        local_rank: which of those on this host: its GPU.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+class Job:
+    """A rank among others, over `torch.distributed`.
+
+    Ranks on the CPUs of one host use shared memory instead, unless a backend was asked for.
+
+    Args:
+        place: which rank this is.
+        store: where the ranks find each other; None: MPI's own way.
+        backend: see `--backend`.
+        device: what this rank computes on.
+        limit_s: how long a rank may let the others wait.
+
+    Raises:
+        ConfigError: torch was built without the backend, or it does not fit the device.
+        RankError: the others did not come.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        store: Store | None,
+        backend: Backend,
+        device: torch.device,
+        limit_s: float,
+    ) -> None:
+        self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
+        self._exchange: Exchange | None = None
+        self._cpu: dist.ProcessGroup | None = None
+        self.way = chosen = backend_for(backend, device)
+        if store is None and chosen != "mpi":
+            raise ConfigError(
+                "RANK and WORLD_SIZE are set in the environment, as torchrun does, but MASTER_ADDR "
+                "and MASTER_PORT are not.\nStart with torchrun, or unset RANK and WORLD_SIZE."
+            )
+        if dist.is_initialized():
+            raise ConfigError(
+                "This process is a rank of another torch.distributed job already.\n"
+                "Train with several learners in one process at a time, after the other has ended."
+            )
+        self._excepthook = sys.excepthook  # torch puts the rank before every later traceback
+        limit = datetime.timedelta(seconds=limit_s)
+        with contextlib.ExitStack() as stack, self.meeting():
+            stack.callback(self.close)
+            dist.init_process_group(
+                chosen,
+                store=store,
+                rank=-1 if store is None else place.rank,
+                world_size=-1 if store is None else place.size,
+                timeout=limit,
+                device_id=device if chosen == "nccl" else None,
+            )
+            # What is gathered for decisions lies on the CPU.
+            self._cpu = dist.new_group(backend="gloo") if chosen == "nccl" else dist.group.WORLD
+            here = set(self.gather_bytes(_host().encode()))
+            if backend == "auto" and chosen == "gloo" and len(here) == 1 and self.size > 1:
+                self.way = "shared memory"
+                shared = dist.distributed_c10d._get_default_store()
+                self._exchange = Exchange(
+                    self.rank,
+                    self.size,
+                    shared.set,
+                    lambda name: shared.get(name).decode(),
+                    _CAPACITY,
+                    limit_s,
+                )
+            stack.pop_all()
+
+    def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
+        """See `Ranks`."""
+        with self.meeting():
+            wrapped = DistributedDataParallel(
+                module,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=may_skip,
+                **_NO_BUFFERS,
+            )
+        if self._exchange is not None:
+            wrapped.register_comm_hook((self, meter), _mean_over_ranks)
+        return wrapped
+
+    def mean(self, gradient: Tensor, meter: Meter) -> None:
+        """See `Ranks`."""
+        if self._exchange is None:
+            with self.meeting():
+                dist.all_reduce(gradient)
+        else:
+            meter.lap("learn")
+            self._exchange.sum(gradient)
+            meter.lap("allreduce")
+        gradient /= self.size
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """See `Ranks`."""
+        tensor = tensor.contiguous()
+        if self._exchange is not None:
+            parts = self._exchange.gather(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+            each = [torch.frombuffer(bytearray(part), dtype=tensor.dtype) for part in parts]
+            return torch.stack(each).view(self.size, *tensor.shape)
+        out = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        with self.meeting():
+            dist.all_gather(list(out.unbind()), tensor)
+        return out
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """See `Ranks`."""
+        if self._exchange is not None:
+            return self._exchange.gather(data)
+        size = torch.tensor([len(data)])
+        sizes = [torch.zeros_like(size) for _ in range(self.size)]
+        with self.meeting():
+            dist.all_gather(sizes, size, group=self._cpu)
+            longest = max(int(s) for s in sizes)
+            mine = torch.zeros(longest, dtype=torch.uint8)
+            if data:
+                mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            parts = [torch.empty_like(mine) for _ in range(self.size)]
+            dist.all_gather(parts, mine, group=self._cpu)
+        return [part[: int(s)].numpy().tobytes() for part, s in zip(parts, sizes, strict=True)]
+
+    def close(self) -> None:
+        """See `Ranks`."""
+        if self._exchange is not None:
+            self._exchange.close()
+        self._cpu = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # gloo's threads end with the last reference to their group, and some lie in cycles, as a
+        # wrapped module's. A thread that outlives the interpreter may abort the process.
+        gc.collect()
+        sys.excepthook = self._excepthook
+
+    @contextlib.contextmanager
+    def meeting(self) -> Iterator[None]:
+        """See `Ranks`."""
+        try:
+            yield
+        except RuntimeError as error:
+            # gloo has no class of its own
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+                raise
+            raise RankError(
+                f"Rank {self.rank} of {self.size} lost the others: {error}\n"
+                "If one of them failed, its own message says why."
+            ) from error
+
+
+# Normalizers are the same on all ranks already. torch 2.13 gave the argument another name.
+_DDP_ARGUMENTS = inspect.signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in _DDP_ARGUMENTS
+    else "broadcast_buffers": False
+}
+_CAPACITY = 1 << 24  # bytes; untouched pages cost no memory
+
+
+def _mean_over_ranks(
+    state: tuple[Job, Meter],
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP checks the annotation
+) -> torch.futures.Future[Tensor]:
+    """What `DistributedDataParallel` calls with gradients that are ready."""
+    job, meter = state
+    job.mean(bucket.buffer(), meter)
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def visible_gpus(name: str) -> int:
+    """How many learners of this machine can have one each, by the setting of the device."""
+    return 0 if name == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
+
+
+def device_of(name: str, local_rank: int) -> torch.device:
+    """What a rank computes on, by the setting; ConfigError if there is no such device."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "device='cuda', but torch finds no CUDA device (see `headrace doctor`).\n"
+            "Use --device cpu (or auto)."
+        )
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if local_rank >= (gpus := torch.cuda.device_count()):
+        raise ConfigError(
+            f"Learner {local_rank + 1} of this machine has no GPU: there are {gpus}, and each "
+            f"learner takes one.\nUse --num-learners {gpus}, or --device cpu."
+        )
+    return torch.device("cuda", local_rank)
+
+
+def backend_for(backend: Backend, device: torch.device) -> str:
+    """torch.distributed's name of what was asked for; ConfigError if it does not fit."""
+    if backend == "auto":
+        return "nccl" if device.type == "cuda" else "gloo"
+    if backend == "nccl" and device.type != "cuda":
+        raise ConfigError("backend='nccl' is for GPUs, and the learner is on the CPU: use gloo.")
+    if not dist.is_backend_available(backend):
+        raise ConfigError(
+            f"backend={backend!r}: this torch was built without it (see `headrace doctor`).\n"
+            "Use --backend auto."
+        )
+    return backend
+
+
+def _host() -> str:
+    """Two ranks with the same can share memory and sockets."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if not boot.exists():
+        return f"{os.uname().nodename}-{os.getpid()}"
+    return f"{boot.read_text().strip()}-{os.stat('/proc/self/ns/net').st_ino}"

@@ -1,0 +1,201 @@
+"""Playing a kernel environment, whatever runs it, with all that happens kept as arrays.
+
+Where there is no GPU, Numba's simulator of one stands in, which is chosen as Numba is imported: so
+it runs in a process of its own (`_serve`), unless this one has it already.
+
+Left out: what is made of it (`compare.py`, `kernel_checks.py`).
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import torch
+
+from headrace import batch
+from headrace.batch import Fragment
+from headrace.envs import spaces
+from headrace.envs.api import Guards
+from headrace.envs.kernels import compiler
+from headrace.envs.kernels.compiler import Target
+from headrace.envs.kernels.env import KernelEnv
+from headrace.envs.kernels.vector import KernelVector
+from headrace.errors import EnvError
+from headrace.meter import Meter
+from headrace.spec import Array, EnvSpec
+
+State = dict[str, Array]
+"""As `KernelVector.state` gives it, with the observations (`obs.`)."""
+
+
+class Play(NamedTuple):
+    """What to play.
+
+    Attributes:
+        env: the environment.
+        env_id: `[n]`, which of a run's.
+        action: `[T, n * agents, ...]`, as a policy emits them.
+        seed: of the run.
+        start: where each begins; {}: with an episode.
+        first_episode: then, the index of that episode.
+    """
+
+    env: KernelEnv
+    env_id: Array
+    action: Array
+    seed: int = 0
+    start: State = {}  # noqa: RUF012
+    first_episode: int = 0
+
+
+class Played(NamedTuple):
+    """What happened: `rows` are `[T, n, ...]`, or `[T, n, agents, ...]` if there are several.
+
+    Attributes:
+        state: name -> `[T + 1, n, ...]`: the world before each step, and after the last. `step` is
+            `episode_step` here.
+        obs: `[T + 1, n, agents, size]`, as `state`.
+        rows: `action` (the environment's), `reward`, `terminated`, `truncated`, `valid`, and
+            `final_obs`, which is 0 where none was kept.
+        length: `[T, n]`, steps of an episode that ended there; 0: none did.
+    """
+
+    state: dict[str, Array]
+    obs: Array
+    rows: dict[str, Array]
+    length: Array
+
+    @property
+    def num_begun(self) -> int:
+        """Episodes, the unfinished ones included."""
+        return int(self.length.shape[1] + (self.length > 0).sum())
+
+    def at(self, t: Array, e: Array) -> State:
+        """Rows of states from which to play: `t` and `e` are `[rows]`."""
+        obs = self.obs[t, e].reshape(len(t), -1)
+        return {name: of[t, e] for name, of in self.state.items()} | {"obs.": obs}
+
+
+def spec_of(env: KernelEnv) -> EnvSpec:
+    """What the environment offers to an agent; UnsupportedSpaceError."""
+    return spaces.of_kernel(type(env).__name__, env)
+
+
+def random_actions(spec: EnvSpec, shape: tuple[int, int], seed: int) -> Array:
+    """`[T, rows, ...]`: choices, or Gaussian numbers, of which some are out of bounds."""
+    rng = np.random.default_rng(seed)
+    if spec.action.kind == "box":
+        return (2 * rng.standard_normal((*shape, spec.action.size))).astype(np.float32)
+    nvec = spec.action.nvec[0] if spec.action.kind == "discrete" else spec.action.nvec
+    return rng.integers(0, nvec, (*shape, *spec.action.shape))
+
+
+def play(what: Play, target: Target, *, quiet: bool = True) -> Played:
+    """Play it, here.
+
+    Args:
+        what: what to play.
+        target: what runs it.
+        quiet: say nothing of overflows and divisions by zero, where it is interpreted.
+
+    Raises:
+        Exception: whatever the environment's functions raise, or their compiler.
+    """
+    env, spec, num_agents = what.env, spec_of(what.env), what.env.num_agents
+    num_steps, n = len(what.action), len(what.env_id)
+    vector = KernelVector(
+        env,
+        spec,
+        what.env_id,
+        what.seed,
+        Meter(),
+        target=target,
+        sampler="",
+        guards=Guards(enabled=False),
+    )
+    try:
+        if what.start:
+            vector.restore(what.start)
+        elif what.first_episode:
+            vector.start_after(what.first_episode)
+        columns = batch.columns(spec, {}, num_steps, n * num_agents)
+        fragment = batch.allocate(columns, device=vector.device)
+        fragment.action.copy_(torch.from_numpy(what.action))
+        with np.errstate(all="ignore" if quiet else "warn"):
+            vector.bind(fragment)
+        states, actions = [vector.state()], []
+        for t in range(num_steps):
+            with np.errstate(all="ignore" if quiet else "warn"):
+                vector.step(t)
+            states.append(vector.state())
+            actions.append(vector.world["action"].cpu().numpy().copy())
+        length = vector.books["ended_length"].cpu().numpy().copy()
+    finally:
+        vector.close()
+    agents = (num_agents,) if env.agents else ()
+    rows = {
+        name: getattr(fragment, name).cpu().numpy().reshape(num_steps, n, *agents)
+        for name in ("reward", "terminated", "truncated", "valid")
+    }
+    return Played(
+        {name: np.stack([state[name] for state in states]) for name in states[0]},
+        _of(fragment.obs).reshape(num_steps + 1, n, *agents, -1),
+        {"action": np.stack(actions), **rows, "final_obs": _finals(fragment, (n, *agents))},
+        length,
+    )
+
+
+def _finals(fragment: Fragment, rows: tuple[int, ...]) -> Array:
+    """`[T, *rows, size]`."""
+    num_steps, (obs, step, row) = fragment.num_steps, fragment.finals()
+    found = np.zeros((num_steps, fragment.num_envs, _of(obs).shape[-1]), _of(obs).dtype)
+    used = (step < num_steps).cpu().numpy()
+    found[step.cpu().numpy()[used], row.cpu().numpy()[used]] = _of(obs)[used]
+    return found.reshape(num_steps, *rows, -1)
+
+
+def _of(obs: batch.Obs) -> Array:
+    assert isinstance(obs, torch.Tensor)
+    array: Array = obs.cpu().numpy()
+    return array
+
+
+def play_all(plays: Sequence[Play], *, simulated: bool) -> list[Played]:
+    """Play them on a GPU.
+
+    Args:
+        plays: what to play.
+        simulated: on Numba's simulator, and not on this machine's GPU.
+
+    Raises:
+        EnvError: the process of the simulator failed.
+        Exception: see `play`.
+    """
+    if not simulated or compiler.is_simulated():
+        return [play(what, "cuda") for what in plays]
+    # A GPU that is there must not be taken for the simulator's
+    more = {"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", "from headrace.envs.check.plays import _serve; _serve()"],
+        input=cloudpickle.dumps(list(plays)),
+        capture_output=True,
+        env=os.environ | more | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise EnvError(f"{said}\nThe process of Numba's CUDA simulator ended with an error.")
+    played: list[Played] = cloudpickle.loads(done.stdout)
+    return played
+
+
+def _serve() -> None:
+    """Plays come from standard input, what happened goes to standard output."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what an environment's functions print
+    plays: Any = cloudpickle.load(sys.stdin.buffer)
+    with output:
+        cloudpickle.dump([play(what, "cuda") for what in plays], output)

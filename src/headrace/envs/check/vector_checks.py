@@ -1,0 +1,97 @@
+"""Checks of environments that are no kernels: they are stepped as a run would, with its checks.
+
+At random, over some episodes, and twice. Left out: kernel environments (`checker.py` has their
+checks), and a GPU.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from headrace import batch
+from headrace.envs.api import VectorEnv
+from headrace.envs.check.plays import random_actions
+from headrace.envs.check.report import Check
+from headrace.envs.device import device_vector, is_one_vector
+from headrace.envs.factory import EnvMaker
+from headrace.envs.vectors import make_vector
+from headrace.errors import EnvError
+from headrace.meter import Meter
+from headrace.spec import Agents, Array, EnvSpec
+
+_NUM_ENVS, _NUM_STEPS = 8, 200
+_TO_DO = "Draw all random numbers from a generator that reset(seed=...) seeds."
+
+
+def vector_checks(maker: EnvMaker, spec: EnvSpec, num_steps: int, seed: int) -> Iterator[Check]:
+    """All checks, each made as it is asked for; args as of `check_env`.
+
+    Args:
+        maker: makes them.
+        spec: what they offer.
+        num_steps: steps of each; 0: 200.
+        seed: of the run, and of actions.
+    """
+    num_steps = num_steps or _NUM_STEPS
+    done = f"{_NUM_ENVS} environments stepped at random over {num_steps} steps"
+    try:
+        first, num_ended = _play(maker, spec, num_steps, seed, seed)
+    except EnvError as error:
+        yield Check("play", done, wrong=(str(error),))
+        yield Check("randomness", missing="stepping fails")
+        return
+    few = "no episode ended: play longer (--num-steps), or see that episodes end."
+    yield Check("play", f"{done}, {num_ended} episodes ended", warnings=() if num_ended else (few,))
+    wrong, warnings = [], []
+    if not _same(first, _play(maker, spec, num_steps, seed, seed)[0]):
+        wrong.append("the same seed and actions give other observations or rewards.")
+    elif _same(first, _play(maker, spec, num_steps, seed + 1, seed)[0]):
+        warnings.append("another seed gives the same: nothing is random, or seeds are not used.")
+    yield Check(
+        "randomness",
+        "the same seed twice, and another one",
+        tuple(wrong),
+        tuple(warnings),
+        (_TO_DO,) if wrong or warnings else (),
+    )
+
+
+def _play(
+    maker: EnvMaker, spec: EnvSpec, num_steps: int, seed: int, action_seed: int
+) -> tuple[list[Array], int]:
+    """Everything that was seen and paid, and how many episodes ended; EnvError."""
+    parts = [Agents(i, 1) for i in range(spec.num_agents)]  # each may have its own spaces
+    of_all = maker, spec, np.arange(_NUM_ENVS), seed, Meter()
+    vector: VectorEnv = (
+        device_vector(
+            *of_all, parts=parts, device=torch.device("cpu"), num_threads=1, sampler="check"
+        )
+        if is_one_vector(maker, spec)
+        else make_vector(*of_all, num_threads=1, sampler="check")
+    )
+    fragments = []
+    try:
+        for part in parts:
+            own = spec.of(part)
+            fragment = batch.allocate(batch.columns(own, {}, num_steps, _NUM_ENVS))
+            action = random_actions(own, (num_steps, _NUM_ENVS), action_seed)
+            fragment.action.copy_(torch.from_numpy(action))
+            fragments.append(fragment)
+        vector.bind(*fragments)
+        for t in range(num_steps):
+            vector.step(t)
+        episodes = vector.finish()
+        columns = [
+            np.asarray(column)
+            for of in fragments
+            for obs in [of.obs if isinstance(of.obs, dict) else {"": of.obs}]
+            for column in (*obs.values(), of.reward, of.terminated, of.truncated, of.valid)
+        ]
+        return columns, len(episodes)
+    finally:
+        vector.close()
+
+
+def _same(one: list[Array], other: list[Array]) -> bool:
+    return all(np.array_equal(*pair, equal_nan=True) for pair in zip(one, other, strict=True))

@@ -1,0 +1,90 @@
+"""Bringing back an episode that was under way when a run was saved.
+
+Three ways, the best that the environment allows: its own `get_state` / `set_state`; a reset with
+the episode's seed and its recorded actions once more; a new episode.
+
+Left out: what is written to disk (`storage/checkpoint.py`); nothing here is ever pickled.
+"""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from headrace.envs.inside import inside
+from headrace.spec import Array
+
+
+class ActionLog:
+    """The environment actions of the episodes under way, in pieces of a fragment each."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Array] = deque()
+        self._length = 0
+
+    def commit(self, actions: Array, needed: int) -> None:
+        """Append `[T, n, ...]` actions, and drop pieces older than the last `needed` steps."""
+        self._pieces.append(actions)
+        self._length += len(actions)
+        while self._pieces and self._length - len(self._pieces[0]) >= needed:
+            self._length -= len(self._pieces.popleft())
+
+    def last(self, column: int, count: int) -> Array | None:
+        """The last `count` actions of one env, `[count, ...]`; None if they are not all here."""
+        if count > self._length:
+            return None
+        if count == 0:
+            return np.zeros(0)
+        return np.concatenate([piece[:, column] for piece in self._pieces])[-count:]
+
+
+def get_state(env: Any) -> dict[str, Array] | None:
+    """The environment's own state as named arrays, or None if it does not offer one that is safe.
+
+    `get_state` may return an array, bytes, or a dict of those.
+    """
+    holder, _ = inside(env)
+    if not _has_state(holder):
+        return None
+    state = holder.get_state()
+    named = state if isinstance(state, dict) else {"": state}
+    arrays = {}
+    for key, value in named.items():
+        if isinstance(value, bytes):
+            arrays[f"bytes:{key}"] = np.frombuffer(value, np.uint8).copy()
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            arrays[f"array:{key}"] = value.copy()
+        else:
+            return None
+    return arrays
+
+
+def set_state(env: Any, arrays: dict[str, Array]) -> None:
+    """Undo `get_state`; the environment has been reset before."""
+    holder, _ = inside(env)
+    if not _has_state(holder):
+        raise ValueError("the environment has no set_state any more")
+    state: dict[str, Any] = {}
+    for name, array in arrays.items():
+        kind, _, key = name.partition(":")
+        state[key] = array.tobytes() if kind == "bytes" else array
+    holder.set_state(state[""] if set(state) == {""} else state)
+
+
+def _has_state(env: Any) -> bool:
+    # vars of the class: some wrappers forward attributes that are not their own
+    return all(hasattr(type(env), name) for name in ("get_state", "set_state"))
+
+
+def replay(env: Any, seed: int, actions: Array) -> tuple[Any, Any] | None:
+    """Reset with `seed` and take `actions` again.
+
+    Returns:
+        The observation and info where that leads; None if the episode ended on the way.
+    """
+    obs, info = env.reset(seed=seed)
+    for action in actions:
+        obs, _, terminated, truncated, info = env.step(action)
+        if terminated or truncated:
+            return None
+    return obs, info

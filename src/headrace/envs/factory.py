@@ -1,0 +1,340 @@
+"""From what a user calls an environment to something that makes it, in any process.
+
+A kernel environment is made as it is where its own vector form is stepped, and in Gymnasium's form
+where it is interpreted or wrapped. Left out: stepping (`python_vector.py`, `native_vector.py`,
+`device.py`), whose ids are whose (`registry.py`), and which ids a preset knows (`run/presets`).
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import gymnasium
+
+from headrace import importing
+from headrace.envs import registry, spaces
+from headrace.envs.api import check_fields, env_error
+from headrace.envs.gym import atari, mujoco
+from headrace.envs.kernels import registry as kernel_registry
+from headrace.envs.kernels.env import KernelEnv
+from headrace.envs.kernels.gym_adapter import KernelGymEnv
+from headrace.envs.spaces import is_parallel
+from headrace.errors import ConfigError, UsageError
+from headrace.spec import EnvSpec
+
+EnvLike = str | Callable[..., Any]
+"""An id, `module:EnvId`, `module:callable`, or a callable that makes an environment; a kernel
+environment's class is one. What takes `num_envs` and `device` makes many that step tensors."""
+
+WrapperLike = str | Callable[[Any], Any]
+"""`module:callable`, or a callable: gets an environment and gives it back, wrapped."""
+
+
+@dataclass(frozen=True)
+class EnvMaker:
+    """Makes environments; picklable, so that a worker can do it too.
+
+    Attributes:
+        env: see `EnvLike`.
+        kwargs: passed to the id's constructor or to the callable.
+        wrappers: put around each environment, the first one innermost.
+        native: whether the environment's own vector form is stepped (a kernel environment
+            compiled), and not its Python form.
+        drop_obs_keys, action_mask: see `spaces.read`.
+    """
+
+    env: EnvLike
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    wrappers: tuple[WrapperLike, ...] = ()
+    native: bool = False
+    drop_obs_keys: tuple[str, ...] = ()
+    action_mask: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages and run directories."""
+        name = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", "env")
+        return "env" if name == "<lambda>" else name
+
+    @property
+    def is_code(self) -> bool:
+        """Whether making it imports or runs code that the user named (not a registered id)."""
+        return not isinstance(self.env, str) or ":" in self.env
+
+    @property
+    def steps_tensors(self) -> bool:
+        """Whether it makes many environments at a time, which step tensors: see `tensors`."""
+        target = registry.resolve(self.env)
+        if isinstance(target, str) or not callable(target):
+            return False
+        try:
+            return {"num_envs", "device"} <= inspect.signature(target).parameters.keys()
+        except ValueError:  # built-ins do not tell their signature
+            return False
+
+    def __call__(self, *, render_mode: str | None = None) -> Any:
+        """Make one environment in its Python form, wrapped.
+
+        Raises:
+            EnvNotFoundError: there is no such id, module or callable.
+            MissingExtraError: a package that it needs is not installed.
+            UsageError: what was made is no environment.
+            EnvError: making or wrapping it raised.
+        """
+        return self.python_form(self.made(render_mode=render_mode))
+
+    def made(self, *, render_mode: str | None = None) -> Any:
+        """One environment as the id or callable gives it, which may be a `KernelEnv`.
+
+        Raises:
+            UsageError: it steps tensors, or what was made is no environment.
+            EnvError: making it raised.
+        """
+        if self.steps_tensors:
+            raise UsageError(
+                f"{self.name} makes many environments that step tensors as one: there is no single "
+                "one to be stepped in Python.\nLeave --vectorization python out."
+            )
+        target = registry.resolve(self.env)
+        if not isinstance(target, str):
+            return self._call(target, render_mode)
+        registry.load(target)
+        if (kernel := kernel_registry.registered(target)) is not None:
+            return self._call(kernel, render_mode)
+        make = atari.make if target.startswith("ALE/") else gymnasium.make
+        # The checker wraps every step for the sake of the first.
+        more = {"disable_env_checker": True} | ({"render_mode": render_mode} if render_mode else {})
+        return registry.made(target, self.kwargs, lambda: make(target, **self.kwargs | more))
+
+    def python_form(self, env: Any) -> Any:
+        """What `made` gave, in its Python form, wrapped.
+
+        Raises:
+            UsageError: it is no environment, or a kernel environment of several agents; or it is to
+                be wrapped, and is a game in PettingZoo's form.
+            EnvError: wrapping it raised.
+        """
+        if isinstance(env, KernelEnv):
+            if env.agents:
+                raise UsageError(
+                    f"{self.name} is a game of several agents ({', '.join(env.agents)}): it is "
+                    "trained on compiled, and without wrappers.\nLeave --vectorization python and "
+                    "--wrapper out; to debug it, "
+                    "headrace.envs.kernels.pettingzoo_adapter.KernelParallelEnv is interpreted."
+                )
+            env = KernelGymEnv(env)
+        if is_parallel(env):
+            if self.wrappers:
+                raise UsageError(
+                    f"{self.name} is a game in PettingZoo's parallel form, and is not wrapped here."
+                    "\nLeave --wrapper out, and let a callable of your own make it and wrap it."
+                )
+            return env
+        _check_is_env(env, self.name)
+        for wrapper in self.wrappers:
+            wrap = (
+                importing.load_callable(wrapper, ConfigError)
+                if isinstance(wrapper, str)
+                else wrapper
+            )
+            try:
+                env = wrap(env)
+            except Exception as error:
+                name = wrapper if isinstance(wrapper, str) else getattr(wrap, "__name__", "wrapper")
+                raise env_error(error, f"while {name} wrapped {self.name}") from error
+            _check_is_env(env, getattr(wrapper, "__name__", wrapper))
+        return env
+
+    def _call(self, target: Callable[..., Any], render_mode: str | None, **more: Any) -> Any:
+        if not callable(target):
+            raise UsageError(
+                f"env is an instance of {type(target).__name__}: expected what makes one, for "
+                "there will be several: an id, a class, or `lambda: ...`."
+            )
+        if isinstance(target, type) and issubclass(target, KernelEnv):
+            target = partial(kernel_registry.build, target)
+        kwargs = self.kwargs | more
+        if render_mode is not None and "render_mode" in inspect.signature(target).parameters:
+            kwargs["render_mode"] = render_mode
+        try:
+            inspect.signature(target).bind(**kwargs)
+        except TypeError as error:
+            raise UsageError(f"{self.name} does not take env_kwargs={kwargs}: {error}") from None
+        except ValueError:
+            pass  # built-ins do not tell their signature
+        try:
+            return target(**kwargs)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise env_error(error, f"while making {self.name} with {kwargs}") from error
+
+    def kernel(self) -> KernelEnv | None:
+        """The kernel environment that is to be stepped compiled; None if there is none.
+
+        Raises:
+            UsageError, EnvError: as when one is made.
+        """
+        if not self.native or self.wrappers or self.steps_tensors:
+            return None
+        target = registry.resolve(self.env)
+        if isinstance(target, str):
+            registry.load(target)
+            if kernel_registry.registered(target) is None:
+                return None
+        env = self.made()
+        if isinstance(env, KernelEnv):
+            return env
+        _check_is_env(env, self.name)
+        env.close()
+        return None
+
+    def tensors(self, num_envs: int, device: str) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+        """Make environments that step tensors, all as one.
+
+        Args:
+            num_envs: how many.
+            device: where their tensors are, as torch names it.
+
+        Raises:
+            UsageError: they are to be wrapped, or what was made is no such vector.
+            EnvError: making it raised.
+        """
+        if self.wrappers:
+            raise UsageError(
+                f"{self.name} makes many environments that step tensors as one, and these are not "
+                "wrapped here.\nLeave --wrapper out, and let a callable of your own wrap them."
+            )
+        if ours := {"num_envs", "device"} & self.kwargs.keys():
+            raise UsageError(
+                f"env_kwargs={self.kwargs}: {self.name} gets {' and '.join(sorted(ours))} from "
+                "--num-envs and --device. Leave it out there."
+            )
+        target = registry.resolve(self.env)
+        assert callable(target), self.name
+        made = self._call(target, None, num_envs=num_envs, device=device)
+        if not isinstance(made, gymnasium.vector.VectorEnv):
+            raise UsageError(
+                f"{self.name} takes num_envs and device, as what makes environments that step "
+                f"tensors, and made a {type(made).__name__}.\n"
+                "Expected a gymnasium.vector.VectorEnv of so many."
+            )
+        return made
+
+    def vector(self, num_envs: int, num_threads: int) -> Any:
+        """Make the environment's own vector form, a `gymnasium.vector.VectorEnv`.
+
+        Args:
+            num_envs: how many environments it holds.
+            num_threads: how many threads it may use, where it can be told.
+
+        Raises:
+            ConfigError: it has no such form, or is to be wrapped.
+            EnvNotFoundError, MissingExtraError, EnvError: as for one environment.
+        """
+        target = registry.resolve(self.env)
+        if not isinstance(target, str) or self.wrappers:
+            what = "wrapped" if self.wrappers else "made by a callable"
+            raise ConfigError(
+                f"vectorization='native', but {self.name} is {what}: only a registered id, or a "
+                "kernel environment, can have a vector form of its own.\n"
+                "Use --vectorization python (or auto)."
+            )
+        registry.load(target)
+        if target in gymnasium.registry and not gymnasium.registry[target].vector_entry_point:
+            raise ConfigError(
+                f"vectorization='native', but {target} registers no vector_entry_point.\n"
+                "Use --vectorization python (or auto)."
+            )
+        kwargs = self.kwargs
+        if target.startswith("ALE/"):
+            kwargs = atari.vector_kwargs(num_threads) | kwargs
+        return registry.made(
+            target,
+            self.kwargs,
+            lambda: gymnasium.make_vec(target, num_envs, "vector_entry_point", **kwargs),
+        )
+
+
+def _check_is_env(env: Any, maker: Any) -> None:
+    for attribute in ("reset", "step", "close", "observation_space", "action_space"):
+        if not hasattr(env, attribute):
+            raise UsageError(
+                f"{maker} made a {type(env).__name__}, which has no `{attribute}`.\n"
+                "Expected a gymnasium.Env: reset, step, close, observation_space, action_space."
+            )
+
+
+def make_all(maker: EnvMaker, count: int) -> list[Any]:
+    """So many environments; if one cannot be made, those before it are closed."""
+    with contextlib.ExitStack() as stack, mujoco.muted():
+        envs = []
+        for _ in range(count):
+            envs.append(maker())
+            stack.callback(envs[-1].close)
+        stack.pop_all()
+    return envs
+
+
+def env_spec(maker: EnvMaker) -> EnvSpec:
+    """Make one environment (or vector of one), read its spaces, and close it.
+
+    Raises:
+        UnsupportedSpaceError: naming the space and its key.
+        EnvError: it failed.
+    """
+    options: dict[str, Any] = {
+        "drop_obs_keys": maker.drop_obs_keys, "action_mask": maker.action_mask,
+    }  # fmt: skip
+    env: Any = maker.tensors(1, "cpu") if maker.steps_tensors else maker.kernel()
+    if env is None:
+        env = maker.vector(1, num_threads=1) if maker.native else maker.made()
+    if isinstance(env, KernelEnv) and not maker.wrappers:
+        return spaces.of_kernel(maker.name, env, **options)
+    is_vector = maker.native or maker.steps_tensors
+    if not is_vector:
+        env = maker.python_form(env)
+    try:
+        if is_parallel(env):
+            info = _first_info(maker, env, map(env.action_space, env.possible_agents))
+            return spaces.of_parallel(maker.name, env, info, **options)
+        single = "single_" if is_vector else ""
+        observation, action = (
+            getattr(env, f"{single}{role}_space") for role in ("observation", "action")
+        )
+        read = spaces.of_tensors if maker.steps_tensors else spaces.read
+        info = _first_info(maker, env, [action])
+        return read(maker.name, observation, action, info, **options)
+    finally:
+        try:
+            env.close()
+        except Exception as error:
+            raise env_error(
+                error, f"while closing {maker.name}, which was made for its spaces"
+            ) from error
+
+
+def _first_info(maker: EnvMaker, env: Any, actions: Iterable[Any]) -> Mapping[str, Any]:
+    """What a reset says beside the observations, if there may be an action mask in it."""
+    has_choices = any(
+        isinstance(
+            action,
+            gymnasium.spaces.Discrete
+            | gymnasium.spaces.MultiDiscrete
+            | gymnasium.spaces.MultiBinary,
+        )
+        for action in actions
+    )
+    if not has_choices or maker.action_mask not in ("auto", "info"):
+        return {}
+    where = f"env 0 of {maker.name}, episode 0, to see what it offers: reset(seed=0)"
+    try:
+        result = env.reset(seed=0)
+    except Exception as error:
+        raise env_error(error, f"in reset of {where}") from error
+    check_fields("reset", result, where)
+    info: Mapping[str, Any] = result[1]
+    return info

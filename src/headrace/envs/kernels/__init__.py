@@ -1,0 +1,1 @@
+"""Kernel environments: scalar Python functions, compiled for the CPU and for CUDA."""

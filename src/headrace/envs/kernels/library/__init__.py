@@ -1,0 +1,25 @@
+"""The kernel environments that come with Headrace, and their ids: importing this registers them."""
+
+from headrace.envs.kernels.env import KernelEnv
+from headrace.envs.kernels.library.acrobot import Acrobot
+from headrace.envs.kernels.library.cartpole import CartPole
+from headrace.envs.kernels.library.mountain_car import MountainCar, MountainCarContinuous
+from headrace.envs.kernels.library.pendulum import Pendulum
+from headrace.envs.kernels.library.tag_continuous import TagContinuous
+from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
+from headrace.envs.kernels.registry import register, registered
+
+IDS: dict[str, type[KernelEnv]] = {
+    "headrace/Acrobot-v1": Acrobot,
+    "headrace/CartPole-v1": CartPole,
+    "headrace/MountainCar-v0": MountainCar,
+    "headrace/MountainCarContinuous-v0": MountainCarContinuous,
+    "headrace/Pendulum-v1": Pendulum,
+    "headrace/TagContinuous-v0": TagContinuous,
+    "headrace/TagGridWorld-v0": TagGridWorld,
+}
+"""Of these, in Gymnasium's registry and for `headrace train`."""
+
+for _env_id, _kernel_env in IDS.items():
+    if registered(_env_id) is None:  # not if this module is loaded again
+        register(_env_id, _kernel_env)

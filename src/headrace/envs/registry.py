@@ -1,0 +1,103 @@
+"""Families of ids: which package registers them, which extra brings it, and ids that are not there.
+
+Left out: what is made of an id (`factory.py`).
+"""
+
+import difflib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+
+from headrace import importing
+from headrace.envs.api import env_error
+from headrace.envs.gym import mujoco
+from headrace.errors import EnvNotFoundError, MissingExtraError, UsageError
+
+# (what an id begins with, package that registers it or None if Gymnasium does, our extra)
+_FAMILIES: tuple[tuple[str, str | None, str], ...] = (
+    ("headrace/", "headrace.envs.kernels.library", "kernels"),
+    ("ALE/", "ale_py", "atari"),
+    ("MiniGrid-", "minigrid", "minigrid"),
+    ("BabyAI-", "minigrid", "minigrid"),
+    ("highway-", "highway_env", "highway"),
+    ("merge-", "highway_env", "highway"),
+    ("roundabout-", "highway_env", "highway"),
+    ("parking-", "highway_env", "highway"),
+    ("intersection-", "highway_env", "highway"),
+    ("racetrack-", "highway_env", "highway"),
+    *((name, None, "box2d") for name in ("LunarLander", "BipedalWalker", "CarRacing")),
+    *(
+        (name, None, "mujoco")
+        for name in (
+            "Ant-", "HalfCheetah-", "Hopper-", "Humanoid", "InvertedDoublePendulum-",
+            "InvertedPendulum-", "Pusher-", "Reacher-", "Swimmer-", "Walker2d-",
+        )
+    ),
+    *(
+        (name, None, "classic-control")
+        for name in ("Acrobot-", "CartPole-", "MountainCar", "Pendulum-")
+    ),
+)  # fmt: skip
+
+
+def resolve(env: str | Callable[..., Any]) -> str | Callable[..., Any]:
+    """`module:name` to the callable, or to the id that the module registered."""
+    if not isinstance(env, str) or ":" not in env:
+        return env
+    module, name, target = importing.load(env, EnvNotFoundError)
+    if target is not None:
+        return target
+    if name in gymnasium.registry:
+        return name
+    raise EnvNotFoundError(
+        f"The module {module.__name__!r} has no callable {name!r} and registers no such id."
+        + importing.near(module, name)
+    )
+
+
+def load(env_id: str) -> tuple[str, str | None, str] | None:
+    """Import the package that registers the id, if we know it."""
+    family = next((f for f in _FAMILIES if env_id.startswith(f[0])), None)
+    if family and family[1]:
+        try:
+            importlib.import_module(family[1])  # importing it registers its ids
+        except ModuleNotFoundError as error:
+            raise _missing(env_id, family[2], error) from None
+    return family
+
+
+def made(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
+    """Call `make`, with the errors that registered ids can have."""
+    family = load(env_id)
+    try:
+        if family and family[2] == "mujoco":
+            mujoco.listen()
+        return make()
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
+        raise EnvNotFoundError(_near_misses(env_id)) from None
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        raise _missing(env_id, family[2] if family else None, error) from None
+    except Exception as error:
+        if kwargs and isinstance(error, TypeError):
+            raise UsageError(f"{env_id} does not take env_kwargs={kwargs}: {error}") from error
+        raise env_error(error, f"while making {env_id} with {kwargs}") from error
+
+
+def _missing(env_id: str, extra: str | None, error: Exception) -> MissingExtraError:
+    remedy = f"pip install 'headrace[{extra}]'" if extra else "install the package that it names"
+    return MissingExtraError(
+        f"{env_id} needs a package that is not installed ({error}).\nTo install it: {remedy}"
+    )
+
+
+def _near_misses(env_id: str) -> str:
+    known = sorted(gymnasium.registry)
+    lowered = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.5)
+    lines = [f"There is no environment {env_id!r}."]
+    if near:
+        lines.append("Did you mean " + " or ".join(lowered[name] for name in near) + "?")
+    lines.append("One of your own: module:EnvId or module:callable.")
+    return "\n".join(lines)

@@ -1,0 +1,182 @@
+"""Playing whole episodes with trained policies: measure them, film them.
+
+Left out: loading them (`trained_policies.py`), and training.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.collectors.api import ShouldStop
+from headrace.config.resolve import cpu_cores
+from headrace.envs.api import Episode, VectorEnv
+from headrace.envs.device import device_vector, is_one_vector
+from headrace.envs.factory import EnvMaker, env_spec, make_all
+from headrace.envs.gym.python_vector import GymVector
+from headrace.envs.vectors import make_vector
+from headrace.envs.video import filmed
+from headrace.errors import ConfigError, EnvError
+from headrace.evaluation.players import Players
+from headrace.evaluation.trained_policies import TrainedPolicy
+from headrace.evaluation.watch import film_episode, play_episode
+from headrace.meter import Meter
+from headrace.spec import Agents, Array, EnvSpec
+
+_NUM_STEPS = 64
+_MOST_ENVS = 32
+_SAY_EVERY_S = 5.0
+_ENDLESS = 200_000  # steps of all envs without a single end
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns of whole episodes.
+
+    Attributes:
+        returns: undiscounted, one per episode.
+        lengths: env steps, one per episode.
+        by_policy: where several policies played, the returns of each: means over its agents
+            (`returns` are then means over all agents).
+    """
+
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    by_policy: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `headrace eval --json`."""
+        means = {name: float(np.mean(returns)) for name, returns in self.by_policy.items()}
+        return {
+            "mean_return": float(np.mean(self.returns)),
+            **({"mean_return_by_policy": means} if means else {}),
+            "std_return": float(np.std(self.returns)),
+            "episodes": len(self.returns),
+            "mean_length": float(np.mean(self.lengths)),
+        }
+
+
+@torch.no_grad()
+def evaluate(
+    policy: TrainedPolicy | Mapping[str, TrainedPolicy],
+    maker: EnvMaker,
+    *,
+    spec: EnvSpec | None = None,
+    shares: Mapping[str, Agents] | None = None,
+    episodes: int = 20,
+    stochastic: bool = False,
+    seed: int = 0,
+    video: Path | None = None,
+    stop: ShouldStop = lambda: False,
+    say: Callable[[str], None] = lambda progress: None,
+) -> Evaluation | None:
+    """Play whole episodes: each env a fixed number of them, so that short ones count no more.
+
+    Args:
+        policy: acts; or several, by name.
+        maker: makes the environments.
+        spec: of them, as `env_spec` gives it; default: it is asked.
+        shares: the agents of each of several.
+        episodes: how many.
+        stochastic: sample actions, as in training; default: the likeliest.
+        seed: of environments and sampling; evaluation's seeds differ from training's.
+        video: write the first episode here (MP4).
+        stop: asked between two steps whether to give up.
+        say: told every few seconds how far it is.
+
+    Returns:
+        The returns; None if told to stop.
+
+    Raises:
+        ConfigError, MissingExtraError: fewer than one episode; a video without the `video` extra.
+        EnvError: the environment failed, or its episodes do not end.
+    """
+    if video is not None and maker.kernel() is not None:
+        first = play_episode(policy, maker, shares=shares, seed=seed, stochastic=stochastic)
+        film_episode(first, maker, video)
+    spec, quota = spec or env_spec(maker), _quota(episodes)
+    played: list[list[Episode]] = [[] for _ in quota]
+    players = Players(policy, shares, len(quota), _NUM_STEPS, seed=seed, stochastic=stochastic)
+    with contextlib.closing(_vector(players, maker, spec, len(quota), seed, video)) as vector:
+        last_end = ended = 0
+        say = _now_and_then(say)
+        while ended < episodes:
+            if not players.play(vector, stop):
+                return None
+            for episode in vector.finish():
+                played[episode.env_id].append(episode)
+                last_end = players.steps
+            ended = sum(min(len(p), q) for p, q in zip(played, quota, strict=True))
+            say(f"{ended} of {episodes} episodes, step {players.steps:,} of each environment")
+            if players.steps - last_end > _ENDLESS:
+                raise _endless(maker, len(quota))
+    kept = [e for p, q in zip(played, quota, strict=True) for e in p[:q]]
+    of_each = zip(*(e.by_policy for e in kept), strict=True)
+    return Evaluation(
+        tuple(e.total_reward for e in kept),
+        tuple(e.num_steps for e in kept),
+        dict(zip(players.names, of_each, strict=False)),
+    )
+
+
+def _endless(maker: EnvMaker, num_envs: int) -> EnvError:
+    return EnvError(
+        f"No episode of {maker.name} ended in {_ENDLESS:,} steps of {num_envs} envs.\n"
+        "Give it a time limit: --wrapper module:callable, with gymnasium.wrappers.TimeLimit."
+    )
+
+
+def _now_and_then(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say`, but not before some seconds have passed since the last time (or now)."""
+    said_at = time.monotonic()
+
+    def say_if_due(text: str) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at > _SAY_EVERY_S:
+            said_at = time.monotonic()
+            say(text)
+
+    return say_if_due
+
+
+def _quota(episodes: int) -> list[int]:
+    """How many episodes each of the environments plays."""
+    if episodes < 1:
+        raise ConfigError(f"episodes={episodes}: expected at least 1.")
+    num_envs = min(episodes, _MOST_ENVS)
+    return [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+
+
+def _vector(
+    players: Players,
+    maker: EnvMaker,
+    spec: EnvSpec,
+    num_envs: int,
+    seed: int,
+    video: Path | None,
+) -> VectorEnv:
+    """The environments of an evaluation; the first one filmed if asked for (in Python form)."""
+    env_id: Array = np.arange(num_envs)
+    meter = Meter()
+    if is_one_vector(maker, spec):
+        if video is not None and spec.kind != "kernel":
+            raise ConfigError(f"There is no film of {maker.name}: leave --video out.")
+        return device_vector(
+            maker, spec, env_id, seed, meter,
+            parts=players.parts, device=torch.device("cpu"), num_threads=1, role="eval",
+            sampler="evaluation",
+        )  # fmt: skip
+    spec = players.spec
+    if video is None:
+        return make_vector(
+            maker, spec, env_id, seed, meter,
+            num_threads=cpu_cores(), role="eval", sampler="evaluation",
+        )  # fmt: skip
+    maker = replace(maker, native=False)
+    envs = [filmed(maker, video), *make_all(maker, num_envs - 1)]
+    return GymVector(envs, spec, env_id, seed, meter, role="eval", sampler="evaluation")

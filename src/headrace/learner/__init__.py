@@ -1,0 +1,1 @@
+"""The learner: from a batch to new weights."""

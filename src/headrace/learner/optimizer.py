@@ -1,0 +1,241 @@
+"""The only place that calls `backward`: zero, backward (mean over ranks), clip, step.
+
+A gradient that is written out (`algos/ppo_manual_gradient.py`) needs no `backward`; the rest is the
+same. Left out: learning-rate schedules (the algorithm passes the rate with each step), and how
+ranks meet (`ranks.py`).
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from headrace.batch import Minibatch, each
+
+
+class WrittenOut(Protocol):
+    """Computes a loss's gradient by itself.
+
+    Attributes:
+        flat: the last gradient, of all parameters.
+        parameters: all of them, in the same order, in memory that is theirs.
+    """
+
+    @property
+    def flat(self) -> Tensor:
+        """See the attributes."""
+
+    @property
+    def parameters(self) -> Tensor:
+        """See the attributes."""
+
+    def parts(self, flat: Tensor) -> Mapping[nn.Parameter, Tensor]:
+        """Parameter -> its part of a flat vector that is laid out as these are."""
+
+    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Fill `flat` with the gradient for a minibatch; gives the loss's metrics."""
+
+
+class Optimizer:
+    """Adam over a module's parameters, with a clipped and checked gradient.
+
+    Kingma & Ba 2015, arXiv:1412.6980.
+
+    Args:
+        loss: a module that makes (loss, metrics) of a minibatch; over several ranks as
+            `Ranks.wrap` gives it. Both are sums over rows.
+        max_grad_norm: gradients longer than this (L2) are shortened to it.
+        num_accumulation_steps: parts of a minibatch whose gradients are added up before a step.
+        written_out: computes the gradient of `loss` (which is not wrapped then); None: autograd
+            does.
+        over_ranks: replaces a gradient that was written out by its mean over ranks.
+        eps: Adam's.
+    """
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        max_grad_norm: float,
+        num_accumulation_steps: int = 1,
+        written_out: WrittenOut | None = None,
+        over_ranks: Callable[[Tensor], None] = lambda gradient: None,
+        eps: float = 1e-5,
+    ) -> None:
+        self._loss, self._num_parts = loss, num_accumulation_steps
+        self._written_out, self._over_ranks = written_out, over_ranks
+        self.max_grad_norm = max_grad_norm
+        self._parameters = list(loss.parameters())
+        self._adam = _Adam(self._parameters, eps, written_out)
+        device = self._parameters[0].device
+        self.nonfinite = torch.zeros((), device=device)
+        """How many steps were masked because their gradient was not finite (on the device)."""
+        self.num_steps = 0
+        """How many steps were asked for."""
+
+    def step(self, minibatch: Minibatch, lr: float) -> dict[str, Tensor]:
+        """One step down the gradient of the loss, its mean over ranks.
+
+        A step whose gradient norm is NaN or infinite changes nothing (neither the parameters nor
+        Adam's moments) and is counted in `nonfinite`; nothing here waits for the device.
+
+        Args:
+            minibatch: what the loss takes; what has rows is cut into parts to be added up.
+            lr: learning rate for this step.
+
+        Returns:
+            The loss's metrics, and `grad_norm`: the gradient's norm before clipping; on the device.
+        """
+        parts = _parts(minibatch, self._num_parts)
+        if self._written_out is None:
+            metrics, norm = self._by_autograd(parts)
+            bad = (~torch.isfinite(norm)).float()
+            self.nonfinite += bad
+            self._adam.step([p.grad for p in self._parameters], lr, masked=bad)
+        else:
+            metrics, norm = self._by_itself(parts, self._written_out)
+            if math.isfinite(norm):  # on the CPU: there is nothing to wait for
+                self._adam.step([self._written_out.flat], lr)
+            else:
+                self.nonfinite += 1
+        self.num_steps += 1
+        return metrics | {"grad_norm": norm}
+
+    def _by_autograd(self, parts: list[Minibatch]) -> tuple[dict[str, Tensor], Tensor]:
+        """Leave a gradient, clipped, with each parameter; metrics, and its norm before."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        metrics: dict[str, Tensor] = {}
+        for number, part in enumerate(parts, start=1):
+            with self._alone(number < len(parts)):
+                total, of_part = self._loss(part)
+                total.backward()
+            metrics = _added(metrics, of_part)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        # What `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam(fused=True)` compute, to the
+        # bit; around it they take longer than a small network's backward.
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        torch._foreach_mul_(gradients, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        return metrics, norm
+
+    def _by_itself(
+        self, parts: list[Minibatch], gradient: WrittenOut
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Leave it, clipped, in `gradient.flat`; metrics, and its norm before."""
+        metrics, before = gradient(parts[0]), None
+        for part in parts[1:]:
+            before = gradient.flat.clone() if before is None else before + gradient.flat
+            metrics = _added(metrics, gradient(part))
+        if before is not None:
+            gradient.flat.add_(before)
+        self._over_ranks(gradient.flat)
+        norm = torch.linalg.vector_norm(gradient.flat)
+        shortening = self.max_grad_norm / (float(norm) + 1e-6)
+        if shortening < 1:
+            gradient.flat.mul_(shortening)
+        return metrics, norm
+
+    def _alone(self, more: bool) -> contextlib.AbstractContextManager[None]:
+        """Ranks meet in the last part's `backward` only."""
+        if more and isinstance(self._loss, DistributedDataParallel):
+            return self._loss.no_sync()
+        return contextlib.nullcontext()
+
+    def broken(self) -> Tensor:
+        """How many steps were masked, plus 1 if a parameter is not finite (on the device)."""
+        norm = nn.utils.get_total_norm(self._adam.parameters)
+        return self.nonfinite + (~torch.isfinite(norm)).float()
+
+    def state(self) -> dict[str, Tensor]:
+        """Adam's moments and step count as named tensors, for a checkpoint."""
+        return self._adam.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state` gave."""
+        for name, tensor in self._adam.state().items():
+            tensor.copy_(state[name])
+
+
+class _Adam:
+    """Adam's moments, in each parameter's own layout, and its one kernel for all of them.
+
+    They share one count of steps, that of the optimizer: a parameter that a loss left out misses
+    the step, not the count.
+
+    Attributes:
+        parameters: tensors that are stepped: those of the loss, or the flat one that they lie in.
+    """
+
+    def __init__(
+        self, parameters: list[nn.Parameter], eps: float, together: WrittenOut | None
+    ) -> None:
+        self._eps, self._own, self._together = eps, parameters, together
+        self.parameters: list[Tensor] = [*parameters] if together is None else [together.parameters]
+        self._count = torch.zeros((), device=parameters[0].device)
+        self._mean = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+        self._square = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+        dtypes = {p.dtype for p in self.parameters}  # the kernel takes one at a time
+        self._groups = [[i for i, p in enumerate(self.parameters) if p.dtype == d] for d in dtypes]
+
+    @torch.no_grad()
+    def step(
+        self, gradients: Sequence[Tensor | None], lr: float, masked: Tensor | None = None
+    ) -> None:
+        """One step, of parameters that have a gradient; where `masked` is 1, none, nor a count."""
+        self._count += 1
+        for group in self._groups:
+            found = [(i, g) for i in group if (g := gradients[i]) is not None]
+            of = [i for i, _ in found]
+            torch._fused_adam_(
+                [self.parameters[i] for i in of],
+                [gradient for _, gradient in found],
+                [self._mean[i] for i in of],
+                [self._square[i] for i in of],
+                [],
+                [self._count] * len(of),
+                lr=lr,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=0.0,
+                eps=self._eps,
+                amsgrad=False,
+                maximize=False,
+                found_inf=masked,
+            )
+        if masked is not None:
+            self._count -= masked
+
+    def state(self) -> dict[str, Tensor]:
+        """By name: what there is to save, and to copy into."""
+        moments = {"exp_avg": self._each(self._mean), "exp_avg_sq": self._each(self._square)}
+        of_each = {f"{i}.{name}": t for name, of in moments.items() for i, t in enumerate(of)}
+        return {"step": self._count} | of_each
+
+    def _each(self, moments: list[Tensor]) -> list[Tensor]:
+        """By parameter of the loss."""
+        if self._together is None:
+            return moments
+        parts = self._together.parts(moments[0])
+        return [parts[p] for p in self._own]
+
+
+def _added(metrics: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: metrics[name] + value for name, value in more.items()} if metrics else more
+
+
+def _parts(minibatch: Minibatch, count: int) -> list[Minibatch]:
+    """Cut the rows into `count` parts; scalars go with each."""
+    if count == 1:
+        return [minibatch]
+    rows = {
+        name: each(lambda column: column.chunk(count), column)
+        for name, column in minibatch.items()
+        if isinstance(column, dict) or column.dim()
+    }
+    return [
+        minibatch | {name: each(lambda chunks, i=i: chunks[i], of) for name, of in rows.items()}
+        for i in range(count)
+    ]

@@ -1,0 +1,144 @@
+"""Running normalizers. They live in the model, so that they are published and saved with it.
+
+Frozen while acting and while learning from what was acted; updated between updates only, by
+`update`. Left out: when that is (`learner/learner.py`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headrace.batch import Obs
+from headrace.distributed.ranks import ALONE, Ranks
+from headrace.models.encoders import image_layout
+from headrace.spec import PLAIN, Space
+
+_EPS = 1e-8
+CLIP = 10.0
+
+
+def merged(moments: Tensor) -> Tensor:
+    """The moments of all of several samples together (Chan, Golub, LeVeque 1979, eq. 2.1).
+
+    Args:
+        moments: `[samples, 3, ...]`: count, mean and variance of each.
+
+    Returns:
+        `[3, ...]`.
+    """
+    whole, *others = moments.unbind()
+    for other in others:
+        (count, mean, var), (more, their_mean, their_var) = whole, other
+        total, delta = count + more, their_mean - mean
+        some = total.clamp(min=1)  # two empty samples have moments of 0
+        square = var * count + their_var * more + delta.square() * count * more / some
+        whole = torch.stack([total, mean + delta * more / some, square / some])
+    return whole
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of all that was seen, per element.
+
+    Kept in float64: a count of 1e8 would swallow float32 increments.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, rows: Tensor, ranks: Ranks = ALONE) -> None:
+        """Merge `[rows, ...]` of all ranks; dimensions where the moments have length 1 are pooled.
+
+        Afterwards they are the same on every rank.
+        """
+        pooled = [0, *(d + 1 for d, length in enumerate(self.mean.shape) if length == 1)]
+        count = torch.full_like(self.mean, rows.numel() // max(1, self.mean.numel()))
+        mean = var = torch.zeros_like(self.mean)
+        if len(rows):
+            var, mean = torch.var_mean(rows.double(), pooled, correction=0, keepdim=True)
+        seen = torch.stack([count, mean.reshape(count.shape), var.reshape(count.shape)])
+        before = torch.stack([self.count.expand_as(count), self.mean, self.var])
+        count, mean, var = merged(torch.cat([before.unsqueeze(0), ranks.gather(seen)]))
+        self.count.copy_(count.max())
+        self.mean.copy_(mean)
+        self.var.copy_(var)
+
+    def scaling(self) -> tuple[Tensor, Tensor]:
+        """What to subtract, and what to multiply by then: float32, of the moments' shape."""
+        return self.mean.float(), (self.var + _EPS).rsqrt().float()
+
+
+class NormalizeObs(nn.Module):
+    """Boxes to mean 0 and variance 1, clipped to ±10: numbers each on its own, images by channel.
+
+    Other spaces (choices, bits) pass as they are. Shapes are kept.
+    """
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self._is_dict = space.kind == "dict"
+        self._index = {
+            key: i
+            for i, (key, part) in enumerate((k, p) for k, p in space.leaves if p.kind == "box")
+        }
+        parts = dict(space.leaves)
+        self.moments = nn.ModuleList(RunningMoments(_by_channel(parts[k])) for k in self._index)
+
+    def of(self, key: str) -> RunningMoments:
+        """The moments of an observation's key (PLAIN: of the only array)."""
+        return self.moments[self._index[key]]  # type: ignore[return-value]
+
+    def _each(self, function: Callable[[str, Tensor], Any], obs: Obs) -> Any:
+        if self._is_dict:
+            assert isinstance(obs, dict)
+            return {key: function(key, part) for key, part in obs.items()}
+        return function(PLAIN, obs)  # type: ignore[arg-type]
+
+    def forward(self, obs: Obs) -> Obs:
+        """Normalize observations of any leading shape."""
+
+        def normalized(key: str, part: Tensor) -> Tensor:
+            if key not in self._index:
+                return part
+            mean, scale = self.of(key).scaling()
+            return ((part.float() - mean) * scale).clamp(-CLIP, CLIP)
+
+        return self._each(normalized, obs)  # type: ignore[no-any-return]
+
+    def update(self, obs: Obs, valid: Tensor, ranks: Ranks = ALONE) -> None:
+        """Merge the valid ones of `[T, n, ...]` observations of all ranks into the moments."""
+
+        def merge(key: str, part: Tensor) -> None:
+            if key in self._index:
+                self.of(key).update(part[valid], ranks)
+
+        self._each(merge, obs)
+
+
+class NormalizeReward(RunningMoments):
+    """Rewards divided by the spread of the discounted return (not centred), clipped to ±10."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def forward(self, reward: Tensor) -> Tensor:
+        """Scale rewards of any shape."""
+        return (reward * self.scaling()[1]).clamp(-CLIP, CLIP)
+
+
+def _by_channel(space: Space) -> tuple[int, ...]:
+    """The shape of a box's moments: its own; of an image, 1 in height and width."""
+    layout = image_layout(space)
+    if layout is None:
+        return space.shape
+    pooled = layout.order[-2:]
+    return tuple(1 if d in pooled else length for d, length in enumerate(space.shape))

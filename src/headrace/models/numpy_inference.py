@@ -1,0 +1,200 @@
+"""A sampler's inference in NumPy: `Policy.act` for small networks, in fewer microseconds.
+
+For the few rows of a vector, torch spends more time around each operation than in it, and NumPy
+less (`benchmarks/cartpole.py` trains with both). An environment waits for its action only: values
+and log-probs are computed after the last step of a fragment, for many rows at a time. They are
+those of `Policy.act` within 4e-6; an action differs only where its noise is that close to the
+boundary between two (`tests/test_numpy_actor.py`). Features are rows here and envs are columns, so
+that what is done per env runs along memory.
+
+Left out: gradients (`by_hand.py`); image, Dict and masked observations, recurrent cores, bf16 and
+networks of the user's own, which are the policy's.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from headrace.batch import Fragment
+from headrace.models.distributions import Categorical, Gaussian, Head, MultiCategorical
+from headrace.models.encoders import image_layout
+from headrace.models.normalization import CLIP
+from headrace.models.policy import Actor, ActorCritic, Network, Policy, PolicyActor
+from headrace.spec import EnvSpec
+
+Floats: TypeAlias = NDArray[np.float32]
+_Layer = tuple[Floats, Floats]  # weight [out, in], bias [out, 1]
+_MOST_ROWS = 2048  # at a time, of what is computed after the last step: they fit the cache
+
+
+def actor_for(policy: Policy, spec: EnvSpec, network: Network) -> Actor:
+    """What acts with the policy's weights as they are now (a later change may not be seen)."""
+    on_cpu = not next(policy.parameters()).is_cuda
+    if on_cpu and isinstance(policy.model, ActorCritic) and _can(spec, network):
+        return NumpyActor(policy, network)
+    return PolicyActor(policy.act)
+
+
+def _can(spec: EnvSpec, network: Network) -> bool:
+    """Whether `NumpyActor` knows how."""
+    numbers = spec.observation.kind == "box" and image_layout(spec.observation) is None
+    plain = network.arithmetic == "auto" and network.precision == "fp32"
+    return numbers and plain and network.core == "none"
+
+
+class NumpyActor:
+    """Acts as `policy` does: a network of our own, float32, over a Box of numbers.
+
+    Args:
+        policy: on the CPU.
+        network: what it was built from.
+    """
+
+    def __init__(self, policy: Policy, network: Network) -> None:
+        model = policy.model
+        assert isinstance(model, ActorCritic), model
+        critic_trunk = model.critic_trunk or model.actor_trunk
+        self._actor = [_layer(layer) for layer in (*model.actor_trunk.layers, model.actor)]
+        self._critic = [_layer(layer) for layer in (*critic_trunk.layers, model.critic)]
+        self._activate = _ACTIVATE[network.activation]
+        self._head = policy.head
+        self._scaling: tuple[Floats, Floats] | None = None
+        if policy.normalize_obs is not None:
+            mean, scale = policy.normalize_obs.of("").scaling()
+            self._scaling = mean.numpy().reshape(-1, 1), scale.numpy().reshape(-1, 1)
+
+    def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
+        """See `Actor`."""
+        assert isinstance(fragment.obs, Tensor)
+        num_steps, n = fragment.num_steps, fragment.num_envs
+        self._fragment = fragment
+        # [T + 1, features, n], [T, ..., n], [T, num_params, n]
+        self._obs = fragment.obs.numpy().reshape(num_steps + 1, n, -1).swapaxes(1, 2)
+        self._actions = _columns(fragment.action)
+        params = self._params = np.empty((num_steps, self._head.num_params, n), np.float32)
+        actions, sample = list(self._actions), _sampler(self._head, noise)
+        hidden = [np.empty((len(bias), n), np.float32) for _, bias in self._actor[:-1]]
+
+        def act(t: int) -> None:
+            self._through(self._actor, self._seen(self._obs[t]), [*hidden, params[t]])
+            sample(t, params[t], actions[t])
+
+        return act
+
+    def finish(self, rows: slice) -> None:
+        """See `Actor`."""
+        out, n = self._fragment.policy_out, self._fragment.num_envs
+        if "log_prob" in out:
+            log_prob = _log_prob(self._head, self._params[rows], self._actions[rows])
+            out["log_prob"].numpy()[rows] = log_prob
+        if "value" not in out:
+            return
+        num_steps = max(1, _MOST_ROWS // n)
+        for t in range(rows.start, rows.stop, num_steps):
+            some = slice(t, min(t + num_steps, rows.stop))
+            value = out["value"].numpy()[some]
+            x = self._obs[some].swapaxes(0, 1)
+            x = self._seen(x.reshape(x.shape[0], -1))
+            sizes = [len(bias) for _, bias in self._critic]
+            buffers = [np.empty((size, x.shape[1]), np.float32) for size in sizes]
+            value[:] = self._through(self._critic, x, buffers).reshape(value.shape)
+
+    def _seen(self, x: NDArray[Any]) -> Floats:
+        """What the network sees of observations `[features, rows]`."""
+        x = x.astype(np.float32, copy=False)
+        if self._scaling is None:
+            return x
+        mean, scale = self._scaling
+        return ((x - mean) * scale).clip(-CLIP, CLIP)
+
+    def _through(self, layers: list[_Layer], x: Floats, buffers: list[Floats]) -> Floats:
+        """The last layer's output: in the last buffer."""
+        last = buffers[-1]
+        for (weight, bias), out in zip(layers, buffers, strict=True):
+            np.matmul(weight, x, out=out)
+            out += bias
+            x = out if out is last else self._activate(out)
+        return last
+
+
+def _layer(linear: nn.Module) -> _Layer:
+    assert isinstance(linear, nn.Linear)
+    return linear.weight.detach().numpy(), linear.bias.detach().numpy()[:, None]
+
+
+def _columns(tensor: Tensor) -> NDArray[Any]:
+    """`[T, n]` or `[T, n, parts]` with the envs last: `[T, n]`, `[T, parts, n]`."""
+    array = tensor.numpy()
+    return array if array.ndim == 2 else array.swapaxes(1, 2)
+
+
+_Sample = Callable[[int, Floats, NDArray[Any]], None]
+"""Writes the actions `[..., n]` of step t, from params `[num_params, n]`."""
+
+
+def _sampler(head: Head, noise: Tensor) -> _Sample:
+    """`sample` of each distribution; noise is `[T, n, draws]`."""
+    if isinstance(head, Gaussian):
+        std = head.log_std.detach().exp()
+        spread = _columns(std * torch.special.ndtri(noise))
+
+        def sample(t: int, params: Floats, action: NDArray[Any]) -> None:
+            np.add(params, spread[t], out=action)
+
+        return sample
+    uniform = _columns(noise)
+    if isinstance(head, Categorical):
+        draws = [row[0] for row in uniform]
+        return lambda t, params, action: _choose(params, draws[t], action)
+    ends = _ends(head)
+
+    def sample_each(t: int, params: Floats, action: NDArray[Any]) -> None:
+        for part, u, row in zip(np.split(params, ends), uniform[t], action, strict=True):
+            _choose(part, u, row)
+
+    return sample_each
+
+
+def _ends(head: MultiCategorical) -> list[int]:
+    return np.cumsum(head.sizes)[:-1].tolist()  # type: ignore[no-any-return]
+
+
+def _choose(logits: Floats, uniform: Floats, choice: NDArray[Any]) -> None:
+    """One choice per column of logits `[num_choices, n]` by inverse CDF."""
+    p = logits - np.maximum.reduce(logits, 0)
+    np.exp(p, out=p)
+    np.add.accumulate(p, 0, out=p)
+    np.add.reduce(p < uniform * p[-1], 0, dtype=np.int64, out=choice)
+
+
+def _log_prob(head: Head, params: Floats, action: NDArray[Any]) -> Floats:
+    """`[T, n]`, from params `[T, num_params, n]` and actions `[T, n]` or `[T, parts, n]`."""
+    if isinstance(head, Gaussian):
+        log_std = head.log_std.detach().numpy()[:, None]
+        z = (action - params) * np.exp(-log_std)
+        log_prob: Floats = -0.5 * z * z - log_std - np.float32(0.5 * math.log(2 * math.pi))
+        return log_prob.sum(1)  # type: ignore[no-any-return]
+    if isinstance(head, Categorical):
+        return _log_p(params, action)
+    parts = zip(np.split(params, _ends(head), 1), action.swapaxes(0, 1), strict=True)
+    return np.sum([_log_p(*of) for of in parts], 0)  # type: ignore[no-any-return]
+
+
+def _log_p(logits: Floats, choice: NDArray[Any]) -> Floats:
+    logits = logits - logits.max(1, keepdims=True)
+    chosen = np.take_along_axis(logits, choice[:, None], 1)[:, 0]
+    return chosen - np.log(np.exp(logits).sum(1))  # type: ignore[no-any-return]
+
+
+_ACTIVATE: dict[str, Callable[[Floats], Floats]] = {
+    "tanh": lambda x: np.tanh(x, out=x),
+    "relu": lambda x: np.maximum(x, 0, out=x),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    # x * sigmoid(x), in the form that cannot overflow
+    "silu": lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x)),
+}

@@ -1,1 +1,0 @@
-"""From settings to a run that has ended."""

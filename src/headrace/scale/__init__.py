@@ -1,1 +1,0 @@
-"""Measuring, finding sizes, planning machines."""

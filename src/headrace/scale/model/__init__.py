@@ -1,1 +1,0 @@
-"""A model of training in discrete events, and what it is made from."""

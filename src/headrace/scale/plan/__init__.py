@@ -1,1 +1,0 @@
-"""Which machines to rent."""

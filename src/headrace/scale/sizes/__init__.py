@@ -1,1 +1,0 @@
-"""Numbers of envs, workers and learners, found by measurement."""

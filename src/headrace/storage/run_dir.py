@@ -1,0 +1,125 @@
+"""A run's directory: made, locked, and described in config.json. Left out: checkpoints, metrics."""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import RunDirError
+from headrace.storage.files import read_capped, write_whole
+
+_CONFIG = "config.json"
+_SIZES = ("num_envs", "num_learners", "envs_per_vector")
+_KINDS = {"env": str, "env_kwargs": dict, "algo": str, "seed": int, "num_workers": int}
+_KINDS |= {"wrapper": list, "model": str, **dict.fromkeys(_SIZES, int)}
+_MAX_CONFIG_BYTES = 1 << 20
+
+
+def default(env: str, algo: str, seed: int) -> Path:
+    """A new name below `runs/` that says what is in it."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in env)
+    stem = f"{plain}_{algo}_s{seed}_{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = Path("runs") / stem, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{stem}_{number}"
+    return path
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Make the directory if need be (private: 0700) and hold it for this process.
+
+    Raises:
+        RunDirError: another process holds it, or it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, mode=0o700, exist_ok=True)
+        fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise unusable(path, error) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(fd, 32).decode() or "unknown"
+        os.close(fd)
+        raise RunDirError(
+            f"The run directory {path} is in use by process {owner}.\n"
+            "Wait for it or stop it; a new run can have another directory: --run-dir."
+        ) from None
+    try:
+        try:
+            os.ftruncate(fd, 0)
+            os.write(fd, str(os.getpid()).encode())
+        except OSError as error:
+            raise unusable(path, error) from None
+        yield
+    finally:
+        os.close(fd)
+        if not (path / _CONFIG).exists():  # the run did not come to be: leave no trace
+            (path / ".lock").unlink()
+            with contextlib.suppress(OSError):  # something else is in it
+                path.rmdir()
+
+
+def unusable(path: Path, error: OSError) -> RunDirError:
+    """What to say of a directory that cannot be written to."""
+    return RunDirError(
+        f"The run directory {path} cannot be used: {error.strerror or error}.\n"
+        "Make it writable or make room, or choose another: --run-dir"
+    )
+
+
+def refuse_used(path: Path) -> None:
+    """Raise RunDirError if the directory holds a run already."""
+    if (path / _CONFIG).exists():
+        begun = any(path.glob("checkpoints/step_*"))
+        raise RunDirError(
+            f"The run directory {path} holds a run already"
+            + (
+                f".\nTo go on with it: headrace resume {path}\n"
+                if begun
+                else ", which ended before its first checkpoint: remove it.\n"
+            )
+            + "For a new run choose another directory with --run-dir."
+        )
+
+
+def write_config(path: Path, config: dict[str, Any]) -> None:
+    """Write config.json, whole or not at all.
+
+    Raises:
+        RunDirError: there is no room for it.
+    """
+    try:
+        write_whole(path / _CONFIG, (json.dumps(config, indent=1) + "\n").encode())
+    except OSError as error:
+        raise unusable(path, error) from None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read config.json.
+
+    Raises:
+        RunDirError: there is none, or it is damaged.
+    """
+    try:
+        config = dict(json.loads(read_capped(path / _CONFIG, _MAX_CONFIG_BYTES, RunDirError)))
+        settings = dict(config["settings"])
+        wrong = [name for name, kind in _KINDS.items() if not isinstance(settings.get(name), kind)]
+        wrong += [name for name in _SIZES if name not in wrong and settings[name] < 1]
+        config["env_is_code"] = bool(config["env_is_code"])
+        if wrong or not isinstance(config["origin"], dict):
+            raise ValueError(f"no usable {', '.join(wrong) or 'origin'}")
+    except FileNotFoundError:
+        raise RunDirError(
+            f"{path} is not a run directory: it has no {_CONFIG}.\n"
+            "Expected one that `headrace train` has written to (see runs/)."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunDirError(f"{path / _CONFIG} is damaged: {error!r}.") from None
+    return config

@@ -1,0 +1,1 @@
+"""Tools around a run: profile, autoscale, plan, report, plot, doctor."""

@@ -1,0 +1,1 @@
+"""`headrace autoscale`: sizes found by measurement."""

@@ -1,0 +1,1 @@
+"""`headrace plan`: the cheapest machines for a goal."""

@@ -1,0 +1,92 @@
+"""The learning curve of runs as a picture; and the library that draws.
+
+Left out: everything but return over env steps (`scale/`).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError, MissingExtraError
+from headrace.storage import run_dir as rundir
+from headrace.training.log import by_policy_in, read_metrics
+
+
+def library() -> Any:
+    """Matplotlib; MissingExtraError without the `plot` extra."""
+    try:
+        import matplotlib.figure
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"A picture needs a package that is not installed ({error}).\n"
+            "To install it: pip install 'headrace[plot]'"
+        ) from None
+    return matplotlib
+
+
+def check(output: Path) -> None:
+    """That a picture can be written there, before there is one.
+
+    Raises:
+        ConfigError: its name does not end in a format that can be written, or there is no folder.
+        MissingExtraError: without the `plot` extra.
+    """
+    formats = library().figure.Figure().canvas.get_supported_filetypes()
+    if output.suffix.removeprefix(".") not in formats:
+        raise ConfigError(
+            f"The picture {output} cannot be drawn: expected a name that ends in one of "
+            f"{', '.join(sorted(formats))}."
+        )
+    if not output.parent.is_dir():
+        raise ConfigError(f"The picture {output} cannot be drawn: there is no {output.parent}.")
+
+
+def save(figure: Any, output: Path) -> None:
+    """Write a picture; see `check`."""
+    check(output)
+    figure.savefig(output, dpi=120)
+
+
+def curves(run_dir: Path) -> Iterator[tuple[str, list[int], list[float]]]:
+    """The lines of a run, one of each policy: label, env steps, mean returns; RunDirError."""
+    run = rundir.read_config(run_dir)["settings"]
+    label = f"{run['env']} {run['algo']} seed {run['seed']}"
+    rows = [row for row in read_metrics(run_dir) if row.get("mean_return") is not None]
+    env_steps = [row["env_steps"] for row in rows]
+    names = by_policy_in(rows[-1]) if rows else {}
+    if not names:
+        yield label, env_steps, [row["mean_return"] for row in rows]
+    for name in names:
+        yield f"{label}: {name}", env_steps, [row[f"{name}/mean_return"] for row in rows]
+
+
+def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
+    """Draw mean return over env steps, one line per run, or per policy where there are several.
+
+    Args:
+        run_dirs: at least one.
+        output: the picture; default: `curve.png` in the first directory.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        ConfigError: no run was given.
+        MissingExtraError: without the `plot` extra.
+        RunDirError: a directory holds no run.
+    """
+    if not run_dirs:
+        raise ConfigError("No run directory was given.\nExample: headrace plot runs/*")
+    figure = library().figure.Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for run_dir in run_dirs:
+        for label, env_steps, mean_returns in curves(run_dir):
+            axes.plot(env_steps, mean_returns, label=label)
+    axes.set(
+        xlabel="env steps", ylabel="mean return of the last 100 training episodes", title="Training"
+    )
+    axes.grid(alpha=0.3)
+    axes.legend()
+    output = output or run_dirs[0] / "curve.png"
+    save(figure, output)
+    return output

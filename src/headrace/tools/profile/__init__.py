@@ -1,0 +1,1 @@
+"""`headrace profile`: where the time of a run goes."""

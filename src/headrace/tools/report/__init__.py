@@ -1,0 +1,1 @@
+"""`headrace report`: a run on one HTML page."""

@@ -1,0 +1,177 @@
+"""Figures of a page: matplotlib's SVG, with the page's fonts and colours. Left out: the page.
+
+Lines, text and grids have the colours of the page's style sheet (`report.css`), so that they follow
+its light and dark schemes; spans have theirs (`timeline.py`).
+"""
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from headrace.meter import SPANS, Laps
+from headrace.spec import Array
+from headrace.tools import plotting
+from headrace.tools.profile.timeline_plots import draw_timeline, style
+from headrace.tools.report.history import Curve
+from headrace.tools.report.markup import Markup, join
+
+# Matplotlib wants colours; these stand for the style sheet's names, which it does not know.
+_INK, _MUTED, _GRID = "#010101", "#010102", "#010103"
+_LINES = tuple(f"#0101{0x10 + i:02x}" for i in range(6))
+_NAMES = {_INK: "ink", _MUTED: "muted", _GRID: "grid"}
+_NAMES |= {color: f"line-{i}" for i, color in enumerate(_LINES)}
+_SETTINGS = {
+    "svg.fonttype": "none",  # text stays text
+    "font.size": 8.0,
+    "text.color": _INK,
+    "axes.labelcolor": _MUTED,
+    "axes.edgecolor": _GRID,
+    "axes.facecolor": "none",
+    "axes.grid.axis": "y",
+    "axes.linewidth": 0.8,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.axisbelow": True,
+    "figure.facecolor": "none",
+    "grid.color": _GRID,
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.8,
+    "lines.linewidth": 1.4,
+    "lines.solid_joinstyle": "round",
+    "xtick.color": _GRID,
+    "xtick.labelcolor": _MUTED,
+    "xtick.major.size": 3.0,
+    "ytick.color": _GRID,
+    "ytick.labelcolor": _MUTED,
+    "ytick.major.size": 0.0,
+}
+_SMALL, _WIDER = (3.5, 1.75), (4.6, 1.75)
+_LEAST_SHARE = 0.01  # of a span, to have an area of its own
+
+
+def small(name: str, curves: Mapping[int, Curve], *, mark: Curve | None = None) -> Markup:
+    """A small figure of one metric over env steps.
+
+    Args:
+        name: of the metric, for who cannot see it.
+        curves: one line for each, by the number of its policy, or -1: it is of no policy more
+            than of another; where points are means of rows, with their range.
+        mark: points to be drawn as well.
+    """
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for number, curve in curves.items():
+            color, x = _LINES[_line(number)], curve.env_steps
+            if len(curves) == 1 and (curve.high > curve.low).any():
+                axes.fill_between(
+                    x, curve.low, curve.high, color=color, alpha=0.18, linewidth=0, zorder=1
+                )
+            axes.plot(x, curve.mean, color=color, marker="." if len(x) == 1 else "", zorder=2)
+        if mark is not None:
+            axes.plot(mark.env_steps, mark.mean, "o", color=_INK, markersize=2.6, zorder=3)
+        axes.grid(True)
+        axes.locator_params(axis="x", nbins=4)
+        axes.locator_params(axis="y", nbins=4)
+        axes.xaxis.set_major_formatter(_short)
+        axes.yaxis.set_major_formatter(_short)
+        axes.margins(x=0.01, y=0.08)
+
+    return _svg(f"{name} over env steps", _SMALL, draw)
+
+
+def over_time(name: str, wall_s: Array, seconds: Array) -> Markup:
+    """Shares of time by span, over wall time, as areas on each other.
+
+    Args:
+        name: whose time.
+        wall_s: `[n]`, until when.
+        seconds: `[n, len(SPANS)]`, since the one before.
+    """
+    rare = seconds.sum(axis=0) < _LEAST_SHARE * seconds.sum()
+    other = SPANS.index("other")
+    rare[other] = False
+    seconds = seconds.copy()
+    seconds[:, other] += seconds[:, rare].sum(axis=1)
+    seconds[:, rare] = 0.0
+    shares = 100 * seconds / np.maximum(seconds.sum(axis=1, keepdims=True), 1e-12)
+    ends, unit = _time(wall_s)
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        edges, base = np.append(0.0, ends), np.zeros(len(ends))
+        for span, share in zip(SPANS, shares.T, strict=True):
+            if share.any():
+                axes.stairs(base + share, edges, baseline=base, fill=True, **style(span))
+            base = base + share
+        axes.set(ylim=(0, 100), xlim=(0, edges[-1]), xlabel=unit)
+        axes.set_yticks([0, 50, 100], ["0", "50 %", "100 %"])
+        axes.locator_params(axis="x", nbins=5)
+
+    return _svg(f"Shares of time, {name}, over wall time", _WIDER, draw)
+
+
+def timeline(tracks: dict[str, Laps], begin: float, end: float) -> Markup:
+    """What each process did between two moments."""
+    size = (10.8, 0.55 + 0.26 * min(len(tracks), 32))
+    return _svg(
+        "Timeline", size, lambda figure: draw_timeline(figure.subplots(), tracks, begin, end)
+    )
+
+
+def line_color(number: int) -> str:
+    """The style sheet's name for the colour of a policy's line."""
+    return f"line-{_line(number)}"
+
+
+def _line(number: int) -> int:
+    last = len(_LINES) - 1
+    return last if number < 0 else number % last
+
+
+def _time(wall_s: Array) -> tuple[Array, str]:
+    longest = wall_s[-1] if len(wall_s) else 0.0
+    for scale, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if longest >= 2 * scale:
+            return wall_s / scale, unit
+    return wall_s, "seconds"
+
+
+def _short(value: float, _position: int | None = None) -> str:
+    """20k rather than 20000; 3e-05 rather than 0.00003."""
+    for scale, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g}{letter}".replace("-", "\N{MINUS SIGN}")
+    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
+
+
+def _rounded(places: re.Match[str]) -> str:
+    """Of an SVG's attribute: a hundredth of a point is enough."""
+    return re.sub(r"(\.\d{2})\d+", r"\1", places[0])
+
+
+def _svg(label: str, size: tuple[float, float], draw: Callable[[Any], None]) -> Markup:
+    """A figure as an element of a page: `size` is in inches."""
+    library, file = plotting.library(), io.StringIO()
+    with library.rc_context({**_SETTINGS, "svg.hashsalt": label}):
+        figure = library.figure.Figure(figsize=size, layout="constrained")
+        draw(figure)
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    # What is referred to keeps its name; a page with several figures may have no other name twice.
+    used = set(re.findall(r"#([\w-]+)", svg))
+    svg = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", svg)
+    for color, name in _NAMES.items():
+        svg = svg.replace(color, f"var(--{name})")
+    svg = re.sub(r' (?:d|x|y)="[^"]*"', _rounded, svg)
+    view = re.search(r'viewBox="[^"]*"', svg)
+    assert view is not None
+    opening = f'<svg {view[0]} role="img" aria-label="{join(label)}">'
+    return Markup(re.sub(r"<svg[^>]*>", lambda _: opening, svg, count=1).strip())

@@ -1,0 +1,251 @@
+"""What the files of a run tell of it, over time. Left out: how that looks (`page.py`)."""
+
+import contextlib
+import fcntl
+import os
+import re
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.errors import CheckpointError, RunDirError
+from headrace.meter import SPANS, Laps
+from headrace.spec import Array
+from headrace.storage import checkpoint
+from headrace.storage import run_dir as rundir
+from headrace.storage.timeline import read_timeline
+from headrace.training.log import by_policy_in, read_metrics
+
+MOST_POINTS = 1000
+"""Of a curve: with more rows each point is the mean of several."""
+
+
+class Curve(NamedTuple):
+    """A metric over env steps.
+
+    Attributes:
+        env_steps: `[n]`, of the last row of each point.
+        mean, low, high: `[n]`, over the rows of each point.
+    """
+
+    env_steps: Array
+    mean: Array
+    low: Array
+    high: Array
+
+
+class Incident(NamedTuple):
+    """What a row of metrics says went wrong since the one before.
+
+    Attributes:
+        env_steps: of the run, then.
+        wall_s: of the run, then.
+        counts: by the ledger's name, how many more.
+    """
+
+    env_steps: int
+    wall_s: float
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class History:
+    """A run, as its directory has it.
+
+    Attributes:
+        run_dir: the directory.
+        config: `config.json`.
+        rows: of `metrics.jsonl`.
+        saved: the counters in the newest whole checkpoint; {}: there is none.
+        laps: the timeline, by process; {}: it was not kept.
+        no_timeline: why it could not be read, if it could not.
+        goes_on: whether a process is at it now.
+    """
+
+    run_dir: Path
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]
+    saved: dict[str, Any]
+    laps: dict[str, Laps]
+    no_timeline: str
+    goes_on: bool
+
+    def values(self, name: str) -> Array:
+        """`[rows]`: a metric; NaN where a row has none."""
+        found = [row.get(name) for row in self.rows]
+        return np.array([v if isinstance(v, int | float) else np.nan for v in found], np.float64)
+
+    @cached_property
+    def env_steps(self) -> Array:
+        """`[rows]`."""
+        return self.values("env_steps")
+
+    @cached_property
+    def is_start(self) -> Array:
+        """`[rows]`: whether it is the first that a process wrote."""
+        wall_s, start_s = self.values("wall_s"), self.values("seconds/learner/start")
+        starts: Array = (start_s > 0) | np.append(True, np.diff(wall_s) < 0)[: len(wall_s)]
+        starts[:1] = True
+        return starts
+
+    @cached_property
+    def wall_s(self) -> Array:
+        """`[rows]`: of all processes that were at it, each from its start."""
+        wall_s = np.nan_to_num(self.values("wall_s"))
+        before = np.append(0.0, wall_s)[:-1]
+        of_earlier: Array = np.cumsum(np.where(self.is_start, before, 0.0))
+        return wall_s + of_earlier
+
+    def curve(self, name: str, most: int = MOST_POINTS) -> Curve:
+        """A metric where it is known."""
+        values = self.values(name)
+        known = np.isfinite(values)
+        return _binned(self.env_steps[known], values[known], most)
+
+    def speed(self, most: int = MOST_POINTS) -> Curve:
+        """Env steps/s; of several rows together: their steps by their time."""
+        steps, took = self._steps_and_s()
+        known = took > 0
+        cuts = _cuts(int(known.sum()), most)
+        rates = steps[known] / took[known]
+        together = _sums(steps[known], cuts) / _sums(took[known], cuts)
+        return _binned(self.env_steps[known], rates, most)._replace(mean=together)
+
+    def mean_speed(self) -> float | None:
+        """Env steps/s of the run while it trained: without starting up."""
+        steps, took = self._steps_and_s()
+        return float(steps.sum() / took.sum()) if took.sum() > 0 else None
+
+    def _steps_and_s(self) -> tuple[Array, Array]:
+        """`[rows]` each: env steps of an update, and its seconds; 0: unknown."""
+        steps = np.diff(self.env_steps, prepend=0.0)
+        rate = self.values("env_steps_per_s")
+        known = (rate > 0) & (steps > 0)
+        took = np.divide(steps, rate, out=np.zeros_like(steps), where=known)
+        return np.where(known, steps, 0.0), took
+
+    def seconds(self, of: str) -> tuple[Array, Array]:
+        """Where time went, of "learner" or "samplers".
+
+        Returns:
+            `[n]` wall seconds until which, and `[n, len(SPANS)]` seconds by span since the one
+            before; n = 0: the run's metrics do not say.
+        """
+        by_span = np.stack([self.values(f"seconds/{of}/{span}") for span in SPANS], axis=1)
+        known = np.isfinite(by_span).any(axis=1)
+        return self.wall_s[known], np.nan_to_num(by_span[known]).clip(0.0)
+
+    @property
+    def policies(self) -> list[str]:
+        """Names of the policies, where there are several."""
+        return list(by_policy_in(self.rows[-1])) if self.rows else []
+
+    @cached_property
+    def ledger(self) -> dict[str, int]:
+        """What became of env steps, and what went wrong: the newest known."""
+        found = [_ledger(row) for row in self.rows if "ledger/collected" in row][-1:]
+        saved = self.saved.get("ledger")
+        if isinstance(saved, dict):
+            found.append({k: v for k, v in saved.items() if isinstance(v, int)})
+        return max(found, key=lambda of: of.get("collected", 0), default={})
+
+    @cached_property
+    def incidents(self) -> list[Incident]:
+        """When something went wrong, as far as rows tell."""
+        incidents, before = [], dict.fromkeys(("restarts", "dropped_episodes", "remade", "lost"), 0)
+        for row, wall_s in zip(self.rows, self.wall_s, strict=True):
+            if "ledger/collected" not in row:
+                continue
+            now = _ledger(row)
+            counts = {k: now.get(k, 0) - v for k, v in before.items() if now.get(k, 0) > v}
+            if counts:
+                incidents.append(Incident(int(row["env_steps"]), float(wall_s), counts))
+            before = {k: now.get(k, 0) for k in before}
+        return incidents
+
+    @property
+    def began(self) -> float | None:
+        """When the run began (s since 1970): what its first process called its events file."""
+        names = (path.name for path in self.run_dir.glob("tensorboard/events.out.tfevents.*"))
+        found = [re.match(r"events\.out\.tfevents\.(\d{19,20})\.", name) for name in names]
+        return min((int(m[1]) / 1e9 for m in found if m), default=None)
+
+    @property
+    def best(self) -> tuple[str, float] | None:
+        """The best return so far, and what it is of."""
+        for what, name in (("evaluation", "eval_return"), ("mean return", "mean_return")):
+            values = self.values(name)
+            if np.isfinite(values).any():
+                return what, float(np.nanmax(values))
+        return None
+
+
+def read_history(run_dir: Path) -> History:
+    """Read what a run has written so far; what is damaged is left out, and said.
+
+    Raises:
+        RunDirError: it is no run's directory, or no update has been made.
+    """
+    config = rundir.read_config(run_dir)
+    rows = read_metrics(run_dir)
+    saved: dict[str, Any] = {}
+    with contextlib.suppress(CheckpointError):  # a run has none before its first
+        saved = dict(checkpoint.newest(run_dir).manifest.get("counters") or {})
+    laps, no_timeline = {}, ""
+    try:
+        laps = read_timeline(run_dir)
+    except RunDirError as error:
+        no_timeline = str(error)
+        warnings.warn(f"{error} The report is without it.", stacklevel=2)
+    return History(run_dir, config, rows, saved, laps, no_timeline, _is_held(run_dir))
+
+
+def _is_held(run_dir: Path) -> bool:
+    """Whether a process is at a run: it locks a file for as long."""
+    try:
+        fd = os.open(run_dir / ".lock", os.O_RDONLY)
+    except OSError:
+        return False  # a copy of a run's files
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _ledger(row: dict[str, Any]) -> dict[str, int]:
+    start = "ledger/"
+    return {
+        name.removeprefix(start): int(value)
+        for name, value in row.items()
+        if name.startswith(start) and isinstance(value, int | float)
+    }
+
+
+def _cuts(count: int, most: int) -> Array:
+    """Where each of at most `most` equal parts of a sequence begins; the last is its end."""
+    return np.unique(np.linspace(0, count, min(count, most) + 1).astype(np.int64))
+
+
+def _sums(values: Array, cuts: Array) -> Array:
+    until = np.append(0.0, np.cumsum(values))
+    return np.asarray(np.diff(until[cuts]))
+
+
+def _binned(env_steps: Array, values: Array, most: int) -> Curve:
+    cuts = _cuts(len(values), most)
+    if len(cuts) < 2:
+        return Curve(env_steps, values, values, values)
+    begins = cuts[:-1]
+    return Curve(
+        env_steps[cuts[1:] - 1],
+        _sums(values, cuts) / np.diff(cuts),
+        np.minimum.reduceat(values, begins),
+        np.maximum.reduceat(values, begins),
+    )

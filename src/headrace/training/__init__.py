@@ -1,0 +1,1 @@
+"""One training run, from a request to its result."""

@@ -1,0 +1,232 @@
+"""Training from Python. Left out: what it shares with the command line (`launch.py`)."""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.config.resolve import ALGOS, MAY_CHANGE, changes
+from headrace.config.user_code import Code, code
+from headrace.configclass import given_values
+from headrace.envs.factory import EnvLike, WrapperLike
+from headrace.errors import ConfigError
+from headrace.evaluation.evaluate import Evaluation, evaluate
+from headrace.evaluation.trained_policies import TrainedPolicy, load_policies, load_policy
+from headrace.evaluation.watch import play_episode
+from headrace.models.custom import ModelFactory
+from headrace.models.policy import Network
+from headrace.spec import Array
+from headrace.training import launch
+from headrace.training.rank import Ended
+from headrace.training.reporter import OnUpdate
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended.
+
+    Attributes:
+        dir: its directory.
+        summary: what `headrace train --json` prints.
+    """
+
+    dir: Path
+    summary: dict[str, Any] = field(repr=False)
+    _ended: Ended = field(repr=False)
+
+    @property
+    def mean_return(self) -> float | None:
+        """Of the last (up to) 100 finished training episodes; None if there was none."""
+        value: float | None = self.summary["mean_return"]
+        return value
+
+    @property
+    def policy(self) -> TrainedPolicy:
+        """The trained policy: `policy(obs) -> action`."""
+        return load_policy(self.dir, self._ended.model)
+
+    @property
+    def policies(self) -> dict[str, TrainedPolicy]:
+        """The trained policies, by name, where there are several."""
+        return load_policies(self.dir, self._ended.model)[0]
+
+    def episode(self, *, seed: int = 0, stochastic: bool = False) -> dict[str, Array]:
+        """Play one episode of a kernel environment, and keep all of it: `watch.play_episode`."""
+        return play_episode(
+            self.policies,
+            self._ended.maker,
+            shares=self._ended.shares,
+            seed=seed,
+            stochastic=stochastic,
+        )
+
+    def evaluate(
+        self,
+        episodes: int = 20,
+        *,
+        stochastic: bool = False,
+        video: str | Path | None = None,
+        policies: Mapping[str, TrainedPolicy] | None = None,
+    ) -> Evaluation:
+        """Play whole episodes with the trained policy; see `headrace.evaluation.evaluate.evaluate`.
+
+        Args:
+            episodes: how many.
+            stochastic: sample actions, as in training; default: the likeliest.
+            video: write the first episode here (MP4).
+            policies: that play in place of some of this run's, by name: `other_run.policies`.
+
+        Raises:
+            ConfigError: this run has no policy of that name.
+        """
+        if unknown := set(policies or {}) - set(self._ended.shares):
+            raise ConfigError(
+                f"policies={sorted(unknown)}: this run has {', '.join(self._ended.shares)}."
+            )
+        played = evaluate(
+            self.policies | dict(policies or {}),
+            self._ended.maker,
+            spec=self._ended.spec,
+            shares=self._ended.shares,
+            episodes=episodes,
+            stochastic=stochastic,
+            video=None if video is None else Path(video),
+        )
+        assert played is not None  # nobody tells it to stop
+        return played
+
+
+def train(
+    env: EnvLike,
+    *,
+    algo: Any = None,
+    network: Network | None = None,
+    model: str | ModelFactory | None = None,
+    wrapper: WrapperLike | Sequence[WrapperLike] = (),
+    config: str | os.PathLike[str] | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    on_update: OnUpdate | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train an agent.
+
+    Args:
+        env: a Gymnasium id, `module:EnvId`, `module:callable`, or a callable (a lambda will do).
+        algo: settings of the algorithm, such as `headrace.PPO(lr=3e-4)` (what it leaves open comes
+            from file, preset, or default), or only its name, `"a2c"`. Default: PPO.
+        network: settings of the network, such as `headrace.Network(hidden_sizes=(256, 256))`.
+        model: makes a network of your own from the spec (or its name); examples/own_network.py.
+        wrapper: put around each environment: `module:callable`, a callable, or several.
+        config: a TOML file with settings.
+        run_dir: the run's directory; default: a new one below `runs/`.
+        on_update: called with (number of the update, metrics) after each.
+        quiet: show nothing.
+        **settings: every other setting of `headrace train --help` by its name.
+
+    Returns:
+        The run, when it has ended.
+
+    Raises:
+        UsageError: settings or environment cannot be (a ValueError, too).
+        EnvError: the environment raised; the message begins with its traceback.
+        HeadraceError: anything else on purpose; see `headrace.errors`.
+        KeyboardInterrupt: Ctrl-C, after the run was saved.
+    """
+    return _finish(
+        launch.start(
+            given_by(settings, algo, network),
+            env=env,
+            code=code_of(wrapper, model),
+            config_file=None if config is None else Path(config),
+            run_dir=None if run_dir is None else Path(run_dir),
+            on_update=on_update,
+            out=None if quiet else sys.stdout,
+        )
+    )
+
+
+def given_by(settings: Mapping[str, Any], algo: Any, network: Network | None) -> dict[str, Any]:
+    """What the caller named, by its name, as flags would have it; arguments are those of `train`.
+
+    Raises:
+        ConfigError: algorithm or network are something else.
+    """
+    given = dict(settings)
+    if isinstance(algo, str):
+        given["algo"] = algo
+    elif algo is not None:
+        name = next((n for n, (_, cls) in ALGOS.items() if type(algo) is cls), None)
+        if name is None:
+            raise ConfigError(f"algo={algo!r}: expected settings such as headrace.PPO(lr=3e-4).")
+        given |= given_values(algo) | {"algo": name}
+    if isinstance(network, Network):
+        given |= given_values(network)
+    elif network is not None:
+        raise ConfigError(f"network={network!r}: expected headrace.Network(hidden_sizes=...).")
+    return given
+
+
+def resume(
+    run_dir: str | os.PathLike[str],
+    *,
+    env: EnvLike | None = None,
+    model: str | ModelFactory | None = None,
+    wrapper: WrapperLike | Sequence[WrapperLike] = (),
+    on_update: OnUpdate | None = None,
+    quiet: bool = False,
+    **changed: Any,
+) -> Run:
+    """Go on with a run from its newest whole checkpoint.
+
+    Args:
+        run_dir: of the run.
+        env: to be given again where the environment is not a plain id.
+        model: to be given again where the run has a network of your own.
+        wrapper: to be given again where the run has wrappers.
+        on_update: called with (number of the update, metrics) after each.
+        quiet: show nothing.
+        **changed: settings that `headrace resume --help` offers, by name, such as a new goal,
+            `total_env_steps`; the others are as before.
+
+    Returns:
+        The run, when it has ended.
+
+    Raises:
+        ConfigError: another setting cannot be changed, or its value cannot be.
+        RunDirError: there is nothing to resume, it is in use, or of another environment.
+        HeadraceError, KeyboardInterrupt: as `train`.
+    """
+    for name in changed:
+        if name not in MAY_CHANGE:
+            raise ConfigError(
+                f"A run goes on with the {name} that it has; resume takes {', '.join(MAY_CHANGE)}."
+            )
+    return _finish(
+        launch.go_on(
+            Path(run_dir),
+            env=env,
+            code=code_of(wrapper, model),
+            changed=changes(changed),
+            on_update=on_update,
+            out=None if quiet else sys.stdout,
+        )
+    )
+
+
+def code_of(wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFactory | None) -> Code:
+    """The caller's own code, as `train` takes it."""
+    one = isinstance(wrapper, str) or callable(wrapper)
+    return code((wrapper,) if one else tuple(wrapper), model)  # type: ignore[arg-type]
+
+
+def _finish(ended: Ended) -> Run:
+    """A signal that ended the run ends the caller too, as it would have without us."""
+    if ended.stopped_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if ended.stopped_by:
+        raise SystemExit(128 + ended.stopped_by)
+    return Run(ended.run_dir, ended.summary, ended)

@@ -1,0 +1,230 @@
+"""What a run tells: metrics.jsonl, TensorBoard, and the terminal. Left out: computing any of it."""
+
+import contextlib
+import json
+import math
+import os
+import platform
+import time
+import warnings
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from headrace.errors import RunDirError
+from headrace.storage.files import Appended, Obstacle, read_capped, write_whole
+from headrace.storage.run_dir import unusable
+
+_MAX_METRICS_BYTES = 1 << 30
+_IN_EVERY_ROW = {"iteration", "env_steps"}
+_PLAIN_EVERY_S = 5.0
+_LIVE_PER_S = 4
+
+
+def by_policy_in(row: dict[str, Any]) -> dict[str, float]:
+    """The mean return of each policy, in a row of metrics; {}: there is one, or no episode yet."""
+    ending = "/mean_return"
+    return {name.removesuffix(ending): of for name, of in row.items() if name.endswith(ending)}
+
+
+def means(mean_return: float | None, by_policy: dict[str, float], none: str) -> str:
+    """Mean returns, for people: of each policy, where there are several."""
+    if by_policy:
+        return ", ".join(f"{name} {of:.1f}" for name, of in by_policy.items())
+    return none if mean_return is None else f"{mean_return:.1f}"
+
+
+class MetricsLog:
+    """`metrics.jsonl` (one object per update) and TensorBoard events, in the run directory.
+
+    Written by this thread, and not by TensorBoard's own writer: its thread dies of a full disk.
+
+    Raises:
+        RunDirError: they cannot be written from the start.
+    """
+
+    def __init__(self, run_dir: Path, version: int, env_steps: int) -> None:
+        """Go on after update `version`: what an interrupted run wrote beyond it is dropped."""
+        path, events = run_dir / "metrics.jsonl", run_dir / "tensorboard"
+        kept = read_metrics(run_dir) if path.exists() else []
+        lines = [_line(row) for row in kept if row["iteration"] <= version]
+        try:
+            with contextlib.ExitStack() as opened:
+                write_whole(path, b"".join(lines))
+                self._rows = opened.enter_context(contextlib.closing(Appended(path)))
+                events.mkdir(mode=0o700, exist_ok=True)
+                # TensorBoard sorts by these numbers, and takes the first word for what it is.
+                name = f"events.out.tfevents.{time.time_ns():020d}.{platform.node()}.{os.getpid()}"
+                self._events = opened.enter_context(contextlib.closing(Appended(events / name)))
+                self._records = RecordWriter(self._events)
+                self._add(file_version="brain.Event:2")
+                begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps, too
+                self._add(step=env_steps, session_log=begin)
+                self._events.flush()
+                opened.pop_all()
+        except OSError as error:
+            raise unusable(run_dir, error) from None
+        self._obstacle = Obstacle("Metrics", run_dir)
+
+    def _add(self, **fields: Any) -> None:
+        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+
+    def write(self, metrics: dict[str, Any]) -> None:
+        """One update; None and NaN become null. `env_steps` is TensorBoard's step."""
+        finite = {k: v if _is_number(v) else None for k, v in metrics.items()}
+        self._rows.write(_line(finite))
+        values = [Summary.Value(tag=k, simple_value=v) for k, v in finite.items() if v is not None]
+        self._add(step=metrics["env_steps"], summary=Summary(value=values))
+
+    def flush(self) -> None:
+        """Bring everything to the files; while there is no room, it waits in memory."""
+        with self._obstacle.passed_over():
+            self._rows.flush()
+            self._events.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self.flush()
+        self._rows.close()
+        self._events.close()
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return f"{json.dumps(row)}\n".encode()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """All lines of `metrics.jsonl`; a last line that was cut off is left out.
+
+    Damaged lines are left out as well, and a warning names them.
+
+    Raises:
+        RunDirError: there is no such file, or it is none that can be read.
+    """
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        raise RunDirError(f"{run_dir} has no metrics.jsonl: no update has been made there.")
+    rows, damaged = [], []
+    lines = read_capped(path, _MAX_METRICS_BYTES, RunDirError).split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            if not all(_is_number(row[key]) for key in _IN_EVERY_ROW):
+                raise ValueError("none of ours")
+            rows.append(row)
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            damaged.append(number)
+    damaged = [number for number in damaged if number < len(lines)]  # the last has no end yet
+    if damaged:
+        listed = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
+        warnings.warn(f"{path} is damaged: left out line {listed}.", stacklevel=2)
+    return rows
+
+
+class Shows(Protocol):
+    """What a run is shown on; see `Display` for what each of these is."""
+
+    def say(self, text: str) -> None:
+        """One or more lines that stay."""
+
+    def start(self) -> None:
+        """Begin to show progress."""
+
+    def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
+        """Show an update."""
+
+    def stop(self) -> None:
+        """Stop showing progress."""
+
+
+class Display:
+    """Progress on a terminal; without one, a plain line every few seconds.
+
+    Args:
+        out: where to; None: silent.
+        total_env_steps: the goal.
+    """
+
+    def __init__(self, out: TextIO | None, total_env_steps: int) -> None:
+        self._total = total_env_steps
+        self._console = Console(file=out, quiet=out is None, highlight=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._shown_at = 0.0
+        self._last: tuple[dict[str, Any], dict[str, float]] | None = None
+        self._bar = Progress(
+            TextColumn("{task.fields[steps]}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("", total=total_env_steps, steps="starting")
+
+    def say(self, text: str) -> None:
+        """One or more lines that stay."""
+        self._console.print(text, markup=False)
+
+    def start(self) -> None:
+        """Begin to show progress."""
+        if self._console.is_terminal and not self._console.quiet:
+            # Redrawn with each update that is shown: no thread of its own beside the learner.
+            self._live = Live(self._bar, console=self._console, auto_refresh=False)
+            self._live.start()
+
+    def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
+        """Show an update, unless the last one was shown a moment ago.
+
+        Args:
+            metrics: with `env_steps`, `env_steps_per_s`, `mean_return` (and `POLICY/mean_return`
+                of each, where there are several), `episodes`, `iteration`.
+            shares: share of time by span, in [0, 1].
+        """
+        self._last = (metrics, shares)
+        if "eval_return" in metrics:
+            self.say(
+                f"{metrics['env_steps']:>12,} env steps  evaluated: {metrics['eval_return']:.1f}"
+            )
+        now = time.monotonic()
+        if now - self._shown_at >= (1 / _LIVE_PER_S if self._live else _PLAIN_EVERY_S):
+            self._shown_at = now
+            self._show(metrics, shares)
+
+    def _show(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
+        steps, rate = metrics["env_steps"], metrics["env_steps_per_s"]
+        speed = f"{rate:,.0f}" if rate else "-"
+        mean = means(metrics["mean_return"], by_policy_in(metrics), "-")
+        top = sorted(shares.items(), key=lambda item: -item[1])[:5]
+        spent = "  ".join(f"{span} {share:.0%}" for span, share in top)
+        if self._live:
+            self._bar.update(self._task, completed=steps, steps=f"{steps:,} env steps")
+            table = Table.grid(padding=(0, 2))
+            table.add_row("mean return", f"{mean} (last of {metrics['episodes']:,} episodes)")
+            table.add_row("env steps/s", f"{speed} (update {metrics['iteration']:,})")
+            table.add_row("time", spent)
+            self._live.update(Group(table, self._bar), refresh=True)
+        else:
+            left = f"{max(0, self._total - steps) / rate:,.0f} s" if rate else "-"
+            self.say(
+                f"{steps:>12,} env steps  {speed:>9}/s  return {mean:>8}  ETA {left:>6}  {spent}"
+            )
+
+    def stop(self) -> None:
+        """Stop showing progress; what was shown last stays."""
+        if self._live:
+            if self._last:
+                self._show(*self._last)
+            self._live.stop()
+            self._live = None

@@ -1,0 +1,182 @@
+"""Ray, found or started. Left out: what runs on it (`driver.py`).
+
+A Ray that is started here listens on the loopback only, asks each caller for a token that nobody
+else has, has no dashboard, and ends with this process, however that ends.
+"""
+
+import contextlib
+import math
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.config.resolve import cpu_cores
+from headrace.config.run_config import RunSettings, demands
+from headrace.errors import ConfigError, MissingExtraError
+
+_CONNECT_WITHIN_S = 10.0
+
+
+@contextlib.contextmanager
+def connected(run: RunSettings) -> Iterator[int]:
+    """Meanwhile this process is a driver of the run's cluster: how many workers it has room for.
+
+    Raises:
+        ConfigError: there is no such cluster, or it does not let us in.
+    """
+    with contextlib.ExitStack() as stack:
+        if not ("ray" in sys.modules and _ray().is_initialized()):  # else it is the caller's own
+            if run.cluster == "local":
+                stack.enter_context(_closed())
+            ray = _ray()
+            how: dict[str, Any] = {"address": run.cluster}
+            if run.cluster == "local":
+                workers = max(cpu_cores(), run.num_workers) * run.cpus_per_worker
+                learners = run.num_learners * max(1, run.learner_threads)
+                how |= {"num_cpus": math.ceil(workers + learners), "include_dashboard": False}
+            stack.callback(ray.shutdown)
+            try:
+                if run.cluster != "local":
+                    _check_reachable(run.cluster)
+                ray.init(**how, log_to_driver=False, logging_level="ERROR")
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise ConfigError(_refusal(run.cluster, error)) from error
+            if run.cluster == "local":
+                stack.enter_context(_ends_with_this_process(ray))
+        yield cpu_cores() if run.cluster == "local" else room_for(run, taken={})
+
+
+def room_for(run: RunSettings, taken: Mapping[str, float]) -> int:
+    """How many workers the machines have room for that meet their demands.
+
+    Args:
+        run: what a worker needs.
+        taken: cores that are not for workers, by machine.
+    """
+    amounts, labels = demands(run.worker_resources)
+    found = 0
+    for node in _ray().nodes():
+        if not node["Alive"] or any(node["Labels"].get(k) != v for k, v in labels.items()):
+            continue
+        has = dict(node["Resources"])
+        has["CPU"] = has.get("CPU", 0.0) - taken.get(node["NodeID"], 0.0)
+        needs = {name: amount for name, amount in amounts.items() if amount}
+        needs |= {"CPU": run.cpus_per_worker} if run.cpus_per_worker else {}
+        fits = [math.floor(has.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()]
+        found += max(0, min(fits, default=run.num_workers))
+    return found
+
+
+def _check_reachable(cluster: str) -> None:
+    """Ray itself would try for minutes.
+
+    Raises:
+        ConnectionError: this machine belongs to no cluster, or nobody listens there.
+        ValueError: it is no address.
+        OSError: there is no such machine.
+    """
+    from ray._private import services
+
+    found = str(services.canonicalize_bootstrap_address_or_die(cluster))
+    host, _, port = found.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=_CONNECT_WITHIN_S).close()
+
+
+def _ray() -> Any:
+    """Imported when it is needed: it reads variables of the environment then."""
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError(
+            "A cluster is reached through Ray, which is not installed.\n"
+            "Install it with: pip install 'headrace[ray]'"
+        ) from None
+    return ray
+
+
+@contextlib.contextmanager
+def _closed() -> Iterator[None]:
+    """Meanwhile, a Ray that is started listens on 127.0.0.1, and asks for a token.
+
+    Its processes have this one's priority.
+    """
+    own = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # By this Ray is told that a machine is on its own, whichever system it has.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Else workers, learners among them, get next to nothing of a core that anything else uses.
+        "RAY_worker_niceness": "0",
+    }
+    before = {name: os.environ.get(name) for name in own}
+    was_imported = "ray" in sys.modules
+    os.environ.update(own)
+    if was_imported:
+        _read_again(reachable=False)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        if "ray" in sys.modules:  # else it is not installed, which is being said
+            _read_again(reachable=True)
+
+
+@contextlib.contextmanager
+def _ends_with_this_process(ray: Any) -> Iterator[None]:
+    """If this process is killed meanwhile, so are Ray's agents, which would stay for a minute.
+
+    The rest goes by itself. As they live as long as Ray does, their numbers are nobody else's.
+    """
+    raylet = ray._private.worker.global_worker.node.all_processes["raylet"][0].process.pid
+    agents = [
+        child
+        for listed in Path(f"/proc/{raylet}/task").glob("*/children")
+        for child in listed.read_text().split()
+        if b"agent" in Path(f"/proc/{child}/cmdline").read_bytes().lower()
+    ]
+    # The end of the pipe is that of this process, if nothing was written to it.
+    script = 'read done || kill -KILL "$@" 2>/dev/null'
+    with subprocess.Popen(
+        ["sh", "-c", script, "sh", *agents], stdin=subprocess.PIPE, start_new_session=True
+    ) as watcher:
+        try:
+            yield
+        finally:
+            watcher.communicate(b"done\n")
+
+
+def _read_again(*, reachable: bool) -> None:
+    """Have Ray read its variables again, which it keeps from when it was imported."""
+    from ray._private import ray_constants
+
+    compiled: Any = sys.modules["ray._raylet"]
+    ray_constants.ENABLE_RAY_CLUSTER = reachable
+    compiled.Config.initialize("")
+    compiled.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _refusal(cluster: str, error: Exception) -> str:
+    advice = {
+        "local": "Ray could not be started on this machine.",
+        "auto": "This machine belongs to no Ray cluster that lets this process in. On the first "
+        "machine: ray start --head; on the others: ray start --address=FIRST:6379; or use "
+        "--cluster local.",
+    }.get(
+        cluster,
+        "There is no Ray cluster at this address that lets this process in (expected HOST:PORT, "
+        "as `ray start --head` says it).",
+    )
+    return (
+        f"cluster={cluster!r}: {type(error).__name__}: {error}\n{advice}\nMachines of a cluster "
+        "need the same token (docs/cluster.md), and the same versions of Python and Ray."
+    )
