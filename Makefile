@@ -31,13 +31,13 @@ test: $(VENV)/.dev browser
 
 ## A browser for the tests of the report, if this machine has none: into .venv, and nothing is installed.
 browser: $(VENV)/.dev
-	tests/fetch_browser.sh $(VENV)/browser || echo "Without a browser, the tests that need one are skipped."
+	tests/tools/report/fetch_browser.sh $(VENV)/browser || echo "Without a browser, the tests that need one are skipped."
 
 ## All of it, with the minutes-long learning tests.
 test-all: $(VENV)/.dev browser
 	$(BIN)/pytest -m "not faults and not gpu"
 
-CLUSTERS := $(wildcard tests/test_faults_cluster*.py) tests/test_faults_network.py
+CLUSTERS := $(wildcard tests/faults/test_cluster*.py) tests/faults/test_network.py
 ## Fault tests of both levels, and the tables of what they measured.
 test-faults: $(VENV)/.dev
 	$(BIN)/pytest -m "fault_a or faults" --fault-table=docs/faults.md $(CLUSTERS:%=--ignore=%)

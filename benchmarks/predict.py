@@ -5,7 +5,7 @@
 Each configuration is trained for a while and measured; then its parts are measured apart, and the
 model (`cost_model/model.py`) puts them together. Besides, each is predicted from the parts of
 another configuration with the same environment: that is what advice and plans rest on. Left out:
-where the profile itself is wrong about where time goes (`tests/test_profile.py`).
+where the profile itself is wrong about where time goes (`tests/tools/profile/test_profiler.py`).
 """
 
 import argparse

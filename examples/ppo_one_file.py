@@ -2,7 +2,7 @@
 
 One process, one network, Gymnasium environments with discrete actions. It does what the package
 does in the plainest way that we know; given the same random numbers the two agree to the bit
-(tests/test_ladder_one_file.py). What the package has on top (processes, normalizers, continuous
+(tests/ladder/test_one_file.py). What the package has on top (processes, normalizers, continuous
 actions, checkpoints, several learners) is left out.
 
     python examples/ppo_one_file.py            # CartPole-v1

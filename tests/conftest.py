@@ -25,7 +25,7 @@ if not Path("/dev/nvidiactl").exists():
 
 import torch
 
-from tests.fault_table import FaultTable
+from tests.faults.table import FaultTable
 
 _TABLE = pytest.StashKey[FaultTable]()
 

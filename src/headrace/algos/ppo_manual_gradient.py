@@ -1,9 +1,9 @@
 """PPO's loss with its gradient written out, for small networks on the CPU.
 
-The equations are those of `ppo.py`, which is the reference (`tests/test_by_hand.py`): this gives
-the same within rounding, in fewer operations, most of them NumPy's, which have less around them
-than torch's and autograd's. Left out: the clipped value loss, and what `models/manual_gradient.py`
-leaves out; those are the page's own.
+The equations are those of `ppo.py`, which is the reference
+(`tests/models/test_manual_gradient.py`): this gives the same within rounding, in fewer operations,
+most of them NumPy's, which have less around them than torch's and autograd's. Left out: the clipped
+value loss, and what `models/manual_gradient.py` leaves out; those are the page's own.
 """
 
 from typing import Any

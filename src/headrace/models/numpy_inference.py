@@ -4,8 +4,8 @@ For the few rows of a vector, torch spends more time around each operation than 
 less (`benchmarks/cartpole.py` trains with both). An environment waits for its action only: values
 and log-probs are computed after the last step of a fragment, for many rows at a time. They are
 those of `Policy.act` within 4e-6; an action differs only where its noise is that close to the
-boundary between two (`tests/test_numpy_actor.py`). Features are rows here and envs are columns, so
-that what is done per env runs along memory.
+boundary between two (`tests/models/test_numpy_inference.py`). Features are rows here and envs are
+columns, so that what is done per env runs along memory.
 
 Left out: gradients (`by_hand.py`); image, Dict and masked observations, recurrent cores, bf16 and
 networks of the user's own, which are the policy's.

@@ -1,0 +1,634 @@
+"""Several learners, as their users start them: by ourselves and by torchrun; and what ends them."""
+
+import contextlib
+import datetime
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import gymnasium as gym
+import pytest
+import torch
+from torch.distributed import TCPStore, is_initialized
+
+import headrace
+from headrace.config.resolve import given_for_resume, resolve
+from headrace.distributed.ranks import Job, Place, backend_for, device_of
+from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError
+from headrace.learner.learner import Learner
+from headrace.meter import Meter
+from headrace.storage import checkpoint
+from tests.distributed.ranks_support import on_ranks
+from tests.support import children, inline, plan_for, short_cartpole, still_alive
+
+SETTINGS = {
+    "num_envs": 16, "num_steps": 32, "envs_per_vector": 4, "num_minibatches": 4, "seed": 3,
+    "quiet": True,
+}  # fmt: skip
+UPDATE = 16 * 32
+CUDA = ("cuda:0", "cuda:1")
+
+
+def weights(run):
+    return checkpoint.newest(run.dir).tensors("policy_default")
+
+
+def close(a, b, tolerance=1e-5):
+    for name, value in weights(a).items():
+        assert (value - weights(b)[name]).abs().max() <= tolerance, name
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_two_learners_do_what_one_does(tmp_path, num_workers):
+    seen = []
+    runs = [
+        headrace.train(
+            short_cartpole, run_dir=tmp_path / str(count), num_learners=count,
+            num_workers=num_workers, total_env_steps=2 * UPDATE, check_ranks=1,
+            on_update=lambda i, m: seen.append(m), **SETTINGS,
+        )
+        for count in (1, 2)
+    ]  # fmt: skip
+    close(*runs)
+    for name in ("env_steps", "episodes", "learner_steps"):
+        assert runs[0].summary[name] == runs[1].summary[name]
+    assert runs[0].mean_return == pytest.approx(runs[1].mean_return)
+    assert {"rank1/learn_s", "rank1/allreduce_s", "rank0/wait_s"} <= seen[-1].keys()
+    assert "rank 1" in runs[1].summary["sampler_meters"]
+
+
+def test_learners_stop_an_update_s_epochs_together(tmp_path):
+    """At a mean KL over all of them, which that of each is now below, now above."""
+    algo = headrace.PPO(lr=5e-3, num_epochs=10, num_minibatches=4, target_kl=0.02)
+    given = {name: value for name, value in SETTINGS.items() if name != "num_minibatches"}
+    runs = [
+        headrace.train(
+            short_cartpole, algo=algo, run_dir=tmp_path / str(count), num_learners=count,
+            total_env_steps=5 * UPDATE, rank_timeout_s=10, **given,
+        )
+        for count in (1, 2)
+    ]  # fmt: skip
+    close(*runs, 1e-4)
+    steps = [run.summary["learner_steps"] for run in runs]
+    assert steps[0] == steps[1] < 5 * 10 * 4
+
+
+class Forgetful(torch.nn.Module):
+    """A network of which a layer is never used."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.enter, self.never = torch.nn.Linear(spec.seen.size, 32), torch.nn.Linear(5, 5)
+        self.params, self.value = torch.nn.Linear(32, 2), torch.nn.Linear(32, 1)
+
+    def forward(self, obs):
+        hidden = torch.relu(self.enter(obs.flatten(1)))
+        return self.params(hidden), self.value(hidden).squeeze(-1)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_network_of_one_s_own_may_leave_parameters_out(tmp_path, parts):
+    runs = [
+        headrace.train(
+            short_cartpole, model=Forgetful, run_dir=tmp_path / str(count), num_learners=count,
+            total_env_steps=2 * UPDATE, num_accumulation_steps=parts, **SETTINGS,
+        )
+        for count in (1, 2)
+    ]  # fmt: skip
+    close(*runs)
+
+
+@pytest.mark.parametrize("then", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_two_learners_resumed_as_one_or_four(tmp_path, then):
+    own = SETTINGS | {"envs_per_vector": 8, "network": headrace.Network(normalize_reward=True)}
+    whole = headrace.train(
+        short_cartpole, run_dir=tmp_path / "whole", num_learners=2, total_env_steps=6 * UPDATE,
+        **own,
+    )  # fmt: skip
+    headrace.train(
+        short_cartpole, run_dir=tmp_path / "part", num_learners=2, total_env_steps=3 * UPDATE,
+        schedule_env_steps=6 * UPDATE, **own,
+    )  # fmt: skip
+    resumed = headrace.resume(
+        tmp_path / "part", env=short_cartpole, num_learners=then, total_env_steps=6 * UPDATE,
+        quiet=True,
+    )  # fmt: skip
+    assert resumed.summary["env_steps"] == 6 * UPDATE
+    assert resumed.summary["episodes"] == whole.summary["episodes"]
+    close(whole, resumed, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"num_learners": 3}, "16 = 3 x 5 \\+ 1"),
+        ({"num_learners": 2, "num_workers": 3}, "num_workers=3 does not divide"),
+        ({"num_learners": 2, "backend": "nccl", "device": "cpu"}, "use gloo"),
+        ({"num_learners": 2, "backend": "mpi"}, "built without it"),
+        ({"num_learners": 2, "num_envs_per_learner": 4}, "expected one of the two"),
+        ({"num_learners": 2, "num_accumulation_steps": 3}, "64 rows of a minibatch(.|\n)*-steps 2"),
+        ({"num_learners": 2, "num_envs": 12}, "envs_per_vector=4: 6 = 1 x 4 \\+ 2"),
+        ({"num_learners": 4, "num_workers": 8}, "8(.|\n)*4 vectors to share out of each learner"),
+        ({"num_learners": 0}, "num_learners=0: expected at least 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(tmp_path, given, words):
+    with pytest.raises(ConfigError, match=words):
+        headrace.train("CartPole-v1", run_dir=tmp_path / "run", **SETTINGS | given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("scale", "learners", "lr"),
+    [("none", 4, 1e-3), ("sqrt", 4, 2e-3), ("linear", 4, 4e-3), ("linear", 1, 1e-3)],
+)
+def test_the_learning_rate_is_scaled_once_and_said(scale, learners, lr):
+    given = {"env": "Pendulum-v1", "algo": "a2c", "lr": 1e-3, "num_envs": 16}
+    settings = resolve(given | {"num_learners": learners, "lr_scale": scale})
+    assert settings.algo.lr == pytest.approx(lr)
+    assert ("0.001 x" in settings.origin["lr"]) == (lr != 1e-3)
+    # The batch of a run stays, and so does its rate.
+    config = {"settings": settings.flat(), "origin": settings.origin}
+    again, _ = given_for_resume(config, {"num_learners": 2})
+    assert resolve(again).algo.lr == pytest.approx(lr)
+
+
+def test_a_preset_fits_itself_to_more_learners():
+    assert resolve({"env": "CartPole-v1"}).run.envs_per_vector == 4
+    shared = resolve({"env": "CartPole-v1", "num_learners": 4})
+    assert shared.run.envs_per_vector == 2
+    assert "to fit 2 envs of each learner" in shared.origin["envs_per_vector"]
+    with pytest.raises(ConfigError, match="2 = 0 x 4 \\+ 2"):
+        resolve({"env": "CartPole-v1", "num_learners": 4, "envs_per_vector": 4})
+    with pytest.raises(ConfigError, match="num_learners=0: expected at least 1"):
+        resolve({"env": "CartPole-v1", "num_learners": 0})
+
+
+@pytest.mark.slow
+def test_a_batch_that_grows_with_the_learners(tmp_path, capsys):
+    common = {name: value for name, value in SETTINGS.items() if name not in ("quiet", "num_envs")}
+    sizes = {"each": {"num_envs_per_learner": 8}, "all": {"num_envs": 16}}
+    each, whole = (
+        headrace.train(
+            short_cartpole, run_dir=tmp_path / name, num_learners=2, total_env_steps=UPDATE,
+            lr_scale="linear", **common | size,
+        )
+        for name, size in sizes.items()
+    )  # fmt: skip
+    close(each, whole, 0.0)
+    said = capsys.readouterr().out
+    assert "2 learners over shared memory, each with 8 envs; lr_scale=linear: lr=0.0006" in said
+    resumed = headrace.resume(
+        tmp_path / "each", env=short_cartpole, num_learners=4, total_env_steps=2 * UPDATE,
+        quiet=True,
+    )  # fmt: skip
+    assert resumed.summary["env_steps"] == 2 * UPDATE  # not more environments than before
+
+
+def test_each_learner_has_a_gpu_of_its_own(monkeypatch):
+    # No GPU here: what torch says of them is put in its mouth
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in ("auto", "cuda"):
+        assert [device_of(name, rank) for rank in (0, 1)] == list(map(torch.device, CUDA))
+        with pytest.raises(ConfigError, match=r"Learner 3 (.|\n)*there are 2(.|\n)*learners 2"):
+            device_of(name, 2)
+    assert device_of("cpu", 5) == torch.device("cpu")
+    with pytest.raises(ConfigError, match="Learner 3"):
+        headrace.train("CartPole-v1", **SETTINGS, num_learners=4)
+
+
+def test_the_backend_follows_the_device():
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert (backend_for("auto", gpu), backend_for("auto", cpu)) == ("nccl", "gloo")
+    assert (backend_for("gloo", gpu), backend_for("gloo", cpu)) == ("gloo", "gloo")
+
+
+def ways(ranks):
+    return ranks.way, ranks.gather_bytes(b"%d" % ranks.rank)
+
+
+@pytest.mark.slow
+def test_ranks_of_one_host_use_its_memory_unless_told_otherwise():
+    assert on_ranks(2, ways) == [("shared memory", [b"0", b"1"])] * 2
+    assert on_ranks(2, ways, backend="gloo") == [("gloo", [b"0", b"1"])] * 2
+
+
+def drift(ranks):
+    settings = resolve({"env": "CartPole-v1", "num_learners": 2})
+    plan = plan_for("CartPole-v1")
+    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks)
+    learner.check_equal()
+    if ranks.rank == 1:
+        with torch.no_grad():
+            next(learner.policy.parameters())[0, 0] += 1e-6
+    with pytest.raises(RankError, match=r"not the same:\n  rank 0: [0-9a-f]{16}\n  rank 1: "):
+        learner.check_equal()
+
+
+@pytest.mark.parametrize("backend", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
+def test_parameters_that_drift_apart_are_found(backend):
+    on_ranks(2, drift, backend=backend)
+
+
+class Failing(gym.Wrapper):
+    """Fails in its 100th step, on the first rank besides `first`'s process that comes so far."""
+
+    def __init__(self, how, first, mark):
+        super().__init__(short_cartpole())
+        self.how, self.first, self.mark, self.steps = how, first, mark, 0
+
+    def is_chosen(self):
+        with contextlib.suppress(FileExistsError):
+            self.mark.touch(exist_ok=False)
+            return True
+
+    def step(self, action):
+        self.steps += 1
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if self.steps == 100 and os.getpid() != self.first and self.is_chosen():
+            if self.how == "raises":
+                raise KeyError("not on rank 0")
+            if self.how == "exits":
+                os._exit(3)
+            if self.how == "is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            reward = 3e38
+        return obs, reward, terminated, truncated, info
+
+
+OTHERS = [("gloo", 2), ("auto", 4)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "learners"),
+    [("auto", 2), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
+)
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ("raises", EnvError, r"KeyError: 'not on rank 0'(.|\n)*rank [1-3] of \d"),
+        ("exits", RankError, r"Rank [1-3] of \d died .exit code 3"),
+        ("is killed", RankError, r"Rank [1-3] of \d died .SIGKILL(.|\n)*out-of-memory"),
+        ("diverges", NonFiniteError, "gradient or parameter was NaN"),
+    ],
+)
+def test_one_rank_fails_and_all_end(tmp_path, how, error, words, backend, learners):
+    first, before, mark = os.getpid(), children(), tmp_path / "failed"
+    began = time.monotonic()
+    with pytest.raises(error, match=words) as caught:
+        headrace.train(
+            lambda: Failing(how, first, mark), run_dir=tmp_path / "run", num_learners=learners,
+            backend=backend, rank_timeout_s=10, total_env_steps=10**6, checkpoint_every_s=0,
+            **SETTINGS,
+        )  # fmt: skip
+    # What is not finite would be so again.
+    again = f"To go on: headrace resume {tmp_path / 'run'} --env module:callable"
+    assert (again in str(getattr(caught.value, "__notes__", ""))) == (error is not NonFiniteError)
+    assert time.monotonic() - began < 5 * 15
+    assert children() == before
+
+
+def test_a_job_puts_back_what_torch_changes_and_is_alone_in_its_process():
+    limit, before = datetime.timedelta(seconds=20), sys.excepthook
+
+    def job():
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+        return Job(Place(0, 1, 0), store, "gloo", torch.device("cpu"), 20.0)
+
+    with contextlib.closing(job()):
+        assert sys.excepthook is not before
+        with pytest.raises(ConfigError, match="rank of another"):
+            job()
+    assert sys.excepthook is before
+    job().close()
+
+
+def test_a_job_that_fails_to_begin_leaves_none_behind(monkeypatch):
+    def late(*_):
+        raise RankError("nobody came")
+
+    monkeypatch.setattr(Job, "gather_bytes", late)
+    limit = datetime.timedelta(seconds=20)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    with pytest.raises(RankError, match="nobody came"):
+        Job(Place(0, 1, 0), store, "gloo", torch.device("cpu"), 20.0)
+    assert not is_initialized()
+
+
+def not_a_number(ranks):
+    settings = resolve({"env": "Pendulum-v1", "num_envs": 4, "num_steps": 16, "num_learners": 2})
+    plan = plan_for("Pendulum-v1", num_envs=2, num_steps=16, first_env=2 * ranks.rank)
+    collector = inline(plan)
+    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks)
+    collector.publish(learner.policy, learner.version)
+    fragments = collector.collect().fragments
+    if ranks.rank == 1:
+        fragments[0].reward[3, 0] = float("nan")
+    nonfinite = learner.update(learner.take(fragments), 0.0)["nonfinite"]
+    learner.check_equal()
+    collector.close()
+    return nonfinite, all(bool(p.isfinite().all()) for p in learner.policy.parameters())
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+def test_nan_on_one_rank_is_seen_on_all_and_they_stay_equal(backend):
+    (seen, finite), other = on_ranks(2, not_a_number, backend=backend)
+    assert seen > 0 and finite
+    assert other == (seen, finite)
+
+
+def rounds(ranks):
+    """How often ranks met in an update, by the number of parts that minibatches are computed in."""
+    found = []
+    for count in (1, 4):
+        given = {"env": "CartPole-v1", "num_envs": 8, "num_steps": 32, "num_learners": 2}
+        settings = resolve(given | {"num_accumulation_steps": count, "num_minibatches": 2})
+        plan = plan_for("CartPole-v1", num_envs=4, num_steps=32, first_env=4 * ranks.rank)
+        collector = inline(plan)
+        learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks)
+        collector.publish(learner.policy, learner.version)
+        before = ranks._exchange._round
+        learner.update(learner.take(collector.collect().fragments), 0.0)
+        found.append(ranks._exchange._round - before)
+        collector.close()
+    return found
+
+
+def test_ranks_meet_once_per_minibatch_however_many_its_parts():
+    for whole, parts in on_ranks(2, rounds):
+        assert whole == parts > 0
+
+
+def headrace_command(*words):
+    return [sys.executable, "-m", "headrace", *map(str, words)]
+
+
+ONE_NODE = ("--standalone", "--nproc-per-node", "2")
+
+
+def torchrun(*words, options=ONE_NODE):
+    start = [sys.executable, "-m", "torch.distributed.run", *options]
+    return [*start, "-m", "headrace", *map(str, words)]
+
+
+SHORT = (
+    "train CartPole-v1 --num-envs 16 --num-steps 32 --envs-per-vector 4 --num-minibatches 4 "
+    f"--seed 3 --total-env-steps {4 * UPDATE} --check-ranks 1 --json"
+).split()
+
+
+OWN_ENV = """
+import os, pathlib, signal, sys, threading
+import gymnasium as gym
+
+MARK = pathlib.Path(__file__).with_name("failed")
+
+class Own(gym.Wrapper):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 100 and WHEN:
+            WHAT
+        return self.env.step(action)
+
+def make():
+    return Own(gym.make("CartPole-v1"))
+"""
+
+
+def own_env(folder, when, what):
+    """SHORT, on a module of the user's in which that happens in an environment's 100th step."""
+    text = OWN_ENV.replace("WHEN", when).replace("WHAT", what)
+    (folder / "own.py").write_text(text)
+    return [word if word != "CartPole-v1" else "own:make" for word in SHORT]
+
+
+def with_path(folder):
+    path = [str(folder), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def summary(done):
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+AT_ITS_END = """
+import atexit, os, pathlib
+import gymnasium as gym
+
+@atexit.register
+def threads():
+    tasks = pathlib.Path("/proc/self/task")
+    names = [path.read_text() for path in tasks.glob("*/comm")]
+    pathlib.Path(__file__).with_name(f"threads_{os.getpid()}").write_text("".join(names))
+
+def make():
+    return gym.make("CartPole-v1")
+"""
+
+
+@pytest.mark.parametrize("arithmetic", ["auto", "plain"])  # plain: with DistributedDataParallel
+@pytest.mark.parametrize("started_by", [pytest.param("ours", marks=pytest.mark.slow), "torchrun"])
+def test_gloo_s_threads_end_before_the_interpreter(tmp_path, started_by, arithmetic):
+    """One that is about to free a tensor meanwhile aborts the process, once in many runs."""
+    (tmp_path / "own.py").write_text(AT_ITS_END)
+    words = [word if word != "CartPole-v1" else "own:make" for word in SHORT]
+    words += ["--backend", "gloo", "--arithmetic", arithmetic, "--run-dir", tmp_path / "run"]
+    command = (
+        torchrun(*words)
+        if started_by == "torchrun"
+        else headrace_command(*words, "--num-learners", 2)
+    )
+    summary(subprocess.run(command, capture_output=True, text=True, env=with_path(tmp_path)))
+    found = [path.read_text() for path in tmp_path.glob("threads_*")]
+    assert len(found) >= 2
+    assert not any("gloo" in names for names in found)
+
+
+@pytest.mark.slow
+def test_torchrun_does_what_num_learners_does_and_two_jobs_do_not_mix(tmp_path):
+    commands = {
+        "ours": headrace_command(*SHORT, "--num-learners", 2, "--run-dir", tmp_path / "ours"),
+        "other": headrace_command(*SHORT, "--num-learners", 2, "--run-dir", tmp_path / "other"),
+        "torchrun": torchrun(*SHORT, "--run-dir", tmp_path / "torchrun"),
+    }
+    started = {
+        name: subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for name, command in commands.items()
+    }
+    found = {}
+    for name, process in started.items():
+        out, err = process.communicate(timeout=100)
+        found[name] = summary(subprocess.CompletedProcess([], process.returncode, out, err))
+    states = [checkpoint.newest(tmp_path / name).tensors("policy_default") for name in commands]
+    for state in states[1:]:
+        for name, value in states[0].items():
+            assert value.equal(state[name]), name
+    for each in found.values():
+        assert each["env_steps"] == 4 * UPDATE
+        assert each["mean_return"] == found["ours"]["mean_return"]
+
+
+def two_nodes():
+    """Options for each of two agents on this host that are as good as on two."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        where = f"localhost:{free.getsockname()[1]}"
+    meet_at = ("--rdzv-backend", "c10d", "--rdzv-endpoint", where)
+    return [("--nnodes", "2", "--nproc-per-node", "1", *meet_at)] * 2
+
+
+@pytest.mark.parametrize("nodes", ["one node", pytest.param("two nodes", marks=pytest.mark.slow)])
+def test_torchrun_goes_on_from_the_checkpoint(tmp_path, nodes):
+    before = children()
+    once = 'os.environ["RANK"] == "1" and not MARK.exists()'
+    words = own_env(tmp_path, once, "MARK.touch(); os.kill(os.getpid(), signal.SIGKILL)")
+    words += ["--run-dir", tmp_path / "run"]
+    words += ["--checkpoint-every-s", "0"]
+    agents = [
+        subprocess.Popen(
+            torchrun(*words, options=[*options, "--max-restarts", "1"]), stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env=with_path(tmp_path),
+        )
+        for options in ([ONE_NODE] if nodes == "one node" else two_nodes())
+    ]  # fmt: skip
+    try:
+        said = [agent.communicate(timeout=150) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    out, err = map("".join, zip(*said, strict=True))
+    assert (tmp_path / "failed").exists()
+    assert [agent.returncode for agent in agents] == [0] * len(agents), err[-3000:]
+    assert json.loads(out.splitlines()[-1])["env_steps"] == 4 * UPDATE
+    assert "Resumed from step_000000001536" in err
+    assert children() == before
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_a_signal_to_rank_0_saves_on_all(tmp_path, number):
+    whole = headrace.train(
+        "CartPole-v1", run_dir=tmp_path / "whole", num_learners=2, total_env_steps=6 * UPDATE,
+        **SETTINGS,
+    )  # fmt: skip
+
+    def interrupt(iteration, _):
+        if iteration == 3:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        headrace.train(
+            "CartPole-v1", run_dir=tmp_path / "part", num_learners=2, on_update=interrupt,
+            total_env_steps=6 * UPDATE, **SETTINGS,
+        )  # fmt: skip
+    resumed = headrace.resume(tmp_path / "part", quiet=True)
+    close(whole, resumed, 0.0)
+    assert resumed.summary["episodes"] == whole.summary["episodes"]
+
+
+@pytest.mark.parametrize("started_by", ["us", "torchrun"])
+def test_the_first_process_is_killed_and_nothing_is_left(tmp_path, started_by):
+    """Not even a rank that is stuck in a step, and its worker."""
+    on_rank_1 = 'os.environ.get("RANK") == "1" or sys.argv[0] == "-c"'
+    stuck = 'print("stuck", file=sys.stderr, flush=True); threading.Event().wait()'
+    words = [*own_env(tmp_path, f"({on_rank_1})", stuck), "--run-dir", tmp_path / "run"]
+    ours = headrace_command(*words, "--num-learners", "2")
+    command = torchrun(*words) if started_by == "torchrun" else ours
+    before = children()
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=with_path(tmp_path))
+    assert any(line == "stuck\n" for line in process.stderr)
+    started = children() - before
+    process.kill()
+    assert len(started) >= 2
+    assert still_alive(started, within_s=5 * 10) == []
+    process.communicate()  # until then, what they print has somewhere to go
+
+
+@pytest.mark.slow
+def test_rank_0_is_stuck_and_all_end(tmp_path):
+    words = own_env(tmp_path, 'sys.argv[0] != "-c"', "threading.Event().wait()")
+    words += ["--num-learners", 2, "--rank-timeout-s", 2, "--run-dir", tmp_path / "run"]
+    before = children()
+    done = subprocess.run(
+        headrace_command(*words),
+        capture_output=True, text=True, timeout=5 * 15, env=with_path(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Rank 0 has not answered for 2 s" in done.stderr
+    assert "(rank 1 of 2)\nRank 0 is stuck as well, here:" in done.stderr
+    assert 'own.py", line 13 in step' in done.stderr
+    assert children() == before
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_a_signal_to_another_rank_stops_all_and_is_said(tmp_path, number):
+    before = children()
+
+    def interrupt(iteration, _):
+        if iteration == 3:
+            (pid,) = children() - before
+            os.kill(pid, number)
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        headrace.train(
+            "CartPole-v1", run_dir=tmp_path / "run", num_learners=2, on_update=interrupt,
+            total_env_steps=10**6, **SETTINGS,
+        )  # fmt: skip
+    assert headrace.resume(tmp_path / "run", total_env_steps=512, quiet=True).summary["env_steps"]
+
+
+@pytest.mark.slow
+def test_a_run_with_workers_goes_on_with_more_learners(tmp_path):
+    settings = SETTINGS | {"num_workers": 1, "total_env_steps": UPDATE}
+    headrace.train("CartPole-v1", run_dir=tmp_path / "run", **settings)
+    for learners, workers in ((2, 2), (4, 4), (1, 4)):
+        resumed = headrace.resume(tmp_path / "run", num_learners=learners, quiet=True)
+        config = json.loads((resumed.dir / "config.json").read_text())["settings"]
+        assert (config["num_learners"], config["num_workers"]) == (learners, workers)
+
+
+@pytest.mark.slow
+def test_torchrun_says_how_many_learners_there_are(tmp_path):
+    words = [*SHORT, "--num-learners", "3", "--run-dir", tmp_path / "run"]
+    done = subprocess.run(torchrun(*words), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1  # torchrun's own
+    assert "num_learners=3, but torchrun started 2" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("started_by", ["us", "torchrun"])
+def test_two_learners_learn_cartpole(tmp_path, started_by, seed):
+    words = ["train", "CartPole-v1", "--seed", seed, "--total-env-steps", 100_000, "--json"]
+    words += ["--run-dir", tmp_path / "run"]
+    ours = headrace_command(*words, "--num-learners", 2)
+    command = torchrun(*words) if started_by == "torchrun" else ours
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert summary(done)["mean_return"] >= 475
+
+
+def test_torchrun_ends_all_ranks_when_one_fails(tmp_path):
+    words = own_env(tmp_path, 'os.environ["RANK"] == "1"', 'raise KeyError("on rank 1")')
+    before = children()
+    done = subprocess.run(
+        torchrun(*words, "--run-dir", tmp_path / "run"), capture_output=True,
+        text=True, timeout=100, env=with_path(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "KeyError: 'on rank 1'" in done.stderr
+    assert "of own:make" in done.stderr and "(rank 1 of 2)" in done.stderr
+    assert "Rank 1 is gone; its own message says why" in done.stderr
+    assert "(rank 0 of 2)" in done.stderr
+    assert children() == before

@@ -1,0 +1,95 @@
+"""What a compiler makes wider than an environment's author declared, and where: `kernel.wider`."""
+
+import math
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from headrace.envs.kernels import compiler
+from headrace.envs.kernels.env import KernelEnv
+from headrace.envs.kernels.library.acrobot import Acrobot
+from headrace.envs.kernels.library.cartpole import CartPole
+from headrace.envs.kernels.library.mountain_car import MountainCar, MountainCarContinuous
+from headrace.envs.kernels.library.pendulum import Pendulum
+from headrace.envs.kernels.library.tag_continuous import TagContinuous
+from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
+from tests.envs.kernels.support import vector_of
+
+GRAVITY = 9.8
+HALF = np.float32(0.5)
+
+
+def clip(x, most):  # wide: clip: most is float64
+    return min(x, most)  # wide: clip: a value is float64
+
+
+class Wide(KernelEnv):
+    """Wider than declared in each way that there is, and narrowed again in others."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    agents = {"player": 2}  # noqa: RUF012
+    state = {"x": np.float32}  # noqa: RUF012
+    phases = ("step_env", "pay", "observe")
+
+    @staticmethod
+    def reset_env(w, e):
+        w.x[e] = 0.5
+        w.x[e] = np.float32(0.5) * w.x[e] if w.x[e] > HALF else np.float32(e)
+
+    @staticmethod
+    def step_env(w, e):
+        x = 0.5 * w.x[e]  # wide: Wide.step_env: x is float64
+        w.x[e] = HALF * np.float32(x)
+        w.x[e] += GRAVITY  # wide: Wide.step_env: a value is float64
+        w.x[e] = 2 * w.x[e]  # wide: Wide.step_env: a value is float64
+        if w.x[e] > 0.1:  # wide: Wide.step_env: a value is float64
+            w.x[e] = clip(w.x[e], np.float64(1))  # wide: Wide.step_env: a value is float64
+
+    @staticmethod
+    def pay(w, e, i):
+        w.reward[e, i] = math.sqrt(i)  # wide: Wide.pay: a value is float64
+
+    @staticmethod
+    def observe(w, e, i, out):
+        out[0] = w.x[e]
+
+
+class DeclaredField(Wide):
+    state = {"x": np.float32, "exact": np.float64}  # noqa: RUF012
+
+
+class DeclaredConstant(Wide):
+    constants = {"exact": np.float64(1)}  # noqa: RUF012
+
+
+def wider(env):
+    vector, _ = vector_of(env, 1, 1, "python")
+    found = compiler.wider(env, vector.world)
+    print(*found, sep="\n")
+    return found
+
+
+LIBRARY = [Acrobot, CartPole, MountainCar, MountainCarContinuous, Pendulum]
+
+
+@pytest.mark.parametrize("env", [*LIBRARY, TagContinuous, TagGridWorld])
+def test_nothing_of_the_library_is_wider_than_declared(env):
+    assert wider(env()) == []
+
+
+def test_what_is_wider_is_named_with_its_line():
+    found = wider(Wide())
+    lines = Path(__file__).read_text().splitlines()
+    expected = [n for n, line in enumerate(lines, 1) if line.endswith(" is float64")]
+    assert [report.split(": ")[0] for report in found] == [f"{__file__}:{n}" for n in expected]
+    for report, n in zip(found, expected, strict=True):
+        what = lines[n - 1].split("# wide: ")[1]
+        assert report == f"{__file__}:{n}: {what}: {lines[n - 1].strip()}"
+
+
+@pytest.mark.parametrize("env", [DeclaredField, DeclaredConstant])
+def test_what_is_declared_is_not_wider(env):
+    assert wider(env()) == []

@@ -1,0 +1,106 @@
+"""Kernel environments: the same functions interpreted, compiled, and on a (simulated) GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.spec import Agents
+from tests.envs.kernels.support import (
+    Ring,
+    act_at_random,
+    assert_equal,
+    contents,
+    played,
+    run,
+    vector_of,
+)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("parts", [(), (Agents(0, 2), Agents(2, 1)), (Agents(2, 1), Agents(0, 2))])
+def test_a_game_is_the_same_whatever_runs_it(target, parts):
+    reference = played(Ring(), 3, 12, "python", parts=parts)
+    assert_equal(played(Ring(), 3, 12, target, parts=parts), reference)
+    fragments, episodes = reference[1]
+    ends = torch.cat([found["terminated"].flatten() for found in fragments])
+    cuts = torch.cat([found["truncated"].flatten() for found in fragments])
+    assert ends.any()
+    assert cuts.any()
+    assert episodes
+
+
+def test_a_constant_may_be_a_table():
+    fragments, _ = played(Ring(), 200, 12, "cpu", num_fragments=1)[0]
+    paid = set(fragments[0]["reward"].flatten().tolist())
+    assert {1, 4, 9} < paid  # alone, two in a cell, all three
+    assert paid <= {0, 1, 4, 9, 1 - 10, 4 - 10, 9 - 10}  # the bomb costs 10
+
+
+def test_a_world_goes_on_where_it_was_kept():
+    first, fragments = vector_of(Ring(), 5, 12)
+    act_at_random(fragments, first.spec, np.random.default_rng(1))
+    run(first, fragments)
+    kept = first.state() | first.obs()
+    assert "crowd" not in kept
+    second, others = vector_of(Ring(), 5, 12)
+    for fragment, other in zip(fragments, others, strict=True):
+        other.action.copy_(fragment.action)
+    second.restore(kept)
+    assert run(second, others) == run(first, fragments)
+    assert_equal([([contents(f) for f in fragments], 0)], [([contents(f) for f in others], 0)])
+
+
+def test_threads_share_the_environments_out():
+    alone, shared = (played(Ring(), 7, 20, "cpu", num_threads=n) for n in (1, 3))
+    assert_equal(shared, alone)
+
+
+def test_of_processes_that_start_together_one_compiles(tmp_path):
+    script = (
+        "import sys; from tests.envs.kernels.support import Ring, played\n"
+        "print(flush=True); input()\n"
+        "played(Ring(), 2, 3, 'cpu')\n"
+        "(m,) = [m for n, m in sys.modules.items() if n.startswith('headrace_Ring')]\n"
+        "print(*(sum(f.stats.cache_hits.values()) for f in (m.begin, m.step)))"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path)}, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for process in started:
+        assert process.stdout.readline() == "\n"  # ready
+    for process in started:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    hits = [process.communicate(timeout=120)[0].split() for process in started]
+    assert [sum(int(of[f]) for of in hits) for f in (0, 1)] == [2, 2]
+
+
+def test_what_is_compiled_is_found_again_whatever_the_module_is_called(tmp_path):
+    text = (Path(__file__).parents[3] / "examples/catch.py").read_text()
+    script = (
+        "import sys; from tests.envs.kernels.support import played; import importlib\n"
+        "played(importlib.import_module(sys.argv[1]).Catch(), 2, 3, 'cpu')\n"
+        "import numba; from headrace.envs import kernel\n"
+        "print(sum(sum(m.step.stats.cache_hits.values()) for n, m in sys.modules.items()\n"
+        "    if n.startswith('headrace_Catch')))"
+    )
+    hits = []
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text(text.replace("COLUMNS", "COLUMNS_HERE"))
+        done = subprocess.run(
+            [sys.executable, "-c", script, name], capture_output=True, text=True,
+            env={"PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)]), "HOME": str(tmp_path)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        hits.append(int(done.stdout))
+        (tmp_path / f"{name}.py").unlink()
+    assert hits == [0, 1]

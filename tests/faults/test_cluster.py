@@ -1,0 +1,146 @@
+"""F20: samplers, machines and learners of a cluster are lost, and the run goes on.
+
+Left out: how it ends by errors and signals (`test_cluster_ends.py`), and networks that are
+cut (`test_network.py`).
+"""
+
+import os
+import signal
+import time
+
+import pytest
+
+import headrace
+from headrace.storage import checkpoint
+from tests.faults.cluster_support import (
+    APPO,
+    GOAL,
+    LEARNER,
+    PPO,
+    SAMPLER,
+    SHAPE,
+    UPDATE,
+    Paced,
+    Run,
+    actors,
+    joins,
+    machines,
+    paced,
+    until,
+)
+from tests.faults.test_env import assert_balanced
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+
+
+def assert_as_undisturbed(run, **more):
+    """I7: the same weights, to the bit, as on no cluster."""
+    undisturbed = headrace.train(
+        Paced, env_kwargs={"folder": str(run.dir.parent)}, **SHAPE | more, total_env_steps=GOAL,
+        run_dir=run.dir.parent / "undisturbed", quiet=True,
+        algo=headrace.PPO(num_minibatches=2, num_epochs=1),
+    )  # fmt: skip
+    a, b = (
+        checkpoint.newest(path).tensors("policy_default") for path in (run.dir, undisturbed.dir)
+    )
+    assert all(a[name].equal(b[name]) for name in a)
+
+
+def all_home(run, count, since):
+    """Until an update after that one has had all samplers at home; when that was seen."""
+    run.row(lambda row: row["iteration"] > since and row["samplers_up"] == count)
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
+def test_a_sampler_is_killed(tmp_path, measured, algo):
+    with (
+        machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster,
+        Run(tmp_path, *paced(cluster, tmp_path, *algo)) as run,
+    ):
+        run.updates(3)
+        before = run.samplers(2)
+        os.kill(before[0], signal.SIGKILL)
+        killed = time.monotonic()
+        seen = run.heard("^Worker . died")
+        run.samplers(2, but=before[:1])
+        back = all_home(run, 2, run.iteration)
+        summary = run.finished()
+    assert_balanced(summary)
+    ledger = summary["ledger"]
+    assert ledger["restarts"] == 1
+    if algo is PPO:
+        assert ledger["lost"] == 0 <= ledger["remade"] <= 2 * 16
+        assert_as_undisturbed(run)
+    else:  # and what was unfinished at the end
+        assert ledger["remade"] == 0 <= ledger["lost"] <= 3 * UPDATE + 2 * 16
+    measured(
+        "F20", f"kill -9 of a sampler on a cluster, {'lag 0' if algo is PPO else 'APPO'}",
+        detect_s=seen - killed, recover_s=back - seen, recover_within_s=30,
+        lost_env_steps=ledger["lost"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
+def test_a_machine_of_samplers_is_lost_and_another_comes(tmp_path, measured, algo):
+    """Meanwhile they are guests; a lost machine does not count for their restarts."""
+    one = {"CPU": 1} | SAMPLER
+    with (
+        machines({"CPU": 1} | LEARNER, one, one) as cluster,
+        Run(tmp_path, *paced(cluster, tmp_path, *algo, "--max-sampler-restarts", 0)) as run,
+    ):
+        run.updates(3)
+        first, _ = cluster.worker_nodes
+        run.samplers(2)
+        lost_at, iteration = time.monotonic(), run.iteration
+        cluster.remove_node(first, allow_graceful=False)
+        seen = run.heard("^Worker . (was on a machine that is gone|cannot be reached)")
+        run.row(lambda row: row["iteration"] > iteration + 1 and row["samplers_up"] == 1)
+        going_on = time.monotonic()
+        joins(cluster, **one)
+        joined = time.monotonic()
+        home = all_home(run, 2, run.iteration)
+        summary = run.finished()
+    assert_balanced(summary)
+    if algo is PPO:
+        assert summary["ledger"]["lost"] == 0
+        assert_as_undisturbed(run)
+    what = "lag 0" if algo is PPO else "APPO"
+    measured(
+        "F20", f"a machine of samplers is lost, {what}", detect_s=seen - lost_at, within_s=30,
+        recover_s=going_on - seen, recover_within_s=30, lost_env_steps=summary["ledger"]["lost"],
+    )  # fmt: skip
+    measured(
+        "F20", f"a machine comes, and samplers go home, {what}", recover_s=home - joined,
+        recover_within_s=30,
+    )  # fmt: skip
+
+
+def test_a_learner_is_killed_and_the_group_is_formed_again(tmp_path, measured):
+    with (
+        machines({"CPU": 2} | LEARNER, {"CPU": 2} | SAMPLER) as cluster,
+        Run(
+            tmp_path, *paced(cluster, tmp_path, *PPO), "--num-learners", 2,
+            "--checkpoint-every-s", 2,
+        ) as run,
+    ):  # fmt: skip
+        for which in (0, 1):
+            run.updates(8)
+            pids = until(lambda: found if len(found := actors("RemoteRank")) == 2 else 0, 60, str)
+            os.kill(pids[which], signal.SIGKILL)
+            killed = time.monotonic()
+            seen = run.heard("^Learner . was lost", since=killed)
+            run.heard("^The learners begin again from step_.* env steps are to be taken again")
+            run.heard("Resumed from", since=seen)
+            run.updates(1)
+            measured(
+                "F20", "kill -9 of one of two learners", detect_s=seen - killed, within_s=10,
+                recover_s=time.monotonic() - seen, recover_within_s=60,
+            )  # fmt: skip
+        summary = run.finished()
+    assert summary["env_steps"] == GOAL
+    ledger = summary["ledger"]
+    assert ledger["collected"] == ledger["learned"] + ledger["lost"] + ledger["remade"]
+    said = [int(line.split("; ")[1].split(" ")[0]) for _, line in run.said if "begin again" in line]
+    assert len(said) == 2 and ledger["lost"] == sum(said)
+    assert_as_undisturbed(run, num_learners=2)

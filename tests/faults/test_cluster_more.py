@@ -1,0 +1,225 @@
+"""F20: stores that are full, samplers that hang, machines that leave and join.
+
+Left out: what is killed (`test_cluster.py`).
+"""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.faults.cluster_support import (
+    APPO,
+    GOAL,
+    LEARNER,
+    PPO,
+    RAY,
+    SAMPLER,
+    UPDATE,
+    Run,
+    actors,
+    joins,
+    machines,
+    paced,
+    raylet_of,
+    until,
+)
+from tests.faults.test_cluster import all_home, assert_as_undisturbed
+from tests.faults.test_env import assert_balanced
+from tests.support import still_alive
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+
+FILL = """
+import sys, ray, numpy as np
+ray.init(sys.argv[1], log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+class Holder:
+    # Held in two ways: objects that can be spilled, and memory that is in use, which cannot.
+    def fill(self, size):
+        self.refs = [ray.put(np.ones(size, np.uint8)) for _ in range(15)]
+        self.used = [ray.get(ref) for ref in self.refs]
+
+holders = [Holder.options(resources={name: 0.1}).remote() for name in ("learner", "sampler")]
+ray.get([holder.fill.remote(10 << 20) for holder in holders])
+print("full", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_object_stores_are_full(tmp_path, measured):
+    """Half as much again as there is room for, on each machine: Ray has it on disk."""
+    with (
+        machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster,
+        Run(tmp_path, *paced(cluster, tmp_path, *PPO)) as run,
+    ):
+        run.updates(3)
+        with subprocess.Popen(
+            [sys.executable, "-c", FILL, cluster.address], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+        ) as filler:  # fmt: skip
+            assert filler.stdout.readline() == "full\n"
+            full_at = time.monotonic()
+            run.updates(3)
+            going_on = time.monotonic() - full_at
+            filler.stdin.close()
+        summary = run.finished()
+    assert_balanced(summary)
+    assert summary["ledger"]["lost"] == summary["ledger"]["restarts"] == 0
+    assert_as_undisturbed(run)
+    measured(
+        "F20", "object stores are full: three updates more", recover_s=going_on, lost_env_steps=0
+    )
+
+
+@pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
+def test_a_sampler_hangs(tmp_path, measured, algo):
+    """It is killed and replaced; the other of its machine goes on."""
+    with (
+        machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster,
+        Run(
+            tmp_path, *paced(cluster, tmp_path, *algo, "--env-timeout-s", 3, faults="hang@60")
+        ) as run,
+    ):
+        before = run.samplers(2)
+        until(lambda: (tmp_path / "hang@60").exists(), 60, lambda: run.text)
+        hung = time.monotonic()
+        seen = run.heard("^Worker . has not answered for 3 s and was killed")
+        after = run.samplers(2, but=())
+        until(lambda: len(set(actors("RemoteSampler")) - set(before)) == 1, 60, lambda: run.text)
+        back = all_home(run, 2, run.iteration)
+        assert len(set(actors("RemoteSampler")) & set(before)) == 1, after
+        summary = run.finished()
+    assert_balanced(summary)
+    assert "faulty.py" in run.text  # where it hung
+    if algo is PPO:
+        assert summary["ledger"]["lost"] == 0 < summary["ledger"]["remade"] <= 2 * 16
+        assert_as_undisturbed(run)
+    measured(
+        "F20", f"a sampler hangs on a cluster, limit 3 s, {'lag 0' if algo is PPO else 'APPO'}",
+        detect_s=seen - hung, within_s=6, recover_s=back - seen, recover_within_s=30,
+        lost_env_steps=summary["ledger"]["lost"],
+    )  # fmt: skip
+
+
+def drain(cluster, node, within_s):
+    """Give notice that a machine is taken away."""
+    subprocess.run(
+        [RAY, "drain-node", "--address", cluster.address, "--node-id", node.node_id,
+         "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "it was a spot machine",
+         "--deadline-remaining-seconds", str(within_s)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
+NOTICE_S = 30
+
+
+@pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
+def test_a_machine_of_samplers_is_about_to_be_taken_away(tmp_path, measured, algo):
+    one = {"CPU": 1} | SAMPLER
+    with (
+        machines({"CPU": 1} | LEARNER, one, one) as cluster,
+        Run(tmp_path, *paced(cluster, tmp_path, *algo, "--max-sampler-restarts", 0)) as run,
+    ):
+        run.updates(3)
+        before = run.samplers(2)
+        first = cluster.worker_nodes.copy().pop()
+        [leaves] = actors("RemoteSampler", raylet_of(first))
+        drain(cluster, first, NOTICE_S)
+        told = time.monotonic()
+        assert still_alive([leaves], NOTICE_S) == []
+        gone = time.monotonic() - told
+        joins(cluster, **one)
+        joined = time.monotonic()
+        home = all_home(run, 2, run.iteration) - joined
+        assert set(actors("RemoteSampler")) & set(before) == set(before) - {leaves}
+        summary = run.finished()
+    assert_balanced(summary)
+    assert summary["ledger"]["restarts"] == 0
+    assert summary["ledger"]["lost"] == 0 or algo is APPO
+    if algo is PPO:
+        assert_as_undisturbed(run)
+    what = "lag 0" if algo is PPO else "APPO"
+    measured(
+        "F20", f"notice of {NOTICE_S} s that a machine of samplers is taken away: left, {what}",
+        recover_s=gone, recover_within_s=NOTICE_S, lost_env_steps=summary["ledger"]["lost"],
+    )  # fmt: skip
+    measured(
+        "F20", f"another comes, and samplers go home, {what}", recover_s=home, recover_within_s=30
+    )
+
+
+def test_a_learner_s_machine_is_about_to_be_taken_away(tmp_path, measured):
+    """It saves, and another takes over: nothing is taken again."""
+    one = {"CPU": 1} | LEARNER
+    with (
+        machines({"CPU": 1}, one, {"CPU": 2} | SAMPLER) as cluster,
+        Run(tmp_path, *paced(cluster, tmp_path, *PPO)) as run,
+    ):
+        run.updates(3)
+        (its_own,) = (n for n in cluster.worker_nodes if actors("RemoteRank", raylet_of(n)))
+        joins(cluster, **one)
+        drain(cluster, its_own, NOTICE_S)
+        told = time.monotonic()
+        run.heard("^A machine of the learners is about to be taken away.", NOTICE_S)
+        run.heard("^The learners begin again from step_.*; 0 env steps are to be taken again")
+        run.heard("^Resumed from", since=told)
+        run.updates(1)
+        going_on = time.monotonic() - told
+        summary = run.finished()
+    assert_balanced(summary)
+    assert summary["ledger"]["lost"] <= UPDATE  # of the batch that was under way
+    assert_as_undisturbed(run)
+    measured(
+        "F20", "notice that a learner's machine is taken away", recover_s=going_on,
+        recover_within_s=60, lost_env_steps=summary["ledger"]["lost"],
+    )  # fmt: skip
+
+
+def test_a_learner_s_machine_is_lost(tmp_path, measured):
+    one = {"CPU": 1} | LEARNER
+    with (
+        machines({"CPU": 1}, one, {"CPU": 2} | SAMPLER) as cluster,
+        Run(tmp_path, *paced(cluster, tmp_path, *PPO), "--checkpoint-every-s", 2) as run,
+    ):
+        run.updates(8)
+        (its_own,) = (n for n in cluster.worker_nodes if actors("RemoteRank", raylet_of(n)))
+        joins(cluster, **one)
+        cluster.remove_node(its_own, allow_graceful=False)
+        lost_at = time.monotonic()
+        seen = run.heard("^Learner 1 was lost|^A learner could not be started", 100)
+        run.heard("^The learners begin again from step_.* env steps are to be taken again")
+        run.heard("^Resumed from", since=lost_at)
+        run.updates(1)
+        going_on = time.monotonic()
+        summary = run.finished()
+    assert summary["env_steps"] == GOAL
+    assert_balanced(summary)
+    assert_as_undisturbed(run)
+    measured(
+        "F20", "a learner's machine is lost", detect_s=seen - lost_at, within_s=30,
+        recover_s=going_on - seen, recover_within_s=60, lost_env_steps=summary["ledger"]["lost"],
+    )  # fmt: skip
+
+
+def test_samplers_outnumber_the_cluster_until_a_machine_joins(tmp_path, measured):
+    two = {"CPU": 2} | SAMPLER
+    with (
+        machines({"CPU": 1} | LEARNER, two) as cluster,
+        Run(tmp_path, *paced(cluster, tmp_path, *PPO, "--num-envs", 8, "--num-workers", 4)) as run,
+    ):
+        run.row(lambda row: row["samplers_up"] == 2)
+        joins(cluster, **two)
+        joined = time.monotonic()
+        home = all_home(run, 4, run.iteration) - joined
+        assert len(actors("RemoteSampler")) == 4
+        summary = run.finished()
+    assert_balanced(summary)
+    assert summary["ledger"]["lost"] == summary["ledger"]["restarts"] == 0
+    measured(
+        "F20", "4 samplers, room for 2, a machine joins: all at home", recover_s=home,
+        recover_within_s=30,
+    )  # fmt: skip

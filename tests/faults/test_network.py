@@ -1,0 +1,184 @@
+"""F18: the network between a learner's host and a sampler's is cut.
+
+Hosts are two network namespaces with a wire between them; each runs `ray start`, as one would
+there. Left out: losses of processes and machines (`test_cluster.py`).
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import time
+from unittest import mock
+
+import pytest
+
+from tests.faults.cluster_support import (
+    APPO,
+    LEARNER,
+    PPO,
+    RAY,
+    ROOT,
+    SAMPLER,
+    Run,
+    actors,
+    paced,
+    until,
+)
+from tests.faults.support import with_path
+from tests.faults.test_cluster import all_home, assert_as_undisturbed
+from tests.faults.test_env import assert_balanced
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+PORT = 6379
+
+
+class Host:
+    """A network namespace, in which a machine of a cluster can be started."""
+
+    def __init__(self, name, address, folder, env):
+        self.name, self.address = name, address
+        self._folder, self._env, self._ray = folder, env, None
+
+    def runs(self, *words):
+        """A command there."""
+        return ["ip", "netns", "exec", self.name, *map(str, words)]
+
+    def ray(self, *words, amounts):
+        """Start a machine of the cluster here; nothing waits for it."""
+        self._ray = subprocess.Popen(
+            self.runs(
+                RAY, "start", *words, "--block", "--node-ip-address", self.address,
+                "--num-cpus", amounts["CPU"], "--object-store-memory", 100 << 20,
+                "--resources", json.dumps({k: v for k, v in amounts.items() if k != "CPU"}),
+            ),
+            env=self._env, start_new_session=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def down(self):
+        """As if its plug were pulled."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._ray is not None:
+            self._ray.wait()
+
+    def pids(self):
+        """Of all that runs here."""
+        found = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True)
+        return [int(pid) for pid in found.stdout.split()]
+
+
+def ip(*words):
+    return subprocess.run(["ip", *words], capture_output=True, text=True)
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Two, on one wire; skips where namespaces cannot be made."""
+    mark = f"hr{secrets.token_hex(2)}"
+    names = [f"{mark}a", f"{mark}b"]
+    if ip("netns", "add", names[0]).returncode:
+        pytest.skip("needs root, to make network namespaces (ip netns)")
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    env = with_path(ROOT) | token | {"RAY_USAGE_STATS_ENABLED": "0"}
+    made = [Host(name, f"10.77.0.{i + 1}", tmp_path, env) for i, name in enumerate(names)]
+    try:
+        ip("netns", "add", names[1])
+        ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1],
+           "netns", names[1])  # fmt: skip
+        for host in made:
+            for words in (
+                ("addr", "add", f"{host.address}/24", "dev", host.name),
+                ("link", "set", host.name, "up"), ("link", "set", "lo", "up"),
+            ):  # fmt: skip
+                assert ip("-n", host.name, *words).returncode == 0
+        with mock.patch.dict(os.environ, env):
+            yield made
+    finally:
+        for host in made:
+            host.down()
+            ip("netns", "del", host.name)
+
+
+def cut(host, *, whole):
+    assert ip("-n", host.name, "link", "set", host.name, "up" if whole else "down").returncode == 0
+
+
+LOST = "^Worker . (has given no sign of life|cannot be reached|was on a machine that is gone|died)"
+
+
+def begin(hosts, folder, *words, here, there):
+    """A cluster of two hosts, and a run on it; the run's learner and driver are on the first."""
+    first, second = hosts
+    first.ray("--head", "--port", PORT, "--include-dashboard", "false", amounts=here)
+    address = f"{first.address}:{PORT}"
+    joined = [*first.runs(), RAY, "health-check", "--address", address]
+    until(lambda: subprocess.run(joined, capture_output=True).returncode == 0, 120, str)
+    second.ray("--address", address, amounts=there)
+    return Run(folder, *paced(address, folder, *words), within=first.runs())
+
+
+@pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
+def test_f18_a_short_cut_is_a_pause(tmp_path, hosts, measured, algo):
+    _, second = hosts
+    here, there = {"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER
+    with begin(hosts, tmp_path, *algo, here=here, there=there) as run:
+        run.updates(3)
+        run.samplers(2)
+        cut(second, whole=False)
+        time.sleep(4)
+        cut(second, whole=True)
+        again = time.monotonic()
+        run.updates(2)
+        going_on = time.monotonic() - again
+        summary = run.finished()
+    assert_balanced(summary)
+    ledger = summary["ledger"]
+    if algo is PPO:
+        assert ledger["lost"] == 0
+        assert_as_undisturbed(run)
+    measured(
+        "F18", f"network cut for 4 s, {'lag 0' if algo is PPO else 'APPO'}: two updates more",
+        recover_s=going_on, recover_within_s=30, lost_env_steps=ledger["lost"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
+def test_f18_after_a_long_cut_samplers_are_used_there_again(tmp_path, hosts, measured, algo):
+    _, second = hosts
+    here, there = {"CPU": 2, "sampler": 1} | LEARNER, {"CPU": 1, "sampler": 1}
+    with begin(hosts, tmp_path, *algo, here=here, there=there) as run:
+        run.updates(3)
+        run.row(lambda row: row["samplers_up"] == 2)
+        cut(second, whole=False)
+        cut_at = time.monotonic()
+        seen = run.heard(LOST, since=cut_at) - cut_at
+        run.updates(3)
+        going_on = time.monotonic() - cut_at - seen
+        time.sleep(max(0.0, 60 - (time.monotonic() - cut_at)))
+        cut(second, whole=True)
+        run.updates(1)
+        second.down()  # it was given up: who looks after it starts it again
+        second.ray("--address", f"{hosts[0].address}:{PORT}", amounts=there)
+        started = time.monotonic()
+        home = all_home(run, 2, run.iteration) - started
+        assert any(pid in second.pids() for pid in actors("RemoteSampler"))
+        summary = run.finished()
+    assert_balanced(summary)
+    ledger = summary["ledger"]
+    if algo is PPO:
+        assert ledger["lost"] == 0
+        assert_as_undisturbed(run)
+    what = "lag 0" if algo is PPO else "APPO"
+    measured(
+        "F18", f"network cut for 60 s, {what}: the sampler there is dropped", detect_s=seen,
+        within_s=30, recover_s=going_on, recover_within_s=30, lost_env_steps=ledger["lost"],
+    )  # fmt: skip
+    measured(
+        "F18", f"the machine is started again, {what}: its sampler is at home", recover_s=home,
+        recover_within_s=30,
+    )  # fmt: skip

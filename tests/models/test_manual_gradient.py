@@ -1,0 +1,208 @@
+"""PPO's loss with its gradient written out, against the page's own by autograd."""
+
+import pytest
+import torch
+
+from headrace.algos import ppo, ppo_manual_gradient
+from headrace.algos.a2c import A2C
+from headrace.algos.ppo import PPO
+from headrace.learner.learner import Loss
+from headrace.learner.optimizer import Optimizer
+from headrace.models import policy as policies
+from headrace.models.policy import Network
+from headrace.spec import EnvSpec, Space
+from tests.models.test_numpy_inference import BOX, DISCRETE, MULTI, SEEN, own, trained
+
+ROWS = 300
+CFG = PPO(ent_coef=0.02, vf_coef=0.7)
+
+
+def minibatch_for(policy, seen, cfg):
+    """What another policy did: ratios on both sides of the clip; some rows have no weight."""
+    generator = torch.Generator().manual_seed(7)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator)
+
+    obs = 2 * normal(ROWS, *seen.shape)
+    if seen.dtype == "uint8":
+        obs = torch.randint(0, 256, (ROWS, *seen.shape), dtype=torch.uint8, generator=generator)
+    noise = torch.rand(ROWS, policy.num_draws, generator=generator).clamp(1e-6, 1 - 1e-6)
+    with torch.no_grad():
+        acted = policy.act(obs, noise)
+    weight = (torch.rand(ROWS, generator=generator) < 0.9).float()
+    return {
+        "obs": obs,
+        "action": acted["action"],
+        "log_prob": acted["log_prob"] + 0.3 * normal(ROWS),
+        "value": acted["value"],
+        "advantage": normal(ROWS),
+        "target": acted["value"] + normal(ROWS),
+        "weight": weight / weight.sum(),
+        "clip_coef": torch.tensor(cfg.clip_coef),
+    }
+
+
+def of_the_page(policy, minibatch):
+    """Metrics, and gradients by name."""
+    policy.zero_grad()
+    total, metrics = ppo.loss(policy, minibatch, CFG)
+    total.backward()
+    return metrics, {name: p.grad.clone() for name, p in policy.named_parameters()}
+
+
+def by_itself(gradient, policy, minibatch):
+    metrics = gradient(minibatch)
+    assert gradient.flat.numel() == sum(p.numel() for p in policy.parameters())
+    parts = gradient.parts(gradient.flat)
+    return metrics, {name: parts[p].clone() for name, p in policy.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("action", [DISCRETE, BOX], ids=lambda space: space.kind)
+@pytest.mark.parametrize(
+    ("seen", "network"),
+    [
+        (SEEN, {}),
+        (SEEN, {"hidden_sizes": (32,)}),
+        (SEEN, {"hidden_sizes": (96, 64, 32)}),
+        (SEEN, {"shared_trunk": True, "hidden_sizes": (48, 24)}),
+        (Space("box", (2, 3), "float32"), {"normalize_obs": True}),
+        (Space("box", (8,), "uint8"), {"normalize_obs": True}),
+    ],
+    ids=lambda of: of.describe() if isinstance(of, Space) else ",".join(of) or "default",
+)
+def test_equals_the_page(seen, network, action, dtype):
+    spec, network = EnvSpec("test", seen, action), Network(**network)
+    policy = trained(spec, network)
+    minibatch = minibatch_for(policy, seen, CFG)
+    policy.to(dtype)
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    gradient = ppo_manual_gradient.gradient_for(policy, network, CFG)
+    metrics, plain = of_the_page(policy, minibatch)
+    assert 0.1 < metrics["clip_fraction"] < 0.9
+    close = {"rtol": 1e-4, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 1e-6, "atol": 1e-9}
+    for _ in range(2):  # the second in the memory of the first
+        metrics_by_hand, quick = by_itself(gradient, policy, minibatch)
+        assert metrics.keys() == metrics_by_hand.keys()
+        for name, metric in metrics.items():
+            torch.testing.assert_close(
+                metrics_by_hand[name].double(), metric.double(), rtol=1e-4, atol=1e-6
+            )
+        assert plain.keys() == quick.keys()
+        for name, expected in plain.items():
+            assert expected.abs().max() > 1e-5, name
+            assert quick[name].dtype == dtype
+            torch.testing.assert_close(quick[name], expected, **close)
+    for name, tensor in policy.state_dict().items():  # moved, and nothing more
+        assert tensor.equal(before[name]), name
+
+
+def test_it_is_of_the_parameters_as_they_are_now():
+    """They were changed in place, as an optimizer or a checkpoint does; and of fewer rows."""
+    spec, network = EnvSpec("test", SEEN, DISCRETE), Network()
+    policy, other = trained(spec, network), trained(spec, network)
+    minibatch = minibatch_for(policy, SEEN, CFG)
+    gradient = ppo_manual_gradient.gradient_for(policy, network, CFG)
+    by_itself(gradient, policy, minibatch)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    policy.load_state_dict(other.state_dict())
+    few = {n: c[:50] if c.dim() else c for n, c in minibatch.items()}
+    for rows in (minibatch, few):
+        _, expected = of_the_page(other, rows)
+        _, found = by_itself(gradient, policy, rows)
+        for name, of in expected.items():
+            torch.testing.assert_close(found[name], of, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_the_optimizer_takes_the_same_steps_with_either(num_parts):
+    spec, network = EnvSpec("test", SEEN, BOX), Network()
+    policies = [trained(spec, network).double() for _ in range(2)]
+    minibatch = minibatch_for(policies[0].float(), SEEN, CFG)
+    minibatch = {n: c.double() if c.is_floating_point() else c for n, c in minibatch.items()}
+    metrics, states = [], []
+    for policy, written_out in zip(policies, (False, True), strict=True):
+        policy.double()
+        gradient = ppo_manual_gradient.gradient_for(policy, network, CFG) if written_out else None
+        loss = Loss(policy, ppo, CFG, compiled=False)
+        optimizer = Optimizer(loss, 0.5, num_parts, written_out=gradient)
+        metrics.append([optimizer.step(minibatch, 1e-2) for _ in range(3)])
+        states.append({name: moment.clone() for name, moment in optimizer.state().items()})
+        # A gradient that is not finite changes nothing, and is counted.
+        optimizer.step(minibatch | {"target": minibatch["target"] * float("nan")}, 1e-2)
+        assert float(optimizer.nonfinite) == 1 and float(optimizer.broken()) == 1
+        assert all(optimizer.state()[name].equal(moment) for name, moment in states[-1].items())
+        # What is loaded is what is stepped from.
+        optimizer.load_state({name: moment * 0 for name, moment in states[-1].items()})
+        assert all(not moment.any() for moment in optimizer.state().values())
+        optimizer.load_state(states[-1])
+        metrics[-1].append(optimizer.step(minibatch, 1e-2))
+    for plain, quick in zip(*metrics, strict=True):
+        for name, metric in plain.items():
+            torch.testing.assert_close(quick[name].double(), metric.double(), rtol=1e-5, atol=1e-7)
+    for plain, quick in zip(*(p.parameters() for p in policies), strict=True):
+        torch.testing.assert_close(quick, plain, rtol=1e-6, atol=1e-8)
+    assert list(states[0]) == list(states[1])
+    for name, moment in states[0].items():
+        torch.testing.assert_close(states[1][name], moment, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("advantage", float("nan")),
+        ("advantage", float("inf")),
+        ("log_prob", float("nan")),
+        ("log_prob", float("-inf")),
+        ("target", float("nan")),
+        ("target", 1e30),
+        ("obs", float("nan")),
+    ],
+)
+def test_what_is_not_finite_comes_through(column, value):
+    spec, network = EnvSpec("test", SEEN, DISCRETE), Network()
+    policy = trained(spec, network)
+    minibatch = minibatch_for(policy, SEEN, CFG)
+    row = int(minibatch["weight"].argmax())
+    minibatch[column][row] = value
+    gradient = ppo_manual_gradient.gradient_for(policy, network, CFG)
+    for metrics, found in (
+        of_the_page(policy, minibatch),
+        by_itself(gradient, policy, minibatch),
+    ):
+        assert not torch.isfinite(metrics["loss"])
+        assert not torch.isfinite(torch.nn.utils.get_total_norm(found.values()))
+
+
+@pytest.mark.parametrize(
+    ("seen", "action", "network", "cfg", "model"),
+    [
+        (SEEN, DISCRETE, {"arithmetic": "plain"}, PPO(), None),
+        (SEEN, DISCRETE, {"precision": "bf16"}, PPO(), None),
+        (SEEN, DISCRETE, {"activation": "relu"}, PPO(), None),
+        (SEEN, DISCRETE, {"hidden_sizes": ()}, PPO(), None),
+        (SEEN, DISCRETE, {}, PPO(clip_value_loss=True), None),
+        (SEEN, DISCRETE, {}, PPO(), own),
+        (SEEN, MULTI, {}, PPO(), None),
+        (SEEN, DISCRETE, {}, A2C(), None),
+        (Space("box", (12, 12), "uint8"), DISCRETE, {}, PPO(), None),
+        (Space("dict", parts=(("a", SEEN),)), DISCRETE, {}, PPO(), None),
+    ],
+    ids=["plain", "bf16", "relu", "linear", "clip_value_loss", "own network", "multi_discrete",
+         "a2c", "image", "dict"],
+)  # fmt: skip
+def test_the_rest_is_the_page_s(seen, action, network, cfg, model):
+    spec, network = EnvSpec("test", seen, action), Network(**network)
+    policy = policies.build(spec, network, 0, model)
+    assert ppo_manual_gradient.gradient_for(policy, network, cfg) is None
+
+
+def test_masked_actions_are_the_page_s():
+    parts = (("", SEEN), ("mask", Space("box", (5,), "int8")))
+    spec = EnvSpec("test", Space("dict", parts=parts), DISCRETE, mask_key="mask")
+    policy = policies.build(spec, Network(), 0)
+    assert ppo_manual_gradient.gradient_for(policy, Network(), PPO()) is None

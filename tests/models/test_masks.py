@@ -1,0 +1,173 @@
+"""Action masks: a masked action is never taken, and the distribution is the masked one."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import headrace
+from headrace.envs.factory import EnvMaker, env_spec
+from headrace.errors import ConfigError, EnvError
+from headrace.models import policy as policies
+from headrace.models.policy import Network
+from headrace.spec import EnvSpec, Space
+from tests.support import inline, plan_for, policy_for, workers
+from tests.training.test_api import TINY
+
+
+class Refusing(gym.Env):
+    """Raises on an action that its mask does not allow. The mask is random, and changes."""
+
+    def __init__(self, where="info", nvec=(5,), empty_at=-1):
+        self.nvec, self.where, self.empty_at = nvec, where, empty_at
+        seen = gym.spaces.Box(0, 99, (1,), np.float32)
+        bits = gym.spaces.MultiBinary(sum(nvec))
+        self.observation_space = (
+            seen if where == "info" else gym.spaces.Dict({"seen": seen, where: bits})
+        )
+        self.action_space = (
+            gym.spaces.Discrete(nvec[0]) if len(nvec) == 1 else gym.spaces.MultiDiscrete(nvec)
+        )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._out()
+
+    def step(self, action):
+        for component, choice in enumerate(np.atleast_1d(action)):
+            assert self.mask[component][choice], f"{choice} is not allowed by {self.mask}"
+        self.t += 1
+        obs, info = self._out()
+        return obs, 1.0, False, self.t == 9, info
+
+    def _out(self):
+        self.mask = [self.np_random.random(n) < 0.4 for n in self.nvec]
+        for part in self.mask:
+            part[self.np_random.integers(len(part))] = self.t != self.empty_at
+            part[:] &= self.t != self.empty_at
+        seen = np.array([self.t], np.float32)
+        if self.where == "info":
+            mask = self.mask[0].astype(np.int8) if len(self.nvec) == 1 else tuple(self.mask)
+            return seen, {"action_mask": mask}
+        return {"seen": seen, self.where: np.concatenate(self.mask).astype(np.int8)}, {}
+
+
+KINDS = [
+    {"where": "info"},
+    {"where": "info", "nvec": (3, 4)},
+    {"where": "action_mask"},
+    {"where": "legal", "nvec": (3, 4)},
+]
+
+
+@pytest.mark.parametrize("kwargs", KINDS, ids=str)
+def test_a_masked_action_is_never_taken_and_workers_make_the_same(kwargs):
+    """The environment itself raises if one is."""
+    mask = kwargs["where"] if kwargs["where"] == "legal" else "auto"
+    plan = plan_for(Refusing, num_steps=64, num_envs=8, envs_per_vector=4, kwargs=kwargs,
+                    action_mask=mask)  # fmt: skip
+    actions = []
+    for make in (inline, workers):
+        collector = make(plan)
+        collector.publish(policy_for(plan), 0)
+        fragments = collector.collect().fragments
+        actions.append(torch.cat([f.action.clone() for f in fragments], 1))
+        key = plan.spec.mask_key
+        stored = torch.cat([f.obs[key][:-1] for f in fragments], 1)
+        collector.close()
+    assert torch.equal(*actions)
+    first = actions[0] if actions[0].dim() == 2 else actions[0][..., 0]
+    assert stored.gather(-1, first.unsqueeze(-1)).all()
+    assert len(first.unique()) == kwargs.get("nvec", (5,))[0]  # every action is taken sometimes
+
+
+def masked_policy(nvec):
+    mask = Space("multi_binary", (sum(nvec),), "int8")
+    sees = Space("dict", parts=(("", Space("box", (3,), "float32")), ("action_mask", mask)))
+    kind, shape = ("discrete", ()) if len(nvec) == 1 else ("multi_discrete", (len(nvec),))
+    acts = Space(kind, shape, "int64", nvec=nvec, start=(0,) * len(nvec))
+    spec = EnvSpec("x", sees, acts, "action_mask", True)
+    policy = policies.build(spec, Network(), seed=0)
+    with torch.no_grad():
+        policy.model.actor.weight.mul_(100)  # far from uniform
+    return policy
+
+
+@pytest.mark.parametrize("nvec", [(6,), (3, 4)])
+def test_log_prob_and_entropy_are_those_of_the_masked_distribution(nvec):
+    policy = masked_policy(nvec)
+    rng = torch.Generator().manual_seed(0)
+    mask = torch.rand(200, sum(nvec), generator=rng) < 0.5
+    mask[:, 0] = mask[:, -1] = True
+    obs = {"": torch.randn(200, 3, generator=rng), "action_mask": mask.to(torch.int8)}
+    action = policy.act(obs, torch.rand(200, len(nvec), generator=rng))["action"]
+    log_prob, entropy, _ = policy.evaluate(obs, action)
+    logits, _ = policy.model(obs[""])
+    expected_log_prob, expected_entropy = 0, 0
+    for i, (part, allowed) in enumerate(
+        zip(logits.split(list(nvec), -1), mask.split(list(nvec), -1), strict=True)
+    ):
+        # Written out: probabilities over what is allowed, and nothing else
+        p = part.double().exp() * allowed
+        p = p / p.sum(-1, keepdim=True)
+        choice = action if action.dim() == 1 else action[:, i]
+        assert allowed.gather(-1, choice[:, None]).all()
+        expected_log_prob += p.gather(-1, choice[:, None])[:, 0].log()
+        expected_entropy += -torch.special.xlogy(p, p).sum(-1)
+    torch.testing.assert_close(log_prob.double(), expected_log_prob, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy.double(), expected_entropy, rtol=1e-5, atol=1e-5)
+    (log_prob.sum() + entropy.sum()).backward()
+    assert all(torch.isfinite(p.grad).all() for p in policy.parameters() if p.grad is not None)
+    greedy = policy.act_greedily(obs)["action"]
+    best = greedy if greedy.dim() == 1 else greedy[:, 0]
+    assert mask.gather(-1, best[:, None]).all()
+
+
+def test_a_mask_may_have_a_shape_of_its_own():
+    grid = Space("multi_binary", (2, 3), "int8")
+    sees = Space("dict", parts=(("action_mask", grid), ("x", Space("box", (3,), "float32"))))
+    acts = Space("discrete", (), "int64", nvec=(6,), start=(0,))
+    policy = policies.build(EnvSpec("x", sees, acts, "action_mask"), Network(), seed=0)
+    mask = torch.tensor([[[0, 0, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 0]]], dtype=torch.int8)
+    greedy = policy.act_greedily({"action_mask": mask, "x": torch.zeros(2, 3)})
+    assert greedy["action"].tolist() == [4, 0]
+
+
+def test_masks_are_found_and_can_be_switched_off():
+    assert env_spec(EnvMaker(Refusing)).notes == ("actions are masked by info['action_mask']",)
+    assert env_spec(EnvMaker(Refusing, action_mask="off")).mask_key == ""
+    dicts = EnvMaker(Refusing, {"where": "action_mask"})
+    assert env_spec(dicts).seen.describe() == "Dict(seen: Box(1,) float32)"
+    # A key of another name is an observation like any other, unless it is named
+    assert env_spec(EnvMaker(Refusing, {"where": "legal"})).mask_key == ""
+    with pytest.raises(
+        ConfigError, match=r"expected the observation 'no' with 5 .*'legal', 'seen'"
+    ):
+        env_spec(EnvMaker(Refusing, {"where": "legal"}, action_mask="no"))
+    with pytest.raises(ConfigError, match="masks are for Discrete"):
+        env_spec(EnvMaker("Pendulum-v1", action_mask="info"))
+    with pytest.raises(ConfigError, match=r"expected info\['action_mask'\] with 2"):
+        env_spec(EnvMaker("CartPole-v1", action_mask="info"))
+
+
+def test_a_mask_that_allows_nothing_is_an_environment_s_error():
+    plan = plan_for(Refusing, num_steps=8, kwargs={"empty_at": 3})
+    collector = inline(plan)
+    collector.publish(policy_for(plan), 0)
+    with pytest.raises(EnvError, match=r"(allows no action at all|is not allowed by)"):
+        collector.collect()
+    collector.close()
+
+
+@pytest.mark.parametrize("algo", [headrace.PPO(num_minibatches=2), headrace.A2C()])
+def test_a_masked_run_trains_evaluates_and_its_policy_asks_for_the_mask(tmp_path, algo):
+    tiny = {k: v for k, v in TINY.items() if k != "num_minibatches"}
+    run = headrace.train(Refusing, run_dir=tmp_path / "r", algo=algo, total_env_steps=64, **tiny)
+    assert run.evaluate(episodes=3).lengths == (9, 9, 9)
+    mask = np.array([0, 0, 1, 0, 0])
+    assert run.policy(np.zeros(1, np.float32), action_mask=mask) == 2
+    with pytest.raises(ValueError, match=r"Got action_mask of shape \(2,\); expected \(5,\)"):
+        run.policy(np.zeros(1, np.float32), action_mask=np.ones(2, bool))
+    with pytest.raises(ValueError, match=r'action_mask=info\["action_mask"\]'):
+        run.policy(np.zeros(1, np.float32))

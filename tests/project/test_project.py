@@ -1,0 +1,119 @@
+"""The project itself: what it exports, what its wheel holds, what its docs claim."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headrace
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_public_names_are_sorted_and_loadable_and_documented():
+    assert headrace.__all__ == sorted(
+        headrace.__all__, key=lambda name: (not name.isupper(), name.islower(), name)
+    )
+    assert set(headrace.__all__) == set(headrace._HOME)
+    for name in headrace.__all__:
+        assert getattr(headrace, name).__doc__, name
+        assert name in dir(headrace)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        headrace.nothing  # noqa: B018
+
+
+def test_importing_headrace_costs_nothing():
+    code = "import sys, headrace; print(len([m for m in sys.modules if m in ('torch', 'numpy')]))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "0"
+
+
+@pytest.mark.timeout(300)
+def test_the_built_wheel_installs_and_trains(tmp_path):
+    """Built, unpacked elsewhere, and run from there: what is not in the wheel is missed."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(ROOT)],
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("headrace-*.whl")
+    site = tmp_path / "site"
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    assert (site / "headrace/py.typed").exists()
+    code = (
+        "import headrace, sys; assert headrace.__file__.startswith(sys.argv[1]), headrace.__file__;"
+        "run = headrace.train('CartPole-v1', total_env_steps=1024, num_workers=2, quiet=True);"
+        "print(run.summary['env_steps'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(site)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "1024\n"), done.stderr
+
+
+def markdown():
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "deploy/README.md"]
+
+
+@pytest.mark.parametrize("path", markdown(), ids=lambda p: p.name)
+def test_docs_name_files_that_exist_and_flags_that_do(path):
+    text = path.read_text()
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if not link.startswith("http"):
+            assert (path.parent / link).exists(), link
+    for name in re.findall(
+        r"`((?:src|tests|docs|examples|run|envs|collect|models|algos)/[\w/.]+)`", text
+    ):
+        assert any((base / name).exists() for base in (ROOT, ROOT / "src/headrace")), name
+    source = (ROOT / "src/headrace/cli/commands.py").read_text()
+    for part in (
+        "scale_verbs.py",
+        "run/runsettings.py",
+        "models/policy.py",
+        "algos/ppo.py",
+        "algos/a2c.py",
+    ):
+        source += (ROOT / "src/headrace" / part).read_text()
+    fields = {
+        node.target.id
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    for line in text.splitlines():
+        if "headrace " in line:  # before it: flags of another program
+            for flag in re.findall(r"--([a-z][a-z-]+)", line.partition("headrace ")[2]):
+                name = flag.replace("-", "_").removeprefix("no_")
+                assert name in fields | {"help", "version"}, f"{flag}: {line}"
+
+
+@pytest.mark.parametrize("algo", [headrace.PPO(), headrace.A2C()], ids=["ppo", "a2c"])
+def test_every_metric_is_defined_in_the_docs(tmp_path, algo):
+    from headrace.meter import SPANS
+    from tests.training.test_api import TINY
+
+    seen = set()
+    run = headrace.train(
+        "CartPole-v1", algo=algo, total_env_steps=128, eval_every=64, run_dir=tmp_path / "run",
+        on_update=lambda _, metrics: seen.update(metrics), **TINY,
+    )  # fmt: skip
+    text = (ROOT / "docs/ppo.md").read_text()
+    for name in seen | set(run.summary) | set(SPANS):
+        assert f"`{name}`" in text, f"{name} is not defined in docs/ppo.md"
+
+
+def test_readme_s_python_runs(tmp_path):
+    """The first block of Python in the README, as it stands, with fewer steps."""
+    (code, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    code = re.sub(r"total_env_steps=[\d_]+", "total_env_steps=1024", code)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
