@@ -25,9 +25,8 @@ import gymnasium as gym
 
 from benchmarks.machine import RESULTS, ROOT, machine
 from benchmarks.timed import Timed
-from headrace.cost_model.costs import Costs, Line
+from headrace.cost_model.costs import Costs, Line, mixture
 from headrace.cost_model.model import Topology, lock_step_s, simulate
-from headrace.cost_model.times import mixture
 
 NAME = "diagnosis"
 NUM_ENVS, STALL = 24, 1 / 99

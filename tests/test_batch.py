@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headrace import batch
-from headrace.packed import pack, unpack
+from headrace.batch import pack, unpack
 from headrace.spec import EnvSpec, Space
 
 SPEC = EnvSpec(

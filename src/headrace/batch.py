@@ -27,14 +27,16 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
 Left out: what fills it (`collectors/rollout.py`) and what is learned from it (`algos/`).
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.spec import EnvSpec, Space
+from headrace.spec import Array, EnvSpec, Space
 
 Column = tuple[tuple[int, ...], torch.dtype]
 PolicyOut = Mapping[str, Column]
@@ -367,3 +369,55 @@ def whole_runs(
     for row, run in zip(index, runs, strict=True):
         row[: len(run)] = run
     return index, sizes
+
+
+# A fragment as it travels between machines: one or two pieces of memory.
+
+
+def pack(layout: Mapping[str, Column], memory: Array) -> tuple[int, list[Array]]:
+    """A fragment on the CPU, to be sent: without the room for final observations that is unused.
+
+    Args:
+        layout: from `columns`.
+        memory: `[num_bytes(layout)]` uint8: where the fragment lies.
+
+    Returns:
+        How many final observations there are, and parts of one dimension, uint8: a piece of the
+        memory itself, and, if there are any, these.
+    """
+    fragment = allocate(layout, memory, fresh=False)
+    k = int(fragment.num_final)
+    finals = _finals(layout, k)
+    first = next(offset for name, offset, _ in extents(layout) if name == next(iter(finals)))
+    parts: list[Array] = [memory[:first]]
+    if k:
+        parts.append(np.empty(num_bytes(finals), np.uint8))
+        whole = named(written(fragment))
+        for name, view in views(finals, torch.from_numpy(parts[1])).items():
+            view.copy_(whole[name])
+    return k, parts
+
+
+def unpack(layout: Mapping[str, Column], k: int, parts: Iterator[Array]) -> Fragment:
+    """The inverse of `pack`: takes a fragment's parts from those of several.
+
+    Where parts are read-only, nobody may write to the fragment.
+    """
+    finals = _finals(layout, k)
+    head = {name: column for name, column in layout.items() if name not in finals}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        first = torch.from_numpy(next(parts))
+        rest = torch.from_numpy(next(parts)) if k else None
+    if rest is None:
+        rest = torch.zeros(num_bytes(finals), dtype=torch.uint8)
+    return of_named(views(head, first) | views(finals, rest))
+
+
+def _finals(layout: Mapping[str, Column], k: int) -> dict[str, Column]:
+    """The columns of final observations, which are the last, with room for k of them."""
+    of = {name: column for name, column in layout.items() if name.startswith("final_")}
+    return {
+        **{name: ((k, *shape[1:]), dtype) for name, (shape, dtype) in of.items()},
+        "num_final": layout["num_final"],
+    }

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.collectors.regroup import regroup
+from headrace.collectors.snapshots import regroup
 
 NUM_ENVS = 8
 

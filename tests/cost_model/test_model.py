@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.cost_model.costs import Costs, Line
+from headrace.cost_model.costs import Costs, Line, Times, mixture
 from headrace.cost_model.events import Events, Machine
 from headrace.cost_model.model import Topology, lock_step_s, simulate
-from headrace.cost_model.times import Times, mixture
 from headrace.errors import ConfigError
 
 NOTHING = Line(0.0, 0.0)

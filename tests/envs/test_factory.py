@@ -12,9 +12,9 @@ import torch
 import headrace
 from headrace import batch
 from headrace.envs.api import Episode
+from headrace.envs.episode_replay import NO_LIMIT, inside
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.gym.python_vector import GymVector
-from headrace.envs.inside import NO_LIMIT, inside
 from headrace.errors import (
     EnvError,
     EnvNotFoundError,

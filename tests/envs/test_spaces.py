@@ -10,7 +10,7 @@ from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.spaces import read
 from headrace.errors import ConfigError, UnsupportedSpaceError
 from headrace.models import policy as policies
-from headrace.models.encoders import ImageEncoder, image_layout
+from headrace.models.networks import ImageEncoder, image_layout
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
 from tests.support import inline, plan_for, policy_for, workers

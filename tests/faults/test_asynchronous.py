@@ -11,7 +11,7 @@ from collections import deque
 import pytest
 
 import headrace
-from headrace.collectors.queue import Queue
+from headrace.collectors.asynchronous import Queue
 from headrace.collectors.supervisor import Supervisor
 from headrace.errors import EnvError
 from tests.faults.test_env import SMALL, assert_balanced, train

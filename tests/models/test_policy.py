@@ -6,7 +6,7 @@ import torch
 
 from headrace.models import policy as policies
 from headrace.models.distributions import Categorical, Gaussian, MultiCategorical
-from headrace.models.encoders import FlatEncoder
+from headrace.models.networks import FlatEncoder
 from headrace.models.normalization import NormalizeObs, NormalizeReward, RunningMoments
 from headrace.models.policy import Network
 from headrace.spec import ActionCodec, EnvSpec, Space

@@ -8,7 +8,7 @@ from benchmarks import diagnosis, gpu_autoscale, predict, timed
 from headrace.config.resolve import resolve
 from headrace.cost_model.model import simulate
 from headrace.tools.profile.advice import topology_of
-from headrace.training.settle import wanted
+from headrace.training.job import wanted
 from tests.cost_model.test_model import SLEEPS
 
 

@@ -27,8 +27,8 @@ from headrace.storage import run_dir as rundir
 from headrace.tools.doctor import describe, examine
 from headrace.tools.plotting import draw_curves
 from headrace.training import launch
+from headrace.training.job import settings_of_run
 from headrace.training.rank import Ended
-from headrace.training.settle import settings_of_run
 
 AlgoSettings = TypeVar("AlgoSettings")
 _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]

@@ -27,7 +27,7 @@ from headrace.tools.plan.rates import Rates
 from headrace.tools.plotting import check as check_picture
 from headrace.tools.profile import timeline_plots
 from headrace.tools.profile.profiler import profile_env, profile_run
-from headrace.tools.profile.told import told
+from headrace.tools.profile.result import told
 from headrace.tools.report.page import write_report
 
 _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]

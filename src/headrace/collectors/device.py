@@ -17,7 +17,7 @@ from headrace.collectors.api import WINDOW, Collected, Ledger, Plan, ShouldStop
 from headrace.collectors.rollout import Pinned, at_once, remembered, rollout
 from headrace.collectors.watchdog import Watchdog
 from headrace.envs.api import Restored
-from headrace.envs.device import device_vector
+from headrace.envs.vectors import device_vector
 from headrace.meter import Laps, Meter
 from headrace.models.numpy_inference import actor_for
 from headrace.models.policy import Network, Policy

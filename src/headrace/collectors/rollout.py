@@ -1,7 +1,7 @@
 """The inner loop: T steps of one vector into one fragment. All kinds of collectors run this one.
 
 Left out: processes and memory (`inline.py`, `synchronous.py`), what a step does (`envs/`), and the
-turns of vectors that wait for actions (`carry_out.py`).
+turns of vectors that wait for actions (`worker_main.py`).
 """
 
 import contextlib

@@ -11,8 +11,7 @@ import time
 from collections.abc import Mapping
 
 from headrace.collectors.api import Collected, Ledger, Plan, Say, ShouldStop
-from headrace.collectors.backends.api import MakeSeats
-from headrace.collectors.backends.orders import Order
+from headrace.collectors.backends.api import MakeSeats, Order
 from headrace.collectors.backends.processes import Processes
 from headrace.collectors.rollout import Filled
 from headrace.collectors.snapshots import Journals

@@ -15,8 +15,7 @@ from typing import Any
 from headrace import timeouts
 from headrace.batch import Fragment
 from headrace.collectors.api import Ledger, Plan, Say, ShouldStop
-from headrace.collectors.backends.api import MakeSeats, Record
-from headrace.collectors.backends.orders import Order, Orders
+from headrace.collectors.backends.api import MakeSeats, Order, Orders, Record
 from headrace.collectors.backends.processes import Processes
 from headrace.collectors.rollout import Filled, lag_metrics
 from headrace.collectors.snapshots import Journals

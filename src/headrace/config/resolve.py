@@ -16,15 +16,21 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from headrace.algos import a2c, appo, impala, ppo
-from headrace.config.checks import check_sums, divisor
-from headrace.config.contradictions import check_auto, check_cluster, check_guards, without_cluster
+from headrace.config.checks import (
+    check_auto,
+    check_cluster,
+    check_guards,
+    check_sums,
+    divisor,
+    without_cluster,
+)
 from headrace.config.policies import merged, own_settings
 from headrace.config.run_config import RunSettings
+from headrace.configclass import coerce
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
 from headrace.spec import Kind
-from headrace.values import coerce
 
 ALGOS: dict[str, tuple[ModuleType, type[Any]]] = {
     "a2c": (a2c, a2c.A2C),

@@ -7,11 +7,11 @@ network (what passes between machines is in `Costs.hand_over`, `Costs.latency`).
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from headrace.cost_model.costs import Costs
+from headrace.cost_model.costs import PARTS, Costs
 from headrace.cost_model.events import Events, Machine
 from headrace.cost_model.schedules import (
     FirstReady,
@@ -173,3 +173,32 @@ def lock_step_s(costs: Costs, num_envs: int) -> float:
     Each has a process of its own: so do the vectors of most trainers.
     """
     return costs.step.mean_of_slowest(num_envs) + costs.vector.at(num_envs)
+
+
+# What limits training: by predicting it with one part after the other free.
+
+
+def gains(
+    costs: Costs, topology: Topology, now: float, *, num_updates: int = 30
+) -> dict[str, float]:
+    """By what factor training would be faster if one part cost nothing: the greatest is the limit.
+
+    Args:
+        costs: of the parts.
+        topology: of what runs.
+        now: env steps/s that are predicted of it.
+        num_updates: see `simulate`.
+
+    The parts are those of `Costs.without`; `cores` if each process had one of its own; and
+    `waiting` if nobody waited for anybody.
+    """
+
+    def rate(costs: Costs, topology: Topology) -> float:
+        return simulate(costs, topology, num_updates=num_updates).env_steps_per_s
+
+    found = {part: rate(costs.without(part), topology) for part in PARTS}
+    found["cores"] = rate(costs, replace(topology, cores=0.0))
+    if topology.num_workers:
+        nonstop = replace(topology, lag=max(2, topology.lag), first_ready=True)
+        found["waiting"] = rate(costs, nonstop)
+    return {part: faster / now for part, faster in found.items()}

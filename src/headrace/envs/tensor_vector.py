@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headrace.batch import Fragment
 from headrace.envs.api import GUARDS, Episode, Guards, Restored, env_error
-from headrace.envs.ended import check_finite, ended_episodes
+from headrace.envs.episodes import check_finite, ended_episodes
 from headrace.errors import EnvError, UsageError
 from headrace.meter import Meter
 from headrace.seeding import derive

@@ -12,21 +12,172 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from headrace import batch
+from headrace.batch import Fragment, Obs
 from headrace.collectors.api import ShouldStop
+from headrace.collectors.rollout import Pinned, at_once, rollout
+from headrace.config.policies import DEFAULT
 from headrace.config.resolve import cpu_cores
 from headrace.envs.api import Episode, VectorEnv
-from headrace.envs.device import device_vector, is_one_vector
 from headrace.envs.factory import EnvMaker, env_spec, make_all
 from headrace.envs.gym.python_vector import GymVector
-from headrace.envs.vectors import make_vector
-from headrace.envs.video import filmed
-from headrace.errors import ConfigError, EnvError
-from headrace.evaluation.players import Players
+from headrace.envs.kernels.vector import KernelVector
+from headrace.envs.vectors import device_vector, is_one_vector, make_vector
+from headrace.envs.video import filmed, write_film
+from headrace.errors import ConfigError, EnvError, UsageError
 from headrace.evaluation.trained_policies import TrainedPolicy
-from headrace.evaluation.watch import film_episode, play_episode
 from headrace.meter import Meter
+from headrace.models.policy import Act, Policy, PolicyActor
+from headrace.seeding import action_noise
 from headrace.spec import Agents, Array, EnvSpec
+
+# Trained policies at play: each acts for its agents, some steps at a time.
+
+
+class Players:
+    """Policies, and what they remember of the environments of one vector.
+
+    Args:
+        policy: acts; or several, by name.
+        shares: the agents of each of several.
+        num_envs: of the vector.
+        num_steps: that are played at a time.
+        seed: of sampled actions.
+        stochastic: sample them, as in training; else take the likeliest.
+
+    Attributes:
+        names: of the policies.
+        parts: the agents of each.
+        spec: of the first policy; all of them have the environment's roles.
+        steps: that each environment has taken.
+    """
+
+    def __init__(
+        self,
+        policy: TrainedPolicy | Mapping[str, TrainedPolicy],
+        shares: Mapping[str, Agents] | None,
+        num_envs: int,
+        num_steps: int,
+        *,
+        seed: int,
+        stochastic: bool,
+    ) -> None:
+        policies = {DEFAULT: policy} if isinstance(policy, TrainedPolicy) else dict(policy)
+        self.names, self.steps = list(policies), 0
+        self.spec = next(iter(policies.values())).spec
+        self.parts = list((shares or {DEFAULT: Agents(0, self.spec.num_agents)}).values())
+        self._modules = [of.module for of in policies.values()]
+        actors = [PolicyActor(_act(module, stochastic=stochastic)) for module in self._modules]
+        self._weights, self._meter, self._seed = Pinned(actors, version=0), Meter(), seed
+        self._num_steps = num_steps
+        self._fragments = [
+            self._fragment(of, num_envs * part.size)
+            for of, part in zip(policies.values(), self.parts, strict=True)
+        ]
+
+    def _fragment(self, policy: TrainedPolicy, num_rows: int) -> Fragment:
+        state_size = policy.module.state_size
+        columns = batch.columns(policy.spec, {}, self._num_steps, num_rows, state_size)
+        fragment = batch.allocate(columns)
+        fragment.core_state.zero_()
+        return fragment
+
+    @torch.no_grad()
+    def play(self, vector: VectorEnv, stop: ShouldStop = lambda: False) -> bool:
+        """Play `num_steps`; False if told to stop."""
+        noise = []
+        for module, part in zip(self._modules, self.parts, strict=True):
+            ids = part.ids(vector.env_id, self.spec.num_agents)
+            drawn = action_noise(self._seed, ids, self.steps, self._num_steps, module.num_draws)
+            noise.append(torch.from_numpy(drawn))
+        steps = rollout(vector, self._fragments, self._weights, noise, self._meter, stop)
+        taken = at_once(steps)
+        for fragment in self._fragments:
+            fragment.core_state[0] = fragment.core_state[1]
+        self.steps += taken
+        return taken == self._num_steps
+
+
+def _act(module: Policy, *, stochastic: bool) -> Act:
+    def greedily(obs: Obs, noise: Tensor, *memory: Tensor) -> dict[str, Tensor]:
+        return module.act_greedily(obs, *memory)
+
+    return module.act if stochastic else greedily
+
+
+# One episode of a kernel environment, whole: as arrays, and as a film.
+
+
+_MOST_STEPS = 100_000
+_FPS = 20
+
+
+def play_episode(
+    policy: TrainedPolicy | Mapping[str, TrainedPolicy],
+    maker: EnvMaker,
+    *,
+    shares: Mapping[str, Agents] | None = None,
+    seed: int = 0,
+    stochastic: bool = False,
+) -> dict[str, Array]:
+    """Play one episode: the first that `evaluate` plays with this seed.
+
+    Args:
+        policy: acts; or several, by name.
+        maker: makes the environment.
+        shares: the agents of each of several.
+        seed: of the environment and of sampled actions.
+        stochastic: sample actions, as in training; default: the likeliest.
+
+    Returns:
+        Everything that there is in the world, by name, `[steps + 1, ...]`: row t is after step t.
+        Row 0 is the start, where `action` and `reward` say nothing.
+
+    Raises:
+        UsageError: it is no kernel environment.
+        EnvError: it failed, or does not end.
+    """
+    env = maker.kernel()
+    if env is None:
+        raise UsageError(
+            f"{maker.name} is no kernel environment: of others there are no arrays to keep.\n"
+            "A film can be made of those that draw themselves: evaluate(video=...)."
+        )
+    players = Players(policy, shares, 1, 1, seed=seed, stochastic=stochastic)
+    vector = KernelVector(
+        env, players.spec, np.arange(1), seed, Meter(),
+        parts=players.parts, role="eval", autoreset=False, sampler="evaluation",
+    )  # fmt: skip
+    vector.restart(seed)
+    rows = [_copied(vector)]
+    while not vector.books["over"][0] or len(rows) == 1:
+        players.play(vector)
+        vector.finish()
+        rows.append(_copied(vector))
+        if len(rows) > _MOST_STEPS:
+            raise EnvError(f"The episode of {maker.name} did not end in {_MOST_STEPS:,} steps.")
+    vector.close()
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def film_episode(episode: Mapping[str, Array], maker: EnvMaker, path: Path) -> None:
+    """Draw an episode from `play_episode` (MP4).
+
+    Raises:
+        UsageError: the environment does not draw itself.
+        MissingExtraError: imageio-ffmpeg is not installed.
+    """
+    env = maker.kernel()
+    assert env is not None, maker.name
+    steps = range(len(episode["step"]))
+    write_film(path, (env.draw({k: of[t] for k, of in episode.items()}) for t in steps), _FPS)
+
+
+def _copied(vector: KernelVector) -> dict[str, Array]:
+    return {name: of[0].numpy().copy() for name, of in vector.world.items()}
+
 
 _NUM_STEPS = 64
 _MOST_ENVS = 32

@@ -1,7 +1,7 @@
 """The policies of a run where there are several: each learns from its own agents, or is frozen.
 
 As a whole it is what the loop needs of a learner. Left out: how one learns (`learner.py`), which
-agents are whose (`shares.py`).
+agents are whose (`timeline_plots.py`).
 """
 
 from collections.abc import Mapping

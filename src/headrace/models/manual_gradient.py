@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from headrace.batch import Obs
 from headrace.models.distributions import Categorical, Gaussian
-from headrace.models.encoders import FlatEncoder
+from headrace.models.networks import FlatEncoder
 from headrace.models.policy import ActorCritic, Network, Policy
 
 Floats: TypeAlias = NDArray[np.floating[Any]]

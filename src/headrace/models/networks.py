@@ -1,11 +1,16 @@
-"""Layers and how they begin. Left out: what goes through them (`encoders.py`, `policy.py`)."""
+"""Layers and how they begin. Left out: what goes through them (`networks.py`, `policy.py`)."""
 
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from headrace.errors import ConfigError
+from headrace.spec import Space
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -49,3 +54,198 @@ class Mlp(nn.Module):
         for layer in self.layers:
             features = self._activation(layer(features))
         return features
+
+
+# From observations to features, by the kind of the space: numbers, choices, images, dictionaries.
+
+
+ImageNet = Literal["auto", "nature", "impala", "small"]
+_LEAST_SIDE = {"nature": 36, "impala": 8, "small": 1}  # pixels
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """How an image's shape is read.
+
+    Attributes:
+        channels: of all frames that are stacked, together.
+        height, width: in pixels.
+        order: permutation of the image's own dimensions to (stack and channels, height, width).
+    """
+
+    channels: int
+    height: int
+    width: int
+    order: tuple[int, ...]
+
+
+def image_layout(space: Space) -> ImageLayout | None:
+    """How to read a space as an image; None for anything but uint8 of 2 to 4 dimensions.
+
+    Two dimensions are height and width. Of three, the channels (or stacked frames) are the last, or
+    the first if that is smaller: `(96, 96, 3)` and `(4, 84, 84)` are both understood. Of four, the
+    first is a stack of such images.
+    """
+    if space.kind != "box" or space.dtype != "uint8" or len(space.shape) not in (2, 3, 4):
+        return None
+    first = 1 if len(space.shape) == 4 else 0  # the dimension where an image begins
+    shape = space.shape[first:]
+    height, channel = (1, 0) if len(shape) == 3 and shape[0] < shape[2] else (0, 2)
+    at = tuple(first + d for d in (height, height + 1, channel)[: len(shape)])
+    channels = space.shape[at[2]] if len(shape) == 3 else 1
+    stack = tuple(range(first))
+    return ImageLayout(
+        channels=channels * (space.shape[0] if stack else 1),
+        height=space.shape[at[0]],
+        width=space.shape[at[1]],
+        order=(*stack, *at[2:], *at[:2]),
+    )
+
+
+class FlatEncoder(nn.Module):
+    """One vector of floats: Box flattened, choices one-hot, bits as they are.
+
+    Maps `[..., *space.shape]` to `[..., num_features]`.
+    """
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self._space = space
+        choices = space.kind in ("discrete", "multi_discrete")
+        self.num_features: int = sum(space.nvec) if choices else space.size
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Encode a batch of observations."""
+        if self._space.kind in ("box", "multi_binary"):
+            num_dims = len(self._space.shape)
+            return (obs.flatten(-num_dims) if num_dims else obs.unsqueeze(-1)).float()
+        components = obs.unsqueeze(-1) if self._space.kind == "discrete" else obs
+        hot = [
+            nn.functional.one_hot(components[..., i] - first, choices)
+            for i, (choices, first) in enumerate(
+                zip(self._space.nvec, self._space.start, strict=True)
+            )
+        ]
+        return torch.cat(hot, -1).float()
+
+
+class ImageEncoder(nn.Module):
+    """A convolutional network over a uint8 image (or a float one, once it is normalized).
+
+    Maps `[..., *space.shape]` to `[..., num_features]`. Pixels are divided by 255. Memory is laid
+    out channels-last, in which convolutions on CPUs run faster.
+
+    Args:
+        space: an image (`image_layout`).
+        net: `nature` (Mnih et al. 2015, doi:10.1038/nature14236), `impala` (the residual network of
+            Espeholt et al. 2018, arXiv:1802.01561, figure 3), `small` (two 3×3 convolutions without
+            stride, for grids of a few cells), or `auto`: `nature` for images of 36×36 and more,
+            `small` below 16×16, `impala` between.
+    """
+
+    def __init__(self, space: Space, net: ImageNet) -> None:
+        super().__init__()
+        layout = image_layout(space)
+        assert layout is not None, space
+        self._layout, self._num_dims = layout, len(space.shape)
+        side = min(layout.height, layout.width)
+        if net == "auto":
+            net = "nature" if side >= 36 else "impala" if side >= 16 else "small"
+        if side < _LEAST_SIDE[net]:
+            raise ConfigError(
+                f"image_net={net!r} needs images with sides of {_LEAST_SIDE[net]} pixels or more; "
+                f"these have {layout.height} and {layout.width}. Use auto."
+            )
+        make = {"nature": _nature, "impala": _impala, "small": _small}[net]
+        convolutions, width = make(layout.channels)
+        with torch.no_grad():
+            image = torch.zeros(1, layout.channels, layout.height, layout.width)
+            flat = math.prod(convolutions(image).shape)
+        self.num_features: int = width
+        layers = (*convolutions, nn.Flatten(), linear(flat, width, math.sqrt(2)), nn.ReLU())
+        self.net = nn.Sequential(*layers)
+        self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Encode a batch of images."""
+        batch = obs.shape[: obs.dim() - self._num_dims]
+        rows = obs.reshape(-1, *obs.shape[obs.dim() - self._num_dims :])
+        images = rows.permute(0, *(d + 1 for d in self._layout.order)).reshape(
+            len(rows), self._layout.channels, self._layout.height, self._layout.width
+        )
+        if obs.dtype == torch.uint8:
+            # Laid out before it is made wide: a quarter of the bytes to move
+            images = images.contiguous(memory_format=torch.channels_last).float() / 255
+        features: Tensor = self.net(images)
+        return features.reshape(*batch, self.num_features)
+
+
+def _nature(channels: int) -> tuple[nn.Sequential, int]:
+    return nn.Sequential(
+        conv(channels, 32, 8, stride=4), nn.ReLU(),
+        conv(32, 64, 4, stride=2), nn.ReLU(),
+        conv(64, 64, 3), nn.ReLU(),
+    ), 512  # fmt: skip
+
+
+def _impala(channels: int) -> tuple[nn.Sequential, int]:
+    blocks: list[nn.Module] = []
+    for size in (16, 32, 32):
+        blocks += [
+            conv(channels, size, 3, padding=1),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            _Residual(size),
+            _Residual(size),
+        ]
+        channels = size
+    return nn.Sequential(*blocks, nn.ReLU()), 256
+
+
+def _small(channels: int) -> tuple[nn.Sequential, int]:
+    return nn.Sequential(
+        conv(channels, 16, 3, padding=1), nn.ReLU(), conv(16, 32, 3, padding=1), nn.ReLU()
+    ), 64
+
+
+class _Residual(nn.Module):
+    """x + conv(relu(conv(relu(x)))), all of one size."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.ReLU(),
+            conv(channels, channels, 3, padding=1),
+            nn.ReLU(),
+            conv(channels, channels, 3, padding=1),
+        )
+
+    def forward(self, image: Tensor) -> Tensor:
+        body: Tensor = self.body(image)
+        return image + body
+
+
+class DictEncoder(nn.Module):
+    """An encoder for each part of a Dict observation; their features side by side."""
+
+    def __init__(self, space: Space, image_net: ImageNet) -> None:
+        super().__init__()
+        self._keys = [key for key, _ in space.parts]
+        # By position: a key may hold what the name of a module may not
+        encoders: list[Encoder] = [encoder_for(part, image_net) for _, part in space.parts]
+        self.parts = nn.ModuleList(encoders)
+        self.num_features: int = sum(encoder.num_features for encoder in encoders)
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        """Encode a batch: `[..., num_features]`."""
+        arrays = [obs[key] for key in self._keys]
+        return torch.cat([part(a) for part, a in zip(self.parts, arrays, strict=True)], -1)
+
+
+Encoder: TypeAlias = FlatEncoder | ImageEncoder | DictEncoder
+
+
+def encoder_for(space: Space, image_net: ImageNet) -> Encoder:
+    """The encoder that fits an observation space; it maps to `[..., num_features]`."""
+    if space.kind == "dict":
+        return DictEncoder(space, image_net)
+    return FlatEncoder(space) if image_layout(space) is None else ImageEncoder(space, image_net)

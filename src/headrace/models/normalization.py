@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headrace.batch import Obs
 from headrace.distributed.ranks import ALONE, Ranks
-from headrace.models.encoders import image_layout
+from headrace.models.networks import image_layout
 from headrace.spec import PLAIN, Space
 
 _EPS = 1e-8

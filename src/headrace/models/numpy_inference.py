@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from headrace.batch import Fragment
 from headrace.models.distributions import Categorical, Gaussian, Head, MultiCategorical
-from headrace.models.encoders import image_layout
+from headrace.models.networks import image_layout
 from headrace.models.normalization import CLIP
 from headrace.models.policy import Actor, ActorCritic, Network, Policy, PolicyActor
 from headrace.spec import EnvSpec

@@ -14,8 +14,7 @@ from headrace.batch import Fragment, Obs, each
 from headrace.configclass import settings
 from headrace.models.custom import ModelFactory, made, num_params
 from headrace.models.distributions import head_for
-from headrace.models.encoders import ImageNet, encoder_for
-from headrace.models.networks import Mlp, linear
+from headrace.models.networks import ImageNet, Mlp, encoder_for, linear
 from headrace.models.normalization import NormalizeObs, NormalizeReward
 from headrace.models.recurrent import Core, CoreKind, state_size
 from headrace.spec import PLAIN, EnvSpec

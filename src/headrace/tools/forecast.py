@@ -12,8 +12,7 @@ from typing import Any
 
 from headrace.config.resolve import ALGOS
 from headrace.cost_model.costs import Costs
-from headrace.cost_model.limits import gains
-from headrace.cost_model.model import Topology, simulate
+from headrace.cost_model.model import Topology, gains, simulate
 from headrace.errors import ConfigError
 
 _MANY = 500  # workers from which fewer updates are enough: each has many fragments

@@ -13,9 +13,8 @@ from headrace.config.user_code import Code, code
 from headrace.configclass import given_values
 from headrace.envs.factory import EnvLike, WrapperLike
 from headrace.errors import ConfigError
-from headrace.evaluation.evaluate import Evaluation, evaluate
+from headrace.evaluation.evaluate import Evaluation, evaluate, play_episode
 from headrace.evaluation.trained_policies import TrainedPolicy, load_policies, load_policy
-from headrace.evaluation.watch import play_episode
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network
 from headrace.spec import Array

@@ -2,7 +2,7 @@
 
 A run is seen through by one process; or by rank 0, which starts the others (`--num-learners`); or
 by one of the ranks that torchrun started (`torchrun.py`). Left out: what is to be run
-(`settle.py`), and what a rank does (`rank.py`).
+(`job.py`), and what a rank does (`rank.py`).
 """
 
 import contextlib
@@ -33,12 +33,11 @@ from headrace.errors import (
 from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
-from headrace.training.job import Task
+from headrace.training.job import Task, settings_of_run, shares_of, spec_of, wanted
 from headrace.training.log import Display
 from headrace.training.process import StopSignals
 from headrace.training.rank import Ended, follow, run_rank, said_by
 from headrace.training.reporter import OnUpdate, farewell, how_to_go_on
-from headrace.training.settle import settings_of_run, shares_of, spec_of, wanted
 
 
 def start(

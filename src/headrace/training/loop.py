@@ -14,7 +14,7 @@ from headrace.config.run_config import RunSettings
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.envs.api import Episode
 from headrace.errors import NonFiniteError
-from headrace.learner.learns import Learns
+from headrace.learner.learner import Learns
 from headrace.meter import Meter
 
 _WINDOWS = ("recent_returns", "recent_lengths", "recent_by_policy")

@@ -22,17 +22,16 @@ from headrace.collectors.asynchronous import NonstopCollector
 from headrace.collectors.backends.api import MakeSeats
 from headrace.collectors.device import Acting, DeviceCollector
 from headrace.collectors.inline import InlineCollector
-from headrace.collectors.regroup import regroup
+from headrace.collectors.snapshots import regroup
 from headrace.collectors.synchronous import WorkersCollector
 from headrace.config.resolve import Settings, cpu_cores
 from headrace.config.run_config import RunSettings, demands
 from headrace.distributed.ranks import ALONE, Ranks, device_of, gather_json
 from headrace.envs.api import Guards, Restored
-from headrace.envs.device import is_one_vector
 from headrace.envs.factory import EnvMaker
+from headrace.envs.vectors import is_one_vector
 from headrace.errors import EnvError
-from headrace.learner.learner import Learner
-from headrace.learner.learns import Learns
+from headrace.learner.learner import Learner, Learns
 from headrace.learner.multi_policy import Team
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
@@ -40,13 +39,12 @@ from headrace.spec import Agents, Array, EnvSpec
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.timeline import tracks_of, write_timeline
-from headrace.training.best import Evaluations
 from headrace.training.job import Task
 from headrace.training.log import Display, MetricsLog, Shows
 from headrace.training.loop import Counters, train
 from headrace.training.process import StopSignals, check_open_files, math_threads
 from headrace.training.reporter import OnUpdate, Reporter, introduce
-from headrace.training.saver import Saver
+from headrace.training.saver import Evaluations, Saver
 
 
 @dataclass(frozen=True)
@@ -296,8 +294,7 @@ def _threads(run: RunSettings, num_ranks: int) -> int:
 def _actors(run: RunSettings, room_for: int) -> MakeSeats:
     """Workers on a cluster."""
     # Ray is an extra
-    from headrace.collectors.backends.ray_actors import Actors
-    from headrace.collectors.backends.ray_place import Needs
+    from headrace.collectors.backends.ray_actors import Actors, Needs
 
     resources, labels = demands(run.worker_resources)
     return partial(Actors, needs=Needs(run.cpus_per_worker, resources, labels, room_for))

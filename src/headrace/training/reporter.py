@@ -12,7 +12,7 @@ from headrace.collectors.api import Collector
 from headrace.config.resolve import Settings
 from headrace.config.run_config import RunSettings
 from headrace.distributed.ranks import Ranks
-from headrace.learner.learns import Learns
+from headrace.learner.learner import Learns
 from headrace.meter import Meter
 from headrace.spec import EnvSpec
 from headrace.training.job import Task

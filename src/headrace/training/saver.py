@@ -1,15 +1,18 @@
 """When a run is saved, and what goes into a checkpoint. Left out: how it is written."""
 
+import copy
 import time
 from dataclasses import asdict
 from typing import Any
 
 import headrace
 from headrace.batch import Fragment, named
-from headrace.collectors.api import Collector
+from headrace.collectors.api import Collector, ShouldStop
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.errors import RunDirError
-from headrace.learner.learns import Learns
+from headrace.evaluation.evaluate import evaluate
+from headrace.evaluation.trained_policies import TrainedPolicy
+from headrace.learner.learner import Learns
 from headrace.storage import checkpoint
 from headrace.storage.files import Obstacle, write_whole
 from headrace.training.job import Task
@@ -121,3 +124,57 @@ class Saver:
         parent = self._task.run_dir / where
         path = checkpoint.write(parent, self._counters.env_steps, files, manifest)
         checkpoint.prune(self._settings.run.keep if where == "checkpoints" else 1, path)
+
+
+# Evaluating while training, and keeping the best policy.
+
+
+class Evaluations:
+    """Called after each update: plays `eval_episodes` once `eval_every` env steps have passed.
+
+    Always the same episodes, with the likeliest actions. The policy with the highest mean return
+    so far is kept in `best/`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        counters: Counters,
+        learner: Learns,
+        saver: Saver,
+        stop: ShouldStop,
+    ) -> None:
+        self._task, self._run = task, task.settings.run
+        self._counters, self._learner, self._saver = counters, learner, saver
+        self._stop = stop
+
+    def __call__(self) -> dict[str, float]:
+        """Metrics, if an evaluation was due and not interrupted."""
+        counters, every = self._counters, self._run.eval_every
+        if not every or counters.env_steps // every == counters.evaluated_at // every:
+            return {}
+        learner, spec, shares = self._learner, self._task.spec, self._task.shares
+        policies = {
+            name: TrainedPolicy(
+                spec.of(shares[name]), copy.deepcopy(policy).cpu(), learner.networks[name]
+            )
+            for name, policy in learner.policies.items()
+        }
+        played = evaluate(
+            policies,
+            self._task.maker,
+            spec=spec,
+            shares=shares,
+            episodes=self._run.eval_episodes,
+            seed=self._run.seed,
+            stop=self._stop,
+        )
+        if played is None:
+            return {}
+        counters.evaluated_at = counters.env_steps
+        found = played.to_json()
+        if counters.best_return is None or found["mean_return"] > counters.best_return:
+            before, counters.best_return = counters.best_return, found["mean_return"]
+            if not self._saver.best():  # the next that is better than what is kept will be kept
+                counters.best_return = before
+        return {"eval_return": found["mean_return"], "eval_length": found["mean_length"]}

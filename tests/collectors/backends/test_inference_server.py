@@ -21,8 +21,8 @@ from torch import nn
 import headrace
 from headrace import batch
 from headrace.collectors.asynchronous import NonstopCollector
-from headrace.collectors.backends.carry_out import ANSWER, NEWEST, REQUEST
 from headrace.collectors.backends.inference_server import Inference
+from headrace.collectors.backends.worker_main import ANSWER, NEWEST, REQUEST
 from headrace.config.resolve import resolve
 from headrace.envs.api import Guards
 from headrace.errors import ConfigError, EnvError, SamplerError

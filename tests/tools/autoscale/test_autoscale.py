@@ -10,7 +10,7 @@ from headrace.cli import main
 from headrace.cli.tool_commands import _of_train
 from headrace.config.resolve import resolve
 from headrace.errors import ConfigError
-from headrace.tools.autoscale import fingerprint
+from headrace.tools.autoscale import result
 from headrace.tools.autoscale.autoscale import find
 from headrace.tools.autoscale.result import Found
 from tests.support import Counting
@@ -52,21 +52,21 @@ def test_what_was_measured_is_kept_and_used_again(monkeypatch):
     assert ["Measured before on this machine" in line for line in said] == [True]
     assert not found(again=True).reused
     assert found().env_steps_per_s != first.env_steps_per_s  # the newer one
-    machine = fingerprint.fingerprint()
-    monkeypatch.setattr(fingerprint, "fingerprint", lambda: machine | {"cores": 77})
-    assert fingerprint.kept({"machine": fingerprint.fingerprint()}) is None
+    machine = result.fingerprint()
+    monkeypatch.setattr(result, "fingerprint", lambda: machine | {"cores": 77})
+    assert result.kept({"machine": result.fingerprint()}) is None
     assert not found().reused
 
 
 def test_a_file_that_is_damaged_or_of_something_else_is_not_used():
     key = {"machine": "this"}
-    path = fingerprint.keep(key, {"settings": {}})
-    assert fingerprint.kept(key) == {"settings": {}}
-    assert fingerprint.kept({"machine": "that"}) is None
+    path = result.keep(key, {"settings": {}})
+    assert result.kept(key) == {"settings": {}}
+    assert result.kept({"machine": "that"}) is None
     path.write_text(path.read_text()[:-10])
-    assert fingerprint.kept(key) is None
+    assert result.kept(key) is None
     path.write_text(json.dumps({"key": {"machine": "that"}, "found": {"settings": {}}}))
-    assert fingerprint.kept(key) is None
+    assert result.kept(key) is None
 
 
 def test_sizes_of_an_environment_without_a_name_are_found_and_not_kept(tmp_path):

@@ -16,8 +16,7 @@ from headrace.config.user_code import NO_CODE
 from headrace.distributed import child_process
 from headrace.errors import ConfigError, EnvError
 from headrace.tools.autoscale import resources
-from headrace.tools.autoscale.progress import Progress
-from headrace.tools.autoscale.trial import Limits, Trained, run_trial
+from headrace.tools.autoscale.trial import Limits, Progress, Trained, run_trial
 from tests.support import Counting, children, still_alive
 
 SIZES = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 4, "num_workers": 0}

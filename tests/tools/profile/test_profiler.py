@@ -11,15 +11,15 @@ import pytest
 import headrace
 from headrace.config.resolve import resolve
 from headrace.cost_model.costs import Costs
-from headrace.cost_model.limits import gains
-from headrace.cost_model.model import simulate
+from headrace.cost_model.model import gains, simulate
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import SPANS, Laps
-from headrace.tools.profile import advice, shares
+from headrace.tools.profile import advice, timeline_plots
 from headrace.tools.profile.probe import Probe
 from headrace.tools.profile.profiler import profile_env, profile_run
-from headrace.tools.profile.told import told
-from headrace.training.settle import wanted
+from headrace.tools.profile.result import told
+from headrace.tools.profile.timeline_plots import FOR_LEARNER, FOR_SAMPLERS
+from headrace.training.job import wanted
 from tests.cost_model.test_model import COMPUTES, SLEEPS, STALLS
 
 FAULTY = "headrace.envs.faulty:Faulty"
@@ -40,14 +40,19 @@ def test_a_sampler_s_wait_is_for_samplers_while_the_learner_waits_as_well():
         # Of its wait from 1.5 to 3.5, the learner waits from 1.5 to 2 and from 3 to 3.5.
         "worker 0": laps(("env_step", 1.5), ("wait", 3.5), ("infer", 6.0)),
     }
-    found = shares.by_process(tracks)
+    found = timeline_plots.by_process(tracks)
     assert found["learner"] == {"wait": 4.0, "learn": 2.0}
     assert found["worker 0"] == pytest.approx(
-        {"env_step": 1.5, "infer": 2.5, shares.FOR_SAMPLERS: 1.0, shares.FOR_LEARNER: 1.0}
+        {
+            "env_step": 1.5,
+            "infer": 2.5,
+            FOR_SAMPLERS: 1.0,
+            FOR_LEARNER: 1.0,
+        }
     )
-    later = shares.by_process(tracks, 2.5)
+    later = timeline_plots.by_process(tracks, 2.5)
     assert later["learner"] == {"wait": 2.0, "learn": 1.5}
-    assert later["worker 0"][shares.FOR_SAMPLERS] == pytest.approx(0.5)
+    assert later["worker 0"][FOR_SAMPLERS] == pytest.approx(0.5)
 
 
 def test_a_sampler_s_learner_is_the_one_of_its_rank():
@@ -57,9 +62,15 @@ def test_a_sampler_s_learner_is_the_one_of_its_rank():
         "rank 0, worker 0": laps(("wait", 4.0)),
         "rank 1, worker 0": laps(("wait", 4.0)),
     }
-    found = shares.by_process(tracks)
-    assert found["rank 0, worker 0"] == {shares.FOR_SAMPLERS: 4.0, shares.FOR_LEARNER: 0.0}
-    assert found["rank 1, worker 0"] == {shares.FOR_SAMPLERS: 0.0, shares.FOR_LEARNER: 4.0}
+    found = timeline_plots.by_process(tracks)
+    assert found["rank 0, worker 0"] == {
+        FOR_SAMPLERS: 4.0,
+        FOR_LEARNER: 0.0,
+    }
+    assert found["rank 1, worker 0"] == {
+        FOR_SAMPLERS: 0.0,
+        FOR_LEARNER: 4.0,
+    }
 
 
 def probed(seconds=1.0, **given):

@@ -13,8 +13,8 @@ import pytest
 
 import headrace
 from headrace.errors import ConfigError, RunDirError
+from headrace.tools.report.figures import Markup, join, tag
 from headrace.tools.report.history import read_history
-from headrace.tools.report.markup import Markup, join, tag
 from headrace.tools.report.page import write_report
 from tests.tools.report import browser
 

@@ -17,8 +17,7 @@ import torch
 import headrace
 from headrace.collectors.asynchronous import NonstopCollector
 from headrace.collectors.backends import ray_actors
-from headrace.collectors.backends.ray_actors import Actors
-from headrace.collectors.backends.ray_place import Needs
+from headrace.collectors.backends.ray_actors import Actors, Needs
 from headrace.collectors.backends.ray_worker import Received
 from headrace.collectors.synchronous import WorkersCollector
 from headrace.config.resolve import given_for_resume, resolve

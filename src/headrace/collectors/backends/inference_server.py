@@ -10,7 +10,7 @@ thread has its own copy of the policy, so that the learner may change weights me
 Memory is read and written in *rounds*, which hold a lock, so that nothing is while somebody else
 holds it: a worker that has died is dismissed before anybody else writes where it wrote.
 
-Left out: the worker's end (`carry_out.py`), and inference in a worker (`rollout.py`).
+Left out: the worker's end (`worker_main.py`), and inference in a worker (`rollout.py`).
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from headrace.batch import Fragment, each
 from headrace.collectors.api import Plan
-from headrace.collectors.backends.carry_out import ANSWER, NEWEST, REQUEST
+from headrace.collectors.backends.worker_main import ANSWER, NEWEST, REQUEST
 from headrace.errors import SamplerError
 from headrace.meter import Laps, Meter
 from headrace.models import policy as policies

@@ -9,14 +9,16 @@ The calling learner owns what is returned: fragments come straight from the samp
 weights, one flat object for each version, are fetched once by each machine that needs them. At most
 1 + lag calls of each vector are under way; so nobody is ahead by more.
 
-Left out: one actor (`ray_place.py`), what runs in it (`ray_worker.py`), who is started and told
+Left out: one actor (`ray_actors.py`), what runs in it (`ray_worker.py`), who is started and told
 when (`worker_pool.py`), learners and their cluster (`training/ray/driver.py`).
 """
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
@@ -24,23 +26,108 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from headrace.batch import Fragment
+from headrace.batch import Fragment, unpack
 from headrace.collectors.api import Plan
-from headrace.collectors.backends.api import Heard
-from headrace.collectors.backends.orders import Order, Orders
+from headrace.collectors.backends.api import Heard, Order, Orders
 from headrace.collectors.backends.processes import pickled
-from headrace.collectors.backends.ray_place import Needs, Place, cause
-from headrace.collectors.backends.ray_worker import INSTALLED_THERE, Beat
+from headrace.collectors.backends.ray_worker import INSTALLED_THERE, Beat, RemoteSampler
 from headrace.collectors.snapshots import Journals
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.errors import SamplerError
 from headrace.meter import Laps
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
-from headrace.packed import unpack
 from headrace.spec import Array
-from headrace.timeouts import LEAST_LIMIT_S, RestartRate
+from headrace.timeouts import LEAST_LIMIT_S, RestartRate, Silence
 from headrace.weights import FlatWeights
+
+# A Ray actor for samplers, as the learner holds it: asked for, looked after, and how it ended.
+
+
+_BESIDE = "beside"  # what need not wait for a fragment
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an actor needs of a machine.
+
+    Attributes:
+        num_cpus: cores.
+        resources: Ray's custom resources, and how much of each.
+        labels: that its machine must have.
+        at_once: for how many actors of this rank there is room now; the others are asked for one
+            after the other, so that ranks share what comes.
+    """
+
+    num_cpus: float = 1.0
+    resources: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    at_once: int = 1 << 30
+
+    def options(self) -> dict[str, Any]:
+        """As Ray has them."""
+        labels = {"label_selector": self.labels} if self.labels else {}
+        return {"num_cpus": self.num_cpus, "resources": self.resources, **labels}
+
+
+class Place:
+    """An actor, from when it is asked for."""
+
+    def __init__(self, needs: Needs, plan: Any) -> None:
+        how: Any = {"concurrency_groups": {_BESIDE: 1}, "num_gpus": 0, "max_restarts": 0}
+        how["enable_task_events"] = False  # a tenth of what a call takes
+        actor: Any = ray.remote(**how)(RemoteSampler)
+        where = {"scheduling_strategy": "SPREAD"} | needs.options()
+        self.actor = actor.options(**where).remote(plan, os.getcwd())
+        self.hello = self.actor.hello.remote()
+        self.node = ""  # its machine, once it is up
+        self.guests: set[int] = set()  # seats of who sits here
+        self.beats: dict[int, Beat] = {}
+        self.has_weights = False  # was told to fill something, with weights
+        self.silence = Silence()
+        self._asked, self._num_answers = None, 0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether samplers can sit down here."""
+        return bool(self.node)
+
+    def beside(self, method: str, *arguments: Any) -> Any:
+        """Call a method that need not wait for a fragment."""
+        of = getattr(self.actor, method)
+        return of.options(concurrency_group=_BESIDE).remote(*arguments)
+
+    def ask(self) -> None:
+        """Read how it does, if it has answered, and ask again."""
+        if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
+            with contextlib.suppress(RayError):  # it is lost, which other calls say as well
+                self.beats = ray.get(self._asked)
+            self._asked, self._num_answers = None, self._num_answers + 1
+        if self._asked is None:
+            self._asked = self.beside("beat")
+
+    def lost_machine(self) -> bool:
+        """Whether it is dead because its machine is gone, or was before it was up."""
+        found = ray._private.state.state.actor_table(self.actor._actor_id.hex())
+        return bool(found["DeathCause"].actor_died_error_context.HasField("node_death_info"))
+
+    def silent_s(self, now: float) -> float:
+        """How long it has not answered."""
+        return self.silence.lasts(now, self._num_answers) if self._asked is not None else 0.0
+
+
+_nodes: Any = ray.nodes  # it has no types
+
+
+def cause(error: RayError, node: str) -> tuple[str, bool]:
+    """How an actor has ended, in words; and whether it may have been its own fault."""
+    alive = {each["NodeID"] for each in _nodes() if each["Alive"]}
+    if node not in alive or getattr(error, "preempted", False):
+        return "was on a machine that is gone", False
+    if type(error).__name__ == "ActorUnavailableError":
+        return f"cannot be reached\n{error}", False
+    return f"died\n{error}", True
+
 
 _UNREACHABLE_S = 20.0  # without a sign of life, where no step is known to take longer
 _LOOK_EVERY_S = 2.0  # at the seldomest: whether all are alive

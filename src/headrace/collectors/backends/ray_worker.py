@@ -26,15 +26,14 @@ import torch
 from torch import nn
 
 from headrace import batch
-from headrace.batch import Fragment
+from headrace.batch import Fragment, pack
 from headrace.collectors.api import Plan
-from headrace.collectors.backends.carry_out import Followed
-from headrace.collectors.backends.orders import Order, Orders
+from headrace.collectors.backends.api import Order, Orders
+from headrace.collectors.backends.worker_main import Followed
 from headrace.collectors.rollout import Sampler, Wanted
 from headrace.collectors.snapshots import missing, unwritten
 from headrace.errors import HeadraceError, SamplerError, UsageError
 from headrace.meter import Meter
-from headrace.packed import pack
 from headrace.spec import Array
 from headrace.weights import FlatWeights
 

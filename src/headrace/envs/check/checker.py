@@ -13,7 +13,8 @@ from typing import Any
 
 from gymnasium.utils import env_checker
 
-from headrace.envs.check import episodes, equivalence
+from headrace.envs.check import equivalence
+from headrace.envs.check import kernel_checks as episodes
 from headrace.envs.check import kernel_checks as play
 from headrace.envs.check.report import Check, Report
 from headrace.envs.check.vector_checks import vector_checks

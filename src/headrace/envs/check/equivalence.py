@@ -2,17 +2,26 @@
 
 From many states, among them those before an end, one step is made by each, and compared. Games
 whose state is of whole numbers are compared over whole episodes as well; where there are floats,
-differences grow. Left out: what a difference is (`compare.py`).
+differences grow. Left out: what a difference is (`plays.py`).
 """
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from headrace.envs.check.compare import TOLERANCE, Difference, differences, is_rounding, outcomes
+from headrace.envs.check.access_trace import failure
 from headrace.envs.check.kernel_checks import Case
-from headrace.envs.check.plays import Play, Played, play, play_all
+from headrace.envs.check.plays import (
+    TOLERANCE,
+    Difference,
+    Play,
+    Played,
+    differences,
+    is_rounding,
+    outcomes,
+    play,
+    play_all,
+)
 from headrace.envs.check.report import Check
-from headrace.envs.check.where import failure
 from headrace.envs.kernels import compiler
 from headrace.spec import Array
 

@@ -13,9 +13,8 @@ from headrace import batch
 from headrace.envs.api import VectorEnv
 from headrace.envs.check.plays import random_actions
 from headrace.envs.check.report import Check
-from headrace.envs.device import device_vector, is_one_vector
 from headrace.envs.factory import EnvMaker
-from headrace.envs.vectors import make_vector
+from headrace.envs.vectors import device_vector, is_one_vector, make_vector
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.spec import Agents, Array, EnvSpec

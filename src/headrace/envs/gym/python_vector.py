@@ -24,9 +24,8 @@ from headrace.envs.api import (
     in_a_line,
     whereabouts,
 )
-from headrace.envs.episode_replay import get_state, replay, set_state
+from headrace.envs.episode_replay import get_state, inside, replay, set_state
 from headrace.envs.episodes import Intake, Rows
-from headrace.envs.inside import inside
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.seeding import derive

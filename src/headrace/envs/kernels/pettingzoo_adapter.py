@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 import headrace.envs.kernels.library  # noqa: F401  # registers its ids
-from headrace.envs.kernels.gym_adapter import Kernel
-from headrace.envs.kernels.kernel_steps import Stepper, check_choices
+from headrace.envs.kernels.gym_adapter import Kernel, Stepper, check_choices
 from headrace.envs.kernels.registry import build, registered
 from headrace.errors import MissingExtraError, UsageError
 from headrace.spec import Array

@@ -14,7 +14,7 @@ from torch import Tensor
 from headrace import batch
 from headrace.batch import Column, Fragment
 from headrace.envs.api import GUARDS, Episode, Guards, Restored, env_error
-from headrace.envs.ended import check_finite, ended_episodes
+from headrace.envs.episodes import check_finite, ended_episodes
 from headrace.envs.kernels import compiler
 from headrace.envs.kernels.codegen import ROWS, Call, Shape
 from headrace.envs.kernels.compiler import Target

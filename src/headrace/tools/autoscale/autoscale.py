@@ -14,19 +14,19 @@ from typing import Any
 from headrace.config.resolve import Settings
 from headrace.config.user_code import NO_CODE, Code
 from headrace.distributed.ranks import visible_gpus
-from headrace.envs.device import is_one_vector
 from headrace.envs.factory import EnvLike, WrapperLike
+from headrace.envs.vectors import is_one_vector
 from headrace.errors import ConfigError
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network
-from headrace.tools.autoscale import fingerprint, resources
+from headrace.tools.autoscale import resources, result
 from headrace.tools.autoscale.measure import Measuring, Say
 from headrace.tools.autoscale.result import Found
 from headrace.tools.autoscale.sizes import FREE, Sizes, Space, fixed
 from headrace.tools.autoscale.trial import Limits, Trained
 from headrace.training import launch
 from headrace.training.api import code_of, given_by
-from headrace.training.settle import wanted
+from headrace.training.job import wanted
 
 BUDGET_S = 80.0
 """For a whole search, unless the user gives another."""
@@ -120,17 +120,17 @@ def find(
     one_vector = not run.num_workers and is_one_vector(task.maker, task.spec)
     space = _space(task.settings, one_vector=one_vector, batch_size=batch_size)
     key = {
-        "machine": fingerprint.fingerprint(),
+        "machine": result.fingerprint(),
         "settings": {k: v for k, v in task.settings.flat().items() if k not in _NOT_FOR_SPEED},
         "free": sorted(space.free),
         "batch": space.batch,
         "memory_gib": memory_gib,
     }
     has_name = not _has_own_code(env, code)
-    kept = None if again or not has_name else fingerprint.kept(key)
+    kept = None if again or not has_name else result.kept(key)
     # What time has ended may be worse than what there is time for now.
     if kept is not None and (kept["finished"] or kept["budget_s"] >= budget_s):
-        found = Found(**kept, path=fingerprint.kept_at(key), reused=True)
+        found = Found(**kept, path=result.kept_at(key), reused=True)
         say(f"Measured before on this machine ({found.path}; --again measures anew).")
         return found
     trained = Trained(
@@ -149,7 +149,7 @@ def find(
 def _kept(found: Found, key: dict[str, Any], say: Say) -> Found:
     what = {n: v for n, v in vars(found).items() if n not in ("path", "reused")}
     try:
-        return replace(found, path=fingerprint.keep(key, what))
+        return replace(found, path=result.keep(key, what))
     except OSError as error:
         say(f"This cannot be kept for the next time: {error}")
         return found

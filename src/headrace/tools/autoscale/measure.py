@@ -17,7 +17,7 @@ from headrace.tools.autoscale.result import Found
 from headrace.tools.autoscale.search import Search
 from headrace.tools.autoscale.sizes import FREE, Sizes, Space
 from headrace.tools.autoscale.trial import SHARE, Limits, Trained, Trial, gib, run_trial
-from headrace.training.settle import Wanted
+from headrace.training.job import Wanted
 
 Say = Callable[[str], None]
 

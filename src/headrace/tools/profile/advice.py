@@ -1,6 +1,6 @@
 """What to change: settings that the model predicts to be faster.
 
-Left out: measuring (`probe.py`), predicting (`model.py`), and words about it (`told.py`).
+Left out: measuring (`probe.py`), predicting (`model.py`), and words about it (`result.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -23,11 +23,10 @@ from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.synchronous import WorkersCollector
 from headrace.config.resolve import cpu_cores
-from headrace.cost_model.costs import Costs, Line
-from headrace.cost_model.times import Times
+from headrace.cost_model.costs import Costs, Line, Times
 from headrace.distributed.ranks import device_of
 from headrace.errors import EnvError
-from headrace.learner.learns import Learns
+from headrace.learner.learner import Learns
 from headrace.meter import SPANS, Laps, Meter
 from headrace.models import policy as policies
 from headrace.tools.profile.timeline_plots import arrays

@@ -2,7 +2,7 @@
 
 A run is made (or read), each part of it is measured apart, and what was measured apart is put
 together again by `model.py`: what is predicted of other sizes can be trusted as far as that
-agrees with the run. Left out: what it says then (`result.py`, `told.py`).
+agrees with the run. Left out: what it says then (`result.py`, `result.py`).
 """
 
 import math
@@ -17,8 +17,7 @@ from typing import Any
 from headrace.config.resolve import Settings, cpu_cores, resolve
 from headrace.config.user_code import NO_CODE, Code
 from headrace.cost_model.costs import Costs
-from headrace.cost_model.limits import gains
-from headrace.cost_model.model import simulate
+from headrace.cost_model.model import gains, simulate
 from headrace.envs.factory import EnvLike, WrapperLike
 from headrace.errors import ConfigError
 from headrace.meter import Laps
@@ -28,15 +27,13 @@ from headrace.spec import Kind
 from headrace.storage.timeline import read_timeline
 from headrace.tools.profile import advice
 from headrace.tools.profile.probe import Probe
-from headrace.tools.profile.result import Profile
-from headrace.tools.profile.shares import by_process
-from headrace.tools.profile.told import told
+from headrace.tools.profile.result import Profile, told
+from headrace.tools.profile.timeline_plots import by_process
 from headrace.training import launch
 from headrace.training.api import code_of, given_by
-from headrace.training.job import Task
+from headrace.training.job import Task, task_of_run, wanted
 from headrace.training.log import read_metrics
 from headrace.training.rank import on_device
-from headrace.training.settle import task_of_run, wanted
 
 Say = Callable[[str], None]
 _LONG = 10**15  # env steps: more than are taken

@@ -7,6 +7,7 @@ its light and dark schemes; spans have theirs (`timeline.py`).
 import io
 import re
 from collections.abc import Callable, Mapping
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,45 @@ from headrace.spec import Array
 from headrace.tools import plotting
 from headrace.tools.profile.timeline_plots import draw_timeline, style
 from headrace.tools.report.history import Curve
-from headrace.tools.report.markup import Markup, join
+
+# HTML from values: whatever is not markup already is escaped.
+
+
+_VOID = {"input", "meta", "wbr"}
+
+
+class Markup(str):
+    """Text that is HTML."""
+
+
+def tag(name: str, /, *content: object, **attributes: object) -> Markup:
+    """An element.
+
+    Args:
+        name: of the element.
+        content: markup as it is, anything else as text; None: left out.
+        attributes: `class_` is `class`, `aria_label` is `aria-label`; None: left out.
+    """
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _VOID:
+        return Markup(f"<{name}{given}>")
+    return Markup(f"<{name}{given}>{join(*content)}</{name}>")
+
+
+def join(*content: object) -> Markup:
+    """One after the other."""
+    return Markup(
+        "".join(
+            part if isinstance(part, Markup) else escape(str(part))
+            for part in content
+            if part is not None
+        )
+    )
+
 
 # Matplotlib wants colours; these stand for the style sheet's names, which it does not know.
 _INK, _MUTED, _GRID = "#010101", "#010102", "#010103"

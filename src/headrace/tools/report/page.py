@@ -1,7 +1,7 @@
 """`headrace report`: a run on one page, which needs no network to open.
 
 Left out: what a run's files tell (`history.py`), its parts that are figures (`panels.py`), escaping
-(`markup.py`).
+(`figures.py`).
 """
 
 import json
@@ -19,8 +19,8 @@ import headrace
 from headrace.errors import ConfigError
 from headrace.storage.files import write_whole
 from headrace.tools.report import panels
+from headrace.tools.report.figures import Markup, join, tag
 from headrace.tools.report.history import History, read_history
-from headrace.tools.report.markup import Markup, join, tag
 
 _MOST_INCIDENTS = 20
 _NONE = "\N{EN DASH}"

@@ -11,8 +11,8 @@ from headrace.meter import SPANS
 from headrace.spec import Array
 from headrace.tools.profile import timeline_plots
 from headrace.tools.report import figures
+from headrace.tools.report.figures import Markup, join, tag
 from headrace.tools.report.history import Curve, History
-from headrace.tools.report.markup import Markup, join, tag
 
 _MINUS = "\N{MINUS SIGN}"
 _FIRST = (
