@@ -25,7 +25,7 @@ from typing import Any
 import headrace
 from benchmarks.machine import RESULTS, ROOT, cores, machine
 from benchmarks.turns import IDLE_LOAD
-from headrace.config.checks import divisor
+from headrace.config.checks import largest_divisor
 from headrace.config.resolve import resolve
 
 NAME, FIGURE = "autoscale", "env_steps_per_s"
@@ -64,7 +64,7 @@ class Work:
                 if not self.steps:
                     if batch % envs or envs % learners or workers % learners or each > share:
                         continue
-                    vector = divisor(share, share // max(1, each))
+                    vector = largest_divisor(share, share // max(1, each))
                     sizes |= {"num_workers": workers, "envs_per_vector": vector}
                 try:
                     resolve({"env": self.env} | self.settings | sizes)

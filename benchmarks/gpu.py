@@ -22,7 +22,7 @@ import torch
 from benchmarks import gpu_kernels
 from benchmarks.machine import RESULTS, machine
 from headrace import batch
-from headrace.algos.ppo import POLICY_OUT
+from headrace.algos.ppo import STORED_OUTPUTS
 from headrace.config.resolve import resolve
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
@@ -64,7 +64,7 @@ def rows(device):
 
 def random_experience(spec, num_steps, num_envs):
     generator = torch.Generator().manual_seed(0)
-    made = batch.allocate(batch.columns(spec, POLICY_OUT, num_steps, num_envs))
+    made = batch.allocate(batch.columns(spec, STORED_OUTPUTS, num_steps, num_envs))
     if spec.observation.dtype == "uint8":
         made.obs.random_(0, 256, generator=generator)
     else:
@@ -75,8 +75,8 @@ def random_experience(spec, num_steps, num_envs):
     made.valid.fill_(True)
     made.policy_version.zero_()
     made.env_id.copy_(torch.arange(num_envs))
-    made.policy_out["value"].normal_(generator=generator)
-    made.policy_out["log_prob"].fill_(-1.0)
+    made.stored_outputs["value"].normal_(generator=generator)
+    made.stored_outputs["log_prob"].fill_(-1.0)
     return made
 
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from headrace.collectors.api import Plan
+from headrace.collectors.api import SamplingPlan
 from headrace.collectors.device import Acting, DeviceCollector
-from headrace.config.policies import shared_out
+from headrace.config.policies import assign_agents
 from headrace.config.resolve import resolve
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.meter import Meter
-from headrace.training.job import Task
+from headrace.training.job import Job
 from headrace.training.rank import learner_of
 
 TAG = {"num_taggers": 10, "num_runners": 100, "length": 20.0, "max_episode_steps": 500,
@@ -73,13 +73,13 @@ class Bench:
         settings = resolve(given | game.settings)
         maker = EnvMaker(game.env, game.kwargs, native=True)
         spec = env_spec(maker)
-        shares = shared_out(settings.run.policies, spec)
-        task = Task(settings, maker, None, spec, shares, None, None, quiet=True)
+        shares = assign_agents(settings.run.policies, spec)
+        task = Job(settings, maker, None, spec, shares, None, None, quiet=True)
         self.device, self.agents = torch.device(device), spec.num_agents
         self.learner = learner_of(task, self.device, Meter())
-        plan = Plan(
+        plan = SamplingPlan(
             maker=maker, spec=spec, network=settings.network, model=None,
-            policy_out=settings.algo_module.POLICY_OUT, num_steps=game.num_steps,
+            stored_outputs=settings.algo_module.STORED_OUTPUTS, num_steps=game.num_steps,
             num_envs=num_envs, first_env=0, envs_per_vector=num_envs, seed=0,
             reseed_episodes=True, replay_limit_s=1.0, threads_per_sampler=1,
         )  # fmt: skip

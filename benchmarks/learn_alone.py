@@ -22,7 +22,7 @@ def learn(flags, barrier, results):
     """One process: env steps learned from per second."""
     import torch
 
-    from headrace.collectors.api import Plan
+    from headrace.collectors.api import SamplingPlan
     from headrace.collectors.device import Acting, DeviceCollector
     from headrace.config.resolve import resolve
     from headrace.envs.factory import EnvMaker, env_spec
@@ -38,9 +38,10 @@ def learn(flags, barrier, results):
     settings = resolve(given)
     maker = EnvMaker(ENV, native=True)
     spec, device = env_spec(maker), torch.device("cpu")
-    plan = Plan(
+    plan = SamplingPlan(
         maker=maker, spec=spec, network=settings.network, model=None,
-        policy_out=settings.algo_module.POLICY_OUT, num_steps=flags.num_steps, num_envs=num_envs,
+        stored_outputs=settings.algo_module.STORED_OUTPUTS,
+        num_steps=flags.num_steps, num_envs=num_envs,
         first_env=0, envs_per_vector=num_envs, seed=0, reseed_episodes=True, replay_limit_s=1.0,
         threads_per_sampler=1,
     )  # fmt: skip

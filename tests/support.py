@@ -9,9 +9,9 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from headrace.collectors.api import Plan
+from headrace.collectors.api import SamplingPlan
 from headrace.collectors.inline import InlineCollector
-from headrace.collectors.synchronous import WorkersCollector
+from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.resolve import ALGOS
 from headrace.envs.api import GUARDS
 from headrace.envs.factory import EnvMaker, env_spec
@@ -68,12 +68,12 @@ def plan_for(
     **of_maker,
 ):
     maker = EnvMaker(env, kwargs or {}, **of_maker)
-    return Plan(
+    return SamplingPlan(
         maker=maker,
         spec=env_spec(maker),
         network=network or Network(),
         model=model,
-        policy_out=ALGOS["ppo"][0].POLICY_OUT,
+        stored_outputs=ALGOS["ppo"][0].STORED_OUTPUTS,
         num_steps=num_steps,
         num_envs=num_envs,
         first_env=first_env,
@@ -127,7 +127,7 @@ def inline(plan, stop=never, state=None, say=print):
 
 
 def workers(plan, num_workers=2, stop=never, state=None, say=print):
-    return WorkersCollector(plan, num_workers, stop, state, say)
+    return SynchronousCollector(plan, num_workers, stop, state, say)
 
 
 def policy_for(plan, seed=1):

@@ -25,10 +25,10 @@ def fragment(num_steps=4, num_envs=2, **kwargs):
 def test_a_fresh_fragment_is_poisoned():
     fresh = fragment()
     assert fresh.obs.shape == (5, 2, 3)
-    assert fresh.policy_out["hidden"].shape == (4, 2, 5)
+    assert fresh.stored_outputs["hidden"].shape == (4, 2, 5)
     for name in ("obs", "reward"):
         assert torch.isnan(getattr(fresh, name)).all(), name
-    assert torch.isnan(fresh.policy_out["value"]).all()
+    assert torch.isnan(fresh.stored_outputs["value"]).all()
     assert (fresh.action == torch.iinfo(torch.int64).min).all()
     assert not fresh.valid.any()
     assert int(fresh.num_final) == 0
@@ -38,11 +38,17 @@ def test_columns_do_not_overlap_and_two_views_of_one_memory_agree():
     layout = batch.columns(SPEC, OUT, 4, 2)
     memory = mmap.mmap(-1, batch.num_bytes(layout))
     ours = batch.allocate(layout, memory)
-    columns = [ours.obs, ours.action, ours.reward, ours.env_id, *ours.policy_out.values()]
+    columns = [ours.obs, ours.action, ours.reward, ours.env_id, *ours.stored_outputs.values()]
     for number, column in enumerate(columns):
         column.fill_(number)
     theirs = batch.allocate(layout, memory, fresh=False)
-    again = [theirs.obs, theirs.action, theirs.reward, theirs.env_id, *theirs.policy_out.values()]
+    again = [
+        theirs.obs,
+        theirs.action,
+        theirs.reward,
+        theirs.env_id,
+        *theirs.stored_outputs.values(),
+    ]
     for number, column in enumerate(again):
         assert (column == number).all()
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import headrace
 from headrace.config.resolve import resolve
-from headrace.distributed.ranks import ALONE, Job, Place
+from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo
 from headrace.envs.check.plays import Play, play, random_actions, spec_of
 from headrace.envs.kernels import library
 from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
@@ -40,7 +40,7 @@ def collected():
     collector.close()
 
 
-def learn(collected, device="cuda", ranks=ALONE, **given):
+def learn(collected, device="cuda", ranks=SINGLE_RANK, **given):
     """Metrics and weights after one update."""
     spec, fragments = collected
     settings = resolve(GIVEN | given)
@@ -75,8 +75,8 @@ def test_the_learner_s_device_acts_for_workers_as_the_cpu_does():
             alike = (a.obs[:-1] == b.obs[:-1]).all(2) & (a.action == b.action)
             same = alike.cumprod(0).bool()  # afterwards it is another episode
             compared += int(same.sum())
-            for name, column in a.policy_out.items():
-                expected = b.policy_out[name][same]
+            for name, column in a.stored_outputs.items():
+                expected = b.stored_outputs[name][same]
                 torch.testing.assert_close(column[same], expected, rtol=1e-4, atol=1e-5)
             assert (a.policy_version == version).all()
     ours.close()
@@ -108,7 +108,7 @@ def test_accumulation_on_cuda_gives_the_same_in_less_memory(collected):
 def test_one_rank_over_nccl_is_alone(collected):
     limit = datetime.timedelta(seconds=60)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
-    job = Job(Place(0, 1, 0), store, "auto", torch.device("cuda", 0), 60.0)
+    job = JoinedRanks(RankInfo(0, 1, 0), store, "auto", torch.device("cuda", 0), 60.0)
     try:
         assert job.way == "nccl"
         assert job.gather_bytes(b"said") == [b"said"]

@@ -15,14 +15,14 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
     valid           [T, n]          bool: a real transition (False: the row of a reset only)
     policy_version  [T, n]          int64: version of the weights that chose the action
     env_id          [n]             int64: logical index of each env over the whole run
-    core_state      [2, n, S]       float32, S numbers of a recurrent core (0 without one): row 0
+    recurrent_state [2, n, S]       float32, S numbers of a recurrent core (0 without): row 0
                                     before step 0; row 1 the current one while acting, in the end
                                     after step T-1, zero where an episode ended: the next row 0
     final_obs       [K, ...]        the true next observation of steps that were truncated: sparse,
     final_step      [K]             int64: its t (T: this place was not needed),
     final_row       [K]             int64: its column,
     num_final       [1]             int64: and how many of these places there are (on the CPU)
-    policy_out      name -> [T, n, ...]   what else the algorithm asked the policy to emit
+    stored_outputs  name -> [T, n, ...]   what else the algorithm asked the policy to emit
 
 Left out: what fills it (`collectors/rollout.py`) and what is learned from it (`algos/`).
 """
@@ -39,7 +39,7 @@ from torch import Tensor
 from headrace.spec import Array, EnvSpec, Space
 
 Column = tuple[tuple[int, ...], torch.dtype]
-PolicyOut = Mapping[str, Column]
+StoredOutputs = Mapping[str, Column]
 """What an algorithm wants stored with each step: name -> (shape of one element, dtype)."""
 
 Obs = Tensor | dict[str, Tensor]
@@ -71,12 +71,12 @@ class Fragment:
     valid: Tensor
     policy_version: Tensor
     env_id: Tensor
-    core_state: Tensor
+    recurrent_state: Tensor
     final_obs: Obs
     final_step: Tensor
     final_row: Tensor
     num_final: Tensor
-    policy_out: dict[str, Tensor]
+    stored_outputs: dict[str, Tensor]
 
     @property
     def num_steps(self) -> int:
@@ -92,14 +92,14 @@ class Fragment:
         """Where the state of a recurrent core is zeroed: `[T + 1, n]` bool, before that row.
 
         After an end, and after a row that was only a reset. Row 0 is not told: row 0 of
-        `core_state` is as it must be.
+        `recurrent_state` is as it must be.
         """
         ended = self.terminated | self.truncated | ~self.valid
         return torch.cat([torch.zeros_like(ended[:1]), ended])
 
     def carry(self, t: int) -> None:
-        """Make row 1 of `core_state`, which is after row t - 1, what row t begins with."""
-        start, current = self.core_state
+        """Make row 1 of `recurrent_state`, which is after row t - 1, what row t begins with."""
+        start, current = self.recurrent_state
         if not current.numel():
             return
         if t == 0:
@@ -123,7 +123,7 @@ def _stored_action(space: Space) -> Column:
 
 def columns(
     spec: EnvSpec,
-    policy_out: PolicyOut,
+    stored_outputs: StoredOutputs,
     num_steps: int,
     num_envs: int,
     state_size: int = 0,
@@ -133,7 +133,7 @@ def columns(
 
     Args:
         spec: what the policy sees and does.
-        policy_out: what else the algorithm asked it to emit.
+        stored_outputs: what else the algorithm asked it to emit.
         num_steps: T.
         num_envs: n.
         state_size: S.
@@ -156,8 +156,8 @@ def columns(
         "valid": (rows, torch.bool),
         "policy_version": (rows, torch.int64),
         "env_id": ((num_envs,), torch.int64),
-        "core_state": ((2, num_envs, state_size), torch.float32),
-        **{f"policy_out.{name}": (rows + s, d) for name, (s, d) in policy_out.items()},
+        "recurrent_state": ((2, num_envs, state_size), torch.float32),
+        **{f"stored_outputs.{name}": (rows + s, d) for name, (s, d) in stored_outputs.items()},
         "final_step": ((capacity,), torch.int64),
         "final_row": ((capacity,), torch.int64),
         "num_final": ((1,), torch.int64),
@@ -227,7 +227,7 @@ def named(fragment: Fragment) -> dict[str, Tensor]:
 
 def of_named(tensors: Mapping[str, Tensor]) -> Fragment:
     """The inverse of `named`."""
-    arrays: dict[str, Any] = {"policy_out": {}}
+    arrays: dict[str, Any] = {"stored_outputs": {}}
     for name, tensor in tensors.items():
         group, dot, key = name.partition(".")
         if dot:
@@ -295,7 +295,7 @@ def join(fragments: list[Fragment], device: torch.device, *, copy: bool = True) 
                 "truncated",
                 "valid",
                 "policy_version",
-                "core_state",
+                "recurrent_state",
             )
         },
         env_id=beside([fragment.env_id for fragment in fragments], 0),
@@ -303,9 +303,9 @@ def join(fragments: list[Fragment], device: torch.device, *, copy: bool = True) 
         final_step=beside([step for _, step, _ in finals], 0),
         final_row=beside(final_rows, 0),
         num_final=torch.tensor([sum(len(step) for _, step, _ in finals)]),
-        policy_out={
-            name: beside([fragment.policy_out[name] for fragment in fragments], 1)
-            for name in fragments[0].policy_out
+        stored_outputs={
+            name: beside([fragment.stored_outputs[name] for fragment in fragments], 1)
+            for name in fragments[0].stored_outputs
         },
     )
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def settings(cls: type[T]) -> type[T]:
+def configclass(cls: type[T]) -> type[T]:
     """Make `cls` a frozen, keyword-only dataclass that remembers which fields its caller named.
 
     A preset fills only what the caller left open, and a caller may well name a value that equals
@@ -40,7 +40,7 @@ def settings(cls: type[T]) -> type[T]:
 
 
 def given_values(instance: Any) -> dict[str, Any]:
-    """The fields of a `settings` instance that its caller named, with their values."""
+    """The fields of a `configclass` instance that its caller named, with their values."""
     return {name: getattr(instance, name) for name in sorted(instance._given)}
 
 

@@ -29,7 +29,7 @@ class RestartRate:
         return len(self._at) <= self._most
 
 
-class Silence:
+class StallTimer:
     """How long something has shown no progress, in time that was seen to pass.
 
     Whoever watches may itself have been stopped for a while (a suspended laptop, Ctrl-Z): a gap
@@ -56,7 +56,7 @@ class Silence:
         return self._lasted
 
 
-def limit(given_s: float, usual_s: float) -> float:
+def step_timeout(given_s: float, usual_s: float) -> float:
     """How long a step or reset of an environment may take, in seconds.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 from headrace import batch
 from headrace.algos import ppo
 from headrace.algos.ppo import PPO
-from headrace.distributed.ranks import ALONE
+from headrace.distributed.ranks import SINGLE_RANK
 from headrace.learner.learner import Loss
 from headrace.learner.optimizer import Optimizer
 from tests.support import inline, plan_for, policy_for, short_cartpole
@@ -70,7 +70,7 @@ def one_update(cfg, progress=0.0, change=lambda experience: None):
         Optimizer(Loss(policy, ppo, cfg, compiled=False), cfg.max_grad_norm).step,
         experience,
         cfg,
-        ranks=ALONE,
+        ranks=SINGLE_RANK,
         progress=progress,
         orders=lambda epochs: torch.arange(32).unsqueeze(1).repeat(epochs, 1, 4),
     )
@@ -126,7 +126,7 @@ def test_rows_that_are_not_valid_are_not_learned_from():
 
     def cut_and_spoil(experience):
         cut(experience)
-        experience.policy_out["log_prob"][5:9] = 3.0
+        experience.stored_outputs["log_prob"][5:9] = 3.0
         experience.action[5:9] = 1
 
     whole, _ = one_update(PPO())

@@ -51,7 +51,7 @@ def test_the_device_collector_makes_what_the_others_make(core):
             for collector in collectors:
                 collector.publish(policy, version)
                 batches.append(collector.collect())
-                collector.go_ahead(more=True)
+                collector.release_batch(more=True)
             for other in batches[1:]:
                 equal(batches[0].fragments[0], other.fragments[0])
                 assert batches[0].episodes == sorted(other.episodes)
@@ -73,7 +73,7 @@ def test_a_batch_that_does_not_count_is_made_again():
         one.collect()
     first = collector.collect()
     kept = {name: getattr(first.fragments[0], name).clone() for name in ("obs", "reward", "action")}
-    collector.give_up()
+    collector.discard_batch()
     assert collector.ledger.lost == first.env_steps
     state, expected = collector.state(), other.state()
     assert state.keys() == expected.keys()
@@ -168,7 +168,7 @@ def test_places_for_final_observations_that_were_not_needed_change_nothing():
     plan = plan_for(ShortCartPole, num_envs=5, num_steps=4, native=True)
     policy, (n, T) = policy_for(plan), (5, 4)
     one, other = (
-        allocate(columns(plan.spec, plan.policy_out, T, n, capacity=capacity))
+        allocate(columns(plan.spec, plan.stored_outputs, T, n, capacity=capacity))
         for capacity in (3, 10)
     )
     generator = torch.Generator().manual_seed(1)
@@ -182,7 +182,7 @@ def test_places_for_final_observations_that_were_not_needed_change_nothing():
         fragment.terminated.zero_()
         fragment.truncated.zero_()
         fragment.truncated[step, row] = True
-        fragment.policy_out["value"].copy_(value)
+        fragment.stored_outputs["value"].copy_(value)
         fragment.final_step.fill_(T)
         fragment.final_row.zero_()
         fragment.final_obs.fill_(float("nan"))
@@ -250,7 +250,7 @@ def test_several_policies_make_one_fragment_each():
             for name in ("obs", "action", "reward", "terminated", "truncated", "valid"):
                 assert torch.equal(getattr(fragment, name), getattr(whole, name)[:, rows]), name
         assert found.agent_steps == int(whole.valid.sum()) < 90
-        assert [len(of.policy_out) for of in found.fragments] == [2, 0]
+        assert [len(of.stored_outputs) for of in found.fragments] == [2, 0]
         assert all(len(episode.by_policy) == 2 for episode in found.episodes)
 
 

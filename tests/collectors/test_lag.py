@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.collectors.asynchronous import NonstopCollector
+from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.config.resolve import resolve
 from headrace.errors import ConfigError
 from headrace.learner.learner import Learner
@@ -41,7 +41,7 @@ def at_lag_1(collector, plan, batches):
     for k in range(batches):
         collected = collector.collect()
         yield [torch.utils._pytree.tree_map(torch.clone, vars(f)) for f in collected.fragments]
-        collector.go_ahead(more=k + 1 < batches)
+        collector.release_batch(more=k + 1 < batches)
         collector.publish(policy_for(plan, seed=k + 1), k + 1)
     collector.halt()
     ledger = collector.ledger
@@ -101,7 +101,7 @@ def test_a_signal_gives_up_what_is_under_way_and_resume_goes_on(tmp_path, algo, 
 
 
 def nonstop(plan, num_workers=2, stop=never, say=print):
-    return NonstopCollector(plan, num_workers, stop, say=say)
+    return AsynchronousCollector(plan, num_workers, stop, say=say)
 
 
 def nonstop_plan(env, lag=2, **more):
@@ -131,7 +131,7 @@ def test_fragments_of_samplers_that_never_stop_are_those_of_batches_in_turn():
             if seen[v] < 6:
                 equal(fragment, expected[v][seen[v]])
             seen[v] += 1
-        collector.go_ahead(more=True)
+        collector.release_batch(more=True)
     collector.halt()
     assert collector.ledger.collected == batches * 6 * 16 + collector.ledger.lost
     assert collector.ledger.restarts == 2
@@ -171,7 +171,7 @@ def test_each_step_is_stamped_with_the_weights_that_took_it(arithmetic):
                 log_prob, _, value = policies[of].evaluate(
                     fragment.obs[:-1][rows], fragment.action[rows]
                 )
-                out = fragment.policy_out
+                out = fragment.stored_outputs
                 torch.testing.assert_close(log_prob, out["log_prob"][rows], rtol=0, atol=4e-6)
                 torch.testing.assert_close(value, out["value"][rows], rtol=0, atol=4e-6)
         if mixed >= 3:
@@ -209,7 +209,7 @@ def test_the_learner_waits_for_no_one_in_particular(tmp_path):
         assert len(collected.fragments) == 3
         assert envs <= {2, 4}
         assert collected.metrics["queue_depth"] <= 1
-        collector.go_ahead(more=True)
+        collector.release_batch(more=True)
     collector.close()
 
 
@@ -217,7 +217,7 @@ def test_samplers_that_are_too_far_ahead_wait_and_nothing_is_dropped():
     plan = nonstop_plan(Counting, lag=2)
     collector = nonstop(plan)
     collector.publish(policy_for(plan), 0)
-    collector.go_ahead(more=True)
+    collector.release_batch(more=True)
     collector._crew.serve(lambda: collector._crew.owing)  # until all memory is full
     assert len(collector._crew.delivered) == 2 * 3
     depths, starts = [], {0: [], 2: []}

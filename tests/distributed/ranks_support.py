@@ -8,7 +8,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from headrace.distributed.ranks import ALONE, Job, Place
+from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo
 
 
 def _main(function, rank, size, port, backend, limit_s, pipe, arguments):
@@ -16,7 +16,7 @@ def _main(function, rank, size, port, backend, limit_s, pipe, arguments):
     limit = datetime.timedelta(seconds=limit_s)
     try:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
-        job = Job(Place(rank, size, rank), store, backend, torch.device("cpu"), limit_s)
+        job = JoinedRanks(RankInfo(rank, size, rank), store, backend, torch.device("cpu"), limit_s)
         pipe.send(("ok", function(job, *arguments)))
         job.close()
     except BaseException as error:
@@ -28,7 +28,7 @@ def _main(function, rank, size, port, backend, limit_s, pipe, arguments):
 def on_ranks(size, function, *arguments, backend="auto", limit_s=30.0):
     """What `function(ranks, *arguments)` gives on each rank; AssertionError if one fails."""
     if size == 1:
-        return [function(ALONE, *arguments)]
+        return [function(SINGLE_RANK, *arguments)]
     limit = datetime.timedelta(seconds=limit_s)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
     context = multiprocessing.get_context("spawn")

@@ -17,7 +17,7 @@ from torch.distributed import TCPStore, is_initialized
 
 import headrace
 from headrace.config.resolve import given_for_resume, resolve
-from headrace.distributed.ranks import Job, Place, backend_for, device_of
+from headrace.distributed.ranks import JoinedRanks, RankInfo, backend_for, device_of
 from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
@@ -298,7 +298,7 @@ def test_a_job_puts_back_what_torch_changes_and_is_alone_in_its_process():
 
     def job():
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
-        return Job(Place(0, 1, 0), store, "gloo", torch.device("cpu"), 20.0)
+        return JoinedRanks(RankInfo(0, 1, 0), store, "gloo", torch.device("cpu"), 20.0)
 
     with contextlib.closing(job()):
         assert sys.excepthook is not before
@@ -312,11 +312,11 @@ def test_a_job_that_fails_to_begin_leaves_none_behind(monkeypatch):
     def late(*_):
         raise RankError("nobody came")
 
-    monkeypatch.setattr(Job, "gather_bytes", late)
+    monkeypatch.setattr(JoinedRanks, "gather_bytes", late)
     limit = datetime.timedelta(seconds=20)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
     with pytest.raises(RankError, match="nobody came"):
-        Job(Place(0, 1, 0), store, "gloo", torch.device("cpu"), 20.0)
+        JoinedRanks(RankInfo(0, 1, 0), store, "gloo", torch.device("cpu"), 20.0)
     assert not is_initialized()
 
 

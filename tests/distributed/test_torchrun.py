@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 import headrace
-from headrace.distributed.ranks import Place
+from headrace.distributed.ranks import RankInfo
 from headrace.distributed.torchrun import joined, meet
 from headrace.errors import RankError
 
@@ -32,7 +32,7 @@ def all_meet(stores, first, then, restarts):
     """What each rank finds; ranks `then` begin when the `first` have done all that they can."""
 
     def meet_as(rank):
-        return meet(stores[rank], Place(rank, SIZE, rank), restarts[rank])
+        return meet(stores[rank], RankInfo(rank, SIZE, rank), restarts[rank])
 
     with ThreadPoolExecutor(SIZE) as pool:
         found = {rank: pool.submit(meet_as, rank) for rank in first}
@@ -120,4 +120,4 @@ def test_ranks_that_do_not_join_are_named(stores):
     stores[0].set_timeout(datetime.timedelta(seconds=0.2))
     stores[0].queue_push("to rank 0", json.dumps({"hello": "rank/dead"}))
     with pytest.raises(RankError, match=r"Of 3 ranks, these did not come: \[1, 2\]"):
-        meet(stores[0], Place(0, SIZE, 0), 0)
+        meet(stores[0], RankInfo(0, SIZE, 0), 0)

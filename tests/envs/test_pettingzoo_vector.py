@@ -14,7 +14,7 @@ from mpe2 import simple_speaker_listener_v4, simple_spread_v3, simple_tag_v3
 import headrace
 from headrace import batch
 from headrace.cli import commands
-from headrace.config.policies import shared_out
+from headrace.config.policies import assign_agents
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.kernels.pettingzoo_adapter import KernelParallelEnv
 from headrace.envs.kernels.vector import KernelVector
@@ -43,7 +43,7 @@ class Lingering(Camp):
 
 def vector_of(make, n=3, num_steps=16, env_id=None, parts=None, seed=3, **kwargs):
     spec = env_spec(EnvMaker(make))
-    parts = list(shared_out({}, spec).values()) if parts is None else parts
+    parts = list(assign_agents({}, spec).values()) if parts is None else parts
     env_id = np.arange(n) if env_id is None else env_id
     vector = ParallelVector(
         [make() for _ in env_id], spec, env_id, seed, Meter(), parts=parts, **kwargs
@@ -73,7 +73,7 @@ GAMES = {
 def test_rows_are_those_of_a_plain_loop(game):
     make, num_steps, env_id = GAMES[game], 40, np.array([4, 5, 6])
     spec = env_spec(EnvMaker(make))
-    parts = list(shared_out({}, spec).values())
+    parts = list(assign_agents({}, spec).values())
     vector, fragments = vector_of(make, env_id=env_id, num_steps=num_steps)
     act(fragments, vector, parts, np.random.default_rng(5))
     episodes = run(vector, fragments)

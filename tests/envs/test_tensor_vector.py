@@ -112,12 +112,12 @@ def test_what_steps_tensors_makes_the_batches_of_its_twin_that_steps_arrays(
         for collector in collectors:
             collector.publish(policy, version)
             batches.append(collector.collect())
-            collector.go_ahead(more=True)
+            collector.release_batch(more=True)
         (one,), (other,) = (batch.fragments for batch in batches)
         for name, column in contents(one).items():
             assert torch.equal(column, contents(other)[name]), name
-        for name, column in one.policy_out.items():
-            torch.testing.assert_close(column, other.policy_out[name], atol=4e-6, rtol=0)
+        for name, column in one.stored_outputs.items():
+            torch.testing.assert_close(column, other.stored_outputs[name], atol=4e-6, rtol=0)
         found, expected = (targets.advantages(policy, of, 0.9, 0.8) for of in (one, other))
         torch.testing.assert_close(found["advantage"], expected["advantage"])
         assert batches[0].episodes == sorted(batches[1].episodes)
@@ -177,7 +177,7 @@ def test_new_episodes_begin_with_no_memory_and_nothing_counted():
     first.collect()
     assert first._memory[0].any()
     state = first.state()
-    assert state["vector0.core_state.0"].shape == (4, 8)
+    assert state["vector0.recurrent_state.0"].shape == (4, 8)
     second = on_device(plan, state=state)
     assert not second._memory[0].any()
     second.publish(policy_for(plan), 1)

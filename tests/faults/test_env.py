@@ -351,7 +351,7 @@ def test_f08_or_that_episode_is_dropped(make, how):
     counts = second.obs if choices else second.obs[:, :, 0]
     assert counts[1:].T.tolist() == [[0, 1, 2, 3]] * 2
     assert np.isfinite(second.obs.numpy()).all() and np.isfinite(second.reward.numpy()).all()
-    assert second.policy_out["value"].isfinite().all()
+    assert second.stored_outputs["value"].isfinite().all()
     assert len(said) == 2 and "An episode was dropped: " in said[0]
     assert [text.count("env 0 of") for text in said] == [1, 0] and "\n" not in said[0]
     ledger = collector.ledger

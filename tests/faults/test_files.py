@@ -482,7 +482,7 @@ def test_the_batch_that_broke_the_arithmetic_is_written_down(tmp_path):
     assert f"The batch is in {path}" in str(caught.value)
     assert path.stat().st_mode & 0o777 == 0o600
     batch = load_file(path)
-    assert batch["obs"].shape == (17, 2, 2) and batch["policy_out.log_prob"].shape == (16, 2)
+    assert batch["obs"].shape == (17, 2, 2) and batch["stored_outputs.log_prob"].shape == (16, 2)
     assert batch["reward"][3].tolist() == [float(np.float32(1e30))] * 2
     # What the message says to do with it works.
     words = re.search(r"python -c '(.*)' FILE", str(caught.value))[1]
@@ -514,4 +514,4 @@ def test_only_the_rank_whose_batch_it_is_writes_it_down(tmp_path):
     (path,) = (tmp_path / "run").glob("bad_batch_*")
     assert path.name == f"bad_batch_step_{2 * UPDATE:012d}_rank1.safetensors"
     assert f"The batch is in {path}" in str(caught.value)
-    assert load_file(path)["policy_out.value"].isnan().nonzero().tolist() == [[4, 0]]
+    assert load_file(path)["stored_outputs.value"].isnan().nonzero().tolist() == [[4, 0]]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.collectors.worker_pool import Crew
+from headrace.collectors.worker_pool import WorkerPool
 from headrace.envs.api import Guards
 from headrace.envs.faulty import Faulty
 from headrace.meter import Meter
 from headrace.storage import checkpoint
-from headrace.timeouts import limit
+from headrace.timeouts import step_timeout
 from tests.faults.test_env import SMALL, assert_balanced, assert_same_run
 from tests.support import (
     Counting,
@@ -75,13 +75,13 @@ class Chaos:
 @pytest.fixture
 def losses(monkeypatch):
     """When the learner's side sees that a worker is lost (`time.monotonic`)."""
-    seen_at, lose = [], Crew._lose
+    seen_at, lose = [], WorkerPool._lose
 
     def noted(self, i, why, **more):
         seen_at.append(time.monotonic())
         lose(self, i, why, **more)
 
-    monkeypatch.setattr(Crew, "_lose", noted)
+    monkeypatch.setattr(WorkerPool, "_lose", noted)
     return seen_at
 
 
@@ -167,17 +167,17 @@ def resume(pid):
 def test_the_default_limit_follows_what_was_seen():
     """20 times the 99.9th percentile, and not less than a minute."""
     meter = Meter()
-    assert limit(0.0, meter.usual_s()) == 60.0
+    assert step_timeout(0.0, meter.usual_s()) == 60.0
     for _ in range(2000):
         meter.lap("env_step")
     meter._last -= 7.0  # one step that takes 7 s is less than one in a thousand
     meter.lap("env_step")
-    assert limit(0.0, meter.usual_s()) == 60.0
+    assert step_timeout(0.0, meter.usual_s()) == 60.0
     for _ in range(10):
         meter._last -= 7.0
         meter.lap("env_step")
-    assert limit(0.0, meter.usual_s()) == 20 * 8.0  # powers of two: up to 8 s
-    assert limit(2.5, meter.usual_s()) == 2.5
+    assert step_timeout(0.0, meter.usual_s()) == 20 * 8.0  # powers of two: up to 8 s
+    assert step_timeout(2.5, meter.usual_s()) == 2.5
 
 
 @pytest.mark.fault_a

@@ -14,7 +14,7 @@ def equal(a, b):
     """Every array of two fragments, of the final observations the part that was written."""
     for field in dataclasses.fields(a):
         x, y = getattr(a, field.name), getattr(b, field.name)
-        if field.name == "policy_out":
+        if field.name == "stored_outputs":
             assert x.keys() == y.keys()
             for name in x:
                 assert torch.equal(x[name], y[name]), name
@@ -100,7 +100,7 @@ def test_inline_equals_workers_with_a_recurrent_core(core, num_workers):
     for batches, (a, b) in enumerate(both(plan, num_workers)):
         for x, y in zip(a.fragments, b.fragments, strict=True):
             equal(x, y)
-            assert x.core_state[0].any() == (batches > 0)
+            assert x.recurrent_state[0].any() == (batches > 0)
 
 
 def test_a_fragment_goes_on_where_the_last_one_ended():

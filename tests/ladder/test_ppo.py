@@ -8,7 +8,7 @@ from headrace.algos import a2c, ppo
 from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
 from headrace.algos.targets import advantages
-from headrace.distributed.ranks import ALONE
+from headrace.distributed.ranks import SINGLE_RANK
 from headrace.models.policy import Network
 from tests.support import inline, plan_for, policy_for, short_cartpole
 
@@ -26,14 +26,16 @@ def test_at_lag_0_ratios_are_exactly_1_with_equal_shapes():
     policy, experience = fresh_batch(Network(arithmetic="plain"))
     for t in range(experience.num_steps):  # the shape that was acted with: one row of the batch
         log_prob, _, value = policy.evaluate(experience.obs[t], experience.action[t])
-        assert torch.equal((log_prob - experience.policy_out["log_prob"][t]).exp(), torch.ones(4))
-        assert torch.equal(value, experience.policy_out["value"][t])
+        assert torch.equal(
+            (log_prob - experience.stored_outputs["log_prob"][t]).exp(), torch.ones(4)
+        )
+        assert torch.equal(value, experience.stored_outputs["value"][t])
 
 
 def test_at_lag_0_ratios_are_1_within_1e_6_in_one_large_minibatch():
     policy, experience = fresh_batch()
     log_prob, _, _ = policy.evaluate(experience.obs[:-1], experience.action)
-    ratio = (log_prob - experience.policy_out["log_prob"]).exp()
+    ratio = (log_prob - experience.stored_outputs["log_prob"]).exp()
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-6)
 
 
@@ -58,7 +60,7 @@ def test_one_epoch_one_minibatch_no_clip_is_the_advantage_actor_critic_gradient(
         catch(lambda policy, minibatch: ppo.loss(policy, minibatch, cfg)),
         experience,
         cfg,
-        ranks=ALONE,
+        ranks=SINGLE_RANK,
         progress=0.0,
         orders=lambda epochs: torch.arange(32).unsqueeze(1).repeat(epochs, 1, 4),
     )
@@ -71,7 +73,7 @@ def test_one_epoch_one_minibatch_no_clip_is_the_advantage_actor_critic_gradient(
         catch(lambda policy, minibatch: a2c.loss(policy, minibatch, theirs)),
         experience,
         theirs,
-        ranks=ALONE,
+        ranks=SINGLE_RANK,
         progress=0.0,
         orders=lambda epochs: None,
     )

@@ -12,11 +12,11 @@ import torch
 import headrace
 from headrace.cli import main
 from headrace.collectors.device import Acting, DeviceCollector
-from headrace.config.policies import shared_out
+from headrace.config.policies import assign_agents
 from headrace.config.resolve import resolve
 from headrace.errors import CheckpointError, ConfigError
 from headrace.learner.learner import Learner
-from headrace.learner.multi_policy import Team
+from headrace.learner.multi_policy import MultiPolicyLearner
 from headrace.meter import Meter
 from headrace.spec import Agents
 from headrace.storage import checkpoint
@@ -36,16 +36,16 @@ def spec():
 
 def test_each_role_has_a_policy_unless_told_otherwise(spec):
     roles = {"first": Agents(0, 2), "second": Agents(2, 1)}
-    assert shared_out({}, spec) == roles
-    assert shared_out({"second": {"lr": 1.0}}, spec) == roles
-    assert shared_out({"all": ":"}, spec) == {"all": Agents(0, 3)}
+    assert assign_agents({}, spec) == roles
+    assert assign_agents({"second": {"lr": 1.0}}, spec) == roles
+    assert assign_agents({"all": ":"}, spec) == {"all": Agents(0, 3)}
     other = {"b": {"agents": "1:3", "lr": 1.0}, "a": "0:1"}
-    assert list(shared_out(other, spec).items()) == [("a", Agents(0, 1)), ("b", Agents(1, 2))]
-    assert shared_out({"second": None, "a": "0:2"}, spec) == {"a": Agents(0, 2)} | {
+    assert list(assign_agents(other, spec).items()) == [("a", Agents(0, 1)), ("b", Agents(1, 2))]
+    assert assign_agents({"second": None, "a": "0:2"}, spec) == {"a": Agents(0, 2)} | {
         "second": Agents(2, 1)
     }
     alone = plan_for(lambda: __import__("gymnasium").make("CartPole-v1")).spec
-    assert shared_out({}, alone) == {"default": Agents(0, 1)}
+    assert assign_agents({}, alone) == {"default": Agents(0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_each_role_has_a_policy_unless_told_otherwise(spec):
 )
 def test_policies_that_do_not_fit_are_refused(spec, policies, message):
     with pytest.raises(ConfigError, match=message):
-        shared_out(policies, spec)
+        assign_agents(policies, spec)
 
 
 def test_a_policy_has_settings_of_its_own(tmp_path):
@@ -93,7 +93,7 @@ def batch_of_each(settings, spec, team, num_batches=1):
     )  # fmt: skip
     acting = [
         Acting(share, team.networks[name], name in team.learners)
-        for name, share in shared_out({}, spec).items()
+        for name, share in assign_agents({}, spec).items()
     ]
     collector = DeviceCollector(plan, acting, CPU, Meter(), never)
     for version in range(num_batches):
@@ -105,8 +105,8 @@ def batch_of_each(settings, spec, team, num_batches=1):
 
 def test_each_policy_learns_from_its_own_agents_and_nothing_else(spec):
     settings = resolve({"env": "x:Ring", "num_envs": 4, "num_steps": 16})
-    shares = shared_out({}, spec)
-    team = Team(settings, shares, spec, None, CPU, Meter())
+    shares = assign_agents({}, spec)
+    team = MultiPolicyLearner(settings, shares, spec, None, CPU, Meter())
     alone = {
         name: Learner(settings, spec, None, CPU, Meter(), name=name, num_agents=share.size)
         for name, share in shares.items()
@@ -124,15 +124,15 @@ def test_each_policy_learns_from_its_own_agents_and_nothing_else(spec):
 
 def test_rows_of_agents_that_left_teach_nothing(spec):
     settings = resolve({"env": "x:Ring", "num_envs": 4, "num_steps": 16})
-    shares = shared_out({}, spec)
-    teams = [Team(settings, shares, spec, None, CPU, Meter()) for _ in range(2)]
+    shares = assign_agents({}, spec)
+    teams = [MultiPolicyLearner(settings, shares, spec, None, CPU, Meter()) for _ in range(2)]
     (fragments,) = batch_of_each(settings, spec, teams[0])
     teams[0].update(teams[0].take(fragments), 0.0)
     gone = ~fragments[0].valid
     assert gone.any()
     fragments[0].obs[:-1][gone] = 100.0
     fragments[0].action[gone] = 0
-    fragments[0].policy_out["log_prob"][gone] = -3.0
+    fragments[0].stored_outputs["log_prob"][gone] = -3.0
     teams[1].update(teams[1].take(fragments), 0.0)
     for one, other in zip(*(team.policies.values() for team in teams), strict=True):
         for name, tensor in one.state_dict().items():

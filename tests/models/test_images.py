@@ -7,7 +7,7 @@ from torch import nn
 from headrace.algos import ppo
 from headrace.algos.ppo import PPO
 from headrace.algos.targets import Cuts, advantages, minibatches
-from headrace.distributed.ranks import ALONE
+from headrace.distributed.ranks import SINGLE_RANK
 from headrace.models.policy import Network
 from tests.support import inline, plan_for, policy_for
 
@@ -51,7 +51,7 @@ class Plain(nn.Module):
 def plain_loss(plain, fragment, cfg):
     """PPO over the whole batch as one minibatch, in a loop over time and plain torch."""
     T, N = fragment.reward.shape
-    old_value = fragment.policy_out["value"]
+    old_value = fragment.stored_outputs["value"]
     with torch.no_grad():
         last = plain(fragment.obs[-1])[1]
     advantage, running = torch.zeros(T, N), torch.zeros(N)
@@ -66,7 +66,7 @@ def plain_loss(plain, fragment, cfg):
     flat = (flat - flat.mean()) / (flat.std(correction=0) + 1e-8)
     logits, value = plain(fragment.obs[:-1].flatten(0, 1))
     dist = torch.distributions.Categorical(logits=logits)
-    old = fragment.policy_out["log_prob"].flatten()
+    old = fragment.stored_outputs["log_prob"].flatten()
     ratio = (dist.log_prob(fragment.action.flatten()) - old).exp()
     clipped = ratio.clamp(1 - cfg.clip_coef, 1 + cfg.clip_coef)
     return (
@@ -84,10 +84,10 @@ def test_naturecnn_ppo_equals_a_plain_implementation():
     with torch.no_grad():  # another policy than the one that acted: ratios that are not 1
         policy.model.actor.bias += torch.tensor([0.1, -0.2, 0.3, 0.0])
     rows = advantages(policy, fragment, cfg.gamma, cfg.gae_lambda)
-    rows["log_prob"] = fragment.policy_out["log_prob"].flatten()
+    rows["log_prob"] = fragment.stored_outputs["log_prob"].flatten()
     everything = torch.arange(fragment.reward.numel())
     whole = minibatches(
-        rows, Cuts(everything.unsqueeze(0), None, 1), ALONE, normalize_advantage=True
+        rows, Cuts(everything.unsqueeze(0), None, 1), SINGLE_RANK, normalize_advantage=True
     )
     minibatch = whole[0]
     ours, metrics = ppo.loss(policy, minibatch | {"clip_coef": torch.tensor(0.1)}, cfg)

@@ -52,14 +52,14 @@ def noise_for(policy):
 def acted(actor, spec, obs, noise, num_steps=1):
     """What an actor writes, flat; given what `Policy.act` is given, cut into steps."""
     n = len(obs) // num_steps
-    fragment = batch.allocate(batch.columns(spec, ppo.POLICY_OUT, num_steps, n))
+    fragment = batch.allocate(batch.columns(spec, ppo.STORED_OUTPUTS, num_steps, n))
     act = actor.begin(fragment, noise.reshape(num_steps, n, -1))
     for t in range(num_steps):
         fragment.obs[t] = obs[t * n : (t + 1) * n]
         act(t)
     actor.finish(slice(0, fragment.num_steps))
     return {"action": fragment.action.flatten(0, 1)} | {
-        name: column.flatten() for name, column in fragment.policy_out.items()
+        name: column.flatten() for name, column in fragment.stored_outputs.items()
     }
 
 
@@ -183,7 +183,7 @@ def test_a_sampler_acts_with_the_weights_that_were_published_last(normalize_obs)
             collector.publish(policy, version)
             fragments = collector.collect().fragments
         batches[arithmetic] = [
-            {"action": f.action.clone()} | {k: v.clone() for k, v in f.policy_out.items()}
+            {"action": f.action.clone()} | {k: v.clone() for k, v in f.stored_outputs.items()}
             for f in fragments
         ]
         collector.close()

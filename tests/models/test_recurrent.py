@@ -13,9 +13,9 @@ from headrace import batch
 from headrace.algos import a2c, ppo
 from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
-from headrace.algos.targets import advantages, corrected, cuts, minibatches, values
+from headrace.algos.targets import advantages, cuts, minibatches, values, vtrace_targets
 from headrace.config.resolve import resolve
-from headrace.distributed.ranks import ALONE
+from headrace.distributed.ranks import SINGLE_RANK
 from headrace.envs.factory import EnvMaker
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import evaluate
@@ -43,10 +43,10 @@ def acted(network, ends, turns=1):
     """
     policy = policies.build(SPEC, network, seed=1)
     torch.manual_seed(2)
-    fragment = batch.allocate(batch.columns(SPEC, ppo.POLICY_OUT, T, N, network.state_size))
+    fragment = batch.allocate(batch.columns(SPEC, ppo.STORED_OUTPUTS, T, N, network.state_size))
     fragment.obs.normal_()
     fragment.reward.normal_()
-    fragment.core_state[0].uniform_(-0.5, 0.5)
+    fragment.recurrent_state[0].uniform_(-0.5, 0.5)
     noise = torch.rand(T, N, 1).clamp(1e-3, 1 - 1e-3)
     columns = fragment.terminated, fragment.truncated, fragment.valid
     with torch.no_grad():
@@ -70,7 +70,7 @@ def by_a_plain_loop(policy, fragment):
     """Log-probs, values, values of the true next observations, and the states in the end."""
     log_prob, value, next_value = torch.empty(T, N), torch.empty(T, N), torch.empty(T, N)
     final_obs, step, row = fragment.finals()
-    state = fragment.core_state[0]
+    state = fragment.recurrent_state[0]
     for t in range(T):
         params, value[t], after = policy.one_row(fragment.obs[t], state)
         log_prob[t] = policy.head.evaluate(params, fragment.action[t])[0]
@@ -108,14 +108,14 @@ def ends_at(where):
 def test_a_sequence_is_what_was_acted_step_by_step(core, where, turns):
     policy, fragment = acted(Network(core=core, core_size=8), ends_at(where), turns)
     log_prob, value, next_value, last = by_a_plain_loop(policy, fragment)
-    state, reset = fragment.core_state[0], fragment.resets()[:-1]
+    state, reset = fragment.recurrent_state[0], fragment.resets()[:-1]
     rows = fragment.obs[:-1]
     theirs, _, of_sequence = policy.evaluate(rows, fragment.action, state, reset)
     flat = policy.evaluate(rows.flatten(0, 1), fragment.action.flatten(), state, reset.flatten())
     for found, expected in (
-        (fragment.policy_out["log_prob"], log_prob),
-        (fragment.policy_out["value"], value),
-        (fragment.core_state[1], last),
+        (fragment.stored_outputs["log_prob"], log_prob),
+        (fragment.stored_outputs["value"], value),
+        (fragment.recurrent_state[1], last),
         (theirs, log_prob),
         (flat[0].view(T, N), log_prob),
         (of_sequence, value),
@@ -123,7 +123,7 @@ def test_a_sequence_is_what_was_acted_step_by_step(core, where, turns):
         *zip(values(policy, fragment, value), (value, next_value), strict=True),
     ):
         torch.testing.assert_close(found.detach(), expected, rtol=0, atol=1e-6)
-    ratio = (theirs.detach() - fragment.policy_out["log_prob"]).exp()
+    ratio = (theirs.detach() - fragment.stored_outputs["log_prob"]).exp()
     torch.testing.assert_close(ratio, torch.ones(T, N), rtol=0, atol=1e-6)
     assert value.std() > 0.01
 
@@ -132,11 +132,11 @@ def test_a_sequence_is_what_was_acted_step_by_step(core, where, turns):
 def test_v_trace_sees_ratios_of_1_and_the_values_of_the_sequence(core):
     """What APPO and IMPALA learn from at lag 0."""
     policy, fragment = acted(Network(core=core, core_size=8), ends_at("random"))
-    rows, clipped = corrected(policy, fragment, 0.99, 0.95, 1.5, 1.5, ALONE)
+    rows, clipped = vtrace_targets(policy, fragment, 0.99, 0.95, 1.5, 1.5, SINGLE_RANK)
     torch.testing.assert_close(rows["log_prob_now"], rows["log_prob"], rtol=0, atol=1e-6)
     _, value, _, _ = by_a_plain_loop(policy, fragment)
     torch.testing.assert_close(rows["value"].view(T, N), value, rtol=0, atol=1e-6)
-    assert torch.equal(rows["state"], fragment.core_state[0])
+    assert torch.equal(rows["state"], fragment.recurrent_state[0])
     assert float(clipped["rho_clip_fraction"]) == 0
 
 
@@ -152,13 +152,13 @@ def test_fragments_of_real_environments_in_a_row(core, env, native):
     before, invalid = torch.zeros(4, policy.state_size), 0
     for _ in range(3):
         joined = batch.join(collector.collect().fragments, torch.device("cpu"))
-        assert torch.equal(joined.core_state[0], before)
-        before = joined.core_state[1]
+        assert torch.equal(joined.recurrent_state[0], before)
+        before = joined.recurrent_state[1]
         found = policy.evaluate(
-            joined.obs[:-1], joined.action, joined.core_state[0], joined.resets()[:-1]
+            joined.obs[:-1], joined.action, joined.recurrent_state[0], joined.resets()[:-1]
         )
         for name, of in (("log_prob", found[0]), ("value", found[2])):
-            torch.testing.assert_close(of, joined.policy_out[name], rtol=0, atol=1e-6)
+            torch.testing.assert_close(of, joined.stored_outputs[name], rtol=0, atol=1e-6)
         assert bool((joined.terminated | joined.truncated).any())
         invalid += int((~joined.valid).sum())
     collector.close()
@@ -166,10 +166,10 @@ def test_fragments_of_real_environments_in_a_row(core, env, native):
 
 
 def test_no_core_costs_no_memory():
-    without = batch.columns(SPEC, ppo.POLICY_OUT, T, N)
-    assert without["core_state"][0] == (2, N, 0)
-    assert batch.allocate(without).core_state.numel() == 0
-    no_column = {name: column for name, column in without.items() if name != "core_state"}
+    without = batch.columns(SPEC, ppo.STORED_OUTPUTS, T, N)
+    assert without["recurrent_state"][0] == (2, N, 0)
+    assert batch.allocate(without).recurrent_state.numel() == 0
+    no_column = {name: column for name, column in without.items() if name != "recurrent_state"}
     assert batch.num_bytes(without) == batch.num_bytes(no_column)
 
 
@@ -202,7 +202,7 @@ def test_minibatches_are_whole_runs_of_envs_with_their_states(core):
     for m in range(N):
         i = int((order[0] == m).nonzero())
         assert torch.equal(picked[m]["obs"], fragment.obs[:-1, i])
-        assert torch.equal(picked[m]["state"], fragment.core_state[0, i : i + 1])
+        assert torch.equal(picked[m]["state"], fragment.recurrent_state[0, i : i + 1])
         assert torch.equal(picked[m]["reset"], fragment.resets()[:-1, i])
         log_prob, _, _ = policy.evaluate(
             *(picked[m][k] for k in ("obs", "action", "state", "reset"))
@@ -211,10 +211,10 @@ def test_minibatches_are_whole_runs_of_envs_with_their_states(core):
         assert float(picked[m]["weight"].sum()) == pytest.approx(1.0)
 
 
-def whole(policy, fragment, orders, num_minibatches, ranks=ALONE):
+def whole(policy, fragment, orders, num_minibatches, ranks=SINGLE_RANK):
     """The minibatches of a fragment."""
     rows = advantages(policy, fragment, 0.99, 0.95)
-    rows["log_prob"] = fragment.policy_out["log_prob"].flatten()
+    rows["log_prob"] = fragment.stored_outputs["log_prob"].flatten()
     cut = cuts(rows, orders, num_minibatches, ranks)
     return minibatches(rows, cut, ranks, normalize_advantage=True)
 
@@ -239,7 +239,7 @@ def test_one_minibatch_without_clip_is_the_actor_critic_gradient(core):
             return metrics
 
         page.update(
-            policy, descend, experience, cfg, ranks=ALONE, progress=0.0,
+            policy, descend, experience, cfg, ranks=SINGLE_RANK, progress=0.0,
             orders=lambda epochs: torch.arange(4).repeat(epochs, 1),
         )  # fmt: skip
 
@@ -340,12 +340,12 @@ def test_an_episode_begun_anew_forgets(tmp_path):
     headrace.train(**settings, total_env_steps=128)
     plan = plan_for(Counting, network=Network(core="gru"), num_steps=32)
     state = headrace.storage.checkpoint.newest(tmp_path / "run").arrays("samplers")
-    assert abs(state["vector0.core_state"]).min() > 0, "all are in the middle of an episode"
+    assert abs(state["vector0.recurrent_state"]).min() > 0, "all are in the middle of an episode"
     collector = inline(plan, state=state)
     collector.publish(policy_for(plan), 0)
     for fragment in collector.collect().fragments:
-        assert not fragment.core_state[0].any()
-        assert fragment.core_state[1].any()
+        assert not fragment.recurrent_state[0].any()
+        assert fragment.recurrent_state[1].any()
     collector.close()
 
 
@@ -359,7 +359,7 @@ def test_ppo_steps_with_a_core_change_every_parameter():
     cfg = PPO(num_minibatches=2)
     descend = Optimizer(Loss(policy, ppo, cfg, compiled=False), cfg.max_grad_norm).step
     ppo.update(
-        policy, descend, experience, cfg, ranks=ALONE, progress=0.0,
+        policy, descend, experience, cfg, ranks=SINGLE_RANK, progress=0.0,
         orders=lambda epochs: torch.arange(4).repeat(epochs, 1),
     )  # fmt: skip
     assert all(not torch.equal(p, before[name]) for name, p in policy.named_parameters())

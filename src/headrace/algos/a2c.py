@@ -11,14 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headrace.algos.targets import advantages, minibatches, quality
-from headrace.batch import Fragment, Minibatch, PolicyOut
-from headrace.configclass import settings
+from headrace.algos.targets import advantages, minibatches, value_metrics
+from headrace.batch import Fragment, Minibatch, StoredOutputs
+from headrace.configclass import configclass
 from headrace.distributed.ranks import Ranks
 from headrace.models.policy import Policy
 
 
-@settings
+@configclass
 class A2C:
     """Settings of A2C."""
 
@@ -44,7 +44,7 @@ class A2C:
 
 CORRECTS_LAG = False
 """Whether it may learn from what older weights did, however old."""
-POLICY_OUT: PolicyOut = {"value": ((), torch.float32)}
+STORED_OUTPUTS: StoredOutputs = {"value": ((), torch.float32)}
 
 
 def loss(policy: Policy, minibatch: Minibatch, cfg: A2C) -> tuple[Tensor, dict[str, Tensor]]:
@@ -105,4 +105,4 @@ def update(
     rows = advantages(policy, batch, cfg.gamma, cfg.gae_lambda)
     whole = minibatches(rows, None, ranks, normalize_advantage=cfg.normalize_advantage)[0]
     metrics = descend(whole, lr)
-    return metrics | quality(rows, ranks) | {"lr": torch.tensor(lr)}
+    return metrics | value_metrics(rows, ranks) | {"lr": torch.tensor(lr)}

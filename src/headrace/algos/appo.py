@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from headrace.algos import ppo
-from headrace.algos.targets import corrected
-from headrace.batch import Fragment, Minibatch, PolicyOut
-from headrace.configclass import settings
+from headrace.algos.targets import vtrace_targets
+from headrace.batch import Fragment, Minibatch, StoredOutputs
+from headrace.configclass import configclass
 from headrace.distributed.ranks import Ranks
 from headrace.models.policy import Policy
 
 
-@settings
+@configclass
 class APPO(ppo.PPO):
     """Settings of APPO: those of PPO, and V-trace's."""
 
@@ -41,7 +41,7 @@ class APPO(ppo.PPO):
 
 CORRECTS_LAG = True
 """Whether it may learn from what older weights did, however old."""
-POLICY_OUT: PolicyOut = {"log_prob": ((), torch.float32)}
+STORED_OUTPUTS: StoredOutputs = {"log_prob": ((), torch.float32)}
 
 # With r = min(π_acted / π_target, is_clip) π_θ / π_acted, L = E[min(r A, clip(r, 1-ε, 1+ε) A)]
 # (section 3.1): it is PPO's, over a policy in place of π_old that `update` works out.
@@ -73,7 +73,7 @@ def update(
     Returns:
         Metrics as scalars on the device: means over the update's minibatches.
     """
-    rows, clipped = corrected(
+    rows, clipped = vtrace_targets(
         policy, batch, cfg.gamma, cfg.gae_lambda, cfg.rho_clip, cfg.c_clip, ranks
     )
     # r = π_θ / max(π_target, π_acted / is_clip)

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from headrace.algos import a2c
-from headrace.algos.targets import corrected, minibatches, quality
-from headrace.batch import Fragment, Minibatch, PolicyOut
-from headrace.configclass import settings
+from headrace.algos.targets import minibatches, value_metrics, vtrace_targets
+from headrace.batch import Fragment, Minibatch, StoredOutputs
+from headrace.configclass import configclass
 from headrace.distributed.ranks import Ranks
 from headrace.models.policy import Policy
 
 
-@settings
+@configclass
 class IMPALA:
     """Settings of IMPALA."""
 
@@ -50,7 +50,7 @@ class IMPALA:
 
 CORRECTS_LAG = True
 """Whether it may learn from what older weights did, however old."""
-POLICY_OUT: PolicyOut = {"log_prob": ((), torch.float32)}
+STORED_OUTPUTS: StoredOutputs = {"log_prob": ((), torch.float32)}
 
 # L = -E[log π_θ(a|s) ρ (r + γ v' - V)] + value and entropy terms (section 4.2): with V-trace's
 # advantages and targets, which hold the ratio, it is A2C's.
@@ -83,9 +83,9 @@ def update(
         Metrics as scalars on the device.
     """
     lr = cfg.lr * (1 - progress if cfg.lr_schedule == "linear" else 1.0)
-    rows, clipped = corrected(
+    rows, clipped = vtrace_targets(
         policy, batch, cfg.gamma, cfg.gae_lambda, cfg.rho_clip, cfg.c_clip, ranks
     )
     whole = minibatches(rows, None, ranks, normalize_advantage=cfg.normalize_advantage)[0]
     metrics = descend(whole, lr)
-    return metrics | clipped | quality(rows, ranks) | {"lr": torch.tensor(lr)}
+    return metrics | clipped | value_metrics(rows, ranks) | {"lr": torch.tensor(lr)}

@@ -11,14 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headrace.algos.targets import advantages, cuts, minibatches, quality
-from headrace.batch import Fragment, Minibatch, PolicyOut
-from headrace.configclass import settings
+from headrace.algos.targets import advantages, cuts, minibatches, value_metrics
+from headrace.batch import Fragment, Minibatch, StoredOutputs
+from headrace.configclass import configclass
 from headrace.distributed.ranks import Ranks
 from headrace.models.policy import Policy
 
 
-@settings
+@configclass
 class PPO:
     """Settings of PPO."""
 
@@ -56,7 +56,7 @@ class PPO:
 
 CORRECTS_LAG = False
 """Whether it may learn from what older weights did, however old."""
-POLICY_OUT: PolicyOut = {"log_prob": ((), torch.float32), "value": ((), torch.float32)}
+STORED_OUTPUTS: StoredOutputs = {"log_prob": ((), torch.float32), "value": ((), torch.float32)}
 
 
 def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, dict[str, Tensor]]:
@@ -129,7 +129,7 @@ def update(
         Metrics as scalars on the device: means over the update's minibatches.
     """
     rows = advantages(policy, batch, cfg.gamma, cfg.gae_lambda)
-    rows["log_prob"] = batch.policy_out["log_prob"].flatten()
+    rows["log_prob"] = batch.stored_outputs["log_prob"].flatten()
     return epochs(rows, descend, cfg, ranks, progress, orders)
 
 
@@ -160,7 +160,7 @@ def epochs(
 
     return (
         {name: _mean(seen, name) for name in seen[0]}
-        | quality(rows, ranks)
+        | value_metrics(rows, ranks)
         | {
             "lr": torch.tensor(lr),
             "clip_coef": clip,

@@ -22,7 +22,11 @@ _METRICS = "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fr
 
 def gradient_for(policy: Policy, network: Network, cfg: Any) -> "Gradient | None":
     """What computes the gradient of an algorithm's loss faster than autograd; None: nothing."""
-    if isinstance(cfg, PPO) and not cfg.clip_value_loss and manual_gradient.can(policy, network):
+    if (
+        isinstance(cfg, PPO)
+        and not cfg.clip_value_loss
+        and manual_gradient.supports(policy, network)
+    ):
         return Gradient(policy, cfg)
     return None
 
@@ -38,7 +42,7 @@ class Gradient:
 
     def __init__(self, policy: Policy, cfg: PPO) -> None:
         self._policy, self._cfg = policy, cfg
-        self._net = manual_gradient.Net(policy.model, list(policy.head.parameters()))  # type: ignore[arg-type]
+        self._net = manual_gradient.ManualNetwork(policy.model, list(policy.head.parameters()))  # type: ignore[arg-type]
         self.flat, self.parameters = self._net.gradient, self._net.parameters
         self.parts = self._net.parts
 

@@ -35,7 +35,7 @@ def values(policy: Policy, batch: Fragment, acted: Tensor | None = None) -> tupl
     last_state = final_state = None
     if policy.state_size:
         reset = batch.resets()
-        found, after = policy.values(rows, batch.core_state[0], reset[:-1])
+        found, after = policy.values(rows, batch.recurrent_state[0], reset[:-1])
         last_state = after[batch.num_steps - 1].masked_fill(reset[-1].unsqueeze(-1), 0.0)
         if len(step):
             pairs = zip(step.clamp(max=batch.num_steps - 1).tolist(), row.tolist(), strict=True)
@@ -59,7 +59,7 @@ def advantages(policy: Policy, batch: Fragment, gamma: float, gae_lambda: float)
         Rows `[T * N, ...]`: `obs, action, value, advantage, target, valid`; with a recurrent core
         also `reset`, and `state`, `[N, S]`: before the first row of each env.
     """
-    value, next_value = values(policy, batch, batch.policy_out["value"])
+    value, next_value = values(policy, batch, batch.stored_outputs["value"])
     advantage = gae(
         policy.scaled(batch.reward), value, next_value, batch.terminated, batch.truncated,
         gamma, gae_lambda,
@@ -73,12 +73,12 @@ def _rows_of(policy: Policy, batch: Fragment, **more: Tensor) -> Minibatch:
     rows = {"action": batch.action, "valid": batch.valid} | more
     flat = {"obs": obs, **{name: tensor.flatten(0, 1) for name, tensor in rows.items()}}
     if policy.state_size:
-        flat |= {"reset": batch.resets()[:-1].flatten(), "state": batch.core_state[0]}
+        flat |= {"reset": batch.resets()[:-1].flatten(), "state": batch.recurrent_state[0]}
     return flat
 
 
 @torch.no_grad()
-def corrected(
+def vtrace_targets(
     policy: Policy,
     batch: Fragment,
     gamma: float,
@@ -96,8 +96,8 @@ def corrected(
         acted) and `log_prob_now`, with a recurrent core what `advantages` adds; and as metrics the
         shares of valid rows, over all ranks, whose ratio was clipped.
     """
-    acted = batch.policy_out["log_prob"]
-    memory = (batch.core_state[0], batch.resets()[:-1]) if policy.state_size else ()
+    acted = batch.stored_outputs["log_prob"]
+    memory = (batch.recurrent_state[0], batch.resets()[:-1]) if policy.state_size else ()
     rows = each(lambda o: o[:-1], batch.obs)
     log_prob, _, value = policy.evaluate(rows, batch.action, *memory)
     _, next_value = values(policy, batch, value)
@@ -229,7 +229,7 @@ def minibatches(
     return Minibatches(wide, cuts, cut)
 
 
-def quality(rows: Minibatch, ranks: Ranks) -> dict[str, Tensor]:
+def value_metrics(rows: Minibatch, ranks: Ranks) -> dict[str, Tensor]:
     """How good the values that acted were, over the valid rows of all ranks: metrics."""
     value, target = rows["value"], rows["target"]
     both = torch.stack([value, target, target - value])

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, Literal, TextIO, TypeVar
 import tyro
 
 from headrace.config.resolve import ALGOS, changes
-from headrace.config.run_config import Frozen, KeyValues, RunSettings
+from headrace.config.run_config import Frozen, KeyValues, RunConfig
 from headrace.config.user_code import code
 from headrace.envs.check.checker import check_env as check
 from headrace.envs.factory import env_spec
@@ -28,7 +28,7 @@ from headrace.tools.doctor import describe, examine
 from headrace.tools.plotting import draw_curves
 from headrace.training import launch
 from headrace.training.job import settings_of_run
-from headrace.training.rank import Ended
+from headrace.training.rank import RunResult
 
 AlgoSettings = TypeVar("AlgoSettings")
 _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
@@ -36,7 +36,7 @@ _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 
 @dataclass(frozen=True)
 class _TrainFlags(Generic[AlgoSettings]):
-    run: RunSettings
+    run: RunConfig
     network: Network
     algo_settings: AlgoSettings
     run_dir: _Path = None
@@ -238,7 +238,7 @@ def resume(argv: list[str], description: str) -> int:
     """`headrace resume`."""
     started = _started()
     flags = parse("resume", description, _ResumeFlags, argv)
-    ended = launch.go_on(
+    ended = launch.resume_run(
         flags.run_dir,
         env=flags.env,
         code=code(flags.wrapper, flags.model),
@@ -249,7 +249,7 @@ def resume(argv: list[str], description: str) -> int:
     return _end(ended, flags.json)
 
 
-def _end(ended: Ended, as_json: bool) -> int:
+def _end(ended: RunResult, as_json: bool) -> int:
     if as_json and ended.rank == 0:
         print(json.dumps(ended.summary))
     return 128 + ended.stopped_by if ended.stopped_by else 0

@@ -14,7 +14,7 @@ from typing import Annotated, Generic
 import tyro
 
 from headrace.cli.commands import AlgoSettings, algo_settings, named, parse
-from headrace.config.run_config import RunSettings
+from headrace.config.run_config import RunConfig
 from headrace.config.user_code import code
 from headrace.errors import ConfigError
 from headrace.models.policy import Network
@@ -35,7 +35,7 @@ _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 
 @dataclass(frozen=True)
 class _ProfileFlags(Generic[AlgoSettings]):
-    run: RunSettings
+    run: RunConfig
     network: Network
     algo_settings: AlgoSettings
     config: _Path = None
@@ -136,7 +136,7 @@ def simulate(argv: list[str], description: str) -> int:
 
 @dataclass(frozen=True)
 class _AutoscaleFlags(Generic[AlgoSettings]):
-    run: RunSettings
+    run: RunConfig
     network: Network
     algo_settings: AlgoSettings
     config: _Path = None

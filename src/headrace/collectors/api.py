@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from headrace.batch import Column, Fragment, PolicyOut, columns
+from headrace.batch import Column, Fragment, StoredOutputs, columns
 from headrace.envs.api import GUARDS, Episode, Guards, Restored
 from headrace.envs.factory import EnvMaker
 from headrace.meter import Laps
@@ -16,7 +16,7 @@ from headrace.spec import Array, EnvSpec
 
 
 @dataclass(frozen=True)
-class Plan:
+class SamplingPlan:
     """What every sampler of a run is told; which vectors are its own comes on top.
 
     Attributes:
@@ -24,7 +24,7 @@ class Plan:
         spec: what it offers.
         network: shape of the policy, to build a copy.
         model: makes the user's own network, if there is one.
-        policy_out: what the algorithm wants stored with each step.
+        stored_outputs: what the algorithm wants stored with each step.
         num_steps: T.
         num_envs: N, of this rank.
         first_env: index over all ranks of the first of them.
@@ -47,7 +47,7 @@ class Plan:
     spec: EnvSpec
     network: Network
     model: ModelFactory | None
-    policy_out: PolicyOut
+    stored_outputs: StoredOutputs
     num_steps: int
     num_envs: int
     first_env: int
@@ -66,7 +66,7 @@ class Plan:
     def layout(self) -> dict[str, Column]:
         """Of one vector's fragment."""
         n, state_size = self.envs_per_vector, self.network.state_size
-        return columns(self.spec, self.policy_out, self.num_steps, n, state_size)
+        return columns(self.spec, self.stored_outputs, self.num_steps, n, state_size)
 
     @property
     def num_vectors(self) -> int:
@@ -180,7 +180,7 @@ class Collector(Protocol):
         The fragments are valid until the next call. Raises EnvError or SamplerError.
         """
 
-    def go_ahead(self, *, more: bool) -> None:
+    def release_batch(self, *, more: bool) -> None:
         """The batch that was collected last counts, and nobody reads its fragments any more.
 
         At lag 1 and above samplers go on from here, while it is learned from.
@@ -189,7 +189,7 @@ class Collector(Protocol):
             more: another one will be collected.
         """
 
-    def give_up(self) -> None:
+    def discard_batch(self) -> None:
         """The batch that was collected last is not learned from: it does not count."""
 
     def halt(self) -> None:

@@ -14,12 +14,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from headrace.collectors.api import Collected, Ledger, Plan, Say, ShouldStop
-from headrace.collectors.backends.api import MakeSeats, Order
-from headrace.collectors.backends.processes import Processes
-from headrace.collectors.rollout import Filled
-from headrace.collectors.snapshots import Journals
-from headrace.collectors.worker_pool import Crew
+from headrace.collectors.api import Collected, Ledger, SamplingPlan, Say, ShouldStop
+from headrace.collectors.backends.api import BackendFactory, WorkOrder
+from headrace.collectors.backends.processes import ProcessBackend
+from headrace.collectors.rollout import RolloutResult
+from headrace.collectors.snapshots import EpisodeSnapshots
+from headrace.collectors.worker_pool import WorkerPool
 from headrace.meter import Laps
 from headrace.models.policy import Policy
 from headrace.spec import Array
@@ -89,7 +89,7 @@ class Queue:
         self._learning = []
 
 
-class NonstopCollector:
+class AsynchronousCollector:
     """A `Collector` over worker processes, for algorithms that correct for the age of weights.
 
     Args: see `WorkersCollector`; `plan.lag` is 1 or more.
@@ -97,23 +97,23 @@ class NonstopCollector:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SamplingPlan,
         num_workers: int,
         stop: ShouldStop,
         state: Mapping[str, Array] | None = None,
         say: Say = lambda text: None,
-        make_seats: MakeSeats = Processes,
+        make_seats: BackendFactory = ProcessBackend,
     ) -> None:
         self._plan, self._stop, self._say = plan, stop, say
-        self._journals = Journals(plan, state or {})
-        self._crew = Crew(
-            plan, num_workers, self._journals, stop, say, remakes=False, make_seats=make_seats
+        self._snapshots = EpisodeSnapshots(plan, state or {})
+        self._crew = WorkerPool(
+            plan, num_workers, self._snapshots, stop, say, remakes=False, make_seats=make_seats
         )
         self.restored = self._crew.restored
         self._queue = Queue(plan.vectors, plan.lag)
-        self._ordered = {v: self._journals.steps([v]) for v in plan.vectors}
-        self._filled: dict[Buffer, Filled] = {}  # what is in the queue
-        self._held: list[Filled] = []  # of the batch that was collected last
+        self._ordered = {v: self._snapshots.steps([v]) for v in plan.vectors}
+        self._filled: dict[Buffer, RolloutResult] = {}  # what is in the queue
+        self._held: list[RolloutResult] = []  # of the batch that was collected last
 
     @property
     def ledger(self) -> Ledger:
@@ -128,7 +128,7 @@ class NonstopCollector:
         """See `Collector`."""
         if self._stop():
             return None
-        self.go_ahead(more=True)
+        self.release_batch(more=True)
         self._crew.look()  # in any case: whoever is lost is replaced while others fill the queue
         self._crew.serve(lambda: [] if self._has_batch() else self._crew.owing)
         if self._crew.told_to_stop or not self._has_batch():
@@ -142,15 +142,15 @@ class NonstopCollector:
         env_steps = sum(filled.kept for filled in self._held)
         return Collected(fragments, env_steps, episodes, metrics)
 
-    def go_ahead(self, *, more: bool) -> None:
+    def release_batch(self, *, more: bool) -> None:
         """See `Collector`: samplers go on in any case."""
         self._queue.release()
         for v, buffer in self._queue.to_order():
-            self._crew.order(Order(((v, buffer, self._ordered[v]),), None))
+            self._crew.order(WorkOrder(((v, buffer, self._ordered[v]),), None))
             self._ordered[v] += self._plan.num_steps
         self._crew.send(time.monotonic())
 
-    def give_up(self) -> None:
+    def discard_batch(self) -> None:
         """See `Collector`."""
         self.ledger.lost += sum(filled.kept for filled in self._held)
 
@@ -163,7 +163,7 @@ class NonstopCollector:
 
     def state(self) -> dict[str, Array]:
         """See `Collector`."""
-        return self._journals.state()
+        return self._snapshots.state()
 
     def meters(self) -> dict[str, dict[str, float]]:
         """See `Collector`."""
@@ -190,6 +190,6 @@ class NonstopCollector:
             if filled.whole:
                 self._queue.deliver((v, buffer))
                 self._filled[v, buffer] = filled
-                self._journals.hold({v: self._crew.fragment(v, buffer)}, [filled])
-                self._journals.enter()
+                self._snapshots.stage({v: self._crew.fragment(v, buffer)}, [filled])
+                self._snapshots.accept()
         self._crew.delivered.clear()

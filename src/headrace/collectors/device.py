@@ -13,8 +13,8 @@ from torch import Tensor
 
 from headrace import batch, device_seeding, seeding
 from headrace.batch import Fragment
-from headrace.collectors.api import WINDOW, Collected, Ledger, Plan, ShouldStop
-from headrace.collectors.rollout import Pinned, at_once, remembered, rollout
+from headrace.collectors.api import WINDOW, Collected, Ledger, SamplingPlan, ShouldStop
+from headrace.collectors.rollout import FixedActors, at_once, remembered, rollout
 from headrace.collectors.watchdog import Watchdog
 from headrace.envs.api import Restored
 from headrace.envs.vectors import device_vector
@@ -82,7 +82,7 @@ class DeviceCollector:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SamplingPlan,
         acting: Sequence[Acting],
         device: torch.device,
         meter: Meter,
@@ -104,7 +104,7 @@ class DeviceCollector:
             last_episodes=WINDOW,
         )
         self._fragments = [self._allocate(of, device) for of in acting]
-        self._memory = [fragment.core_state[0].clone().zero_() for fragment in self._fragments]
+        self._memory = [fragment.recurrent_state[0].clone().zero_() for fragment in self._fragments]
         self._noise: list[Tensor] = []
         self._policies: list[Policy] = []
         self._is_recorded = device.type == "cuda" and self._vector.can_be_recorded
@@ -123,7 +123,7 @@ class DeviceCollector:
         rows = plan.num_envs * of.agents.size
         layout = batch.columns(
             plan.spec.of(of.agents),
-            plan.policy_out if of.learns else {},
+            plan.stored_outputs if of.learns else {},
             plan.num_steps,
             rows,
             of.network.state_size,
@@ -164,17 +164,17 @@ class DeviceCollector:
     def _act(self) -> None:
         """Fill the fragments. Where it is recorded, all of it is work for the device."""
         for fragment, memory in zip(self._fragments, self._memory, strict=True):
-            fragment.core_state[0] = memory
+            fragment.recurrent_state[0] = memory
         actors = [
             actor_for(policy, self._plan.spec.of(of.agents), of.network)
             for policy, of in zip(self._policies, self._acting, strict=True)
         ]
-        weights = Pinned(actors, self._version)
+        weights = FixedActors(actors, self._version)
         stop = (lambda: False) if self._is_recorded else self._stop
         filled = rollout(self._vector, self._fragments, weights, self._noise, self._meter, stop)
         self._taken = at_once(filled)
         for fragment, memory in zip(self._fragments, self._memory, strict=True):
-            memory.copy_(fragment.core_state[1])
+            memory.copy_(fragment.recurrent_state[1])
 
     def _make_noise(self) -> None:
         """For the actions of the next batch: always in the same memory."""
@@ -191,10 +191,10 @@ class DeviceCollector:
         for own, made in zip(self._noise, noise, strict=True):
             own.copy_(made)
 
-    def go_ahead(self, *, more: bool) -> None:
+    def release_batch(self, *, more: bool) -> None:
         """See `Collector`: nothing goes on by itself."""
 
-    def give_up(self) -> None:
+    def discard_batch(self) -> None:
         """See `Collector`."""
         self._go_back()
         self._steps -= self._plan.num_steps

@@ -3,9 +3,15 @@
 from collections.abc import Mapping
 
 from headrace import batch
-from headrace.collectors.api import Collected, Ledger, Plan, Say, ShouldStop
-from headrace.collectors.rollout import Filled, Pinned, Sampler, Wanted, lag_metrics
-from headrace.collectors.snapshots import Journals, missing, unwritten
+from headrace.collectors.api import Collected, Ledger, SamplingPlan, Say, ShouldStop
+from headrace.collectors.rollout import (
+    FixedActors,
+    RolloutResult,
+    RolloutTask,
+    Sampler,
+    lag_metrics,
+)
+from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, unwritten
 from headrace.collectors.watchdog import Watchdog
 from headrace.envs.api import Restored
 from headrace.meter import Laps, Meter
@@ -27,7 +33,7 @@ class InlineCollector:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SamplingPlan,
         meter: Meter,
         stop: ShouldStop,
         state: Mapping[str, Array] | None = None,
@@ -38,18 +44,18 @@ class InlineCollector:
         self._sampler = Sampler(plan, list(plan.vectors), meter, name="inline")
         self._published = Published(self._sampler.policy)
         self._version: int | None = None  # of the weights that the next batch is made with
-        self._held: Filled | None = None  # the batch that was collected last
+        self._held: RolloutResult | None = None  # the batch that was collected last
         self.ledger, self.restored = Ledger(), Restored()
-        self._journals = Journals(plan, state or {})
+        self._snapshots = EpisodeSnapshots(plan, state or {})
         self._of_vector = dict(zip(plan.vectors, self._fragments, strict=True))
-        if steps := self._journals.steps():
+        if steps := self._snapshots.steps():
             self.restored = self._sampler.restore(dict(state or {}), steps)
-            self._journals.begin(self._sampler.states())
+            self._snapshots.begin(self._sampler.states())
         self._watchdog = Watchdog(
             meter,
             plan.guards,
-            lambda: sum(map(missing, self._fragments)),
-            lambda: self._journals.whereabouts(self._of_vector, "inline"),
+            lambda: sum(map(count_unwritten, self._fragments)),
+            lambda: self._snapshots.describe_position(self._of_vector, "inline"),
         )
 
     def publish(self, policy: Policy, version: int) -> None:
@@ -58,36 +64,36 @@ class InlineCollector:
 
     def collect(self) -> Collected | None:
         """See `Collector`."""
-        self._journals.enter()
+        self._snapshots.accept()
         if self._stop():
             return None
         version = self._published.pull(self._sampler.policy, self._version)
-        steps, self._version = self._journals.steps(), None
+        steps, self._version = self._snapshots.steps(), None
         unwritten(self._fragments)
-        wanted = [Wanted(v, fragment, steps) for v, fragment in self._of_vector.items()]
+        wanted = [RolloutTask(v, fragment, steps) for v, fragment in self._of_vector.items()]
         with self._watchdog:
-            weights = Pinned([self._sampler.actor()], version)
+            weights = FixedActors([self._sampler.actor()], version)
             filled = self._sampler.collect(wanted, weights, self._stop)
         self.ledger.drop(filled.dropped, self._say)
         self.ledger.count(filled.taken, filled.lost, whole=filled.whole)
         if not filled.whole:
             return None
-        self._journals.hold(self._of_vector, [filled])
+        self._snapshots.stage(self._of_vector, [filled])
         self._held = filled
         filled.lag_max = self._published.newest - version
         filled.lag_sum = filled.lag_max * self._plan.num_steps * self._plan.num_vectors
         metrics = lag_metrics(self._plan, [filled], 0, {})
         return Collected(self._fragments, filled.kept, filled.episodes, metrics)
 
-    def go_ahead(self, *, more: bool) -> None:
+    def release_batch(self, *, more: bool) -> None:
         """See `Collector`: here nothing goes on by itself, but as if it did."""
-        self._journals.enter()
+        self._snapshots.accept()
         if self._plan.lag and more:
             self._version = self._published.newest
 
-    def give_up(self) -> None:
+    def discard_batch(self) -> None:
         """See `Collector`."""
-        self._journals.drop()
+        self._snapshots.drop()
         if self._held is not None:
             self.ledger.lost += self._held.kept
 
@@ -96,8 +102,8 @@ class InlineCollector:
 
     def state(self) -> dict[str, Array]:
         """See `Collector`."""
-        self._journals.enter()
-        return self._journals.state()
+        self._snapshots.accept()
+        return self._snapshots.state()
 
     def meters(self) -> dict[str, dict[str, float]]:
         """See `Collector`: the only meter is this process's."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace.batch import Fragment
-from headrace.collectors.api import Plan, ShouldStop
+from headrace.collectors.api import SamplingPlan, ShouldStop
 from headrace.envs.api import Episode, Restored, VectorEnv
 from headrace.envs.vectors import make_vector
 from headrace.meter import Meter
@@ -25,7 +25,7 @@ from headrace.seeding import action_noise
 from headrace.spec import Array
 
 
-class Weights(Protocol):
+class ActorSource(Protocol):
     """What a sampler acts with.
 
     Attributes:
@@ -39,11 +39,11 @@ class Weights(Protocol):
     def pull(self) -> Sequence[Actor]:
         """Take the weights that are to act now: of each policy."""
 
-    def are_old(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether others are to act from here on; asked after each step."""
 
 
-class Pinned:
+class FixedActors:
     """The same weights from a fragment's first step to its last.
 
     Args:
@@ -57,11 +57,11 @@ class Pinned:
         self._actors, self.version = actors, version
 
     def pull(self) -> Sequence[Actor]:
-        """See `Weights`."""
+        """See `ActorSource`."""
         return self._actors
 
-    def are_old(self) -> bool:
-        """See `Weights`."""
+    def is_stale(self) -> bool:
+        """See `ActorSource`."""
         return False
 
 
@@ -73,7 +73,7 @@ number of steps taken: T, or fewer if it was told to stop."""
 def rollout(
     vector: VectorEnv,
     fragments: Sequence[Fragment],
-    weights: Weights,
+    weights: ActorSource,
     noise: Sequence[Tensor],
     meter: Meter,
     stop: ShouldStop,
@@ -95,7 +95,7 @@ def rollout(
         first, actors = t, weights.pull()
         acts = [actor.begin(f, u) for actor, f, u in zip(actors, fragments, noise, strict=True)]
         meter.lap("rollout")
-        while t == first or (not weights.are_old() and t < num_steps):
+        while t == first or (not weights.is_stale() and t < num_steps):
             if stop():
                 return t
             for act in acts:
@@ -123,7 +123,7 @@ def at_once(rollout: Rollout) -> int:
 
 
 @dataclass
-class Filled:
+class RolloutResult:
     """What a sampler says of the fragments that it was told to fill.
 
     Attributes:
@@ -156,7 +156,10 @@ class Filled:
 
 
 def lag_metrics(
-    plan: Plan, batch: list[Filled], depth: float, meters: Mapping[str, Mapping[str, float]]
+    plan: SamplingPlan,
+    batch: list[RolloutResult],
+    depth: float,
+    meters: Mapping[str, Mapping[str, float]],
 ) -> dict[str, float]:
     """Metrics of a batch that was made while the learner learned; at lag 0: none.
 
@@ -177,7 +180,7 @@ def lag_metrics(
     }
 
 
-class Wanted(NamedTuple):
+class RolloutTask(NamedTuple):
     """A fragment that is to be filled.
 
     Attributes:
@@ -200,11 +203,11 @@ class Sampler:
             `v * n .. (v + 1) * n - 1`.
         meter: this process's.
         name: in errors.
-        acts: whether it does; else it is only given `Weights` that wait.
+        acts: whether it does; else it is only given `ActorSource` that wait.
     """
 
     def __init__(
-        self, plan: Plan, vectors: list[int], meter: Meter, name: str, *, acts: bool = True
+        self, plan: SamplingPlan, vectors: list[int], meter: Meter, name: str, *, acts: bool = True
     ) -> None:
         self._plan, self._meter = plan, meter
         # Its weights are overwritten by the first publish.
@@ -238,7 +241,9 @@ class Sampler:
         return actor_for(self.policy, self._plan.spec, self._plan.network)
 
     @torch.no_grad()
-    def collect(self, wanted: Iterable[Wanted], weights: Weights, stop: ShouldStop) -> Filled:
+    def collect(
+        self, wanted: Iterable[RolloutTask], weights: ActorSource, stop: ShouldStop
+    ) -> RolloutResult:
         """Fill fragments, one after the other.
 
         Args:
@@ -246,7 +251,7 @@ class Sampler:
             weights: to act with; they do not wait.
             stop: asked between two steps.
         """
-        filled = Filled()
+        filled = RolloutResult()
         for each in wanted:
             if at_once(self.fill(each, weights, stop, filled)) < self._plan.num_steps:
                 return filled
@@ -254,7 +259,9 @@ class Sampler:
         self._meter.lap("rollout")
         return filled
 
-    def fill(self, wanted: Wanted, weights: Weights, stop: ShouldStop, filled: Filled) -> Rollout:
+    def fill(
+        self, wanted: RolloutTask, weights: ActorSource, stop: ShouldStop, filled: RolloutResult
+    ) -> Rollout:
         """Fill a fragment.
 
         Args:
@@ -264,7 +271,7 @@ class Sampler:
             filled: is added to; only who knows of its other fragments can say if it is whole.
         """
         plan, vector = self._plan, self._vectors[wanted.vector]
-        memory, states = self._memory[wanted.vector], wanted.fragment.core_state
+        memory, states = self._memory[wanted.vector], wanted.fragment.recurrent_state
         states[0] = memory
         # Whoever acts makes the noise: no numbers of it if that is somebody else.
         draws = 0 if self._policy is None else self._policy.num_draws

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from headrace.batch import Fragment, poison
-from headrace.collectors.api import Plan
-from headrace.collectors.rollout import Filled, remembered
-from headrace.envs.api import whereabouts
+from headrace.collectors.api import SamplingPlan
+from headrace.collectors.rollout import RolloutResult, remembered
+from headrace.envs.api import describe_position
 from headrace.envs.episode_replay import ActionLog
 from headrace.seeding import derive
 from headrace.spec import ActionCodec, Array
 
 
-class Journals:
+class EpisodeSnapshots:
     """Of all vectors of a rank.
 
     Args:
@@ -32,11 +32,11 @@ class Journals:
         state: what they go on from, as `state` gave it; {}: they begin.
     """
 
-    def __init__(self, plan: Plan, state: Mapping[str, Array]) -> None:
+    def __init__(self, plan: SamplingPlan, state: Mapping[str, Array]) -> None:
         self._num_steps = plan.num_steps
         self._steps = dict.fromkeys(plan.vectors, int(state.get("steps", 0)))
         self._of = {v: _Journal(plan, v, state) for v in plan.vectors}
-        self._held: tuple[dict[int, Fragment], list[Filled]] | None = None
+        self._held: tuple[dict[int, Fragment], list[RolloutResult]] | None = None
 
     def steps(self, vectors: Iterable[int] | None = None) -> int:
         """How many each env has taken in fragments that count: the most of these vectors (all)."""
@@ -47,7 +47,7 @@ class Journals:
         for v, state in states.items():
             self._of[v].begin(state)
 
-    def hold(self, fragments: dict[int, Fragment], filled: list[Filled]) -> None:
+    def stage(self, fragments: dict[int, Fragment], filled: list[RolloutResult]) -> None:
         """A batch is whole; whether it counts is not known yet."""
         self._held = fragments, filled
 
@@ -55,14 +55,14 @@ class Journals:
         """It does not."""
         self._held = None
 
-    def enter(self) -> None:
+    def accept(self) -> None:
         """It does."""
         if self._held is None:
             return
         fragments, all_filled = self._held
         for filled in all_filled:
             for v, state in filled.states.items():
-                self._of[v].enter(fragments[v], state, filled.step_s[v])
+                self._of[v].accept(fragments[v], state, filled.step_s[v])
                 self._steps[v] += self._num_steps
         self._held = None
 
@@ -73,11 +73,11 @@ class Journals:
             state |= self._of[v].state()
         return state
 
-    def whereabouts(self, fragments: Mapping[int, Fragment], sampler: str) -> str:
+    def describe_position(self, fragments: Mapping[int, Fragment], sampler: str) -> str:
         """Where a sampler is, by the rewards that it has written: NaN where it has not come yet."""
         for v, fragment in fragments.items():
-            if missing(fragment):
-                return self._of[v].whereabouts(fragment, sampler)
+            if count_unwritten(fragment):
+                return self._of[v].describe_position(fragment, sampler)
         return f"after the last step of a fragment, sampler {sampler}"
 
 
@@ -87,7 +87,7 @@ def unwritten(fragments: Iterable[Fragment]) -> None:
         poison(fragment.reward)
 
 
-def missing(fragment: Fragment) -> int:
+def count_unwritten(fragment: Fragment) -> int:
     """How many env steps are not written, of a fragment that was `unwritten`."""
     return int(np.isnan(fragment.reward.numpy()).sum())
 
@@ -101,7 +101,7 @@ class _Journal:
         state: what it goes on from, as `state` gave it; {}: nothing.
     """
 
-    def __init__(self, plan: Plan, vector: int, state: Mapping[str, Array]) -> None:
+    def __init__(self, plan: SamplingPlan, vector: int, state: Mapping[str, Array]) -> None:
         n = plan.envs_per_vector
         self._plan, self._name = plan, f"vector{vector}."
         self.env_id = np.arange(vector * n, (vector + 1) * n)
@@ -133,7 +133,7 @@ class _Journal:
         self._log.commit(log, longest)
         self._known = state
 
-    def enter(self, fragment: Fragment, state: dict[str, Array], step_s: float) -> None:
+    def accept(self, fragment: Fragment, state: dict[str, Array], step_s: float) -> None:
         """A fragment counts.
 
         Args:
@@ -152,7 +152,7 @@ class _Journal:
             self._log.commit(actions.astype(self._plan.spec.action.dtype), longest)
         last = fragment.obs if isinstance(fragment.obs, dict) else {"": fragment.obs}
         obs = {f"obs.{key}": o[-1].numpy().copy() for key, o in last.items()}
-        self._known = state | obs | remembered(fragment.core_state[1])
+        self._known = state | obs | remembered(fragment.recurrent_state[1])
 
     def state(self) -> dict[str, Array]:
         """All of it, as named arrays; {} before the first fragment."""
@@ -168,7 +168,7 @@ class _Journal:
                     state[f"env{i}.actions"] = actions
         return {self._name + name: array for name, array in state.items()}
 
-    def whereabouts(self, fragment: Fragment, sampler: str) -> str:
+    def describe_position(self, fragment: Fragment, sampler: str) -> str:
         """Where in `fragment`, which is not full, a sampler is."""
         t, i = (int(x) for x in np.argwhere(np.isnan(fragment.reward.numpy()))[0])
         if t == 0 and _is_poison(fragment.action[0, i]):  # never written to
@@ -190,7 +190,7 @@ class _Journal:
             episode, steps = episode + len(ends), t - int(ends[-1]) - 1
         env = int(self.env_id[i])
         seeded = self._plan.reseed_episodes or episode == 0
-        where = whereabouts(
+        where = describe_position(
             f"{env} of {self._plan.spec.id}",
             sampler,
             episode,

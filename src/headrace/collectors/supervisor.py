@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from headrace.timeouts import RestartRate, Silence
+from headrace.timeouts import RestartRate, StallTimer
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 TIMES_AS_LONG_TO_START = 10
 """Making environments may take so many times the limit of a step."""
 
 
-class Is(Enum):
+class Status(Enum):
     """What a slot is doing."""
 
     WAITING = "waiting for its time to be started"
@@ -36,9 +36,11 @@ class Is(Enum):
 
 
 @dataclass
-class _Slot:
+class WorkerState:
+    """What the supervisor knows of one worker."""
+
     rate: RestartRate
-    state: Is = Is.WAITING
+    state: Status = Status.WAITING
     start_at: float = 0.0
     generation: int = 0
     moves: int = 0
@@ -49,7 +51,7 @@ class _Slot:
     lost_at: Any = None  # where in its order, the last time
     anew: int = 0  # how often it was lost where this order had been lost before
     lost_in_a_row: int = 0  # since an order was carried out
-    silence: Silence = field(default_factory=Silence)
+    silence: StallTimer = field(default_factory=StallTimer)
 
 
 class Supervisor:
@@ -62,7 +64,7 @@ class Supervisor:
     """
 
     def __init__(self, num_slots: int, *, restart: bool, max_restarts: int) -> None:
-        self._slots = [_Slot(RestartRate(max_restarts)) for _ in range(num_slots)]
+        self._slots = [WorkerState(RestartRate(max_restarts)) for _ in range(num_slots)]
         self._restart = restart
 
     def due(self, now: float) -> list[int]:
@@ -73,7 +75,7 @@ class Supervisor:
         return [
             i
             for i, s in enumerate(self._slots)
-            if s.state is Is.WAITING and s.start_at <= now and not s.delivered
+            if s.state is Status.WAITING and s.start_at <= now and not s.delivered
         ]
 
     def begin(self, slot: int, now: float) -> tuple[int, int]:
@@ -83,17 +85,17 @@ class Supervisor:
         to be made of new episodes: of others each time.
         """
         s = self._slots[slot]
-        assert s.state is Is.WAITING, s
-        s.state, s.generation = Is.STARTING, s.generation + 1
+        assert s.state is Status.WAITING, s
+        s.state, s.generation = Status.STARTING, s.generation + 1
         s.silence.begin(now)
         return s.generation, s.anew
 
     def ready(self, slot: int, generation: int) -> bool:
         """A sampler says that it is up; whether it is the one that was started last."""
         s = self._slots[slot]
-        if generation != s.generation or s.state is not Is.STARTING:
+        if generation != s.generation or s.state is not Status.STARTING:
             return False
-        s.state = Is.IDLE
+        s.state = Status.IDLE
         return True
 
     def order(self, slot: int, what: Any) -> None:
@@ -106,9 +108,9 @@ class Supervisor:
         """What samplers are to be told now: (slot, order), in order; they are busy from here on."""
         found = []
         for i, s in enumerate(self._slots):
-            if s.state in (Is.IDLE, Is.BUSY) and s.num_sent < len(s.orders):
-                if s.state is Is.IDLE:
-                    s.state = Is.BUSY
+            if s.state in (Status.IDLE, Status.BUSY) and s.num_sent < len(s.orders):
+                if s.state is Status.IDLE:
+                    s.state = Status.BUSY
                     s.silence.begin(now)
                 found += [(i, what) for what in list(s.orders)[s.num_sent :]]
                 s.num_sent = len(s.orders)
@@ -121,14 +123,14 @@ class Supervisor:
         """
         s = self._slots[slot]
         told = list(s.orders)[: s.num_sent]
-        if generation != s.generation or s.state is not Is.BUSY or what not in told:
+        if generation != s.generation or s.state is not Status.BUSY or what not in told:
             return False
         s.num_sent -= 1
         s.num_delivered += 1
         s.lost_in_a_row, s.lost_at, s.anew = 0, None, 0
         s.orders.remove(what)
         if not s.num_sent:
-            s.state = Is.IDLE
+            s.state = Status.IDLE
         s.delivered = not s.orders
         return True
 
@@ -139,7 +141,7 @@ class Supervisor:
     def moved(self, slot: int, now: float) -> None:
         """A sampler has left for another place: one is started there at once."""
         s = self._slots[slot]
-        s.state, s.num_sent, s.start_at = Is.WAITING, 0, now
+        s.state, s.num_sent, s.start_at = Status.WAITING, 0, now
         s.moves += 1
 
     def gone(self, slot: int, now: float, where: Any, *, counts: bool = True) -> float | None:
@@ -155,7 +157,7 @@ class Supervisor:
         s.num_sent = 0
         place = s.state, where
         s.anew += counts and place == s.lost_at
-        s.state, s.lost_at, s.lost_in_a_row = Is.WAITING, place, s.lost_in_a_row + 1
+        s.state, s.lost_at, s.lost_in_a_row = Status.WAITING, place, s.lost_in_a_row + 1
         if not self._restart or (counts and not s.rate.again(now)):
             return None
         backoff = 0.0
@@ -176,8 +178,8 @@ class Supervisor:
         """
         found = []
         for i, s in enumerate(self._slots):
-            if s.state in (Is.STARTING, Is.BUSY):
-                patience = limit_s * (TIMES_AS_LONG_TO_START if s.state is Is.STARTING else 1)
+            if s.state in (Status.STARTING, Status.BUSY):
+                patience = limit_s * (TIMES_AS_LONG_TO_START if s.state is Status.STARTING else 1)
                 if s.silence.lasts(now, (progress(i), s.num_delivered)) > patience:
                     found.append((i, patience))
         return found
@@ -195,4 +197,6 @@ class Supervisor:
     @property
     def coming_up(self) -> list[int]:
         """Slots without a sampler that is up."""
-        return [i for i, s in enumerate(self._slots) if s.state in (Is.WAITING, Is.STARTING)]
+        return [
+            i for i, s in enumerate(self._slots) if s.state in (Status.WAITING, Status.STARTING)
+        ]

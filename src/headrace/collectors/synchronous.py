@@ -10,18 +10,18 @@ Left out: processes (`worker_pool.py`), and sampling that never stops (`asynchro
 import time
 from collections.abc import Mapping
 
-from headrace.collectors.api import Collected, Ledger, Plan, Say, ShouldStop
-from headrace.collectors.backends.api import MakeSeats, Order
-from headrace.collectors.backends.processes import Processes
-from headrace.collectors.rollout import Filled
-from headrace.collectors.snapshots import Journals
-from headrace.collectors.worker_pool import Crew
+from headrace.collectors.api import Collected, Ledger, SamplingPlan, Say, ShouldStop
+from headrace.collectors.backends.api import BackendFactory, WorkOrder
+from headrace.collectors.backends.processes import ProcessBackend
+from headrace.collectors.rollout import RolloutResult
+from headrace.collectors.snapshots import EpisodeSnapshots
+from headrace.collectors.worker_pool import WorkerPool
 from headrace.meter import Laps
 from headrace.models.policy import Policy
 from headrace.spec import Array
 
 
-class WorkersCollector:
+class SynchronousCollector:
     """A `Collector` over worker processes; all batches are those of `InlineCollector`.
 
     Args:
@@ -33,25 +33,25 @@ class WorkersCollector:
         make_seats: where the workers are: processes of this machine, or Ray actors.
 
     Raises:
-        ConfigError, EnvError, SamplerError: see `Crew`.
+        ConfigError, EnvError, SamplerError: see `WorkerPool`.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SamplingPlan,
         num_workers: int,
         stop: ShouldStop,
         state: Mapping[str, Array] | None = None,
         say: Say = lambda text: None,
-        make_seats: MakeSeats = Processes,
+        make_seats: BackendFactory = ProcessBackend,
     ) -> None:
         self._plan, self._stop, self._say = plan, stop, say
-        self._journals = Journals(plan, state or {})
-        self._crew = Crew(
-            plan, num_workers, self._journals, stop, say, remakes=True, make_seats=make_seats
+        self._snapshots = EpisodeSnapshots(plan, state or {})
+        self._crew = WorkerPool(
+            plan, num_workers, self._snapshots, stop, say, remakes=True, make_seats=make_seats
         )
         self.restored, self._version = self._crew.restored, 0
-        self._held: list[Filled] = []  # of the batch that was collected last
+        self._held: list[RolloutResult] = []  # of the batch that was collected last
 
     @property
     def ledger(self) -> Ledger:
@@ -65,7 +65,7 @@ class WorkersCollector:
 
     def collect(self) -> Collected | None:
         """See `Collector`."""
-        self._journals.enter()
+        self._snapshots.accept()
         if self._stop():
             return None
         if not self._crew.owing:
@@ -75,23 +75,23 @@ class WorkersCollector:
         if all_filled is None:
             return None
         fragments = {v: self._crew.fragment(v, 0) for v in self._plan.vectors}
-        self._journals.hold(fragments, all_filled)
+        self._snapshots.stage(fragments, all_filled)
         self._held = all_filled
         episodes = [episode for filled in all_filled for episode in filled.episodes]
         metrics = self._crew.metrics(all_filled, depth=0)
         env_steps = sum(filled.kept for filled in all_filled)
         return Collected(list(fragments.values()), env_steps, episodes, metrics)
 
-    def go_ahead(self, *, more: bool) -> None:
+    def release_batch(self, *, more: bool) -> None:
         """See `Collector`."""
-        self._journals.enter()
+        self._snapshots.accept()
         if self._plan.lag and more:
             self._order()
             self._crew.send(time.monotonic())
 
-    def give_up(self) -> None:
+    def discard_batch(self) -> None:
         """See `Collector`."""
-        self._journals.drop()
+        self._snapshots.drop()
         self._lose(self._held)
 
     def halt(self) -> None:
@@ -101,8 +101,8 @@ class WorkersCollector:
 
     def state(self) -> dict[str, Array]:
         """See `Collector`."""
-        self._journals.enter()
-        return self._journals.state()
+        self._snapshots.accept()
+        return self._snapshots.state()
 
     def meters(self) -> dict[str, dict[str, float]]:
         """See `Collector`."""
@@ -118,14 +118,14 @@ class WorkersCollector:
 
     def _order(self) -> None:
         """Have the next batch made, with the weights that were published last."""
-        steps = self._journals.steps()
+        steps = self._snapshots.steps()
         for share in self._crew.shares:
-            self._crew.order(Order(tuple((v, 0, steps) for v in share), self._version))
+            self._crew.order(WorkOrder(tuple((v, 0, steps) for v in share), self._version))
 
-    def _lose(self, all_filled: list[Filled]) -> None:
+    def _lose(self, all_filled: list[RolloutResult]) -> None:
         self.ledger.lost += sum(filled.kept for filled in all_filled)
 
-    def _take(self) -> list[Filled] | None:
+    def _take(self) -> list[RolloutResult] | None:
         """Count what was delivered: it is a batch, or (None) lost."""
         all_filled = [filled for _, filled in self._crew.delivered]
         self._crew.delivered.clear()

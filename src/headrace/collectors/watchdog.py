@@ -36,7 +36,7 @@ class Watchdog:
         self._meter, self._guards, self._left, self._where = meter, guards, left, where
         self._entered, self._closed = False, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._silence = timeouts.Silence()
+        self._silence = timeouts.StallTimer()
 
     def __enter__(self) -> None:
         if self._guards.enabled and self._thread.ident is None:
@@ -62,7 +62,7 @@ class Watchdog:
                     self._end(limit_s)
 
     def _limit_s(self) -> float:
-        return timeouts.limit(self._guards.env_timeout_s, self._meter.usual_s())
+        return timeouts.step_timeout(self._guards.env_timeout_s, self._meter.usual_s())
 
     def _end(self, limit_s: float) -> None:
         print(

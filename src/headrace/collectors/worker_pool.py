@@ -14,11 +14,11 @@ from typing import Any
 
 from headrace import timeouts
 from headrace.batch import Fragment
-from headrace.collectors.api import Ledger, Plan, Say, ShouldStop
-from headrace.collectors.backends.api import MakeSeats, Order, Orders, Record
-from headrace.collectors.backends.processes import Processes
-from headrace.collectors.rollout import Filled, lag_metrics
-from headrace.collectors.snapshots import Journals
+from headrace.collectors.api import Ledger, SamplingPlan, Say, ShouldStop
+from headrace.collectors.backends.api import BackendFactory, Record, WorkerSetup, WorkOrder
+from headrace.collectors.backends.processes import ProcessBackend
+from headrace.collectors.rollout import RolloutResult, lag_metrics
+from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import Supervisor
 from headrace.envs.api import Restored
 from headrace.errors import SamplerError
@@ -30,7 +30,7 @@ _STOP_WITHIN_S = 5.0  # how long a worker that was told to stop may take for the
 _CLOSE_WITHIN_S = 3.0
 
 
-class Crew:
+class WorkerPool:
     """The samplers of a rank.
 
     Args:
@@ -56,19 +56,19 @@ class Crew:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SamplingPlan,
         num_workers: int,
-        journals: Journals,
+        journals: EpisodeSnapshots,
         stop: ShouldStop,
         say: Say,
         *,
         remakes: bool,
-        make_seats: MakeSeats = Processes,
+        make_seats: BackendFactory = ProcessBackend,
     ) -> None:
         self._plan, self._journals, self._stop, self._say = plan, journals, stop, say
         self._remakes, self._give_up_at, self._watched_at = remakes, float("inf"), 0.0
         self.ledger, self.restored = Ledger(), Restored()
-        self.delivered: list[tuple[Order, Filled]] = []
+        self.delivered: list[tuple[WorkOrder, RolloutResult]] = []
         self._supervisor = Supervisor(
             num_workers,
             restart=plan.guards.on_sampler_loss == "restart",
@@ -103,7 +103,7 @@ class Crew:
         """One of a vector's."""
         return self.seats.fragment(self._sits(vector), vector, buffer)
 
-    def order(self, order: Order) -> None:
+    def order(self, order: WorkOrder) -> None:
         """Have fragments filled by the worker that has these vectors; sent by `serve`."""
         i = self._sits(order.fragments[0][0])
         self.seats.prepare(i, order)
@@ -157,7 +157,7 @@ class Crew:
             self.seats.stop()
             self._give_up_at = now + _STOP_WITHIN_S
 
-    def metrics(self, batch: list[Filled], depth: float) -> dict[str, float]:
+    def metrics(self, batch: list[RolloutResult], depth: float) -> dict[str, float]:
         """Of how a batch came about; see `lag_metrics`."""
         return lag_metrics(self._plan, batch, depth, self._meters()) | self.seats.metrics()
 
@@ -191,7 +191,7 @@ class Crew:
         record = self._records[i]
         generation, anew = self._supervisor.begin(i, now)
         self.ledger.restarts = self._supervisor.restarts
-        orders = Orders(
+        orders = WorkerSetup(
             name=record.name,
             generation=generation,
             vectors=record.vectors,
@@ -241,7 +241,7 @@ class Crew:
         if not guards.enabled:
             return
         usual_s = max(record.usual_s for record in self._records)
-        limit_s = timeouts.limit(guards.env_timeout_s, usual_s)
+        limit_s = timeouts.step_timeout(guards.env_timeout_s, usual_s)
         self.seats.watch(now, limit_s)
 
         def progress(i: int) -> Any:

@@ -6,20 +6,20 @@ sum, and the remedy.
 
 from typing import Any
 
-from headrace.config.run_config import RunSettings
+from headrace.config.run_config import RunConfig
 from headrace.errors import ConfigError
 
 
-def divisor(number: int, at_most: int) -> int:
+def largest_divisor(number: int, at_most: int) -> int:
     """The largest divisor of `number` that is no larger than `at_most`."""
     return next((d for d in range(min(at_most, number), 0, -1) if number % d == 0), 1)
 
 
-def check_sums(run: Any, network: Any, algo: Any) -> None:
+def check_divisibility(run: Any, network: Any, algo: Any) -> None:
     """Refuse what does not divide (or, with a recurrent core, cannot be divided).
 
     Args:
-        run: `RunSettings`.
+        run: `RunConfig`.
         network: `Network`.
         algo: the algorithm's settings.
 
@@ -56,7 +56,7 @@ def _check_vectors(run: Any) -> None:
             f"envs_per_vector={run.envs_per_vector}: {share} = "
             f"{share // run.envs_per_vector} x {run.envs_per_vector} + "
             f"{share % run.envs_per_vector}.\n"
-            f"Use --envs-per-vector {divisor(share, run.envs_per_vector)}, for example."
+            f"Use --envs-per-vector {largest_divisor(share, run.envs_per_vector)}, for example."
         )
     vectors = share // run.envs_per_vector
     if workers > vectors:
@@ -87,7 +87,7 @@ def _check_runs(run: Any, network: Any, algo: Any) -> None:
             f"num_envs={run.num_envs} does not divide into num_minibatches={num_minibatches}: with "
             f"a recurrent core each takes all steps of equally many envs, and {run.num_envs} / "
             f"{num_minibatches} = {run.num_envs / num_minibatches:.2f}.\n"
-            f"Use --num-minibatches {divisor(run.num_envs, num_minibatches)}, for example."
+            f"Use --num-minibatches {largest_divisor(run.num_envs, num_minibatches)}, for example."
         )
     _check_one_row(run, algo, num_minibatches)
     if run.num_accumulation_steps > 1:
@@ -115,14 +115,14 @@ def _check_minibatches(run: Any, algo: Any) -> None:
             f"num_steps={run.num_steps} does not divide into num_minibatches={num_minibatches}: "
             f"each minibatch takes equally many steps of every env, and {run.num_steps} / "
             f"{num_minibatches} = {run.num_steps / num_minibatches:.2f}.\n"
-            f"Use --num-minibatches {divisor(run.num_steps, num_minibatches)}, for example."
+            f"Use --num-minibatches {largest_divisor(run.num_steps, num_minibatches)}, for example."
         )
     rows = run.num_envs * run.num_steps // num_minibatches // run.num_learners
     if rows % run.num_accumulation_steps:
         raise ConfigError(
             f"The {rows} rows of a minibatch (of one learner) do not divide into "
             f"num_accumulation_steps={run.num_accumulation_steps} parts.\n"
-            f"Use --num-accumulation-steps {divisor(rows, run.num_accumulation_steps)}."
+            f"Use --num-accumulation-steps {largest_divisor(rows, run.num_accumulation_steps)}."
         )
 
 
@@ -131,7 +131,7 @@ def _check_minibatches(run: Any, algo: Any) -> None:
 
 _OF_SEVERAL = ("worker_resources", "learner_resources")  # machines
 _OF_CLUSTER = ("gpus_per_learner", "cpus_per_worker", *_OF_SEVERAL)
-_DEFAULTS = RunSettings()
+_DEFAULTS = RunConfig()
 
 
 def without_cluster(cluster: str | None) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def without_cluster(cluster: str | None) -> dict[str, Any]:
     return {name: getattr(_DEFAULTS, name) for name in names}
 
 
-def check_cluster(run: RunSettings) -> None:
+def check_cluster(run: RunConfig) -> None:
     """Refuse what is of a cluster where there is none, and what cannot be there."""
     if not run.cluster:
         for name in _OF_CLUSTER:
@@ -169,7 +169,7 @@ def check_cluster(run: RunSettings) -> None:
         )
 
 
-def check_auto(run: RunSettings) -> None:
+def check_auto(run: RunConfig) -> None:
     """Refuse to count GPUs where they are not this machine's."""
     if run.cluster:
         raise ConfigError(
@@ -178,7 +178,7 @@ def check_auto(run: RunSettings) -> None:
         )
 
 
-def check_guards(run: RunSettings) -> None:
+def check_guards(run: RunConfig) -> None:
     """Refuse guards where they cannot be, or are switched off."""
     if run.vectorization == "native" and run.on_env_error == "restart":
         raise ConfigError(

@@ -16,7 +16,7 @@ _SLICE = re.compile(r"(\d*):(\d*)")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-def shared_out(policies: Mapping[str, Any], spec: EnvSpec) -> dict[str, Agents]:
+def assign_agents(policies: Mapping[str, Any], spec: EnvSpec) -> dict[str, Agents]:
     """The agents of each policy, in the order of their ids.
 
     Args:
@@ -95,7 +95,7 @@ def _check(shares: Mapping[str, Agents], spec: EnvSpec) -> None:
             whose = f"of {' and '.join(names)}" if names else "of none"
             raise ConfigError(
                 f"policies: agent {i} of {spec.id} is {whose}: expected one policy for each of its "
-                f"{spec.num_agents} agents ({told(shares)})."
+                f"{spec.num_agents} agents ({format_assignment(shares)})."
             )
 
     for name, share in shares.items():
@@ -113,6 +113,6 @@ def _spaces(of: tuple[Space, Space]) -> str:
     return f"observation {of[0].describe()}, action {of[1].describe()}"
 
 
-def told(shares: Mapping[str, Agents]) -> str:
+def format_assignment(shares: Mapping[str, Agents]) -> str:
     """In words, as they are given."""
     return ", ".join(f"{name}={first}:{first + size}" for name, (first, size) in shares.items())

@@ -19,13 +19,13 @@ from headrace.algos import a2c, appo, impala, ppo
 from headrace.config.checks import (
     check_auto,
     check_cluster,
+    check_divisibility,
     check_guards,
-    check_sums,
-    divisor,
+    largest_divisor,
     without_cluster,
 )
 from headrace.config.policies import merged, own_settings
-from headrace.config.run_config import RunSettings
+from headrace.config.run_config import RunConfig
 from headrace.configclass import coerce
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError, did_you_mean
@@ -51,7 +51,7 @@ class Settings:
             what it follows from.
     """
 
-    run: RunSettings
+    run: RunConfig
     network: Network
     algo: Any
     origin: dict[str, str]
@@ -138,7 +138,7 @@ def resolve(
         ("auto-scale", found or {}),
         (f"preset {preset_name}", from_preset),
     )
-    groups = (RunSettings, Network, ALGOS[algo][1])
+    groups = (RunConfig, Network, ALGOS[algo][1])
     for source, values in layers:
         _check_names(source, values, groups)
     origin: dict[str, str] = {}
@@ -162,7 +162,7 @@ def resolve(
 
 
 def _derive(
-    run: RunSettings, network: Network, algo: Any, origin: dict[str, str], kind: Kind, cores: int
+    run: RunConfig, network: Network, algo: Any, origin: dict[str, str], kind: Kind, cores: int
 ) -> Settings:
     """Fill what follows from other settings, then check all sums."""
     derived: dict[str, Any] = {}
@@ -215,18 +215,18 @@ def _derive(
     check_cluster(run)
     for each in (settings, *map(settings.of, own_settings(run.policies))):
         _check_bounds(each.flat())
-        check_sums(run, each.network, each.algo)
+        check_divisibility(run, each.network, each.algo)
     return settings
 
 
-def _lr_factor(run: RunSettings) -> float:
+def _lr_factor(run: RunConfig) -> float:
     """By what the number of learners multiplies learning rates."""
     scale = {"none": 1.0, "sqrt": math.sqrt(run.num_learners), "linear": float(run.num_learners)}
     return scale[run.lr_scale]
 
 
 def _shared_out(
-    run: RunSettings, origin: dict[str, str], cores: int, *, whole: bool
+    run: RunConfig, origin: dict[str, str], cores: int, *, whole: bool
 ) -> dict[str, Any]:
     """How many environments a vector has, and how many workers there are."""
     learners, size = run.num_learners, run.envs_per_vector
@@ -237,13 +237,13 @@ def _shared_out(
     is_preset = origin["envs_per_vector"].startswith("preset")
     found: dict[str, Any] = {}
     if vectors_each > 1 and (not size or (is_preset and share // size < vectors_each * workers)):
-        size = divisor(share, max(1, share // (vectors_each * workers)))
+        size = largest_divisor(share, max(1, share // (vectors_each * workers)))
         origin["envs_per_vector"] = f"follows num_envs, for {vectors_each} vectors of each worker"
     elif not size:
-        size = divisor(share, max(1, share // (1 if whole else of_cores)))
+        size = largest_divisor(share, max(1, share // (1 if whole else of_cores)))
         origin["envs_per_vector"] = "follows num_envs" + ("" if whole else f" / {cores} cores")
     elif learners > 1 and share % size and is_preset:
-        size = divisor(share, size)
+        size = largest_divisor(share, size)
         origin["envs_per_vector"] += f", to fit {share} envs of each learner"
     found["envs_per_vector"] = size
     if run.num_workers == -1:
@@ -255,7 +255,7 @@ def _shared_out(
 _USUAL_LAG = 2
 
 
-def _check_workers(run: RunSettings) -> None:
+def _check_workers(run: RunConfig) -> None:
     """Refuse what needs workers where there are none, and lags that nobody corrects for."""
     corrects = ALGOS[run.algo][0].CORRECTS_LAG
     if run.lag > 1 and not corrects:
@@ -376,7 +376,7 @@ def given_for_resume(
     given, origin = given | left, origin | dict.fromkeys(left, "default")
     share = given["num_envs"] // given["num_learners"]
     if "num_learners" in changed and share % given["envs_per_vector"]:
-        given["envs_per_vector"] = divisor(share, given["envs_per_vector"])
+        given["envs_per_vector"] = largest_divisor(share, given["envs_per_vector"])
         origin["envs_per_vector"] = f"follows {given['num_learners']} learners"
     if "num_learners" in changed and given["num_workers"] % given["num_learners"]:
         of_each = max(1, given["num_workers"] // given["num_learners"])

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from headrace.configclass import settings
+from headrace.configclass import configclass
 
 
 def _parse_kwargs(texts: list[str]) -> dict[str, Any]:
@@ -50,8 +50,8 @@ _Learners = tyro.constructors.PrimitiveConstructorSpec[int](
 )
 
 
-@settings
-class RunSettings:
+@configclass
+class RunConfig:
     """What to train on, for how long, and with how many of everything."""
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = ""

@@ -25,7 +25,7 @@ import cloudpickle
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from headrace.distributed.child_process import cause_of_death, end_with_parent
-from headrace.distributed.ranks import Backend, Job, Place, device_of
+from headrace.distributed.ranks import Backend, JoinedRanks, RankInfo, device_of
 from headrace.errors import HeadraceError, RankError, UsageError
 
 _JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
@@ -38,7 +38,7 @@ Follow = Callable[..., None]
 
 
 @contextlib.contextmanager
-def led(
+def launch_ranks(
     size: int,
     backend: Backend,
     device: str,
@@ -46,7 +46,7 @@ def led(
     on_loss: Callable[[], None],
     follow: Follow,
     *arguments: Any,
-) -> Iterator[tuple[Job, list[int]]]:
+) -> Iterator[tuple[JoinedRanks, list[int]]]:
     """Start ranks 1 to `size - 1`, and be rank 0; gives the job and their process ids.
 
     A rank 0 that neither meets the others nor stops when one of them is lost is stuck: the process
@@ -54,8 +54,8 @@ def led(
 
     Args:
         size: how many ranks, this one included.
-        backend: see `Job`.
-        limit_s: see `Job`.
+        backend: see `JoinedRanks`.
+        limit_s: see `JoinedRanks`.
         device: setting; each rank takes its own.
         on_loss: called, from a thread, when another rank is lost; is to stop this one's sampling.
         follow: run by each of the others.
@@ -69,12 +69,12 @@ def led(
     stack = contextlib.ExitStack()
     try:
         stack.enter_context(_loopback_only())
-        store = served("127.0.0.1")
+        store = host_store("127.0.0.1")
         orders = pickled((follow, store.port, size, backend, device, limit_s, arguments))
         others += (_Other(rank, size, orders) for rank in range(1, size))
         for other in others:
             other.wait_until_ready()
-        job = Job(Place(0, size, 0), store, backend, own, limit_s)
+        job = JoinedRanks(RankInfo(0, size, 0), store, backend, own, limit_s)
         with contextlib.closing(job), _watched(others, on_loss):
             yield job, [other.process.pid for other in others]
         for other in others:
@@ -228,9 +228,9 @@ def main(fd: int, rank: int) -> None:
     try:
         follow, port, size, backend, device, limit_s, arguments = cloudpickle.loads(pipe.recv())
         pipe.send("ready")
-        store = joined("127.0.0.1", port)
-        place = Place(rank, size, rank)
-        job = Job(place, store, backend, device_of(device, rank), limit_s)
+        store = connect_store("127.0.0.1", port)
+        place = RankInfo(rank, size, rank)
+        job = JoinedRanks(place, store, backend, device_of(device, rank), limit_s)
         with contextlib.closing(job):
             follow(job, *arguments)
     except EOFError:
@@ -247,14 +247,14 @@ def _report(pipe: Any, error: HeadraceError) -> None:
     sys.exit(1)
 
 
-def served(host: str) -> TCPStore:
+def host_store(host: str) -> TCPStore:
     """A job's store, on a port of this address: TCPStore by itself listens on all addresses."""
     listening = socket.create_server((host, 0), backlog=128)
     port = listening.getsockname()[1]
     return _store(host, port, is_master=True, master_listen_fd=listening.detach())
 
 
-def joined(host: str, port: int) -> TCPStore:
+def connect_store(host: str, port: int) -> TCPStore:
     """The same store, from another process."""
     return _store(host, port, is_master=False)
 

@@ -74,7 +74,7 @@ class Ranks(Protocol):
         """Leave the job."""
 
 
-class Alone:
+class SingleRank:
     """The only rank."""
 
     rank, size, local_rank = 0, 1, 0
@@ -103,7 +103,7 @@ class Alone:
         """See `Ranks`."""
 
 
-ALONE = Alone()
+SINGLE_RANK = SingleRank()
 
 
 def gather_json(ranks: Ranks, data: Any) -> list[Any]:
@@ -114,7 +114,7 @@ def gather_json(ranks: Ranks, data: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Where a process stands in its job.
 
     Attributes:
@@ -127,7 +127,7 @@ class Place:
     local_rank: int
 
 
-class Job:
+class JoinedRanks:
     """A rank among others, over `torch.distributed`.
 
     Ranks on the CPUs of one host use shared memory instead, unless a backend was asked for.
@@ -146,7 +146,7 @@ class Job:
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         store: Store | None,
         backend: Backend,
         device: torch.device,
@@ -284,7 +284,7 @@ _CAPACITY = 1 << 24  # bytes; untouched pages cost no memory
 
 
 def _mean_over_ranks(
-    state: tuple[Job, Meter],
+    state: tuple[JoinedRanks, Meter],
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP checks the annotation
 ) -> torch.futures.Future[Tensor]:
     """What `DistributedDataParallel` calls with gradients that are ready."""

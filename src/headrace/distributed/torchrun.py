@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from headrace.distributed.child_process import end_with_parent
-from headrace.distributed.ranks import Place
+from headrace.distributed.ranks import RankInfo
 from headrace.errors import RankError
 
 _JOIN_WITHIN_S = 300.0  # imports from a slow disk
@@ -35,7 +35,7 @@ class Attempt:
         may_restart: if this one fails, another is made.
     """
 
-    place: Place
+    place: RankInfo
     store: Store | None
     goes_on: bool
     may_restart: bool
@@ -54,7 +54,7 @@ def joined(environ: Mapping[str, str]) -> Attempt | None:
         return None
     end_with_parent()
     rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    place = Place(rank, size, int(environ.get("LOCAL_RANK", 0)))
+    place = RankInfo(rank, size, int(environ.get("LOCAL_RANK", 0)))
     restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     may_restart = int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     if "MASTER_ADDR" not in environ:
@@ -69,7 +69,7 @@ def joined(environ: Mapping[str, str]) -> Attempt | None:
     return Attempt(place, PrefixStore(name, store), most > 0, may_restart)
 
 
-def meet(store: Store, place: Place, restarts: int) -> tuple[str, int]:
+def meet(store: Store, place: RankInfo, restarts: int) -> tuple[str, int]:
     """The name of this attempt, and the most restarts that a rank of it knows of.
 
     What dead ranks left in the store cannot be told from what living ones wrote, except by an

@@ -182,7 +182,7 @@ def check_fields(method: str, result: Any, where: str) -> None:
         raise EnvError(f"step returned the reward {result[1]!r}; expected a number ({where}).")
 
 
-def whereabouts(
+def describe_position(
     env: str,
     sampler: str,
     episode: int,

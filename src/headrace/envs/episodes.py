@@ -22,10 +22,10 @@ class Where(Protocol):
     """Where env i is after so many steps of the fragment, in words."""
 
     def __call__(self, i: int, num_steps: int, *, before_reset: bool = True) -> str:
-        """See `Rows.moment`."""
+        """See `FragmentWriter.moment`."""
 
 
-class Rows:
+class FragmentWriter:
     """What every vector keeps, however it steps.
 
     Attributes:
@@ -213,7 +213,7 @@ class Rows:
             first += count
 
 
-class Intake:
+class ObsWriter:
     """What an environment returns, written where it belongs.
 
     One environment at a time (`put`), or a whole batch of them (`put_all`).

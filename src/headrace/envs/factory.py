@@ -84,7 +84,7 @@ class EnvMaker:
             UsageError: what was made is no environment.
             EnvError: making or wrapping it raised.
         """
-        return self.python_form(self.made(render_mode=render_mode))
+        return self.make_wrapped(self.made(render_mode=render_mode))
 
     def made(self, *, render_mode: str | None = None) -> Any:
         """One environment as the id or callable gives it, which may be a `KernelEnv`.
@@ -109,7 +109,7 @@ class EnvMaker:
         more = {"disable_env_checker": True} | ({"render_mode": render_mode} if render_mode else {})
         return registry.made(target, self.kwargs, lambda: make(target, **self.kwargs | more))
 
-    def python_form(self, env: Any) -> Any:
+    def make_wrapped(self, env: Any) -> Any:
         """What `made` gave, in its Python form, wrapped.
 
         Raises:
@@ -296,7 +296,7 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         return spaces.of_kernel(maker.name, env, **options)
     is_vector = maker.native or maker.steps_tensors
     if not is_vector:
-        env = maker.python_form(env)
+        env = maker.make_wrapped(env)
     try:
         if is_parallel(env):
             info = _first_info(maker, env, map(env.action_space, env.possible_agents))

@@ -24,10 +24,10 @@ from headrace.envs.api import (
     Restored,
     check_fields,
     close_all,
+    describe_position,
     env_error,
-    whereabouts,
 )
-from headrace.envs.episodes import Intake, ended_episodes
+from headrace.envs.episodes import ObsWriter, ended_episodes
 from headrace.errors import EnvError, UsageError
 from headrace.meter import Meter
 from headrace.seeding import derive
@@ -57,7 +57,7 @@ class AgentRows:
         if space.nvec:
             self._absent[...] = np.reshape(space.start, space.shape)
         self.obs = np.broadcast_to(self._absent, (n, agents.size, *space.shape)).copy()
-        self.intake, self._codec = Intake(spec), ActionCodec(spec.action)
+        self.intake, self._codec = ObsWriter(spec), ActionCodec(spec.action)
         self._finals: list[tuple[int, int, Array]] = []
 
     def bind(self, fragment: Fragment, env_id: Array) -> None:
@@ -394,4 +394,4 @@ class ParallelVector:
         action = None if given is None else {a: np.asarray(of).tolist() for a, of in given.items()}
         env, episode = f"{self.env_id[e]} of {self.spec.id}", int(self._episode[e])
         steps = int(self._episode_step[e])
-        return whereabouts(env, self._sampler, episode, self._seeds[e], steps, action)
+        return describe_position(env, self._sampler, episode, self._seeds[e], steps, action)

@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace import batch
 from headrace.batch import Fragment, Obs
 from headrace.collectors.api import ShouldStop
-from headrace.collectors.rollout import Pinned, at_once, rollout
+from headrace.collectors.rollout import FixedActors, at_once, rollout
 from headrace.config.policies import DEFAULT
 from headrace.config.resolve import cpu_cores
 from headrace.envs.api import Episode, VectorEnv
@@ -70,7 +70,7 @@ class Players:
         self.parts = list((shares or {DEFAULT: Agents(0, self.spec.num_agents)}).values())
         self._modules = [of.module for of in policies.values()]
         actors = [PolicyActor(_act(module, stochastic=stochastic)) for module in self._modules]
-        self._weights, self._meter, self._seed = Pinned(actors, version=0), Meter(), seed
+        self._weights, self._meter, self._seed = FixedActors(actors, version=0), Meter(), seed
         self._num_steps = num_steps
         self._fragments = [
             self._fragment(of, num_envs * part.size)
@@ -81,7 +81,7 @@ class Players:
         state_size = policy.module.state_size
         columns = batch.columns(policy.spec, {}, self._num_steps, num_rows, state_size)
         fragment = batch.allocate(columns)
-        fragment.core_state.zero_()
+        fragment.recurrent_state.zero_()
         return fragment
 
     @torch.no_grad()
@@ -95,7 +95,7 @@ class Players:
         steps = rollout(vector, self._fragments, self._weights, noise, self._meter, stop)
         taken = at_once(steps)
         for fragment in self._fragments:
-            fragment.core_state[0] = fragment.core_state[1]
+            fragment.recurrent_state[0] = fragment.recurrent_state[1]
         self.steps += taken
         return taken == self._num_steps
 

@@ -18,7 +18,7 @@ from headrace.batch import Fragment, Minibatch, each
 from headrace.config.policies import DEFAULT
 from headrace.config.resolve import Settings
 from headrace.device_seeding import permutations as permutations_on_device
-from headrace.distributed.ranks import ALONE, Ranks
+from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import ConfigError, RankError
 from headrace.learner.optimizer import Optimizer
 from headrace.meter import Meter
@@ -86,7 +86,7 @@ class Learner:
         model: ModelFactory | None,
         device: torch.device,
         meter: Meter,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
         dtype: torch.dtype | None = None,
         name: str = DEFAULT,
         num_agents: int = 1,
@@ -131,7 +131,7 @@ class Learner:
             progress: share of the schedules that has passed, in [0, 1].
 
         Returns:
-            Metrics; `nonfinite` is not 0 if a gradient or parameter was (`Optimizer.broken`).
+            Metrics; `nonfinite` counts gradients and parameters that were not finite.
         """
         algo = self._settings.algo_module
         env_id, num_envs = experience.env_id, experience.num_envs
@@ -164,7 +164,7 @@ class Learner:
         self._update_normalizers(experience)
         self.version += 1
         self.learner_steps += self.optimizer.num_steps - steps_before
-        metrics["nonfinite"] = self.optimizer.broken()
+        metrics["nonfinite"] = self.optimizer.num_nonfinite()
         # The only place in an iteration where the host waits for the device.
         own = torch.stack([metric.to(self._device) for metric in metrics.values()])
         values = self._ranks.gather(own).mean(0).tolist()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headrace.batch import Fragment
 from headrace.config.resolve import Settings
-from headrace.distributed.ranks import ALONE, Ranks
+from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import ConfigError, did_you_mean
 from headrace.evaluation.trained_policies import TrainedPolicy, load_policy
 from headrace.learner.learner import Learner, first_policy
@@ -27,7 +27,7 @@ RANDOM = "random"
 """In place of a run: act at random, whatever is seen."""
 
 
-class Team:
+class MultiPolicyLearner:
     """All policies of a run, and the learners of those that learn.
 
     Args:
@@ -57,7 +57,7 @@ class Team:
         model: ModelFactory | None,
         device: torch.device,
         meter: Meter,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
         saved: checkpoint.Checkpoint | None = None,
     ) -> None:
         self.policies: dict[str, Policy] = {}

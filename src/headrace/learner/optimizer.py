@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from headrace.batch import Minibatch, each
 
 
-class WrittenOut(Protocol):
+class ManualGradient(Protocol):
     """Computes a loss's gradient by itself.
 
     Attributes:
@@ -61,7 +61,7 @@ class Optimizer:
         loss: nn.Module,
         max_grad_norm: float,
         num_accumulation_steps: int = 1,
-        written_out: WrittenOut | None = None,
+        written_out: ManualGradient | None = None,
         over_ranks: Callable[[Tensor], None] = lambda gradient: None,
         eps: float = 1e-5,
     ) -> None:
@@ -122,7 +122,7 @@ class Optimizer:
         return metrics, norm
 
     def _by_itself(
-        self, parts: list[Minibatch], gradient: WrittenOut
+        self, parts: list[Minibatch], gradient: ManualGradient
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Leave it, clipped, in `gradient.flat`; metrics, and its norm before."""
         metrics, before = gradient(parts[0]), None
@@ -144,7 +144,7 @@ class Optimizer:
             return self._loss.no_sync()
         return contextlib.nullcontext()
 
-    def broken(self) -> Tensor:
+    def num_nonfinite(self) -> Tensor:
         """How many steps were masked, plus 1 if a parameter is not finite (on the device)."""
         norm = nn.utils.get_total_norm(self._adam.parameters)
         return self.nonfinite + (~torch.isfinite(norm)).float()
@@ -170,7 +170,7 @@ class _Adam:
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], eps: float, together: WrittenOut | None
+        self, parameters: list[nn.Parameter], eps: float, together: ManualGradient | None
     ) -> None:
         self._eps, self._own, self._together = eps, parameters, together
         self.parameters: list[Tensor] = [*parameters] if together is None else [together.parameters]

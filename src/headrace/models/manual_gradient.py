@@ -27,8 +27,8 @@ Pull: TypeAlias = Callable[[Floats, Floats], tuple[Floats, list[Floats]]]
 `[num_params, rows]` and of its own parameters."""
 
 
-def can(policy: Policy, network: Network) -> bool:
-    """Whether `Net` and `evaluate` know how."""
+def supports(policy: Policy, network: Network) -> bool:
+    """Whether `ManualNetwork` and `evaluate` know how."""
     model = policy.model
     return (
         network.arithmetic == "auto"
@@ -44,14 +44,14 @@ def can(policy: Policy, network: Network) -> bool:
     )
 
 
-class Net:
+class ManualNetwork:
     """The actor and the critic of a policy; activations are `[trunks, rows, width]`.
 
     From here on all parameters lie in one flat vector, those of a layer of both trunks beside each
     other, and so do gradients.
 
     Args:
-        model: one that `can`; its parameters may change, but not be replaced.
+        model: one that `supports`; its parameters may change, but not be replaced.
         own: parameters of the distribution.
 
     Attributes:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.batch import Obs
-from headrace.distributed.ranks import ALONE, Ranks
+from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.models.networks import image_layout
 from headrace.spec import PLAIN, Space
 
@@ -55,7 +55,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def update(self, rows: Tensor, ranks: Ranks = ALONE) -> None:
+    def update(self, rows: Tensor, ranks: Ranks = SINGLE_RANK) -> None:
         """Merge `[rows, ...]` of all ranks; dimensions where the moments have length 1 are pooled.
 
         Afterwards they are the same on every rank.
@@ -114,7 +114,7 @@ class NormalizeObs(nn.Module):
 
         return self._each(normalized, obs)  # type: ignore[no-any-return]
 
-    def update(self, obs: Obs, valid: Tensor, ranks: Ranks = ALONE) -> None:
+    def update(self, obs: Obs, valid: Tensor, ranks: Ranks = SINGLE_RANK) -> None:
         """Merge the valid ones of `[T, n, ...]` observations of all ranks into the moments."""
 
         def merge(key: str, part: Tensor) -> None:

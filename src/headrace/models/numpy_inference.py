@@ -88,7 +88,7 @@ class NumpyActor:
 
     def finish(self, rows: slice) -> None:
         """See `Actor`."""
-        out, n = self._fragment.policy_out, self._fragment.num_envs
+        out, n = self._fragment.stored_outputs, self._fragment.num_envs
         if "log_prob" in out:
             log_prob = _log_prob(self._head, self._params[rows], self._actions[rows])
             out["log_prob"].numpy()[rows] = log_prob

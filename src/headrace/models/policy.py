@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.batch import Fragment, Obs, each
-from headrace.configclass import settings
+from headrace.configclass import configclass
 from headrace.models.custom import ModelFactory, made, num_params
 from headrace.models.distributions import head_for
 from headrace.models.networks import ImageNet, Mlp, encoder_for, linear
@@ -20,7 +20,7 @@ from headrace.models.recurrent import Core, CoreKind, state_size
 from headrace.spec import PLAIN, EnvSpec
 
 
-@settings
+@configclass
 class Network:
     """The shape of the policy's network, and the normalizers that live in it."""
 
@@ -301,10 +301,10 @@ class PolicyActor:
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
         """See `Actor`."""
         # Cut into rows beforehand: indexing a tensor takes longer than copying a small row.
-        outs = {"action": fragment.action} | fragment.policy_out
+        outs = {"action": fragment.action} | fragment.stored_outputs
         rows = [(name, column.unbind()) for name, column in outs.items()]
         noise_rows = noise.unbind()
-        self._fragment, current = fragment, fragment.core_state[1]
+        self._fragment, current = fragment, fragment.recurrent_state[1]
         memory = [current] if current.numel() else []
 
         def act(t: int) -> None:

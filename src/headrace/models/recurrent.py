@@ -2,7 +2,7 @@
 
 The state of an env is one flat row of float32: an LSTM's output and cell side by side, a GRU's
 output. It is zero when an episode begins. Left out: where states are kept (a fragment's
-`core_state`), and who carries them on (`PolicyActor` in `policy.py`, `collectors/rollout.py`).
+`recurrent_state`), and who carries them on (`PolicyActor` in `policy.py`, `collectors/rollout.py`).
 """
 
 import itertools

@@ -19,7 +19,7 @@ from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network
 from headrace.spec import Array
 from headrace.training import launch
-from headrace.training.rank import Ended
+from headrace.training.rank import RunResult
 from headrace.training.reporter import OnUpdate
 
 
@@ -34,7 +34,7 @@ class Run:
 
     dir: Path
     summary: dict[str, Any] = field(repr=False)
-    _ended: Ended = field(repr=False)
+    _ended: RunResult = field(repr=False)
 
     @property
     def mean_return(self) -> float | None:
@@ -205,7 +205,7 @@ def resume(
                 f"A run goes on with the {name} that it has; resume takes {', '.join(MAY_CHANGE)}."
             )
     return _finish(
-        launch.go_on(
+        launch.resume_run(
             Path(run_dir),
             env=env,
             code=code_of(wrapper, model),
@@ -222,7 +222,7 @@ def code_of(wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFact
     return code((wrapper,) if one else tuple(wrapper), model)  # type: ignore[arg-type]
 
 
-def _finish(ended: Ended) -> Run:
+def _finish(ended: RunResult) -> Run:
     """A signal that ended the run ends the caller too, as it would have without us."""
     if ended.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt

@@ -13,9 +13,9 @@ from typing import Any
 from headrace import timeouts
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.collectors.watchdog import Watchdog
-from headrace.config.policies import shared_out
+from headrace.config.policies import assign_agents
 from headrace.config.resolve import Settings, given_for_resume, resolve
-from headrace.config.run_config import RunSettings
+from headrace.config.run_config import RunConfig
 from headrace.config.user_code import NO_CODE, Code
 from headrace.envs.api import Guards
 from headrace.envs.factory import EnvLike, EnvMaker, WrapperLike, env_spec
@@ -31,7 +31,7 @@ from headrace.storage.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
-class Task:
+class Job:
     """Orders to a rank.
 
     Attributes:
@@ -64,7 +64,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunRequest:
     """What the caller wants, as far as that is known without the machines it is to run on.
 
     Attributes:
@@ -85,7 +85,7 @@ class Wanted:
     spec: EnvSpec
     found: Mapping[str, Any] = field(default_factory=dict)
 
-    def task(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Task:
+    def task(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Job:
         """What ranks are told of a new run.
 
         Args:
@@ -102,16 +102,16 @@ class Wanted:
         if spec.kind != "gym":
             _check_whole(settings.run, maker, spec)
         shares = shares_of(settings, spec)
-        return Task(settings, maker, self.code.model, spec, shares, run_dir, None, quiet)
+        return Job(settings, maker, self.code.model, spec, shares, run_dir, None, quiet)
 
 
-def wanted(
+def inspect_request(
     given: Mapping[str, Any],
     env: EnvLike | None = None,
     code: Code = NO_CODE,
     config_file: Path | None = None,
     found: Mapping[str, Any] | None = None,
-) -> Wanted:
+) -> RunRequest:
     """Look at what the caller wants; one environment is made for that.
 
     Args:
@@ -134,7 +134,7 @@ def wanted(
     env = run.env if env is None else env
     code = replace(code, wrappers=code.wrappers or run.wrapper)
     spec = spec_of(maker_of(settings, env, code.wrappers), run)
-    return Wanted(asked, config_file, env, code, settings, spec, found or {})
+    return RunRequest(asked, config_file, env, code, settings, spec, found or {})
 
 
 def settings_of_run(
@@ -166,18 +166,18 @@ def settings_of_run(
     return settings, maker_of(settings, given["env"] if env is None else env, code.wrappers)
 
 
-def task_of_run(run_dir: Path, env: EnvLike | None, code: Code) -> Task:
+def task_of_run(run_dir: Path, env: EnvLike | None, code: Code) -> Job:
     """What ranks were told of a run, as it began; `env` and `code` as in `settings_of_run`."""
     settings, maker = settings_of_run(run_dir, env, code)
     spec = spec_of(maker, settings.run)
-    return Task(
+    return Job(
         settings, maker, code.model, spec, shares_of(settings, spec), run_dir, None, quiet=True
     )
 
 
-def spec_of(maker: EnvMaker, run: RunSettings) -> EnvSpec:
+def spec_of(maker: EnvMaker, run: RunConfig) -> EnvSpec:
     """Of the environment: one is made, and watched as those of the run are."""
-    limit_s = TIMES_AS_LONG_TO_START * timeouts.limit(run.env_timeout_s, 0.0)
+    limit_s = TIMES_AS_LONG_TO_START * timeouts.step_timeout(run.env_timeout_s, 0.0)
     watchdog = Watchdog(
         Meter(),
         Guards(env_timeout_s=limit_s, enabled=run.guards),
@@ -191,7 +191,7 @@ def spec_of(maker: EnvMaker, run: RunSettings) -> EnvSpec:
 def shares_of(settings: Settings, spec: EnvSpec) -> dict[str, Agents]:
     """The agents of each policy; ConfigError if something does not go with several."""
     run = settings.run
-    shares = shared_out(run.policies, spec)
+    shares = assign_agents(run.policies, spec)
     _check_kind(run, spec)
     check_frozen(run.frozen, shares, run.model)
     if set(shares) == set(run.frozen):
@@ -199,7 +199,7 @@ def shares_of(settings: Settings, spec: EnvSpec) -> dict[str, Agents]:
     return shares
 
 
-def _check_kind(run: RunSettings, spec: EnvSpec) -> None:
+def _check_kind(run: RunConfig, spec: EnvSpec) -> None:
     """Refuse what is only done to single environments, and by workers."""
     several = f"has {spec.num_agents} agents" if spec.num_agents > 1 else ""
     what = {"tensor": "steps tensors", "parallel": "is a game in PettingZoo's form"}
@@ -217,7 +217,7 @@ def _check_kind(run: RunSettings, spec: EnvSpec) -> None:
         )
 
 
-def _check_whole(run: RunSettings, maker: EnvMaker, spec: EnvSpec) -> None:
+def _check_whole(run: RunConfig, maker: EnvMaker, spec: EnvSpec) -> None:
     """Refuse what says nothing where all environments are one vector of this process."""
     refused = None
     if spec.kind == "tensor" and run.vectorization != "native":

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from headrace.config.policies import told
+from headrace.config.policies import format_assignment
 from headrace.config.resolve import Settings
-from headrace.config.run_config import RunSettings
+from headrace.config.run_config import RunConfig
 from headrace.config.user_code import NO_CODE, Code
 from headrace.distributed import torchrun
-from headrace.distributed.local_ranks import led
-from headrace.distributed.ranks import ALONE, Job, Ranks, device_of
+from headrace.distributed.local_ranks import launch_ranks
+from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, Ranks, device_of
 from headrace.distributed.torchrun import Attempt
 from headrace.envs.factory import EnvLike
 from headrace.errors import (
@@ -33,10 +33,10 @@ from headrace.errors import (
 from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
-from headrace.training.job import Task, settings_of_run, shares_of, spec_of, wanted
+from headrace.training.job import Job, inspect_request, settings_of_run, shares_of, spec_of
 from headrace.training.log import Display
 from headrace.training.process import StopSignals
-from headrace.training.rank import Ended, follow, run_rank, said_by
+from headrace.training.rank import RunResult, follow, run_rank, said_by
 from headrace.training.reporter import OnUpdate, farewell, how_to_go_on
 
 
@@ -51,7 +51,7 @@ def start(
     out: TextIO | None = None,
     started: float | None = None,
     found: Mapping[str, Any] | None = None,
-) -> Ended:
+) -> RunResult:
     """Start a run and see it through.
 
     Args:
@@ -75,7 +75,7 @@ def start(
             "torchrun is to begin this job again after a failure (--max-restarts), and then it has "
             "no run directory to go on from.\nGive one: --run-dir PATH."
         )
-    want = wanted({**given, **_learners(attempt, given)}, env, code, config_file, found)
+    want = inspect_request({**given, **_learners(attempt, given)}, env, code, config_file, found)
     run = want.settings.run
     with _connected(run, attempt) as cores:
         place = run_dir or rundir.default(run.env, run.algo, run.seed)
@@ -87,7 +87,7 @@ def start(
         with _held(task.run_dir, attempt):
             if attempt is None or not (attempt.place.rank or attempt.goes_on):
                 rundir.refuse_used(task.run_dir)
-            return _see_through(task, attempt, meter, on_update, out)
+            return run_job(task, attempt, meter, on_update, out)
 
 
 def check_alone() -> None:
@@ -100,7 +100,7 @@ def check_alone() -> None:
 
 
 @contextlib.contextmanager
-def _connected(run: RunSettings, attempt: Attempt | None) -> Iterator[int | None]:
+def _connected(run: RunConfig, attempt: Attempt | None) -> Iterator[int | None]:
     """Meanwhile the run's cluster can be used: cores for its workers; None: it is on none."""
     if not run.cluster:
         yield None
@@ -116,7 +116,7 @@ def _connected(run: RunSettings, attempt: Attempt | None) -> Iterator[int | None
         yield cores
 
 
-def go_on(
+def resume_run(
     run_dir: Path,
     *,
     env: EnvLike | None = None,
@@ -125,7 +125,7 @@ def go_on(
     on_update: OnUpdate | None = None,
     out: TextIO | None = None,
     started: float | None = None,
-) -> Ended:
+) -> RunResult:
     """Go on with a run from its newest whole checkpoint.
 
     Args:
@@ -154,7 +154,7 @@ def _go_on(
     meter: Meter,
     on_update: OnUpdate | None,
     out: TextIO | None,
-) -> Ended:
+) -> RunResult:
     settings, maker = settings_of_run(
         run_dir, env, code, {**changed, **_learners(attempt, changed)}
     )
@@ -166,20 +166,22 @@ def _go_on(
         shares = shares_of(settings, spec)
         if (before := {name: agents for name, (_, agents) in theirs.items()}) != shares:
             raise CheckpointError(
-                f"The checkpoint in {run_dir} has the policies {told(before)}; those of {spec.id} "
-                f"would be {told(shares)}.\nName the environment that it was trained on."
+                f"The checkpoint in {run_dir} has the policies {format_assignment(before)}; "
+                f"those of {spec.id} would be {format_assignment(shares)}.\n"
+                "Name the environment that it was trained on."
             )
-        task = Task(settings, maker, code.model, spec, shares, run_dir, saved, quiet=out is None)
-        return _see_through(task, attempt, meter, on_update, out)
+        task = Job(settings, maker, code.model, spec, shares, run_dir, saved, quiet=out is None)
+        return run_job(task, attempt, meter, on_update, out)
 
 
-def _see_through(
-    task: Task,
+def run_job(
+    task: Job,
     attempt: Attempt | None,
     meter: Meter,
     on_update: OnUpdate | None,
     out: TextIO | None,
-) -> Ended:
+) -> RunResult:
+    """Run one job, as the leader of its ranks or as one of torchrun's."""
     stop = StopSignals()
     is_first = attempt is None or attempt.place.rank == 0
     display = Display(out if is_first else None, task.settings.run.total_env_steps)
@@ -200,7 +202,7 @@ def _see_through(
         raise
 
 
-def _advice(task: Task, error: HeadraceError) -> Iterator[str]:
+def _advice(task: Job, error: HeadraceError) -> Iterator[str]:
     run = task.settings.run
     could_drop = (
         isinstance(error, EnvError)
@@ -216,12 +218,12 @@ def _advice(task: Task, error: HeadraceError) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _job(task: Task, attempt: Attempt | None, stop: StopSignals) -> Iterator[Ranks]:
+def _job(task: Job, attempt: Attempt | None, stop: StopSignals) -> Iterator[Ranks]:
     """The job that this process is part of, or leads."""
     run = task.settings.run
     if attempt is not None:
         device = device_of(run.device, attempt.place.local_rank)
-        job = Job(attempt.place, attempt.store, run.backend, device, run.rank_timeout_s)
+        job = JoinedRanks(attempt.place, attempt.store, run.backend, device, run.rank_timeout_s)
         with contextlib.closing(job):
             try:
                 yield job
@@ -229,11 +231,11 @@ def _job(task: Task, attempt: Attempt | None, stop: StopSignals) -> Iterator[Ran
                 raise error.of_rank(job.rank, job.size) from error
     elif run.num_learners > 1:
         how = (run.num_learners, run.backend, run.device, run.rank_timeout_s)
-        with led(*how, stop.give_up, follow, task) as (job, others):
+        with launch_ranks(*how, stop.give_up, follow, task) as (job, others):
             stop.pass_on_to = others
             yield job
     else:
-        yield ALONE
+        yield SINGLE_RANK
 
 
 def _learners(attempt: Attempt | None, given: Mapping[str, Any]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.batch import Fragment
 from headrace.collectors.api import WINDOW, Collected, Collector, Ledger
-from headrace.config.run_config import RunSettings
+from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.envs.api import Episode
 from headrace.errors import NonFiniteError
@@ -61,7 +61,7 @@ class Counters:
         """Env steps, over the same episodes."""
         return _mean(self.recent_lengths)
 
-    def done(self, run: RunSettings, seconds: float = 0.0) -> bool:
+    def done(self, run: RunConfig, seconds: float = 0.0) -> bool:
         """Whether the run has its steps, has had its time, or a full window its mean return."""
         if 0.0 < run.stop_after_s <= seconds:
             return True
@@ -116,7 +116,7 @@ def _by_rank(news: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def train(
-    run: RunSettings,
+    run: RunConfig,
     collector: Collector,
     learner: Learns,
     counters: Counters,
@@ -162,13 +162,13 @@ def train(
         if collected is None or not all(of["whole"] for of in news):
             # One rank was told to stop: nobody learns from this batch.
             if collected is not None:
-                collector.give_up()
+                collector.discard_batch()
             break
         progress = min(1.0, counters.env_steps / run.schedule_env_steps)
         counters.add(news)
         seconds = sum(news[0]["seconds"].values())
         batch = learner.take(collected.fragments)
-        collector.go_ahead(more=not counters.done(run, seconds))
+        collector.release_batch(more=not counters.done(run, seconds))
         metrics = learner.update(batch, progress)
         collector.publish(learner.policy, learner.version)
         meter.lap("publish")

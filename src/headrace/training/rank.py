@@ -17,29 +17,29 @@ import numpy as np
 import torch
 
 import headrace
-from headrace.collectors.api import Collector, Plan, Say, ShouldStop
-from headrace.collectors.asynchronous import NonstopCollector
-from headrace.collectors.backends.api import MakeSeats
+from headrace.collectors.api import Collector, SamplingPlan, Say, ShouldStop
+from headrace.collectors.asynchronous import AsynchronousCollector
+from headrace.collectors.backends.api import BackendFactory
 from headrace.collectors.device import Acting, DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.snapshots import regroup
-from headrace.collectors.synchronous import WorkersCollector
+from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.resolve import Settings, cpu_cores
-from headrace.config.run_config import RunSettings, demands
-from headrace.distributed.ranks import ALONE, Ranks, device_of, gather_json
+from headrace.config.run_config import RunConfig, demands
+from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json
 from headrace.envs.api import Guards, Restored
 from headrace.envs.factory import EnvMaker
 from headrace.envs.vectors import is_one_vector
 from headrace.errors import EnvError
 from headrace.learner.learner import Learner, Learns
-from headrace.learner.multi_policy import Team
+from headrace.learner.multi_policy import MultiPolicyLearner
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
 from headrace.spec import Agents, Array, EnvSpec
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.timeline import tracks_of, write_timeline
-from headrace.training.job import Task
+from headrace.training.job import Job
 from headrace.training.log import Display, MetricsLog, Shows
 from headrace.training.loop import Counters, train
 from headrace.training.process import StopSignals, check_open_files, math_threads
@@ -48,7 +48,7 @@ from headrace.training.saver import Evaluations, Saver
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """What is left of a run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Ended:
     rank: int
 
 
-def follow(ranks: Ranks, task: Task) -> None:
+def follow(ranks: Ranks, task: Job) -> None:
     """A rank that another process started: the display is rank 0's."""
     display = Display(None, task.settings.run.total_env_steps)
     say = said_by(ranks.rank, quiet=task.quiet)
@@ -80,14 +80,14 @@ def follow(ranks: Ranks, task: Task) -> None:
 
 
 def run_rank(
-    task: Task,
+    task: Job,
     ranks: Ranks,
     stop: StopSignals,
     meter: Meter,
     display: Shows,
     say: Say,
     on_update: OnUpdate | None = None,
-) -> Ended:
+) -> RunResult:
     """Build the parts, restore them if there is a checkpoint, run the loop, and clear up.
 
     Args:
@@ -135,14 +135,14 @@ def run_rank(
         stopped_by = max(gather_json(ranks, stop.received))  # whichever rank it came to
     saver.require()
     summary = reporter.summary(task.run_dir, samplers)
-    return Ended(
+    return RunResult(
         task.run_dir, summary, stopped_by, task.maker, task.model, task.spec, task.shares,
         ranks.rank,
     )  # fmt: skip
 
 
 def _meters(
-    task: Task, ranks: Ranks, meter: Meter, collector: Collector
+    task: Job, ranks: Ranks, meter: Meter, collector: Collector
 ) -> dict[str, dict[str, float]]:
     """Seconds by span of every process of the job but this one, by name; writes the timeline."""
     if task.settings.run.timeline:
@@ -172,12 +172,12 @@ def _closing(collector: Collector) -> Callable[..., None]:
     return close
 
 
-def learner_of(task: Task, device: torch.device, meter: Meter, ranks: Ranks = ALONE) -> Learns:
+def learner_of(task: Job, device: torch.device, meter: Meter, ranks: Ranks = SINGLE_RANK) -> Learns:
     """One; or one for each of several policies."""
     settings, shares = task.settings, task.shares
     if len(shares) > 1:
         model, saved = task.model, task.saved
-        return Team(settings, shares, task.spec, model, device, meter, ranks, saved)
+        return MultiPolicyLearner(settings, shares, task.spec, model, device, meter, ranks, saved)
     [(name, share)] = shares.items()
     return Learner(
         settings.of(name), task.spec.of(share), task.model, device, meter, ranks,
@@ -185,7 +185,7 @@ def learner_of(task: Task, device: torch.device, meter: Meter, ranks: Ranks = AL
     )  # fmt: skip
 
 
-def _init_from(task: Task, learner: Learns) -> None:
+def _init_from(task: Job, learner: Learns) -> None:
     """Begin with the weights of another run, if that was asked for."""
     source = task.settings.run.init_from
     if source and task.saved is None:
@@ -210,7 +210,7 @@ def said_by(rank: int, *, quiet: bool) -> Say:
 
 
 def _collector(
-    task: Task,
+    task: Job,
     learner: Learns,
     ranks: Ranks,
     meter: Meter,
@@ -229,19 +229,19 @@ def _collector(
         return DeviceCollector(plan, acting_of(task, learner), device, meter, stop, state)
     if num_workers == 0:
         return InlineCollector(plan, meter, stop, state, say)
-    kind = NonstopCollector if plan.first_ready else WorkersCollector
+    kind = AsynchronousCollector if plan.first_ready else SynchronousCollector
     if run.cluster:
         return kind(plan, num_workers, stop, state, say, _actors(run, task.room_for))
     check_open_files(num_workers)
     return kind(plan, num_workers, stop, state, say)
 
 
-def on_device(task: Task) -> bool:
+def on_device(task: Job) -> bool:
     """Whether all environments are one vector, where the learner is."""
     return not task.settings.run.num_workers and is_one_vector(task.maker, task.spec)
 
 
-def acting_of(task: Task, learner: Learns) -> list[Acting]:
+def acting_of(task: Job, learner: Learns) -> list[Acting]:
     """Who acts for which agents there."""
     frozen = task.settings.run.frozen
     return [
@@ -250,16 +250,18 @@ def acting_of(task: Task, learner: Learns) -> list[Acting]:
     ]
 
 
-def plan_of(task: Task, learner: Learns, device: torch.device, ranks: Ranks = ALONE) -> Plan:
+def plan_of(
+    task: Job, learner: Learns, device: torch.device, ranks: Ranks = SINGLE_RANK
+) -> SamplingPlan:
     """What the samplers of a rank are told."""
     run = task.settings.run
     share = run.num_envs // ranks.size
-    return Plan(
+    return SamplingPlan(
         maker=task.maker,
         spec=task.spec,
         network=learner.networks[next(iter(task.shares))],
         model=task.model,
-        policy_out=task.settings.algo_module.POLICY_OUT,
+        stored_outputs=task.settings.algo_module.STORED_OUTPUTS,
         num_steps=run.num_steps,
         num_envs=share,
         first_env=share * ranks.rank,
@@ -282,7 +284,7 @@ def plan_of(task: Task, learner: Learns, device: torch.device, ranks: Ranks = AL
     )
 
 
-def _threads(run: RunSettings, num_ranks: int) -> int:
+def _threads(run: RunConfig, num_ranks: int) -> int:
     """That each sampler may have."""
     if run.cluster and run.num_workers:
         return max(1, int(run.cpus_per_worker))
@@ -291,17 +293,17 @@ def _threads(run: RunSettings, num_ranks: int) -> int:
     return max(1, (cpu_cores() - taken) // max(run.num_workers, num_ranks))
 
 
-def _actors(run: RunSettings, room_for: int) -> MakeSeats:
+def _actors(run: RunConfig, room_for: int) -> BackendFactory:
     """Workers on a cluster."""
     # Ray is an extra
-    from headrace.collectors.backends.ray_actors import Actors, Needs
+    from headrace.collectors.backends.ray_actors import Needs, RayBackend
 
     resources, labels = demands(run.worker_resources)
-    return partial(Actors, needs=Needs(run.cpus_per_worker, resources, labels, room_for))
+    return partial(RayBackend, needs=Needs(run.cpus_per_worker, resources, labels, room_for))
 
 
 def _restored(
-    task: Task, learner: Learns, collector: Collector, ranks: Ranks, display: Shows
+    task: Job, learner: Learns, collector: Collector, ranks: Ranks, display: Shows
 ) -> Counters:
     """How far the run had come; its parts are brought back there."""
     counters = _saved_counters(task, learner, collector, ranks, display)
@@ -311,7 +313,7 @@ def _restored(
 
 
 def _saved_counters(
-    task: Task, learner: Learns, collector: Collector, ranks: Ranks, display: Shows
+    task: Job, learner: Learns, collector: Collector, ranks: Ranks, display: Shows
 ) -> Counters:
     settings, run, saved = task.settings, task.settings.run, task.saved
     if saved is None:

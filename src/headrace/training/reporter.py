@@ -10,12 +10,12 @@ from typing import Any
 import headrace
 from headrace.collectors.api import Collector
 from headrace.config.resolve import Settings
-from headrace.config.run_config import RunSettings
+from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks
 from headrace.learner.learner import Learns
 from headrace.meter import Meter
 from headrace.spec import EnvSpec
-from headrace.training.job import Task
+from headrace.training.job import Job
 from headrace.training.log import MetricsLog, Shows, means
 from headrace.training.loop import Counters
 
@@ -30,7 +30,7 @@ class Reporter:
 
     def __init__(
         self,
-        task: Task,
+        task: Job,
         counters: Counters,
         learner: Learns,
         meter: Meter,
@@ -167,7 +167,7 @@ def introduce(
     display.say(f"  all settings: {run_dir}/config.json")
 
 
-def _notes(run: RunSettings) -> list[str]:
+def _notes(run: RunConfig) -> list[str]:
     """What can be, and is not what one wants."""
     if run.inference == "learner" and run.num_vectors < 2 * run.num_workers:
         return [
@@ -194,7 +194,7 @@ def _describe(ledger: dict[str, int]) -> str:
     return said + (f" ({', '.join(causes)})" if causes else "") + "."
 
 
-def how_to_go_on(task: Task) -> str:
+def how_to_go_on(task: Job) -> str:
     """The command, for people."""
     maker, model = task.maker, task.settings.run.model
     words = ["To go on: headrace resume", str(task.run_dir)]
@@ -206,7 +206,7 @@ def how_to_go_on(task: Task) -> str:
     return " ".join([*words, *(["--model", model] if model else [])])
 
 
-def farewell(summary: dict[str, Any], stopped_by: int, task: Task) -> str:
+def farewell(summary: dict[str, Any], stopped_by: int, task: Job) -> str:
     """The last lines of a run, for people."""
     by_policy = summary.get("mean_return_by_policy", {})
     mean = means(summary["mean_return"], by_policy, "none finished")

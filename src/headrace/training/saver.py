@@ -15,7 +15,7 @@ from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.learner.learner import Learns
 from headrace.storage import checkpoint
 from headrace.storage.files import Obstacle, write_whole
-from headrace.training.job import Task
+from headrace.training.job import Job
 from headrace.training.loop import Counters
 
 
@@ -24,7 +24,7 @@ class Saver:
 
     def __init__(
         self,
-        task: Task,
+        task: Job,
         counters: Counters,
         learner: Learns,
         collector: Collector,
@@ -138,7 +138,7 @@ class Evaluations:
 
     def __init__(
         self,
-        task: Task,
+        task: Job,
         counters: Counters,
         learner: Learns,
         saver: Saver,

@@ -20,7 +20,7 @@ from torch import nn
 
 import headrace
 from headrace import batch
-from headrace.collectors.asynchronous import NonstopCollector
+from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.collectors.backends.inference_server import Inference
 from headrace.collectors.backends.worker_main import ANSWER, NEWEST, REQUEST
 from headrace.config.resolve import resolve
@@ -91,10 +91,10 @@ def assert_alike(ours, theirs):
         assert all(torch.equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
     close = {"rtol": 0, "atol": ATOL}
     torch.testing.assert_close(ours.action, theirs.action, **close)
-    torch.testing.assert_close(ours.core_state, theirs.core_state, **close)
-    assert ours.policy_out.keys() == theirs.policy_out.keys()
-    for name, column in ours.policy_out.items():
-        torch.testing.assert_close(column, theirs.policy_out[name], **close)
+    torch.testing.assert_close(ours.recurrent_state, theirs.recurrent_state, **close)
+    assert ours.stored_outputs.keys() == theirs.stored_outputs.keys()
+    for name, column in ours.stored_outputs.items():
+        torch.testing.assert_close(column, theirs.stored_outputs[name], **close)
 
 
 def leaves(obs):
@@ -112,7 +112,7 @@ def compare(plan, theirs, ours, batches=3):
             assert_alike(a, b)
             finals += int(a.num_final)
         for collector in (ours, theirs):
-            collector.go_ahead(more=version + 1 < batches)
+            collector.release_batch(more=version + 1 < batches)
     assert ours.ledger == theirs.ledger
     ours.close()
     theirs.close()
@@ -151,7 +151,7 @@ def test_at_lag_1_it_acts_with_the_weights_of_the_update_before():
 
 def test_each_step_is_stamped_with_the_weights_that_took_it():
     plan = learner_plan(slow, num_envs=8, num_steps=48, lag=2, first_ready=True)
-    collector, policies = NonstopCollector(plan, 2, never), {}
+    collector, policies = AsynchronousCollector(plan, 2, never), {}
     mixed, last = 0, dict.fromkeys(range(0, 8, 2), 0)
     for version in itertools.count():
         policies[version] = policy_for(plan, seed=version)
@@ -171,7 +171,7 @@ def test_each_step_is_stamped_with_the_weights_that_took_it():
                 rows = stamps[:, 0] == of
                 at = fragment.obs[:-1][rows], fragment.action[rows]
                 log_prob, _, value = policies[of].evaluate(*at)
-                out = fragment.policy_out
+                out = fragment.stored_outputs
                 torch.testing.assert_close(log_prob, out["log_prob"][rows], rtol=0, atol=ATOL)
                 torch.testing.assert_close(value, out["value"][rows], rtol=0, atol=ATOL)
         if mixed >= 3:
@@ -278,7 +278,7 @@ def test_for_one_that_is_dismissed_nothing_is_written_any_more(gate):
     policy = policy_for(plan)
     published = Published(policy)
     published.publish(policy, 0)
-    layout = batch.columns(plan.spec, plan.policy_out, plan.num_steps, plan.envs_per_vector)
+    layout = batch.columns(plan.spec, plan.stored_outputs, plan.num_steps, plan.envs_per_vector)
     first, second, third = (batch.allocate(layout) for _ in range(3))
     for fragment in (first, second, third):
         fragment.obs[0] = 1.0
@@ -296,7 +296,7 @@ def test_for_one_that_is_dismissed_nothing_is_written_any_more(gate):
         asks.send(REQUEST.pack(1, 0, 0, 0, NEWEST))
         assert ANSWER.unpack(asks.recv(ANSWER.size)) == (1, 0)
     assert int(third.policy_version[0, 0]) == 0
-    assert (second.policy_version != 0).all() and second.policy_out["value"].isnan().all()
+    assert (second.policy_version != 0).all() and second.stored_outputs["value"].isnan().all()
     inference.close()
 
 
@@ -320,7 +320,7 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(gate):
 def test_workers_that_are_killed_at_any_time_are_replaced(lag):
     sizes, batches = {"num_envs": 8, "num_steps": 32}, 6
     plan = learner_plan(short_cartpole, lag=lag, first_ready=lag > 0, **sizes)
-    collector = NonstopCollector(plan, 2, never) if lag else workers(plan)
+    collector = AsynchronousCollector(plan, 2, never) if lag else workers(plan)
     expected = inline(plan_for(short_cartpole, **sizes))
     made = {v: [] for v in plan.vectors}
     for each in (collector, expected):
@@ -340,7 +340,7 @@ def test_workers_that_are_killed_at_any_time_are_replaced(lag):
             left = made[int(fragment.env_id[0]) // 2]
             if left:  # another vector may be ahead
                 assert_alike(fragment, left.pop(0))
-        collector.go_ahead(more=k + 1 < batches)
+        collector.release_batch(more=k + 1 < batches)
     for killer in killers:
         killer.join()
     collector.halt()

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 import headrace
 from headrace import batch
 from headrace.algos.targets import advantages
-from headrace.collectors.rollout import Pinned, at_once, rollout
+from headrace.collectors.rollout import FixedActors, at_once, rollout
 from headrace.config.resolve import ALGOS
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.gym import atari
@@ -26,7 +26,7 @@ from headrace.models.policy import Network, PolicyActor
 from tests.support import inline, never, plan_for, policy_for, workers
 
 T, N = 80, 3
-POLICY_OUT = ALGOS["ppo"][0].POLICY_OUT
+STORED_OUTPUTS = ALGOS["ppo"][0].STORED_OUTPUTS
 
 
 def cartpole():
@@ -71,7 +71,7 @@ def sampled(make, mode):
         theirs = gym.vector.SyncVectorEnv([make] * N, autoreset_mode=mode)
         vector = NativeVector(theirs, spec, np.arange(N), 5, Meter())
     policy = policies.build(spec, Network(), seed=1)
-    fragment = batch.allocate(batch.columns(spec, POLICY_OUT, T, N))
+    fragment = batch.allocate(batch.columns(spec, STORED_OUTPUTS, T, N))
 
     def act(obs, noise):
         out = policy.act(obs, noise)
@@ -79,7 +79,7 @@ def sampled(make, mode):
 
     episodes = []
     with torch.no_grad():
-        weights, noise = Pinned([PolicyActor(act)], version=0), torch.full((T, N, 1), 0.5)
+        weights, noise = FixedActors([PolicyActor(act)], version=0), torch.full((T, N, 1), 0.5)
         at_once(rollout(vector, [fragment], weights, [noise], Meter(), never))
     episodes = vector.finish()
     vector.close()

@@ -19,7 +19,7 @@ from headrace.tools.profile.probe import Probe
 from headrace.tools.profile.profiler import profile_env, profile_run
 from headrace.tools.profile.result import told
 from headrace.tools.profile.timeline_plots import FOR_LEARNER, FOR_SAMPLERS
-from headrace.training.job import wanted
+from headrace.training.job import inspect_request
 from tests.cost_model.test_model import COMPUTES, SLEEPS, STALLS
 
 FAULTY = "headrace.envs.faulty:Faulty"
@@ -74,7 +74,7 @@ def test_a_sampler_s_learner_is_the_one_of_its_rank():
 
 
 def probed(seconds=1.0, **given):
-    return Probe(wanted(given).task(None), seconds, lambda text: None).costs()
+    return Probe(inspect_request(given).task(None), seconds, lambda text: None).costs()
 
 
 def test_environments_that_sleep_are_told_from_those_that_compute():

@@ -15,14 +15,14 @@ import ray
 import torch
 
 import headrace
-from headrace.collectors.asynchronous import NonstopCollector
+from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.collectors.backends import ray_actors
-from headrace.collectors.backends.ray_actors import Actors, Needs
+from headrace.collectors.backends.ray_actors import Needs, RayBackend
 from headrace.collectors.backends.ray_worker import Received
-from headrace.collectors.synchronous import WorkersCollector
+from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.resolve import given_for_resume, resolve
-from headrace.config.run_config import RunSettings, demands
-from headrace.distributed.ranks import Place
+from headrace.config.run_config import RunConfig, demands
+from headrace.distributed.ranks import RankInfo
 from headrace.envs.api import Guards
 from headrace.errors import ConfigError, EnvError, RunDirError
 from headrace.models.policy import Network
@@ -57,7 +57,7 @@ SMALL = {
 def cluster():
     """One of this machine, with room for `CORES` samplers or learners."""
     before = children()
-    with connect.connected(RunSettings(cluster="local", num_workers=CORES - 1)):
+    with connect.connected(RunConfig(cluster="local", num_workers=CORES - 1)):
         ours = children() - before
         yield
     assert still_alive(ours, within_s=10) == []
@@ -74,8 +74,10 @@ def no_actors_left():
         _open.pop().close()
 
 
-def actors(plan, num_workers=2, stop=never, state=None, say=print, kind=WorkersCollector, **needs):
-    make_seats = functools.partial(Actors, needs=Needs(**needs))
+def actors(
+    plan, num_workers=2, stop=never, state=None, say=print, kind=SynchronousCollector, **needs
+):
+    make_seats = functools.partial(RayBackend, needs=Needs(**needs))
     _open.append(kind(plan, num_workers, stop, state, say, make_seats))
     return _open[-1]
 
@@ -136,7 +138,7 @@ def _of(fields):
 
 def test_samplers_that_never_stop_act_with_newer_weights_and_none_is_learned_from_twice(cluster):
     plan = plan_for(Counting, num_steps=8, lag=2, first_ready=True)
-    collector = actors(plan, kind=NonstopCollector)
+    collector = actors(plan, kind=AsynchronousCollector)
     seen = {v: [] for v in plan.vectors}
     versions = {v: [] for v in plan.vectors}
     for version in range(12):
@@ -206,7 +208,7 @@ def test_samplers_without_a_machine_are_guests_until_there_is_one(cluster, no_pa
         if up[-1] == 3 and many._crew.seats._sits.get(2) is many._crew.seats._homes[2]:
             break
         for collector in (one, many):
-            collector.go_ahead(more=True)
+            collector.release_batch(more=True)
     assert up[:3] == [1, 1, 1]
     assert len({id(place) for place in many._crew.seats._sits.values()}) == 3
     assert many.ledger == one.ledger  # nothing was lost
@@ -224,7 +226,7 @@ def test_who_moves_while_samplers_never_stop_loses_what_it_has_begun_and_nothing
     plan = plan_for(Counting, num_steps=50, lag=2, first_ready=True)
     keep = ray.remote(num_cpus=CORES - 1)(_Nothing).remote()
     ray.get(keep.__ray_ready__.remote())
-    collector = actors(plan, kind=NonstopCollector, at_once=1)
+    collector = actors(plan, kind=AsynchronousCollector, at_once=1)
     learned, up = 0, []
     seats = collector._crew.seats
     while not up or up[-1] < 2 or seats._sits.get(1) is not seats._homes[1]:
@@ -232,7 +234,7 @@ def test_who_moves_while_samplers_never_stop_loses_what_it_has_begun_and_nothing
         batch = collector.collect()
         learned += batch.env_steps
         up.append(batch.metrics["samplers_up"])
-        collector.go_ahead(more=True)
+        collector.release_batch(more=True)
         if len(up) == 3:
             ray.kill(keep)
     assert up[0] == 1
@@ -393,7 +395,7 @@ def test_demands_are_amounts_or_labels():
 
 def test_a_learner_that_does_not_see_the_run_directory_says_so(cluster, tmp_path):
     with pytest.raises(RunDirError, match=r"Learner 2 of 3, on 127.0.0.1, does not see .*gone"):
-        _check_run_dir(tmp_path / "gone", Place(1, 3, 0))
+        _check_run_dir(tmp_path / "gone", RankInfo(1, 3, 0))
 
 
 def test_what_is_shown_comes_in_order_and_what_cannot_be_seen_is_left_out():
@@ -417,7 +419,7 @@ def test_who_leaves_a_cluster_needs_nothing_of_its_machines(cluster, kept):
     config = {"settings": resolve(before).flat(), "origin": dict.fromkeys(before, "given")}
     again = resolve(given_for_resume(config, {"cluster": cluster})[0]).run
     for name, value in of_it.items():
-        default = getattr(RunSettings(), name)
+        default = getattr(RunConfig(), name)
         assert getattr(again, name) == (value if name in kept else default)
     moved = resolve(given_for_resume(config, {"cluster": "10.0.0.2:6379"})[0]).run
     assert {name: getattr(moved, name) for name in of_it} == of_it

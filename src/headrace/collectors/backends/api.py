@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace import batch
 from headrace.batch import Fragment
-from headrace.collectors.api import Plan
-from headrace.collectors.snapshots import Journals
+from headrace.collectors.api import SamplingPlan
+from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.meter import Laps, Readings
 from headrace.models.policy import Policy
 from headrace.spec import Array
@@ -20,7 +20,7 @@ from headrace.spec import Array
 
 
 @dataclass(frozen=True)
-class Orders:
+class WorkerSetup:
     """What one worker is told at its start, besides the plan.
 
     Attributes:
@@ -40,7 +40,7 @@ class Orders:
     offset: int = 0
 
 
-class Order(NamedTuple):
+class WorkOrder(NamedTuple):
     """To fill fragments, one after the other.
 
     Attributes:
@@ -53,7 +53,7 @@ class Order(NamedTuple):
     version: int | None
 
 
-class Slot:
+class WorkerMemory:
     """A worker's piece of shared memory: some numbers, then the fragments of its vectors.
 
     Args:
@@ -73,7 +73,7 @@ class Slot:
     _HEADER = 64
 
     def __init__(
-        self, memory: mmap.mmap, offset: int, plan: Plan, vectors: list[int], *, fresh: bool
+        self, memory: mmap.mmap, offset: int, plan: SamplingPlan, vectors: list[int], *, fresh: bool
     ) -> None:
         numbers = memoryview(memory)[offset : offset + self._HEADER].cast("q")
         self.beats, self.generation, self.turn = numbers[0:1], numbers[1:2], numbers[2:3]
@@ -87,7 +87,7 @@ class Slot:
                 first += size
 
     @classmethod
-    def num_bytes(cls, plan: Plan, num_vectors: int) -> int:
+    def num_bytes(cls, plan: SamplingPlan, num_vectors: int) -> int:
         """How much memory a slot takes."""
         return cls._HEADER + num_vectors * plan.num_buffers * batch.num_bytes(plan.layout)
 
@@ -148,8 +148,8 @@ class Heard(NamedTuple):
     counts: bool = True
 
 
-class Seats(Protocol):
-    """Where the samplers of a rank sit: `Seats(plan, shares)`, one for each list of vectors.
+class WorkerBackend(Protocol):
+    """The workers of a rank: `WorkerBackend(plan, shares)` has one for each list of vectors.
 
     A seat is taken by `start`, and left by `lose` or `close`. Nothing here waits, but for `listen`
     and `close`.
@@ -161,13 +161,13 @@ class Seats(Protocol):
     def fragment(self, i: int, vector: int, buffer: int) -> Fragment:
         """One that is filled, or the memory for it."""
 
-    def prepare(self, i: int, order: Order) -> None:
+    def prepare(self, i: int, order: WorkOrder) -> None:
         """It is going to be filled."""
 
-    def start(self, i: int, orders: Orders) -> None:
+    def start(self, i: int, orders: WorkerSetup) -> None:
         """Have a sampler sit down."""
 
-    def tell(self, i: int, order: Order) -> None:
+    def tell(self, i: int, order: WorkOrder) -> None:
         """Tell it what to fill; it may be gone, which shows when it is listened to."""
 
     def listen(self, wait_s: float) -> list[Heard]:
@@ -179,16 +179,16 @@ class Seats(Protocol):
     def watch(self, now: float, limit_s: float) -> None:
         """Look after what they share: that it answers within the limit."""
 
-    def progress(self, i: int, orders: list[Order]) -> Any:
+    def progress(self, i: int, orders: list[WorkOrder]) -> Any:
         """Anything that changes while a sampler is at work on its orders, or need not be."""
 
     def stack(self, i: int) -> str:
         """Where it is stuck; "" if that cannot be told."""
 
-    def where(self, i: int, orders: list[Order], journals: Journals) -> str:
+    def where(self, i: int, orders: list[WorkOrder], journals: EpisodeSnapshots) -> str:
         """Where in its orders it was lost."""
 
-    def lose(self, i: int, orders: list[Order]) -> tuple[int, int]:
+    def lose(self, i: int, orders: list[WorkOrder]) -> tuple[int, int]:
         """End who sits there: env steps taken of the orders, and those that are left."""
 
     def stop(self) -> None:
@@ -210,8 +210,10 @@ class Seats(Protocol):
         """End all, those that do not go by themselves as well; EnvError if one failed in it."""
 
 
-class MakeSeats(Protocol):
+class BackendFactory(Protocol):
     """Makes them."""
 
-    def __call__(self, plan: Plan, shares: list[list[int]], names: list[str]) -> Seats:
-        """See `Seats`; raises ConfigError where they cannot be."""
+    def __call__(
+        self, plan: SamplingPlan, shares: list[list[int]], names: list[str]
+    ) -> WorkerBackend:
+        """See `WorkerBackend`; raises ConfigError where they cannot be."""

@@ -29,14 +29,14 @@ import torch
 from torch import Tensor
 
 from headrace.batch import Fragment, each
-from headrace.collectors.api import Plan
+from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.worker_main import ANSWER, NEWEST, REQUEST
 from headrace.errors import SamplerError
 from headrace.meter import Laps, Meter
 from headrace.models import policy as policies
 from headrace.seeding import action_noise
 from headrace.spec import Array
-from headrace.timeouts import LEAST_LIMIT_S, Silence
+from headrace.timeouts import LEAST_LIMIT_S, StallTimer
 from headrace.weights import Published
 
 _BEAT_S = 1.0  # so long it may wait before it shows that it is alive
@@ -50,9 +50,9 @@ class _Rows:
 
     def __init__(self, fragment: Fragment) -> None:
         self.obs = each(Tensor.numpy, fragment.obs)
-        outs = {"action": fragment.action} | fragment.policy_out
+        outs = {"action": fragment.action} | fragment.stored_outputs
         self.outs: dict[str, Array] = {name: column.numpy() for name, column in outs.items()}
-        self.state: Array = fragment.core_state[1].numpy()  # of a recurrent core, now
+        self.state: Array = fragment.recurrent_state[1].numpy()  # of a recurrent core, now
         self.version: Array = fragment.policy_version.numpy()
         self.noise: Array | None = None  # [T, n, draws]; made at row 0
 
@@ -89,14 +89,14 @@ class Inference:
         published: weights, as workers would pull them.
     """
 
-    def __init__(self, plan: Plan, published: Published) -> None:
+    def __init__(self, plan: SamplingPlan, published: Published) -> None:
         assert plan.inference_device is not None
         self._plan, self._device, self._published = plan, plan.inference_device, published
         # Its weights are overwritten by the first pull.
         policy = policies.build(plan.spec, plan.network, 0, plan.model)
         self._policy = policy.to(self._device)
         self._version: int | None = None  # of the weights that it has
-        self._meter, self._silence = Meter(keeps_laps=plan.timeline), Silence()
+        self._meter, self._silence = Meter(keeps_laps=plan.timeline), StallTimer()
         self._num_rounds = self._num_vectors = 0
         self._counted = (0, 0)  # of these, in metrics
         self._workers: dict[int, _Worker] = {}  # by what the crew calls them

@@ -24,12 +24,12 @@ from typing import Any
 import cloudpickle
 
 from headrace.batch import Fragment
-from headrace.collectors.api import Plan
+from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends import worker_main
-from headrace.collectors.backends.api import Heard, Order, Orders, Slot
+from headrace.collectors.backends.api import Heard, WorkerMemory, WorkerSetup, WorkOrder
 from headrace.collectors.backends.channel import Channel
 from headrace.collectors.backends.inference_server import Inference
-from headrace.collectors.snapshots import Journals, missing, unwritten
+from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, unwritten
 from headrace.distributed import child_process
 from headrace.distributed.child_process import cause_of_death
 from headrace.errors import ConfigError, SamplerError, UsageError
@@ -75,7 +75,7 @@ class Handle:
     def __init__(
         self,
         context: Any,
-        orders: Orders,
+        orders: WorkerSetup,
         weights: int,
         memory: int,
         plan: int,
@@ -171,13 +171,15 @@ def in_memory(name: str, data: bytes) -> int:
 class Worker:
     """A slot, and the process in it, if there is one."""
 
-    def __init__(self, memory: mmap.mmap, offset: int, plan: Plan, vectors: list[int]) -> None:
+    def __init__(
+        self, memory: mmap.mmap, offset: int, plan: SamplingPlan, vectors: list[int]
+    ) -> None:
         self.offset = offset
-        self.slot = Slot(memory, offset, plan, vectors, fresh=True)
+        self.slot = WorkerMemory(memory, offset, plan, vectors, fresh=True)
         self.handle: Handle | None = None
         self.beats_at_order = 0
 
-    def tell(self, order: Order | None) -> None:
+    def tell(self, order: WorkOrder | None) -> None:
         """Send who is here an order; None: to end."""
         if self.handle is not None:
             with contextlib.suppress(OSError):  # it is gone, which shows when it is listened to
@@ -191,7 +193,7 @@ class Worker:
             finally:
                 self.handle = None
 
-    def ordered(self, orders: Iterable[Order]) -> dict[int, list[Fragment]]:
+    def ordered(self, orders: Iterable[WorkOrder]) -> dict[int, list[Fragment]]:
         """The memory that is to be filled, by vector."""
         found: dict[int, list[Fragment]] = {}
         for order in orders:
@@ -200,7 +202,7 @@ class Worker:
         return found
 
 
-class Processes:
+class ProcessBackend:
     """`Seats` for worker processes.
 
     Args:
@@ -213,7 +215,7 @@ class Processes:
         UsageError: the environment cannot be sent to another process.
     """
 
-    def __init__(self, plan: Plan, shares: list[list[int]], names: list[str]) -> None:
+    def __init__(self, plan: SamplingPlan, shares: list[list[int]], names: list[str]) -> None:
         if not hasattr(os, "memfd_create"):
             raise ConfigError(
                 f"num_workers={len(shares)} needs Linux (memfd), and this is {sys.platform}.\n"
@@ -224,7 +226,7 @@ class Processes:
         plan_fd = in_memory("plan", pickled(plan))
         weights_fd, weights = _shared("weights", Published.num_bytes(template))
         self._published = Published(template, weights)
-        sizes = [Slot.num_bytes(plan, len(share)) for share in shares]
+        sizes = [WorkerMemory.num_bytes(plan, len(share)) for share in shares]
         memory_fd, memory = _shared("fragments", sum(sizes))
         self._fds = [weights_fd, memory_fd, plan_fd]  # as `worker.main` takes them
         self.workers = [
@@ -242,12 +244,12 @@ class Processes:
         """See `Seats`."""
         return self.workers[i].slot.fragments[vector][buffer]
 
-    def prepare(self, i: int, order: Order) -> None:
+    def prepare(self, i: int, order: WorkOrder) -> None:
         """See `Seats`."""
         for of in self.workers[i].ordered([order]).values():
             unwritten(of)
 
-    def start(self, i: int, orders: Orders) -> None:
+    def start(self, i: int, orders: WorkerSetup) -> None:
         """See `Seats`."""
         worker = self.workers[i]
         with contextlib.ExitStack() as stack:
@@ -258,7 +260,7 @@ class Processes:
             context = stack.enter_context(child_process.context())
             worker.handle = Handle(context, replace(orders, offset=worker.offset), *files)
 
-    def tell(self, i: int, order: Order) -> None:
+    def tell(self, i: int, order: WorkOrder) -> None:
         """See `Seats`."""
         worker = self.workers[i]
         worker.beats_at_order = worker.slot.beats[0]
@@ -297,16 +299,16 @@ class Processes:
         if self._inference is not None:
             self._inference.watch(now, limit_s)
 
-    def progress(self, i: int, orders: list[Order]) -> Any:
+    def progress(self, i: int, orders: list[WorkOrder]) -> Any:
         """See `Seats`: rows that are written count, as one step of a vector may be long."""
-        return self.workers[i].slot.beats[0], sum(map(missing, self._ordered(i, orders)))
+        return self.workers[i].slot.beats[0], sum(map(count_unwritten, self._ordered(i, orders)))
 
     def stack(self, i: int) -> str:
         """See `Seats`."""
         handle = self.workers[i].handle
         return "" if handle is None else handle.stack()
 
-    def where(self, i: int, orders: list[Order], journals: Journals) -> str:
+    def where(self, i: int, orders: list[WorkOrder], journals: EpisodeSnapshots) -> str:
         """See `Seats`."""
         worker, name = self.workers[i], self._names[i]
         if not orders or worker.slot.beats[0] == worker.beats_at_order:
@@ -319,19 +321,19 @@ class Processes:
             if turn < 0:
                 return f"while waiting for actions, sampler {name}"
             under_way = {turn: worker.ordered(orders)[turn][0]}
-        return journals.whereabouts(under_way, name)
+        return journals.describe_position(under_way, name)
 
-    def lose(self, i: int, orders: list[Order]) -> tuple[int, int]:
+    def lose(self, i: int, orders: list[WorkOrder]) -> tuple[int, int]:
         """See `Seats`: the process is buried before its memory is read, or another's."""
         self.workers[i].end(deadline=0.0)
         if self._inference is not None:
             self._inference.dismiss(i)
         fragments = self._ordered(i, orders)
-        left = sum(map(missing, fragments))
+        left = sum(map(count_unwritten, fragments))
         unwritten(fragments)
         return sum(fragment.reward.numel() for fragment in fragments) - left, left
 
-    def _ordered(self, i: int, orders: list[Order]) -> list[Fragment]:
+    def _ordered(self, i: int, orders: list[WorkOrder]) -> list[Fragment]:
         return [f for of in self.workers[i].ordered(orders).values() for f in of]
 
     def stop(self) -> None:
@@ -381,7 +383,7 @@ def _shared(name: str, size: int) -> tuple[int, mmap.mmap]:
     return fd, mmap.mmap(fd, size)
 
 
-def pickled(plan: Plan) -> bytes:
+def pickled(plan: SamplingPlan) -> bytes:
     """Lambdas and classes of a script or notebook travel by value; nothing goes through a file.
 
     Raises:

@@ -27,18 +27,18 @@ import ray
 from ray.exceptions import RayError
 
 from headrace.batch import Fragment, unpack
-from headrace.collectors.api import Plan
-from headrace.collectors.backends.api import Heard, Order, Orders
+from headrace.collectors.api import SamplingPlan
+from headrace.collectors.backends.api import Heard, WorkerSetup, WorkOrder
 from headrace.collectors.backends.processes import pickled
 from headrace.collectors.backends.ray_worker import INSTALLED_THERE, Beat, RemoteSampler
-from headrace.collectors.snapshots import Journals
+from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.errors import SamplerError
 from headrace.meter import Laps
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
 from headrace.spec import Array
-from headrace.timeouts import LEAST_LIMIT_S, RestartRate, Silence
+from headrace.timeouts import LEAST_LIMIT_S, RestartRate, StallTimer
 from headrace.weights import FlatWeights
 
 # A Ray actor for samplers, as the learner holds it: asked for, looked after, and how it ended.
@@ -84,7 +84,7 @@ class Place:
         self.guests: set[int] = set()  # seats of who sits here
         self.beats: dict[int, Beat] = {}
         self.has_weights = False  # was told to fill something, with weights
-        self.silence = Silence()
+        self.silence = StallTimer()
         self._asked, self._num_answers = None, 0
 
     @property
@@ -137,7 +137,7 @@ _LEAVE_BEFORE_S = 10.0  # a machine is taken away; until then another may come
 _GUEST_AFTER_S, _FIRST_GUEST_AFTER_S = 5.0, 60.0  # the first ones have room, and need to import
 
 
-class Actors:
+class RayBackend:
     """`Seats` for Ray actors.
 
     Args:
@@ -151,7 +151,11 @@ class Actors:
     """
 
     def __init__(
-        self, plan: Plan, shares: list[list[int]], names: list[str], needs: Needs | None = None
+        self,
+        plan: SamplingPlan,
+        shares: list[list[int]],
+        names: list[str],
+        needs: Needs | None = None,
     ) -> None:
         self._plan, self._names, self._needs = plan, names, needs or Needs()
         self._plan_ref, self._layout = ray.put(pickled(plan)), plan.layout
@@ -162,7 +166,7 @@ class Actors:
         self._homes: list[Place | None] = [None] * len(shares)
         self._num_asked = 0  # for places, so far
         self._elsewhere: list[Place] = []  # places that are nobody's home any more
-        self._waiting: dict[int, tuple[Orders, float]] = {}  # by seat: since when
+        self._waiting: dict[int, tuple[WorkerSetup, float]] = {}  # by seat: since when
         self._sits: dict[int, Place] = {}
         self._calls: dict[Any, int] = {}  # what is under way, and whose it is
         self._heard: dict[int, Heard] = {}  # by seat: what was not told yet
@@ -191,15 +195,15 @@ class Actors:
         """See `Seats`."""
         return self._fragments[vector, buffer]
 
-    def prepare(self, i: int, order: Order) -> None:
+    def prepare(self, i: int, order: WorkOrder) -> None:
         """See `Seats`: what was filled is in the object store, and another one will be."""
 
-    def start(self, i: int, orders: Orders) -> None:
+    def start(self, i: int, orders: WorkerSetup) -> None:
         """See `Seats`."""
         self._waiting[i] = orders, time.monotonic()
         self._seat()
 
-    def tell(self, i: int, order: Order) -> None:
+    def tell(self, i: int, order: WorkOrder) -> None:
         """See `Seats`."""
         version = max(self._weights) if order.version is None else order.version
         place = self._sits.get(i)
@@ -251,7 +255,7 @@ class Actors:
         heard.messages.append((kind, generation, what))
 
     def _keep(
-        self, order: Order, num_finals: list[int], parts: list[Array], *, is_remote: bool
+        self, order: WorkOrder, num_finals: list[int], parts: list[Array], *, is_remote: bool
     ) -> None:
         left = iter(parts)
         for (v, buffer, _), k in zip(order.fragments, num_finals, strict=True):
@@ -342,7 +346,7 @@ class Actors:
             elif up and now - max(since, self._came_at) > patience:
                 self._sit(i, min(up, key=lambda place: len(place.guests)), orders)
 
-    def _sit(self, i: int, place: Place, orders: Orders) -> None:
+    def _sit(self, i: int, place: Place, orders: WorkerSetup) -> None:
         del self._waiting[i]
         self._sits[i] = place
         place.guests.add(i)
@@ -386,7 +390,7 @@ class Actors:
             if place.silent_s(now) > longest_s:
                 self._lost(place, f"has given no sign of life for {longest_s:g} s", False)
 
-    def progress(self, i: int, orders: list[Order]) -> Any:
+    def progress(self, i: int, orders: list[WorkOrder]) -> Any:
         """See `Seats`: who waits for a machine need not."""
         if i in self._waiting:
             return object()
@@ -402,7 +406,7 @@ class Actors:
         except RayError:
             return ""
 
-    def where(self, i: int, orders: list[Order], journals: Journals) -> str:
+    def where(self, i: int, orders: list[WorkOrder], journals: EpisodeSnapshots) -> str:
         """See `Seats`: as it said last."""
         beat = self._beat(i, orders)
         if beat is None:
@@ -418,12 +422,12 @@ class Actors:
             f"{self._plan.spec.id}, sampler {self._names[i]}"
         )
 
-    def _beat(self, i: int, orders: list[Order]) -> Beat | None:
+    def _beat(self, i: int, orders: list[WorkOrder]) -> Beat | None:
         """The last sign of life of who carries one of these out."""
         beat = self._sits[i].beats.get(i) if i in self._sits else None
         return beat if beat is not None and beat.order in orders else None
 
-    def lose(self, i: int, orders: list[Order]) -> tuple[int, int]:
+    def lose(self, i: int, orders: list[WorkOrder]) -> tuple[int, int]:
         """See `Seats`: steps are those that it spoke of last."""
         beat = self._beat(i, orders)
         taken = (beat.taken if beat is not None else 0) + self._given_back.pop(i, 0)

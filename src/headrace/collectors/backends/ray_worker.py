@@ -27,11 +27,11 @@ from torch import nn
 
 from headrace import batch
 from headrace.batch import Fragment, pack
-from headrace.collectors.api import Plan
-from headrace.collectors.backends.api import Order, Orders
-from headrace.collectors.backends.worker_main import Followed
-from headrace.collectors.rollout import Sampler, Wanted
-from headrace.collectors.snapshots import missing, unwritten
+from headrace.collectors.api import SamplingPlan
+from headrace.collectors.backends.api import WorkerSetup, WorkOrder
+from headrace.collectors.backends.worker_main import LatestWeights
+from headrace.collectors.rollout import RolloutTask, Sampler
+from headrace.collectors.snapshots import count_unwritten, unwritten
 from headrace.errors import HeadraceError, SamplerError, UsageError
 from headrace.meter import Meter
 from headrace.spec import Array
@@ -51,7 +51,7 @@ class Beat(NamedTuple):
     """
 
     laps: int
-    order: Order | None
+    order: WorkOrder | None
     taken: int
 
 
@@ -89,12 +89,12 @@ class _Sitting:
     sampler: Sampler
     generation: int
     meter: Meter
-    weights: Followed
+    weights: LatestWeights
     memory: dict[int, Array]  # of a fragment, by vector: sent before the next one is begun
     fragments: dict[int, Fragment]  # in it
     left: bool = False
-    order: Order | None = None
-    wanted: list[Wanted] = field(default_factory=list)
+    order: WorkOrder | None = None
+    wanted: list[RolloutTask] = field(default_factory=list)
 
 
 class RemoteSampler:
@@ -111,7 +111,7 @@ class RemoteSampler:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray lets an actor without a GPU see them all
         torch.set_num_threads(1)
         threadpoolctl.threadpool_limits(1)
-        self._plan: Plan = cloudpickle.loads(plan)
+        self._plan: SamplingPlan = cloudpickle.loads(plan)
         self._received = Received()
         self._seats: dict[int, _Sitting] = {}
         self._stopped = False
@@ -127,13 +127,13 @@ class RemoteSampler:
         """A sampler sits down here.
 
         Args:
-            packed: pickled: its seat, and its `Orders`.
+            packed: pickled: its seat, and its `WorkerSetup`.
 
         Returns:
             Pickled: "ready", generation, (restored, states), []; or as of `fill`.
         """
         seat: int
-        orders: Orders
+        orders: WorkerSetup
         seat, orders = cloudpickle.loads(packed)
 
         def sit() -> tuple[Any, _Packs]:
@@ -147,7 +147,7 @@ class RemoteSampler:
                 sampler,
                 orders.generation,
                 meter,
-                Followed(self._received, sampler, meter),
+                LatestWeights(self._received, sampler, meter),
                 memory,
                 {v: batch.allocate(self._plan.layout, of) for v, of in memory.items()},
             )
@@ -159,7 +159,7 @@ class RemoteSampler:
         """Carry an order out, with these weights or newer ones, if it does not say which.
 
         Args:
-            packed: pickled: whose seat, its `Order`, and the version of the weights.
+            packed: pickled: whose seat, its `WorkOrder`, and the version of the weights.
             flat: these; None: they were sent before.
 
         Returns:
@@ -168,7 +168,7 @@ class RemoteSampler:
             pickled: "error", generation, error, [].
         """
         seat: int
-        order: Order
+        order: WorkOrder
         seat, order, version = cloudpickle.loads(packed)
         of = self._seats[seat]
         of.meter.lap("wait")
@@ -176,7 +176,7 @@ class RemoteSampler:
         def fill() -> tuple[Any, _Packs]:
             if flat is not None:
                 self._received.take(version, flat)
-            of.wanted = [Wanted(v, of.fragments[v], steps) for v, _, steps in order.fragments]
+            of.wanted = [RolloutTask(v, of.fragments[v], steps) for v, _, steps in order.fragments]
             unwritten(wanted.fragment for wanted in of.wanted)
             of.order = order
             filled = of.weights.collect(order, of.wanted, lambda: of.left or self._stopped)
@@ -256,5 +256,5 @@ def _beat(of: _Sitting) -> Beat:
     order, wanted = of.order, list(of.wanted)
     taken = 0
     if order is not None:
-        taken = sum(w.fragment.reward.numel() - missing(w.fragment) for w in wanted)
+        taken = sum(w.fragment.reward.numel() - count_unwritten(w.fragment) for w in wanted)
     return Beat(of.meter.beats[0], order, taken)

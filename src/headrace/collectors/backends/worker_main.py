@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from headrace.batch import Fragment
-from headrace.collectors.api import Plan, ShouldStop
-from headrace.collectors.backends.api import Order, Orders, Slot
+from headrace.collectors.api import SamplingPlan, ShouldStop
+from headrace.collectors.backends.api import WorkerMemory, WorkerSetup, WorkOrder
 from headrace.collectors.backends.channel import Channel
-from headrace.collectors.rollout import Filled, Rollout, Sampler, Wanted
+from headrace.collectors.rollout import Rollout, RolloutResult, RolloutTask, Sampler
 from headrace.distributed import child_process
 from headrace.errors import HeadraceError, SamplerError
 from headrace.meter import Meter
@@ -54,7 +54,7 @@ _BEAT_S = 0.1  # so long a worker may wait before it shows that it is alive
 
 
 @dataclass(frozen=True)
-class Station:
+class WorkerContext:
     """What a worker carries orders out with.
 
     Attributes:
@@ -68,33 +68,33 @@ class Station:
 
     learner: Channel
     generation: int
-    slot: Slot
+    slot: WorkerMemory
     sampler: Sampler
     published: Published
     meter: Meter
 
-    def begin(self, order: Order) -> list[Wanted]:
+    def begin(self, order: WorkOrder) -> list[RolloutTask]:
         """An order came: what it wants."""
         self.slot.generation[0] = self.generation
         of = self.slot.fragments
-        return [Wanted(v, of[v][buffer], steps) for v, buffer, steps in order.fragments]
+        return [RolloutTask(v, of[v][buffer], steps) for v, buffer, steps in order.fragments]
 
     def stop(self) -> bool:
         """Whether to give up."""
         return self.published.stop[0] != 0
 
-    def deliver(self, order: Order, filled: Filled) -> None:
+    def deliver(self, order: WorkOrder, filled: RolloutResult) -> None:
         """An order is carried out, or given up."""
         done = order, filled, self.meter.readings()
         self.learner.send(("done", self.generation, done))
         self.meter.lap("other")
 
 
-def one_by_one(station: Station) -> None:
+def one_by_one(station: WorkerContext) -> None:
     """Carry orders out, acting here, until there are no more."""
-    weights = Followed(station.published, station.sampler, station.meter)
+    weights = LatestWeights(station.published, station.sampler, station.meter)
     while True:
-        order: Order | None = station.learner.receive()
+        order: WorkOrder | None = station.learner.receive()
         station.meter.lap("wait")
         if order is None:
             return
@@ -113,7 +113,7 @@ class Numbered(Protocol):
         """Copy a version into the module, and say which; None: the newest."""
 
 
-class Followed:
+class LatestWeights:
     """The learner's weights, as a sampler follows them: a `rollout.Weights`."""
 
     waits = False
@@ -125,7 +125,9 @@ class Followed:
         self.version = -1
         self.lag_sum = self.lag_max = 0
 
-    def collect(self, order: Order, wanted: list[Wanted], stop: ShouldStop) -> Filled:
+    def collect(
+        self, order: WorkOrder, wanted: list[RolloutTask], stop: ShouldStop
+    ) -> RolloutResult:
         """Fill what an order wants, acting with these."""
         self._pinned, self.lag_sum, self.lag_max = order.version, 0, 0
         filled = self._sampler.collect(wanted, self, stop)
@@ -141,7 +143,7 @@ class Followed:
         self._meter.lap("publish")
         return [self._actor]
 
-    def are_old(self) -> bool:
+    def is_stale(self) -> bool:
         """See `Weights`."""
         lag = self._published.newest - self.version
         if lag:
@@ -149,7 +151,7 @@ class Followed:
         return lag > 0 and self._pinned is None
 
 
-class _Asked:
+class RemoteInference:
     """A policy in the learner's process, for one fragment: `rollout.Weights`, and their `Actor`."""
 
     waits = True
@@ -185,7 +187,7 @@ class _Asked:
         """See `Actor`: the states are those that the next row begins with."""
         self._fragment.carry(rows.stop)
 
-    def are_old(self) -> bool:
+    def is_stale(self) -> bool:
         """See `Weights`: whoever acts takes newer ones by itself."""
         if lag := self._published.newest - self.version:
             self.lag_sum, self.lag_max = self.lag_sum + lag, max(self.lag_max, lag)
@@ -196,9 +198,9 @@ class _Asked:
 class _UnderWay:
     """An order, and how far it is."""
 
-    order: Order
+    order: WorkOrder
     left: int  # fragments that are not ended yet
-    filled: Filled = field(default_factory=Filled)
+    filled: RolloutResult = field(default_factory=RolloutResult)
 
 
 @dataclass
@@ -206,11 +208,11 @@ class _Rollout:
     """One fragment of an order."""
 
     of: _UnderWay
-    weights: _Asked
+    weights: RemoteInference
     steps: Rollout
 
 
-class InTurns:
+class InterleavedRollouts:
     """Carries many orders out at a time, each vector's own in their order.
 
     Args:
@@ -218,7 +220,7 @@ class InTurns:
         asks: a socket to who acts.
     """
 
-    def __init__(self, station: Station, asks: socket.socket) -> None:
+    def __init__(self, station: WorkerContext, asks: socket.socket) -> None:
         self._station, self._asks = station, asks
         self._next: dict[int, deque[_Rollout]] = {v: deque() for v in station.slot.fragments}
         self._waiting: dict[int, _Rollout] = {}  # by vector
@@ -252,10 +254,10 @@ class InTurns:
             raise EOFError
         return ANSWER.iter_unpack(received)
 
-    def _begin(self, order: Order) -> None:
+    def _begin(self, order: WorkOrder) -> None:
         station, under_way = self._station, _UnderWay(order, len(order.fragments))
         for of, wanted in zip(order.fragments, station.begin(order), strict=True):
-            weights = _Asked(self._asks, of, order.version, station.published)
+            weights = RemoteInference(self._asks, of, order.version, station.published)
             steps = station.sampler.fill(wanted, weights, station.stop, under_way.filled)
             self._next[wanted.vector].append(_Rollout(under_way, weights, steps))
         for v, _, _ in order.fragments:
@@ -327,7 +329,7 @@ def main(
     actions = None if asks is None else socket.socket(fileno=asks)
     name = "a worker"
     try:
-        told: Orders = cloudpickle.loads(read_whole(orders))
+        told: WorkerSetup = cloudpickle.loads(read_whole(orders))
         name = told.name
         _run(learner, weights, memory, read_whole(plan), told, actions)
     except (EOFError, ConnectionError):
@@ -357,13 +359,13 @@ def _run(
     weights_fd: int,
     memory_fd: int,
     pickled: bytes,
-    told: Orders,
+    told: WorkerSetup,
     actions: socket.socket | None,
 ) -> None:
     """Answer commands until told to close."""
     weights, memory = mmap.mmap(weights_fd, 0), mmap.mmap(memory_fd, 0)
-    plan: Plan = cloudpickle.loads(pickled)
-    slot = Slot(memory, told.offset, plan, told.vectors, fresh=False)
+    plan: SamplingPlan = cloudpickle.loads(pickled)
+    slot = WorkerMemory(memory, told.offset, plan, told.vectors, fresh=False)
     slot.turn[0] = -1
     meter = Meter(beats=slot.beats, keeps_laps=plan.timeline)
     sampler = Sampler(plan, told.vectors, meter, told.name, acts=actions is None)
@@ -372,11 +374,11 @@ def _run(
     states = sampler.states() if told.begin_after else {}
     learner.send(("ready", told.generation, (restored, states)))
     meter.lap("start")
-    station = Station(learner, told.generation, slot, sampler, published, meter)
+    station = WorkerContext(learner, told.generation, slot, sampler, published, meter)
     if actions is None:
         one_by_one(station)
     else:
-        InTurns(station, actions).serve()
+        InterleavedRollouts(station, actions).serve()
     try:
         sampler.close()
     except HeadraceError as error:

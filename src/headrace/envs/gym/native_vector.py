@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from headrace.batch import Fragment, each
 from headrace.envs.api import GUARDS, Episode, Guards, Restored, env_error
-from headrace.envs.episodes import Intake, Rows
+from headrace.envs.episodes import FragmentWriter, ObsWriter
 from headrace.envs.spaces import MASK
 from headrace.errors import EnvError
 from headrace.meter import Meter
@@ -57,8 +57,8 @@ class NativeVector:
         self._vector = vector
         self._seed, self._role, self._sampler = seed, role, sampler
         self._meter = meter
-        self._codec, self._intake = ActionCodec(spec.action), Intake(spec)
-        self._rows = Rows(spec, env_id, checks=guards.enabled)
+        self._codec, self._intake = ActionCodec(spec.action), ObsWriter(spec)
+        self._rows = FragmentWriter(spec, env_id, checks=guards.enabled)
         mode = vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self._mode = mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
         # Whose next row is that of a reset (NEXT_STEP only)

@@ -20,12 +20,12 @@ from headrace.envs.api import (
     Restored,
     check_fields,
     close_all,
+    describe_position,
     env_error,
     in_a_line,
-    whereabouts,
 )
 from headrace.envs.episode_replay import get_state, inside, replay, set_state
-from headrace.envs.episodes import Intake, Rows
+from headrace.envs.episodes import FragmentWriter, ObsWriter
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.seeding import derive
@@ -75,8 +75,8 @@ class GymVector:
         self._limit = np.array([limit for _, limit in looked])  # steps of an episode
         self._seed, self._role, self._reseed = seed, role, reseed
         self._meter, self._sampler = meter, sampler
-        self._codec, self._intake = ActionCodec(spec.action), Intake(spec)
-        self._rows = Rows(spec, env_id, checks=guards.enabled)
+        self._codec, self._intake = ActionCodec(spec.action), ObsWriter(spec)
+        self._rows = FragmentWriter(spec, env_id, checks=guards.enabled)
         self._replay_limit_s = replay_limit_s
         self._begun = False
         self._guards, self._remake = guards, remake
@@ -333,4 +333,4 @@ class GymVector:
         seeded = self._reseed or episode == 0
         seed = self._seed_of(i, episode) if seeded else None
         env = f"{self.env_id[i]} of {self.spec.id}"
-        return whereabouts(env, self._sampler, episode, seed, steps, action)
+        return describe_position(env, self._sampler, episode, seed, steps, action)

@@ -26,7 +26,7 @@ from headrace.tools.autoscale.sizes import FREE, Sizes, Space, fixed
 from headrace.tools.autoscale.trial import Limits, Trained
 from headrace.training import launch
 from headrace.training.api import code_of, given_by
-from headrace.training.job import wanted
+from headrace.training.job import inspect_request
 
 BUDGET_S = 80.0
 """For a whole search, unless the user gives another."""
@@ -109,7 +109,7 @@ def find(
         if value is not None and not value > 0.0:
             raise ConfigError(f"{name}={value}: expected more than 0.")
     launch.check_alone()
-    want = wanted(given, env, code, config_file)
+    want = inspect_request(given, env, code, config_file)
     if cluster := want.settings.run.cluster:
         raise ConfigError(
             f"cluster={cluster!r}, but sizes are measured on this machine alone.\n"

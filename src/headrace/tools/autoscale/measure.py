@@ -17,7 +17,7 @@ from headrace.tools.autoscale.result import Found
 from headrace.tools.autoscale.search import Search
 from headrace.tools.autoscale.sizes import FREE, Sizes, Space
 from headrace.tools.autoscale.trial import SHARE, Limits, Trained, Trial, gib, run_trial
-from headrace.training.job import Wanted
+from headrace.training.job import RunRequest
 
 Say = Callable[[str], None]
 
@@ -42,7 +42,7 @@ class Measuring:
     def __init__(
         self,
         trained: Trained,
-        want: Wanted,
+        want: RunRequest,
         space: Space,
         limits: Limits,
         deadline: float,

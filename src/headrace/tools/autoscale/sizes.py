@@ -6,7 +6,7 @@ Left out: which are fast (`search.py`).
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.config.checks import divisor
+from headrace.config.checks import largest_divisor
 
 FREE = ("num_learners", "num_workers", "num_envs", "num_steps", "envs_per_vector")
 """Settings that are searched, where the user has not fixed them."""
@@ -103,7 +103,7 @@ class Space:
         sizes = [d for d in range(1, share + 1) if share % d == 0 and d * workers <= share]
         loads = {size: -(-(share // size) // workers) * size for size in sizes}
         even = max(size for size in sizes if loads[size] <= _UNEVEN * min(loads.values()))
-        return divisor(share, max(1, even // self.vectors_each))
+        return largest_divisor(share, max(1, even // self.vectors_each))
 
     def envs(self) -> list[int]:
         """How many environments there can be, whatever else."""

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from headrace import batch
 from headrace.batch import Fragment
-from headrace.collectors.api import Collector, Plan
+from headrace.collectors.api import Collector, SamplingPlan
 from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
-from headrace.collectors.synchronous import WorkersCollector
+from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.resolve import cpu_cores
 from headrace.cost_model.costs import Costs, Line, Times
 from headrace.distributed.ranks import device_of
@@ -30,7 +30,7 @@ from headrace.learner.learner import Learns
 from headrace.meter import SPANS, Laps, Meter
 from headrace.models import policy as policies
 from headrace.tools.profile.timeline_plots import arrays
-from headrace.training.job import Task
+from headrace.training.job import Job
 from headrace.training.process import math_threads
 from headrace.training.rank import acting_of, learner_of, on_device, plan_of
 
@@ -108,7 +108,7 @@ class Probe:
         say: told what is measured.
     """
 
-    def __init__(self, task: Task, seconds: float, say: Callable[[str], None]) -> None:
+    def __init__(self, task: Job, seconds: float, say: Callable[[str], None]) -> None:
         self._task, self._seconds, self._say = task, seconds, say
         run = task.settings.run
         self._device = device_of(run.device, 0)
@@ -209,11 +209,11 @@ class Probe:
         )
 
     @cached_property
-    def _plan_of_run(self) -> Plan:
+    def _plan_of_run(self) -> SamplingPlan:
         _, learner = self._learner(1, self._task.settings.run.num_steps)
         return plan_of(self._alone, learner, self._device)
 
-    def _plan(self, num_envs: int, n: int, num_steps: int = 0) -> Plan:
+    def _plan(self, num_envs: int, n: int, num_steps: int = 0) -> SamplingPlan:
         """For workers that act themselves, batch by batch; T as it is, unless it is given."""
         plan = self._plan_of_run
         return replace(
@@ -322,9 +322,11 @@ class _Learning:
 
 
 @contextlib.contextmanager
-def _workers(plan: Plan, count: int, stop: Callable[[], bool]) -> Iterator[WorkersCollector]:
+def _workers(
+    plan: SamplingPlan, count: int, stop: Callable[[], bool]
+) -> Iterator[SynchronousCollector]:
     """Meanwhile these are up, and act with weights as they are at first."""
-    with contextlib.closing(WorkersCollector(plan, count, stop)) as collector:
+    with contextlib.closing(SynchronousCollector(plan, count, stop)) as collector:
         collector.publish(policies.build(plan.spec, plan.network, plan.seed, plan.model), 0)
         yield collector
 
@@ -335,7 +337,7 @@ def _busy(collector: Collector) -> dict[str, float]:
     return {span: s for span, s in seconds.items() if span not in ("wait", "start", "other")}
 
 
-def _repeated(few: dict[str, Tensor], plan: Plan) -> Fragment:
+def _repeated(few: dict[str, Tensor], plan: SamplingPlan) -> Fragment:
     """A few steps of one environment, over and over: a batch of the size that is learned from."""
     whole = batch.allocate(plan.layout)
     for name, many in batch.named(whole).items():

@@ -31,7 +31,7 @@ from headrace.tools.profile.result import Profile, told
 from headrace.tools.profile.timeline_plots import by_process
 from headrace.training import launch
 from headrace.training.api import code_of, given_by
-from headrace.training.job import Task, task_of_run, wanted
+from headrace.training.job import Job, inspect_request, task_of_run
 from headrace.training.log import read_metrics
 from headrace.training.rank import on_device
 
@@ -106,7 +106,7 @@ def profile_env(
         HeadraceError: see `headrace.errors`.
     """
     _check(seconds)
-    want = wanted(given, env, code, config_file)
+    want = inspect_request(given, env, code, config_file)
     with tempfile.TemporaryDirectory(prefix="headrace-profile-") as scratch:
         task = want.task(Path(scratch) / "run")
         _refuse_cluster(task)
@@ -195,7 +195,7 @@ def _check(seconds: float) -> None:
         raise ConfigError(f"seconds={seconds:g}: expected {_LEAST_S:g} or more.")
 
 
-def _refuse_cluster(task: Task) -> None:
+def _refuse_cluster(task: Job) -> None:
     if cluster := task.settings.run.cluster:
         raise ConfigError(
             f"cluster={cluster!r}: a profile is made on one machine.\nLeave --cluster out; "
@@ -204,7 +204,7 @@ def _refuse_cluster(task: Task) -> None:
 
 
 def _profiled(
-    task: Task,
+    task: Job,
     resolved: advice.Resolved,
     tracks: dict[str, Laps],
     rate: float | None,
@@ -238,7 +238,7 @@ def _trained_since(tracks: dict[str, Laps]) -> float:
     return max((laps.ends[0] for laps in tracks.values() if laps.ends), default=0.0)
 
 
-def _ceilings(costs: Costs, task: Task) -> dict[str, float]:
+def _ceilings(costs: Costs, task: Job) -> dict[str, float]:
     """Env steps/s of each part alone, on this machine's cores."""
     run, cores = task.settings.run, cpu_cores()
     n = run.num_envs if on_device(task) else run.envs_per_vector
@@ -258,7 +258,7 @@ def _ceilings(costs: Costs, task: Task) -> dict[str, float]:
     }
 
 
-def _rates(costs: Costs, task: Task) -> dict[str, Any] | None:
+def _rates(costs: Costs, task: Job) -> dict[str, Any] | None:
     """What one sampler and one learner do that never wait; None: the learner is the sampler."""
     run = task.settings.run
     if on_device(task):

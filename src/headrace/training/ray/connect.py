@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.resolve import cpu_cores
-from headrace.config.run_config import RunSettings, demands
+from headrace.config.run_config import RunConfig, demands
 from headrace.errors import ConfigError, MissingExtraError
 
 _CONNECT_WITHIN_S = 10.0
 
 
 @contextlib.contextmanager
-def connected(run: RunSettings) -> Iterator[int]:
+def connected(run: RunConfig) -> Iterator[int]:
     """Meanwhile this process is a driver of the run's cluster: how many workers it has room for.
 
     Raises:
@@ -51,7 +51,7 @@ def connected(run: RunSettings) -> Iterator[int]:
         yield cpu_cores() if run.cluster == "local" else room_for(run, taken={})
 
 
-def room_for(run: RunSettings, taken: Mapping[str, float]) -> int:
+def room_for(run: RunConfig, taken: Mapping[str, float]) -> int:
     """How many workers the machines have room for that meet their demands.
 
     Args:

@@ -23,17 +23,17 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from headrace.config.run_config import RunSettings, demands
+from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.local_ranks import pickled
-from headrace.distributed.ranks import Place
+from headrace.distributed.ranks import RankInfo
 from headrace.errors import ConfigError, HeadraceError, RankError
 from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.timeouts import RestartRate
-from headrace.training.job import Task
+from headrace.training.job import Job
 from headrace.training.log import Shows
 from headrace.training.process import StopSignals
-from headrace.training.rank import Ended
+from headrace.training.rank import RunResult
 from headrace.training.ray.connect import room_for
 from headrace.training.ray.learner_actor import RemoteRank
 from headrace.training.reporter import OnUpdate
@@ -48,8 +48,8 @@ _TRY_FOR_S, _PLACE_WITHIN_S = 5, 600.0  # a machine may have to be started first
 
 
 def see_through(
-    task: Task, stop: StopSignals, meter: Meter, display: Shows, on_update: OnUpdate | None
-) -> Ended:
+    task: Job, stop: StopSignals, meter: Meter, display: Shows, on_update: OnUpdate | None
+) -> RunResult:
     """Run a task on the cluster that this process is connected to.
 
     Args:
@@ -82,12 +82,12 @@ def see_through(
                     "times in 10 minutes (--max-sampler-restarts)."
                 )
             task = _from_newest(task, group, display)
-    return Ended(
+    return RunResult(
         task.run_dir, summary, stopped_by, task.maker, task.model, task.spec, task.shares, rank=0
     )
 
 
-def _from_newest(task: Task, group: "_Group", display: Shows) -> Task:
+def _from_newest(task: Job, group: "_Group", display: Shows) -> Job:
     """The same task, from its newest checkpoint; or from the beginning, if there is none yet."""
     saved = None
     if any(task.run_dir.glob("checkpoints/step_*")):
@@ -107,7 +107,7 @@ def _from_newest(task: Task, group: "_Group", display: Shows) -> Task:
 
 
 @contextlib.contextmanager
-def _group(run: RunSettings, stop: StopSignals, display: Shows) -> Iterator["_Group | None"]:
+def _group(run: RunConfig, stop: StopSignals, display: Shows) -> Iterator["_Group | None"]:
     """Learners, each on a machine with room for it; None: told to stop before there was."""
     placed = _room(run, stop, display)
     group = None
@@ -122,7 +122,7 @@ def _group(run: RunSettings, stop: StopSignals, display: Shows) -> Iterator["_Gr
             remove_placement_group(placed)
 
 
-def _placed(run: RunSettings) -> Any:
+def _placed(run: RunConfig) -> Any:
     """A placement group for the learners; the first one here, if it can be."""
     bundle = _bundle(run)
     amounts, labels = demands(run.learner_resources)
@@ -136,11 +136,11 @@ def _placed(run: RunSettings) -> Any:
     return placement_group(bundles, strategy="PACK", **where)
 
 
-def _bundle(run: RunSettings) -> dict[str, float]:
+def _bundle(run: RunConfig) -> dict[str, float]:
     return {"CPU": float(run.learner_threads)} | ({"GPU": g} if (g := _num_gpus(run)) else {})
 
 
-def _num_gpus(run: RunSettings) -> int:
+def _num_gpus(run: RunConfig) -> int:
     """Of each learner."""
     if run.gpus_per_learner >= 0 or run.device == "cpu":
         return max(0, run.gpus_per_learner)
@@ -148,7 +148,7 @@ def _num_gpus(run: RunSettings) -> int:
     return int(run.device == "cuda" or has >= run.num_learners)
 
 
-def _room(run: RunSettings, stop: StopSignals, display: Shows) -> Any:
+def _room(run: RunConfig, stop: StopSignals, display: Shows) -> Any:
     """A placement group that has its place; None: told to stop before it had."""
     began, said = time.monotonic(), False
     while not stop():
@@ -203,7 +203,7 @@ class _Group:
         lost: how one was lost; "": none was.
     """
 
-    def __init__(self, placed: Any, run: RunSettings) -> None:
+    def __init__(self, placed: Any, run: RunConfig) -> None:
         nodes = placement_group_table(placed)["bundles_to_node_id"]
         self._nodes = set(nodes.values())
         taken: dict[str, float] = {}
@@ -231,7 +231,7 @@ class _Group:
 
     def see_through(
         self,
-        task: Task,
+        task: Job,
         stop: StopSignals,
         display: Shows,
         on_update: OnUpdate | None,
@@ -250,12 +250,12 @@ class _Group:
         _, summary, stopped_by = outcomes[0]
         return summary, stopped_by
 
-    def _begin(self, task: Task, begun: float, *, wants_updates: bool) -> None:
+    def _begin(self, task: Job, begun: float, *, wants_updates: bool) -> None:
         sent, size = pickled(replace(task, room_for=self._room_for)), len(self._actors)
         meeting = _ray.get(self._actors[0].meet.remote(), timeout=_START_WITHIN_S)
         here = os.getcwd()
         for rank, actor in enumerate(self._actors):
-            place = Place(rank, size, 0)
+            place = RankInfo(rank, size, 0)
             ref = actor.run.remote(sent, place, meeting, begun, here, each=wants_updates)
             self._runs[ref] = rank
 

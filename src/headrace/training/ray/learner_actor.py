@@ -17,11 +17,11 @@ import cloudpickle
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from headrace.collectors.backends.ray_worker import work_in
-from headrace.distributed.local_ranks import joined, served
-from headrace.distributed.ranks import ALONE, Job, Place, Ranks, device_of
+from headrace.distributed.local_ranks import connect_store, host_store
+from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo, Ranks, device_of
 from headrace.errors import HeadraceError, RankError, RunDirError
 from headrace.meter import Meter
-from headrace.training.job import Task
+from headrace.training.job import Job
 from headrace.training.log import Display, Shows
 from headrace.training.process import StopSignals
 from headrace.training.rank import run_rank
@@ -93,13 +93,13 @@ class RemoteRank:
     def meet(self) -> tuple[str, int]:
         """The address at which the ranks find each other; rank 0 is asked for it."""
         host = _own_address()
-        self._store = served(host)
+        self._store = host_store(host)
         return host, self._store.port
 
     def run(
         self,
         sent: bytes,
-        place: Place,
+        place: RankInfo,
         meeting: tuple[str, int],
         begun: float,
         here: str,
@@ -121,7 +121,7 @@ class RemoteRank:
         """
         try:
             work_in(here)
-            task: Task = cloudpickle.loads(sent)
+            task: Job = cloudpickle.loads(sent)
             meter = Meter(time.perf_counter() - max(0.0, time.time() - begun))
             return ("ended", *self._run(task, place, meeting, meter, each))
         except HeadraceError as error:
@@ -133,16 +133,16 @@ class RemoteRank:
             self._words.wake()
 
     def _run(
-        self, task: Task, place: Place, meeting: tuple[str, int], meter: Meter, each: bool
+        self, task: Job, place: RankInfo, meeting: tuple[str, int], meter: Meter, each: bool
     ) -> tuple[dict[str, Any], int]:
         run, words = task.settings.run, self._words
         _check_run_dir(task.run_dir, place)
         device = device_of(run.device, 0)
-        ranks: Ranks = ALONE
+        ranks: Ranks = SINGLE_RANK
         if place.size > 1:
             _listen_on(_own_address())
-            store = self._store or joined(*meeting)
-            ranks = Job(place, store, run.backend, device, run.rank_timeout_s)
+            store = self._store or connect_store(*meeting)
+            ranks = JoinedRanks(place, store, run.backend, device, run.rank_timeout_s)
 
         is_first = place.rank == 0
 
@@ -173,7 +173,7 @@ def _own_address() -> str:
     return str(get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def _check_run_dir(run_dir: Path, place: Place) -> None:
+def _check_run_dir(run_dir: Path, place: RankInfo) -> None:
     if not (run_dir / ".lock").exists():
         raise RunDirError(
             f"Learner {place.rank + 1} of {place.size}, on {_own_address()}, does not see the run "
