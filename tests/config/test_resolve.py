@@ -9,7 +9,7 @@ import pytest
 
 from headrace import PPO, Network
 from headrace.cli.commands import _ResumeFlags
-from headrace.config.resolve import ALGOS, MAY_CHANGE, RunSettings, preset, resolve
+from headrace.config.resolve import ALGOS, MAY_CHANGE, RunConfig, preset, resolve
 from headrace.configclass import given_values
 from headrace.errors import ConfigError
 
@@ -53,7 +53,7 @@ def test_every_preset_resolves(env):
 
 def test_names_are_unique_over_all_groups():
     for _, algo in ALGOS.values():
-        groups = (RunSettings, Network, algo)
+        groups = (RunConfig, Network, algo)
         names = [f.name for group in groups for f in dataclasses.fields(group)]
         assert len(names) == len(set(names))
 
