@@ -54,7 +54,7 @@ PHASES = {
 
 def asleep(result):
     """The limit of environments that sleep, one in each sampler, from what they measured."""
-    return len(result["sampler_meters"]) / result["mean_s"]
+    return len(result["worker_meters"]) / result["mean_s"]
 
 
 def sleeping(num_envs, step_ms, updates, *flags):
@@ -121,7 +121,7 @@ def uneven_on_ray():
 
 def scaling():
     def of_asked(result):
-        return result["env_steps_per_s"] * SCALING_MS / 1000 / len(result["sampler_meters"])
+        return result["env_steps_per_s"] * SCALING_MS / 1000 / len(result["worker_meters"])
 
     flags = [*ASYNCHRONOUS, *CLUSTER]
     return turns.Comparison(
@@ -141,7 +141,7 @@ def scaling():
         also={
             "measured mean, ms": measured_mean,
             f"of N / {SCALING_MS} ms": of_asked,
-            "busy": lambda result: result["busy"] / len(result["sampler_meters"]),
+            "busy": lambda result: result["busy"] / len(result["worker_meters"]),
         },
         limit=asleep,
     )

@@ -81,7 +81,7 @@ class Bench:
             maker=maker, spec=spec, network=settings.network, model=None,
             stored_outputs=settings.algo_module.STORED_OUTPUTS, num_steps=game.num_steps,
             num_envs=num_envs, first_env=0, envs_per_vector=num_envs, seed=0,
-            reseed_episodes=True, replay_limit_s=1.0, threads_per_sampler=1,
+            reseed_episodes=True, replay_limit_s=1.0, threads_per_worker=1,
         )  # fmt: skip
         acting = [Acting(s, self.learner.networks[name], True) for name, s in shares.items()]
         self.collector = DeviceCollector(plan, acting, self.device, Meter(), lambda: False)

@@ -40,7 +40,7 @@ ONE_THREAD = ("2 x 64", "2 x 256")  # the work of more would be less than meetin
 
 def inferring(result):
     """Share of the workers' time that is not waiting for orders."""
-    meters = [m for name, m in result["sampler_meters"].items() if name.startswith("worker")]
+    meters = [m for name, m in result["worker_meters"].items() if name.startswith("worker")]
     sampling = sum(s for m in meters for span, s in m.items() if span not in ("start", "wait"))
     return sum(m.get("infer", 0.0) for m in meters) / sampling
 

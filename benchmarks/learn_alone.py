@@ -43,7 +43,7 @@ def learn(flags, barrier, results):
         stored_outputs=settings.algo_module.STORED_OUTPUTS,
         num_steps=flags.num_steps, num_envs=num_envs,
         first_env=0, envs_per_vector=num_envs, seed=0, reseed_episodes=True, replay_limit_s=1.0,
-        threads_per_sampler=1,
+        threads_per_worker=1,
     )  # fmt: skip
     learner = Learner(settings, spec, None, device, Meter())
     acting = [Acting(Agents(0, 1), settings.network, True)]

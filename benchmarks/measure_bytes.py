@@ -136,7 +136,7 @@ class Watch:
             role = "driver"
         elif program.startswith("ray::RemoteRank"):
             role = "learner"
-        elif program.startswith("ray::RemoteSampler"):
+        elif program.startswith("ray::WorkerActor"):
             role = "sampler"
         elif program == "raylet":
             role = "raylet"

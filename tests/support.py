@@ -81,7 +81,7 @@ def plan_for(
         seed=seed,
         reseed_episodes=reseed,
         replay_limit_s=30.0,
-        threads_per_sampler=1,
+        threads_per_worker=1,
         lag=lag,
         first_ready=first_ready,
         inference_device=inference_device,

@@ -9,7 +9,7 @@ HeadraceError
 ├── RunDirError                      a run directory in use, incomplete, or of something else
 │   └── CheckpointError              a checkpoint that is damaged or does not fit
 ├── EnvError                         the user's environment raised or broke its own declaration
-├── SamplerError                     a sampler process died or failed
+├── WorkerError                      a worker process died or failed
 ├── RankError                        another learner of the job died, failed or does not answer
 └── NonFiniteError                   NaN or infinity in the loss, a gradient or a parameter
 
@@ -60,12 +60,12 @@ class EnvError(HeadraceError):
     """An environment raised, or returned what its spaces rule out.
 
     The message begins with the environment's own traceback and ends with where it happened:
-    env index, sampler, seed, episode, step and last action.
+    env index, worker, seed, episode, step and last action.
     """
 
 
-class SamplerError(HeadraceError):
-    """A sampler process died, or failed in a way that is no environment's."""
+class WorkerError(HeadraceError):
+    """A worker process died, or failed in a way that is no environment's."""
 
 
 class RankError(HeadraceError):

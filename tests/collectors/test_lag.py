@@ -268,7 +268,7 @@ def test_training_that_never_stops_ends_well_and_measures_lag(tmp_path, algo):
         assert 0 <= row["queue_depth"] <= 2
         assert 0 <= row["lag_learning"] <= row["lag_learning_max"]
         assert row["lag_acting"] <= row["lag_acting_max"]
-        assert row["samplers_wait_s"] >= 0
+        assert row["workers_wait_s"] >= 0
         assert 0 <= row["rho_clip_fraction"] <= 1 and 0 <= row["c_clip_fraction"] <= 1
     assert any(row["lag_learning"] > 0 for row in rows)
     resumed = headrace.resume(tmp_path / "run", total_env_steps=2000, quiet=True)

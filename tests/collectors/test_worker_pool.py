@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.envs.api import Guards
-from headrace.errors import EnvError, SamplerError, UsageError
+from headrace.errors import EnvError, UsageError, WorkerError
 from tests.envs.test_factory import Broken
 from tests.support import (
     Counting,
@@ -80,7 +80,7 @@ def test_an_interrupt_that_an_environment_raises_is_an_error():
     plan = plan_for(Interrupted)
     collector = workers(plan)
     collector.publish(policy_for(plan), 0)
-    with pytest.raises(SamplerError, match=r"(?s)test_workers.py.*KeyboardInterrupt.*failed"):
+    with pytest.raises(WorkerError, match=r"(?s)test_worker_pool.py.*KeyboardInterrupt.*failed"):
         collector.collect()
     collector.close()
 
@@ -89,7 +89,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_its_signal():
     plan = plan_for(Dying, guards=Guards(on_sampler_loss="fail"))
     collector = workers(plan)
     collector.publish(policy_for(plan), 0)
-    with pytest.raises(SamplerError, match=r"Worker . died \(SIGKILL\), in step 4 with action"):
+    with pytest.raises(WorkerError, match=r"Worker . died \(SIGKILL\), in step 4 with action"):
         collector.collect()
     collector.close()
 

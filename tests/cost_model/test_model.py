@@ -159,7 +159,7 @@ def test_who_never_stops_is_limited_by_the_slower_of_both():
     slow = replace(SLEEPS, learn=Line(0.1, 0.0))
     assert update_s(slow, nonstop) == pytest.approx(0.1)
     predicted = simulate(slow, nonstop)
-    assert predicted.samplers_busy == pytest.approx(0.6, abs=0.05)
+    assert predicted.workers_busy == pytest.approx(0.6, abs=0.05)
 
 
 def test_of_rare_stalls_lag_0_has_the_slowest_fragment_and_nonstop_the_mean():

@@ -58,7 +58,7 @@ def test_two_learners_do_what_one_does(tmp_path, num_workers):
         assert runs[0].summary[name] == runs[1].summary[name]
     assert runs[0].mean_return == pytest.approx(runs[1].mean_return)
     assert {"rank1/learn_s", "rank1/allreduce_s", "rank0/wait_s"} <= seen[-1].keys()
-    assert "rank 1" in runs[1].summary["sampler_meters"]
+    assert "rank 1" in runs[1].summary["worker_meters"]
 
 
 def test_learners_stop_an_update_s_epochs_together(tmp_path):

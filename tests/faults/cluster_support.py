@@ -67,7 +67,7 @@ def until(true, within_s, what):
 
 
 def actors(kind, below=None):
-    """Process ids of actors ("RemoteSampler", "RemoteRank"), of a machine or of all."""
+    """Process ids of actors ("WorkerActor", "RemoteRank"), of a machine or of all."""
     found = []
     for pid in children():
         with contextlib.suppress(OSError, IndexError):  # gone meanwhile
@@ -143,7 +143,7 @@ class Run:
         """Their processes, once there are so many, and none of these."""
 
         def found():
-            pids = actors("RemoteSampler")
+            pids = actors("WorkerActor")
             return pids if len(pids) == count and not set(pids) & set(but) else None
 
         return self._until(found, within_s, f"{count} samplers")

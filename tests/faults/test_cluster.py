@@ -48,7 +48,7 @@ def assert_as_undisturbed(run, **more):
 
 def all_home(run, count, since):
     """Until an update after that one has had all samplers at home; when that was seen."""
-    run.row(lambda row: row["iteration"] > since and row["samplers_up"] == count)
+    run.row(lambda row: row["iteration"] > since and row["workers_up"] == count)
     return time.monotonic()
 
 
@@ -95,7 +95,7 @@ def test_a_machine_of_samplers_is_lost_and_another_comes(tmp_path, measured, alg
         lost_at, iteration = time.monotonic(), run.iteration
         cluster.remove_node(first, allow_graceful=False)
         seen = run.heard("^Worker . (was on a machine that is gone|cannot be reached)")
-        run.row(lambda row: row["iteration"] > iteration + 1 and row["samplers_up"] == 1)
+        run.row(lambda row: row["iteration"] > iteration + 1 and row["workers_up"] == 1)
         going_on = time.monotonic()
         joins(cluster, **one)
         joined = time.monotonic()

@@ -88,9 +88,9 @@ def test_a_sampler_hangs(tmp_path, measured, algo):
         hung = time.monotonic()
         seen = run.heard("^Worker . has not answered for 3 s and was killed")
         after = run.samplers(2, but=())
-        until(lambda: len(set(actors("RemoteSampler")) - set(before)) == 1, 60, lambda: run.text)
+        until(lambda: len(set(actors("WorkerActor")) - set(before)) == 1, 60, lambda: run.text)
         back = all_home(run, 2, run.iteration)
-        assert len(set(actors("RemoteSampler")) & set(before)) == 1, after
+        assert len(set(actors("WorkerActor")) & set(before)) == 1, after
         summary = run.finished()
     assert_balanced(summary)
     assert "faulty.py" in run.text  # where it hung
@@ -127,7 +127,7 @@ def test_a_machine_of_samplers_is_about_to_be_taken_away(tmp_path, measured, alg
         run.updates(3)
         before = run.samplers(2)
         first = cluster.worker_nodes.copy().pop()
-        [leaves] = actors("RemoteSampler", raylet_of(first))
+        [leaves] = actors("WorkerActor", raylet_of(first))
         drain(cluster, first, NOTICE_S)
         told = time.monotonic()
         assert still_alive([leaves], NOTICE_S) == []
@@ -135,7 +135,7 @@ def test_a_machine_of_samplers_is_about_to_be_taken_away(tmp_path, measured, alg
         joins(cluster, **one)
         joined = time.monotonic()
         home = all_home(run, 2, run.iteration) - joined
-        assert set(actors("RemoteSampler")) & set(before) == set(before) - {leaves}
+        assert set(actors("WorkerActor")) & set(before) == set(before) - {leaves}
         summary = run.finished()
     assert_balanced(summary)
     assert summary["ledger"]["restarts"] == 0
@@ -211,11 +211,11 @@ def test_samplers_outnumber_the_cluster_until_a_machine_joins(tmp_path, measured
         machines({"CPU": 1} | LEARNER, two) as cluster,
         Run(tmp_path, *paced(cluster, tmp_path, *PPO, "--num-envs", 8, "--num-workers", 4)) as run,
     ):
-        run.row(lambda row: row["samplers_up"] == 2)
+        run.row(lambda row: row["workers_up"] == 2)
         joins(cluster, **two)
         joined = time.monotonic()
         home = all_home(run, 4, run.iteration) - joined
-        assert len(actors("RemoteSampler")) == 4
+        assert len(actors("WorkerActor")) == 4
         summary = run.finished()
     assert_balanced(summary)
     assert summary["ledger"]["lost"] == summary["ledger"]["restarts"] == 0

@@ -13,7 +13,7 @@ import pytest
 import headrace
 from headrace.envs.api import Guards
 from headrace.envs.faulty import Faulty
-from headrace.errors import EnvError, SamplerError, UsageError
+from headrace.errors import EnvError, UsageError, WorkerError
 from headrace.seeding import derive
 from headrace.storage import checkpoint
 from tests.faults.support import command
@@ -84,7 +84,7 @@ def test_f02_a_death_in_a_step_is_named_and_the_run_goes_on_to_the_bit(
 
 
 def test_f02_where_it_is_to_fail_it_fails_in_words(tmp_path):
-    with pytest.raises(SamplerError, match=r"died \(SIGSEGV\), in step \d+ with action") as caught:
+    with pytest.raises(WorkerError, match=r"died \(SIGSEGV\), in step \d+ with action") as caught:
         (tmp_path / "once").mkdir()
         train(tmp_path / "run", faults="segv@40", once=tmp_path / "once", on_sampler_loss="fail")
     assert "--on-sampler-loss restart" in str(caught.value)
@@ -118,7 +118,7 @@ def test_f02_the_place_is_the_right_one_in_whichever_fragment(num_steps):
     collector = workers(plan, 1)
     collector.publish(policy_for(plan), 0)
     seed = derive(plan.seed, "env", 0, 2)
-    with pytest.raises(SamplerError) as caught:
+    with pytest.raises(WorkerError) as caught:
         for _ in range(5):
             collector.collect()
     assert re.search(
@@ -175,7 +175,7 @@ def test_f04_a_worker_that_crashes_at_every_start_is_given_up(tmp_path, measured
             super().__init__("" if os.getpid() == learner else "exit@init")
 
     began = time.monotonic()
-    with pytest.raises(SamplerError, match=r"died \(exit code 3\)") as caught:
+    with pytest.raises(WorkerError, match=r"died \(exit code 3\)") as caught:
         headrace.train(
             OnlyHere, env_kwargs={"learner": os.getpid()}, num_workers=2, run_dir=tmp_path / "run",
             **SMALL,
@@ -418,7 +418,7 @@ def test_unknown_faults_are_refused_in_words():
 
 def test_nothing_stays_after_an_error(tmp_path):
     before = children()
-    with pytest.raises(SamplerError):
+    with pytest.raises(WorkerError):
         train(tmp_path / "run", faults="segv@40", on_sampler_loss="fail")
     # The server that forks, and Python's tracker
     assert len(children() - before) <= 2

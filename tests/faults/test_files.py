@@ -346,13 +346,13 @@ def newest_file(run_dir, name):
 
 @pytest.mark.parametrize("form", ["pickle", "yaml", "torch"])
 @pytest.mark.parametrize(
-    "name", ["manifest.json", "policy_default.safetensors", "samplers.safetensors", "config.json",
+    "name", ["manifest.json", "policy_default.safetensors", "workers.safetensors", "config.json",
              "metrics.jsonl", "checkpoints/latest", "mine.toml"],
 )  # fmt: skip
 def test_hostile_files_are_refused_and_nothing_runs(copied, name, form, tmp_path):
     """F29: in the place of every file that is read, what some other program would run."""
     target, canary = copied / name, tmp_path / "canary sang"
-    if name.startswith(("manifest", "policy", "samplers")):
+    if name.startswith(("manifest", "policy", "workers")):
         target = newest_file(copied, name)
     if form == "torch":
         torch.save(Canary(canary), target)

@@ -153,7 +153,7 @@ def test_f18_after_a_long_cut_samplers_are_used_there_again(tmp_path, hosts, mea
     here, there = {"CPU": 2, "sampler": 1} | LEARNER, {"CPU": 1, "sampler": 1}
     with begin(hosts, tmp_path, *algo, here=here, there=there) as run:
         run.updates(3)
-        run.row(lambda row: row["samplers_up"] == 2)
+        run.row(lambda row: row["workers_up"] == 2)
         cut(second, whole=False)
         cut_at = time.monotonic()
         seen = run.heard(LOST, since=cut_at) - cut_at
@@ -166,7 +166,7 @@ def test_f18_after_a_long_cut_samplers_are_used_there_again(tmp_path, hosts, mea
         second.ray("--address", f"{hosts[0].address}:{PORT}", amounts=there)
         started = time.monotonic()
         home = all_home(run, 2, run.iteration) - started
-        assert any(pid in second.pids() for pid in actors("RemoteSampler"))
+        assert any(pid in second.pids() for pid in actors("WorkerActor"))
         summary = run.finished()
     assert_balanced(summary)
     ledger = summary["ledger"]

@@ -34,7 +34,7 @@ def content(run_dir, updates=None):
     saved = checkpoint.newest(run_dir / step)
     arrays = {
         (name, key): array.tobytes()
-        for name in ("policy_default", "learner_default", "samplers")
+        for name in ("policy_default", "learner_default", "workers")
         for key, array in saved.arrays(name).items()
     }
     rows = [

@@ -52,7 +52,7 @@ def weights(run):
 def assert_same(a, b):
     for name, value in weights(a).items():
         assert torch.equal(value, weights(b)[name]), name
-    left, right = (checkpoint.newest(run.dir).tensors("samplers") for run in (a, b))
+    left, right = (checkpoint.newest(run.dir).tensors("workers") for run in (a, b))
     for name in left:
         assert torch.equal(left[name], right[name]), name
     for name in ("env_steps", "mean_return", "episodes", "learner_steps"):
@@ -86,7 +86,7 @@ def test_a_run_with_a_recurrent_core_goes_on_with_what_it_remembers(tmp_path, co
         headrace.train(short_cartpole, run_dir=run, total_env_steps=updates * UPDATE, **settings)
         for run, updates in zip(runs, (4, 2), strict=True)
     ]
-    assert checkpoint.newest(runs[1]).arrays("samplers")["vector0.recurrent_state"].any()
+    assert checkpoint.newest(runs[1]).arrays("workers")["vector0.recurrent_state"].any()
     assert_same(
         ended[0],
         headrace.resume(runs[1], env=short_cartpole, total_env_steps=4 * UPDATE, quiet=True),
@@ -104,7 +104,7 @@ def test_a_run_with_a_recurrent_core_goes_on_with_what_it_remembers(tmp_path, co
 def test_an_episode_under_way_comes_back_in_the_best_way_there_is(tmp_path, capsys, env, how):
     settings = SETTINGS | {"quiet": False}
     headrace.train(env, run_dir=tmp_path / "run", total_env_steps=3 * UPDATE, **settings)
-    saved = checkpoint.newest(tmp_path / "run").arrays("samplers")
+    saved = checkpoint.newest(tmp_path / "run").arrays("workers")
     # 3 x 32 = 96 steps: the second episode is at its step 46
     assert saved["vector0.episode_step"].tolist() == [46, 46]
     seen = []
@@ -127,7 +127,7 @@ def test_an_episode_that_would_take_too_long_to_replay_is_not(tmp_path, capsys, 
     env = lambda: Counting(truncate_at=50)  # noqa: E731
     settings = SETTINGS | {"replay_limit_s": 1e-9 if when == "train" else 30.0}
     headrace.train(env, run_dir=tmp_path / "run", total_env_steps=3 * UPDATE, **settings)
-    saved = checkpoint.newest(tmp_path / "run").arrays("samplers")
+    saved = checkpoint.newest(tmp_path / "run").arrays("workers")
     assert ("vector0.env0.actions" in saved) == (when == "resume")
     config = json.loads((tmp_path / "run/config.json").read_text())
     config["settings"]["replay_limit_s"] = 1e-9
@@ -237,7 +237,7 @@ def test_a_kernel_environment_goes_on_where_it_was(tmp_path, capsys, num_workers
         )
         for run, updates in zip(runs, (4, 2), strict=True)
     ]
-    saved = checkpoint.newest(runs[1]).arrays("samplers")
+    saved = checkpoint.newest(runs[1]).arrays("workers")
     assert saved["vector0.episode_step"].any(), "episodes must be under way"
     capsys.readouterr()
     resumed = headrace.resume(runs[1], total_env_steps=4 * UPDATE)

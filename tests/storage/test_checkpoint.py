@@ -42,6 +42,20 @@ def test_what_is_written_is_read(tmp_path):
     assert checkpoint.newest(path).path == path
 
 
+def test_environments_saved_under_the_old_name_are_read(tmp_path):
+    saved = {"samplers": {"steps": np.array(7)}}
+    checkpoint.write(tmp_path / "checkpoints", 1, saved, {"counters": {}})
+    assert int(checkpoint.newest(tmp_path).arrays("workers")["steps"]) == 7
+
+
+def test_metrics_written_under_the_old_name_are_read(tmp_path):
+    old = {"iteration": 1, "env_steps": 8, "samplers_up": 2, "seconds/samplers/env_step": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(old) + "\n")
+    (row,) = read_metrics(tmp_path)
+    assert (row["workers_up"], row["seconds/workers/env_step"]) == (2, 0.5)
+    assert len(row) == len(old)
+
+
 def test_it_is_private(tmp_path):
     path = write(tmp_path, 10, 1.0)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700

@@ -84,7 +84,7 @@ def test_a_run_keeps_the_timeline_of_each_process(tmp_path, sizes, names):
     tracks = read_timeline(run.dir)
     assert sorted(tracks) == sorted(names)
     first = tracks[names[0]]
-    meters = run.summary["sampler_meters"] | {names[0]: run.summary["meter"]}
+    meters = run.summary["worker_meters"] | {names[0]: run.summary["meter"]}
     for name, laps in tracks.items():
         assert list(laps.ends) == sorted(laps.ends) and laps.begin <= laps.ends[0]
         assert began <= laps.begin <= laps.ends[-1] <= time.time()  # of all machines
@@ -110,5 +110,5 @@ def test_metrics_say_where_time_and_steps_went(tmp_path):
         "CartPole-v1", run_dir=tmp_path / "run", num_workers=2, total_env_steps=128, **SMALL
     )
     rows = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["seconds/learner/learn"] > 0.0 and rows[0]["seconds/samplers/env_step"] > 0.0
+    assert rows[0]["seconds/learner/learn"] > 0.0 and rows[0]["seconds/workers/env_step"] > 0.0
     assert rows[0]["ledger/collected"] == 64 and rows[0]["ledger/restarts"] == 0

@@ -112,11 +112,11 @@ def test_every_second_of_every_process_is_on_a_meter(tmp_path):
     summary = run.summary
     assert sum(summary["meter"].values()) == pytest.approx(summary["wall_s"], rel=0.02)
     assert summary["meter"]["other"] < 0.1 * summary["wall_s"]
-    assert set(summary["sampler_meters"]) == {"worker 0", "worker 1"}
+    assert set(summary["worker_meters"]) == {"worker 0", "worker 1"}
     # Most of an iteration the learner waits or learns; joining fragments takes a moment.
     assert summary["meter"]["wait"] > summary["meter"]["transport"] > 0
     assert summary["meter"]["learn"] > summary["meter"]["transport"]
-    for seconds in summary["sampler_meters"].values():
+    for seconds in summary["worker_meters"].values():
         assert seconds["env_step"] > 0
         assert seconds["wait"] > 0
 

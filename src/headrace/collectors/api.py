@@ -32,7 +32,7 @@ class SamplingPlan:
         seed: the run's seed.
         reseed_episodes: see `GymVector`.
         replay_limit_s: see `GymVector`.
-        threads_per_sampler: see `EnvMaker.vector`.
+        threads_per_worker: see `EnvMaker.vector`.
         lag: how many updates old the weights may be when a step is taken.
         first_ready: at lag 1 or more: whether samplers never stop, with the newest weights at each
             step, and the fragments that are there first make a batch; else all are made with the
@@ -55,7 +55,7 @@ class SamplingPlan:
     seed: int
     reseed_episodes: bool
     replay_limit_s: float
-    threads_per_sampler: int
+    threads_per_worker: int
     lag: int = 0
     first_ready: bool = False
     inference_device: torch.device | None = None
@@ -177,7 +177,7 @@ class Collector(Protocol):
     def collect(self) -> Collected | None:
         """The next batch; None if it was given up because the run is to stop.
 
-        The fragments are valid until the next call. Raises EnvError or SamplerError.
+        The fragments are valid until the next call. Raises EnvError or WorkerError.
         """
 
     def release_batch(self, *, more: bool) -> None:

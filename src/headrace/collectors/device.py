@@ -98,7 +98,7 @@ class DeviceCollector:
             meter,
             parts=[of.agents for of in acting],
             device=device,
-            num_threads=plan.threads_per_sampler,
+            num_threads=plan.threads_per_worker,
             guards=plan.guards,
             reseed=plan.reseed_episodes,
             last_episodes=WINDOW,

@@ -8,7 +8,7 @@ from headrace.collectors.rollout import (
     FixedActors,
     RolloutResult,
     RolloutTask,
-    Sampler,
+    RolloutWorker,
     lag_metrics,
 )
 from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, unwritten
@@ -41,16 +41,16 @@ class InlineCollector:
     ) -> None:
         self._fragments = [batch.allocate(plan.layout) for _ in range(plan.num_vectors)]
         self._plan, self._stop, self._say = plan, stop, say
-        self._sampler = Sampler(plan, list(plan.vectors), meter, name="inline")
-        self._published = Published(self._sampler.policy)
+        self._worker = RolloutWorker(plan, list(plan.vectors), meter, name="inline")
+        self._published = Published(self._worker.policy)
         self._version: int | None = None  # of the weights that the next batch is made with
         self._held: RolloutResult | None = None  # the batch that was collected last
         self.ledger, self.restored = Ledger(), Restored()
         self._snapshots = EpisodeSnapshots(plan, state or {})
         self._of_vector = dict(zip(plan.vectors, self._fragments, strict=True))
         if steps := self._snapshots.steps():
-            self.restored = self._sampler.restore(dict(state or {}), steps)
-            self._snapshots.begin(self._sampler.states())
+            self.restored = self._worker.restore(dict(state or {}), steps)
+            self._snapshots.begin(self._worker.states())
         self._watchdog = Watchdog(
             meter,
             plan.guards,
@@ -67,13 +67,13 @@ class InlineCollector:
         self._snapshots.accept()
         if self._stop():
             return None
-        version = self._published.pull(self._sampler.policy, self._version)
+        version = self._published.pull(self._worker.policy, self._version)
         steps, self._version = self._snapshots.steps(), None
         unwritten(self._fragments)
         wanted = [RolloutTask(v, fragment, steps) for v, fragment in self._of_vector.items()]
         with self._watchdog:
-            weights = FixedActors([self._sampler.actor()], version)
-            filled = self._sampler.collect(wanted, weights, self._stop)
+            weights = FixedActors([self._worker.actor()], version)
+            filled = self._worker.collect(wanted, weights, self._stop)
         self.ledger.drop(filled.dropped, self._say)
         self.ledger.count(filled.taken, filled.lost, whole=filled.whole)
         if not filled.whole:
@@ -116,4 +116,4 @@ class InlineCollector:
     def close(self) -> None:
         """See `Collector`."""
         self._watchdog.close()
-        self._sampler.close()
+        self._worker.close()

@@ -176,7 +176,7 @@ def lag_metrics(
         "lag_acting": sum(filled.lag_sum for filled in batch) / num_acts,
         "lag_acting_max": float(max(filled.lag_max for filled in batch)),
         "queue_depth": depth,
-        "samplers_wait_s": sum(seconds.get("wait", 0.0) for seconds in meters.values()),
+        "workers_wait_s": sum(seconds.get("wait", 0.0) for seconds in meters.values()),
     }
 
 
@@ -194,7 +194,7 @@ class RolloutTask(NamedTuple):
     steps: int
 
 
-class Sampler:
+class RolloutWorker:
     """The vectors of one process, with a copy of the policy if it acts itself.
 
     Args:
@@ -223,7 +223,7 @@ class Sampler:
                 np.arange(v * n, (v + 1) * n),
                 plan.seed,
                 meter,
-                num_threads=plan.threads_per_sampler,
+                num_threads=plan.threads_per_worker,
                 reseed=plan.reseed_episodes,
                 replay_limit_s=plan.replay_limit_s,
                 sampler=name,

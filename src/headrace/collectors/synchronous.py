@@ -33,7 +33,7 @@ class SynchronousCollector:
         make_seats: where the workers are: processes of this machine, or Ray actors.
 
     Raises:
-        ConfigError, EnvError, SamplerError: see `WorkerPool`.
+        ConfigError, EnvError, WorkerError: see `WorkerPool`.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from headrace.collectors.rollout import RolloutResult, lag_metrics
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import Supervisor
 from headrace.envs.api import Restored
-from headrace.errors import SamplerError
+from headrace.errors import WorkerError
 from headrace.meter import Laps
 from headrace.models.policy import Policy
 
@@ -51,7 +51,7 @@ class WorkerPool:
     Raises:
         ConfigError: samplers cannot sit there.
         EnvError: an environment could not be made.
-        SamplerError: a sampler did not come up.
+        WorkerError: a sampler did not come up.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class WorkerPool:
         if backoff is None:
             guards = self._plan.guards
             many = f"\nThat was more than {guards.max_restarts} times in 10 minutes"
-            raise SamplerError(
+            raise WorkerError(
                 f"{said[0].upper()}{said[1:]}"
                 + (
                     f"{many} (--max-sampler-restarts)."

@@ -70,13 +70,13 @@ class Predicted:
     Attributes:
         env_steps_per_s: learned from.
         learner_busy: share of the time in which a learner learns.
-        samplers_busy: share of the time in which a worker fills fragments.
+        workers_busy: share of the time in which a worker fills fragments.
         update_s: from one update's end to the next one's.
     """
 
     env_steps_per_s: float
     learner_busy: float
-    samplers_busy: float
+    workers_busy: float
     update_s: float
 
 
@@ -160,9 +160,7 @@ def simulate(
     return Predicted(
         env_steps_per_s=topology.batch / update_s,
         learner_busy=sum(rank.busy_s for rank in ranks) / len(ranks) / events.now,
-        samplers_busy=sum(w.busy_s for w in workers) / len(workers) / events.now
-        if workers
-        else 1.0,
+        workers_busy=sum(w.busy_s for w in workers) / len(workers) / events.now if workers else 1.0,
         update_s=update_s,
     )
 

@@ -2,7 +2,7 @@
 
     checkpoints/step_000000012288/   policy_default.safetensors   weights and normalizers
                                      learner_default.safetensors  optimizer moments, running returns
-                                     samplers.safetensors         environments under way
+                                     workers.safetensors          environments under way
                                      manifest.json                counters, specs, SHA-256 of files
     checkpoints/latest               the name of the newest, for people and scripts
 
@@ -49,6 +49,8 @@ class Checkpoint:
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The named tensors of one of its files; CheckpointError if it holds none."""
         file = self.path / f"{name}.safetensors"
+        if name == "workers" and not file.exists():
+            file = self.path / "samplers.safetensors"  # as it was called first
         try:
             # Its header's shapes are held against its size before anything is allocated.
             return dict(load(read_capped(file, _memory_bytes(), CheckpointError)))

@@ -28,7 +28,7 @@ from headrace.errors import (
     HeadraceError,
     RankError,
     RunDirError,
-    SamplerError,
+    WorkerError,
 )
 from headrace.meter import Meter
 from headrace.storage import checkpoint
@@ -196,7 +196,7 @@ def run_job(
                 ended = run_rank(task, ranks, stop, meter, display, say, on_update)
         display.say(farewell(ended.summary, ended.stopped_by, task))
         return ended
-    except (EnvError, SamplerError, RankError) as error:
+    except (EnvError, WorkerError, RankError) as error:
         for note in () if attempt else _advice(task, error):  # torchrun's is another command
             error.add_note(note)
         raise

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import re
 import time
 import warnings
 from pathlib import Path
@@ -24,6 +25,7 @@ from headrace.storage.run_dir import unusable
 
 _MAX_METRICS_BYTES = 1 << 30
 _IN_EVERY_ROW = {"iteration", "env_steps"}
+_OLD_KEY = re.compile(r"^(seconds/)?samplers(?=[_/])")  # a worker was called a sampler first
 _PLAIN_EVERY_S = 5.0
 _LIVE_PER_S = 4
 
@@ -122,7 +124,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             if not all(_is_number(row[key]) for key in _IN_EVERY_ROW):
                 raise ValueError("none of ours")
-            rows.append(row)
+            rows.append({_OLD_KEY.sub(r"\1workers", key): value for key, value in row.items()})
         except (ValueError, TypeError, KeyError, IndexError, RecursionError):
             damaged.append(number)
     damaged = [number for number in damaged if number < len(lines)]  # the last has no end yet

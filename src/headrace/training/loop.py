@@ -147,7 +147,7 @@ def train(
 
     Raises:
         NonFiniteError: a gradient was NaN or infinite; nothing is saved after that.
-        EnvError, SamplerError: from the collector; nothing is saved after that either.
+        EnvError, WorkerError: from the collector; nothing is saved after that either.
         RankError: another rank failed, or its parameters are others.
     """
     collector.publish(learner.policy, learner.version)

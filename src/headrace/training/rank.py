@@ -131,10 +131,10 @@ def run_rank(
             ranks=ranks, evaluate=evaluate, on_update=reporter, save=saver,
             save_is_due=saver.is_due, write_down=saver.write_down,
         )  # fmt: skip
-        samplers = _meters(task, ranks, meter, collector)
+        worker_meters = _meters(task, ranks, meter, collector)
         stopped_by = max(gather_json(ranks, stop.received))  # whichever rank it came to
     saver.require()
-    summary = reporter.summary(task.run_dir, samplers)
+    summary = reporter.summary(task.run_dir, worker_meters)
     return RunResult(
         task.run_dir, summary, stopped_by, task.maker, task.model, task.spec, task.shares,
         ranks.rank,
@@ -224,7 +224,7 @@ def _collector(
     state: dict[str, Array] = {}
     if task.saved is not None:
         with checkpoint.as_written(task.saved.path):
-            state = regroup(task.saved.arrays("samplers"), run.num_envs, plan.envs_per_vector)
+            state = regroup(task.saved.arrays("workers"), run.num_envs, plan.envs_per_vector)
     if on_device(task):
         return DeviceCollector(plan, acting_of(task, learner), device, meter, stop, state)
     if num_workers == 0:
@@ -269,7 +269,7 @@ def plan_of(
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
-        threads_per_sampler=_threads(run, ranks.size),
+        threads_per_worker=_threads(run, ranks.size),
         lag=run.lag,
         timeline=run.timeline,
         first_ready=run.lag > 0 and task.settings.algo_module.CORRECTS_LAG,

@@ -94,12 +94,12 @@ class Reporter:
     def _so_far(self) -> dict[str, float]:
         """Metrics of where time and steps went; of time, since they were asked for last.
 
-        Of this rank: `seconds/learner/SPAN`, and `seconds/samplers/SPAN` of all its samplers.
+        Of this rank: `seconds/learner/SPAN`, and `seconds/workers/SPAN` of all its workers.
         """
         seconds = {f"seconds/learner/{span}": s for span, s in self._meter.seconds().items()}
         for of_one in self._collector.meters().values():
             for span, s in of_one.items():
-                name = f"seconds/samplers/{span}"
+                name = f"seconds/workers/{span}"
                 seconds[name] = seconds.get(name, 0.0) + s
         before, self._seconds = self._seconds, seconds
         passed = {name: s - before.get(name, 0.0) for name, s in seconds.items()}
@@ -111,7 +111,7 @@ class Reporter:
             return None
         return (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
 
-    def summary(self, run_dir: Path, samplers: dict[str, dict[str, float]]) -> dict[str, Any]:
+    def summary(self, run_dir: Path, worker_meters: dict[str, dict[str, float]]) -> dict[str, Any]:
         """What `--json` prints."""
         counters, run = self._counters, self._settings.run
         seconds, agents = self._meter.seconds(), {}
@@ -133,7 +133,7 @@ class Reporter:
             "episodes": counters.episodes,
             "ledger": {"learned": counters.env_steps, **asdict(counters.ledger)},
             "meter": seconds,
-            "sampler_meters": samplers,
+            "worker_meters": worker_meters,
         }
 
 

@@ -47,7 +47,7 @@ class Saver:
         if self._learner.version == self._saved_version:
             return
         files: dict[str, dict[str, Any]] = dict(self._learner.state())
-        files["samplers"] = checkpoint.gathered(self._ranks, self._collector.state())
+        files["workers"] = checkpoint.gathered(self._ranks, self._collector.state())
         self._saved_at = time.monotonic()
         with self._obstacle.passed_over():
             if self._ranks.rank == 0:

@@ -25,7 +25,7 @@ from headrace.collectors.backends.inference_server import Inference
 from headrace.collectors.backends.worker_main import ANSWER, NEWEST, REQUEST
 from headrace.config.resolve import resolve
 from headrace.envs.api import Guards
-from headrace.errors import ConfigError, EnvError, SamplerError
+from headrace.errors import ConfigError, EnvError, WorkerError
 from headrace.models.policy import Network
 from headrace.seeding import derive
 from headrace.training.log import read_metrics
@@ -254,7 +254,7 @@ def test_a_network_that_hangs_ends_the_run_in_words(gate, monkeypatch):
     all_wait(collector)
     monkeypatch.setattr("headrace.collectors.backends.inference_server.LEAST_LIMIT_S", 1.0)
     monkeypatch.setattr("headrace.timeouts.LEAST_LIMIT_S", 1.0)
-    with pytest.raises(SamplerError, match=r"(?s)in forward.*has not given actions for 1 s"):
+    with pytest.raises(WorkerError, match=r"(?s)in forward.*has not given actions for 1 s"):
         collector.collect()
     gate.set()
     collector.close()
@@ -373,7 +373,7 @@ def test_one_that_dies_in_a_step_is_told_of_by_the_env_whose_turn_it_was():
     plan = learner_plan(Alone, num_envs=8, kwargs=which, guards=guards)
     collector = workers(plan, 1)
     collector.publish(policy_for(plan), 0)
-    with pytest.raises(SamplerError, match=r"in step 3 with action ., env 5 of .* worker 0"):
+    with pytest.raises(WorkerError, match=r"in step 3 with action ., env 5 of .* worker 0"):
         collector.collect()
     collector.close()
 
@@ -436,7 +436,7 @@ def test_it_learns(tmp_path, algo, lag, least):
     )  # fmt: skip
     assert run.mean_return > least
     assert_balanced(run.summary)
-    assert set(run.summary["sampler_meters"]) == {"worker 0", "worker 1", "inference"}
+    assert set(run.summary["worker_meters"]) == {"worker 0", "worker 1", "inference"}
     assert all(1 <= row["inference_batch"] <= 4 for row in read_metrics(run.dir))
 
 

@@ -93,7 +93,7 @@ def test_the_verb_writes_one_page_that_needs_no_network(workers, tmp_path):
     assert "://" not in text and "@import" not in text and not re.search(r"url\((?!#)", text)
     for words in (
         "finished", "CartPole-v1 ppo", "env steps 1,280", "mean_return", "approx_kl",
-        "learner over wall time", "samplers over wall time", "worker 1", "workers replaced 0",
+        "learner over wall time", "workers over wall time", "worker 1", "workers replaced 0",
         f"headrace resume {workers}", "num_workers 2 given", "gae_lambda", f"torch {_torch()}",
     ):  # fmt: skip
         assert words in page.words, words
@@ -137,7 +137,7 @@ def test_a_run_that_never_waits_shows_its_lag(tmp_path):
         total_env_steps=960, **SMALL,
     )  # fmt: skip
     words = Reader(write_report(run.dir)).words
-    for name in ("lag_acting", "lag_learning", "queue_depth", "samplers_wait_s", "rho_clip"):
+    for name in ("lag_acting", "lag_learning", "queue_depth", "workers_wait_s", "rho_clip"):
         assert name in words
     assert "This run kept none. headrace train ... --timeline" in words
 

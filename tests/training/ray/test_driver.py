@@ -202,7 +202,7 @@ def test_samplers_without_a_machine_are_guests_until_there_is_one(cluster, no_pa
         a, b = one.collect(), many.collect()
         for x, y in zip(a.fragments, b.fragments, strict=True):
             equal(x, y)
-        up.append(b.metrics["samplers_up"])
+        up.append(b.metrics["workers_up"])
         if version == 2:
             ray.kill(keep)
         if up[-1] == 3 and many._crew.seats._sits.get(2) is many._crew.seats._homes[2]:
@@ -233,7 +233,7 @@ def test_who_moves_while_samplers_never_stop_loses_what_it_has_begun_and_nothing
         collector.publish(policy_for(plan), len(up))
         batch = collector.collect()
         learned += batch.env_steps
-        up.append(batch.metrics["samplers_up"])
+        up.append(batch.metrics["workers_up"])
         collector.release_batch(more=True)
         if len(up) == 3:
             ray.kill(keep)
@@ -336,7 +336,7 @@ def test_two_learners_on_a_cluster_learn_as_two_processes_do(cluster, tmp_path, 
     assert_balanced(there.summary)
     updates = here.summary["env_steps"] // (8 * 16)
     assert seen == [(k, k * 8 * 16) for k in range(1, updates + 1)]
-    assert {"rank 1", "rank 1, worker 0"} <= set(there.summary["sampler_meters"])
+    assert {"rank 1", "rank 1, worker 0"} <= set(there.summary["worker_meters"])
     more = headrace.resume(there.dir, total_env_steps=2 * 4 * 16 * 6, quiet=True)
     same = headrace.resume(here.dir, total_env_steps=2 * 4 * 16 * 6, quiet=True)
     assert_same_run(more, same)

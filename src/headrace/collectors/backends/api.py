@@ -28,7 +28,7 @@ class WorkerSetup:
         generation: of its slot.
         vectors: which are its own, by their index in the run.
         state: of its vectors; {}: they begin.
-        begin_after: see `Sampler.restore`.
+        begin_after: see `RolloutWorker.restore`.
         offset: where its slot begins in the memory of all (bytes), where they share it.
     """
 
@@ -171,7 +171,7 @@ class WorkerBackend(Protocol):
         """Tell it what to fill; it may be gone, which shows when it is listened to."""
 
     def listen(self, wait_s: float) -> list[Heard]:
-        """What is heard from any, within so many seconds; SamplerError if all of it is broken."""
+        """What is heard from any, within so many seconds; WorkerError if all of it is broken."""
 
     def leaving(self) -> Iterable[tuple[int, int]]:
         """Who leaves for another place, and the env steps that are lost by it."""

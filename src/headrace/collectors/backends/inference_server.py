@@ -31,7 +31,7 @@ from torch import Tensor
 from headrace.batch import Fragment, each
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.worker_main import ANSWER, NEWEST, REQUEST
-from headrace.errors import SamplerError
+from headrace.errors import WorkerError
 from headrace.meter import Laps, Meter
 from headrace.models import policy as policies
 from headrace.seeding import action_noise
@@ -141,12 +141,12 @@ class Inference:
             raise self._error
 
     def watch(self, now: float, limit_s: float) -> None:
-        """SamplerError if it has shown no progress for too long: the network does not answer."""
+        """WorkerError if it has shown no progress for too long: the network does not answer."""
         limit_s = max(limit_s, LEAST_LIMIT_S)
         if self._silence.lasts(now, self._meter.beats[0]) > limit_s:
             frame = sys._current_frames().get(self._thread.ident or 0)
             stack = "".join(traceback.format_stack(frame)) if frame else ""
-            raise SamplerError(f"{stack}\n{_SILENT.format(limit_s)}")
+            raise WorkerError(f"{stack}\n{_SILENT.format(limit_s)}")
 
     def metrics(self) -> dict[str, float]:
         """Of what was done since they were asked for last."""
@@ -183,7 +183,7 @@ class Inference:
     def _between_rounds(self) -> Iterator[None]:
         with self._door:
             if not self._round.acquire(timeout=LEAST_LIMIT_S):
-                raise SamplerError(_SILENT.format(LEAST_LIMIT_S))
+                raise WorkerError(_SILENT.format(LEAST_LIMIT_S))
             try:
                 yield
             finally:

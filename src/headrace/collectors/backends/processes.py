@@ -32,7 +32,7 @@ from headrace.collectors.backends.inference_server import Inference
 from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, unwritten
 from headrace.distributed import child_process
 from headrace.distributed.child_process import cause_of_death
-from headrace.errors import ConfigError, SamplerError, UsageError
+from headrace.errors import ConfigError, UsageError, WorkerError
 from headrace.meter import Laps
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
@@ -130,7 +130,7 @@ class Handle:
         """Wait for its end until `deadline` (monotonic), or kill it; raise what failed in it.
 
         Raises:
-            SamplerError: it cannot be killed.
+            WorkerError: it cannot be killed.
             EnvError: an environment failed in closing.
         """
         try:
@@ -139,7 +139,7 @@ class Handle:
             self.process.kill()
             self.process.join(_BURY_WITHIN_S)
         if self.process.exitcode is None:
-            raise SamplerError(
+            raise WorkerError(
                 f"Process {self.process.pid} cannot be killed: it waits for a device."
             )
         failed = None

@@ -30,10 +30,10 @@ from headrace.batch import Fragment, unpack
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.api import Heard, WorkerSetup, WorkOrder
 from headrace.collectors.backends.processes import pickled
-from headrace.collectors.backends.ray_worker import INSTALLED_THERE, Beat, RemoteSampler
+from headrace.collectors.backends.ray_worker import INSTALLED_THERE, Beat, WorkerActor
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
-from headrace.errors import SamplerError
+from headrace.errors import WorkerError
 from headrace.meter import Laps
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
@@ -76,7 +76,7 @@ class Place:
     def __init__(self, needs: Needs, plan: Any) -> None:
         how: Any = {"concurrency_groups": {_BESIDE: 1}, "num_gpus": 0, "max_restarts": 0}
         how["enable_task_events"] = False  # a tenth of what a call takes
-        actor: Any = ray.remote(**how)(RemoteSampler)
+        actor: Any = ray.remote(**how)(WorkerActor)
         where = {"scheduling_strategy": "SPREAD"} | needs.options()
         self.actor = actor.options(**where).remote(plan, os.getcwd())
         self.hello = self.actor.hello.remote()
@@ -272,7 +272,7 @@ class RayBackend:
             self._homes[self._homes.index(place)] = None  # and is asked for again
             failed = getattr(error, "actor_init_failed", False)
             if failed or not (place.lost_machine() or self._starts.again(now)):
-                raise SamplerError(
+                raise WorkerError(
                     f"{error}\nA sampler did not start on a machine of the cluster. "
                     f"{INSTALLED_THERE}"
                 ) from None
@@ -458,7 +458,7 @@ class RayBackend:
         """See `Seats`: bytes that came and went."""
         found = {f"{name}_bytes": float(count) for name, count in self._num_bytes.items()}
         self._num_bytes = dict.fromkeys(self._num_bytes, 0)
-        return found | {"samplers_up": float(len(self._up()))}
+        return found | {"workers_up": float(len(self._up()))}
 
     def is_taken(self, i: int) -> bool:
         """See `Seats`."""

@@ -30,9 +30,9 @@ from headrace.batch import Fragment, pack
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.api import WorkerSetup, WorkOrder
 from headrace.collectors.backends.worker_main import LatestWeights
-from headrace.collectors.rollout import RolloutTask, Sampler
+from headrace.collectors.rollout import RolloutTask, RolloutWorker
 from headrace.collectors.snapshots import count_unwritten, unwritten
-from headrace.errors import HeadraceError, SamplerError, UsageError
+from headrace.errors import HeadraceError, UsageError, WorkerError
 from headrace.meter import Meter
 from headrace.spec import Array
 from headrace.weights import FlatWeights
@@ -86,7 +86,7 @@ class Received:
 class _Sitting:
     """A sampler that sits here."""
 
-    sampler: Sampler
+    sampler: RolloutWorker
     generation: int
     meter: Meter
     weights: LatestWeights
@@ -97,7 +97,7 @@ class _Sitting:
     wanted: list[RolloutTask] = field(default_factory=list)
 
 
-class RemoteSampler:
+class WorkerActor:
     """One process, in which one sampler sits; or several, where machines are few.
 
     Args:
@@ -138,7 +138,7 @@ class RemoteSampler:
 
         def sit() -> tuple[Any, _Packs]:
             meter, size = Meter(keeps_laps=self._plan.timeline), batch.num_bytes(self._plan.layout)
-            sampler = Sampler(self._plan, orders.vectors, meter, orders.name)
+            sampler = RolloutWorker(self._plan, orders.vectors, meter, orders.name)
             restored = sampler.restore(orders.state, orders.begin_after)
             states = sampler.states() if orders.begin_after else {}
             meter.lap("start")
@@ -236,12 +236,12 @@ class RemoteSampler:
             message, packs = call()
         except UsageError as error:  # of this machine: where the run was started it was none
             said = f"{error}\nThat was {name}, on the machine {platform.node()}. {INSTALLED_THERE}"
-            message = "error", generation, SamplerError(said)
+            message = "error", generation, WorkerError(said)
         except HeadraceError as error:
             message = "error", generation, error
         except (Exception, KeyboardInterrupt):
             said = f"{traceback.format_exc()}\n{name} failed."
-            message = "error", generation, SamplerError(said)
+            message = "error", generation, WorkerError(said)
         told = cloudpickle.dumps((*message, [k for k, _ in packs]))
         return told, *(part for _, parts in packs for part in parts)
 

@@ -28,9 +28,9 @@ from headrace.batch import Fragment
 from headrace.collectors.api import SamplingPlan, ShouldStop
 from headrace.collectors.backends.api import WorkerMemory, WorkerSetup, WorkOrder
 from headrace.collectors.backends.channel import Channel
-from headrace.collectors.rollout import Rollout, RolloutResult, RolloutTask, Sampler
+from headrace.collectors.rollout import Rollout, RolloutResult, RolloutTask, RolloutWorker
 from headrace.distributed import child_process
-from headrace.errors import HeadraceError, SamplerError
+from headrace.errors import HeadraceError, WorkerError
 from headrace.meter import Meter
 from headrace.models.policy import Actor
 from headrace.weights import Published
@@ -69,7 +69,7 @@ class WorkerContext:
     learner: Channel
     generation: int
     slot: WorkerMemory
-    sampler: Sampler
+    sampler: RolloutWorker
     published: Published
     meter: Meter
 
@@ -118,8 +118,8 @@ class LatestWeights:
 
     waits = False
 
-    def __init__(self, published: Numbered, sampler: Sampler, meter: Meter) -> None:
-        self._published, self._sampler, self._meter = published, sampler, meter
+    def __init__(self, published: Numbered, sampler: RolloutWorker, meter: Meter) -> None:
+        self._published, self._worker, self._meter = published, sampler, meter
         self._actor: Actor | None = None
         self._pinned: int | None = None
         self.version = -1
@@ -130,7 +130,7 @@ class LatestWeights:
     ) -> RolloutResult:
         """Fill what an order wants, acting with these."""
         self._pinned, self.lag_sum, self.lag_max = order.version, 0, 0
-        filled = self._sampler.collect(wanted, self, stop)
+        filled = self._worker.collect(wanted, self, stop)
         filled.lag_sum, filled.lag_max = self.lag_sum, self.lag_max
         return filled
 
@@ -138,8 +138,8 @@ class LatestWeights:
         """See `Weights`."""
         wanted = self._published.newest if self._pinned is None else self._pinned
         if self._actor is None or self.version != wanted:
-            self.version = self._published.pull(self._sampler.policy, self._pinned)
-            self._actor = self._sampler.actor()
+            self.version = self._published.pull(self._worker.policy, self._pinned)
+            self._actor = self._worker.actor()
         self._meter.lap("publish")
         return [self._actor]
 
@@ -337,7 +337,7 @@ def main(
     except HeadraceError as error:
         _last_word(learner, error)
     except (Exception, KeyboardInterrupt):  # signals do nothing here: an environment raised it
-        _last_word(learner, SamplerError(f"{traceback.format_exc()}\n{name} failed."))
+        _last_word(learner, WorkerError(f"{traceback.format_exc()}\n{name} failed."))
     finally:
         learner.close()
 
@@ -368,7 +368,7 @@ def _run(
     slot = WorkerMemory(memory, told.offset, plan, told.vectors, fresh=False)
     slot.turn[0] = -1
     meter = Meter(beats=slot.beats, keeps_laps=plan.timeline)
-    sampler = Sampler(plan, told.vectors, meter, told.name, acts=actions is None)
+    sampler = RolloutWorker(plan, told.vectors, meter, told.name, acts=actions is None)
     published = Published(sampler.policy if actions is None else None, weights)
     restored = sampler.restore(told.state, told.begin_after)
     states = sampler.states() if told.begin_after else {}

@@ -129,7 +129,7 @@ class History:
         return np.where(known, steps, 0.0), took
 
     def seconds(self, of: str) -> tuple[Array, Array]:
-        """Where time went, of "learner" or "samplers".
+        """Where time went, of "learner" or "workers".
 
         Returns:
             `[n]` wall seconds until which, and `[n, len(SPANS)]` seconds by span since the one

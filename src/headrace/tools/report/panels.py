@@ -28,7 +28,7 @@ _FIRST = (
 )
 _LAG = {
     "queue_depth": "batches that wait",
-    "samplers_wait_s": "of all workers so far",
+    "workers_wait_s": "of all workers so far",
 }
 # What has a place of its own on the page, or is a count.
 _ELSEWHERE = {
@@ -98,7 +98,7 @@ def lag(history: History) -> Markup | None:
 def time_spent(history: History) -> Markup:
     """Shares of time by span, in all and over time."""
     parts, totals = [], {}
-    for of in ("learner", "samplers"):
+    for of in ("learner", "workers"):
         wall_s, seconds = _thinned(*history.seconds(of))
         if not seconds.sum():
             continue
@@ -108,7 +108,7 @@ def time_spent(history: History) -> Markup:
         return tag("p", "This run's metrics do not say where its time went.", class_="note")
     used = [span for span in SPANS if any(_share(of, span) >= _LEAST for of in totals.values())]
     note = "Spans below 0.1 % are left out of the table."
-    if "samplers" not in totals:
+    if "workers" not in totals:
         note = f"The learner's process steps the environments itself. {note}"
     bars = [_bar(name, of) for name, of in totals.items()]
     return join(
