@@ -4,9 +4,9 @@
     python -m benchmarks.all --turns 1    # a look; results and tables are written all the same
 
 Each is a program of its own, so that one that fails stops none of the others; the exit code is 1 if
-any failed. Left out: `uneven.py`, `lag.py`, `kernels.py` and `driver.py`, which take two hours
-more (their tables are made anew from their last results), and `cluster_bytes.py`, `local_ranks.py`,
-`inference_server.py`, `tag.py`, `presets.py` and `gpu.py`, which answer questions of their own.
+any failed. Left out: `uneven.py`, `lag.py`, `kernels.py` and `cluster.py`, which take two hours
+more (their tables are made anew from their last results), and `cluster_bytes.py`, `learners.py`,
+`inference.py`, `tag.py`, `presets.py` and `gpu.py`, which answer questions of their own.
 """
 
 import argparse

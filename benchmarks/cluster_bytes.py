@@ -11,7 +11,7 @@ statistics of each process and node, and Linux' counts of what each TCP connecti
 - The uneven environment, APPO: 8 samplers with one environment each and 128 steps, so that a
   fragment is 5 kB, and comes with the answer to the call.
 
-Left out: speed (`driver.py`).
+Left out: speed (`cluster.py`).
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python -m benchmarks.figure      # results/uneven.png, from results/uneven.json
 
-And what `driver.py` did: env steps/s, over the number of sampler actors (by `table.py` only).
+And what `cluster.py` did: env steps/s, over the number of sampler actors (by `table.py` only).
 Needs matplotlib (the extra `plot`). Left out: measuring, and tables (`table.py`, which calls it).
 """
 

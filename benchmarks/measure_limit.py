@@ -1,4 +1,4 @@
-"""Measures one limit of this machine, and prints it as contestants do (`model.py` has the list).
+"""Measures one limit of this machine, and prints it as contestants do (`limits.py` has the list).
 
     python -m benchmarks.measure_limit products --precision fp32 --threads 1
     python -m benchmarks.measure_limit memory --threads 2

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scaling        # rewrites them, from results/learners.json and the model
 
-Left out: measuring (`local_ranks.py`). The model's constants are other people's figures; nothing
+Left out: measuring (`learners.py`). The model's constants are other people's figures; nothing
 here was measured on more than one GPU.
 """
 

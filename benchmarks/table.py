@@ -1,15 +1,25 @@
-"""The tables of the README and of benchmarks/README.md, made from the results that are there.
+"""Makes the tables of benchmarks/README.md and docs/ from the results that are there.
 
-    python -m benchmarks.table      # rewrites both, between two markers; and draws the figure
+    python -m benchmarks.table      # rewrites the pages between markers, and draws the figures
 
-The README has what Headrace reached, beside the best peer and the limit; benchmarks/README.md has
-all contestants. Left out: measuring, drawing (`figure.py`).
+The first table has what Headrace reached, beside the best peer and the limit; the others have all
+contestants. Left out: measuring, drawing (`figure.py`, `front_page.py`).
 """
 
 import json
 from pathlib import Path
 
-from benchmarks import autoscale, cluster, cluster_bytes, diagnosis, figure, predict, tag, uneven
+from benchmarks import (
+    autoscale,
+    cluster,
+    cluster_bytes,
+    diagnosis,
+    figure,
+    front_page,
+    predict,
+    tag,
+    uneven,
+)
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.turns import number, why_not
 
@@ -51,7 +61,7 @@ HEADLINES = {
     **{each.title: (cluster.RAY,) for each in cluster.costs()},
     cluster.SCALED: ("24 actors",),
 }
-"""What the README shows: of a table, these contestants."""
+"""What the first table shows: title of a table -> its contestants."""
 
 
 def load(folder, names=FILES):
@@ -87,7 +97,7 @@ def tables(found):
 
 
 def headlines(found):
-    """The README's table."""
+    """The first table: Headrace beside the best peer and the limit."""
     lines = ["| | Headrace | best peer | of the peer | of the limit |", "|---|---|---|---|---|"]
     ratios = []
     for title, table in tables(found):
@@ -180,10 +190,12 @@ def pages(root=ROOT, results=RESULTS):
     if held := load(results, (cluster_bytes.NAME,)):
         told = [cluster_bytes.tables(held[cluster_bytes.NAME]), "", *where(held)]
         of_all += "\n\n" + "\n".join(told)
-    made = {root / "README.md": headlines(found), root / "benchmarks/README.md": of_all}
+    made = {root / "benchmarks/README.md": of_all}
     if games := load(results, ("tag",)):
         made[root / "docs/tag.md"] = "\n".join([tag.tables(games["tag"]), "", *where(games)])
     whole_pages = {path: filled_in(path.read_text(), content) for path, content in made.items()}
+    page = whole_pages[root / "benchmarks/README.md"]
+    whole_pages[root / "benchmarks/README.md"] = filled_in(page, headlines(found), "headlines")
     for part, page in PARTS.items():
         if held := load(results, (part.NAME,)):
             path = root / page
@@ -197,6 +209,7 @@ def main():
     for path, page in pages().items():
         path.write_text(page)
         print(f"Written: {Path(path).relative_to(ROOT)}")
+    front_page.main()
     results = load(RESULTS).get("uneven", {"tables": {}})
     if figure.panels(results):
         figure.draw(results, RESULTS / "uneven.png")

@@ -17,6 +17,7 @@ from benchmarks import (
     cheetah,
     cluster,
     contestants,
+    front_page,
     guards,
     inference,
     kernels,
@@ -264,6 +265,19 @@ def test_a_contestant_can_be_held_to_one_core_and_runs_in_a_folder_that_is_remov
     assert (result["env_steps_per_s"], os.sched_getaffinity(0)) == (1, mine)
     assert result["at"] == result["tmp"]
     assert not os.path.exists(result["at"])
+
+
+def test_the_picture_of_the_readme_has_every_group_and_a_bar_for_each_trainer(tmp_path):
+    measured = front_page.groups()
+    assert list(measured) == list(front_page.BARS.values())
+    assert all({"Headrace", "Stable-Baselines3"} <= set(rates) for rates in measured.values())
+    contestants = [{"name": "RLlib, 8 runners", "median": 3.0}, {"name": "RLlib", "median": None}]
+    contestants += [{"name": "Headrace", "median": 1.0}, {"name": "Headrace, 2", "median": 2.0}]
+    contestants += [{"name": "limit of this machine", "median": 9.0}]
+    rates = front_page.best_rates({"contestants": contestants})
+    assert rates == {"RLlib": 3.0, "Headrace": 2.0}
+    front_page.draw(output=tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_documents_tables_are_what_the_script_makes_of_the_results():
