@@ -60,31 +60,25 @@ def test_the_built_wheel_installs_and_trains(tmp_path):
 
 
 def markdown():
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "deploy/README.md"]
+    pages = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md")]
+    return [*pages, *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("path", markdown(), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", markdown(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_docs_name_files_that_exist_and_flags_that_do(path):
     text = path.read_text()
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         if not link.startswith("http"):
             assert (path.parent / link).exists(), link
     for name in re.findall(
-        r"`((?:src|tests|docs|examples|run|envs|collect|models|algos)/[\w/.]+)`", text
+        r"`((?:src|tests|docs|examples|benchmarks)/[\w/.]+\w|[a-z_]+/[\w/]+\.py)`", text
     ):
         assert any((base / name).exists() for base in (ROOT, ROOT / "src/headrace")), name
-    source = (ROOT / "src/headrace/cli/commands.py").read_text()
-    for part in (
-        "scale_verbs.py",
-        "run/runsettings.py",
-        "models/policy.py",
-        "algos/ppo.py",
-        "algos/a2c.py",
-    ):
-        source += (ROOT / "src/headrace" / part).read_text()
     fields = {
         node.target.id
-        for node in ast.walk(ast.parse(source))
+        for folder in ("cli", "config", "algos", "models")
+        for path in (ROOT / "src/headrace" / folder).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
     for line in text.splitlines():
