@@ -60,7 +60,8 @@ def test_the_built_wheel_installs_and_trains(tmp_path):
 
 
 def markdown():
-    pages = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md")]
+    names = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md")
+    pages = [ROOT / name for name in names]
     return [*pages, *sorted((ROOT / "docs").glob("*.md"))]
 
 
