@@ -340,7 +340,7 @@ def test_an_episode_begun_anew_forgets(tmp_path):
     headrace.train(**settings, total_env_steps=128)
     plan = plan_for(Counting, network=Network(core="gru"), num_steps=32)
     state = headrace.storage.checkpoint.newest(tmp_path / "run").arrays("workers")
-    assert abs(state["vector0.recurrent_state"]).min() > 0, "all are in the middle of an episode"
+    assert abs(state["vector0.core_state"]).min() > 0, "all are in the middle of an episode"
     collector = inline(plan, state=state)
     collector.publish(policy_for(plan), 0)
     for fragment in collector.collect().fragments:

@@ -29,6 +29,7 @@ from headrace.models.recurrent import Core
 from headrace.returns import discounted_sum
 from headrace.seeding import derive, env_orders, permutations
 from headrace.spec import EnvSpec
+from headrace.storage.sections import Section, SectionState, module_section
 
 
 class Loss(nn.Module):
@@ -221,22 +222,38 @@ class Learner:
                 "The likely cause is something that differs between their machines or versions."
             )
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """File name -> named tensors: everything that is learned. Called on all ranks at once."""
-        running = self._ranks.gather(self._return_so_far).flatten()
-        return {
-            f"policy_{self._name}": dict(self.policy.state_dict()),
-            f"learner_{self._name}": self.optimizer.state() | {"return_so_far": running},
-        }
+    def sections(self) -> list[Section]:
+        """Return what checkpoints hold of this learner."""
+        return [*self.policy_sections(), counts_section(self)]
 
-    def load_state(self, state: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> None:
-        """Restore what `state` gave, and the counts that the manifest holds."""
-        self.policy.load_state_dict(state[f"policy_{self._name}"])
-        learned = dict(state[f"learner_{self._name}"])
-        running = learned.pop("return_so_far").chunk(self._ranks.size)
+    def policy_sections(self) -> list[Section]:
+        """Return the sections of the policy and of its optimizer, without the counts."""
+        return [
+            module_section(f"policy_{self._name}", self.policy),
+            Section(f"learner_{self._name}", self._learned, self._load_learned, is_collective=True),
+        ]
+
+    def _learned(self) -> SectionState:
+        running = self._ranks.gather(self._return_so_far).flatten()
+        return self.optimizer.state() | {"return_so_far": running}, {}
+
+    def _load_learned(self, tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+        running = tensors["return_so_far"].chunk(self._ranks.size)
         self._return_so_far = running[self._ranks.rank].to(self._device)
-        self.optimizer.load_state(learned)
-        self.version, self.learner_steps = counters["version"], counters["learner_steps"]
+        self.optimizer.load_state(tensors)
+
+    def set_counts(self, version: int, learner_steps: int) -> None:
+        """Go on counting from there."""
+        self.version, self.learner_steps = version, learner_steps
+
+
+def counts_section(learner: "Learns") -> Section:
+    """Return the section of the numbers of updates and of optimizer steps."""
+    return Section(
+        "learner",
+        lambda: ({}, {"version": learner.version, "learner_steps": learner.learner_steps}),
+        lambda _, data: learner.set_counts(data["version"], data["learner_steps"]),
+    )
 
 
 def first_policy(
@@ -295,8 +312,8 @@ class Learns(Protocol):
     def check_equal(self) -> None:
         """Compare all ranks' parameters."""
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """Everything that is learned."""
+    def sections(self) -> list[Section]:
+        """Return what checkpoints hold of this learner."""
 
-    def load_state(self, state: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> None:
-        """Restore what `state` gave."""
+    def set_counts(self, version: int, learner_steps: int) -> None:
+        """Go on counting from there."""

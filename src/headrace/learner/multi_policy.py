@@ -5,23 +5,23 @@ agents are whose (`timeline_plots.py`).
 """
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from headrace.batch import Fragment
 from headrace.config.resolve import Settings
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import ConfigError, did_you_mean
 from headrace.evaluation.trained_policies import TrainedPolicy, load_policy
-from headrace.learner.learner import Learner, first_policy
+from headrace.learner.learner import Learner, counts_section, first_policy
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import ActorCritic, Network, Policy
 from headrace.spec import Agents, EnvSpec
 from headrace.storage import checkpoint
+from headrace.storage.sections import Section, module_section
 
 RANDOM = "random"
 """In place of a run: act at random, whatever is seen."""
@@ -112,25 +112,21 @@ class MultiPolicyLearner:
         for learner in self.learners.values():
             learner.check_equal()
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """See `Learner`; with the policies that are frozen."""
-        state = {
-            f"policy_{name}": dict(policy.state_dict())
+    def sections(self) -> list[Section]:
+        """Return what checkpoints hold of all policies, frozen ones included."""
+        frozen = [
+            module_section(f"policy_{name}", policy)
             for name, policy in self.policies.items()
             if name not in self.learners
-        }
-        for learner in self.learners.values():
-            state |= learner.state()
-        return state
+        ]
+        learned = (learner.policy_sections() for learner in self.learners.values())
+        return [*frozen, *chain.from_iterable(learned), counts_section(self)]
 
-    def load_state(self, state: dict[str, dict[str, Tensor]], counters: dict[str, Any]) -> None:
-        """See `Learner`."""
-        self._steps_before = counters["learner_steps"]
-        for name, policy in self.policies.items():
-            if name in self.learners:
-                self.learners[name].load_state(state, counters | {"learner_steps": 0})
-            else:
-                policy.load_state_dict(state[f"policy_{name}"])
+    def set_counts(self, version: int, learner_steps: int) -> None:
+        """Go on counting from there."""
+        self._steps_before = learner_steps
+        for learner in self.learners.values():
+            learner.set_counts(version, 0)
 
 
 def opponents(

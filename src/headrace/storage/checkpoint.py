@@ -36,6 +36,7 @@ from headrace.storage.files import flush_dir, read_capped, write_flushed, write_
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
+_OLD_NAMES = {"workers": "samplers"}  # of files, in checkpoints of headrace 0.1.0
 _MAX_MANIFEST_BYTES = 1 << 20
 
 
@@ -48,9 +49,7 @@ class Checkpoint:
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The named tensors of one of its files; CheckpointError if it holds none."""
-        file = self.path / f"{name}.safetensors"
-        if name == "workers" and not file.exists():
-            file = self.path / "samplers.safetensors"  # as it was called first
+        file = self.path / self._file(name)
         try:
             # Its header's shapes are held against its size before anything is allocated.
             return dict(load(read_capped(file, _memory_bytes(), CheckpointError)))
@@ -60,6 +59,17 @@ class Checkpoint:
     def arrays(self, name: str) -> dict[str, Array]:
         """The same as NumPy arrays."""
         return {key: tensor.numpy() for key, tensor in self.tensors(name).items()}
+
+    def section(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return a section's tensors and plain data, {} for either; KeyError if it has neither."""
+        if self._file(name) in self.manifest["files"]:
+            return self.tensors(name), self.manifest.get(name, {})
+        return {}, self.manifest[name]
+
+    def _file(self, name: str) -> str:
+        if (old := f"{_OLD_NAMES.get(name)}.safetensors") in self.manifest["files"]:
+            return old
+        return f"{name}.safetensors"
 
 
 @contextlib.contextmanager
@@ -76,7 +86,10 @@ def as_written(path: Path) -> Iterator[None]:
 
 
 def write(
-    parent: Path, env_steps: int, files: dict[str, dict[str, Any]], manifest: dict[str, Any]
+    parent: Path,
+    env_steps: int,
+    files: Mapping[str, Mapping[str, Any]],
+    manifest: dict[str, Any],
 ) -> Path:
     """Write one checkpoint, and point `latest` to it.
 
@@ -106,7 +119,9 @@ def write(
     return final
 
 
-def _write_parts(new: Path, files: dict[str, dict[str, Any]], manifest: dict[str, Any]) -> None:
+def _write_parts(
+    new: Path, files: Mapping[str, Mapping[str, Any]], manifest: dict[str, Any]
+) -> None:
     new.mkdir(mode=0o700)
     sums = {}
     for name, tensors in files.items():

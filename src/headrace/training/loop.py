@@ -5,7 +5,7 @@ Left out: building the parts (`rank.py`), and everything that a part does.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from headrace.batch import Fragment
@@ -16,6 +16,7 @@ from headrace.envs.api import Episode
 from headrace.errors import NonFiniteError
 from headrace.learner.learner import Learns
 from headrace.meter import Meter
+from headrace.storage.sections import Section
 
 _WINDOWS = ("recent_returns", "recent_lengths", "recent_by_policy")
 
@@ -70,16 +71,21 @@ class Counters:
         solved = wanted is not None and mean is not None and full and mean >= wanted
         return solved or self.env_steps >= run.total_env_steps
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; the inverse of `from_json`."""
+    def section(self) -> Section:
+        """Return what checkpoints hold of it."""
+        return Section("counters", lambda: ({}, self._to_json()), lambda _, data: self._load(data))
+
+    def _to_json(self) -> dict[str, Any]:
         plain = asdict(self)
         return plain | {name: list(plain[name]) for name in _WINDOWS}
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Counters":
-        """Rebuild from `to_json`."""
+    def _load(self, data: dict[str, Any]) -> None:
         windows = {name: deque(data[name], maxlen=WINDOW) for name in _WINDOWS if name in data}
-        return cls(**data | windows | {"ledger": Ledger(**data["ledger"])})
+        saved = Counters(**data | windows | {"ledger": Ledger(**data["ledger"])})
+        for counter in fields(self):
+            setattr(self, counter.name, getattr(saved, counter.name))
+        # The steps that were under way then are lost.
+        self.ledger.lost = self.ledger.collected - self.ledger.remade - self.env_steps
 
 
 def _mean(values: deque[Any]) -> float | None:

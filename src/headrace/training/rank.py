@@ -38,6 +38,7 @@ from headrace.models.custom import ModelFactory
 from headrace.spec import Agents, Array, EnvSpec
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
+from headrace.storage.sections import Section, restore
 from headrace.storage.timeline import tracks_of, write_timeline
 from headrace.training.job import Job
 from headrace.training.log import Display, MetricsLog, Shows
@@ -106,18 +107,38 @@ def run_rank(
         stack.enter_context(math_threads(run.learner_threads))
         device = device_of(run.device, ranks.local_rank)
         learner = learner_of(task, device, meter, ranks)
-        _init_from(task, learner)
+        counters, under_way = Counters(), dict[str, Array]()
+        sections = [
+            *learner.sections(),
+            counters.section(),
+            Section(
+                "workers",
+                lambda: (checkpoint.gathered(ranks, collector.state()), {}),
+                lambda tensors, _: under_way.update({k: t.numpy() for k, t in tensors.items()}),
+                is_collective=True,
+            ),
+        ]
+        if task.saved is None:
+            _init_from(task, learner)
+        else:
+            restore(sections, task.saved)
+        counters.ledger.collected += task.rolled_back or 0
+        counters.ledger.lost += task.rolled_back or 0
         if task.rolled_back is None:
             introduce(display, settings, task.spec, task.run_dir, ranks)
-        collector = _collector(task, learner, ranks, meter, stop, say, device)
+        collector = _collector(task, learner, ranks, meter, stop, say, device, under_way)
         stack.push(_closing(collector))
         meter.lap("start")
         # From here on it is a run: what could not be built has been refused.
         if is_first:
             rundir.write_config(task.run_dir, _describe(settings, task.maker))
-        counters = _restored(task, learner, collector, ranks, display)
+        if task.saved is not None:
+            restored = Restored()
+            for each in gather_json(ranks, asdict(collector.restored)):
+                restored.add(Restored(**each))
+            _tell_of_resume(task, task.saved, learner, counters, restored, display)
         meter.lap("checkpoint")
-        saver = Saver(task, counters, learner, collector, ranks)
+        saver = Saver(task, sections, counters, learner, ranks)
         log = None
         if is_first:
             log = MetricsLog(task.run_dir, learner.version, counters.env_steps)
@@ -188,7 +209,7 @@ def learner_of(task: Job, device: torch.device, meter: Meter, ranks: Ranks = SIN
 def _init_from(task: Job, learner: Learns) -> None:
     """Begin with the weights of another run, if that was asked for."""
     source = task.settings.run.init_from
-    if source and task.saved is None:
+    if source:
         saved = checkpoint.newest(Path(source))
         for name, policy in learner.policies.items():
             if name not in task.settings.run.frozen:
@@ -217,14 +238,14 @@ def _collector(
     stop: ShouldStop,
     say: Say,
     device: torch.device,
+    state: dict[str, Array],
 ) -> Collector:
     run = task.settings.run
     num_workers = run.num_workers // ranks.size
     plan = plan_of(task, learner, device, ranks)
-    state: dict[str, Array] = {}
     if task.saved is not None:
         with checkpoint.as_written(task.saved.path):
-            state = regroup(task.saved.arrays("workers"), run.num_envs, plan.envs_per_vector)
+            state = regroup(state, run.num_envs, plan.envs_per_vector)
     if on_device(task):
         return DeviceCollector(plan, acting_of(task, learner), device, meter, stop, state)
     if num_workers == 0:
@@ -302,37 +323,15 @@ def _actors(run: RunConfig, room_for: int) -> BackendFactory:
     return partial(RayBackend, needs=Needs(run.cpus_per_worker, resources, labels, room_for))
 
 
-def _restored(
-    task: Job, learner: Learns, collector: Collector, ranks: Ranks, display: Shows
-) -> Counters:
-    """How far the run had come; its parts are brought back there."""
-    counters = _saved_counters(task, learner, collector, ranks, display)
-    counters.ledger.collected += task.rolled_back or 0
-    counters.ledger.lost += task.rolled_back or 0
-    return counters
-
-
-def _saved_counters(
-    task: Job, learner: Learns, collector: Collector, ranks: Ranks, display: Shows
-) -> Counters:
-    settings, run, saved = task.settings, task.settings.run, task.saved
-    if saved is None:
-        return Counters()
-    with checkpoint.as_written(saved.path):
-        counters = Counters.from_json(saved.manifest["counters"])
-        ledger = counters.ledger  # what was under way then is lost
-        ledger.lost = ledger.collected - ledger.remade - counters.env_steps
-        learner.load_state(
-            {
-                name: saved.tensors(name)
-                for name in (file.removesuffix(".safetensors") for file in saved.manifest["files"])
-                if name.startswith(("policy_", "learner_"))
-            },
-            saved.manifest["learner"],
-        )
-    restored = Restored()
-    for each in gather_json(ranks, asdict(collector.restored)):
-        restored.add(Restored(**each))
+def _tell_of_resume(
+    task: Job,
+    saved: checkpoint.Checkpoint,
+    learner: Learns,
+    counters: Counters,
+    restored: Restored,
+    display: Shows,
+) -> None:
+    settings, run = task.settings, task.settings.run
     display.say(
         f"Resumed from {saved.path.name}: {counters.env_steps:,} env steps, {learner.version:,} "
         f"updates. Episodes under way: {restored.set_state} restored, "
@@ -350,7 +349,6 @@ def _saved_counters(
         )
     if restored.new_episode:
         display.say("From here on this run differs from one that was not interrupted.")
-    return counters
 
 
 def _describe(settings: Settings, maker: EnvMaker) -> dict[str, Any]:

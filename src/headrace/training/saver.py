@@ -3,11 +3,10 @@
 import copy
 import time
 from dataclasses import asdict
-from typing import Any
 
 import headrace
 from headrace.batch import Fragment, named
-from headrace.collectors.api import Collector, ShouldStop
+from headrace.collectors.api import ShouldStop
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.errors import RunDirError
 from headrace.evaluation.evaluate import evaluate
@@ -15,6 +14,7 @@ from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.learner.learner import Learns
 from headrace.storage import checkpoint
 from headrace.storage.files import Obstacle, write_whole
+from headrace.storage.sections import Section, SectionState
 from headrace.training.job import Job
 from headrace.training.loop import Counters
 
@@ -25,13 +25,13 @@ class Saver:
     def __init__(
         self,
         task: Job,
+        sections: list[Section],
         counters: Counters,
         learner: Learns,
-        collector: Collector,
         ranks: Ranks,
     ) -> None:
         self._task, self._settings, self._ranks = task, task.settings, ranks
-        self._counters, self._learner, self._collector = counters, learner, collector
+        self._sections, self._counters, self._learner = sections, counters, learner
         self._saved_at = time.monotonic()
         run_dir = task.run_dir
         self._obstacle = Obstacle("Checkpoints", run_dir / "checkpoints")
@@ -46,12 +46,11 @@ class Saver:
         """Write one, unless nothing was learned since the last; called on all ranks at once."""
         if self._learner.version == self._saved_version:
             return
-        files: dict[str, dict[str, Any]] = dict(self._learner.state())
-        files["workers"] = checkpoint.gathered(self._ranks, self._collector.state())
+        states = {section.name: section.state() for section in self._sections}
         self._saved_at = time.monotonic()
         with self._obstacle.passed_over():
             if self._ranks.rank == 0:
-                self._write("checkpoints", files)
+                self._write("checkpoints", states)
         # All must know: they come here together the next time, or none does.
         if gather_json(self._ranks, self._obstacle.error is None)[0]:
             self._saved_version = self._learner.version
@@ -59,8 +58,8 @@ class Saver:
     def best(self) -> bool:
         """Keep the policy as it is now as the best one, in place of the one before; if it can."""
         with self._best_obstacle.passed_over():
-            policies = self._learner.policies.items()
-            self._write("best", {f"policy_{name}": dict(of.state_dict()) for name, of in policies})
+            alone = [section for section in self._sections if not section.is_collective]
+            self._write("best", {section.name: section.state() for section in alone})
         return self._best_obstacle.error is None
 
     def require(self) -> None:
@@ -100,14 +99,10 @@ class Saver:
             "FILE"
         )
 
-    def _write(self, where: str, files: dict[str, dict[str, Any]]) -> None:
+    def _write(self, where: str, states: dict[str, SectionState]) -> None:
         manifest = {
             "headrace": headrace.__version__,
-            "counters": self._counters.to_json(),
-            "learner": {
-                "version": self._learner.version,
-                "learner_steps": self._learner.learner_steps,
-            },
+            **{name: data for name, (_, data) in states.items() if data},
             # No generator has a state: all random numbers follow from the seed and the counters.
             "seed": self._settings.run.seed,
             "policies": {
@@ -122,6 +117,7 @@ class Saver:
             },
         }
         parent = self._task.run_dir / where
+        files = {name: tensors for name, (tensors, _) in states.items() if tensors}
         path = checkpoint.write(parent, self._counters.env_steps, files, manifest)
         checkpoint.prune(self._settings.run.keep if where == "checkpoints" else 1, path)
 
