@@ -1,4 +1,4 @@
-"""Env steps per second of PPO training with `--inference sampler` and `learner`: where each wins.
+"""Env steps per second of PPO training with `--inference worker` and `learner`: where each wins.
 
 sampler: each worker acts with its own copy of the network, on its core; each has one vector of
 environments. learner: the learner's process acts, one batch for all vectors that are ready; each
@@ -59,10 +59,10 @@ def both(title, env, num_workers, env_steps, *network):
 
     return turns.Comparison(
         title,
-        [one("sampler", 1), one("learner", 2)],
+        [one("worker", 1), one("learner", 2)],
         Work(env_steps),
         also={"inferring": inferring},
-        ratios={"learner / sampler": ("learner", "sampler")},
+        ratios={"learner / worker": ("learner", "worker")},
     )
 
 

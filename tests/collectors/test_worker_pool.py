@@ -86,7 +86,7 @@ def test_an_interrupt_that_an_environment_raises_is_an_error():
 
 
 def test_a_worker_that_is_killed_ends_the_run_with_its_signal():
-    plan = plan_for(Dying, guards=Guards(on_sampler_loss="fail"))
+    plan = plan_for(Dying, guards=Guards(on_worker_loss="fail"))
     collector = workers(plan)
     collector.publish(policy_for(plan), 0)
     with pytest.raises(WorkerError, match=r"Worker . died \(SIGKILL\), in step 4 with action"):

@@ -240,7 +240,7 @@ def test_f01_kills_among_samplers_that_never_stop_cost_a_fragment_each(tmp_path,
             chaos.soon()
 
     run = headrace.train(
-        "CartPole-v1", run_dir=tmp_path / "run", num_workers=2, max_sampler_restarts=100, lag=2,
+        "CartPole-v1", run_dir=tmp_path / "run", num_workers=2, max_worker_restarts=100, lag=2,
         on_update=kill_now_and_then, **RUN | {"algo": "appo"},
     )  # fmt: skip
     chaos.join()

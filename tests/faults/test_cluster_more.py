@@ -122,7 +122,7 @@ def test_a_machine_of_samplers_is_about_to_be_taken_away(tmp_path, measured, alg
     one = {"CPU": 1} | SAMPLER
     with (
         machines({"CPU": 1} | LEARNER, one, one) as cluster,
-        Run(tmp_path, *paced(cluster, tmp_path, *algo, "--max-sampler-restarts", 0)) as run,
+        Run(tmp_path, *paced(cluster, tmp_path, *algo, "--max-worker-restarts", 0)) as run,
     ):
         run.updates(3)
         before = run.samplers(2)

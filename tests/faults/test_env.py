@@ -86,8 +86,8 @@ def test_f02_a_death_in_a_step_is_named_and_the_run_goes_on_to_the_bit(
 def test_f02_where_it_is_to_fail_it_fails_in_words(tmp_path):
     with pytest.raises(WorkerError, match=r"died \(SIGSEGV\), in step \d+ with action") as caught:
         (tmp_path / "once").mkdir()
-        train(tmp_path / "run", faults="segv@40", once=tmp_path / "once", on_sampler_loss="fail")
-    assert "--on-sampler-loss restart" in str(caught.value)
+        train(tmp_path / "run", faults="segv@40", once=tmp_path / "once", on_worker_loss="fail")
+    assert "--on-worker-loss restart" in str(caught.value)
     assert "_fail" in str(caught.value) and "Extension modules" not in str(caught.value)
 
 
@@ -113,7 +113,7 @@ def test_f02_the_place_is_the_right_one_in_whichever_fragment(num_steps):
     """Step 18 of the env: in the first fragment, its last step but one, its second's first, ..."""
     plan = plan_for(
         DiesInItsThird, num_steps=num_steps, num_envs=1, envs_per_vector=1,
-        guards=Guards(on_sampler_loss="fail"),
+        guards=Guards(on_worker_loss="fail"),
     )  # fmt: skip
     collector = workers(plan, 1)
     collector.publish(policy_for(plan), 0)
@@ -180,7 +180,7 @@ def test_f04_a_worker_that_crashes_at_every_start_is_given_up(tmp_path, measured
             OnlyHere, env_kwargs={"learner": os.getpid()}, num_workers=2, run_dir=tmp_path / "run",
             **SMALL,
         )  # fmt: skip
-    assert "more than 3 times in 10 minutes (--max-sampler-restarts)" in str(caught.value)
+    assert "more than 3 times in 10 minutes (--max-worker-restarts)" in str(caught.value)
     measured(
         "F04", "exit at every start", recover_s=time.monotonic() - began, recover_within_s=60,
     )  # fmt: skip
@@ -364,7 +364,7 @@ def test_f08_or_that_episode_is_dropped(make, how):
     assert step.tolist() == [0, 0] and row.tolist() == [0, 1]
     assert (final_obs if choices else final_obs[:, 0]).tolist() == [0 if choices else 4] * 2
     with pytest.raises(
-        EnvError, match=r"more than 2 times in 10 minutes \(--max-sampler-restarts\)"
+        EnvError, match=r"more than 2 times in 10 minutes \(--max-worker-restarts\)"
     ):
         for _ in range(4):
             collector.collect()
@@ -376,7 +376,7 @@ def test_f08_a_run_with_dropped_episodes_ends_with_its_books_in_order(tmp_path, 
     faults = "crash@40 nan@50 wrong_shape@60"
     run = train(
         tmp_path / "run", num_workers, faults=faults, on_env_error="restart",
-        max_sampler_restarts=10,
+        max_worker_restarts=10,
     )  # fmt: skip
     assert_balanced(run.summary)
     assert run.summary["ledger"]["dropped_episodes"] == 4 * 8 * 16 // 4 // 40 * 4
@@ -419,7 +419,7 @@ def test_unknown_faults_are_refused_in_words():
 def test_nothing_stays_after_an_error(tmp_path):
     before = children()
     with pytest.raises(WorkerError):
-        train(tmp_path / "run", faults="segv@40", on_sampler_loss="fail")
+        train(tmp_path / "run", faults="segv@40", on_worker_loss="fail")
     # The server that forks, and Python's tracker
     assert len(children() - before) <= 2
 
@@ -472,7 +472,7 @@ def test_a_run_that_an_environment_ended_goes_on_with_another_answer_to_that(tmp
     with pytest.raises(EnvError, match="FaultyError: told to crash"):
         headrace.resume(where, env=env, quiet=True)
     resumed = headrace.resume(
-        where, env=env, quiet=True, on_env_error="restart", max_sampler_restarts=20
+        where, env=env, quiet=True, on_env_error="restart", max_worker_restarts=20
     )
     assert resumed.summary["ledger"]["dropped_episodes"] > 0
     assert_balanced(resumed.summary)
@@ -501,7 +501,7 @@ def test_what_the_samplers_of_other_learners_lose_is_said_too(tmp_path):
     done = run_in(
         command("train", "headrace.envs.faulty:Faulty",
          "--env-kwargs", "faults=crash@20", "--on-env-error", "restart",
-         "--max-sampler-restarts", "50", "--num-learners", "2", "--num-envs", "4",
+         "--max-worker-restarts", "50", "--num-learners", "2", "--num-envs", "4",
          "--num-steps", "16", "--total-env-steps", "256", "--run-dir", str(tmp_path / "run")),
         tmp_path,
     )  # fmt: skip

@@ -95,7 +95,7 @@ def test_f01_twenty_kills_at_random_times_in_one_run(tmp_path, measured, losses)
             chaos.soon()
 
     run = headrace.train(
-        "CartPole-v1", run_dir=tmp_path / "run", num_workers=2, max_sampler_restarts=100,
+        "CartPole-v1", run_dir=tmp_path / "run", num_workers=2, max_worker_restarts=100,
         on_update=kill_now_and_then, **RUN,
     )  # fmt: skip
     chaos.join()
@@ -225,7 +225,7 @@ def test_f24_ten_minutes_of_random_faults(tmp_path, measured):
     with pytest.raises(SystemExit) as ended:
         headrace.train(
             Anything, run_dir=tmp_path / "run", num_workers=2, num_envs=8, envs_per_vector=2,
-            num_steps=64, total_env_steps=10**9, env_timeout_s=3.0, max_sampler_restarts=10**6,
+            num_steps=64, total_env_steps=10**9, env_timeout_s=3.0, max_worker_restarts=10**6,
             on_env_error="restart", checkpoint_every_s=20, on_update=look, quiet=True,
         )  # fmt: skip
     chaos.join()

@@ -65,11 +65,11 @@ class _ResumeFlags:
     """Another number of learners; default: as before."""
     on_env_error: Literal["fail", "restart"] | None = None
     """As in train, from here on; default: as before. The next three as well."""
-    on_sampler_loss: Literal["restart", "fail"] | None = None
+    on_worker_loss: Literal["restart", "fail"] | None = None
     """What the death or silence of a worker leads to."""
     env_timeout_s: float | None = None
     """Seconds that a step or reset may take."""
-    max_sampler_restarts: int | None = None
+    max_worker_restarts: int | None = None
     """Restarts of each worker and environment in 10 minutes."""
     cluster: str | None = None
     """Another Ray cluster (local, auto, or an address; '': none); default: as before."""

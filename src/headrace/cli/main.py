@@ -21,7 +21,7 @@ VERBS = {
     "check-env": "Say what is wrong with an environment, before training on it.",
     "plot": "Draw the learning curve of runs.",
     "profile": "Say where a run's time goes, what limits it, and what to change.",
-    "simulate": "Predict training with other numbers of samplers and learners, from a profile.",
+    "simulate": "Predict training with other numbers of workers and learners, from a profile.",
     "autoscale": "Find by measurement which sizes train fastest on this machine.",
     "plan": "Say which machines to rent for a goal, and what they cost.",
     "report": "Write a run on one HTML page: curves, time, faults, configuration.",
@@ -91,13 +91,14 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         from headrace.distributed import child_process
 
         child_process.warm_up()
+    from headrace.config.old_names import rename_flags
     from headrace.errors import HeadraceError, UsageError
 
     home = "tool_commands" if verb in SCALE_VERBS else "commands"
     module = importlib.import_module(f"headrace.cli.{home}")
     run = getattr(module, "evaluate" if verb == "eval" else verb.replace("-", "_"))
     try:
-        return int(run(argv, VERBS[verb]))
+        return int(run(rename_flags(argv), VERBS[verb]))
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         print(f"headrace {verb}: {said}", file=sys.stderr)

@@ -71,7 +71,7 @@ class WorkerPool:
         self.delivered: list[tuple[WorkOrder, RolloutResult]] = []
         self._supervisor = Supervisor(
             num_workers,
-            restart=plan.guards.on_sampler_loss == "restart",
+            restart=plan.guards.on_worker_loss == "restart",
             max_restarts=plan.guards.max_restarts,
         )
         self.shares = [list(plan.vectors)[i::num_workers] for i in range(num_workers)]
@@ -278,9 +278,9 @@ class WorkerPool:
             raise WorkerError(
                 f"{said[0].upper()}{said[1:]}"
                 + (
-                    f"{many} (--max-sampler-restarts)."
-                    if guards.on_sampler_loss == "restart"
-                    else "\nWith --on-sampler-loss restart it would have been replaced."
+                    f"{many} (--max-worker-restarts)."
+                    if guards.on_worker_loss == "restart"
+                    else "\nWith --on-worker-loss restart it would have been replaced."
                 )
             )
         when = f" in {backoff:g} s" if backoff else ""

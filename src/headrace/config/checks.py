@@ -159,7 +159,7 @@ def check_cluster(run: RunConfig) -> None:
     if run.inference == "learner":
         raise ConfigError(
             "inference='learner' needs memory that workers share with the learner, and those of a "
-            "cluster may be on other machines.\nUse --inference sampler."
+            "cluster may be on other machines.\nUse --inference worker."
         )
     if run.backend == "mpi":
         raise ConfigError("backend='mpi' is started by mpirun; on a cluster use --backend auto.")

@@ -24,6 +24,7 @@ from headrace.config.checks import (
     largest_divisor,
     without_cluster,
 )
+from headrace.config.old_names import rename_settings
 from headrace.config.policies import merged, own_settings
 from headrace.config.run_config import RunConfig
 from headrace.configclass import coerce
@@ -121,7 +122,8 @@ def resolve(
     Raises:
         ConfigError: an unknown name, a value of the wrong type, or sizes that contradict.
     """
-    from_file = _read_toml(config_file) if config_file else {}
+    given = rename_settings(given)
+    from_file = rename_settings(_read_toml(config_file)) if config_file else {}
     env = given.get("env", from_file.get("env"))
     if not env:
         raise ConfigError(
@@ -274,7 +276,7 @@ def _check_workers(run: RunConfig) -> None:
         raise ConfigError(
             "inference='learner' lets workers ask the learner's process for actions, and there are "
             "none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or --inference "
-            "sampler."
+            "worker."
         )
 
 
@@ -297,7 +299,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
             "num_workers", "seed", "checkpoint_every_s", "replay_limit_s", "lr", "clip_coef",
             "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "clip_reward", "eval_every",
             "learner_threads", "num_envs_per_learner", "check_ranks", "env_timeout_s",
-            "max_sampler_restarts", "adam_eps", "cpus_per_worker", "stop_after_s",
+            "max_worker_restarts", "adam_eps", "cpus_per_worker", "stop_after_s",
         ),
         (0, math.inf),
     ),
@@ -337,7 +339,10 @@ def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
                 if pattern == env or (found[0] == "none" and fnmatchcase(env, pattern)):
                     values = dict(table)
                     per_algo = {name: values.pop(name, {}) for name in ALGOS}
-                    found = file.name.removesuffix(".toml"), values | per_algo[algo]
+                    found = (
+                        file.name.removesuffix(".toml"),
+                        rename_settings(values | per_algo[algo]),
+                    )
                 if pattern == env:
                     return found
     return found
@@ -388,8 +393,8 @@ def given_for_resume(
 
 
 MAY_CHANGE = (
-    "total_env_steps", "schedule_env_steps", "num_learners", "on_env_error", "on_sampler_loss",
-    "env_timeout_s", "max_sampler_restarts", "cluster", "stop_after_s",
+    "total_env_steps", "schedule_env_steps", "num_learners", "on_env_error", "on_worker_loss",
+    "env_timeout_s", "max_worker_restarts", "cluster", "stop_after_s",
 )  # fmt: skip
 """What may be another when a run goes on."""
 

@@ -72,15 +72,16 @@ class RunConfig:
     num_envs / CPU cores, with --inference learner so that each worker has two vectors. A run can be
     repeated exactly only with the same value; num_workers may differ."""
     lag: int = -1
-    """How many updates old the weights may be when a step is taken; 0: samplers wait while the
+    """How many updates old the weights may be when a step is taken; 0: workers wait while the
     learner works. 1, ppo and a2c: workers make the next batch meanwhile; can be repeated exactly. 1
     or more, appo and impala: workers never stop, act with the newest weights, and up to so many
     batches wait for the learner (how old a step is by then is measured: lag_learning). -1: 2 for
     appo and impala with workers, else 0."""
-    inference: Literal["sampler", "learner"] = "sampler"
-    """Who gives actions. sampler: each process that steps environments, with a copy of the network,
-    on its CPU; learner: the learner's process, on its device, for all vectors that are ready at a
-    time (needs workers, best with two vectors each; how it rounds depends on which are ready)."""
+    inference: Literal["worker", "learner"] = "worker"
+    """What computes the actions. worker: each process that steps environments, with a copy of the
+    network, on its CPU; learner: the learner's process, on its device, for all vectors that are
+    ready at a time (needs workers, best with two vectors each; how it rounds depends on which are
+    ready)."""
     vectorization: Literal["auto", "python", "native"] = "auto"
     """native: the environment's own vector form (a registered vector_entry_point; of a kernel
     environment: compiled); python: its Python form, one after the other (interpreted); auto: native
@@ -136,7 +137,7 @@ class RunConfig:
     on_env_error: Literal["fail", "restart"] = "fail"
     """What an environment's exception or bad value (NaN, a wrong shape) leads to: the end of the
     run, or a new environment and episode."""
-    on_sampler_loss: Literal["restart", "fail"] = "restart"
+    on_worker_loss: Literal["restart", "fail"] = "restart"
     """What the death or silence of a worker leads to: another one, which makes its fragment again
     (to the bit, where episodes can be replayed), or the end of the run."""
     cluster: Annotated[str, tyro.conf.arg(metavar="local|auto|ADDRESS")] = ""
@@ -154,7 +155,7 @@ class RunConfig:
     """On a cluster: what machines of learners must have, likewise."""
     env_timeout_s: float = 0.0
     """Seconds that a step or reset may take; 0: 20 times what 99.9 % of them take, at least 60."""
-    max_sampler_restarts: int = 3
+    max_worker_restarts: int = 3
     """Restarts of each worker (and each environment, with on_env_error restart) in 10 minutes; on a
     cluster also of the learners. Machines that go do not count for their workers."""
     guards: bool = True

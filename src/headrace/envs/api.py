@@ -40,14 +40,14 @@ class Guards:
 
     Attributes:
         on_env_error: what an exception or a bad value leads to: the run's end, or a new episode.
-        on_sampler_loss: what death and silence lead to: another sampler, or the run's end.
+        on_worker_loss: what death and silence lead to: another sampler, or the run's end.
         env_timeout_s: how long a step or reset may take; 0: by what is usual (`patience.limit`).
         max_restarts: of each sampler and each env, in 10 minutes.
         enabled: check what environments give, and watch for silence.
     """
 
     on_env_error: Literal["fail", "restart"] = "fail"
-    on_sampler_loss: Literal["fail", "restart"] = "restart"
+    on_worker_loss: Literal["fail", "restart"] = "restart"
     env_timeout_s: float = 0.0
     max_restarts: int = 3
     enabled: bool = True

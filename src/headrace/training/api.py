@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.config.old_names import rename_settings
 from headrace.config.resolve import ALGOS, MAY_CHANGE, changes
 from headrace.config.user_code import Code, code
 from headrace.configclass import given_values
@@ -154,7 +155,7 @@ def given_by(settings: Mapping[str, Any], algo: Any, network: Network | None) ->
     Raises:
         ConfigError: algorithm or network are something else.
     """
-    given = dict(settings)
+    given = rename_settings(settings)
     if isinstance(algo, str):
         given["algo"] = algo
     elif algo is not None:
@@ -199,6 +200,7 @@ def resume(
         RunDirError: there is nothing to resume, it is in use, or of another environment.
         HeadraceError, KeyboardInterrupt: as `train`.
     """
+    changed = rename_settings(changed)
     for name in changed:
         if name not in MAY_CHANGE:
             raise ConfigError(

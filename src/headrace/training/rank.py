@@ -297,9 +297,9 @@ def plan_of(
         inference_device=device if run.inference == "learner" else None,
         guards=Guards(
             on_env_error=run.on_env_error,
-            on_sampler_loss=run.on_sampler_loss,
+            on_worker_loss=run.on_worker_loss,
             env_timeout_s=run.env_timeout_s,
-            max_restarts=run.max_sampler_restarts,
+            max_restarts=run.max_worker_restarts,
             enabled=run.guards,
         ),
     )

@@ -369,7 +369,7 @@ class Alone(Counting):
 
 def test_one_that_dies_in_a_step_is_told_of_by_the_env_whose_turn_it_was():
     which = {"learner": os.getpid(), "seed": derive(3, "env", 5, 0)}
-    guards = Guards(on_sampler_loss="fail")
+    guards = Guards(on_worker_loss="fail")
     plan = learner_plan(Alone, num_envs=8, kwargs=which, guards=guards)
     collector = workers(plan, 1)
     collector.publish(policy_for(plan), 0)

@@ -364,7 +364,7 @@ def test_who_raises_in_on_update_ends_the_run(cluster, tmp_path):
         ({"cpus_per_worker": 2.0}, r"cpus_per_worker=2.0, but this run is not on a cluster"),
         ({"worker_resources": {"a": 1}}, r"worker_resources=.*not on a cluster"),
         ({"cluster": "local", "learner_resources": {"a": 1}}, "this machine alone"),
-        ({"cluster": "auto", "inference": "learner", "num_workers": 2}, "Use --inference sampler"),
+        ({"cluster": "auto", "inference": "learner", "num_workers": 2}, "Use --inference worker"),
         ({"cluster": "auto", "backend": "mpi"}, "mpirun"),
         ({"cluster": "auto", "device": "cpu", "gpus_per_learner": 1}, "expected one of the two"),
         ({"cluster": "auto", "gpus_per_learner": -2}, "at least -1"),

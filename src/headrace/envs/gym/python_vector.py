@@ -270,7 +270,7 @@ class GymVector:
         if not self._restarts[i].again(time.monotonic()):
             most = self._guards.max_restarts
             raise EnvError(
-                f"{error}\nIt failed more than {most} times in 10 minutes (--max-sampler-restarts)."
+                f"{error}\nIt failed more than {most} times in 10 minutes (--max-worker-restarts)."
             ) from error
         self.dropped.append(in_a_line(error))
 

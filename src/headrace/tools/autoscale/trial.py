@@ -118,7 +118,7 @@ _NEVER = 10**12
 
 _ONLY_TRIED = {
     "total_env_steps": _NEVER, "stop_at_return": None, "stop_after_s": 0.0, "eval_every": 0,
-    "checkpoint_every_s": float(_NEVER), "on_sampler_loss": "fail",
+    "checkpoint_every_s": float(_NEVER), "on_worker_loss": "fail",
 }  # fmt: skip
 _OUT_OF_MEMORY = re.compile(
     r"^([\w.]*(MemoryError|OutOfMemoryError)\b.*|.*(can't|[Cc]annot) allocate memory.*)$", re.M

@@ -67,7 +67,7 @@ def see_through(
     begun = time.time() - (time.perf_counter() - meter.started)
     saved = task.saved and replace(task.saved, path=task.saved.path.resolve())
     task = replace(task, run_dir=task.run_dir.resolve(), saved=saved)
-    losses = RestartRate(task.settings.run.max_sampler_restarts)
+    losses = RestartRate(task.settings.run.max_worker_restarts)
     with stop.installed():
         while True:
             with _group(task.settings.run, stop, display) as group:
@@ -78,8 +78,8 @@ def see_through(
                 break
             if group.lost and not losses.again(time.monotonic()):
                 raise RankError(
-                    f"{group.lost}\nThat was more than {task.settings.run.max_sampler_restarts} "
-                    "times in 10 minutes (--max-sampler-restarts)."
+                    f"{group.lost}\nThat was more than {task.settings.run.max_worker_restarts} "
+                    "times in 10 minutes (--max-worker-restarts)."
                 )
             task = _from_newest(task, group, display)
     return RunResult(

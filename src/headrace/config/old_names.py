@@ -1,0 +1,41 @@
+"""Former spellings of settings, which flags, keywords, files and old runs may still use."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import ConfigError
+
+NAMES = {"on_sampler_loss": "on_worker_loss", "max_sampler_restarts": "max_worker_restarts"}
+VALUES = {("inference", "sampler"): "worker"}
+
+
+def rename_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `settings` with today's names and values.
+
+    Raises:
+        ConfigError: a setting is there under both of its names.
+    """
+    for old, new in NAMES.items():
+        if old in settings and new in settings:
+            raise ConfigError(
+                f"{old}={settings[old]!r} and {new}={settings[new]!r}: {old} is the former name of "
+                f"{new}, and one of the two was expected.\nLeave {old} out."
+            )
+    renamed = {NAMES.get(name, name): value for name, value in settings.items()}
+    for (name, old_value), value in VALUES.items():
+        if renamed.get(name) == old_value:
+            renamed[name] = value
+    return renamed
+
+
+def rename_flags(argv: list[str]) -> list[str]:
+    """Return the words of a command line with today's flags and values."""
+    words: list[str] = []
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        name = flag[2:].replace("-", "_") if flag.startswith("--") else ""
+        flag = f"--{NAMES[name].replace('_', '-')}" if name in NAMES else flag
+        before = words[-1][2:] if words and not equals else ""
+        value = VALUES.get((name, value), value)
+        words.append(VALUES.get((before, word), f"{flag}{equals}{value}"))
+    return words
