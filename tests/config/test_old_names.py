@@ -16,7 +16,8 @@ from headrace.storage.run_dir import read_config
 
 OLD = {"on_sampler_loss": "fail", "max_sampler_restarts": 7, "inference": "sampler"}
 NEW = {"on_worker_loss": "fail", "max_worker_restarts": 7, "inference": "worker"}
-TINY = {"num_envs": 1, "envs_per_vector": 1, "num_steps": 8, "num_minibatches": 1, "total_env_steps": 8}
+TINY = {"num_envs": 1, "envs_per_vector": 1, "num_steps": 8, "num_minibatches": 1}
+TINY |= {"total_env_steps": 8}
 OLD_RUN = Path(__file__).parent / "old_run"
 """The directory of a run that was made before the names changed."""
 

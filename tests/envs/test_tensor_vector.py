@@ -177,7 +177,7 @@ def test_new_episodes_begin_with_no_memory_and_nothing_counted():
     first.collect()
     assert first._memory[0].any()
     state = first.state()
-    assert state["vector0.recurrent_state.0"].shape == (4, 8)
+    assert state["vector0.core_state.0"].shape == (4, 8)
     second = on_device(plan, state=state)
     assert not second._memory[0].any()
     second.publish(policy_for(plan), 1)
