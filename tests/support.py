@@ -18,6 +18,7 @@ from headrace.envs.factory import EnvMaker, env_spec
 from headrace.meter import Meter
 from headrace.models import policy as policies
 from headrace.models.policy import Network
+from tests import python
 
 
 class Counting(gym.Env):
@@ -102,7 +103,7 @@ def children():
     while found != ours:
         found = ours
         ours = found | {pid for pid, parent in parents.items() if parent in found}
-    return ours - {os.getpid()}
+    return ours - {os.getpid(), *python.server_pids()}
 
 
 def still_alive(pids, within_s):

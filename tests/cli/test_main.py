@@ -17,17 +17,16 @@ from headrace.cli.main import VERBS, _main
 from headrace.storage import checkpoint
 from headrace.tools import doctor
 from headrace.training.log import read_metrics
+from tests import python
 from tests.support import still_alive
 
 TINY = ["--num-envs", "4", "--num-steps", "16", "--envs-per-vector", "2", "--num-minibatches", "4"]
 
 
 def headrace(*args, cwd, **kwargs):
-    return subprocess.run(
-        [sys.executable, "-m", "headrace", *map(str, args)],
+    return python.run(
+        python.command(*args),
         cwd=cwd,
-        capture_output=True,
-        text=True,
         timeout=110,
         **kwargs,
     )
@@ -122,9 +121,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path):
         "import sys; sys.modules['ale_py'] = None; from headrace.cli.main import main;"
         "main(['train', 'ALE/Pong-v5'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
-    )
+    done = python.run([sys.executable, "-c", code], cwd=tmp_path)
     assert done.returncode == 2
     assert "pip install 'headrace[atari]'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -253,9 +250,9 @@ def test_a_raising_environment_shows_its_traceback_first_and_exits_1(tmp_path):
 
 
 def start(tmp_path, *more):
-    return subprocess.Popen(
-        [sys.executable, "-m", "headrace", "train", "CartPole-v1", *TINY, "--run-dir", "run",
-         "--total-env-steps", "100000000", *more],
+    return python.Python(
+        python.command("train", "CartPole-v1", *TINY, "--run-dir", "run",
+         "--total-env-steps", "100000000", *more),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
@@ -328,8 +325,8 @@ def test_a_second_interrupt_does_not_wait_for_the_save(tmp_path):
         "        threading.Event().wait()\n"  # for ever; a signal is handled meanwhile
         "def make(): return Slow(gym.make('CartPole-v1'))\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace", "train", "slow:make", *TINY, "--run-dir", "run"],
+    process = python.Python(
+        python.command("train", "slow:make", *TINY, "--run-dir", "run"),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while "stepping" not in process.stdout.readline():
@@ -345,9 +342,9 @@ def test_a_second_interrupt_does_not_wait_for_the_save(tmp_path):
 def test_on_a_terminal_progress_is_live(tmp_path):
     """A real pseudo-terminal: the display redraws itself, and ends with a full bar."""
     primary, secondary = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace", "train", "CartPole-v1", *TINY, "--total-env-steps",
-         "6400", "--run-dir", "run"],
+    process = python.Python(
+        python.command("train", "CartPole-v1", *TINY, "--total-env-steps",
+         "6400", "--run-dir", "run"),
         cwd=tmp_path, stdout=secondary, stderr=secondary, env=os.environ | {"TERM": "xterm"},
     )  # fmt: skip
     os.close(secondary)

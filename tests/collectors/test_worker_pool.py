@@ -13,6 +13,7 @@ import pytest
 
 from headrace.envs.api import Guards
 from headrace.errors import EnvError, UsageError, WorkerError
+from tests import python
 from tests.envs.test_factory import Broken
 from tests.support import (
     Counting,
@@ -261,7 +262,7 @@ def test_nothing_is_left_behind():
 def script(tmp_path, text):
     path = tmp_path / "users_script.py"
     path.write_text(textwrap.dedent(text))
-    return subprocess.Popen(
+    return python.Python(
         [sys.executable, str(path)],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

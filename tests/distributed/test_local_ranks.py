@@ -22,6 +22,7 @@ from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.storage import checkpoint
+from tests import python
 from tests.distributed.ranks_support import on_ranks
 from tests.support import children, inline, plan_for, short_cartpole, still_alive
 
@@ -365,7 +366,7 @@ def test_ranks_meet_once_per_minibatch_however_many_its_parts():
 
 
 def headrace_command(*words):
-    return [sys.executable, "-m", "headrace", *map(str, words)]
+    return python.command(*words)
 
 
 ONE_NODE = ("--standalone", "--nproc-per-node", "2")
@@ -446,7 +447,7 @@ def test_gloo_s_threads_end_before_the_interpreter(tmp_path, started_by, arithme
         if started_by == "torchrun"
         else headrace_command(*words, "--num-learners", 2)
     )
-    summary(subprocess.run(command, capture_output=True, text=True, env=with_path(tmp_path)))
+    summary(python.run(command, env=with_path(tmp_path)))
     found = [path.read_text() for path in tmp_path.glob("threads_*")]
     assert len(found) >= 2
     assert not any("gloo" in names for names in found)
@@ -460,7 +461,7 @@ def test_torchrun_does_what_num_learners_does_and_two_jobs_do_not_mix(tmp_path):
         "torchrun": torchrun(*SHORT, "--run-dir", tmp_path / "torchrun"),
     }
     started = {
-        name: subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        name: python.Python(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for name, command in commands.items()
     }
     found = {}
@@ -493,7 +494,7 @@ def test_torchrun_goes_on_from_the_checkpoint(tmp_path, nodes):
     words += ["--run-dir", tmp_path / "run"]
     words += ["--checkpoint-every-s", "0"]
     agents = [
-        subprocess.Popen(
+        python.Python(
             torchrun(*words, options=[*options, "--max-restarts", "1"]), stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, env=with_path(tmp_path),
         )
@@ -544,7 +545,7 @@ def test_the_first_process_is_killed_and_nothing_is_left(tmp_path, started_by):
     ours = headrace_command(*words, "--num-learners", "2")
     command = torchrun(*words) if started_by == "torchrun" else ours
     before = children()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=with_path(tmp_path))
+    process = python.Python(command, stderr=subprocess.PIPE, text=True, env=with_path(tmp_path))
     assert any(line == "stuck\n" for line in process.stderr)
     started = children() - before
     process.kill()
@@ -558,9 +559,8 @@ def test_rank_0_is_stuck_and_all_end(tmp_path):
     words = own_env(tmp_path, 'sys.argv[0] != "-c"', "threading.Event().wait()")
     words += ["--num-learners", 2, "--rank-timeout-s", 2, "--run-dir", tmp_path / "run"]
     before = children()
-    done = subprocess.run(
-        headrace_command(*words),
-        capture_output=True, text=True, timeout=5 * 15, env=with_path(tmp_path),
+    done = python.run(
+        headrace_command(*words), timeout=5 * 15, env=with_path(tmp_path),
     )  # fmt: skip
     assert done.returncode == 1
     assert "Rank 0 has not answered for 2 s" in done.stderr
@@ -601,7 +601,7 @@ def test_a_run_with_workers_goes_on_with_more_learners(tmp_path):
 @pytest.mark.slow
 def test_torchrun_says_how_many_learners_there_are(tmp_path):
     words = [*SHORT, "--num-learners", "3", "--run-dir", tmp_path / "run"]
-    done = subprocess.run(torchrun(*words), capture_output=True, text=True, timeout=100)
+    done = python.run(torchrun(*words), timeout=100)
     assert done.returncode == 1  # torchrun's own
     assert "num_learners=3, but torchrun started 2" in done.stderr
     assert not (tmp_path / "run").exists()
@@ -615,16 +615,15 @@ def test_two_learners_learn_cartpole(tmp_path, started_by, seed):
     words += ["--run-dir", tmp_path / "run"]
     ours = headrace_command(*words, "--num-learners", 2)
     command = torchrun(*words) if started_by == "torchrun" else ours
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = python.run(command, timeout=200)
     assert summary(done)["mean_return"] >= 475
 
 
 def test_torchrun_ends_all_ranks_when_one_fails(tmp_path):
     words = own_env(tmp_path, 'os.environ["RANK"] == "1"', 'raise KeyError("on rank 1")')
     before = children()
-    done = subprocess.run(
-        torchrun(*words, "--run-dir", tmp_path / "run"), capture_output=True,
-        text=True, timeout=100, env=with_path(tmp_path),
+    done = python.run(
+        torchrun(*words, "--run-dir", tmp_path / "run"), timeout=100, env=with_path(tmp_path),
     )  # fmt: skip
     assert done.returncode == 1
     assert "KeyError: 'on rank 1'" in done.stderr

@@ -3,7 +3,6 @@
 import datetime
 import json
 import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -14,6 +13,7 @@ import headrace
 from headrace.distributed.ranks import RankInfo
 from headrace.distributed.torchrun import joined, meet
 from headrace.errors import RankError
+from tests import python
 
 SIZE = 3
 
@@ -71,8 +71,8 @@ def run_again(stores, restarts, *command):
     """As torchrun would start the only rank of a job that it has begun again so often."""
     told = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     told |= {"MASTER_PORT": str(stores[0].port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    return subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=60,
+    return python.run(
+        [sys.executable, *map(str, command)], timeout=60,
         env=os.environ | told | {"TORCHELASTIC_RESTART_COUNT": str(restarts)},
     )  # fmt: skip
 
@@ -108,10 +108,8 @@ def test_a_job_that_may_begin_again_needs_a_directory(stores, monkeypatch):
 
 
 def test_half_of_torchrun_s_environment_is_refused_in_words():
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", "train", "CartPole-v1"], capture_output=True,
-        text=True, timeout=60, env=os.environ | {"RANK": "0", "WORLD_SIZE": "1"},
-    )  # fmt: skip
+    half = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}
+    done = python.run(python.command("train", "CartPole-v1"), timeout=60, env=half)
     assert done.returncode == 2
     assert "MASTER_ADDR and MASTER_PORT are not" in done.stderr
 

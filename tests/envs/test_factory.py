@@ -1,6 +1,5 @@
 """Environments: found by name, read, stepped into given memory, ended both ways."""
 
-import subprocess
 import sys
 from importlib.metadata import version
 
@@ -24,6 +23,7 @@ from headrace.errors import (
 )
 from headrace.meter import Meter
 from headrace.seeding import derive
+from tests import python
 from tests.support import Counting
 
 
@@ -250,7 +250,7 @@ def test_an_environment_s_error_is_shown_as_its_own(how):
         run(*vector_of(lambda: Broken(how)))
     message = str(caught.value)
     assert message.startswith("Traceback")
-    assert "test_envs.py" in message.splitlines()[1]  # the user's frame first, not ours
+    assert "test_factory.py" in message.splitlines()[1]  # the user's frame first, not ours
     assert f"TwoArgumentsError: the user's own message: {how} 7" in message
     assert "env 0" in message.splitlines()[-1]
     assert "episode 0" in message
@@ -328,9 +328,7 @@ def test_mujoco_says_what_it_has_to_say_once(tmp_path, num_workers):
         f"num_minibatches=4, envs_per_vector=2, total_env_steps=64, num_workers={num_workers},"
         "eval_every=32, eval_episodes=1, quiet=True)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = python.run([sys.executable, "-c", code], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     assert all(line.startswith("headrace: warning of MuJoCo") for line in lines)

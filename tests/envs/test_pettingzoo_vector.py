@@ -1,7 +1,6 @@
 """Other people's games in PettingZoo's parallel form: held against plain loops, and trained on."""
 
 import json
-import subprocess
 import sys
 from functools import partial
 
@@ -31,6 +30,7 @@ from headrace.errors import (
 from headrace.meter import Meter
 from headrace.seeding import derive
 from headrace.spec import Agents, EnvSpec
+from tests import python
 from tests.envs.kernels.support import Ring, act_at_random, contents, run
 from tests.envs.pettingzoo_support import Camp, played_plainly
 
@@ -337,9 +337,7 @@ def test_the_command_line_trains_evaluates_and_goes_on(tmp_path):
         ["eval", here, "--env", game, "--episodes", "3"],
         ["resume", here, "--env", game, "--total-env-steps", "64"],
     ):  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "headrace", *words, "--json"], capture_output=True, text=True
-        )
+        done = python.run(python.command(*words, "--json"))
         assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["env_steps"] == 64
 
@@ -352,9 +350,7 @@ def test_pettingzoo_need_not_be_there(tmp_path):
         " total_env_steps=32)\n"
         "print(run.summary['env_steps'])\n"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "r")], capture_output=True, text=True
-    )
+    out = python.run([sys.executable, "-c", code, str(tmp_path / "r")])
     assert out.stdout == "32\n", out.stderr
 
 

@@ -22,7 +22,8 @@ from ray.cluster_utils import Cluster
 from headrace.envs.faulty import Faulty
 from headrace.training.log import read_metrics
 from headrace.training.ray.connect import _closed
-from tests.faults.support import command, start, with_path
+from tests.faults.support import start, with_path
+from tests.python import command
 from tests.support import children
 
 ROOT = str(Path(__file__).parents[2])  # for environments of tests

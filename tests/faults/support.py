@@ -3,23 +3,20 @@
 import contextlib
 import os
 import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
 
 import pytest
 
+from tests import python
+from tests.python import Python
+
 TINY = {"num_envs": 2, "num_steps": 16, "envs_per_vector": 1, "quiet": True, "num_workers": 0}
 UPDATE = 2 * 16
 """Env steps of one update of TINY."""
 
 FLAGS = ["--num-envs", "4", "--num-steps", "16", "--envs-per-vector", "2", "--num-minibatches", "4"]
-
-
-def command(*words):
-    """`headrace ...` in a process of its own."""
-    return [sys.executable, "-m", "headrace", *map(str, words)]
 
 
 def with_path(folder):
@@ -30,18 +27,19 @@ def with_path(folder):
 
 def start(words, folder, **more):
     """Start it in a session of its own, with its output in pipes."""
-    return subprocess.Popen(
+    return (Python if python.can_fork(words) else subprocess.Popen)(
         words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True, env=with_path(folder), **more,
     )  # fmt: skip
 
 
-def run(words, folder, **more):
+def run(words, folder):
     """Run it to its end."""
+    if python.can_fork(words):
+        return python.run(words, cwd=folder, env=with_path(folder))
     return subprocess.run(
-        words, cwd=folder, capture_output=True, text=True, timeout=100, env=with_path(folder),
-        **more,
-    )  # fmt: skip
+        words, cwd=folder, capture_output=True, text=True, timeout=100, env=with_path(folder)
+    )
 
 
 def needs_mounts():

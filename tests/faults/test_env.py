@@ -16,8 +16,8 @@ from headrace.envs.faulty import Faulty
 from headrace.errors import EnvError, UsageError, WorkerError
 from headrace.seeding import derive
 from headrace.storage import checkpoint
-from tests.faults.support import command
 from tests.faults.support import run as run_in
+from tests.python import command
 from tests.support import Counting, children, inline, plan_for, policy_for, workers
 
 pytestmark = pytest.mark.fault_a

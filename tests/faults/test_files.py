@@ -30,7 +30,8 @@ from headrace.storage import checkpoint
 from headrace.storage.run_dir import read_config
 from headrace.training.job import settings_of_run
 from headrace.training.log import MetricsLog, read_metrics
-from tests.faults.support import FLAGS, TINY, UPDATE, command, heard, run, small_disk
+from tests.faults.support import FLAGS, TINY, UPDATE, heard, run, small_disk
+from tests.python import command
 from tests.storage.test_checkpoint import write
 from tests.support import Counting, short_cartpole
 

@@ -13,7 +13,8 @@ import pytest
 
 import headrace
 from headrace.storage import checkpoint
-from tests.faults.support import FLAGS, command, modes, mounted, needs_mounts, run, start
+from tests.faults.support import FLAGS, modes, mounted, needs_mounts, run, start
+from tests.python import command
 from tests.support import children, short_cartpole
 
 pytestmark = pytest.mark.fault_a

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from headrace.storage import checkpoint
-from tests.faults.support import FLAGS, command, start
+from tests.faults.support import FLAGS, start
+from tests.python import command
 from tests.support import children, still_alive
 
 pytestmark = pytest.mark.fault_a

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from headrace.meter import Meter
 from headrace.spec import Agents
 from headrace.storage import checkpoint
 from headrace.tools import plotting
+from tests import python
 from tests.envs.kernels.support import Ring
 from tests.support import never, plan_for
 
@@ -226,12 +225,11 @@ def test_what_does_not_go_with_several_policies_is_refused(tmp_path, more, messa
 
 
 def test_flags_name_policies(tmp_path):
-    out = subprocess.run(
-        [sys.executable, "-m", "headrace", "train", "tests.envs.kernels.support:Ring",
+    out = python.run(
+        python.command("train", "tests.envs.kernels.support:Ring",
          "--vectorization", "native", "--num-envs", "4", "--num-steps", "16",
          "--total-env-steps", "64", "--policies", "a=0:1", "b=1:3", "--frozen", "a=random",
-         "--run-dir", str(tmp_path / "r"), "--json"],
-        capture_output=True, text=True, check=True,
+         "--run-dir", str(tmp_path / "r"), "--json"), check=True,
     )  # fmt: skip
     assert set(json.loads(out.stdout)["mean_return_by_policy"]) == {"a", "b"}
     number = r"-?\d+\.\d"
@@ -241,10 +239,9 @@ def test_flags_name_policies(tmp_path):
     lines = list(plotting.curves(tmp_path / "r"))
     assert [line[0] for line in lines] == [f"{label}: a", f"{label}: b"]
     assert [line[1] for line in lines] == [[64], [64]]
-    out = subprocess.run(
-        [sys.executable, "-m", "headrace", "eval", str(tmp_path / "r"), "--episodes", "3",
-         "--env", "tests.envs.kernels.support:Ring"],
-        capture_output=True, text=True, check=True,
+    out = python.run(
+        python.command("eval", str(tmp_path / "r"), "--episodes", "3",
+         "--env", "tests.envs.kernels.support:Ring"), check=True,
     )  # fmt: skip
     assert "\n  a: " in out.stdout
     assert "\n  b: " in out.stdout

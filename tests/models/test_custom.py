@@ -1,7 +1,6 @@
 """What users bring and ask for beside an environment: networks, wrappers, other runs' weights."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import headrace
 from headrace.cli import commands
 from headrace.envs.factory import EnvMaker
 from headrace.errors import CheckpointError, ConfigError, EnvError, UsageError
+from tests import python
 from tests.support import Counting, inline, plan_for, policy_for, short_cartpole, workers
 from tests.training.test_api import TINY
 
@@ -239,10 +239,9 @@ def test_evaluations_come_on_time_and_the_best_policy_is_kept(tmp_path, capsys):
     kept = headrace.load_policy(run.dir / "best")
     again = evaluate(kept, run._ended.maker, episodes=4, seed=2)
     assert np.mean(again.returns) == max(returns)
-    out = subprocess.run(
-        [sys.executable, "-m", "headrace", "eval", str(run.dir), "--best", "--episodes", "4",
-         "--seed", "2", "--json"],
-        capture_output=True, text=True, check=True,
+    out = python.run(
+        python.command("eval", str(run.dir), "--best", "--episodes", "4",
+         "--seed", "2", "--json"), check=True,
     )  # fmt: skip
     assert json.loads(out.stdout)["mean_return"] == max(returns)
 
@@ -273,9 +272,9 @@ def test_a_long_evaluation_says_how_far_it_is(tmp_path, monkeypatch):
 
 def test_the_example_of_an_own_network_runs(tmp_path):
     code = "import own_network; own_network.main(total_env_steps=1024)"
-    done = subprocess.run(
+    done = python.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "examples")},
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "examples")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Action:" in done.stdout

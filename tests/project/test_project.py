@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import headrace
+from tests import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,7 +109,5 @@ def test_readme_s_python_runs(tmp_path):
     """The first block of Python in the README, as it stands, with fewer steps."""
     (code, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     code = re.sub(r"total_env_steps=[\d_]+", "total_env_steps=1024", code)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
+    done = python.run([sys.executable, "-c", code], cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr

@@ -1,13 +1,12 @@
 """`headrace simulate`: other numbers of samplers and learners, from a profile."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from headrace.errors import ConfigError
 from headrace.tools.forecast import Profiled, forecasts
+from tests import python
 from tests.cost_model.test_model import SLEEPS
 
 RUN = {"num_envs": 8, "num_steps": 10, "envs_per_vector": 1, "num_workers": 4, "lag": 0}
@@ -73,7 +72,7 @@ def test_a_file_that_is_no_profile_is_said_in_words(tmp_path, text):
 
 
 def test_the_command_prints_a_line_for_each(profile):
-    command = [sys.executable, "-m", "headrace", "simulate", str(profile())]
+    command = python.command("simulate", str(profile()))
     command += [
         "--num-workers",
         "10",
@@ -84,12 +83,12 @@ def test_the_command_prints_a_line_for_each(profile):
         "--cores-per-machine",
         "8",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = python.run(command, timeout=60)
     assert done.returncode == 0, done.stderr
     _, *lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [
         ["10", "1"], ["100", "1"], ["10", "2"], ["100", "2"],
     ]  # fmt: skip
-    as_json = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
+    as_json = python.run([*command, "--json"], timeout=60)
     found = json.loads(as_json.stdout)["forecasts"]
     assert [f"{of['env_steps_per_s']:,.0f}" for of in found] == [line.split()[3] for line in lines]

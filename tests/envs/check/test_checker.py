@@ -8,8 +8,6 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium
@@ -23,6 +21,7 @@ from headrace.envs.check.checker import kernel_checks
 from headrace.envs.kernels import compiler
 from headrace.envs.kernels.env import KernelEnv, uniform
 from headrace.envs.kernels.library.cartpole import CartPole
+from tests import python
 from tests.envs.kernels.support import Ring
 from tests.envs.pettingzoo_support import Camp
 from tests.envs.test_tensor_vector import Tensors
@@ -642,10 +641,10 @@ def test_the_simulator_of_a_gpu_is_another_process_and_what_differs_there_is_tol
     # As a user without a GPU has it; and nothing of this is kept
     env = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
     env |= {"HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", "check-env", "salted:Salted", "--env-kwargs", "start=3",
-         "--json"],
-        cwd=tmp_path, env=env, capture_output=True, text=True,
+    done = python.run(
+        python.command("check-env", "salted:Salted", "--env-kwargs", "start=3",
+         "--json"),
+        cwd=tmp_path, env=env,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)

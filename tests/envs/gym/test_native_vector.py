@@ -1,7 +1,6 @@
 """Vector forms of environments' own: the same valid transitions in every autoreset mode."""
 
 import os
-import subprocess
 import sys
 
 import gymnasium as gym
@@ -23,6 +22,7 @@ from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.models import policy as policies
 from headrace.models.policy import Network, PolicyActor
+from tests import python
 from tests.support import inline, never, plan_for, policy_for, workers
 
 T, N = 80, 3
@@ -268,9 +268,7 @@ for tid in sorted(set(os.listdir("/proc/self/task")) - before, key=int):
     print(sorted(os.sched_getaffinity(int(tid))))
 vector.close()
 """
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    ).stdout.splitlines()
+    found = python.run([sys.executable, "-c", code], timeout=60, check=True).stdout.splitlines()
     expected = [[core] for core in every] if pinned else [allowed] * num_threads
     assert found == [str(of) for of in expected]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headrace.spec import Agents
+from tests import python
 from tests.envs.kernels.support import (
     Ring,
     act_at_random,
@@ -69,7 +70,7 @@ def test_of_processes_that_start_together_one_compiles(tmp_path):
         "print(*(sum(f.stats.cache_hits.values()) for f in (m.begin, m.step)))"
     )
     started = [
-        subprocess.Popen(
+        python.Python(
             [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path)}, text=True,
         )
@@ -96,8 +97,8 @@ def test_what_is_compiled_is_found_again_whatever_the_module_is_called(tmp_path)
     hits = []
     for name in ("one", "other"):
         (tmp_path / f"{name}.py").write_text(text.replace("COLUMNS", "COLUMNS_HERE"))
-        done = subprocess.run(
-            [sys.executable, "-c", script, name], capture_output=True, text=True,
+        done = python.run(
+            [sys.executable, "-c", script, name],
             env={"PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)]), "HOME": str(tmp_path)},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

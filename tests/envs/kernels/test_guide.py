@@ -1,8 +1,6 @@
 """The guide to kernel environments (docs/kernels.md): its code is what it says, and runs."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 import headrace
 from examples.catch import HEIGHT, WIDTH, Catch
 from headrace.envs.kernels.gym_adapter import KernelGymEnv
+from tests import python
 from tests.envs.kernels.support import assert_equal, played
 
 ROOT = Path(__file__).parents[3]
@@ -58,9 +57,9 @@ def test_it_is_learned(tmp_path):
 
 
 def test_it_is_trained_from_the_command_line_in_its_folder(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace", "train", "catch:Catch", "--num-envs", "8",
-         "--num-steps", "16", "--total-env-steps", "128", "--run-dir", str(tmp_path / "r")],
-        cwd=ROOT / "examples", capture_output=True, text=True,
+    done = python.run(
+        python.command("train", "catch:Catch", "--num-envs", "8",
+         "--num-steps", "16", "--total-env-steps", "128", "--run-dir", str(tmp_path / "r")),
+        cwd=ROOT / "examples",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,5 @@
 """Kernel games in PettingZoo's parallel form."""
 
-import subprocess
 import sys
 import warnings
 
@@ -13,6 +12,7 @@ from headrace.envs.kernels.library import IDS
 from headrace.envs.kernels.library.cartpole import CartPole
 from headrace.envs.kernels.pettingzoo_adapter import KernelParallelEnv
 from headrace.errors import UsageError
+from tests import python
 from tests.envs.kernels.support import Ring, act_at_random, run, vector_of
 
 with warnings.catch_warnings():  # it imports a game of its own in a way that it warns of
@@ -107,7 +107,7 @@ def test_without_pettingzoo_the_extra_is_named():
         "try: import headrace.envs.kernels.pettingzoo_adapter\n"
         "except MissingExtraError as error: print(error)"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    out = python.run([sys.executable, "-c", code], check=True)
     assert "pip install 'headrace[pettingzoo]'" in out.stdout
 
 

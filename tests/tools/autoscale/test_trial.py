@@ -4,7 +4,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -17,6 +16,7 @@ from headrace.distributed import child_process
 from headrace.errors import ConfigError, EnvError
 from headrace.tools.autoscale import resources
 from headrace.tools.autoscale.trial import Limits, Progress, Trained, run_trial
+from tests import python
 from tests.support import Counting, children, still_alive
 
 SIZES = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 4, "num_workers": 0}
@@ -186,8 +186,8 @@ def test_what_cannot_be_sent_is_said():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_no_process_and_no_directory(tmp_path, number):
     before = children()
-    search = subprocess.Popen(
-        [sys.executable, "-m", "headrace", "autoscale", "CartPole-v1", "--again"],
+    search = python.Python(
+        python.command("autoscale", "CartPole-v1", "--again"),
         env=os.environ | {"TMPDIR": str(tmp_path), "HOME": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

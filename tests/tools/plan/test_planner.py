@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import random
-import subprocess
 import sys
 import tomllib
 
@@ -26,6 +25,7 @@ from headrace.tools.plan.machines import (
 )
 from headrace.tools.plan.planner import Planner, make_plan
 from headrace.tools.plan.rates import Rates
+from tests import python
 
 RATES = Rates(250.0, 0.2, 3000.0, "cpu", 0, 4096, "CartPole-v1", "ppo", 0.0, 1, 1)
 TABLE = {"date": "2026-11-23", "source": "a test", "currency": "USD"}
@@ -467,9 +467,9 @@ def test_a_cpu_learner_is_not_planned_beside_one_on_a_gpu():
 
 
 def headrace(*args, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "headrace", *map(str, args)],
-        cwd=cwd, capture_output=True, text=True, timeout=110,
+    return python.run(
+        python.command(*args),
+        cwd=cwd, timeout=110,
     )  # fmt: skip
 
 
@@ -563,8 +563,6 @@ def test_without_scipy_the_extra_is_named(tmp_path):
         "import sys; sys.modules['scipy.optimize'] = None; from headrace.cli.main import main;"
         "main(['plan', '--need', '1 gpu'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
-    )
+    done = python.run([sys.executable, "-c", code], cwd=tmp_path)
     assert done.returncode == 2
     assert "pip install 'headrace[plan]'" in done.stderr and "Traceback" not in done.stderr

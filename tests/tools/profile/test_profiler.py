@@ -1,8 +1,6 @@
 """`headrace profile`: where time went, what parts cost, what limits, what to change."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +18,7 @@ from headrace.tools.profile.profiler import profile_env, profile_run
 from headrace.tools.profile.result import told
 from headrace.tools.profile.timeline_plots import FOR_LEARNER, FOR_SAMPLERS
 from headrace.training.job import inspect_request
+from tests import python
 from tests.cost_model.test_model import COMPUTES, SLEEPS, STALLS
 
 FAULTY = "headrace.envs.faulty:Faulty"
@@ -230,8 +229,8 @@ def test_what_cannot_be_profiled_is_said_in_words(run_dir, tmp_path):
 
 
 def headrace_profile(*flags):
-    command = [sys.executable, "-m", "headrace", "profile", *map(str, flags)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    command = python.command("profile", *map(str, flags))
+    return python.run(command, timeout=100, check=False)
 
 
 def test_the_command_prints_json_and_draws_and_writes_a_trace(tmp_path):

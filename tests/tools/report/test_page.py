@@ -4,8 +4,6 @@ import fcntl
 import json
 import re
 import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from headrace.errors import ConfigError, RunDirError
 from headrace.tools.report.figures import Markup, join, tag
 from headrace.tools.report.history import read_history
 from headrace.tools.report.page import write_report
+from tests import python
 from tests.tools.report import browser
 
 SMALL = {"num_envs": 4, "envs_per_vector": 2, "num_steps": 16, "quiet": True}
@@ -79,10 +78,8 @@ def write_rows(run_dir, rows):
 
 def test_the_verb_writes_one_page_that_needs_no_network(workers, tmp_path):
     output = tmp_path / "page.html"
-    command = [sys.executable, "-m", "headrace", "report", workers, "--output", output]
-    done = subprocess.run(
-        [*command, "--usd-per-hour", "3600"], capture_output=True, text=True, timeout=100
-    )
+    command = python.command("report", workers, "--output", output)
+    done = python.run([*command, "--usd-per-hour", "3600"], timeout=100)
     assert (done.returncode, done.stdout) == (0, f"Report: {output}\n"), done.stderr
     page = Reader(output)
     for name, attributes in page.elements:

@@ -31,10 +31,11 @@ from headrace.training.ray import connect
 from headrace.training.ray.learner_actor import Words, _check_run_dir
 from headrace.weights import FlatWeights
 from tests.collectors.test_lag import at_lag_1
-from tests.faults.support import command, start
+from tests.faults.support import start
 from tests.faults.test_env import assert_balanced, assert_same_run
 from tests.faults.test_machine import LOOPBACK, sockets
 from tests.ladder.test_collect import equal
+from tests.python import command
 from tests.support import (
     Counting,
     children,

@@ -1,0 +1,109 @@
+"""Starts Python programs quickly: in forks of a process that has torch imported.
+
+`Python` and `run` take the place of `subprocess.Popen` and `subprocess.run`; tests of the start
+itself use those two. Left out: the process that forks (`python_server.py`).
+"""
+
+import atexit
+import functools
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+
+def command(*words):
+    """Return the command `headrace WORDS`, as a list that starts with the interpreter."""
+    return [sys.executable, "-m", "headrace", *map(str, words)]
+
+
+def can_fork(words):
+    """Return whether a command is a Python program without options of the interpreter."""
+    first, second, *_ = map(str, words)
+    return first == sys.executable and (second in ("-m", "-c") or not second.startswith("-"))
+
+
+def run(command, *, timeout=100, check=False, **more):
+    """Run a Python program to its end. Return what `subprocess.run` does, with output as text."""
+    pipe = subprocess.PIPE
+    with Python(command, stdout=pipe, stderr=pipe, text=True, **more) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+@functools.cache
+def server():
+    """Start the process that forks, once a session. Return its process and the socket to it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.python_server", str(theirs.fileno())],
+            cwd=Path(__file__).parents[1], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    atexit.register(lambda: (ours.close(), process.wait()))
+    return process, ours
+
+
+def server_pids():
+    """Return the process id of that process, if it has been started, in a list."""
+    return [server()[0].pid] if server.cache_info().currsize else []
+
+
+class Python(subprocess.Popen):
+    """A Python program in a process, as `subprocess.Popen` has it.
+
+    Args:
+        command: begins with `sys.executable`; then `-m MODULE`, `-c CODE` or a script.
+        files: `stdin`, `stdout`, `stderr` and `text`, as `subprocess.Popen` takes them.
+    """
+
+    def __init__(self, command, *, cwd=None, env=None, start_new_session=False, **files):
+        assert can_fork(command), command
+        self._request = {
+            "words": [str(word) for word in command[1:]],
+            "cwd": os.fspath(cwd or os.getcwd()),
+            "env": dict(os.environ if env is None else env),
+            "start_new_session": start_new_session,
+        }
+        super().__init__(command, **files)
+
+    def _execute_child(self, *args):
+        """Let the server fork. `args` are those of `subprocess.Popen._execute_child`."""
+        p2cread, _, _, c2pwrite, _, errwrite = pipes = args[10:16]
+        theirs = enumerate((p2cread, c2pwrite, errwrite))
+        fds = [number if fd == -1 else fd for number, fd in theirs]
+        self._report, report = os.pipe()
+        _, requests = server()
+        socket.send_fds(requests, [pickle.dumps(self._request)], [*fds, report])
+        os.close(report)
+        self.pid = self._read_report()
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+    def _read_report(self):
+        return int.from_bytes(os.read(self._report, 8), sys.byteorder, signed=True)
+
+    def _wait(self, timeout):
+        if self.returncode is None:
+            if not select.select([self._report], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self.returncode = self._read_report()
+            os.close(self._report)
+        return self.returncode
+
+    def _internal_poll(self, **_):
+        try:
+            return self._wait(0)
+        except subprocess.TimeoutExpired:
+            return None
