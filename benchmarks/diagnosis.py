@@ -25,7 +25,7 @@ import gymnasium as gym
 
 from benchmarks.machine import RESULTS, ROOT, machine
 from benchmarks.timed import Timed
-from headrace.cost_model.costs import Costs, Line, mixture
+from headrace.cost_model.costs import Costs, LinearCost, mixture
 from headrace.cost_model.model import Topology, lock_step_s, simulate
 
 NAME = "diagnosis"
@@ -48,12 +48,12 @@ COSTS = Costs(
     reset=mixture((0.0, 1.0)),
     resets_per_step=0.0,
     cpu_share=0.0,
-    vector=Line(EACH_S, 0.0),
+    vector=LinearCost(EACH_S, 0.0),
     inference=1.0,
     hand_over=0.0,
     latency=0.0,
-    learn=Line(0.0, LEARN_S / BATCH),
-    allreduce=Line(0.0, 0.0),
+    learn=LinearCost(0.0, LEARN_S / BATCH),
+    allreduce=LinearCost(0.0, 0.0),
 )
 SMALL = {"one vector of 2": (2, 52), "batched": (3, 35), "long vectors": (5, 23)}
 """Name -> env steps of which one stalls, and published ms for each."""
@@ -61,7 +61,9 @@ SMALL = {"one vector of 2": (2, 52), "batched": (3, 35), "long vectors": (5, 23)
 
 def alone(seconds):
     """What a mixture costs, and nothing besides."""
-    return replace(COSTS, step=mixture(*seconds), vector=Line(VECTOR_S, 0.0), learn=Line(0.0, 0.0))
+    return replace(
+        COSTS, step=mixture(*seconds), vector=LinearCost(VECTOR_S, 0.0), learn=LinearCost(0.0, 0.0)
+    )
 
 
 def small_simulated(k):
@@ -85,7 +87,7 @@ def small_measured(k, seconds=3.0):
 
 def lock_step_simulated():
     """Milliseconds of a step of all 24."""
-    return 1e3 * lock_step_s(replace(COSTS, vector=Line(VECTOR_S, 0.0)), NUM_ENVS)
+    return 1e3 * lock_step_s(replace(COSTS, vector=LinearCost(VECTOR_S, 0.0)), NUM_ENVS)
 
 
 def lock_step_measured(seconds=20.0):
@@ -106,7 +108,7 @@ def lock_step_measured(seconds=20.0):
 
 def batched_simulated(num_steps):
     """Milliseconds of a step of all 24, each by its own worker, without learning."""
-    costs = replace(COSTS, learn=Line(0.0, 0.0))
+    costs = replace(COSTS, learn=LinearCost(0.0, 0.0))
     top = Topology(NUM_ENVS, num_steps, envs_per_vector=1, num_workers=NUM_ENVS)
     return 1e3 * NUM_ENVS / simulate(costs, top).env_steps_per_s
 
@@ -165,11 +167,11 @@ def hours(costs, topology):
 def published_runs():
     """20 M env steps: what was published, and what the model gives."""
     lock_step = replace(COSTS, step=mixture((lock_step_s(COSTS, NUM_ENVS) - EACH_S, 1.0)))
-    lock_step = replace(lock_step, vector=Line(VECTOR_S, 0.0))
+    lock_step = replace(lock_step, vector=LinearCost(VECTOR_S, 0.0))
     # All environments of a lock-step vector end each step together: as one sampler's would.
     one = Topology(NUM_ENVS, BATCH // NUM_ENVS, 1, NUM_ENVS)
     many = Topology(16 * NUM_ENVS, BATCH // (16 * NUM_ENVS), 1, 16 * NUM_ENVS)
-    nonstop = replace(one, lag=2, first_ready=True)
+    nonstop = replace(one, lag=2, asynchronous=True)
     cases = {
         "24 CPUs, lock-step": ("7 to 10 h", lock_step, one),
         "24 CPUs, batched": ("1.5 to 2.5 h", COSTS, one),
@@ -177,7 +179,7 @@ def published_runs():
         "384 CPUs, batched": ("about 20 min", COSTS, many),
         "384 CPUs, batched, optimizing in 4 s": (
             "about 20 min",
-            replace(COSTS, learn=Line(0.0, 4 / BATCH)),
+            replace(COSTS, learn=LinearCost(0.0, 4 / BATCH)),
             many,
         ),
     }

@@ -28,13 +28,13 @@ def profile(tmp_path):
 def test_each_worker_has_as_many_environments_as_in_the_profile(profile):
     top = Profiled.read(profile()).topology(100, 2)
     assert (top.num_envs, top.num_steps, top.num_workers, top.num_learners) == (200, 10, 100, 2)
-    assert not top.first_ready and top.machines == 1 and top.cores == 0
+    assert not top.asynchronous and top.machines == 1 and top.cores == 0
     kept = Profiled.read(profile()).topology(100, 1, batch_size=400)
     assert (kept.num_envs, kept.num_steps) == (200, 2)
     spread = Profiled.read(profile()).topology(100, 1, cores_per_machine=8, learners_apart=True)
-    assert (spread.machines, spread.cores, spread.apart) == (13, 8, True)
+    assert (spread.machines, spread.cores, spread.learners_apart) == (13, 8, True)
     appo = Profiled.read(profile(algo="appo", lag=2)).topology(1, 1)
-    assert appo.first_ready and appo.lag == 2
+    assert appo.asynchronous and appo.lag == 2
 
 
 def test_more_workers_until_learning_is_the_limit(profile):

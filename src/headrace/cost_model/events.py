@@ -1,117 +1,115 @@
-"""Events in their order, and machines whose cores are shared: what a simulation is made of.
-
-Left out: what happens on them (`schedules.py`).
-"""
+"""Discrete events, and machines whose cores are shared: what a simulation is made of."""
 
 import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_INSTANT_S = 1e-9  # less is lost in rounding
+_INSTANT_S = 1e-9  # rounding loses less
 
-Then = Callable[[], None]
-"""What follows."""
+Callback = Callable[[], None]
 
 
-class Events:
-    """What happens when.
+class EventQueue:
+    """Callbacks in the order of their times.
 
     Attributes:
-        now: seconds since the beginning.
+        now: simulated seconds since the beginning.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, Then]] = []
-        self._number = itertools.count()  # of two at a time, the first that was known of
+        self._heap: list[tuple[float, int, Callback]] = []
+        self._number = itertools.count()  # orders events of the same time
 
-    def at(self, time: float, then: Then) -> None:
-        """Something will happen."""
-        heapq.heappush(self._heap, (time, next(self._number), then))
+    def schedule(self, time: float, callback: Callback) -> None:
+        """Call `callback` at a simulated time."""
+        heapq.heappush(self._heap, (time, next(self._number), callback))
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Let it happen, until something is true."""
+        """Process events until a condition holds."""
         while not until():
-            self.now, _, then = heapq.heappop(self._heap)
-            then()
+            self.now, _, callback = heapq.heappop(self._heap)
+            callback()
 
 
 @dataclass
-class _Job:
-    """Something that sleeps and computes in fixed proportion; `left` falls from 1 to 0."""
+class _Activity:
+    """Work that sleeps and computes in fixed proportion; `left` falls from 1 to 0."""
 
     sleep: float
     cpu: float
-    then: Then
+    callback: Callback
     left: float = 1.0
 
 
 class Machine:
-    """Jobs that share cores: where more want to compute than there are, all take longer alike.
+    """A machine whose activities share its cores.
+
+    If more activities compute than there are cores, all of them slow down by one factor.
 
     Args:
-        events: are told when a job ends.
-        cores: 0: one for each job.
-        speed: of each core.
+        events: the queue that activities end in.
+        cores: number of cores; 0: one for each activity.
+        speed: speed of each core.
 
     Attributes:
-        cpu_s: core seconds of all jobs that have begun.
+        cpu_s: core seconds of all activities that have begun.
     """
 
-    def __init__(self, events: Events, cores: float, speed: float = 1.0) -> None:
+    def __init__(self, events: EventQueue, cores: float, speed: float = 1.0) -> None:
         self._events, self._cores, self._speed = events, cores, speed
-        self._jobs: list[_Job] = []
-        self._stretch, self._since, self._plan = 1.0, 0.0, 0
+        self._activities: list[_Activity] = []
+        self._stretch, self._since, self._version = 1.0, 0.0, 0
         self.cpu_s = 0.0
 
-    def begin(self, sleep: float, cpu: float, then: Then) -> None:
-        """A job of so many seconds asleep, and of computing; what follows when it is done."""
+    def begin(self, sleep: float, cpu: float, callback: Callback) -> None:
+        """Begin an activity of `sleep` idle and `cpu` computing seconds; then call `callback`."""
         cpu /= self._speed
         self.cpu_s += cpu
         if not self._cores:
-            self._events.at(self._events.now + sleep + cpu, then)
+            self._events.schedule(self._events.now + sleep + cpu, callback)
             return
         self._advance()
-        self._jobs.append(_Job(sleep, max(cpu, _INSTANT_S), then))
-        self._reckon()
+        self._activities.append(_Activity(sleep, max(cpu, _INSTANT_S), callback))
+        self._reschedule()
 
     def _advance(self) -> None:
         passed, self._since = self._events.now - self._since, self._events.now
-        for job in self._jobs:
-            job.left -= passed / (job.sleep + job.cpu * self._stretch)
+        for activity in self._activities:
+            activity.left -= passed / (activity.sleep + activity.cpu * self._stretch)
 
-    def _reckon(self) -> None:
-        """How slow computing is now, and who is done first."""
-        self._plan += 1
-        if not self._jobs:
+    def _reschedule(self) -> None:
+        """Compute the slowdown and schedule the end of the activity that finishes first."""
+        self._version += 1
+        if not self._activities:
             return
-        self._stretch = self._stretched()
-        mine, left_s = self._plan, min(map(self._left_s, self._jobs))
-        self._events.at(self._events.now + max(0.0, left_s), lambda: self._finish(mine))
+        self._stretch = self._compute_stretch()
+        version, left_s = self._version, min(map(self._left_s, self._activities))
+        self._events.schedule(self._events.now + max(0.0, left_s), lambda: self._finish(version))
 
-    def _left_s(self, job: _Job) -> float:
-        return job.left * (job.sleep + job.cpu * self._stretch)
+    def _left_s(self, activity: _Activity) -> float:
+        return activity.left * (activity.sleep + activity.cpu * self._stretch)
 
-    def _stretched(self) -> float:
-        """The factor at which all cores are just busy; 1 if they are not."""
+    def _compute_stretch(self) -> float:
+        """Return the slowdown at which all cores are just busy; 1 if some are free."""
         stretch = 1.0
-        for _ in range(20):  # Newton's method, from below: what is summed is convex, and falls
+        for _ in range(20):  # Newton's method from below: the sum is convex and falls
             busy = slope = 0.0
-            for job in self._jobs:
-                share = job.cpu / (job.sleep + job.cpu * stretch)
+            for activity in self._activities:
+                share = activity.cpu / (activity.sleep + activity.cpu * stretch)
                 busy, slope = busy + share, slope + share * share
             if busy <= self._cores * 1.001:
                 break
             stretch += (busy - self._cores) / slope
         return stretch
 
-    def _finish(self, plan: int) -> None:
-        if plan != self._plan:
-            return  # something else began or ended meanwhile
+    def _finish(self, version: int) -> None:
+        if version != self._version:
+            return  # another activity began or ended meanwhile
         self._advance()
-        ended = [job for job in self._jobs if self._left_s(job) <= _INSTANT_S]
-        self._jobs = [job for job in self._jobs if self._left_s(job) > _INSTANT_S]
-        self._reckon()
-        for job in ended:
-            job.then()
+        ended = [each for each in self._activities if self._left_s(each) <= _INSTANT_S]
+        self._activities = [each for each in self._activities if self._left_s(each) > _INSTANT_S]
+        self._reschedule()
+        for activity in ended:
+            activity.callback()

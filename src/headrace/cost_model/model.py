@@ -1,8 +1,7 @@
-"""A model of training in discrete events: how fast would it be with other sizes, or machines?
+"""Predicts how fast training would be with other sizes or machines, by discrete events.
 
-What takes time is drawn from measured distributions (`costs.py`); who waits for whom is in
-`schedules.py`. Left out: faults, starting up, inference in the learner's process, and queues in the
-network (what passes between machines is in `Costs.hand_over`, `Costs.latency`).
+Durations are drawn from measured distributions. Not modelled: faults, starting up, inference in the
+learner's process, and queues in the network (`Costs.hand_over` and `Costs.latency` stand for them).
 """
 
 import math
@@ -12,24 +11,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from headrace.cost_model.costs import PARTS, Costs
-from headrace.cost_model.events import Events, Machine
+from headrace.cost_model.events import EventQueue, Machine
 from headrace.cost_model.schedules import (
-    FirstReady,
-    Inline,
-    InTurns,
+    AsynchronousSchedule,
+    InlineSchedule,
     Learning,
-    Rank,
-    Schedule,
-    Worker,
+    SimulatedRank,
+    SimulatedWorker,
+    SynchronousSchedule,
+    WorkTimes,
 )
 
 _WARM_UP = 3  # updates that are not counted
-_DRAWN = 256  # fragments at a time
+_DRAW_SIZE = 256  # fragments
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What is to run, and where.
+    """The sizes of a run, and the machines that it runs on.
 
     Attributes:
         num_envs: N, over all learners.
@@ -37,12 +36,12 @@ class Topology:
         envs_per_vector: n.
         num_workers: over all learners; 0: learners step the environments themselves.
         num_learners: R.
-        lag: see `RunSettings.lag`.
-        first_ready: see `Plan.first_ready`.
-        cores: of one machine (0: as many as it has processes).
-        machines: that share the workers; learners are on the first ones, in turns.
-        apart: learners have machines of their own.
-        core_speed: of a machine's cores, beside those that costs were measured on.
+        lag: see `RunConfig.lag`.
+        asynchronous: see `SamplingPlan.asynchronous`.
+        cores: of one machine; 0: as many as it has processes.
+        machines: number of machines that share the workers; learners are on the first ones.
+        learners_apart: True if learners have machines of their own.
+        core_speed: speed of a core, relative to the one that costs were measured on.
     """
 
     num_envs: int
@@ -51,10 +50,10 @@ class Topology:
     num_workers: int = 0
     num_learners: int = 1
     lag: int = 0
-    first_ready: bool = False
+    asynchronous: bool = False
     cores: float = 0.0
     machines: int = 1
-    apart: bool = False
+    learners_apart: bool = False
     core_speed: float = 1.0
 
     @property
@@ -64,14 +63,14 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """What came out.
+class Prediction:
+    """The result of a simulation.
 
     Attributes:
-        env_steps_per_s: learned from.
+        env_steps_per_s: env steps learned from, per second.
         learner_busy: share of the time in which a learner learns.
         workers_busy: share of the time in which a worker fills fragments.
-        update_s: from one update's end to the next one's.
+        update_s: time from the end of one update to the next.
     """
 
     env_steps_per_s: float
@@ -80,123 +79,107 @@ class Predicted:
     update_s: float
 
 
-class _Drawn:
-    """`schedules.Work`, drawn from costs."""
-
-    def __init__(self, costs: Costs, top: Topology, seed: int) -> None:
-        self._costs, self._count = costs, top.num_steps * top.envs_per_vector
-        n = top.envs_per_vector
-        self._besides = top.num_steps * costs.vector.at(n)
-        self._sums = self._draw(np.random.default_rng(seed))
-        self.latency_s, self.hand_over_s = costs.latency, costs.hand_over
-        self.learn_s = costs.learn.at(top.batch / top.num_learners)
-        if top.num_learners > 1:
-            self.learn_s += costs.allreduce.at(top.num_learners)
-        if top.first_ready:  # the learner hears of fragments between updates
-            self.learn_s += top.num_envs // n // top.num_learners * costs.hand_over
-
-    def _draw(self, rng: np.random.Generator) -> Iterator[float]:
-        """Seconds of environments in one fragment."""
-        costs, often = self._costs, min(1.0, self._costs.resets_per_step)
-        while True:
-            steps = costs.step.sums(rng, self._count, _DRAWN)
-            resets = rng.binomial(self._count, often, _DRAWN)
-            yield from (
-                total + float(costs.reset.sums(rng, int(many), 1)[0])
-                for total, many in zip(steps.tolist(), resets, strict=True)
-            )
-
-    def fragment(self) -> tuple[float, float]:
-        """See `Work`."""
-        seconds, computing = next(self._sums), self._costs.cpu_share
-        return seconds * (1 - computing), seconds * computing + self._besides
+def _work_times(costs: Costs, topology: Topology, seed: int) -> WorkTimes:
+    learn_s = costs.learn.at(topology.batch / topology.num_learners)
+    if topology.num_learners > 1:
+        learn_s += costs.allreduce.at(topology.num_learners)
+    if topology.asynchronous:  # the learner receives fragments between updates
+        vectors = topology.num_envs // topology.envs_per_vector // topology.num_learners
+        learn_s += vectors * costs.hand_over
+    fragments = _draw_fragments(costs, topology, np.random.default_rng(seed))
+    return WorkTimes(fragments, learn_s, costs.hand_over, costs.latency)
 
 
-def _ranks(events: Events, top: Topology) -> list[Rank]:
-    """Learners and workers, on their machines."""
-    learners_there = 0 if top.apart else math.ceil(top.num_learners / top.machines)
-    crowd = math.ceil(top.num_workers / top.machines) + learners_there
-    cores = top.cores if crowd > top.cores else 0.0  # else each has one of its own
+def _draw_fragments(
+    costs: Costs, topology: Topology, rng: np.random.Generator
+) -> Iterator[tuple[float, float]]:
+    """Draw idle and computing seconds of fragments, without end."""
+    count = topology.num_steps * topology.envs_per_vector
+    vector_s = topology.num_steps * costs.vector.at(topology.envs_per_vector)
+    reset_probability, computing = min(1.0, costs.resets_per_step), costs.cpu_share
+    while True:
+        steps = costs.step.sample_sums(rng, count, _DRAW_SIZE)
+        resets = rng.binomial(count, reset_probability, _DRAW_SIZE)
+        for step_s, num_resets in zip(steps.tolist(), resets, strict=True):
+            seconds = step_s + float(costs.reset.sample_sums(rng, int(num_resets), 1)[0])
+            yield seconds * (1 - computing), seconds * computing + vector_s
+
+
+def _make_ranks(events: EventQueue, top: Topology) -> list[SimulatedRank]:
+    """Place learners and workers on their machines."""
+    learners = 0 if top.learners_apart else math.ceil(top.num_learners / top.machines)
+    processes = math.ceil(top.num_workers / top.machines) + learners
+    cores = top.cores if processes > top.cores else 0.0  # else each has a core of its own
     machines = [Machine(events, cores, top.core_speed) for _ in range(top.machines)]
     vectors = top.num_envs // top.envs_per_vector // top.num_learners
     count = top.num_workers // top.num_learners
     ranks = []
     for r in range(top.num_learners):
-        home = Machine(events, 0.0) if top.apart else machines[r % top.machines]
+        machine = Machine(events, 0.0) if top.learners_apart else machines[r % top.machines]
         workers = [
-            Worker(machines[(r * count + i) % top.machines], list(range(i, vectors, count)))
+            SimulatedWorker(
+                machines[(r * count + i) % top.machines], list(range(i, vectors, count))
+            )
             for i in range(count)
         ]
-        ranks.append(Rank(home, workers, vectors))
+        ranks.append(SimulatedRank(machine, workers, vectors))
     return ranks
 
 
 def simulate(
     costs: Costs, topology: Topology, *, num_updates: int = 30, seed: int = 0
-) -> Predicted:
-    """Predict how fast training is.
-
-    Args:
-        costs: of everything that is done.
-        topology: how much of it at a time, and where.
-        num_updates: of which the mean is taken.
-        seed: of what is drawn.
-    """
-    events, work = Events(), _Drawn(costs, topology, seed)
-    ranks = _ranks(events, topology)
-    learning = Learning(events, ranks, work.learn_s)
-    schedule: Schedule
-    if not topology.num_workers:
-        schedule = Inline(learning, ranks, work)
-    elif topology.first_ready:
-        schedule = FirstReady(events, learning, ranks, work, lag=topology.lag)
-    else:
-        schedule = InTurns(events, learning, ranks, work, beside=topology.lag > 0)
-    schedule.begin()
+) -> Prediction:
+    """Predict the speed of training as the mean over `num_updates` simulated updates."""
+    events, times = EventQueue(), _work_times(costs, topology, seed)
+    ranks = _make_ranks(events, topology)
+    learning = Learning(events, ranks, times.learn_s)
+    schedule = SynchronousSchedule if topology.num_workers else InlineSchedule
+    if topology.num_workers and topology.asynchronous:
+        schedule = AsynchronousSchedule
+    schedule(events, learning, ranks, times, topology.lag).begin()
     updates = learning.updates
     events.run(lambda: len(updates) >= _WARM_UP + num_updates)
     update_s = (updates[-1] - updates[_WARM_UP - 1]) / num_updates
     workers = [worker for rank in ranks for worker in rank.workers]
-    return Predicted(
+    busy_s = sum(worker.busy_s for worker in workers)
+    return Prediction(
         env_steps_per_s=topology.batch / update_s,
         learner_busy=sum(rank.busy_s for rank in ranks) / len(ranks) / events.now,
-        workers_busy=sum(w.busy_s for w in workers) / len(workers) / events.now if workers else 1.0,
+        workers_busy=busy_s / len(workers) / events.now if workers else 1.0,
         update_s=update_s,
     )
 
 
 def lock_step_s(costs: Costs, num_envs: int) -> float:
-    """Seconds of a step of all environments that waits for the slowest, and for one inference.
+    """Return the seconds of a lock-step of all environments and one inference.
 
-    Each has a process of its own: so do the vectors of most trainers.
+    Each environment has a process of its own, as in the vectors of most trainers. The step waits
+    for the slowest.
     """
     return costs.step.mean_of_slowest(num_envs) + costs.vector.at(num_envs)
-
-
-# What limits training: by predicting it with one part after the other free.
 
 
 def gains(
     costs: Costs, topology: Topology, now: float, *, num_updates: int = 30
 ) -> dict[str, float]:
-    """By what factor training would be faster if one part cost nothing: the greatest is the limit.
+    """Return how many times as fast training would be if one part cost nothing.
+
+    The part with the greatest gain is the limit. Parts are those of `Costs.without`, `cores` (each
+    process has one of its own), and with workers `waiting` (no process waits for another).
 
     Args:
-        costs: of the parts.
-        topology: of what runs.
-        now: env steps/s that are predicted of it.
+        costs: costs of the parts.
+        topology: sizes of the run.
+        now: predicted env steps/s of the run as it is.
         num_updates: see `simulate`.
-
-    The parts are those of `Costs.without`; `cores` if each process had one of its own; and
-    `waiting` if nobody waited for anybody.
     """
 
     def rate(costs: Costs, topology: Topology) -> float:
         return simulate(costs, topology, num_updates=num_updates).env_steps_per_s
 
-    found = {part: rate(costs.without(part), topology) for part in PARTS}
-    found["cores"] = rate(costs, replace(topology, cores=0.0))
+    rates = {part: rate(costs.without(part), topology) for part in PARTS}
+    rates["cores"] = rate(costs, replace(topology, cores=0.0))
     if topology.num_workers:
-        nonstop = replace(topology, lag=max(2, topology.lag), first_ready=True)
-        found["waiting"] = rate(costs, nonstop)
-    return {part: faster / now for part, faster in found.items()}
+        nonstop = replace(topology, lag=max(2, topology.lag), asynchronous=True)
+        rates["waiting"] = rate(costs, nonstop)
+    return {part: faster / now for part, faster in rates.items()}

@@ -54,7 +54,7 @@ class Profiled:
         vectors_per_worker: of each.
         batch: env steps of an update.
         lag: of the run.
-        first_ready: see `Plan.first_ready`.
+        asynchronous: see `Plan.asynchronous`.
     """
 
     costs: Costs
@@ -63,7 +63,7 @@ class Profiled:
     vectors_per_worker: int
     batch: int
     lag: int
-    first_ready: bool
+    asynchronous: bool
 
     @classmethod
     def read(cls, path: Path) -> "Profiled":
@@ -124,10 +124,10 @@ class Profiled:
             num_workers=num_workers,
             num_learners=num_learners,
             lag=self.lag,
-            first_ready=self.first_ready,
+            asynchronous=self.asynchronous,
             cores=cores_per_machine,
             machines=machines,
-            apart=learners_apart,
+            learners_apart=learners_apart,
         )
 
 

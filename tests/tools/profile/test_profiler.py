@@ -97,7 +97,7 @@ def test_where_all_are_one_vector_it_is_measured_whole():
     few, many = of(8), of(4096)
     for costs in (few, many):
         assert costs.cpu_share == 1.0 and costs.hand_over == costs.latency == 0.0
-        assert costs.vector.base == 0.0 < costs.vector.each
+        assert costs.vector.base == 0.0 < costs.vector.slope
     # Each has its share of a vector step, which takes longer for many, but not as many times.
     assert 0 < many.step.mean < few.step.mean
 

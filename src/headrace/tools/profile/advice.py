@@ -45,7 +45,7 @@ def topology_of(settings: Settings, *, on_device: bool = False) -> Topology:
         num_workers=run.num_workers,
         num_learners=run.num_learners,
         lag=run.lag,
-        first_ready=run.lag > 0 and settings.algo_module.CORRECTS_LAG,
+        asynchronous=run.lag > 0 and settings.algo_module.CORRECTS_LAG,
         cores=cpu_cores(),
     )
 

@@ -23,7 +23,7 @@ from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.resolve import cpu_cores
-from headrace.cost_model.costs import Costs, Line, Times
+from headrace.cost_model.costs import Costs, LinearCost, TimeDistribution
 from headrace.distributed.ranks import device_of
 from headrace.errors import EnvError
 from headrace.learner.learner import Learns
@@ -153,7 +153,7 @@ class Probe:
         learning.go_on(self._seconds / 16)
         return Costs(
             step=step,
-            reset=Times.of(seen.resets if len(seen.resets) else [0.0]),
+            reset=TimeDistribution.from_samples(seen.resets if len(seen.resets) else [0.0]),
             resets_per_step=len(seen.resets) / (len(seen.steps) * one),
             cpu_share=seen.cpu_share,
             vector=vector,
@@ -161,7 +161,7 @@ class Probe:
             hand_over=hand_over,
             latency=latency,
             learn=learning.line(crowded),
-            allreduce=Line(_ALLREDUCE_S * learning.learner_steps, 0.0),
+            allreduce=LinearCost(_ALLREDUCE_S * learning.learner_steps, 0.0),
             device=_name(self._device),
         )
 
@@ -189,14 +189,18 @@ class Probe:
             learning = _Learning([(rows, learner, collected.fragments)])
             learning.go_on(self._seconds / 4)
         if self._device.type == "cuda":  # what the host did when says nothing of the device
-            step, vector, inference = Times.of(np.array(batches) / rows), Line(0.0, 0.0), 0.0
+            step, vector, inference = (
+                TimeDistribution.from_samples(np.array(batches) / rows),
+                LinearCost(0.0, 0.0),
+                0.0,
+            )
         else:
             seen = _seen([laps])
             step, vector = _of_whole(seen, run.num_envs)
             inference = seen.inference
         return Costs(
             step=step,
-            reset=Times.of([0.0]),
+            reset=TimeDistribution.from_samples([0.0]),
             resets_per_step=0.0,
             cpu_share=1.0,
             vector=vector,
@@ -204,7 +208,7 @@ class Probe:
             hand_over=0.0,
             latency=0.0,
             learn=learning.line(),
-            allreduce=Line(_ALLREDUCE_S * learning.learner_steps, 0.0),
+            allreduce=LinearCost(_ALLREDUCE_S * learning.learner_steps, 0.0),
             device=_name(self._device),
         )
 
@@ -314,9 +318,9 @@ class _Learning:
             if number and time.perf_counter() > ends:
                 return
 
-    def line(self, longer: float = 1.0) -> Line:
+    def line(self, longer: float = 1.0) -> LinearCost:
         """Seconds of an update, by rows, and longer by this factor."""
-        return Line.through(
+        return LinearCost.fit(
             *((rows, longer * float(np.mean(took))) for rows, took in self._took.items())
         )
 
@@ -348,12 +352,12 @@ def _repeated(few: dict[str, Tensor], plan: SamplingPlan) -> Fragment:
     return whole
 
 
-def _of_whole(seen: _Seen, n: int) -> tuple[Times, Line]:
+def _of_whole(seen: _Seen, n: int) -> tuple[TimeDistribution, LinearCost]:
     """What each of n environments takes of a step of their own vector, and of what is besides."""
-    return Times.of(seen.steps / n), Line(0.0, seen.vector_s / n)
+    return TimeDistribution.from_samples(seen.steps / n), LinearCost(0.0, seen.vector_s / n)
 
 
-def _of_single(seen: _Seen, wider: _Seen, n: int) -> tuple[Times, Line]:
+def _of_single(seen: _Seen, wider: _Seen, n: int) -> tuple[TimeDistribution, LinearCost]:
     """What one environment's step takes, and what a vector step does besides, by envs.
 
     Args:
@@ -361,13 +365,13 @@ def _of_single(seen: _Seen, wider: _Seen, n: int) -> tuple[Times, Line]:
         wider: of vectors of n.
         n: their environments.
     """
-    besides = Line.through((1, seen.vector_s), (n, wider.vector_s))
+    besides = LinearCost.fit((1, seen.vector_s), (n, wider.vector_s))
     one, many = float(seen.steps.mean()), float(wider.steps.mean())
     if one > _LONG_STEP_S:  # that of a vector is none beside it, and rare stalls would hide it
-        return Times.of(seen.steps), besides
-    of_vector, each = Line.through((1, one), (n, many))
-    step = Times.of(seen.steps).scaled(each / one)
-    return step, Line(besides.base + of_vector, besides.each)
+        return TimeDistribution.from_samples(seen.steps), besides
+    of_vector, each = LinearCost.fit((1, one), (n, many))
+    step = TimeDistribution.from_samples(seen.steps).scaled(each / one)
+    return step, LinearCost(besides.base + of_vector, besides.slope)
 
 
 def _name(device: torch.device) -> str:
