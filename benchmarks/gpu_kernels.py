@@ -23,7 +23,7 @@ from headrace.config.resolve import resolve
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.meter import Meter
 from headrace.training.job import Job
-from headrace.training.rank import learner_of
+from headrace.training.rank import build_learner
 
 TAG = {"num_taggers": 10, "num_runners": 100, "length": 20.0, "max_episode_steps": 500,
        "full_observation": False, "num_other_agents_observed": 10, "tagging_distance": 0.02,
@@ -76,7 +76,7 @@ class Bench:
         shares = assign_agents(settings.run.policies, spec)
         task = Job(settings, maker, None, spec, shares, None, None, quiet=True)
         self.device, self.agents = torch.device(device), spec.num_agents
-        self.learner = learner_of(task, self.device, Meter())
+        self.learner = build_learner(task, self.device, Meter())
         plan = SamplingPlan(
             maker=maker, spec=spec, network=settings.network, model=None,
             stored_outputs=settings.algo_module.STORED_OUTPUTS, num_steps=game.num_steps,

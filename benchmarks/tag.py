@@ -128,17 +128,17 @@ def meet(run, frozen, folder, episodes, *flags):
 
 def curves_of(folder):
     """By run, the lines of its learning: env steps and mean returns, by role; some of them."""
-    from headrace.training.log import by_policy_in, read_metrics
+    from headrace.training.log import read_metrics, returns_by_policy
 
     found = {}
     for run in RUNS:
-        rows = [row for row in read_metrics(folder / run) if by_policy_in(row)]
+        rows = [row for row in read_metrics(folder / run) if returns_by_policy(row)]
         rows = rows[:: max(1, len(rows) // 100)]
         found[run] = {
             "env_steps": [row["env_steps"] for row in rows],
             **{
-                role: [by_policy_in(row)[role] for row in rows]
-                for role in by_policy_in(rows[0] if rows else {})
+                role: [returns_by_policy(row)[role] for row in rows]
+                for role in returns_by_policy(rows[0] if rows else {})
             },
         }
     return found

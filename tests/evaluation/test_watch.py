@@ -32,7 +32,7 @@ def test_an_episode_is_the_first_that_is_evaluated(run, stochastic, seed):
 
     episode = run.episode(seed=seed, stochastic=stochastic)
     played = evaluate(
-        run.policies, run._ended.maker, shares=run._ended.shares, episodes=1, seed=seed,
+        run.policies, run._result.job.maker, shares=run._result.job.shares, episodes=1, seed=seed,
         stochastic=stochastic,
     )  # fmt: skip
     assert len(episode["step"]) == played.lengths[0] + 1

@@ -205,7 +205,7 @@ def train(argv: list[str], description: str) -> int:
     flags = parse("train", description, _TrainFlags[algo], argv)  # type: ignore[valid-type]
     given = named(argv, (flags.run, flags.network, flags.algo_settings))
     out = sys.stderr if flags.json else sys.stdout
-    ended = launch.start(
+    result = launch.start(
         given,
         config_file=flags.config,
         run_dir=flags.run_dir,
@@ -213,7 +213,7 @@ def train(argv: list[str], description: str) -> int:
         started=started,
         found=_auto_scaled(given, flags, out) if flags.auto_scale else None,
     )
-    return _end(ended, flags.json)
+    return _end(result, flags.json)
 
 
 def _auto_scaled(given: dict[str, Any], flags: Any, out: TextIO) -> dict[str, int]:
@@ -238,7 +238,7 @@ def resume(argv: list[str], description: str) -> int:
     """`headrace resume`."""
     started = _started()
     flags = parse("resume", description, _ResumeFlags, argv)
-    ended = launch.resume_run(
+    result = launch.resume_run(
         flags.run_dir,
         env=flags.env,
         code=code(flags.wrapper, flags.model),
@@ -246,13 +246,13 @@ def resume(argv: list[str], description: str) -> int:
         out=sys.stderr if flags.json else sys.stdout,
         started=started,
     )
-    return _end(ended, flags.json)
+    return _end(result, flags.json)
 
 
-def _end(ended: RunResult, as_json: bool) -> int:
-    if as_json and ended.rank == 0:
-        print(json.dumps(ended.summary))
-    return 128 + ended.stopped_by if ended.stopped_by else 0
+def _end(result: RunResult, as_json: bool) -> int:
+    if as_json and result.rank == 0:
+        print(json.dumps(result.summary))
+    return 128 + result.stopped_by if result.stopped_by else 0
 
 
 def evaluate(argv: list[str], description: str) -> int:

@@ -277,7 +277,7 @@ def check_policies(
         check_fits(of, spec.of(agents), run_dir)
 
 
-def gathered(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | Tensor]:
+def gather_arrays(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | Tensor]:
     """The named arrays of all ranks together."""
     if ranks.size == 1:
         return dict(arrays)

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.storage import run_dir as rundir
-from headrace.training.log import by_policy_in, read_metrics
+from headrace.training.log import read_metrics, returns_by_policy
 
 
 def library() -> Any:
@@ -53,7 +53,7 @@ def curves(run_dir: Path) -> Iterator[tuple[str, list[int], list[float]]]:
     label = f"{run['env']} {run['algo']} seed {run['seed']}"
     rows = [row for row in read_metrics(run_dir) if row.get("mean_return") is not None]
     env_steps = [row["env_steps"] for row in rows]
-    names = by_policy_in(rows[-1]) if rows else {}
+    names = returns_by_policy(rows[-1]) if rows else {}
     if not names:
         yield label, env_steps, [row["mean_return"] for row in rows]
     for name in names:

@@ -35,7 +35,7 @@ class Run:
 
     dir: Path
     summary: dict[str, Any] = field(repr=False)
-    _ended: RunResult = field(repr=False)
+    _result: RunResult = field(repr=False)
 
     @property
     def mean_return(self) -> float | None:
@@ -46,19 +46,19 @@ class Run:
     @property
     def policy(self) -> TrainedPolicy:
         """The trained policy: `policy(obs) -> action`."""
-        return load_policy(self.dir, self._ended.model)
+        return load_policy(self.dir, self._result.job.model)
 
     @property
     def policies(self) -> dict[str, TrainedPolicy]:
         """The trained policies, by name, where there are several."""
-        return load_policies(self.dir, self._ended.model)[0]
+        return load_policies(self.dir, self._result.job.model)[0]
 
     def episode(self, *, seed: int = 0, stochastic: bool = False) -> dict[str, Array]:
         """Play one episode of a kernel environment, and keep all of it: `watch.play_episode`."""
         return play_episode(
             self.policies,
-            self._ended.maker,
-            shares=self._ended.shares,
+            self._result.job.maker,
+            shares=self._result.job.shares,
             seed=seed,
             stochastic=stochastic,
         )
@@ -82,15 +82,15 @@ class Run:
         Raises:
             ConfigError: this run has no policy of that name.
         """
-        if unknown := set(policies or {}) - set(self._ended.shares):
+        if unknown := set(policies or {}) - set(self._result.job.shares):
             raise ConfigError(
-                f"policies={sorted(unknown)}: this run has {', '.join(self._ended.shares)}."
+                f"policies={sorted(unknown)}: this run has {', '.join(self._result.job.shares)}."
             )
         played = evaluate(
             self.policies | dict(policies or {}),
-            self._ended.maker,
-            spec=self._ended.spec,
-            shares=self._ended.shares,
+            self._result.job.maker,
+            spec=self._result.job.spec,
+            shares=self._result.job.shares,
             episodes=episodes,
             stochastic=stochastic,
             video=None if video is None else Path(video),
@@ -224,10 +224,10 @@ def code_of(wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFact
     return code((wrapper,) if one else tuple(wrapper), model)  # type: ignore[arg-type]
 
 
-def _finish(ended: RunResult) -> Run:
+def _finish(result: RunResult) -> Run:
     """A signal that ended the run ends the caller too, as it would have without us."""
-    if ended.stopped_by == signal.SIGINT:
+    if result.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
-    if ended.stopped_by:
-        raise SystemExit(128 + ended.stopped_by)
-    return Run(ended.run_dir, ended.summary, ended)
+    if result.stopped_by:
+        raise SystemExit(128 + result.stopped_by)
+    return Run(result.job.run_dir, result.summary, result)

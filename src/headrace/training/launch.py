@@ -36,8 +36,8 @@ from headrace.storage import run_dir as rundir
 from headrace.training.job import Job, inspect_request, settings_of_run, shares_of, spec_of
 from headrace.training.log import Display
 from headrace.training.process import StopSignals
-from headrace.training.rank import RunResult, follow, run_rank, said_by
-from headrace.training.reporter import OnUpdate, farewell, how_to_go_on
+from headrace.training.rank import RunResult, follow, run_rank, stderr_say
+from headrace.training.reporter import OnUpdate, describe_end, resume_command
 
 
 def start(
@@ -189,13 +189,13 @@ def run_job(
         if task.settings.run.cluster:
             from headrace.training.ray import driver  # Ray is an extra
 
-            ended = driver.see_through(task, stop, meter, display, on_update)
+            result = driver.see_through(task, stop, meter, display, on_update)
         else:
             with _job(task, attempt, stop) as ranks:
-                say = display.say if is_first else said_by(ranks.rank, quiet=task.quiet)
-                ended = run_rank(task, ranks, stop, meter, display, say, on_update)
-        display.say(farewell(ended.summary, ended.stopped_by, task))
-        return ended
+                say = display.say if is_first else stderr_say(ranks.rank, quiet=task.quiet)
+                result = run_rank(task, ranks, stop, meter, display, say, on_update)
+        display.say(describe_end(result.summary, result.stopped_by, task))
+        return result
     except (EnvError, WorkerError, RankError) as error:
         for note in () if attempt else _advice(task, error):  # torchrun's is another command
             error.add_note(note)
@@ -214,7 +214,7 @@ def _advice(task: Job, error: HeadraceError) -> Iterator[str]:
     if could_drop:
         yield f"With{flag} such an episode is dropped, and the run goes on."
     if any(task.run_dir.glob("checkpoints/step_*")):
-        yield how_to_go_on(task) + flag
+        yield resume_command(task) + flag
 
 
 @contextlib.contextmanager

@@ -30,13 +30,13 @@ _PLAIN_EVERY_S = 5.0
 _LIVE_PER_S = 4
 
 
-def by_policy_in(row: dict[str, Any]) -> dict[str, float]:
+def returns_by_policy(row: dict[str, Any]) -> dict[str, float]:
     """The mean return of each policy, in a row of metrics; {}: there is one, or no episode yet."""
     ending = "/mean_return"
     return {name.removesuffix(ending): of for name, of in row.items() if name.endswith(ending)}
 
 
-def means(mean_return: float | None, by_policy: dict[str, float], none: str) -> str:
+def format_means(mean_return: float | None, by_policy: dict[str, float], none: str) -> str:
     """Mean returns, for people: of each policy, where there are several."""
     if by_policy:
         return ", ".join(f"{name} {of:.1f}" for name, of in by_policy.items())
@@ -207,7 +207,7 @@ class Display:
     def _show(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
         steps, rate = metrics["env_steps"], metrics["env_steps_per_s"]
         speed = f"{rate:,.0f}" if rate else "-"
-        mean = means(metrics["mean_return"], by_policy_in(metrics), "-")
+        mean = format_means(metrics["mean_return"], returns_by_policy(metrics), "-")
         top = sorted(shares.items(), key=lambda item: -item[1])[:5]
         spent = "  ".join(f"{span} {share:.0%}" for span, share in top)
         if self._live:

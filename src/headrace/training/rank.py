@@ -1,7 +1,4 @@
-"""One rank of a run: build its parts, restore them, run the loop, and clear up after it.
-
-Left out: the loop (`loop.py`), every part of it, and who starts ranks (`launch.py`).
-"""
+"""One rank of a run: its parts are built, restored from a checkpoint, run, and closed."""
 
 import contextlib
 import platform
@@ -24,64 +21,48 @@ from headrace.collectors.device import Acting, DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.snapshots import regroup
 from headrace.collectors.synchronous import SynchronousCollector
-from headrace.config.resolve import Settings, cpu_cores
+from headrace.config.resolve import cpu_cores
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json
 from headrace.envs.api import Guards, Restored
-from headrace.envs.factory import EnvMaker
 from headrace.envs.vectors import is_one_vector
 from headrace.errors import EnvError
 from headrace.learner.learner import Learner, Learns
 from headrace.learner.multi_policy import MultiPolicyLearner
 from headrace.meter import Meter
-from headrace.models.custom import ModelFactory
-from headrace.spec import Agents, Array, EnvSpec
+from headrace.spec import Array, EnvSpec
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.sections import Section, restore
 from headrace.storage.timeline import tracks_of, write_timeline
+from headrace.training.counters import Counters
 from headrace.training.job import Job
 from headrace.training.log import Display, MetricsLog, Shows
-from headrace.training.loop import Counters, train
+from headrace.training.loop import train
 from headrace.training.process import StopSignals, check_open_files, math_threads
-from headrace.training.reporter import OnUpdate, Reporter, introduce
-from headrace.training.saver import Evaluations, Saver
+from headrace.training.reporter import OnUpdate, Reporter, describe_resume, describe_start
+from headrace.training.saver import Evaluator, Saver
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What is left of a run.
+    """The end of a run.
 
     Attributes:
-        run_dir: its directory.
+        job: what was run.
         summary: what `--json` prints.
-        stopped_by: the signal that ended it early (0: none did).
-        maker: makes its environments.
-        model: makes its network, if it is the user's own.
-        spec: of the environment.
-        shares: the agents of each policy.
-        rank: of this process: 0 writes to the directory, and speaks.
+        stopped_by: the signal that ended it early; 0: none did.
+        rank: of this process. Rank 0 writes to the run directory and to the terminal.
     """
 
-    run_dir: Path
+    job: Job
     summary: dict[str, Any]
     stopped_by: int
-    maker: EnvMaker
-    model: ModelFactory | None
-    spec: EnvSpec
-    shares: dict[str, Agents]
     rank: int
 
 
-def follow(ranks: Ranks, task: Job) -> None:
-    """A rank that another process started: the display is rank 0's."""
-    display = Display(None, task.settings.run.total_env_steps)
-    say = said_by(ranks.rank, quiet=task.quiet)
-    run_rank(task, ranks, StopSignals(patient=True), Meter(), display, say)
-
-
 def run_rank(
-    task: Job,
+    job: Job,
     ranks: Ranks,
     stop: StopSignals,
     meter: Meter,
@@ -89,139 +70,67 @@ def run_rank(
     say: Say,
     on_update: OnUpdate | None = None,
 ) -> RunResult:
-    """Build the parts, restore them if there is a checkpoint, run the loop, and clear up.
+    """Build the parts of a rank, restore them if there is a checkpoint, and run the loop.
 
-    Args:
-        task: what all ranks are told.
-        ranks: of the job. Rank 0 alone writes, reports and evaluates.
-        stop: told when to stop.
-        meter: of this process.
-        display: where progress is shown: of rank 0.
-        say: told what the user should know of this rank's samplers.
-        on_update: called on rank 0 after each update.
+    Rank 0 alone writes, shows progress, evaluates, and calls `on_update`. `say` gets messages
+    about this rank's workers.
     """
-    settings, run, is_first = task.settings, task.settings.run, ranks.rank == 0
+    run, is_first = job.settings.run, ranks.rank == 0
     meter.keep_laps(wanted=run.timeline)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.installed())
         stack.enter_context(math_threads(run.learner_threads))
         device = device_of(run.device, ranks.local_rank)
-        learner = learner_of(task, device, meter, ranks)
-        counters, under_way = Counters(), dict[str, Array]()
-        sections = [
-            *learner.sections(),
-            counters.section(),
-            Section(
-                "workers",
-                lambda: (checkpoint.gathered(ranks, collector.state()), {}),
-                lambda tensors, _: under_way.update({k: t.numpy() for k, t in tensors.items()}),
-                is_collective=True,
-            ),
-        ]
-        if task.saved is None:
-            _init_from(task, learner)
+        learner, counters = build_learner(job, device, meter, ranks), Counters()
+        saved_episodes: dict[str, Array] = {}
+        episodes = _workers_section(ranks, lambda: collector, saved_episodes)
+        sections = [*learner.sections(), counters.section(), episodes]
+        if job.saved is None:
+            _load_initial_weights(job, learner)
         else:
-            restore(sections, task.saved)
-        counters.ledger.collected += task.rolled_back or 0
-        counters.ledger.lost += task.rolled_back or 0
-        if task.rolled_back is None:
-            introduce(display, settings, task.spec, task.run_dir, ranks)
-        collector = _collector(task, learner, ranks, meter, stop, say, device, under_way)
+            restore(sections, job.saved)
+        if job.rolled_back is None:
+            display.say(describe_start(job, ranks))
+        else:
+            counters.ledger.collected += job.rolled_back
+            counters.ledger.lost += job.rolled_back
+        plan = sampling_plan(job, learner, device, ranks)
+        collector = _build_collector(job, plan, learner, ranks, meter, stop, say, saved_episodes)
         stack.push(_closing(collector))
         meter.lap("start")
-        # From here on it is a run: what could not be built has been refused.
+        # What cannot be built was refused before this line: only a run leaves a config.json.
         if is_first:
-            rundir.write_config(task.run_dir, _describe(settings, task.maker))
-        if task.saved is not None:
-            restored = Restored()
-            for each in gather_json(ranks, asdict(collector.restored)):
-                restored.add(Restored(**each))
-            _tell_of_resume(task, task.saved, learner, counters, restored, display)
+            rundir.write_config(job.run_dir, _describe(job))
+        if job.saved is not None:
+            restored = _restored_on_all(ranks, collector)
+            display.say(describe_resume(job, learner, counters, restored))
         meter.lap("checkpoint")
-        saver = Saver(task, sections, counters, learner, ranks)
-        log = None
-        if is_first:
-            log = MetricsLog(task.run_dir, learner.version, counters.env_steps)
-            stack.enter_context(contextlib.closing(log))
-        reporter = Reporter(task, counters, learner, meter, collector, log, display, on_update)
-        evaluate = Evaluations(task, counters, learner, saver, stop) if is_first else dict
+        saver = Saver(job, sections, counters, learner, ranks)
+        log = MetricsLog(job.run_dir, learner.version, counters.env_steps) if is_first else None
+        stack.enter_context(contextlib.closing(log) if log else contextlib.nullcontext())
+        reporter = Reporter(job, counters, learner, meter, collector, log, display, on_update)
+        evaluate = Evaluator(job, counters, learner, saver, stop) if is_first else dict
         stack.callback(display.stop)
         display.start()
         train(
             run, collector, learner, counters, meter,
-            ranks=ranks, evaluate=evaluate, on_update=reporter, save=saver,
-            save_is_due=saver.is_due, write_down=saver.write_down,
+            ranks=ranks, saver=saver, evaluate=evaluate, on_update=reporter,
         )  # fmt: skip
-        worker_meters = _meters(task, ranks, meter, collector)
-        stopped_by = max(gather_json(ranks, stop.received))  # whichever rank it came to
-    saver.require()
-    summary = reporter.summary(task.run_dir, worker_meters)
-    return RunResult(
-        task.run_dir, summary, stopped_by, task.maker, task.model, task.spec, task.shares,
-        ranks.rank,
-    )  # fmt: skip
+        worker_meters = _other_meters(job, ranks, meter, collector)
+        stopped_by = max(gather_json(ranks, stop.received))  # any rank may have got the signal
+    saver.check_saved()
+    return RunResult(job, reporter.summary(worker_meters), stopped_by, ranks.rank)
 
 
-def _meters(
-    task: Job, ranks: Ranks, meter: Meter, collector: Collector
-) -> dict[str, dict[str, float]]:
-    """Seconds by span of every process of the job but this one, by name; writes the timeline."""
-    if task.settings.run.timeline:
-        tracks = tracks_of(ranks, meter.take_laps(), collector.laps())
-        write_timeline(task.run_dir, ranks.rank, tracks)
-    own = collector.meters()
-    if ranks.size == 1:
-        return own
-    named: dict[str, dict[str, float]] = {}
-    for rank, (learner, samplers) in enumerate(gather_json(ranks, [meter.seconds(), own])):
-        if rank != ranks.rank:
-            named[f"rank {rank}"] = learner
-        named |= {f"rank {rank}, {name}": seconds for name, seconds in samplers.items()}
-    return named
+def follow(ranks: Ranks, job: Job) -> None:
+    """Run a rank that rank 0 started. It shows no progress, and stops when rank 0 says so."""
+    display = Display(None, job.settings.run.total_env_steps)
+    say = stderr_say(ranks.rank, quiet=job.quiet)
+    run_rank(job, ranks, StopSignals(patient=True), Meter(), display, say)
 
 
-def _closing(collector: Collector) -> Callable[..., None]:
-    """Close at the end of a `with`; an error in closing must not hide the one that ended it."""
-
-    def close(kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            collector.close()
-        except EnvError:
-            if kind is None:
-                raise
-
-    return close
-
-
-def learner_of(task: Job, device: torch.device, meter: Meter, ranks: Ranks = SINGLE_RANK) -> Learns:
-    """One; or one for each of several policies."""
-    settings, shares = task.settings, task.shares
-    if len(shares) > 1:
-        model, saved = task.model, task.saved
-        return MultiPolicyLearner(settings, shares, task.spec, model, device, meter, ranks, saved)
-    [(name, share)] = shares.items()
-    return Learner(
-        settings.of(name), task.spec.of(share), task.model, device, meter, ranks,
-        name=name, num_agents=share.size,
-    )  # fmt: skip
-
-
-def _init_from(task: Job, learner: Learns) -> None:
-    """Begin with the weights of another run, if that was asked for."""
-    source = task.settings.run.init_from
-    if source:
-        saved = checkpoint.newest(Path(source))
-        for name, policy in learner.policies.items():
-            if name not in task.settings.run.frozen:
-                theirs = checkpoint.policy_name(saved, name)
-                with checkpoint.as_written(saved.path):
-                    spec = EnvSpec.from_json(saved.manifest["policies"][theirs]["spec"])
-                checkpoint.check_fits(spec, task.spec.of(task.shares[name]), Path(source))
-                checkpoint.load_into(policy, saved, theirs)
-
-
-def said_by(rank: int, *, quiet: bool) -> Say:
-    """What another rank has to say of its samplers: the display is rank 0's."""
+def stderr_say(rank: int, *, quiet: bool) -> Say:
+    """Return what a rank without a display says messages with."""
 
     def say(text: str) -> None:
         if not quiet:
@@ -230,70 +139,81 @@ def said_by(rank: int, *, quiet: bool) -> Say:
     return say
 
 
-def _collector(
-    task: Job,
-    learner: Learns,
-    ranks: Ranks,
-    meter: Meter,
-    stop: ShouldStop,
-    say: Say,
-    device: torch.device,
-    state: dict[str, Array],
-) -> Collector:
-    run = task.settings.run
-    num_workers = run.num_workers // ranks.size
-    plan = plan_of(task, learner, device, ranks)
-    if task.saved is not None:
-        with checkpoint.as_written(task.saved.path):
-            state = regroup(state, run.num_envs, plan.envs_per_vector)
-    if on_device(task):
-        return DeviceCollector(plan, acting_of(task, learner), device, meter, stop, state)
-    if num_workers == 0:
-        return InlineCollector(plan, meter, stop, state, say)
-    kind = AsynchronousCollector if plan.first_ready else SynchronousCollector
-    if run.cluster:
-        return kind(plan, num_workers, stop, state, say, _actors(run, task.room_for))
-    check_open_files(num_workers)
-    return kind(plan, num_workers, stop, state, say)
+def build_learner(
+    job: Job, device: torch.device, meter: Meter, ranks: Ranks = SINGLE_RANK
+) -> Learns:
+    """Build the learner of a job's policies."""
+    settings, shares = job.settings, job.shares
+    if len(shares) > 1:
+        return MultiPolicyLearner(
+            settings, shares, job.spec, job.model, device, meter, ranks, job.saved
+        )
+    [(name, share)] = shares.items()
+    return Learner(
+        settings.of(name), job.spec.of(share), job.model, device, meter, ranks,
+        name=name, num_agents=share.size,
+    )  # fmt: skip
 
 
-def on_device(task: Job) -> bool:
-    """Whether all environments are one vector, where the learner is."""
-    return not task.settings.run.num_workers and is_one_vector(task.maker, task.spec)
+def _load_initial_weights(job: Job, learner: Learns) -> None:
+    """Load the policies of another run, if `init_from` names one."""
+    if not (source := job.settings.run.init_from):
+        return
+    saved = checkpoint.newest(Path(source))
+    for name, policy in learner.policies.items():
+        if name not in job.settings.run.frozen:
+            saved_name = checkpoint.policy_name(saved, name)
+            with checkpoint.as_written(saved.path):
+                spec = EnvSpec.from_json(saved.manifest["policies"][saved_name]["spec"])
+            checkpoint.check_fits(spec, job.spec.of(job.shares[name]), Path(source))
+            checkpoint.load_into(policy, saved, saved_name)
 
 
-def acting_of(task: Job, learner: Learns) -> list[Acting]:
-    """Who acts for which agents there."""
-    frozen = task.settings.run.frozen
-    return [
-        Acting(share, learner.networks[name], name not in frozen)
-        for name, share in task.shares.items()
-    ]
+def _workers_section(
+    ranks: Ranks, collector: Callable[[], Collector], saved: dict[str, Array]
+) -> Section:
+    """Return the section of the environments under way.
+
+    Loading fills `saved`, from which the collector is built afterwards.
+    """
+    return Section(
+        "workers",
+        lambda: (checkpoint.gather_arrays(ranks, collector().state()), {}),
+        lambda tensors, _: saved.update({name: t.numpy() for name, t in tensors.items()}),
+        is_collective=True,
+    )
 
 
-def plan_of(
-    task: Job, learner: Learns, device: torch.device, ranks: Ranks = SINGLE_RANK
+def _restored_on_all(ranks: Ranks, collector: Collector) -> Restored:
+    total = Restored()
+    for each in gather_json(ranks, asdict(collector.restored)):
+        total.add(Restored(**each))
+    return total
+
+
+def sampling_plan(
+    job: Job, learner: Learns, device: torch.device, ranks: Ranks = SINGLE_RANK
 ) -> SamplingPlan:
-    """What the samplers of a rank are told."""
-    run = task.settings.run
-    share = run.num_envs // ranks.size
+    """Return what the workers of a rank sample, and by which settings."""
+    run = job.settings.run
+    num_envs = run.num_envs // ranks.size
     return SamplingPlan(
-        maker=task.maker,
-        spec=task.spec,
-        network=learner.networks[next(iter(task.shares))],
-        model=task.model,
-        stored_outputs=task.settings.algo_module.STORED_OUTPUTS,
+        maker=job.maker,
+        spec=job.spec,
+        network=learner.networks[next(iter(job.shares))],
+        model=job.model,
+        stored_outputs=job.settings.algo_module.STORED_OUTPUTS,
         num_steps=run.num_steps,
-        num_envs=share,
-        first_env=share * ranks.rank,
-        envs_per_vector=share if on_device(task) else run.envs_per_vector,
+        num_envs=num_envs,
+        first_env=num_envs * ranks.rank,
+        envs_per_vector=num_envs if is_on_device(job) else run.envs_per_vector,
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
-        threads_per_worker=_threads(run, ranks.size),
+        threads_per_worker=_threads_per_worker(run, ranks.size),
         lag=run.lag,
         timeline=run.timeline,
-        first_ready=run.lag > 0 and task.settings.algo_module.CORRECTS_LAG,
+        first_ready=run.lag > 0 and job.settings.algo_module.CORRECTS_LAG,
         inference_device=device if run.inference == "learner" else None,
         guards=Guards(
             on_env_error=run.on_env_error,
@@ -305,59 +225,104 @@ def plan_of(
     )
 
 
-def _threads(run: RunConfig, num_ranks: int) -> int:
-    """That each sampler may have."""
+def _threads_per_worker(run: RunConfig, num_ranks: int) -> int:
     if run.cluster and run.num_workers:
         return max(1, int(run.cpus_per_worker))
-    # Cores that learners compute on while samplers sample.
+    # With a lag, learners compute while workers sample.
     taken = num_ranks * run.learner_threads if run.lag else 0
     return max(1, (cpu_cores() - taken) // max(run.num_workers, num_ranks))
 
 
-def _actors(run: RunConfig, room_for: int) -> BackendFactory:
-    """Workers on a cluster."""
-    # Ray is an extra
+def _build_collector(
+    job: Job,
+    plan: SamplingPlan,
+    learner: Learns,
+    ranks: Ranks,
+    meter: Meter,
+    stop: ShouldStop,
+    say: Say,
+    saved: dict[str, Array],
+) -> Collector:
+    run = job.settings.run
+    num_workers = run.num_workers // ranks.size
+    if job.saved is not None:
+        with checkpoint.as_written(job.saved.path):
+            saved = regroup(saved, run.num_envs, plan.envs_per_vector)
+    if is_on_device(job):
+        device = device_of(run.device, ranks.local_rank)
+        return DeviceCollector(plan, acting_policies(job, learner), device, meter, stop, saved)
+    if num_workers == 0:
+        return InlineCollector(plan, meter, stop, saved, say)
+    kind = AsynchronousCollector if plan.first_ready else SynchronousCollector
+    if run.cluster:
+        return kind(plan, num_workers, stop, saved, say, _ray_backend(run, job.room_for))
+    check_open_files(num_workers)
+    return kind(plan, num_workers, stop, saved, say)
+
+
+def is_on_device(job: Job) -> bool:
+    """Return whether all environments are one vector on the learner's device."""
+    return not job.settings.run.num_workers and is_one_vector(job.maker, job.spec)
+
+
+def acting_policies(job: Job, learner: Learns) -> list[Acting]:
+    """Return the policies that act on the device, with their agents."""
+    frozen = job.settings.run.frozen
+    return [
+        Acting(share, learner.networks[name], name not in frozen)
+        for name, share in job.shares.items()
+    ]
+
+
+def _ray_backend(run: RunConfig, room_for: int) -> BackendFactory:
+    # Ray is an extra.
     from headrace.collectors.backends.ray_actors import Needs, RayBackend
 
     resources, labels = demands(run.worker_resources)
     return partial(RayBackend, needs=Needs(run.cpus_per_worker, resources, labels, room_for))
 
 
-def _tell_of_resume(
-    task: Job,
-    saved: checkpoint.Checkpoint,
-    learner: Learns,
-    counters: Counters,
-    restored: Restored,
-    display: Shows,
-) -> None:
-    settings, run = task.settings, task.settings.run
-    display.say(
-        f"Resumed from {saved.path.name}: {counters.env_steps:,} env steps, {learner.version:,} "
-        f"updates. Episodes under way: {restored.set_state} restored, "
-        f"{restored.replayed} replayed, {restored.new_episode} begun anew."
-    )
-    if counters.done(run):
-        display.say(
-            f"Nothing to do: the goal of {run.total_env_steps:,} env steps or the wanted return "
-            "was reached. A new goal: --total-env-steps N"
-        )
-    elif falling := settings.ended_schedules():
-        display.say(
-            f"{' and '.join(falling)}: linear, and 0 from {run.schedule_env_steps:,} env steps on. "
-            f"To learn on: --schedule-env-steps {run.total_env_steps}"
-        )
-    if restored.new_episode:
-        display.say("From here on this run differs from one that was not interrupted.")
+def _closing(collector: Collector) -> Callable[..., None]:
+    """Return what closes the collector at the end of a `with`.
+
+    An error in closing must not hide the one that ended it.
+    """
+
+    def close(kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            collector.close()
+        except EnvError:
+            if kind is None:
+                raise
+
+    return close
 
 
-def _describe(settings: Settings, maker: EnvMaker) -> dict[str, Any]:
-    """config.json."""
+def _other_meters(
+    job: Job, ranks: Ranks, meter: Meter, collector: Collector
+) -> dict[str, dict[str, float]]:
+    """Return seconds by span of the job's other processes, by name. Write the timeline."""
+    if job.settings.run.timeline:
+        tracks = tracks_of(ranks, meter.take_laps(), collector.laps())
+        write_timeline(job.run_dir, ranks.rank, tracks)
+    workers = collector.meters()
+    if ranks.size == 1:
+        return workers
+    named: dict[str, dict[str, float]] = {}
+    for rank, (learner, others) in enumerate(gather_json(ranks, [meter.seconds(), workers])):
+        if rank != ranks.rank:
+            named[f"rank {rank}"] = learner
+        named |= {f"rank {rank}, {name}": seconds for name, seconds in others.items()}
+    return named
+
+
+def _describe(job: Job) -> dict[str, Any]:
+    """Return the content of config.json."""
     return {
         "headrace": headrace.__version__,
-        "settings": settings.flat(),
-        "origin": settings.origin,
-        "env_is_code": maker.is_code,
+        "settings": job.settings.flat(),
+        "origin": job.settings.origin,
+        "env_is_code": job.maker.is_code,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

@@ -32,7 +32,7 @@ from headrace.models import policy as policies
 from headrace.tools.profile.timeline_plots import arrays
 from headrace.training.job import Job
 from headrace.training.process import math_threads
-from headrace.training.rank import acting_of, learner_of, on_device, plan_of
+from headrace.training.rank import acting_policies, build_learner, is_on_device, sampling_plan
 
 _SLEEPS = 0.5  # share of CPU time below which an environment is taken for one that sleeps
 _NEVER_ASLEEP = 0.1  # share of the time asleep, below which it is noise
@@ -122,7 +122,7 @@ class Probe:
             EnvError: an environment failed, or gave no step within the time.
         """
         with math_threads(self._task.settings.run.learner_threads):
-            if on_device(self._task):
+            if is_on_device(self._task):
                 return self._one_vector()
             return self._single_envs()
 
@@ -215,7 +215,7 @@ class Probe:
     @cached_property
     def _plan_of_run(self) -> SamplingPlan:
         _, learner = self._learner(1, self._task.settings.run.num_steps)
-        return plan_of(self._alone, learner, self._device)
+        return sampling_plan(self._alone, learner, self._device)
 
     def _plan(self, num_envs: int, n: int, num_steps: int = 0) -> SamplingPlan:
         """For workers that act themselves, batch by batch; T as it is, unless it is given."""
@@ -230,11 +230,11 @@ class Probe:
         run = replace(settings.run, num_envs=num_envs, num_steps=num_steps, lag=0)
         task = replace(self._alone, settings=replace(settings, run=run))
         meter = Meter()
-        return meter, learner_of(task, self._device, meter)
+        return meter, build_learner(task, self._device, meter)
 
     def _collector(self, learner: Learns, meter: Meter) -> Collector:
-        plan = plan_of(self._alone, learner, self._device)
-        acting = acting_of(self._alone, learner)
+        plan = sampling_plan(self._alone, learner, self._device)
+        acting = acting_policies(self._alone, learner)
         return DeviceCollector(plan, acting, self._device, meter, lambda: False, {})
 
     def _workers(self, count: int, n: int, seconds: float) -> _Seen:

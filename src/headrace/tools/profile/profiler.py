@@ -33,7 +33,7 @@ from headrace.training import launch
 from headrace.training.api import code_of, given_by
 from headrace.training.job import Job, inspect_request, task_of_run
 from headrace.training.log import read_metrics
-from headrace.training.rank import on_device
+from headrace.training.rank import is_on_device
 
 Say = Callable[[str], None]
 _LONG = 10**15  # env steps: more than are taken
@@ -213,7 +213,7 @@ def _profiled(
     say: Say,
 ) -> Profile:
     costs = Probe(task, seconds, say).costs()
-    whole = on_device(task)
+    whole = is_on_device(task)
     if costs.resets_per_step:  # how often depends on the policy
         costs = replace(costs, resets_per_step=resets_per_step)
     topology = advice.topology_of(task.settings, on_device=whole)
@@ -241,7 +241,7 @@ def _trained_since(tracks: dict[str, Laps]) -> float:
 def _ceilings(costs: Costs, task: Job) -> dict[str, float]:
     """Env steps/s of each part alone, on this machine's cores."""
     run, cores = task.settings.run, cpu_cores()
-    n = run.num_envs if on_device(task) else run.envs_per_vector
+    n = run.num_envs if is_on_device(task) else run.envs_per_vector
     computing = min(cores, max(1, run.num_workers, run.num_learners))
     processes = max(1, run.num_workers, run.num_learners)
     env = min(processes / costs.env_s, computing / max(1e-12, costs.env_s * costs.cpu_share))
@@ -261,7 +261,7 @@ def _ceilings(costs: Costs, task: Job) -> dict[str, float]:
 def _rates(costs: Costs, task: Job) -> dict[str, Any] | None:
     """What one sampler and one learner do that never wait; None: the learner is the sampler."""
     run = task.settings.run
-    if on_device(task):
+    if is_on_device(task):
         return None
     n = run.envs_per_vector
     vector_s = n * costs.env_s + costs.vector.at(n)

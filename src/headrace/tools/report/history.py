@@ -18,7 +18,7 @@ from headrace.spec import Array
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.timeline import read_timeline
-from headrace.training.log import by_policy_in, read_metrics
+from headrace.training.log import read_metrics, returns_by_policy
 
 MOST_POINTS = 1000
 """Of a curve: with more rows each point is the mean of several."""
@@ -142,7 +142,7 @@ class History:
     @property
     def policies(self) -> list[str]:
         """Names of the policies, where there are several."""
-        return list(by_policy_in(self.rows[-1])) if self.rows else []
+        return list(returns_by_policy(self.rows[-1])) if self.rows else []
 
     @cached_property
     def ledger(self) -> dict[str, int]:

@@ -82,9 +82,7 @@ def see_through(
                     "times in 10 minutes (--max-worker-restarts)."
                 )
             task = _from_newest(task, group, display)
-    return RunResult(
-        task.run_dir, summary, stopped_by, task.maker, task.model, task.spec, task.shares, rank=0
-    )
+    return RunResult(task, summary, stopped_by, rank=0)
 
 
 def _from_newest(task: Job, group: "_Group", display: Shows) -> Job:

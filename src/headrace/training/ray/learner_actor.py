@@ -152,10 +152,10 @@ class RemoteRank:
         on_update = words.on_update if each and is_first else None
         display: Shows = words if is_first else Display(None, run.total_env_steps)
         try:
-            ended = run_rank(task, ranks, self._stop, meter, display, say, on_update)
+            result = run_rank(task, ranks, self._stop, meter, display, say, on_update)
         finally:
             ranks.close()
-        return ended.summary, ended.stopped_by
+        return result.summary, result.stopped_by
 
     def words(self, within_s: float) -> tuple[int, list[tuple[Any, ...]]]:
         """Env steps so far, and what there is to show."""

@@ -1,0 +1,84 @@
+"""Counters of a run: env steps, episodes, and the ledger. Checkpoints hold them."""
+
+from collections import deque
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from headrace.collectors.api import WINDOW, Ledger
+from headrace.config.run_config import RunConfig
+from headrace.envs.api import Episode
+from headrace.storage.sections import Section
+
+_WINDOWS = ("recent_returns", "recent_lengths", "recent_by_policy")
+
+
+@dataclass
+class Counters:
+    """How far a run has come, over all ranks."""
+
+    env_steps: int = 0
+    episodes: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    evaluated_at: int = 0
+    best_return: float | None = None
+    recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    recent_by_policy: deque[list[float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    agent_steps: int = 0
+
+    def add(self, reports: list[dict[str, Any]]) -> None:
+        """Count a batch, by the reports of all ranks."""
+        for report in reports:
+            self.env_steps += report["env_steps"]
+            self.agent_steps += report["agent_steps"]
+            self.episodes += report["num_episodes"]
+        for episode in sorted(Episode(*each) for report in reports for each in report["episodes"]):
+            self.recent_returns.append(episode.total_reward)
+            self.recent_lengths.append(episode.num_steps)
+            if episode.by_policy:
+                self.recent_by_policy.append(list(episode.by_policy))
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean return of the last (up to) 100 finished training episodes."""
+        return _mean(self.recent_returns)
+
+    @property
+    def mean_length(self) -> float | None:
+        """Mean length of the same episodes, in env steps."""
+        return _mean(self.recent_lengths)
+
+    @property
+    def mean_by_policy(self) -> list[float]:
+        """Mean returns of each policy's agents in the same episodes; [] with one policy."""
+        return [sum(each) / len(each) for each in zip(*self.recent_by_policy, strict=True)]
+
+    def is_done(self, run: RunConfig, seconds: float = 0.0) -> bool:
+        """Return whether the run reached its env steps, its time, or its mean return."""
+        mean, goal = self.mean_return, run.stop_at_return
+        full = len(self.recent_returns) == WINDOW
+        return (
+            0.0 < run.stop_after_s <= seconds
+            or self.env_steps >= run.total_env_steps
+            or (full and goal is not None and mean is not None and mean >= goal)
+        )
+
+    def section(self) -> Section:
+        """Return the checkpoint's section of these counters."""
+        return Section("counters", lambda: ({}, self._to_json()), lambda _, data: self._load(data))
+
+    def _to_json(self) -> dict[str, Any]:
+        plain = asdict(self)
+        return plain | {name: list(plain[name]) for name in _WINDOWS}
+
+    def _load(self, data: dict[str, Any]) -> None:
+        windows = {name: deque(data[name], maxlen=WINDOW) for name in _WINDOWS if name in data}
+        saved = Counters(**data | windows | {"ledger": Ledger(**data["ledger"])})
+        for counter in fields(self):
+            setattr(self, counter.name, getattr(saved, counter.name))
+        # Steps under way at the save are lost.
+        self.ledger.lost = self.ledger.collected - self.ledger.remade - self.env_steps
+
+
+def _mean(values: deque[Any]) -> float | None:
+    return sum(values) / len(values) if values else None
