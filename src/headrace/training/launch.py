@@ -34,7 +34,7 @@ from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.training.job import Job, inspect_request, settings_of_run, shares_of, spec_of
-from headrace.training.log import Display
+from headrace.training.log import open_display
 from headrace.training.process import StopSignals
 from headrace.training.rank import RunResult, follow, run_rank, stderr_say
 from headrace.training.reporter import OnUpdate, describe_end, resume_command
@@ -184,7 +184,7 @@ def run_job(
     """Run one job, as the leader of its ranks or as one of torchrun's."""
     stop = StopSignals()
     is_first = attempt is None or attempt.place.rank == 0
-    display = Display(out if is_first else None, task.settings.run.total_env_steps)
+    display = open_display(out if is_first else None, task.settings.run.total_env_steps)
     try:
         if task.settings.run.cluster:
             from headrace.training.ray import driver  # Ray is an extra

@@ -1,4 +1,4 @@
-"""What a run tells: metrics.jsonl, TensorBoard, and the terminal. Left out: computing any of it."""
+"""Where a run is shown: metrics.jsonl and TensorBoard in its directory, and the terminal."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ import re
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -24,36 +24,23 @@ from headrace.storage.files import Appended, Obstacle, read_capped, write_whole
 from headrace.storage.run_dir import unusable
 
 _MAX_METRICS_BYTES = 1 << 30
-_IN_EVERY_ROW = {"iteration", "env_steps"}
+_REQUIRED_KEYS = {"iteration", "env_steps"}
 _OLD_KEY = re.compile(r"^(seconds/)?samplers(?=[_/])")  # a worker was called a sampler first
 _PLAIN_EVERY_S = 5.0
 _LIVE_PER_S = 4
 
 
-def returns_by_policy(row: dict[str, Any]) -> dict[str, float]:
-    """The mean return of each policy, in a row of metrics; {}: there is one, or no episode yet."""
-    ending = "/mean_return"
-    return {name.removesuffix(ending): of for name, of in row.items() if name.endswith(ending)}
-
-
-def format_means(mean_return: float | None, by_policy: dict[str, float], none: str) -> str:
-    """Mean returns, for people: of each policy, where there are several."""
-    if by_policy:
-        return ", ".join(f"{name} {of:.1f}" for name, of in by_policy.items())
-    return none if mean_return is None else f"{mean_return:.1f}"
-
-
 class MetricsLog:
     """`metrics.jsonl` (one object per update) and TensorBoard events, in the run directory.
 
-    Written by this thread, and not by TensorBoard's own writer: its thread dies of a full disk.
+    This thread writes them, not TensorBoard's writer, whose thread dies when a disk is full.
 
     Raises:
-        RunDirError: they cannot be written from the start.
+        RunDirError: the files cannot be created.
     """
 
     def __init__(self, run_dir: Path, version: int, env_steps: int) -> None:
-        """Go on after update `version`: what an interrupted run wrote beyond it is dropped."""
+        """Continue after update `version`. Rows of later updates are dropped."""
         path, events = run_dir / "metrics.jsonl", run_dir / "tensorboard"
         kept = read_metrics(run_dir) if path.exists() else []
         lines = [_line(row) for row in kept if row["iteration"] <= version]
@@ -62,12 +49,12 @@ class MetricsLog:
                 write_whole(path, b"".join(lines))
                 self._rows = opened.enter_context(contextlib.closing(Appended(path)))
                 events.mkdir(mode=0o700, exist_ok=True)
-                # TensorBoard sorts by these numbers, and takes the first word for what it is.
+                # TensorBoard finds files by the first word, and sorts them by the number.
                 name = f"events.out.tfevents.{time.time_ns():020d}.{platform.node()}.{os.getpid()}"
                 self._events = opened.enter_context(contextlib.closing(Appended(events / name)))
                 self._records = RecordWriter(self._events)
                 self._add(file_version="brain.Event:2")
-                begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps, too
+                begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps
                 self._add(step=env_steps, session_log=begin)
                 self._events.flush()
                 opened.pop_all()
@@ -79,14 +66,14 @@ class MetricsLog:
         self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
 
     def write(self, metrics: dict[str, Any]) -> None:
-        """One update; None and NaN become null. `env_steps` is TensorBoard's step."""
+        """Append the row of an update. None and NaN become null."""
         finite = {k: v if _is_number(v) else None for k, v in metrics.items()}
         self._rows.write(_line(finite))
         values = [Summary.Value(tag=k, simple_value=v) for k, v in finite.items() if v is not None]
         self._add(step=metrics["env_steps"], summary=Summary(value=values))
 
     def flush(self) -> None:
-        """Bring everything to the files; while there is no room, it waits in memory."""
+        """Write all rows to the files. While the disk is full, they wait in memory."""
         with self._obstacle.passed_over():
             self._rows.flush()
             self._events.flush()
@@ -107,12 +94,12 @@ def _is_number(value: Any) -> bool:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """All lines of `metrics.jsonl`; a last line that was cut off is left out.
+    """Return the rows of `metrics.jsonl`.
 
-    Damaged lines are left out as well, and a warning names them.
+    An incomplete last line is left out. So are damaged lines, which a warning names.
 
     Raises:
-        RunDirError: there is no such file, or it is none that can be read.
+        RunDirError: there is no such file, or it is too large.
     """
     path = run_dir / "metrics.jsonl"
     if not path.exists():
@@ -122,7 +109,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            if not all(_is_number(row[key]) for key in _IN_EVERY_ROW):
+            if not all(_is_number(row[key]) for key in _REQUIRED_KEYS):
                 raise ValueError("none of ours")
             rows.append({_OLD_KEY.sub(r"\1workers", key): value for key, value in row.items()})
         except (ValueError, TypeError, KeyError, IndexError, RecursionError):
@@ -134,33 +121,52 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-class Shows(Protocol):
-    """What a run is shown on; see `Display` for what each of these is."""
+def returns_by_policy(row: dict[str, Any]) -> dict[str, float]:
+    """Return the mean return of each policy in a row of metrics; {} with one policy."""
+    ending = "/mean_return"
+    return {name.removesuffix(ending): v for name, v in row.items() if name.endswith(ending)}
+
+
+def format_means(mean_return: float | None, by_policy: dict[str, float], none: str) -> str:
+    """Return mean returns as text: of each policy, if there are several."""
+    if by_policy:
+        return ", ".join(f"{name} {mean:.1f}" for name, mean in by_policy.items())
+    return none if mean_return is None else f"{mean_return:.1f}"
+
+
+class Display:
+    """Shows the progress of a run. This one shows nothing."""
 
     def say(self, text: str) -> None:
-        """One or more lines that stay."""
+        """Show lines that stay."""
 
     def start(self) -> None:
         """Begin to show progress."""
 
     def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
-        """Show an update."""
+        """Show an update, unless another was shown a moment ago.
+
+        Args:
+            metrics: with `env_steps`, `env_steps_per_s`, `mean_return` (and `POLICY/mean_return`
+                of each of several policies), `episodes`, `iteration`.
+            shares: share of time by span, in [0, 1].
+        """
 
     def stop(self) -> None:
-        """Stop showing progress."""
+        """Stop showing progress. The last update stays visible."""
 
 
-class Display:
-    """Progress on a terminal; without one, a plain line every few seconds.
+def open_display(out: TextIO | None, total_env_steps: int) -> Display:
+    """Return a display that writes to `out`; None: one that shows nothing."""
+    return Display() if out is None else _TerminalDisplay(out, total_env_steps)
 
-    Args:
-        out: where to; None: silent.
-        total_env_steps: the goal.
-    """
 
-    def __init__(self, out: TextIO | None, total_env_steps: int) -> None:
+class _TerminalDisplay(Display):
+    """A progress bar on a terminal. Elsewhere, a plain line every few seconds."""
+
+    def __init__(self, out: TextIO, total_env_steps: int) -> None:
         self._total = total_env_steps
-        self._console = Console(file=out, quiet=out is None, highlight=False, soft_wrap=True)
+        self._console = Console(file=out, highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._shown_at = 0.0
         self._last: tuple[dict[str, Any], dict[str, float]] | None = None
@@ -173,27 +179,18 @@ class Display:
             TimeRemainingColumn(),
             console=self._console,
         )
-        self._task = self._bar.add_task("", total=total_env_steps, steps="starting")
+        self._bar_id = self._bar.add_task("", total=total_env_steps, steps="starting")
 
     def say(self, text: str) -> None:
-        """One or more lines that stay."""
         self._console.print(text, markup=False)
 
     def start(self) -> None:
-        """Begin to show progress."""
-        if self._console.is_terminal and not self._console.quiet:
-            # Redrawn with each update that is shown: no thread of its own beside the learner.
+        if self._console.is_terminal:
+            # Drawn again with each update that is shown: no thread runs beside the learner.
             self._live = Live(self._bar, console=self._console, auto_refresh=False)
             self._live.start()
 
     def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
-        """Show an update, unless the last one was shown a moment ago.
-
-        Args:
-            metrics: with `env_steps`, `env_steps_per_s`, `mean_return` (and `POLICY/mean_return`
-                of each, where there are several), `episodes`, `iteration`.
-            shares: share of time by span, in [0, 1].
-        """
         self._last = (metrics, shares)
         if "eval_return" in metrics:
             self.say(
@@ -207,24 +204,23 @@ class Display:
     def _show(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
         steps, rate = metrics["env_steps"], metrics["env_steps_per_s"]
         speed = f"{rate:,.0f}" if rate else "-"
-        mean = format_means(metrics["mean_return"], returns_by_policy(metrics), "-")
+        means = format_means(metrics["mean_return"], returns_by_policy(metrics), "-")
         top = sorted(shares.items(), key=lambda item: -item[1])[:5]
         spent = "  ".join(f"{span} {share:.0%}" for span, share in top)
         if self._live:
-            self._bar.update(self._task, completed=steps, steps=f"{steps:,} env steps")
+            self._bar.update(self._bar_id, completed=steps, steps=f"{steps:,} env steps")
             table = Table.grid(padding=(0, 2))
-            table.add_row("mean return", f"{mean} (last of {metrics['episodes']:,} episodes)")
+            table.add_row("mean return", f"{means} (last of {metrics['episodes']:,} episodes)")
             table.add_row("env steps/s", f"{speed} (update {metrics['iteration']:,})")
             table.add_row("time", spent)
             self._live.update(Group(table, self._bar), refresh=True)
         else:
             left = f"{max(0, self._total - steps) / rate:,.0f} s" if rate else "-"
             self.say(
-                f"{steps:>12,} env steps  {speed:>9}/s  return {mean:>8}  ETA {left:>6}  {spent}"
+                f"{steps:>12,} env steps  {speed:>9}/s  return {means:>8}  ETA {left:>6}  {spent}"
             )
 
     def stop(self) -> None:
-        """Stop showing progress; what was shown last stays."""
         if self._live:
             if self._last:
                 self._show(*self._last)

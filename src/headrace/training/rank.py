@@ -37,7 +37,7 @@ from headrace.storage.sections import Section, restore
 from headrace.storage.timeline import tracks_of, write_timeline
 from headrace.training.counters import Counters
 from headrace.training.job import Job
-from headrace.training.log import Display, MetricsLog, Shows
+from headrace.training.log import Display, MetricsLog
 from headrace.training.loop import train
 from headrace.training.process import StopSignals, check_open_files, math_threads
 from headrace.training.reporter import OnUpdate, Reporter, describe_resume, describe_start
@@ -66,7 +66,7 @@ def run_rank(
     ranks: Ranks,
     stop: StopSignals,
     meter: Meter,
-    display: Shows,
+    display: Display,
     say: Say,
     on_update: OnUpdate | None = None,
 ) -> RunResult:
@@ -124,9 +124,8 @@ def run_rank(
 
 def follow(ranks: Ranks, job: Job) -> None:
     """Run a rank that rank 0 started. It shows no progress, and stops when rank 0 says so."""
-    display = Display(None, job.settings.run.total_env_steps)
     say = stderr_say(ranks.rank, quiet=job.quiet)
-    run_rank(job, ranks, StopSignals(patient=True), Meter(), display, say)
+    run_rank(job, ranks, StopSignals(patient=True), Meter(), Display(), say)
 
 
 def stderr_say(rank: int, *, quiet: bool) -> Say:

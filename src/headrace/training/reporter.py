@@ -18,7 +18,7 @@ from headrace.learner.learner import Learns
 from headrace.meter import Meter
 from headrace.training.counters import Counters
 from headrace.training.job import Job
-from headrace.training.log import MetricsLog, Shows, format_means
+from headrace.training.log import Display, MetricsLog, format_means
 
 _FLUSH_EVERY_S = 1.0
 
@@ -37,7 +37,7 @@ class Reporter:
         meter: Meter,
         collector: Collector,
         log: MetricsLog | None,
-        display: Shows,
+        display: Display,
         on_update: OnUpdate | None,
     ) -> None:
         self._job, self._counters, self._learner = job, counters, learner

@@ -31,7 +31,7 @@ from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.timeouts import RestartRate
 from headrace.training.job import Job
-from headrace.training.log import Shows
+from headrace.training.log import Display
 from headrace.training.process import StopSignals
 from headrace.training.rank import RunResult
 from headrace.training.ray.connect import room_for
@@ -48,7 +48,7 @@ _TRY_FOR_S, _PLACE_WITHIN_S = 5, 600.0  # a machine may have to be started first
 
 
 def see_through(
-    task: Job, stop: StopSignals, meter: Meter, display: Shows, on_update: OnUpdate | None
+    task: Job, stop: StopSignals, meter: Meter, display: Display, on_update: OnUpdate | None
 ) -> RunResult:
     """Run a task on the cluster that this process is connected to.
 
@@ -85,7 +85,7 @@ def see_through(
     return RunResult(task, summary, stopped_by, rank=0)
 
 
-def _from_newest(task: Job, group: "_Group", display: Shows) -> Job:
+def _from_newest(task: Job, group: "_Group", display: Display) -> Job:
     """The same task, from its newest checkpoint; or from the beginning, if there is none yet."""
     saved = None
     if any(task.run_dir.glob("checkpoints/step_*")):
@@ -105,7 +105,7 @@ def _from_newest(task: Job, group: "_Group", display: Shows) -> Job:
 
 
 @contextlib.contextmanager
-def _group(run: RunConfig, stop: StopSignals, display: Shows) -> Iterator["_Group | None"]:
+def _group(run: RunConfig, stop: StopSignals, display: Display) -> Iterator["_Group | None"]:
     """Learners, each on a machine with room for it; None: told to stop before there was."""
     placed = _room(run, stop, display)
     group = None
@@ -146,7 +146,7 @@ def _num_gpus(run: RunConfig) -> int:
     return int(run.device == "cuda" or has >= run.num_learners)
 
 
-def _room(run: RunConfig, stop: StopSignals, display: Shows) -> Any:
+def _room(run: RunConfig, stop: StopSignals, display: Display) -> Any:
     """A placement group that has its place; None: told to stop before it had."""
     began, said = time.monotonic(), False
     while not stop():
@@ -231,7 +231,7 @@ class _Group:
         self,
         task: Job,
         stop: StopSignals,
-        display: Shows,
+        display: Display,
         on_update: OnUpdate | None,
         begun: float,
     ) -> tuple[dict[str, Any] | None, int]:
@@ -258,7 +258,7 @@ class _Group:
             self._runs[ref] = rank
 
     def _watch(
-        self, stop: StopSignals, display: Shows, on_update: OnUpdate | None
+        self, stop: StopSignals, display: Display, on_update: OnUpdate | None
     ) -> dict[int, Any]:
         """Until all ranks have ended, or one was lost: what became of each."""
         words = {self._ask(rank): rank for rank in range(len(self._actors))}
@@ -287,7 +287,7 @@ class _Group:
     def _ask(self, rank: int, within_s: float = _WORDS_WITHIN_S) -> Any:
         return self._actors[rank].words.options(concurrency_group=_BESIDE).remote(within_s)
 
-    def _hear(self, ref: Any, display: Shows, on_update: OnUpdate | None) -> bool:
+    def _hear(self, ref: Any, display: Display, on_update: OnUpdate | None) -> bool:
         """Show what a rank tells; whether it is there still."""
         try:
             env_steps, said = _ray.get(ref)

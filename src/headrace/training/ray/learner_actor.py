@@ -22,7 +22,7 @@ from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo, Ranks
 from headrace.errors import HeadraceError, RankError, RunDirError
 from headrace.meter import Meter
 from headrace.training.job import Job
-from headrace.training.log import Display, Shows
+from headrace.training.log import Display
 from headrace.training.process import StopSignals
 from headrace.training.rank import run_rank
 
@@ -30,8 +30,8 @@ _SHOW_EVERY_S = 0.25
 _GET_INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR
 
 
-class Words:
-    """What a rank has to show, until it is fetched; a `log.Shows`."""
+class Words(Display):
+    """What a rank shows, until the driver fetches it."""
 
     def __init__(self) -> None:
         self._said: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
@@ -39,15 +39,15 @@ class Words:
         self.env_steps = 0
 
     def say(self, text: str) -> None:
-        """See `Shows`."""
+        """See `Display`."""
         self._said.put(("say", text))
 
     def start(self) -> None:
-        """See `Shows`."""
+        """See `Display`."""
         self._said.put(("start",))
 
     def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
-        """See `Shows`: of those that come too fast to be seen, some are left out."""
+        """See `Display`."""
         self.env_steps = metrics["env_steps"]
         now = time.monotonic()
         if now - self._shown_at >= _SHOW_EVERY_S or "eval_return" in metrics:
@@ -55,7 +55,7 @@ class Words:
             self._said.put(("update", metrics, shares))
 
     def stop(self) -> None:
-        """See `Shows`."""
+        """See `Display`."""
         self._said.put(("stop",))
 
     def on_update(self, number: int, metrics: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class RemoteRank:
             words.say(text if is_first else f"Rank {place.rank}: {text}")
 
         on_update = words.on_update if each and is_first else None
-        display: Shows = words if is_first else Display(None, run.total_env_steps)
+        display = words if is_first else Display()
         try:
             result = run_rank(task, ranks, self._stop, meter, display, say, on_update)
         finally:
