@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NOW := $(shell date +%Y%m%d-%H%M%S)
 RUN ?= runs/demo-$(NOW)
 
-.PHONY: demo test test-all test-faults browser gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
+.PHONY: demo test test-more test-all test-faults browser gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
 .PHONY: bench-inference bench-lag bench-cluster bench-profile bench-autoscale
 
@@ -21,13 +21,20 @@ demo: $(VENV)/.demo
 	$(BIN)/headrace plot $(RUN)
 	$(BIN)/headrace eval $(RUN) --episodes 20 --video $(RUN)/agent.mp4
 
-## Lint, types, tests: what CI does.
+# Two processes run the tests, each file in one of them.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope
+
+## Lint, types, and each kind of test once: five minutes on two cores.
 test: $(VENV)/.dev browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow and not faults and not gpu"
+	$(PYTEST) -m "not more and not slow and not faults and not gpu"
+
+## The repeats that `make test` leaves out; CI runs both.
+test-more: $(VENV)/.dev browser
+	$(PYTEST) -m "more and not slow and not faults and not gpu"
 
 ## A browser for the tests of the report, if this machine has none: into .venv, and nothing is installed.
 browser: $(VENV)/.dev
@@ -35,7 +42,7 @@ browser: $(VENV)/.dev
 
 ## All of it, with the minutes-long learning tests.
 test-all: $(VENV)/.dev browser
-	$(BIN)/pytest -m "not faults and not gpu"
+	$(PYTEST) -m "not faults and not gpu"
 
 CLUSTERS := $(wildcard tests/faults/test_cluster*.py) tests/faults/test_network.py
 ## Fault tests of both levels, and the tables of what they measured.

@@ -10,6 +10,7 @@ import pytest
 import headrace
 from examples.cartpole_without_velocities import make as cartpole_without_velocities
 from headrace.training.log import read_metrics
+from tests.marks import repeats
 
 
 class Identity(gym.Env):
@@ -83,20 +84,17 @@ FAST_APPO = headrace.APPO(lr=3e-3, num_epochs=4, num_minibatches=4, gamma=0.5)
 FAST_IMPALA = headrace.IMPALA(lr=1e-2, gamma=0.5, normalize_advantage=True)
 NONSTOP = {"num_workers": 2, "lag": 2}
 # One gradient step per batch: shorter batches, more of them
-EITHER = pytest.mark.parametrize(
-    ("algo", "sizes"),
-    [
-        (FAST, {}),
-        (FAST_A2C, {"num_steps": 8}),
-        (FAST_APPO, NONSTOP),
-        (FAST_IMPALA, NONSTOP | {"num_steps": 8}),
-        (FAST, {"num_workers": 2, "lag": 1}),
-    ],
-    ids=["ppo", "a2c", "appo", "impala", "ppo at lag 1"],
-)
+ALGORITHMS = [
+    (FAST, {}),
+    (FAST_A2C, {"num_steps": 8}),
+    (FAST_APPO, NONSTOP),
+    (FAST_IMPALA, NONSTOP | {"num_steps": 8}),
+    (FAST, {"num_workers": 2, "lag": 1}),
+]
+NAMES = ["ppo", "a2c", "appo", "impala", "ppo at lag 1"]
 
 
-@EITHER
+@repeats(("algo", "sizes"), ALGORITHMS, ids=NAMES, keep=4)
 def test_identity(tmp_path, algo, sizes):
     run = headrace.train(
         Identity, algo=algo, total_env_steps=12_000, run_dir=tmp_path / "run", **SMALL | sizes
@@ -105,7 +103,7 @@ def test_identity(tmp_path, algo, sizes):
     assert run.evaluate().to_json()["mean_return"] == 10.0
 
 
-@EITHER
+@repeats(("algo", "sizes"), ALGORITHMS, ids=NAMES, keep=2)
 def test_bandit(tmp_path, algo, sizes):
     run = headrace.train(
         Bandit, algo=algo, total_env_steps=8_000, run_dir=tmp_path / "run", **SMALL | sizes
@@ -147,7 +145,7 @@ def test_time_limits_are_no_terminal_states(tmp_path):
     assert 9.0 < values[-1] < 11.0
 
 
-@pytest.mark.parametrize(("algo", "at_least", "greedy"), [("ppo", 250, 400), ("a2c", 120, 100)])
+@repeats(("algo", "at_least", "greedy"), [("ppo", 250, 400), ("a2c", 120, 100)])
 def test_cartpole(tmp_path, algo, at_least, greedy):
     """A part of the preset's way: chance is 20; six seeds gave 280 and 500 or more, 154 and 148."""
     run = headrace.train(
@@ -158,7 +156,7 @@ def test_cartpole(tmp_path, algo, at_least, greedy):
     assert run.evaluate().to_json()["mean_return"] > greedy
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@repeats("core", ["lstm", "gru", "none"])
 def test_recall_takes_a_memory(tmp_path, core):
     """Three seeds of each core gave 1.0 from 4,000 env steps on, and without one at most 0.6."""
     run = headrace.train(

@@ -18,6 +18,7 @@ from headrace.storage import checkpoint
 from headrace.tools import doctor
 from headrace.training.log import read_metrics
 from tests import python
+from tests.marks import repeats
 from tests.support import still_alive
 
 TINY = ["--num-envs", "4", "--num-steps", "16", "--envs-per-vector", "2", "--num-minibatches", "4"]
@@ -37,7 +38,8 @@ def trained(tmp_path_factory):
     """One small run, made by the command line."""
     folder = tmp_path_factory.mktemp("trained")
     args = ["train", "CartPole-v1", *TINY, "--total-env-steps", 640, "--run-dir", "run", "--json"]
-    done = headrace(*args, cwd=folder)
+    # A true start: all others are forks of a process that has imported most already.
+    done = subprocess.run(python.command(*args), cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "run", done
 
@@ -98,7 +100,8 @@ def test_plot_draws(trained):
 
 
 def test_doctor_examines(trained):
-    done = headrace("doctor", "--json", cwd=trained[0])
+    script = Path(sys.executable).with_name("headrace")  # another true start
+    done = subprocess.run([script, "doctor", "--json"], capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert found["cpu_cores"] == len(os.sched_getaffinity(0))
     assert found["packages"]["torch"]
@@ -249,8 +252,8 @@ def test_a_raising_environment_shows_its_traceback_first_and_exits_1(tmp_path):
         assert "collect" not in done.stderr.replace("headrace/collect", "")
 
 
-def start(tmp_path, *more):
-    return python.Python(
+def start(tmp_path, *more, process=python.Python):
+    return process(
         python.command("train", "CartPole-v1", *TINY, "--run-dir", "run",
          "--total-env-steps", "100000000", *more),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -263,7 +266,7 @@ def start(tmp_path, *more):
     ("number", "code"),
     [
         (signal.SIGINT, 130),
-        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.more),
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
     ],
 )
@@ -295,13 +298,15 @@ def pids_of(group):
     return found
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@repeats("workers", ["0", "2"])
 @pytest.mark.parametrize(
     "at_s", [0.5, *(pytest.param(at_s, marks=pytest.mark.slow) for at_s in (1.3, 1.9, 2.4))]
 )
 def test_an_interrupt_while_it_starts_ends_it_in_words(tmp_path, workers, at_s):
     """At any moment: imports, environments, workers, the first batch; then it goes on."""
-    process = start(tmp_path, "--num-workers", workers)
+    process = start(
+        tmp_path, "--num-workers", workers, process=subprocess.Popen
+    )  # with its imports
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=at_s)
     group = pids_of(process.pid)

@@ -20,6 +20,7 @@ from headrace.spec import Agents
 from tests.envs.kernels.support import Ring, run, vector_of
 from tests.ladder.test_collect import equal
 from tests.ladder.test_resume import assert_same
+from tests.marks import repeats
 from tests.support import inline, never, plan_for, policy_for, workers
 
 CPU = torch.device("cpu")
@@ -101,7 +102,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("core", ["none", "lstm"])
+@repeats("core", ["none", "lstm"])
 def test_stopped_and_resumed_is_uninterrupted(tmp_path, core):
     network = headrace.Network(core=core, normalize_obs=True, normalize_reward=True)
     settings = SETTINGS | {"network": network}
@@ -127,7 +128,7 @@ def test_two_learners_with_half_the_environments_each_learn_the_same(tmp_path):
         torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+@repeats(("before", "after"), [(1, 2), (2, 1)])
 def test_other_learners_go_on_with_the_episodes_under_way(tmp_path, capsys, before, after):
     settings = SETTINGS | {"total_env_steps": 96, "num_learners": before, "schedule_env_steps": 0}
     headrace.train(ShortCartPole, run_dir=tmp_path / "r", **settings)
@@ -254,6 +255,7 @@ def test_several_policies_make_one_fragment_each():
         assert all(len(episode.by_policy) == 2 for episode in found.episodes)
 
 
+@pytest.mark.more
 def test_a_run_goes_on_with_another_number_of_learners(tmp_path):
     headrace.train(ShortCartPole, run_dir=tmp_path / "r", total_env_steps=96, **SETTINGS)
     for goal, num_learners in ((192, 2), (288, 1)):

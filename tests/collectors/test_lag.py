@@ -21,7 +21,16 @@ from headrace.training.log import read_metrics
 from tests.collectors.test_worker_pool import Sleepy
 from tests.faults.test_env import assert_balanced, assert_same_run
 from tests.ladder.test_collect import equal
-from tests.support import Counting, inline, never, plan_for, policy_for, short_cartpole, workers
+from tests.marks import repeats
+from tests.support import (
+    Counting,
+    inline,
+    never,
+    plan_for,
+    policy_for,
+    short_cartpole,
+    workers,
+)
 
 SMALL = {
     "num_envs": 4, "envs_per_vector": 2, "num_steps": 16, "total_env_steps": 4 * 16 * 12,
@@ -65,7 +74,7 @@ def test_at_lag_1_batch_k_is_made_with_the_weights_of_update_k_minus_2_inline_or
     reference.close()
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@repeats("algo", ["ppo", "a2c"])
 def test_training_at_lag_1_can_be_repeated_to_the_bit_with_any_workers(tmp_path, algo):
     runs = [
         train(tmp_path / str(i), algo, num_workers=w, lag=1) for i, w in enumerate((2, 2, 1, 0))
@@ -83,7 +92,7 @@ def test_training_at_lag_1_can_be_repeated_to_the_bit_with_any_workers(tmp_path,
         assert all(row["lag_acting_max"] <= 1 for row in rows)
 
 
-@pytest.mark.parametrize(("algo", "lag"), [("ppo", 1), ("appo", 2)])
+@repeats(("algo", "lag"), [("ppo", 1), ("appo", 2)])
 def test_a_signal_gives_up_what_is_under_way_and_resume_goes_on(tmp_path, algo, lag):
     def interrupt(iteration, metrics):
         if iteration == 5:
@@ -144,7 +153,7 @@ def slow():
     return Sleepy(0.002)
 
 
-@pytest.mark.parametrize("arithmetic", ["plain", "auto"])
+@repeats("arithmetic", ["plain", "auto"])
 def test_each_step_is_stamped_with_the_weights_that_took_it(arithmetic):
     network = Network(arithmetic=arithmetic)
     plan = nonstop_plan(slow, num_steps=64, network=network)
@@ -258,7 +267,7 @@ def test_rung_7_at_lag_0_vtrace_learns_what_gae_1_does(corrects, plain):
     assert metrics["grad_norm"] > 1e-3
 
 
-@pytest.mark.parametrize("algo", ["appo", "impala"])
+@repeats("algo", ["appo", "impala"])
 def test_training_that_never_stops_ends_well_and_measures_lag(tmp_path, algo):
     run = train(tmp_path / "run", algo, lag=2, normalize_reward=True)
     assert_balanced(run.summary)
@@ -276,6 +285,7 @@ def test_training_that_never_stops_ends_well_and_measures_lag(tmp_path, algo):
     assert resumed.summary["env_steps"] == 2048 - 2048 % 64
 
 
+@pytest.mark.more
 def test_learners_of_many_ranks_each_have_samplers_that_never_stop(tmp_path):
     run = train(tmp_path / "run", "appo", lag=1, num_learners=2)
     assert_balanced(run.summary)

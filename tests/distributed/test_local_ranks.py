@@ -24,6 +24,7 @@ from headrace.meter import Meter
 from headrace.storage import checkpoint
 from tests import python
 from tests.distributed.ranks_support import on_ranks
+from tests.marks import repeats
 from tests.support import children, inline, plan_for, short_cartpole, still_alive
 
 SETTINGS = {
@@ -43,7 +44,7 @@ def close(a, b, tolerance=1e-5):
         assert (value - weights(b)[name]).abs().max() <= tolerance, name
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@repeats("num_workers", [0, 2])
 def test_two_learners_do_what_one_does(tmp_path, num_workers):
     seen = []
     runs = [
@@ -62,6 +63,7 @@ def test_two_learners_do_what_one_does(tmp_path, num_workers):
     assert "rank 1" in runs[1].summary["worker_meters"]
 
 
+@pytest.mark.more
 def test_learners_stop_an_update_s_epochs_together(tmp_path):
     """At a mean KL over all of them, which that of each is now below, now above."""
     algo = headrace.PPO(lr=5e-3, num_epochs=10, num_minibatches=4, target_kl=0.02)
@@ -91,7 +93,7 @@ class Forgetful(torch.nn.Module):
         return self.params(hidden), self.value(hidden).squeeze(-1)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@repeats("parts", [1, 2])
 def test_a_network_of_one_s_own_may_leave_parameters_out(tmp_path, parts):
     runs = [
         headrace.train(
@@ -269,12 +271,12 @@ OTHERS = [("gloo", 2), ("auto", 4)]
     ("backend", "learners"),
     [("auto", 2), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
 )
-@pytest.mark.parametrize(
+@repeats(
     ("how", "error", "words"),
     [
+        ("is killed", RankError, r"Rank [1-3] of \d died .SIGKILL(.|\n)*out-of-memory"),
         ("raises", EnvError, r"KeyError: 'not on rank 0'(.|\n)*rank [1-3] of \d"),
         ("exits", RankError, r"Rank [1-3] of \d died .exit code 3"),
-        ("is killed", RankError, r"Rank [1-3] of \d died .SIGKILL(.|\n)*out-of-memory"),
         ("diverges", NonFiniteError, "gradient or parameter was NaN"),
     ],
 )
@@ -336,7 +338,7 @@ def not_a_number(ranks):
     return nonfinite, all(bool(p.isfinite().all()) for p in learner.policy.parameters())
 
 
-@pytest.mark.parametrize("backend", ["auto", "gloo"])
+@repeats("backend", ["auto", "gloo"])
 def test_nan_on_one_rank_is_seen_on_all_and_they_stay_equal(backend):
     (seen, finite), other = on_ranks(2, not_a_number, backend=backend)
     assert seen > 0 and finite
@@ -360,6 +362,7 @@ def rounds(ranks):
     return found
 
 
+@pytest.mark.more
 def test_ranks_meet_once_per_minibatch_however_many_its_parts():
     for whole, parts in on_ranks(2, rounds):
         assert whole == parts > 0
@@ -435,6 +438,7 @@ def make():
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("arithmetic", ["auto", "plain"])  # plain: with DistributedDataParallel
 @pytest.mark.parametrize("started_by", [pytest.param("ours", marks=pytest.mark.slow), "torchrun"])
 def test_gloo_s_threads_end_before_the_interpreter(tmp_path, started_by, arithmetic):
@@ -536,7 +540,7 @@ def test_a_signal_to_rank_0_saves_on_all(tmp_path, number):
     assert resumed.summary["episodes"] == whole.summary["episodes"]
 
 
-@pytest.mark.parametrize("started_by", ["us", "torchrun"])
+@repeats("started_by", ["us", "torchrun"])
 def test_the_first_process_is_killed_and_nothing_is_left(tmp_path, started_by):
     """Not even a rank that is stuck in a step, and its worker."""
     on_rank_1 = 'os.environ.get("RANK") == "1" or sys.argv[0] == "-c"'
@@ -569,6 +573,7 @@ def test_rank_0_is_stuck_and_all_end(tmp_path):
     assert children() == before
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
@@ -619,6 +624,7 @@ def test_two_learners_learn_cartpole(tmp_path, started_by, seed):
     assert summary(done)["mean_return"] >= 475
 
 
+@pytest.mark.more
 def test_torchrun_ends_all_ranks_when_one_fails(tmp_path):
     words = own_env(tmp_path, 'os.environ["RANK"] == "1"', 'raise KeyError("on rank 1")')
     before = children()

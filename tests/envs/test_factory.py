@@ -24,6 +24,7 @@ from headrace.errors import (
 from headrace.meter import Meter
 from headrace.seeding import derive
 from tests import python
+from tests.marks import repeats
 from tests.support import Counting
 
 
@@ -320,7 +321,7 @@ def test_a_bad_value_comes_with_the_episode_and_its_seed(what, at):
     assert f"episode {episode} (reset seed {seed}, {steps} steps so far)" in str(caught.value)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@repeats("num_workers", [0, 2])
 def test_mujoco_says_what_it_has_to_say_once(tmp_path, num_workers):
     """MuJoCo 4 warns of every model that it compiles; an older version may have nothing to say."""
     code = (

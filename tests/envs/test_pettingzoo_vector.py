@@ -324,6 +324,7 @@ def test_policies_take_agents_that_are_offered_the_same(tmp_path):
     assert spread.of(Agents(1, 1)) is spread
 
 
+@pytest.mark.more
 def test_two_learners_have_half_of_the_games_each(tmp_path):
     run = train(tmp_path, "r", num_learners=2, check_ranks=1)
     assert run.summary["env_steps"] == 100

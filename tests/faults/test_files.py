@@ -31,6 +31,7 @@ from headrace.storage.run_dir import read_config
 from headrace.training.job import settings_of_run
 from headrace.training.log import MetricsLog, read_metrics
 from tests.faults.support import FLAGS, TINY, UPDATE, heard, run, small_disk
+from tests.marks import repeats
 from tests.python import command
 from tests.storage.test_checkpoint import write
 from tests.support import Counting, short_cartpole
@@ -201,7 +202,7 @@ def test_a_disk_without_room_at_the_start_is_an_error_in_words(tmp_path, measure
     assert reached == {(False, False), (True, False), (True, True)}
 
 
-@pytest.mark.parametrize("learners", [1, 2])
+@repeats("learners", [1, 2])
 def test_a_result_that_cannot_be_saved_is_exit_code_1(tmp_path, learners):
     """Saving is tried after each update, and once more at the end: by all learners, or by none."""
     with small_disk(tmp_path / "disk", 64 << 10):
@@ -345,7 +346,7 @@ def newest_file(run_dir, name):
     return checkpoint.newest(run_dir).path / name
 
 
-@pytest.mark.parametrize("form", ["pickle", "yaml", "torch"])
+@repeats("form", ["pickle", "yaml", "torch"])
 @pytest.mark.parametrize(
     "name", ["manifest.json", "policy_default.safetensors", "workers.safetensors", "config.json",
              "metrics.jsonl", "checkpoints/latest", "mine.toml"],
@@ -505,6 +506,7 @@ class Dark(torch.nn.Module):
         return self.params(obs), value.masked_fill(dark, float("nan"))
 
 
+@pytest.mark.more
 def test_only_the_rank_whose_batch_it_is_writes_it_down(tmp_path):
     first = os.getpid()
     with pytest.raises(NonFiniteError) as caught:

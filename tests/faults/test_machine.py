@@ -14,6 +14,7 @@ import pytest
 import headrace
 from headrace.storage import checkpoint
 from tests.faults.support import FLAGS, modes, mounted, needs_mounts, run, start
+from tests.marks import repeats
 from tests.python import command
 from tests.support import children, short_cartpole
 
@@ -67,7 +68,7 @@ def test_small_shared_memory_and_a_home_that_is_read_only_do_not_matter(tmp_path
     assert json.loads(done.stdout.splitlines()[-1])["env_steps"] == 64 * 512
 
 
-@pytest.mark.parametrize("where", [("--run-dir", "disk/run"), ()])
+@repeats("where", [("--run-dir", "disk/run"), ()])
 def test_a_run_directory_that_is_read_only_is_an_error_in_words(tmp_path, where, measured):
     needs_mounts()
     (tmp_path / "disk").mkdir()
@@ -81,31 +82,38 @@ def test_a_run_directory_that_is_read_only_is_an_error_in_words(tmp_path, where,
 
 
 MANY = ["--num-envs", 24, "--envs-per-vector", 1, "--num-workers", 24]
+NEEDED = (
+    r"num_workers=24 needs (\d+) open files in this process, and it may have 64.\n"
+    r"Use at most (\d+) workers, or raise the limit: ulimit -n \1"
+)
 
 
-def test_too_few_open_files_are_refused_with_the_number_needed_which_is_enough(tmp_path, measured):
-    """F22: and where only the soft limit is in the way, it is raised."""
-    words = command(*SHORT, *MANY, "--run-dir", "run")
+def limited(folder, limits, *words):
+    """Run `SHORT` with many workers and few open files."""
+    words = command(*SHORT, *MANY, *words)
+    return run(["sh", "-ec", f'{limits}; exec "$@"', "sh", *words], folder)
 
-    def limited(limits):
-        return run(["sh", "-ec", f'{limits}; exec "$@"', "sh", *words], tmp_path)
 
+def test_too_few_open_files_are_refused_with_the_number_needed(tmp_path, measured):
+    """F22."""
     began = time.monotonic()
-    done = limited("ulimit -n 64")
+    done = limited(tmp_path, "ulimit -n 64", "--run-dir", "run")
     measured("F22", "64 open files", detect_s=time.monotonic() - began, within_s=5)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    found = re.search(
-        r"num_workers=24 needs (\d+) open files in this process, and it may have 64.\n"
-        r"Use at most (\d+) workers, or raise the limit: ulimit -n \1",
-        done.stderr,
-    )
+    found = re.search(NEEDED, done.stderr)
     assert 0 < int(found[2]) < 24
     assert not (tmp_path / "run").exists()
-    done = limited(f"ulimit -Sn 64; ulimit -Hn {found[1]}")
+
+
+@pytest.mark.more
+def test_the_number_of_open_files_that_is_named_is_enough(tmp_path):
+    """F22: and where only the soft limit is in the way, it is raised."""
+    refused = limited(tmp_path, "ulimit -n 64", "--run-dir", "run")
+    files, workers = re.search(NEEDED, refused.stderr).groups()
+    done = limited(tmp_path, f"ulimit -Sn 64; ulimit -Hn {files}", "--run-dir", "run")
     assert done.returncode == 0, done.stderr
-    words = [*words, "--num-workers", found[2], "--run-dir", "few"]
-    done = limited("ulimit -n 64")
+    done = limited(tmp_path, "ulimit -n 64", "--num-workers", workers, "--run-dir", "few")
     assert done.returncode == 0, done.stderr
 
 
@@ -230,6 +238,7 @@ headrace.train(short_cartpole, run_dir="run", num_learners=2, num_envs=4, num_st
 """
 
 
+@pytest.mark.more
 def test_not_even_where_the_host_s_name_is_an_address_that_others_reach(tmp_path):
     """F30: which is what gloo listens on by itself."""
     needs_mounts()

@@ -8,6 +8,7 @@ import pytest
 import headrace
 from headrace.storage import checkpoint
 from headrace.training.log import read_metrics
+from tests.marks import repeats
 from tests.support import short_cartpole
 
 pytestmark = pytest.mark.fault_a
@@ -68,9 +69,19 @@ def whole(tmp_path_factory):
     return of
 
 
+MORE = [
+    pytest.param(who, k, marks=pytest.mark.more)
+    for who, k in (
+        *(("inline", k) for k in (1, 50)),
+        *(("workers", k) for k in (1, 50)),
+        ("learners", 7),
+    )
+]
+
+
 @pytest.mark.parametrize(
     ("who", "stop_after"),
-    [*((who, k) for who in ("inline", "workers") for k in (1, 7, 50)), ("learners", 7)],
+    [("inline", 7), ("workers", 7), *MORE],
 )
 def test_resumed_equals_uninterrupted(tmp_path, whole, who, stop_after, measured):
     """F16."""
@@ -95,11 +106,18 @@ ENVS = {
 }
 
 
+OTHERS = [
+    ("discrete", "workers"), ("discrete", "learners"), ("continuous", "inline"),
+    ("continuous", "workers"), ("native", "inline"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("env", "who"),
     [
-        *((env, who) for env in ENVS for who in ("inline", "workers")),
-        ("discrete", "learners"),
+        ("discrete", "inline"),
+        ("native", "workers"),
+        *(pytest.param(*case, marks=pytest.mark.more) for case in OTHERS),
         pytest.param("continuous", "learners", marks=pytest.mark.slow),
     ],
 )
@@ -117,7 +135,7 @@ def test_the_same_seed_is_the_same_run(tmp_path, env, who):
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.parametrize("env", ENVS)
+@repeats("env", ENVS)
 def test_any_number_of_workers_is_the_same_run(tmp_path, env):
     settings = SETTINGS | {"total_env_steps": 3 * UPDATE} | ENVS[env]
     one, other = (

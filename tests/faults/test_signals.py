@@ -80,13 +80,18 @@ def _later(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
+def _more(*case):
+    """A phase that another case reaches with other processes."""
+    return pytest.param(*case, marks=pytest.mark.more)
+
+
 @pytest.mark.parametrize(
     ("phase", "who", "signals"),
     [
         ("start", INLINE, (signal.SIGINT,)),
         _later("start", INLINE, (signal.SIGTERM,)),
         _later("rollout", INLINE, (signal.SIGINT,)),
-        ("rollout", INLINE, TWICE),
+        _more("rollout", INLINE, TWICE),
         _later("rollout", INLINE, TERM_TWICE),
         ("update", INLINE, (signal.SIGTERM,)),
         _later("update", INLINE, TWICE),
@@ -95,13 +100,13 @@ def _later(*case):
         ("start of a child", WORKERS, (signal.SIGINT,)),
         ("rollout", WORKERS, (signal.SIGTERM,)),
         _later("rollout", WORKERS, TWICE),
-        ("update", WORKERS, (signal.SIGINT,)),
-        ("save", WORKERS, (signal.SIGTERM,)),
+        _more("update", WORKERS, (signal.SIGINT,)),
+        _more("save", WORKERS, (signal.SIGTERM,)),
         ("close", WORKERS, TWICE),  # the second worker is not told any more
         _later("start of a child", LEARNERS, (signal.SIGTERM,)),
-        ("rollout", LEARNERS, (signal.SIGINT,)),
+        _more("rollout", LEARNERS, (signal.SIGINT,)),
         _later("update", LEARNERS, TWICE),
-        ("save", LEARNERS, (signal.SIGTERM,)),
+        _more("save", LEARNERS, (signal.SIGTERM,)),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
 )

@@ -17,7 +17,7 @@ from headrace.envs.faulty import Faulty
 from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.timeouts import step_timeout
-from tests.faults.test_env import SMALL, assert_balanced, assert_same_run
+from tests.faults.test_env import LIMITS_S, SMALL, assert_balanced, assert_same_run
 from tests.support import (
     Counting,
     children,
@@ -119,11 +119,15 @@ def first_worker(collector):
 
 
 @pytest.mark.fault_a
-@pytest.mark.parametrize(("pause_s", "replaced"), [(1.0, False), (6.0, True)])
-def test_f06_a_stopped_worker(measured, pause_s, replaced):
+@pytest.mark.parametrize("limit_s", LIMITS_S)
+@pytest.mark.parametrize("replaced", [False, True])
+def test_f06_a_stopped_worker(measured, limit_s, replaced):
     """Shorter than the limit it is a pause; longer, it is killed and another takes its place."""
     told = []
-    plan = plan_for(lambda: Faulty(slow_step=0.005), num_steps=64, guards=Guards(env_timeout_s=3.0))
+    pause_s = limit_s * (2 if replaced else 1 / 3)
+    plan = plan_for(
+        lambda: Faulty(slow_step=0.005), num_steps=64, guards=Guards(env_timeout_s=limit_s)
+    )
     reference = workers(plan)
     collector = workers(plan, say=lambda text: told.append((time.monotonic(), text)))
     for c in (reference, collector):
@@ -145,12 +149,12 @@ def test_f06_a_stopped_worker(measured, pause_s, replaced):
     assert collector.ledger.restarts == int(replaced) == len(told)
     if replaced:
         ((seen, text),) = told
-        assert "has not answered for 3 s" in text
+        assert f"has not answered for {limit_s:g} s" in text
         assert first_worker(collector) != pid
         assert collector.ledger.lost == 0 < collector.ledger.remade < 64 * 2
         measured(
-            "F06", "SIGSTOP for longer than the limit of 3 s", detect_s=seen - stopped_at[0],
-            within_s=4, recover_s=recovered - seen, lost_env_steps=0,
+            "F06", f"SIGSTOP for longer than the limit of {limit_s:g} s",
+            detect_s=seen - stopped_at[0], within_s=4, recover_s=recovered - seen, lost_env_steps=0,
         )  # fmt: skip
     for timer in timers:
         timer.join()

@@ -11,6 +11,7 @@ from headrace.config.resolve import resolve
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from tests.distributed.ranks_support import on_ranks
+from tests.marks import repeats
 from tests.support import inline, plan_for
 
 N, T, ENVS_PER_VECTOR = 64, 16, 16
@@ -68,39 +69,45 @@ def learn(ranks, algo, env, arithmetic, num_parts, more=None):
     return state, digest, metrics
 
 
-def learn_all(ranks):
-    return {case: learn(ranks, *case) for case in CASES if ranks.size > 1 or case[-1] == 1}
-
-
-def learn_all_with_core(ranks):
-    return {case: learn_with_core(ranks, *case) for case in CORES}
-
-
-@pytest.fixture(scope="module")
-def learned():
-    """Size -> what each rank learned in each case."""
-    return {size: on_ranks(size, learn_all) for size in (1, 2, 4)}
+def learn_all(ranks, learn_one, cases):
+    return {case: learn_one(ranks, *case) for case in cases}
 
 
 @functools.cache
-def learned_with_core(size):
-    """What each rank learned in each case."""
-    return on_ranks(size, learn_all_with_core)
+def learned(size, learn_one, cases):
+    """What each rank learned in each case; all cases by the same processes."""
+    return on_ranks(size, functools.partial(learn_all, learn_one=learn_one, cases=cases))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-@pytest.mark.parametrize("size", [2, 4])
-def test_more_ranks_learn_the_same(learned, size, case):
-    algo, env, arithmetic, _ = case
-    ranks = [rank[case] for rank in learned[size]]
-    assert_same(learned[1][0][(algo, env, arithmetic, 1)], ranks, ARITHMETIC[arithmetic][2])
+FEW = (("ppo", "CartPole-v1", "float64", 1), ("a2c", "Pendulum-v1", "float64", 2))
+"""The cases of `make test`: learned without the others."""
 
 
-@pytest.mark.parametrize("case", CORES, ids="-".join)
+def learned_with(case, size, few, cases):
+    return few if case in few and size == 2 else tuple(cases)
+
+
+@repeats(
+    "case",
+    sorted(CASES, key=lambda case: case not in FEW),
+    keep=len(FEW),
+    ids=lambda case: "-".join(map(str, case)),
+)
+@repeats("size", [2, 4])
+def test_more_ranks_learn_the_same(size, case):
+    cases = learned_with(case, size, FEW, CASES)
+    *words, _ = case
+    alone = tuple(dict.fromkeys((*of[:3], 1) for of in cases))
+    one = learned(1, learn, alone)[0][(*words, 1)]
+    assert_same(one, [rank[case] for rank in learned(size, learn, cases)], ARITHMETIC[case[2]][2])
+
+
+@repeats("case", CORES, ids="-".join)
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_ranks_learn_the_same_with_a_recurrent_core(size, case):
-    ranks = [rank[case] for rank in learned_with_core(size)]
-    assert_same(learned_with_core(1)[0][case], ranks, ARITHMETIC[case[2]][2])
+    cases = learned_with(case, size, (CORES[0],), CORES)
+    ranks = [rank[case] for rank in learned(size, learn_with_core, cases)]
+    assert_same(learned(1, learn_with_core, cases)[0][case], ranks, ARITHMETIC[case[2]][2])
 
 
 def assert_same(one, ranks, largest_difference):

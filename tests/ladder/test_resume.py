@@ -11,6 +11,7 @@ import torch
 
 import headrace
 from headrace.storage import checkpoint
+from tests.marks import repeats
 from tests.support import Counting, short_cartpole
 
 
@@ -76,7 +77,7 @@ def test_a_run_may_change_its_number_of_workers_on_resume(tmp_path):
     assert_same(whole, resumed)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@repeats("num_workers", [0, 2])
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 def test_a_run_with_a_recurrent_core_goes_on_with_what_it_remembers(tmp_path, core, num_workers):
     settings = SETTINGS | {"network": headrace.Network(core=core, normalize_obs=True)}

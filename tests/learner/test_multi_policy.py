@@ -21,6 +21,7 @@ from headrace.storage import checkpoint
 from headrace.tools import plotting
 from tests import python
 from tests.envs.kernels.support import Ring
+from tests.marks import repeats
 from tests.support import never, plan_for
 
 CPU = torch.device("cpu")
@@ -164,9 +165,7 @@ def test_a_run_with_two_policies_is_saved_evaluated_and_loaded(tmp_path):
         assert whole == pytest.approx((2 * first + second) / 3)
 
 
-@pytest.mark.parametrize(
-    ("frozen", "core"), [({}, "none"), ({"first": "random"}, "none"), ({}, "gru")]
-)
+@repeats(("frozen", "core"), [({}, "none"), ({"first": "random"}, "none"), ({}, "gru")])
 def test_a_run_with_two_policies_goes_on_as_if_uninterrupted(tmp_path, frozen, core):
     more = {"frozen": frozen, "network": headrace.Network(core=core, core_size=4)}
 

@@ -33,6 +33,7 @@ def test_importing_headrace_costs_nothing():
     assert out.stdout.strip() == "0"
 
 
+@pytest.mark.more
 @pytest.mark.timeout(300)
 def test_the_built_wheel_installs_and_trains(tmp_path):
     """Built, unpacked elsewhere, and run from there: what is not in the wheel is missed."""

@@ -13,6 +13,7 @@ from headrace.evaluation.evaluate import evaluate
 from headrace.storage import checkpoint
 from headrace.training.log import read_metrics
 from tests.envs.test_factory import Broken
+from tests.marks import repeats
 from tests.support import Counting, short_cartpole
 
 TINY = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 2, "quiet": True}
@@ -81,7 +82,7 @@ def test_it_stops_at_the_wanted_return(tmp_path):
     assert run.summary["mean_return"] == 8.0
 
 
-@pytest.mark.parametrize("given", [{"num_learners": 2}, {"num_workers": 2, "lag": 1}])
+@repeats("given", [{"num_learners": 2}, {"num_workers": 2, "lag": 1}])
 def test_it_stops_after_a_time_saves_and_can_be_resumed(tmp_path, capsys, given):
     given = TINY | given | {"quiet": False}
     run = headrace.train(
@@ -263,7 +264,7 @@ def test_evaluation_is_greedy_unless_told(tmp_path):
         evaluate(run.policy, EnvMaker("CartPole-v1"), episodes=0)
 
 
-@pytest.mark.parametrize(
+@repeats(
     "space",
     [
         gym.spaces.MultiDiscrete([3, 2]),
@@ -273,6 +274,7 @@ def test_evaluation_is_greedy_unless_told(tmp_path):
         gym.spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (2,), np.float32),
         gym.spaces.Discrete(4, start=2),
     ],
+    keep=4,
 )
 def test_every_action_space_trains_and_gets_actions_of_its_own(tmp_path, space):
     class Picky(Counting):

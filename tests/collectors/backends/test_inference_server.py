@@ -34,6 +34,7 @@ from tests.collectors.test_lag import slow
 from tests.collectors.test_worker_pool import Sleepy, StopLater
 from tests.envs.test_factory import Broken
 from tests.faults.test_env import assert_balanced
+from tests.marks import repeats
 from tests.support import (
     Counting,
     children,
@@ -119,7 +120,7 @@ def compare(plan, theirs, ours, batches=3):
     return finals
 
 
-@pytest.mark.parametrize("arithmetic", ["plain", "auto"])
+@repeats("arithmetic", ["plain", "auto"])
 @pytest.mark.parametrize(
     ("env", "network"),
     [
@@ -316,7 +317,7 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(gate):
     expected.close()
 
 
-@pytest.mark.parametrize("lag", [0, 2])
+@repeats("lag", [0, 2])
 def test_workers_that_are_killed_at_any_time_are_replaced(lag):
     sizes, batches = {"num_envs": 8, "num_steps": 32}, 6
     plan = learner_plan(short_cartpole, lag=lag, first_ready=lag > 0, **sizes)
@@ -427,7 +428,7 @@ def test_nothing_is_left_behind():
     assert len(os.listdir("/proc/self/fd")) <= len(files)
 
 
-@pytest.mark.parametrize(("algo", "lag", "least"), [(FAST, 0, 9.0), ("appo", 2, 7.0)])
+@repeats(("algo", "lag", "least"), [(FAST, 0, 9.0), ("appo", 2, 7.0)])
 def test_it_learns(tmp_path, algo, lag, least):
     more = {} if lag == 0 else {"lr": 3e-3, "gamma": 0.5, "num_epochs": 4, "num_minibatches": 4}
     run = headrace.train(

@@ -25,6 +25,7 @@ from tests import python
 from tests.envs.kernels.support import Ring
 from tests.envs.pettingzoo_support import Camp
 from tests.envs.test_tensor_vector import Tensors
+from tests.marks import repeats
 
 KERNEL_CHECKS = [
     "class", "python", "types", "play", "states", "resets", "agents", "randomness", "ends", "cpu",
@@ -120,7 +121,7 @@ class Team(Walk):
         out[1] = w.total[e]
 
 
-@pytest.mark.parametrize("env", [Ring, CartPole])
+@repeats("env", [Ring, CartPole])
 def test_a_good_game_passes(env):
     said = []
     report = headrace.check_env(env, say=said.append)
@@ -227,7 +228,7 @@ class ReadsOut(Walk):
         out[0] = w.x[e]
 
 
-@pytest.mark.parametrize(
+@repeats(
     ("env", "told", "marker"),
     [
         (Unwritten, "observe: out[1] is not written", "unwritten"),
@@ -237,6 +238,7 @@ class ReadsOut(Walk):
         (Table, "step_env: writes to a constant (0.0 -> 1.0)", "table"),
         (ReadsOut, "observe: reads out[0] before it is written", "out"),
     ],
+    keep=3,
 )
 def test_what_plain_python_shows(env, told, marker):
     check = checked(env(), "python")["python"]
@@ -323,7 +325,7 @@ class Scratch(Walk):
         w.n[e] = w.n[e] + 1  # scratch
 
 
-@pytest.mark.parametrize(
+@repeats(
     ("env", "told", "marker"),
     [
         (Left, "reset_env: reads n (number 0 of 1), which nothing has written since the e", "left"),
@@ -371,7 +373,7 @@ class AllSayTheSame(Team):
             w.terminated[e] = True
 
 
-@pytest.mark.parametrize(
+@repeats(
     ("env", "told", "markers"),
     [
         (Sees, "walk: agent 0 reads at (number 1 of 3), which agent 1 writes", ("sees", "walks")),
@@ -580,6 +582,7 @@ class Astray(Team):
         w.action[e, i] = 7
 
 
+@pytest.mark.more
 def test_many_steps():
     checks = checked(Astray(), "ends")
     play, agents, chance, ends = (checks[name] for name in ("play", "agents", "randomness", "ends"))
@@ -636,6 +639,7 @@ class Salted(KernelEnv):
 """
 
 
+@pytest.mark.more
 def test_the_simulator_of_a_gpu_is_another_process_and_what_differs_there_is_told(tmp_path):
     (tmp_path / "salted.py").write_text(SALTED)
     # As a user without a GPU has it; and nothing of this is kept

@@ -20,10 +20,11 @@ from tests.envs.kernels.support import (
     run,
     vector_of,
 )
+from tests.marks import repeats
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
-@pytest.mark.parametrize("parts", [(), (Agents(0, 2), Agents(2, 1)), (Agents(2, 1), Agents(0, 2))])
+@repeats("parts", [(), (Agents(0, 2), Agents(2, 1)), (Agents(2, 1), Agents(0, 2))], keep=2)
 def test_a_game_is_the_same_whatever_runs_it(target, parts):
     reference = played(Ring(), 3, 12, "python", parts=parts)
     assert_equal(played(Ring(), 3, 12, target, parts=parts), reference)

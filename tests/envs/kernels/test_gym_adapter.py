@@ -30,6 +30,7 @@ from headrace.errors import (
 from headrace.meter import Meter
 from headrace.spec import ActionCodec
 from tests.envs.kernels.support import Ring, act_at_random, run, vector_of
+from tests.marks import repeats
 
 _TWO = np.float32(2.0)
 
@@ -135,10 +136,11 @@ def is_of_several(kernel_env):
 
 @pytest.mark.filterwarnings("ignore:.*A Box observation space (minimum|maximum) value is")
 @pytest.mark.filterwarnings("ignore:.*For Box action spaces, we recommend")
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(
+@repeats("compiled", [False, True])
+@repeats(
     "env_id",
     ["tests/Drift-v0", "tests/Choice-v0", *(i for i, k in IDS.items() if not is_of_several(k))],
+    keep=3,
 )
 def test_gymnasium_s_own_check_passes(ids, env_id, compiled):
     check_env(gym.make(env_id, compiled=compiled).unwrapped)
@@ -157,7 +159,7 @@ def reference(env, n, num_steps):
     return fragment, actions, finals
 
 
-@pytest.mark.parametrize("env", [Drift, Choice, CartPole])
+@repeats("env", [Drift, Choice, CartPole], keep=2)
 @pytest.mark.parametrize("form", ["interpreted", "compiled"])
 def test_one_environment_plays_what_samplers_play(env, form):
     """Reset with a seed, then without: the episodes of a vector with this seed, one by one."""
@@ -181,7 +183,7 @@ def test_one_environment_plays_what_samplers_play(env, form):
     one.close()
 
 
-@pytest.mark.parametrize("env", [Drift, Choice, CartPole])
+@repeats("env", [Drift, Choice, CartPole], keep=2)
 def test_a_vector_plays_what_samplers_play(env):
     fragment, actions, finals = reference(env(), 3, 60)
     vector = KernelGymVectorEnv(env, 3, num_threads=2)
@@ -320,7 +322,7 @@ def test_registering_costs_nothing_and_gymnasium_s_way_to_name_a_module_works():
     assert out.stdout == "[] 500\nFalse\n<KernelGymEnv instance>\n"
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@repeats("env_id", IDS, keep=3)
 def test_every_id_of_the_library_names_its_class_and_limit(env_id):
     assert registry.registered(env_id) is IDS[env_id]
     assert gym.spec(env_id).max_episode_steps == IDS[env_id].max_episode_steps
@@ -416,7 +418,7 @@ def test_a_vector_is_compiled_where_it_is_native():
 TINY = {"num_envs": 4, "num_steps": 16, "total_env_steps": 128, "quiet": True, "num_minibatches": 2}
 
 
-@pytest.mark.parametrize(
+@repeats(
     ("env", "settings", "form"),
     [
         ("headrace/CartPole-v1", {}, "native"),
@@ -428,6 +430,7 @@ TINY = {"num_envs": 4, "num_steps": 16, "total_env_steps": 128, "quiet": True, "
         (Drift, {"wrapper": gym.wrappers.ClipAction}, "python"),
         ("CartPole-v1", {}, "python"),
     ],
+    keep=3,
 )
 def test_training_compiles_a_kernel_environment_unless_it_is_told_otherwise(
     tmp_path, env, settings, form

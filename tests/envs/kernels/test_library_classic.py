@@ -20,6 +20,7 @@ from headrace.envs.kernels.library.cartpole import CartPole
 from headrace.envs.kernels.library.mountain_car import MountainCar, MountainCarContinuous
 from headrace.envs.kernels.library.pendulum import Pendulum
 from tests.envs.kernels.support import act_at_random, run, vector_of
+from tests.marks import repeats
 
 TOLERANCE = 1e-5
 PI = math.pi
@@ -283,7 +284,7 @@ def assert_uniform(sample, bounds):
             assert np.abs(found - quantiles).max() < 2 / math.sqrt(len(sample))
 
 
-@each_twin
+@repeats("name", TWINS, keep=2)
 def test_starts_are_as_gymnasiums(name):
     env, twin, n = TWINS[name].env(), TWINS[name], 20_000
     other = gymnasium.make(name).unwrapped
@@ -309,8 +310,8 @@ def test_starts_are_as_gymnasiums(name):
     assert np.abs(related - np.eye(len(related))).max() < 5 / math.sqrt(n)
 
 
-@each_twin
-@pytest.mark.parametrize(("target", "n"), [("cpu", 2_000), ("cuda", 20)])
+@repeats("name", TWINS, keep=2)
+@repeats(("target", "n"), [("cpu", 2_000), ("cuda", 20)])
 def test_a_step_is_the_same_whatever_runs_it(name, target, n):
     twin = TWINS[name]
     states = random_states(twin, n)
@@ -339,8 +340,8 @@ def played(twin, target, num_steps=9):
     return fragment, episodes
 
 
-@each_twin
-@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@repeats("name", TWINS, keep=2)
+@repeats("target", ["cpu", "cuda"])
 def test_episodes_are_the_same_whatever_runs_them(name, target):
     (found, episodes), (expected, others) = (played(TWINS[name], of) for of in (target, "python"))
     for column in ("terminated", "truncated", "valid", "action"):

@@ -21,6 +21,7 @@ from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
 from headrace.errors import UsageError
 from tests.envs.kernels import tag_reference
 from tests.envs.kernels.support import act_at_random, run, vector_of
+from tests.marks import repeats
 
 SEED = 3
 GRID = {"num_taggers": 3, "length": 4, "max_episode_steps": 7}
@@ -59,9 +60,9 @@ BENCHMARK = {
 # --- on the grid
 
 
-@pytest.mark.parametrize("full", [True, False])
-@pytest.mark.parametrize(
-    ("target", "n", "num_steps"), [("python", 4, 30), ("cpu", 300, 60), ("cuda", 2, 9)]
+@repeats("full", [True, False])
+@repeats(
+    ("target", "n", "num_steps"), [("python", 4, 30), ("cpu", 300, 60), ("cuda", 2, 9)], keep=2
 )
 def test_whole_episodes_on_the_grid(target, n, num_steps, full):
     env = TagGridWorld(**GRID, full_observation=full)
@@ -188,7 +189,7 @@ FLAVOURS = {
 }
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@repeats("flavour", FLAVOURS, keep=2)
 def test_each_step_in_continuous_space(flavour):
     arguments, n, num_steps = FLAVOURS[flavour]
     count = compare(TagContinuous(**arguments), n, num_steps, "cpu")
@@ -200,8 +201,8 @@ def test_each_step_in_continuous_space(flavour):
         assert count["states"] > 100_000
 
 
-@pytest.mark.parametrize(("target", "num_steps"), [("python", 14), ("cuda", 7)])
-@pytest.mark.parametrize("flavour", ["exits", "full"])
+@repeats(("target", "num_steps"), [("python", 14), ("cuda", 7)])
+@repeats("flavour", ["exits", "full"])
 def test_each_step_on_other_targets(target, num_steps, flavour):
     compare(TagContinuous(**FLAVOURS[flavour][0]), 2, num_steps, target)
 
@@ -385,7 +386,7 @@ def test_zeros_where_fewer_are_left_than_are_seen(target):
 
 
 @BOTH
-@pytest.mark.parametrize("exits", [True, False])
+@repeats("exits", [True, False])
 def test_whoever_is_left_when_time_is_up_is_rewarded(target, exits):
     _, fragment = tag(target, **NEAR_RUNNER_3, step=6, runner_exits_game_after_tagged=exits)
     tagged = -5 if exits else -3
@@ -401,7 +402,7 @@ def test_whoever_is_left_when_time_is_up_is_rewarded(target, exits):
 
 
 @BOTH
-@pytest.mark.parametrize("step", [3, 6])
+@repeats("step", [3, 6])
 def test_the_last_runner_ends_the_game_even_as_time_is_up(target, step):
     x, y = [1.0, 4.0, 9.0, 1.5, 4.5, 9.5, 9.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5]
     vector, fragment = tag(target, x, y, step)
@@ -508,7 +509,7 @@ def discs(env, world):
     return [size / (sizes[0] / 3) for size in sizes]
 
 
-@pytest.mark.parametrize(
+@repeats(
     ("env", "name", "value", "expected"),
     [
         (TagGridWorld, "num_taggers", 0, "a whole number, 1 or more"),
@@ -529,6 +530,7 @@ def discs(env, world):
         (TagContinuous, "max_turn", -2, "a finite number, -1.5708 or more"),
         (TagContinuous, "fixed_roles", None, "True or False"),
     ],
+    keep=5,
 )
 def test_arguments_that_cannot_be(env, name, value, expected):
     message = re.escape(f"{env.__name__}: {name}={value!r}: expected {expected}.")

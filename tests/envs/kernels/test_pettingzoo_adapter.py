@@ -14,6 +14,7 @@ from headrace.envs.kernels.pettingzoo_adapter import KernelParallelEnv
 from headrace.errors import UsageError
 from tests import python
 from tests.envs.kernels.support import Ring, act_at_random, run, vector_of
+from tests.marks import repeats
 
 with warnings.catch_warnings():  # it imports a game of its own in a way that it warns of
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -27,7 +28,7 @@ GAMES = [
 ]
 
 
-@pytest.mark.parametrize("game", GAMES)
+@repeats("game", GAMES, keep=3)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_pettingzoo_s_own_check_passes(game, compiled):
     """Each of its warnings is an error here: agents that die early are told of, and no others."""

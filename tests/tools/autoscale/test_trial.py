@@ -17,6 +17,7 @@ from headrace.errors import ConfigError, EnvError
 from headrace.tools.autoscale import resources
 from headrace.tools.autoscale.trial import Limits, Progress, Trained, run_trial
 from tests import python
+from tests.marks import repeats
 from tests.support import Counting, children, still_alive
 
 SIZES = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 4, "num_workers": 0}
@@ -80,7 +81,7 @@ def want_too_much():
     return np.zeros(1 << 60, np.uint8)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"num_workers": 2, "envs_per_vector": 1}])
+@repeats("sizes", [{}, {"num_workers": 2, "envs_per_vector": 1}])
 def test_a_training_is_measured(sizes):
     found = trial(Counting, **sizes)
     assert (found.outcome, found.why) == ("measured", "")
@@ -118,6 +119,7 @@ def test_one_that_is_clearly_slower_than_the_best_ends_early():
     assert found.took_s < 30
 
 
+@pytest.mark.more
 def test_one_whose_workers_take_more_memory_than_it_may_is_ended():
     limits = Limits(memory_bytes=512 << 20)
     found = trial(lambda: OnStep(hoard), limits, num_workers=2, envs_per_vector=2)
@@ -132,7 +134,7 @@ def test_a_memory_error_is_told_from_a_crash():
     assert "MemoryError: Unable to allocate" in found.why
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+@repeats("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_one_that_is_killed_from_outside_has_crashed(number):
     before, done = children(), threading.Event()
 
@@ -183,7 +185,7 @@ def test_what_cannot_be_sent_is_said():
         trial(lambda: Counting() if lock else None)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@repeats("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_no_process_and_no_directory(tmp_path, number):
     before = children()
     search = python.Python(
@@ -264,6 +266,7 @@ def test_what_cannot_be_the_best_any_more_is_not_waited_for():
     assert seen(1.0, 2.0).verdict(3.0, late=False, to_beat=1000) == ("measured", 100.0)
 
 
+@pytest.mark.more
 def test_the_budget_is_too_small_for_any_training():
     with pytest.raises(ConfigError, match=r"memory budget is too small.*of 0\.05 GiB that it may"):
         headrace.autoscale(

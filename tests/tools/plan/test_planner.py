@@ -26,6 +26,7 @@ from headrace.tools.plan.machines import (
 from headrace.tools.plan.planner import Planner, make_plan
 from headrace.tools.plan.rates import Rates
 from tests import python
+from tests.marks import repeats
 
 RATES = Rates(250.0, 0.2, 3000.0, "cpu", 0, 4096, "CartPole-v1", "ppo", 0.0, 1, 1)
 TABLE = {"date": "2026-11-23", "source": "a test", "currency": "USD"}
@@ -138,7 +139,7 @@ def drawn(seed):
     return cat, rates, draw.random() < 0.3, draw
 
 
-@pytest.mark.parametrize("seed", range(30))
+@repeats("seed", range(30), keep=10)
 def test_no_plan_is_cheaper_or_faster_than_the_planner_s(seed):
     cat, rates, one_kind, draw = drawn(seed)
     planner = Planner(cat, rates, one_kind)
@@ -161,7 +162,7 @@ def test_no_plan_is_cheaper_or_faster_than_the_planner_s(seed):
         assert plan.cost_per_h <= 1e-6 + min(cost for cost, rate in tried if rate >= best)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@repeats("seed", range(20), keep=5)
 def test_what_a_plan_says_of_itself_is_what_its_machines_and_learners_give(seed):
     cat, rates, one_kind, _ = drawn(seed)
     answer = Planner(cat, rates, one_kind).answer(Budget(5.0, ""))
@@ -182,7 +183,7 @@ def test_what_a_plan_says_of_itself_is_what_its_machines_and_learners_give(seed)
             assert hand_rate(rates, machines, each, cat.cpus_per_learner) < rate * (1 - 1e-7)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@repeats("seed", range(12), keep=4)
 def test_machines_that_are_rented_train_as_fast_as_they_can(seed):
     cat, rates, one_kind, _ = drawn(seed)
     fastest = max(rate for _, rate in hand_best_rates(cat, rates, one_kind))
@@ -203,7 +204,7 @@ def test_no_learner_is_there_that_gains_nothing():
     assert (plan.learners, plan.env_steps_per_s) == ({"a": 2}, 4000)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@repeats("seed", range(20), keep=6)
 def test_no_machines_that_have_what_is_needed_are_cheaper(seed):
     cat, _, _, draw = drawn(seed)
     for need in (Need(2, 6), Need(0, 7), Need(3, 0), Need(draw.randint(0, 3), draw.randint(1, 9))):
@@ -226,7 +227,7 @@ def test_no_machines_that_have_what_is_needed_are_cheaper(seed):
                 Planner(cat).answer(need)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@repeats("seed", range(12), keep=4)
 def test_the_runner_up_is_the_best_plan_without_one_of_the_kinds(seed):
     cat, rates, one_kind, _ = drawn(seed)
     tried = hand_best_rates(cat, rates, one_kind)
@@ -291,6 +292,7 @@ def test_more_learners_are_not_taken_where_their_sum_of_gradients_costs_more_tha
         Planner(cat, alone).answer(Target(1e6, 1))
 
 
+@pytest.mark.more
 def test_hundreds_of_machines_are_planned_for():
     """No end of tangents, and no end of branches: the time limit of a test holds it."""
     cat = read_catalogue()

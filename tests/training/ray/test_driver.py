@@ -35,6 +35,7 @@ from tests.faults.support import start
 from tests.faults.test_env import assert_balanced, assert_same_run
 from tests.faults.test_machine import LOOPBACK, sockets
 from tests.ladder.test_collect import equal
+from tests.marks import repeats
 from tests.python import command
 from tests.support import (
     Counting,
@@ -83,7 +84,7 @@ def actors(
     return _open[-1]
 
 
-@pytest.mark.parametrize(
+@repeats(
     "plan",
     [
         pytest.param({"num_steps": 40, "num_envs": 6}, id="ends"),
@@ -123,6 +124,7 @@ def _tensors(fragment):
         yield from of.values() if isinstance(of, dict) else [of]
 
 
+@pytest.mark.more
 def test_at_lag_1_it_is_the_same_as_well(cluster):
     plan = plan_for(short_cartpole, num_steps=20, lag=1)
     for one, many in zip(
@@ -137,6 +139,7 @@ def _of(fields):
     return [fields[name] for name in ("action", "reward", "truncated", "policy_version")]
 
 
+@pytest.mark.more
 def test_samplers_that_never_stop_act_with_newer_weights_and_none_is_learned_from_twice(cluster):
     plan = plan_for(Counting, num_steps=8, lag=2, first_ready=True)
     collector = actors(plan, kind=AsynchronousCollector)
@@ -190,6 +193,7 @@ def no_patience(monkeypatch):
     monkeypatch.setattr(ray_actors, "_FIRST_GUEST_AFTER_S", 0.2)
 
 
+@pytest.mark.more
 def test_samplers_without_a_machine_are_guests_until_there_is_one(cluster, no_patience):
     """And the fragments are the same as if each had its own."""
     plan = plan_for(short_cartpole, num_steps=20, num_envs=6)
@@ -262,6 +266,7 @@ def test_an_exception_of_an_environment_comes_with_its_own_traceback(cluster):
         collector.collect()
 
 
+@pytest.mark.more
 def test_a_machine_that_lacks_what_the_environment_is_made_of_is_named_at_once(cluster):
     plan = plan_for(functools.partial(_import_there, os.getpid()))
     with pytest.raises(EnvError, match="ModuleNotFoundError: No module named 'not_there'"):
@@ -310,6 +315,7 @@ class DiesOnce(Counting):
         return super().step(action)
 
 
+@pytest.mark.more
 def test_who_goes_on_is_not_taken_for_silent_however_short_the_limit(cluster):
     """Though its fragment takes three times as long."""
     collector = actors(plan_for(Slow, num_steps=80, guards=Guards(env_timeout_s=0.8)))
@@ -324,6 +330,7 @@ class Slow(Counting):
         return super().step(action)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("algo", ["ppo", pytest.param("appo", marks=pytest.mark.slow)])
 def test_two_learners_on_a_cluster_learn_as_two_processes_do(cluster, tmp_path, algo):
     how = SMALL | {"algo": algo, "num_learners": 2, "lag": 0, "num_envs": 8}
@@ -343,12 +350,14 @@ def test_two_learners_on_a_cluster_learn_as_two_processes_do(cluster, tmp_path, 
     assert_same_run(more, same)
 
 
+@pytest.mark.more
 def test_an_error_of_a_learner_ends_the_run_as_it_is(cluster, tmp_path):
     with pytest.raises(EnvError, match="ZeroDivisionError: of my own") as caught:
         headrace.train(FailsAt20, run_dir=tmp_path / "run", cluster="local", **SMALL)
     assert "--on-env-error restart" in "\n".join(caught.value.__notes__)
 
 
+@pytest.mark.more
 def test_who_raises_in_on_update_ends_the_run(cluster, tmp_path):
     def on_update(number, metrics):
         raise ZeroDivisionError("of the caller's own")
@@ -426,6 +435,7 @@ def test_who_leaves_a_cluster_needs_nothing_of_its_machines(cluster, kept):
     assert {name: getattr(moved, name) for name in of_it} == of_it
 
 
+@pytest.mark.more
 def test_no_cluster_is_said_in_words(tmp_path, monkeypatch):
     """And soon. Processes of their own: this one has a cluster."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # of a cluster that has ended
@@ -446,6 +456,7 @@ def test_no_cluster_is_said_in_words(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.more
 def test_a_cluster_of_its_own_is_closed_to_others_and_gone_with_the_run(tmp_path, monkeypatch):
     """F30, F12: from the command line."""
     flags = ["--num-workers", "1", "--num-envs", "4", "--total-env-steps", "1000000000"]
@@ -490,6 +501,7 @@ def _ask(address):
         return jobs(b"", timeout=10)
 
 
+@pytest.mark.more
 def test_a_sampler_starts_without_a_compiler():
     """Its imports are most of what a sampler's start takes."""
     code = (
