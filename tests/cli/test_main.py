@@ -304,9 +304,8 @@ def pids_of(group):
 )
 def test_an_interrupt_while_it_starts_ends_it_in_words(tmp_path, workers, at_s):
     """At any moment: imports, environments, workers, the first batch; then it goes on."""
-    process = start(
-        tmp_path, "--num-workers", workers, process=subprocess.Popen
-    )  # with its imports
+    # With its imports: a true start.
+    process = start(tmp_path, "--num-workers", workers, process=subprocess.Popen)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=at_s)
     group = pids_of(process.pid)
