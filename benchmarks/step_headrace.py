@@ -10,9 +10,9 @@ import numpy as np
 
 from benchmarks.peers.result import Stopwatch
 from headrace import batch
+from headrace.envs.api import VectorContext
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.vectors import make_vector
-from headrace.meter import Meter
 
 NUM_STEPS = 128
 
@@ -26,7 +26,7 @@ def step_headrace(num_envs: int, env_steps: int, threads: int, stopwatch: Stopwa
     maker = EnvMaker("ALE/Breakout-v5", {"use_fire_reset": False}, native=True)
     spec = env_spec(maker)
     vector = make_vector(
-        maker, spec, np.arange(num_envs), seed=0, meter=Meter(), num_threads=threads
+        maker, VectorContext(spec, np.arange(num_envs), seed=0, num_threads=threads)
     )
     fragment = batch.allocate(batch.columns(spec, {}, NUM_STEPS, num_envs))
     rng = np.random.default_rng(0)

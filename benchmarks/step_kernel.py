@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.peers.result import Stopwatch
 from headrace import batch
+from headrace.envs.api import VectorContext
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.kernels.vector import KernelVector
-from headrace.meter import Meter
 
 NUM_STEPS = 32
 
@@ -37,9 +37,8 @@ def random_actions(space, num_rows):
 def step_headrace(env, kwargs, num_envs, threads, env_steps, stopwatch, barrier=None):
     maker = EnvMaker(env, kwargs, native=True)
     kernel, spec = maker.kernel(), env_spec(maker)
-    vector = KernelVector(
-        kernel, spec, np.arange(num_envs), 0, Meter(), num_threads=threads, last_episodes=100
-    )
+    context = VectorContext(spec, np.arange(num_envs), 0, num_threads=threads, last_episodes=100)
+    vector = KernelVector(kernel, context)
     rows = num_envs * spec.num_agents
     capacity = vector.finals_per_row(NUM_STEPS) * rows
     fragment = batch.allocate(batch.columns(spec, {}, NUM_STEPS, rows, capacity=capacity))

@@ -292,7 +292,7 @@ def test_who_got_what_is_not_finite_is_told_and_places_that_were_not_needed_are_
         for fragment in fragments:
             fragment.final_obs.fill_(math.nan)
             fragment.action.zero_()
-        told = r"\(step 2 of the fragment, env 0 of Dividing, agent 2, sampler inline\)"
+        told = r"\(step 2 of the fragment, env 0 of Dividing, agent 2, inline\)"
         with pytest.raises(EnvError, match=told) if bad else contextlib.nullcontext():
             run(vector, fragments)
         vector.close()

@@ -55,7 +55,7 @@ def test_an_error_in_a_worker_is_the_environment_s_own():
     collector.close()
     assert str(caught.value).startswith("Traceback")
     assert "TwoArgumentsError: the user's own message: step 7" in str(caught.value)
-    assert "sampler worker " in str(caught.value)
+    assert "worker " in str(caught.value)
 
 
 def test_an_error_while_a_worker_starts_is_too():

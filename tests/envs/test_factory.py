@@ -10,7 +10,7 @@ import torch
 
 import headrace
 from headrace import batch
-from headrace.envs.api import Episode
+from headrace.envs.api import Episode, VectorContext
 from headrace.envs.episode_replay import NO_LIMIT, inside
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.gym.python_vector import GymVector
@@ -21,7 +21,6 @@ from headrace.errors import (
     UnsupportedSpaceError,
     UsageError,
 )
-from headrace.meter import Meter
 from headrace.seeding import derive
 from tests import python
 from tests.marks import repeats
@@ -30,7 +29,7 @@ from tests.support import Counting
 
 def vector_of(make, n=2, num_steps=10, **kwargs):
     spec = env_spec(EnvMaker(make))
-    vector = GymVector([make() for _ in range(n)], spec, np.arange(n), 0, Meter(), **kwargs)
+    vector = GymVector([make() for _ in range(n)], VectorContext(spec, np.arange(n), 0, **kwargs))
     fragment = batch.allocate(batch.columns(spec, {}, num_steps, n))
     vector.bind(fragment)
     return vector, fragment
@@ -68,7 +67,7 @@ def test_every_episode_has_its_own_seed_that_depends_on_the_env_alone():
     def salts(env_id):
         make = lambda: Counting(truncate_at=2)  # noqa: E731
         spec = env_spec(EnvMaker(make))
-        vector = GymVector([make() for _ in env_id], spec, np.array(env_id), 9, Meter())
+        vector = GymVector([make() for _ in env_id], VectorContext(spec, np.array(env_id), 9))
         fragment = batch.allocate(batch.columns(spec, {}, 8, len(env_id)))
         vector.bind(fragment)
         run(vector, fragment)

@@ -14,6 +14,7 @@ import headrace
 from headrace import batch
 from headrace.cli import commands
 from headrace.config.policies import assign_agents
+from headrace.envs.api import VectorContext
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.kernels.pettingzoo_adapter import KernelParallelEnv
 from headrace.envs.kernels.vector import KernelVector
@@ -27,7 +28,6 @@ from headrace.errors import (
     UnsupportedSpaceError,
     UsageError,
 )
-from headrace.meter import Meter
 from headrace.seeding import derive
 from headrace.spec import Agents, EnvSpec
 from tests import python
@@ -45,9 +45,8 @@ def vector_of(make, n=3, num_steps=16, env_id=None, parts=None, seed=3, **kwargs
     spec = env_spec(EnvMaker(make))
     parts = list(assign_agents({}, spec).values()) if parts is None else parts
     env_id = np.arange(n) if env_id is None else env_id
-    vector = ParallelVector(
-        [make() for _ in env_id], spec, env_id, seed, Meter(), parts=parts, **kwargs
-    )
+    context = VectorContext(spec, env_id, seed, parts=tuple(parts), **kwargs)
+    vector = ParallelVector([make() for _ in env_id], context)
     fragments = [
         batch.allocate(batch.columns(spec.of(part), {}, num_steps, n * part.size)) for part in parts
     ]
@@ -113,7 +112,7 @@ def test_rows_are_those_of_a_plain_loop(game):
 def test_fragments_go_on_where_the_last_ended():
     make = GAMES["camp"]
     long, fragments = vector_of(make, num_steps=24)
-    act(fragments, long, [part.agents for part in long._parts], np.random.default_rng(5))
+    act(fragments, long, long.parts, np.random.default_rng(5))
     episodes = run(long, fragments)
     short, pieces = vector_of(make, num_steps=8)
     told = []
@@ -137,9 +136,10 @@ def test_a_kernel_game_in_this_form_gives_the_rows_that_it_gives_itself():
     act(fragments, vector, parts, np.random.default_rng(7))
     run(vector, fragments)
     for e in range(n):
-        own = KernelVector(
-            Ring(), vector.spec, np.arange(1), derive(3, "env", e, 0), Meter(), parts=parts
+        context = VectorContext(
+            vector.spec, np.arange(1), derive(3, "env", e, 0), parts=tuple(parts)
         )
+        own = KernelVector(Ring(), context)
         theirs = [
             batch.allocate(batch.columns(vector.spec, {}, num_steps, part.size)) for part in parts
         ]
@@ -165,7 +165,7 @@ def test_a_kernel_game_in_this_form_gives_the_rows_that_it_gives_itself():
 def test_seeds_are_of_the_env_and_its_episode():
     for reseed in (True, False):
         vector, fragments = vector_of(Camp, n=2, env_id=np.array([3, 8]), reseed=reseed)
-        act(fragments, vector, [part.agents for part in vector._parts], np.random.default_rng(5))
+        act(fragments, vector, vector.parts, np.random.default_rng(5))
         run(vector, fragments)
         for env, game in zip((3, 8), vector._envs, strict=True):
             wanted = [derive(3, "env", env, k) for k in range(len(game.resets))]
@@ -395,7 +395,7 @@ def joined(agent):
     return change
 
 
-PLACE = r"env [01] of Wrong, sampler inline, episode \d+ \(reset seed \d+, \d+ steps so far\)"
+PLACE = r"env [01] of Wrong, inline, episode \d+ \(reset seed \d+, \d+ steps so far\)"
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_what_does_not_fit_is_named_with_agent_and_place(how, message):
 
     Long.__name__ = "Wrong"
     vector, fragments = vector_of(Long, n=2)
-    act(fragments, vector, [part.agents for part in vector._parts], np.random.default_rng(5))
+    act(fragments, vector, vector.parts, np.random.default_rng(5))
     with pytest.raises(EnvError, match=message):
         run(vector, fragments)
 
@@ -447,8 +447,8 @@ def test_an_error_of_a_reset_and_of_closing_is_named():
 
     vector, fragments = vector_of(Camp, n=1)
     vector._envs = [Failing(3)]
-    act(fragments, vector, [part.agents for part in vector._parts], np.random.default_rng(5))
-    rain = r"it rains\n\nThe environment failed in reset, env 0 of Camp, sampler inline, episode 2 "
+    act(fragments, vector, vector.parts, np.random.default_rng(5))
+    rain = r"it rains\n\nThe environment failed in reset, env 0 of Camp, inline, episode 2 "
     with pytest.raises(EnvError, match=rain + r"\(reset seed \d+, 0 steps"):
         run(vector, fragments)
     with pytest.raises(EnvError, match="no way home\n\nThe environment failed while closing"):

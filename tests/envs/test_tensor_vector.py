@@ -13,6 +13,7 @@ import headrace
 from headrace.algos import targets
 from headrace.batch import allocate, columns
 from headrace.collectors.device import Acting, DeviceCollector
+from headrace.envs.api import VectorContext
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.tensor_vector import TensorVector
 from headrace.errors import ConfigError, EnvError, HeadraceError, UnsupportedSpaceError, UsageError
@@ -134,7 +135,7 @@ def vector_of(env, n=4, num_steps=6, env_id=None, spec=None, **kwargs):
     spec = spec or env_spec(EnvMaker(Tensors))
     env_id = np.arange(n) if env_id is None else env_id
     fragment = allocate(columns(spec, {}, num_steps, n))
-    vector = TensorVector(env, spec, env_id, 3, Meter(), CPU, **kwargs)
+    vector = TensorVector(env, VectorContext(spec, env_id, 3, **kwargs), CPU)
     act_at_random([fragment], spec, np.random.default_rng(1))
     return vector, fragment
 
@@ -214,7 +215,7 @@ def with_nan(tensor):
         ({"obs": lambda o: o[:1]}, r"expected a tensor of \(4, 4\) torch.float32 on cpu \(in step"),
         ({"obs": lambda o: o.numpy()}, "an observation as a ndarray; expected a tensor"),
         ({"obs": lambda o: o.to("meta")}, r"on meta; expected .* on cpu \(in step 3"),
-        ({"obs": with_nan}, r"not finite\n\(step 3 of the fragment, env 1 of Tensors, sampler"),
+        ({"obs": with_nan}, r"not finite\n\(step 3 of the fragment, env 1 of Tensors, inline"),
         ({"reward": with_nan}, r"a reward \(nan\).*\n\(step 3 of the fragment, env 1"),
         ({"reward": lambda r: r[:1]}, r"a reward as a tensor of \(1,\)"),
         ({"reward": lambda r: r.unsqueeze(-1)}, r"a reward as a tensor of \(4, 1\)"),

@@ -272,5 +272,5 @@ def test_f03_f05_errors_and_hangs_of_samplers_that_never_stop(tmp_path, capsys):
     assert "has not answered for 2 s and was killed" in capsys.readouterr().out
     assert run.summary["ledger"]["restarts"] == 1
     assert_balanced(run.summary)
-    with pytest.raises(EnvError, match="sampler worker"):
+    with pytest.raises(EnvError, match=r"worker \d"):
         train(tmp_path / "error", faults="crash@40", lag=1, algo="appo")

@@ -70,7 +70,7 @@ def test_f02_a_death_in_a_step_is_named_and_the_run_goes_on_to_the_bit(
     # The 40th step of an environment is the eighth of its third fragment.
     found = re.search(
         rf"Worker (.) died \({DEATHS[kind]}\), in step (\d+) with action ([01]), env (\d) of "
-        r"headrace.envs.faulty:Faulty, sampler worker (.), episode (\d+) \(reset seed (\d+), ",
+        r"headrace.envs.faulty:Faulty, worker (.), episode (\d+) \(reset seed (\d+), ",
         said,
     )
     assert found, said
@@ -124,7 +124,7 @@ def test_f02_the_place_is_the_right_one_in_whichever_fragment(num_steps):
             collector.collect()
     assert re.search(
         r"Worker 0 died \(exit code 9\), in step 4 with action [01], env 0 of DiesInItsThird, "
-        rf"sampler worker 0, episode 2 \(reset seed {seed}, 3 steps so far\)",
+        rf"worker 0, episode 2 \(reset seed {seed}, 3 steps so far\)",
         str(caught.value),
     ), caught.value
     collector.close()

@@ -16,7 +16,7 @@ from headrace.batch import Fragment
 from headrace.collectors.api import WINDOW, Collected, Ledger, SamplingPlan, ShouldStop
 from headrace.collectors.rollout import FixedActors, at_once, remembered, rollout
 from headrace.collectors.watchdog import Watchdog
-from headrace.envs.api import Restored
+from headrace.envs.api import Restored, VectorContext
 from headrace.envs.vectors import device_vector
 from headrace.meter import Laps, Meter
 from headrace.models.numpy_inference import actor_for
@@ -90,19 +90,18 @@ class DeviceCollector:
         state: Mapping[str, Array] | None = None,
     ) -> None:
         self._plan, self._acting, self._meter, self._stop = plan, acting, meter, stop
-        self._vector = device_vector(
-            plan.maker,
+        context = VectorContext(
             plan.spec,
             plan.first_env + np.arange(plan.num_envs),
             plan.seed,
             meter,
-            parts=[of.agents for of in acting],
-            device=device,
-            num_threads=plan.threads_per_worker,
             guards=plan.guards,
             reseed=plan.reseed_episodes,
+            parts=tuple(of.agents for of in acting),
+            num_threads=plan.threads_per_worker,
             last_episodes=WINDOW,
         )
+        self._vector = device_vector(plan.maker, context, device)
         self._fragments = [self._allocate(of, device) for of in acting]
         self._memory = [fragment.recurrent_state[0].clone().zero_() for fragment in self._fragments]
         self._noise: list[Tensor] = []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.batch import Fragment
 from headrace.collectors.api import SamplingPlan, ShouldStop
-from headrace.envs.api import Episode, Restored, VectorEnv
+from headrace.envs.api import Episode, Restored, VectorContext, VectorEnv
 from headrace.envs.vectors import make_vector
 from headrace.meter import Meter
 from headrace.models import policy as policies
@@ -217,18 +217,18 @@ class RolloutWorker:
         # What a recurrent core remembers of each vector's envs
         self._memory = {v: torch.zeros(n, plan.network.state_size) for v in vectors}
         for v in vectors:
-            self._vectors[v] = make_vector(
-                plan.maker,
+            context = VectorContext(
                 plan.spec,
                 np.arange(v * n, (v + 1) * n),
                 plan.seed,
                 meter,
-                num_threads=plan.threads_per_worker,
+                worker=name,
+                guards=plan.guards,
                 reseed=plan.reseed_episodes,
                 replay_limit_s=plan.replay_limit_s,
-                sampler=name,
-                guards=plan.guards,
+                num_threads=plan.threads_per_worker,
             )
+            self._vectors[v] = make_vector(plan.maker, context)
 
     @property
     def policy(self) -> Policy:

@@ -73,12 +73,12 @@ class EpisodeSnapshots:
             state |= self._of[v].state()
         return state
 
-    def describe_position(self, fragments: Mapping[int, Fragment], sampler: str) -> str:
-        """Where a sampler is, by the rewards that it has written: NaN where it has not come yet."""
+    def describe_position(self, fragments: Mapping[int, Fragment], worker: str) -> str:
+        """Describe where a worker is, by the rewards that it has not written yet (NaN)."""
         for v, fragment in fragments.items():
             if count_unwritten(fragment):
-                return self._of[v].describe_position(fragment, sampler)
-        return f"after the last step of a fragment, sampler {sampler}"
+                return self._of[v].describe_position(fragment, worker)
+        return f"after the last step of a fragment, {worker}"
 
 
 def unwritten(fragments: Iterable[Fragment]) -> None:
@@ -168,18 +168,18 @@ class _Journal:
                     state[f"env{i}.actions"] = actions
         return {self._name + name: array for name, array in state.items()}
 
-    def describe_position(self, fragment: Fragment, sampler: str) -> str:
-        """Where in `fragment`, which is not full, a sampler is."""
+    def describe_position(self, fragment: Fragment, worker: str) -> str:
+        """Describe where a worker is in `fragment`, which is not full."""
         t, i = (int(x) for x in np.argwhere(np.isnan(fragment.reward.numpy()))[0])
         if t == 0 and _is_poison(fragment.action[0, i]):  # never written to
             return (
                 f"in the first reset, or the policy's first step, of envs {self.env_id.tolist()} "
-                f"of {self._plan.spec.id}, sampler {sampler}"
+                f"of {self._plan.spec.id}, {worker}"
             )
         if i == 0 and t and (ended := self._ended(fragment, t - 1)):
             return (
                 f"in step {t + 1} of the fragment of env {self.env_id[0]} of {self._plan.spec.id}, "
-                f"or in the reset before it, of env {' or '.join(ended)}; sampler {sampler}"
+                f"or in the reset before it, of env {' or '.join(ended)}; {worker}"
             )
         episode, steps = 0, t
         if self._known:
@@ -192,7 +192,7 @@ class _Journal:
         seeded = self._plan.reseed_episodes or episode == 0
         where = describe_position(
             f"{env} of {self._plan.spec.id}",
-            sampler,
+            worker,
             episode,
             derive(self._plan.seed, "env", env, episode) if seeded else None,
             steps,

@@ -4,15 +4,18 @@ Left out: how one is made (`factory.py`) and stepped (`python_vector.py`).
 """
 
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from headrace.batch import Fragment
 from headrace.errors import EnvError
-from headrace.spec import Array, EnvSpec
+from headrace.meter import Meter
+from headrace.seeding import derive
+from headrace.spec import Agents, Array, EnvSpec
 
 
 class Episode(NamedTuple):
@@ -71,60 +74,128 @@ class Restored:
         self.new_episode += other.new_episode
 
 
-class VectorEnv(Protocol):
-    """n environments that are stepped together and reset themselves.
-
-    The caller owns the memory: `bind` names the fragment, whose row 0 of observations is then the
-    current one; `step(t)` takes row t of actions, as the policy emitted them, and writes row t of
-    rewards and ends and row t + 1 of observations, where an env that ended has already begun its
-    next episode (Gymnasium's SAME_STEP); the true next observation of a truncated step goes to the
-    final ones.
+@dataclass(frozen=True, eq=False)
+class VectorContext:
+    """What every vector of environments is built with.
 
     Attributes:
-        spec: what each env offers.
-        env_id: `[n]`, the logical index of each.
-        step_s: mean seconds per env step in the last fragment.
-        dropped: episodes that were given up in the last fragment, each in a line; the row of each
-            is not valid, if it was in a step.
-        lost_steps: how many such rows there are.
+        spec: what each environment offers to an agent.
+        env_id: `[n]`, the logical index of each environment.
+        seed: the run's seed, from which all of the environments' seeds are derived.
+        meter: counts the time of steps and resets.
+        role: `env` for training, `eval` for evaluation: their seeds differ.
+        worker: the worker's name, for error messages; "" (kernel environments only): exceptions
+            are raised as they are.
+        guards: what to check, and what to do when an environment fails.
+        reseed: seed every episode, so that it can be replayed. Otherwise only the first one.
+        replay_limit_s: time limit for replaying unfinished episodes after a resume.
+        parts: the agents whose rows each fragment holds; (): one fragment holds all agents.
+        num_threads: threads of a compiled or native vector.
+        last_episodes: `finish` returns at most so many episodes, the last ones; 0: all (vectors on
+            the learner's device only).
     """
 
     spec: EnvSpec
     env_id: Array
-    dropped: list[str]
-    lost_steps: int
+    seed: int
+    meter: Meter = field(default_factory=Meter)
+    role: str = "env"
+    worker: str = "inline"
+    guards: Guards = GUARDS
+    reseed: bool = True
+    replay_limit_s: float = 30.0
+    parts: tuple[Agents, ...] = ()
+    num_threads: int = 1
+    last_episodes: int = 0
 
-    @property
-    def step_s(self) -> float:
-        """See the attributes."""
+    def episode_seed(self, i: int, episode: int) -> int:
+        """Return the seed of the reset that begins an episode of row i."""
+        return derive(self.seed, self.role, int(self.env_id[i]), episode)
 
+    def describe_all(self) -> str:
+        """Name all environments and the worker, for messages."""
+        first, last = self.env_id[[0, -1]]
+        return f"envs {first} to {last} of {self.spec.id}, {self.worker}"
+
+    def describe(
+        self, i: int, episode: int, num_steps: int, seed: int | None, action: Any = None
+    ) -> str:
+        """Describe row i and its position in an episode, for messages."""
+        env = f"{self.env_id[i]} of {self.spec.id}"
+        return describe_position(env, self.worker, episode, seed, num_steps, action)
+
+
+class VectorEnv(ABC):
+    """n environments that are stepped together and reset themselves.
+
+    The caller owns the memory. `bind` names the fragments to write into, one for each policy, and
+    fills their row 0 of observations. `step(t)` takes row t of actions, as the policy emitted
+    them, and writes row t of rewards and ends and row t + 1 of observations. Where an episode
+    ended, that row is the next episode's first observation (Gymnasium's SAME_STEP). The true next
+    observation of a truncated step goes to the final observations.
+
+    Attributes:
+        context: what it was built with.
+        spec: what each env offers.
+        env_id: `[n]`, the logical index of each.
+        step_s: mean seconds per env step in the last fragment.
+        dropped: a line for each episode that was dropped in the last fragment. If it was dropped
+            in a step, that row is not valid.
+        lost_steps: number of such rows.
+    """
+
+    def __init__(self, context: VectorContext) -> None:
+        self.context, self.spec, self.env_id = context, context.spec, context.env_id
+        self.dropped: list[str] = []
+        self.step_s, self.lost_steps = 0.0, 0
+
+    @abstractmethod
     def bind(self, *fragments: Fragment) -> None:
-        """Write into these from now on, one of each policy; their observation row 0 is filled."""
+        """Write into these from now on; the very first time this resets all envs."""
 
+    @abstractmethod
     def step(self, t: int) -> None:
-        """Step all envs; raises EnvError."""
+        """Step all envs, and begin the next episode of those that ended.
 
+        Raises:
+            EnvError: an env failed or gave a bad value, and is not to be restarted.
+        """
+
+    @abstractmethod
     def finish(self) -> list[Episode]:
-        """The fragment is full: check it, and give the episodes that ended in it."""
+        """Check the full fragment, and return the episodes that ended in it.
 
+        Raises:
+            EnvError: an env gave NaN or infinity.
+        """
+
+    @abstractmethod
     def state(self) -> dict[str, Array]:
-        """Where the envs are, between two fragments: counts, and their own states if they have any.
+        """Return counts, and the envs' states if they have any, between two fragments.
 
-        With observations and the actions of the episodes under way (`collectors/snapshots.py`) it
-        is what `restore` takes.
+        With observations and the actions of unfinished episodes (`collectors/snapshots.py`) it is
+        what `restore` takes.
         """
 
     def obs(self) -> dict[str, Array]:
-        """The current observations, as `obs.KEY`."""
+        """Return the current observations, as `obs.KEY`; {} if `restore` does not need them."""
+        return {}
 
+    @abstractmethod
     def restore(self, state: dict[str, Array]) -> Restored:
-        """Go on from there, before the first `bind`."""
+        """Continue from `state`, before the first `bind`."""
 
+    @abstractmethod
     def start_after(self, num_steps: int) -> Restored:
-        """Without a state: begin episodes that no run of `num_steps` steps can have had."""
+        """Begin episodes with an index that no run of `num_steps` steps has reached."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Close all envs."""
+        """Close all envs.
+
+        Raises:
+            EnvError: closing one failed; the others are closed all the same.
+        """
 
 
 def close_all(envs: Sequence[Any], where: Callable[[int], str]) -> None:
@@ -183,25 +254,20 @@ def check_fields(method: str, result: Any, where: str) -> None:
 
 
 def describe_position(
-    env: str,
-    sampler: str,
-    episode: int,
-    seed: int | None,
-    num_steps: int,
-    action: Any = None,
+    env: str, worker: str, episode: int, seed: int | None, num_steps: int, action: Any = None
 ) -> str:
-    """Which env, which sampler, and where in its life: for messages.
+    """Describe an env's position for messages.
 
     Args:
         env: its index and name.
-        sampler: its name.
+        worker: the worker's name.
         episode: index of the episode.
-        seed: of the reset that began it; None: that had none.
-        num_steps: how many were taken in it.
-        action: of the step under way; None: it is not in a step.
+        seed: of the reset that began it; None: it had none.
+        num_steps: steps taken in it so far.
+        action: of the current step; None: outside of a step.
     """
     return (
         ("" if action is None else f"step {num_steps + 1} with action {action}, ")
-        + f"env {env}, sampler {sampler}, episode {episode} "
+        + f"env {env}, {worker}, episode {episode} "
         f"(reset seed {'none' if seed is None else seed}, {num_steps} steps so far)"
     )

@@ -20,7 +20,7 @@ from headrace.collectors.api import ShouldStop
 from headrace.collectors.rollout import FixedActors, at_once, rollout
 from headrace.config.policies import DEFAULT
 from headrace.config.resolve import cpu_cores
-from headrace.envs.api import Episode, VectorEnv
+from headrace.envs.api import Episode, VectorContext, VectorEnv
 from headrace.envs.factory import EnvMaker, env_spec, make_all
 from headrace.envs.gym.python_vector import GymVector
 from headrace.envs.kernels.vector import KernelVector
@@ -146,10 +146,11 @@ def play_episode(
             "A film can be made of those that draw themselves: evaluate(video=...)."
         )
     players = Players(policy, shares, 1, 1, seed=seed, stochastic=stochastic)
-    vector = KernelVector(
-        env, players.spec, np.arange(1), seed, Meter(),
-        parts=players.parts, role="eval", autoreset=False, sampler="evaluation",
+    context = VectorContext(
+        players.spec, np.arange(1), seed, role="eval", worker="evaluation",
+        parts=tuple(players.parts),
     )  # fmt: skip
+    vector = KernelVector(env, context, autoreset=False)
     vector.restart(seed)
     rows = [_copied(vector)]
     while not vector.books["over"][0] or len(rows) == 1:
@@ -312,22 +313,14 @@ def _vector(
     video: Path | None,
 ) -> VectorEnv:
     """The environments of an evaluation; the first one filmed if asked for (in Python form)."""
-    env_id: Array = np.arange(num_envs)
-    meter = Meter()
+    context = VectorContext(spec, np.arange(num_envs), seed, role="eval", worker="evaluation")
     if is_one_vector(maker, spec):
         if video is not None and spec.kind != "kernel":
             raise ConfigError(f"There is no film of {maker.name}: leave --video out.")
-        return device_vector(
-            maker, spec, env_id, seed, meter,
-            parts=players.parts, device=torch.device("cpu"), num_threads=1, role="eval",
-            sampler="evaluation",
-        )  # fmt: skip
-    spec = players.spec
+        context = replace(context, parts=tuple(players.parts))
+        return device_vector(maker, context, torch.device("cpu"))
+    context = replace(context, spec=players.spec, num_threads=cpu_cores())
     if video is None:
-        return make_vector(
-            maker, spec, env_id, seed, meter,
-            num_threads=cpu_cores(), role="eval", sampler="evaluation",
-        )  # fmt: skip
+        return make_vector(maker, context)
     maker = replace(maker, native=False)
-    envs = [filmed(maker, video), *make_all(maker, num_envs - 1)]
-    return GymVector(envs, spec, env_id, seed, meter, role="eval", sampler="evaluation")
+    return GymVector([filmed(maker, video), *make_all(maker, num_envs - 1)], context)

@@ -383,7 +383,7 @@ def test_an_error_in_a_step_is_the_environment_s_own():
     plan = learner_plan(lambda: Broken("step"), num_envs=8)
     collector = workers(plan)
     collector.publish(policy_for(plan), 0)
-    with pytest.raises(EnvError, match=r"(?s)the user's own message: step 7.*sampler worker "):
+    with pytest.raises(EnvError, match=r"(?s)the user's own message: step 7.*worker "):
         collector.collect()
     collector.close()
 

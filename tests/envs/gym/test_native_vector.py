@@ -14,6 +14,7 @@ from headrace import batch
 from headrace.algos.targets import advantages
 from headrace.collectors.rollout import FixedActors, at_once, rollout
 from headrace.config.resolve import ALGOS
+from headrace.envs.api import VectorContext
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.gym import atari
 from headrace.envs.gym.native_vector import NativeVector
@@ -66,10 +67,10 @@ def sampled(make, mode):
     spec = env_spec(maker)
     if mode is None:
         envs = [make() for _ in range(N)]
-        vector = GymVector(envs, spec, np.arange(N), 5, Meter(), reseed=False)
+        vector = GymVector(envs, VectorContext(spec, np.arange(N), 5, reseed=False))
     else:
         theirs = gym.vector.SyncVectorEnv([make] * N, autoreset_mode=mode)
-        vector = NativeVector(theirs, spec, np.arange(N), 5, Meter())
+        vector = NativeVector(theirs, VectorContext(spec, np.arange(N), 5))
     policy = policies.build(spec, Network(), seed=1)
     fragment = batch.allocate(batch.columns(spec, STORED_OUTPUTS, T, N))
 
@@ -195,7 +196,7 @@ def test_a_vector_s_error_is_shown_as_its_own():
     from headrace.spec import Space
 
     spec = replace(spec, observation=Space("box", (1,), "float32"))
-    vector = NativeVector(Failing(), spec, np.array([4, 5]), 0, Meter())
+    vector = NativeVector(Failing(), VectorContext(spec, np.array([4, 5]), 0))
     fragment = batch.allocate(batch.columns(spec, {}, 4, 2))
     fragment.action[0] = torch.tensor([0, 1])
     vector.bind(fragment)
@@ -203,7 +204,7 @@ def test_a_vector_s_error_is_shown_as_its_own():
         vector.step(0)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("Traceback")
-    assert "test_native.py" in lines[1]
+    assert "test_native_vector.py" in lines[1]
     assert "the vector's own message" in str(caught.value)
     assert "actions [0, 1]" in lines[-1]
     assert "envs [4, 5]" in lines[-1]
@@ -295,7 +296,7 @@ def test_ale_inline_equals_workers_and_resume_begins_anew():
 def test_each_env_of_a_vector_has_a_random_start_of_its_own(env):
     maker = EnvMaker(env, native=True)
     spec = env_spec(maker)
-    vector = NativeVector(maker.vector(4, num_threads=1), spec, np.arange(4), 1, Meter())
+    vector = NativeVector(maker.vector(4, num_threads=1), VectorContext(spec, np.arange(4), 1))
     fragment = batch.allocate(batch.columns(spec, {}, 30, 4))
     vector.bind(fragment)
     fragment.action.fill_(1)

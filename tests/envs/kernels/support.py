@@ -7,9 +7,9 @@ import torch
 from headrace import batch
 from headrace.batch import each
 from headrace.envs import spaces
+from headrace.envs.api import VectorContext
 from headrace.envs.kernels.env import KernelEnv, uniform
 from headrace.envs.kernels.vector import KernelVector
-from headrace.meter import Meter
 
 
 def add(a, b):
@@ -94,12 +94,11 @@ def spec_of(env):
     return spaces.of_kernel(type(env).__name__, env)
 
 
-def vector_of(env, n, num_steps, target="cpu", seed=3, parts=(), **kwargs):
+def vector_of(env, n, num_steps, target="cpu", seed=3, parts=(), autoreset=True, **kwargs):
     """A vector, and a fragment for each part that it is bound to."""
     spec = spec_of(env)
-    vector = KernelVector(
-        env, spec, np.arange(n), seed, Meter(), target=target, parts=parts, **kwargs
-    )
+    context = VectorContext(spec, np.arange(n), seed, parts=tuple(parts), **kwargs)
+    vector = KernelVector(env, context, target=target, autoreset=autoreset)
     sizes = [size for _, size in parts] or [env.num_agents]
     fragments = [
         batch.allocate(batch.columns(spec, {}, num_steps, n * size), device=vector.device)

@@ -11,6 +11,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import headrace
+from headrace.envs.api import VectorContext
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.kernels import registry
 from headrace.envs.kernels.env import KernelEnv, uniform
@@ -27,7 +28,6 @@ from headrace.errors import (
     UnsupportedSpaceError,
     UsageError,
 )
-from headrace.meter import Meter
 from headrace.spec import ActionCodec
 from tests.envs.kernels.support import Ring, act_at_random, run, vector_of
 from tests.marks import repeats
@@ -406,13 +406,13 @@ def test_numba_is_asked_for_by_its_extra(monkeypatch):
 def test_a_vector_is_compiled_where_it_is_native():
     def made(**kwargs):
         maker = EnvMaker("headrace/CartPole-v1", **kwargs)
-        return make_vector(maker, env_spec(maker), np.arange(2), 0, Meter(), num_threads=1)
+        return make_vector(maker, VectorContext(env_spec(maker), np.arange(2), 0))
 
     assert type(made(native=True)) is KernelVector
     assert type(made()).__name__ == "GymVector"
     game = EnvMaker(Ring, native=True)
     with pytest.raises(UsageError, match=r"several agents \(first, second\); expected one"):
-        make_vector(game, env_spec(game), np.arange(2), 0, Meter(), num_threads=1)
+        make_vector(game, VectorContext(env_spec(game), np.arange(2), 0))
 
 
 TINY = {"num_envs": 4, "num_steps": 16, "total_env_steps": 128, "quiet": True, "num_minibatches": 2}

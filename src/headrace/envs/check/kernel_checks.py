@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from headrace.envs.api import VectorContext
 from headrace.envs.check.access_trace import Kind, Watch, failure, line_of, lines_with, watched
 from headrace.envs.check.declarations import problems
 from headrace.envs.check.plays import (
@@ -28,7 +29,6 @@ from headrace.envs.kernels import compiler
 from headrace.envs.kernels.compiler import Target
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.vector import KernelVector
-from headrace.meter import Meter
 from headrace.spec import ActionCodec, Array, EnvSpec
 
 _NUMBERS = 60_000_000
@@ -157,9 +157,8 @@ def _picture(case: Case) -> tuple[str, ...]:
     """What is wrong with the picture of a first state, if the environment draws itself."""
     if type(case.env).draw is KernelEnv.draw:
         return ()
-    vector = KernelVector(
-        case.env, case.spec, np.arange(1), case.seed, Meter(), target="python", autoreset=False
-    )
+    context = VectorContext(case.spec, np.arange(1), case.seed)
+    vector = KernelVector(case.env, context, target="python", autoreset=False)
     vector.restart(case.seed)
     world = {name: of[0].numpy().copy() for name, of in vector.world.items()}
     vector.close()
@@ -248,8 +247,8 @@ def check_agents(case: Case) -> Check:
 
 def check_types(case: Case) -> Check:
     """Whether each function compiles, and stays as narrow as declared."""
-    nobody = np.arange(1)
-    vector = KernelVector(case.env, case.spec, nobody, case.seed, Meter(), target="python")
+    context = VectorContext(case.spec, np.arange(1), case.seed)
+    vector = KernelVector(case.env, context, target="python")
     try:
         found = compiler.wider(case.env, vector.world)
     except Exception as error:

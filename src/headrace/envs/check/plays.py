@@ -19,13 +19,12 @@ import torch
 from headrace import batch
 from headrace.batch import Fragment
 from headrace.envs import spaces
-from headrace.envs.api import Guards
+from headrace.envs.api import Guards, VectorContext
 from headrace.envs.kernels import compiler
 from headrace.envs.kernels.compiler import Target
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.vector import KernelVector
 from headrace.errors import EnvError
-from headrace.meter import Meter
 from headrace.spec import Array, EnvSpec
 
 State = dict[str, Array]
@@ -107,16 +106,9 @@ def play(what: Play, target: Target, *, quiet: bool = True) -> Played:
     """
     env, spec, num_agents = what.env, spec_of(what.env), what.env.num_agents
     num_steps, n = len(what.action), len(what.env_id)
-    vector = KernelVector(
-        env,
-        spec,
-        what.env_id,
-        what.seed,
-        Meter(),
-        target=target,
-        sampler="",
-        guards=Guards(enabled=False),
-    )
+    guards = Guards(enabled=False)
+    context = VectorContext(spec, what.env_id, what.seed, worker="", guards=guards)
+    vector = KernelVector(env, context, target=target)
     try:
         if what.start:
             vector.restore(what.start)

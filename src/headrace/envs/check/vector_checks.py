@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from headrace import batch
-from headrace.envs.api import VectorEnv
+from headrace.envs.api import VectorContext, VectorEnv
 from headrace.envs.check.plays import random_actions
 from headrace.envs.check.report import Check
 from headrace.envs.factory import EnvMaker
 from headrace.envs.vectors import device_vector, is_one_vector, make_vector
 from headrace.errors import EnvError
-from headrace.meter import Meter
 from headrace.spec import Agents, Array, EnvSpec
 
 _NUM_ENVS, _NUM_STEPS = 8, 200
@@ -61,13 +60,11 @@ def _play(
 ) -> tuple[list[Array], int]:
     """Everything that was seen and paid, and how many episodes ended; EnvError."""
     parts = [Agents(i, 1) for i in range(spec.num_agents)]  # each may have its own spaces
-    of_all = maker, spec, np.arange(_NUM_ENVS), seed, Meter()
+    context = VectorContext(spec, np.arange(_NUM_ENVS), seed, worker="check", parts=tuple(parts))
     vector: VectorEnv = (
-        device_vector(
-            *of_all, parts=parts, device=torch.device("cpu"), num_threads=1, sampler="check"
-        )
+        device_vector(maker, context, torch.device("cpu"))
         if is_one_vector(maker, spec)
-        else make_vector(*of_all, num_threads=1, sampler="check")
+        else make_vector(maker, context)
     )
     fragments = []
     try:

@@ -16,13 +16,12 @@ from gymnasium.vector.utils import batch_space
 
 from headrace import batch
 from headrace.envs import spaces
-from headrace.envs.api import Guards
+from headrace.envs.api import Guards, VectorContext
 from headrace.envs.kernels.compiler import Target
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.registry import build
 from headrace.envs.kernels.vector import KernelVector
 from headrace.errors import UsageError
-from headrace.meter import Meter
 from headrace.spec import Array
 
 # Kernel environments one step at a time, and reset by whoever steps them.
@@ -70,11 +69,11 @@ class Stepper:
     def __init__(self, env: KernelEnv, num_envs: int, target: Target, num_threads: int = 1) -> None:
         spec = spaces.of_kernel(type(env).__name__, env)
         self._is_box, self._num_envs = spec.action.kind == "box", num_envs
-        self._vector = KernelVector(
-            env, spec, np.arange(num_envs), 0, Meter(),
-            target=target, num_threads=num_threads, guards=Guards(enabled=False),
-            sampler="", encoded=False, autoreset=False,
+        context = VectorContext(
+            spec, np.arange(num_envs), 0,
+            worker="", guards=Guards(enabled=False), num_threads=num_threads,
         )  # fmt: skip
+        self._vector = KernelVector(env, context, target=target, encoded=False, autoreset=False)
         columns = batch.columns(spec, {}, 1, num_envs * env.num_agents)
         self._fragment = batch.allocate(columns)
         self._begun = False

@@ -4,7 +4,7 @@ Left out: the program (`codegen.py`, `compiler.py`).
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,13 +13,12 @@ from torch import Tensor
 
 from headrace import batch
 from headrace.batch import Column, Fragment
-from headrace.envs.api import GUARDS, Episode, Guards, Restored, env_error
-from headrace.envs.episodes import check_finite, ended_episodes
+from headrace.envs.api import Episode, Restored, VectorContext, env_error
+from headrace.envs.episodes import DeviceVector
 from headrace.envs.kernels import compiler
 from headrace.envs.kernels.codegen import ROWS, Call, Shape
 from headrace.envs.kernels.compiler import Target
 from headrace.envs.kernels.env import KernelEnv
-from headrace.meter import Meter
 from headrace.seeding import derive
 from headrace.spec import ActionCodec, Agents, Array, EnvSpec
 
@@ -27,32 +26,22 @@ _OF_A_STEP = ("env_id", "terminated", "action", "reward")
 """Arrays of the world that say nothing once a step is done."""
 
 
-class KernelVector:
-    """A `VectorEnv` over a kernel environment; see there for the contract of each method.
+class KernelVector(DeviceVector):
+    """A `VectorEnv` over a kernel environment.
 
     With several agents, their rows are columns of the fragment: those of env 0, then of env 1, ...
 
     Args:
         env: the environment.
-        spec: what it offers to an agent.
-        env_id: `[n]`, the logical index of each.
-        seed: the run's seed; each env has its own random numbers from it (`kernel_env.uniform`).
-        meter: told of step times (a reset within a step is part of it).
-        parts: which agents are rows of which fragment; default: all, of one.
+        context: what every vector is built with.
         target: what it is compiled for: then the fragments are on that device.
-        num_threads: of the CPU.
-        role: `env` for training, `eval` for evaluation: their seeds differ.
-        sampler: named in errors; "": the author's own are raised as they are.
-        guards: whether to check for NaN and infinity.
         encoded: whether actions are as a policy emits them; else they are as the space has them.
         autoreset: whether a step begins the next episode where one has ended; else its true last
             observation stays in its row, and `go_on` begins the next.
-        last_episodes: `finish` gives so many of those that ended, the last ones; 0: all.
 
     Attributes:
         world: all arrays of the world, by name; written in place by the program.
-        num_ended: how many episodes ended in the last fragment.
-        device: where all of it is.
+        books: what the program keeps besides (`_keep_books`).
     """
 
     can_be_recorded = True
@@ -60,34 +49,19 @@ class KernelVector:
     def __init__(
         self,
         env: KernelEnv,
-        spec: EnvSpec,
-        env_id: Array,
-        seed: int,
-        meter: Meter,
+        context: VectorContext,
         *,
-        parts: Sequence[Agents] = (),
         target: Target = "cpu",
-        num_threads: int = 1,
-        role: str = "env",
-        sampler: str = "inline",
-        guards: Guards = GUARDS,
         encoded: bool = True,
         autoreset: bool = True,
-        last_episodes: int = 0,
     ) -> None:
-        self.spec, self.env_id = spec, env_id
-        self.dropped: list[str] = []
-        self.lost_steps = 0
-        self.step_s = 0.0
-        self.num_ended, self._last_episodes = 0, last_episodes
-        self._meter, self._sampler, self._guards = meter, sampler, guards
+        on_gpu = target == "cuda" and torch.cuda.is_available()
+        super().__init__(context, torch.device("cuda" if on_gpu else "cpu"))
+        spec, env_id = self.spec, self.env_id
         self._limit = env.max_episode_steps if autoreset else 0
         self._scratch = env.scratch
-        self._parts = tuple(parts) or (Agents(0, env.num_agents),)
-        shape = replace(shape_of(env, spec, self._parts), autoreset=autoreset)
-        self._program = compiler.program(env, shape, target, num_threads)
-        on_gpu = target == "cuda" and torch.cuda.is_available()
-        self.device = torch.device("cuda" if on_gpu else "cpu")
+        shape = replace(shape_of(env, spec, self.parts), autoreset=autoreset)
+        self._program = compiler.program(env, shape, target, context.num_threads)
         self.world = self._zeros(_world(env, spec, len(env_id)))
         self.world["env_id"].copy_(torch.from_numpy(env_id))
         self.world["episode"].fill_(-1)
@@ -99,14 +73,13 @@ class KernelVector:
         }
         arrays = {name: self._program.view(of) for name, of in (self.world | self._tables).items()}
         self._w = self._program.types.World(
-            **dict(env.constants) | arrays, seed=np.uint64(derive(seed, role))
+            **dict(env.constants) | arrays, seed=np.uint64(derive(context.seed, context.role))
         )
-        self._role = role
         self._codec = _codec(spec, self.device, encoded=encoded)
         # Whose row 0 is the current observations
         self._current = [
             batch.allocate(batch.columns(spec, {}, 1, len(env_id) * size), device=self.device)
-            for _, size in self._parts
+            for _, size in self.parts
         ]
         self._so_far = torch.zeros(
             len(env_id), env.num_agents, dtype=torch.float64, device=self.device
@@ -116,7 +89,6 @@ class KernelVector:
         self._r: list[tuple[object, ...]] = []
         self._num_steps = 0
         self._begun = False
-        self._bound_at = 0.0
 
     def bind(self, *fragments: Fragment) -> None:
         """Write into these, one of each part; the very first time this resets all envs."""
@@ -125,9 +97,8 @@ class KernelVector:
         if not self._begun:
             self._begin()
         if [*map(id, fragments)] != [*map(id, self._fragments)]:
-            for fragment, part in zip(fragments, self._parts, strict=True):
-                columns = Agents(0, part.size).ids(self.env_id, part.size)
-                fragment.env_id.copy_(torch.from_numpy(columns))
+            for fragment, part in zip(fragments, self.parts, strict=True):
+                self._write_env_id(fragment, part)
                 self._make_room(fragment)
             self._r = [self._rows(fragment) for fragment in fragments]
             self._fragments = fragments
@@ -150,23 +121,15 @@ class KernelVector:
     def step(self, t: int) -> None:
         """Step every env, and begin the next episode of those that ended; raises EnvError."""
         self._run(self._program.step, f"step {t + 1} of the fragment", *self._r, t)
-        self._meter.lap("env_step")
+        self.context.meter.lap("env_step")
 
     def finish(self) -> list[Episode]:
-        """The episodes that ended; raises EnvError if an env gave NaN or infinity."""
-        num_envs = len(self.env_id)
-        self.step_s = (time.monotonic() - self._bound_at) / (self._num_steps * num_envs)
-        for fragment, current, part in zip(
-            self._fragments, self._current, self._parts, strict=True
-        ):
-            if self._guards.enabled:
-                check_finite(fragment, self.env_id, part, self.spec, self._sampler)
+        """Check the full fragment; see `VectorEnv`."""
+        for fragment, current, part in zip(self._fragments, self._current, self.parts, strict=True):
+            if self.context.guards.enabled:
+                self._check_finite(fragment, part)
             current.obs[0].copy_(fragment.obs[-1])  # type: ignore[index]
-        books, sizes = self.books, [size for _, size in self._parts]
-        episodes, self.num_ended = ended_episodes(
-            books["ended_length"], books["ended_return"], self.env_id, sizes, self._last_episodes
-        )
-        return episodes
+        return self._ended_episodes()
 
     def state(self) -> dict[str, Array]:
         """The whole world, and the returns so far."""
@@ -177,7 +140,7 @@ class KernelVector:
         return {name: tensor.cpu().numpy().copy() for name, tensor in kept.items()}
 
     def obs(self) -> dict[str, Array]:
-        """See `VectorEnv`."""
+        """Return the current observations, as `obs.`: `[n, agents * size]`."""
         rows = [current.obs[0].cpu().numpy() for current in self._current]  # type: ignore[index]
         return {"obs.": np.concatenate([of.reshape(len(self.env_id), -1) for of in rows], 1)}
 
@@ -188,7 +151,7 @@ class KernelVector:
             if name in arrays:
                 arrays[name].copy_(torch.from_numpy(array))
         size = self.spec.observation.size
-        ends = np.cumsum([agents * size for _, agents in self._parts])
+        ends = np.cumsum([agents * size for _, agents in self.parts])
         rows = np.split(state["obs."], ends[:-1], 1)
         for current, of in zip(self._current, rows, strict=True):
             current.obs[0].copy_(torch.from_numpy(of.reshape(-1, size)))  # type: ignore[index]
@@ -204,7 +167,7 @@ class KernelVector:
 
     def restart(self, seed: int) -> None:
         """Begin every env's first episode, as if the vector were made with this seed."""
-        self._w = self._w._replace(seed=np.uint64(derive(seed, self._role)))
+        self._w = self._w._replace(seed=np.uint64(derive(seed, self.context.role)))
         if not self.books:
             self._keep_books(self._num_steps)
         self.world["episode"].fill_(-1)
@@ -215,7 +178,7 @@ class KernelVector:
         self.books["over"].copy_(over)
         rows = [self._rows(current) for current in self._current]
         self._run(self._program.begin, "a reset", *rows)
-        self._meter.lap("env_reset")
+        self.context.meter.lap("env_reset")
 
     def close(self) -> None:
         """End the program's threads."""
@@ -230,11 +193,9 @@ class KernelVector:
         try:
             part(len(self.env_id), self._w, self._b, *args)
         except Exception as error:
-            if not self._sampler:
+            if not self.context.worker:
                 raise
-            first, last = self.env_id[[0, -1]]
-            where = f"envs {first} to {last} of {self.spec.id}, sampler {self._sampler}"
-            raise env_error(error, f"in {doing}, {where}") from error
+            raise env_error(error, f"in {doing}, {self.context.describe_all()}") from error
 
     def _make_room(self, fragment: Fragment) -> None:
         """A place for each final observation that there can be."""
@@ -252,21 +213,20 @@ class KernelVector:
 
         over: `[n]` bool: the episode ended in this step. num_cut: `[n]`: episodes of this fragment
         that were truncated. so_far: `[n, agents]`: the return of the episode under way. was_alive:
-        `[n, agents]` bool: as a step began. ended_return: `[T, n, parts]`: of an episode that ended
-        there, the mean over a part's agents. ended_length: `[T, n]`: its steps; 0: none ended.
+        `[n, agents]` bool: as a step began. And `ended_return`, `ended_length`.
         """
-        n, num_agents = len(self.env_id), sum(size for _, size in self._parts)
+        n, num_agents = len(self.env_id), sum(size for _, size in self.parts)
         self._num_steps = num_steps
+        self._allocate_ended(num_steps)
         self.books = self._zeros(
             {
                 "over": ((n,), torch.bool),
                 "num_cut": ((n,), torch.int32),
                 "was_alive": ((n, num_agents), torch.bool),
-                "ended_return": ((num_steps, n, len(self._parts)), torch.float64),
-                "ended_length": ((num_steps, n), torch.int32),
             }
         )
         self.books["so_far"] = self._so_far
+        self.books |= {"ended_return": self.ended_return, "ended_length": self.ended_length}
         views = {name: self._program.view(of) for name, of in (self.books | self._codec).items()}
         self._b = self._program.types.Books(**views)
 
