@@ -74,7 +74,7 @@ bench-uneven: bench-install
 	$(BIN)/python -m benchmarks.uneven $(if $(TURNS),--turns $(TURNS))
 	$(BIN)/python -m benchmarks.table
 
-## Samplers as Ray actors: what that costs, who holds how many bytes, how starting goes; and a figure.
+## Workers as Ray actors: what that costs, who holds how many bytes, how starting goes; and a figure.
 bench-cluster: bench-install $(VENV)/.ray
 	$(BIN)/python -m benchmarks.cluster $(if $(TURNS),--turns $(TURNS))
 	$(BIN)/python -m benchmarks.cluster_bytes

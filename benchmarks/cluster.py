@@ -1,9 +1,9 @@
-"""Samplers and learner as Ray actors, on this machine: what Ray costs, and where starting goes.
+"""Workers and learner as Ray actors, on this machine: what Ray costs, and where starting goes.
 
 All of it is `headrace train ... --cluster local`, which starts a Ray of its own for the run, beside
-the same command without it, whose samplers are processes (`--num-workers`). Network, batch and
+the same command without it, whose workers are processes (`--num-workers`). Network, batch and
 learning are those of the other benchmarks (2 × 64, T = 128 steps of each environment, 4 epochs of 4
-minibatches); each environment has a sampler of its own.
+minibatches); each environment has a worker of its own.
 
 - Cost: 8 environments that sleep 1 ms or 5 ms a step (`peers/even.py`), at lag 0 and
   asynchronously (APPO, lag 2). The ratio is what is left with Ray.
@@ -11,11 +11,11 @@ minibatches); each environment has a sampler of its own.
   measured); RLlib's runners beside them, one turn. "of the limit" is the sampling efficiency.
 - Scaling: 2 to 24 environments that sleep 10 ms; APPO; one turn. The limit is N / the mean which
   they measured themselves, "of N / 10 ms" is beside what was asked for; and a figure.
-- Start: from the command to the end of the first update, with 2, 8 and 16 samplers, seen from
+- Start: from the command to the end of the first update, with 2, 8 and 16 workers, seen from
   outside (`watch_phases.py`). Columns are the seconds of each phase, one after the other: the
   command's own imports; starting Ray; the learner's process, up to its first words; the first
-  sampler; all others; the first batch and update. Then what was computed in it, in all and by each
-  sampler: on these cores it takes at least CPU s / cores.
+  worker; all others; the first batch and update. Then what was computed in it, in all and by each
+  worker: on these cores it takes at least CPU s / cores.
 
 Rates are from the end of the first update to the end of the last. Left out: who holds how many
 bytes (`cluster_bytes.py`), more machines than this one.
@@ -39,26 +39,26 @@ STARTED = (2, 8, 16)
 LEFT = "Ray / processes"
 RAY, PROCESSES = "Ray actors", "processes"
 ACTORS_24, PROCESSES_24 = "Headrace, 24 Ray actors", "Headrace, 24 processes"
-UNEVEN = "24 environments that sleep 7 ms, rare stalls: samplers as Ray actors"
-SCALED = "Sampler actors whose environments sleep 10 ms a step"
+UNEVEN = "24 environments that sleep 7 ms, rare stalls: workers as Ray actors"
+SCALED = "Worker actors whose environments sleep 10 ms a step"
 START = "From the command to the end of the first update"
 PHASES = {
     "imports, s": ("imported_s",),
     "Ray, s": ("imported_s", "ray_s"),
     "learner, s": ("ray_s", "introduced_s"),
-    "first sampler, s": ("introduced_s", "first_made_s"),
-    "all samplers, s": ("first_made_s", "sampling_s"),
+    "first worker, s": ("introduced_s", "first_made_s"),
+    "all workers, s": ("first_made_s", "sampling_s"),
     "first batch and update, s": ("sampling_s", "first_update_s"),
 }
 
 
 def asleep(result):
-    """The limit of environments that sleep, one in each sampler, from what they measured."""
+    """The limit of environments that sleep, one in each worker, from what they measured."""
     return len(result["worker_meters"]) / result["mean_s"]
 
 
 def sleeping(num_envs, step_ms, updates, *flags):
-    """Flags of a run in which each of these has a sampler of its own."""
+    """Flags of a run in which each of these has a worker of its own."""
     settings = Settings(SLEEPING, num_envs)
     sizes = ["--num-workers", str(num_envs), "--envs-per-vector", "1"]
     kwargs = ["--env-kwargs", f"step_ms={step_ms}"]
@@ -78,7 +78,7 @@ def cost(step_ms, how, *flags):
         contestants.headrace(PROCESSES, given, is_peer=True),
     ]
     return turns.Comparison(
-        f"Samplers as Ray actors, {COST_ENVS} environments that sleep {step_ms} ms a step, {how}",
+        f"Workers as Ray actors, {COST_ENVS} environments that sleep {step_ms} ms a step, {how}",
         [uneven.watched(each) for each in both],
         Work(None),
         also={"measured mean, ms": measured_mean},
@@ -96,7 +96,7 @@ def costs():
 
 
 def uneven_on_ray():
-    """24 samplers of the uneven environment, and RLlib's 24 runners."""
+    """24 workers of the uneven environment, and RLlib's 24 runners."""
     settings = SETTINGS["uneven"]
     num_envs = settings.num_envs
     flags = settings.headrace_flags(uneven.UPDATES["uneven"] * settings.batch)
@@ -152,7 +152,7 @@ def starting(name, count, *flags):
     settings = Settings(SETTINGS["reporting"].env, count)
     given = settings.headrace_flags(2 * settings.batch)
     given += ["--num-workers", str(count), "--envs-per-vector", "1", *flags]
-    watch = [sys.executable, "-m", "benchmarks.watch_phases", "--samplers", str(count)]
+    watch = [sys.executable, "-m", "benchmarks.watch_phases", "--workers", str(count)]
     run = contestants.headrace(name, given)
     command = [*watch, "--reports", f"{SCRATCH}/reports", "--", *run.command]
     return contestants.Contestant(name, command, 1, run.packages)
@@ -173,7 +173,7 @@ def start():
         also={name: seconds(*marks) for name, marks in PHASES.items()}
         | {
             "CPU s": lambda result: result["cpu_s"],
-            "CPU s of each sampler": lambda result: result["sampler_cpu_s"],
+            "CPU s of each worker": lambda result: result["worker_cpu_s"],
         },
     )
 

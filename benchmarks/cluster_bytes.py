@@ -3,12 +3,12 @@
     python -m benchmarks.cluster_bytes      # results/cluster_bytes.json; two minutes
 
 One head, on which the command runs and where there is room for two learners, and two further nodes
-for samplers. Each run is watched by others than Headrace (`measure_bytes.py` says how): Ray's
+for workers. Each run is watched by others than Headrace (`measure_bytes.py` says how): Ray's
 statistics of each process and node, and Linux' counts of what each TCP connection has brought.
 
-- CartPole-v1, PPO at lag 0: 4 samplers with 8 environments each and 1,024 steps of each, so that a
+- CartPole-v1, PPO at lag 0: 4 workers with 8 environments each and 1,024 steps of each, so that a
   fragment is 300 kB and lies in the object stores.
-- The uneven environment, APPO: 8 samplers with one environment each and 128 steps, so that a
+- The uneven environment, APPO: 8 workers with one environment each and 128 steps, so that a
   fragment is 5 kB, and comes with the answer to the call.
 
 Left out: speed (`cluster.py`).
@@ -26,15 +26,15 @@ from benchmarks.one_turn import TurnError, Work, take_turn
 from benchmarks.peers.works import Settings
 
 NAME = "cluster_bytes"
-ROLES = ("driver", "learner", "sampler", "raylet", "the rest of Ray")
+ROLES = ("driver", "learner", "worker", "raylet", "the rest of Ray")
 
 
-def watched(name, settings, updates, samplers, *flags):
+def watched(name, settings, updates, workers, *flags):
     """A run of `headrace train` on the cluster that is made for it."""
     given = [*settings.headrace_flags(updates * settings.batch), *flags]
-    given += ["--envs-per-vector", str(settings.num_envs // samplers)]
+    given += ["--envs-per-vector", str(settings.num_envs // workers)]
     run = contestants.headrace(name, given)
-    watch = [sys.executable, "-m", "benchmarks.measure_bytes", "--samplers", str(samplers)]
+    watch = [sys.executable, "-m", "benchmarks.measure_bytes", "--workers", str(workers)]
     command = [*watch, "--run-dir", f"{SCRATCH}/run", "--", *run.command]
     return contestants.Contestant(name, command, 1, (*run.packages, "ray"))
 
@@ -43,9 +43,9 @@ def runs():
     cartpole = Settings("CartPole-v1", 32, num_steps=1024)
     uneven = Settings("benchmarks.peers.uneven:Uneven", 8)
     return [
-        watched("CartPole-v1, PPO at lag 0, 4 samplers and 2 learners", cartpole, 20, 4),
+        watched("CartPole-v1, PPO at lag 0, 4 workers and 2 learners", cartpole, 20, 4),
         watched(
-            "The uneven environment, APPO, 8 samplers and 2 learners",
+            "The uneven environment, APPO, 8 workers and 2 learners",
             uneven, 16, 8, "--algo", "appo", "--lag", "2",
         ),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A fresh Python that imports what a sampler does, and says what that took (`start.py`)."""
+"""A fresh Python that imports what a worker does, and says what that took (`start.py`)."""
 
 import torch  # noqa: F401
 

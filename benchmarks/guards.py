@@ -1,7 +1,7 @@
 """What the guards against faults cost: the same training with them, as by default, and without.
 
-Guards are the checks for NaN and wrong shapes, watching for samplers that hang, and the journals by
-which a lost sampler is replaced. Two workers, on a cheap environment (CartPole-v1, 6 µs a step) and
+Guards are the checks for NaN and wrong shapes, watching for workers that hang, and the journals by
+which a lost worker is replaced. Two workers, on a cheap environment (CartPole-v1, 6 µs a step) and
 a dear one (HalfCheetah-v5). The ratio below each table is what is left with guards; that of each
 turn says how sure it is.
 """

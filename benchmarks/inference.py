@@ -1,6 +1,6 @@
 """Env steps per second of PPO training with `--inference worker` and `learner`: where each wins.
 
-sampler: each worker acts with its own copy of the network, on its core; each has one vector of
+worker: each worker acts with its own copy of the network, on its core; each has one vector of
 environments. learner: the learner's process acts, one batch for all vectors that are ready; each
 worker has two vectors, half as large, and steps one while the other waits for actions. Batches are
 those of lag 0 (16 environments × 64 steps), and learned from in one epoch of four minibatches, so

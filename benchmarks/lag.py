@@ -1,7 +1,7 @@
 """What sampling beside learning gives, and what it costs: PPO at lag 1 against lag 0.
 
 At lag 1 the next batch is made while this one is learned from, with weights that are one update
-older. It gives time, where learner and samplers have cores of their own: HalfCheetah-v5 as in
+older. It gives time, where learner and workers have cores of their own: HalfCheetah-v5 as in
 `cheetah.py` and Breakout as in `atari.py`, once with one worker (the learner has the other core),
 once with two. It costs steps, perhaps: those that PPO's preset takes until CartPole-v1 has a mean
 return of 475 over the last 100 training episodes, with the seeds 0 to 4 (a turn is a seed).

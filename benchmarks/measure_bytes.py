@@ -1,9 +1,9 @@
 """A cluster of three nodes on this machine, and who holds and moves how many bytes during a run.
 
-    python -m benchmarks.measure_bytes --samplers 4 --run-dir PATH -- PROGRAM ARGUMENTS ...
+    python -m benchmarks.measure_bytes --workers 4 --run-dir PATH -- PROGRAM ARGUMENTS ...
 
 Starts a head and two further nodes (`ray.cluster_utils.Cluster`, an object store each): learners
-fit on the head only (resource `learn`), samplers on the two others (`slot`). The program is
+fit on the head only (resource `learn`), workers on the two others (`slot`). The program is
 `headrace train` without `--cluster` and resources, which are added here. Meanwhile, twice a second,
 it is asked of others than Headrace:
 
@@ -12,7 +12,7 @@ it is asked of others than Headrace:
   made it); for each node: what its object store holds, and has taken in so far.
 - Linux (`ss`): the bytes that each process has received over each TCP connection, from whom. All
   that passes between nodes is in it, and between processes without the object store. Fragments
-  smaller than Ray's 100 kB go that way, from the sampler to who called it; larger ones from object
+  smaller than Ray's 100 kB go that way, from the worker to who called it; larger ones from object
   store to object store (a thread of the daemon `raylet`).
 
 The result has `processes`, `nodes`, `tcp` (from, to, bytes), and `counted`: what Headrace itself
@@ -46,7 +46,7 @@ CLOSED = {
 }
 WORDS = "headrace/training/ray/driver.py"
 """It calls learners for what is to be shown; all other objects are experience, weights, plans."""
-HOLDING = ("driver", "learner", "sampler")
+HOLDING = ("driver", "learner", "worker")
 """Who could hold experience and weights; Ray's own processes are told together."""
 NODES = ("head", "node 1", "node 2")
 COUNTED = ("fragments_bytes", "fragments_remote_bytes", "weights_bytes")
@@ -55,7 +55,7 @@ _CONNECTION = re.compile(r"\S+\s+\d+\s+\d+\s+\S*:(\d+)\s+\S*:(\d+)\s.*?pid=(\d+)
 
 
 @contextlib.contextmanager
-def cluster(samplers, learners):
+def cluster(workers, learners):
     """A cluster of three nodes: its address, and (name, address, port) of each node."""
     import ray
     from ray.cluster_utils import Cluster
@@ -65,7 +65,7 @@ def cluster(samplers, learners):
         size = {"object_store_memory": STORE_BYTES}
         head = {"resources": {"learn": learners}, "include_dashboard": False}
         nodes = [made.add_node(num_cpus=learners + 1, **head, **size)]
-        each = -(-samplers // 2)
+        each = -(-workers // 2)
         nodes += [made.add_node(num_cpus=each, resources={"slot": each}, **size) for _ in NODES[1:]]
         made.wait_for_nodes()
         ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
@@ -137,7 +137,7 @@ class Watch:
         elif program.startswith("ray::RemoteRank"):
             role = "learner"
         elif program.startswith("ray::WorkerActor"):
-            role = "sampler"
+            role = "worker"
         elif program == "raylet":
             role = "raylet"
         else:
@@ -200,15 +200,15 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--samplers", type=int, required=True)
+    parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("program", nargs="+")
     args = parser.parse_args()
     os.environ |= CLOSED  # before Ray is imported
     began = time.perf_counter()
-    with cluster(args.samplers, args.learners) as (address, nodes):
-        more = ["--cluster", address, "--num-workers", str(args.samplers)]
+    with cluster(args.workers, args.learners) as (address, nodes):
+        more = ["--cluster", address, "--num-workers", str(args.workers)]
         more += ["--num-learners", str(args.learners)]
         more += ["--worker-resources", "slot=1", "--learner-resources", "learn=1"]
         result, seen = run([*args.program, *more], nodes)

@@ -1,4 +1,4 @@
-"""The published cost case: which machines have 8 GPUs, and 64 CPUs for samplers, at the least cost?
+"""The published cost case: which machines have 8 GPUs, and 64 CPUs for workers, at the least cost?
 
     python -m benchmarks.plan      # results/plan.json; a second, on any machine
 

@@ -1,12 +1,12 @@
-"""How long until 24 samplers are up, and how much memory each of them has.
+"""How long until 24 workers are up, and how much memory each of them has.
 
 Measured from outside, by environments that say so themselves (`watch_start.py`): from starting the
-program to the first step of the last sampler, with all imports. PSS counts what processes share in
-parts, USS only what a process has for itself: the memory that one sampler more takes.
+program to the first step of the last worker, with all imports. PSS counts what processes share in
+parts, USS only what a process has for itself: the memory that one worker more takes.
 
 Headrace's workers are forked by a server that has torch imported; Stable-Baselines3's are made by
 its default, too, a server, without its imports. Below, one fresh Python that imports torch and
-gymnasium: what a sampler takes if nothing is shared, on a machine that does nothing else.
+gymnasium: what a worker takes if nothing is shared, on a machine that does nothing else.
 """
 
 import sys
@@ -19,9 +19,9 @@ from benchmarks.peers.works import SETTINGS
 REPORTING = SETTINGS["reporting"]
 
 
-def watched(name, contestant, samplers):
+def watched(name, contestant, workers):
     """The same contestant, watched by `watch_start.py`."""
-    watch = [sys.executable, "-m", "benchmarks.watch_start", "--samplers", str(samplers)]
+    watch = [sys.executable, "-m", "benchmarks.watch_start", "--workers", str(workers)]
     command = [*watch, "--reports", f"{SCRATCH}/reports", "--", *contestant.command]
     return contestants.Contestant(
         name, command, 1, contestant.packages, contestant.venv, contestant.is_peer
@@ -52,7 +52,7 @@ def comparisons():
         watched(f"Stable-Baselines3, {count} processes", sb3, count),
     ]
     return [
-        comparison(f"Start of {count} samplers", many),
+        comparison(f"Start of {count} workers", many),
         comparison("Start of one Python", [watched("a fresh one, with torch", fresh, 1)]),
     ]
 

@@ -56,7 +56,7 @@ HEADLINES = {
     "headrace/CartPole-v1, from the start of the process until it is solved": ("1 learner",),
     "PPO training, headrace/TagGridWorld-v0": ("2 learners",),
     "PPO training, headrace/TagContinuous-v0": ("2 learners",),
-    "Start of 24 samplers": ("Headrace, 24 workers",),
+    "Start of 24 workers": ("Headrace, 24 workers",),
     cluster.UNEVEN: (cluster.ACTORS_24,),
     **{each.title: (cluster.RAY,) for each in cluster.costs()},
     cluster.SCALED: ("24 actors",),
@@ -136,7 +136,7 @@ def whole(found):
     if figure.panels(found.get("uneven", {"tables": {}})):
         lines += ["", "![Sampling efficiency by step times and contestant](results/uneven.png)"]
     if figure.scaled(found.get("cluster", {"tables": {}})):
-        lines += ["", "![Env steps/s over sampler actors](results/cluster_scaling.png)"]
+        lines += ["", "![Env steps/s over worker actors](results/cluster_scaling.png)"]
     return "\n".join([*lines[1:], "", *where(found)])
 
 

@@ -35,13 +35,13 @@ from benchmarks.peers.step_times import DISTRIBUTIONS
 from benchmarks.peers.works import SETTINGS
 
 UPDATES = {"uneven": 24, "highway": 7, "minigrid": 24}
-"""Of Headrace, in each turn: 10 to 20 s. (Samplers begin in step, and are anywhere in their
+"""Of Headrace, in each turn: 10 to 20 s. (Workers begin in step, and are anywhere in their
 fragments by the last update: with few updates, what is unfinished then lowers the rate.)"""
 REAL = {"highway": "highway-env", "minigrid": "MiniGrid, slow resets"}
 SLEEPING, COMPUTING = "24 environments that sleep 7 ms", "8 environments that compute"
 """Titles of tables, up to the colon."""
 BETWEEN = ("transport", "learn", "publish", "log")
-"""Spans of the learner in each update, while samplers wait."""
+"""Spans of the learner in each update, while workers wait."""
 ASYNCHRONOUS, LAG_0 = "Headrace, asynchronous", "Headrace, lag 0"
 LOCK_STEP = "Gymnasium, lock-step"
 FASTER = "asynchronous / lock-step"

@@ -1,18 +1,18 @@
 """Starts a run, and says from outside when it had come how far, up to the end of its first update.
 
-    python -m benchmarks.watch_phases --samplers 8 --reports FOLDER -- PROGRAM ARGUMENTS ...
+    python -m benchmarks.watch_phases --workers 8 --reports FOLDER -- PROGRAM ARGUMENTS ...
 
 Its environments are `peers/reporting.py`. Times are seconds since the program was started:
 
 - `imported_s`: Ray begins to start (its first daemon is there). Without Ray: as the next.
 - `ray_s`: Ray is up, and starts its first worker process. Without Ray: as the next.
 - `introduced_s`: the learner has said what it is going to do: it has imported everything.
-- `first_made_s`, `all_made_s`: the first and the last sampler has made its environment.
+- `first_made_s`, `all_made_s`: the first and the last worker has made its environment.
 - `sampling_s`: the last of them takes its first step.
 - `first_update_s`: the first update has ended, and was shown.
 
 `cpu_s` is what all processes had computed until then (those of them that had not ended),
-`sampler_cpu_s` what each sampler's process had until its first step (median).
+`worker_cpu_s` what each worker's process had until its first step (median).
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--samplers", type=int, required=True)
+    parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--reports", type=Path, required=True, help="a folder, made anew")
     parser.add_argument("program", nargs="+")
     args = parser.parse_args()
@@ -84,8 +84,8 @@ def main():
     if code := marks.watch():
         sys.exit(code)
     found = [json.loads(path.read_text()) for path in args.reports.glob("*.json")]
-    if len(found) < args.samplers:
-        sys.exit(f"{len(found)} samplers reported; expected {args.samplers}")
+    if len(found) < args.workers:
+        sys.exit(f"{len(found)} workers reported; expected {args.workers}")
     at = marks.at
     if missing := {"introduced_s", "first_update_s"} - set(at):
         sys.exit(f"Not seen in what it printed: {', '.join(sorted(missing))}")
@@ -94,7 +94,7 @@ def main():
     made = [each["made_at"] - marks.began for each in found]
     at |= {"first_made_s": min(made), "all_made_s": max(made)}
     at["sampling_s"] = max(each["at"] for each in found) - marks.began
-    cpu = {"cpu_s": marks.cpu_s, "sampler_cpu_s": statistics.median(e["cpu_s"] for e in found)}
+    cpu = {"cpu_s": marks.cpu_s, "worker_cpu_s": statistics.median(e["cpu_s"] for e in found)}
     print("RESULT " + json.dumps(at | cpu))
 
 

@@ -1,10 +1,10 @@
-"""Starts a program, and says when all of its samplers were up, and how much memory each has.
+"""Starts a program, and says when all of its workers were up, and how much memory each has.
 
-    python -m benchmarks.watch_start --samplers 24 --reports FOLDER -- PROGRAM ARGUMENTS ...
+    python -m benchmarks.watch_start --workers 24 --reports FOLDER -- PROGRAM ARGUMENTS ...
 
 Their environments are `peers/reporting.py`, which write that down themselves, so that it is
 measured in the same way whoever starts them. `start_s` is from starting the program to the first
-step of the last sampler; memory is the median over samplers.
+step of the last worker; memory is the median over workers.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samplers", type=int, required=True)
+    parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--reports", type=Path, required=True, help="a folder, made anew")
     parser.add_argument("program", nargs="+")
     args = parser.parse_args()
@@ -31,8 +31,8 @@ def main():
     if done.returncode:
         sys.exit(done.returncode)
     found = [json.loads(path.read_text()) for path in args.reports.glob("*.json")]
-    if len(found) != args.samplers:
-        sys.exit(f"{len(found)} samplers reported; expected {args.samplers}")
+    if len(found) != args.workers:
+        sys.exit(f"{len(found)} workers reported; expected {args.workers}")
     result = {"start_s": max(each["at"] for each in found) - began}
     for name in ("pss_mib", "uss_mib"):
         result[name] = statistics.median(each[name] for each in found)

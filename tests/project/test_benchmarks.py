@@ -325,10 +325,10 @@ def test_tables_have_medians_spread_shares_ratios_and_failures(tmp_path):
 def test_two_contestants_make_a_row_for_each_work(tmp_path):
     def compared(title, *learner):
         of = [
-            rates("sampler", tmp_path / title, 400, 200),
+            rates("worker", tmp_path / title, 400, 200),
             rates("learner", tmp_path / f"{title} l", *learner),
         ]
-        ratios = {"learner / sampler": ("learner", "sampler")}
+        ratios = {"learner / worker": ("learner", "worker")}
         also = {"inferring": lambda result: result["mean_return"] / 100}
         return turns.compare(turns.Comparison(title, of, Work(100), also, ratios), 2)
 
@@ -340,8 +340,8 @@ def test_two_contestants_make_a_row_for_each_work(tmp_path):
     }
     assert table.side_by_side({"inference": found}).splitlines() == [
         "",
-        "| | sampler (env steps/s) | learner (env steps/s) | learner / sampler | in each turn "
-        "| inferring: sampler | inferring: learner |",
+        "| | worker (env steps/s) | learner (env steps/s) | learner / worker | in each turn "
+        "| inferring: worker | inferring: learner |",
         "|---|---|---|---|---|---|---|",
         "| A | 300 (200 to 400) | 450 (100 to 800) | 1.50 x | 2.00 x, 0.50 x | 7% | 7% |",
         "| B | 300 (200 to 400) | 150 (100 to 200) | 0.50 x | 0.50 x, 0.50 x | 7% | 7% |",
@@ -380,13 +380,13 @@ def test_the_limit_of_training_is_stepping_and_then_multiplying():
 
 
 @pytest.mark.slow
-def test_a_start_is_timed_and_its_memory_taken_by_the_samplers_themselves():
+def test_a_start_is_timed_and_its_memory_taken_by_the_workers_themselves():
     _, (fresh,) = (comparison.contestants for comparison in start.comparisons())
     result = take_turn(fresh, start.comparisons()[1].work)
     assert 0 < result["start_s"] < result["turn_s"]
     assert 10 < result["uss_mib"] <= result["pss_mib"] < 2000
     command = [word.replace("1", "2") if word == "1" else word for word in fresh.command]
-    with pytest.raises(TurnError, match="1 samplers reported; expected 2"):
+    with pytest.raises(TurnError, match="1 workers reported; expected 2"):
         take_turn(Contestant("two", command), Work(None, "start_s"))
 
 

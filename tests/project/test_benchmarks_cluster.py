@@ -22,7 +22,7 @@ def test_what_a_connection_has_brought_is_told_by_who_sent_it(monkeypatch):
     monkeypatch.setattr(measure_bytes.processes, "descendants", lambda pid: ours)
     watch = measure_bytes.Watch({}, driver=3)
     watch.look()
-    assert watch.result()["tcp"] == [["sampler", "learner", 40]]
+    assert watch.result()["tcp"] == [["worker", "learner", 40]]
 
 
 def test_processes_are_told_by_who_started_them():
@@ -41,14 +41,14 @@ def test_the_table_of_bytes_and_the_figure_of_scaling(tmp_path):
     found = {
         "processes": [of | {"name": "driver", "tcp_received": 1234567}],
         "nodes": {"head": {"cumulative_created_bytes": 20, "object_store_bytes_used": 10}},
-        "tcp": [["sampler", "learner", 9876]],
+        "tcp": [["worker", "learner", 9876]],
         "counted": dict.fromkeys(measure_bytes.COUNTED, 4321),
         "env_steps": 100,
     }
     lines = cluster_bytes.tables({"runs": {"A": found}}).splitlines()
     assert "| driver | head | 5 | 1,000 | 0 | 1,234,567 |" in lines
     assert "| head | 20 | 10 |" in lines
-    assert "| sampler | 0 | 9,876 | 0 | 0 | 0 |" in lines
+    assert "| worker | 0 | 9,876 | 0 | 0 | 0 |" in lines
     assert any("4,321 bytes of fragments" in line for line in lines)
 
     rows = [
@@ -69,4 +69,4 @@ def test_the_phases_of_a_start_are_seen_from_outside():
     names = ("imported_s", "introduced_s", "first_made_s", "all_made_s", "sampling_s")
     times = [result[name] for name in (*names, "first_update_s", "turn_s")]
     assert times == sorted(times)
-    assert 0 < result["sampler_cpu_s"] < result["cpu_s"]
+    assert 0 < result["worker_cpu_s"] < result["cpu_s"]

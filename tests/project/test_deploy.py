@@ -29,7 +29,7 @@ VOLUME, CLUSTER = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
 PINNED = dict(re.findall(r"^(\w+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
 COMMANDS = [
     *itertools.chain(*(AWS[name] for name in AWS if name.endswith("_commands"))),
-    *AWS["available_node_types"]["sampler"]["worker_setup_commands"],
+    *AWS["available_node_types"]["worker"]["worker_setup_commands"],
 ]
 
 
