@@ -134,7 +134,7 @@ def test_fragments_of_samplers_that_never_stop_are_those_of_batches_in_turn():
         fragments, batches = collector.collect().fragments, batches + 1
         assert len(fragments) == 3
         if batches in (1, 2):
-            os.kill(collector._crew.seats.workers[batches].handle.process.pid, signal.SIGKILL)
+            os.kill(collector.workers[batches].child.process.pid, signal.SIGKILL)
         for fragment in fragments:
             v = int(fragment.env_id[0]) // 2
             if seen[v] < 6:
@@ -163,8 +163,8 @@ def test_each_step_is_stamped_with_the_weights_that_took_it(arithmetic):
         policies[version] = policy_for(plan, seed=version)
         collector.publish(policies[version], version)
         if version % 20:
-            looks = [[], [0]]  # one: 0.1 s, or until a fragment is there
-            collector._crew.serve(looks.pop)
+            looks = [True, False]  # one: 0.1 s, or until a fragment is there
+            collector.run_until(looks.pop)
             continue
         for fragment in collector.collect().fragments:
             stamps = fragment.policy_version
@@ -227,8 +227,8 @@ def test_samplers_that_are_too_far_ahead_wait_and_nothing_is_dropped():
     collector = nonstop(plan)
     collector.publish(policy_for(plan), 0)
     collector.release_batch(more=True)
-    collector._crew.serve(lambda: collector._crew.owing)  # until all memory is full
-    assert len(collector._crew.delivered) == 2 * 3
+    collector.run_until(lambda: not collector.pending)  # until all memory is full
+    assert len(collector._done) == 2 * 3
     depths, starts = [], {0: [], 2: []}
     for _ in range(3):
         collected = collector.collect()

@@ -172,7 +172,7 @@ def test_a_worker_that_dies_between_batches_is_noticed():
     collector = workers(plan, say=said.append)
     collector.publish(policy_for(plan), 0)
     collector.collect()
-    process = collector._crew.seats.workers[0].handle.process
+    process = collector.workers[0].child.process
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert collector.collect() is not None

@@ -112,7 +112,7 @@ class World:
         self.lost += sum(map(len, unfinished))
         for steps in unfinished:
             steps.clear()
-        if self.supervisor.gone(slot, self.now, None) is None:
+        if self.supervisor.lost(slot, self.now, None) is None:
             self.failed = True
 
     def listen(self, process):
@@ -158,7 +158,7 @@ class World:
             process = self.process[slot]
             return (process.generation, process.up, process.beats) if process else None
 
-        for slot, _ in sup.silent(self.now, LIMIT_S, progress):
+        for slot, _ in sup.stalled(self.now, LIMIT_S, progress):
             assert self.now - self.process[slot].progress_at > LIMIT_S  # nobody who goes on
             self.lose(slot)
             if self.failed:

@@ -91,9 +91,9 @@ class World:
         generation, batch, steps = self.memory[slot]
         if (generation, batch) != (process.generation, self.batch):
             steps = 0
-        if slot in self.supervisor.owing:
+        if slot in self.supervisor.pending:
             self.lost += steps
-        if self.supervisor.gone(slot, self.now, steps) is None:
+        if self.supervisor.lost(slot, self.now, steps) is None:
             self.failed = True
 
     def learner_looks(self):
@@ -118,7 +118,7 @@ class World:
             process = self.process[slot]
             return (process.generation, process.up, self.memory[slot]) if process else None
 
-        for slot, _ in sup.silent(self.now, LIMIT_S, progress):
+        for slot, _ in sup.stalled(self.now, LIMIT_S, progress):
             assert self.now - self.process[slot].progress_at > LIMIT_S  # nobody who goes on
             self.lose(slot)
             if self.failed:
@@ -156,7 +156,7 @@ class World:
             self.learner_looks()
             if self.failed:
                 return False
-            if not self.supervisor.owing:
+            if not self.supervisor.pending:
                 assert set(self.delivered) == set(range(self.num_slots))
                 self.learned += self.num_slots * T
                 return True
@@ -180,7 +180,7 @@ def test_f26_no_schedule_breaks_an_invariant(first):
         except AssertionError as error:
             raise AssertionError(f"schedule {seed}") from error
         in_flight = sum(
-            world.memory[slot][2] for slot in world.supervisor.owing
+            world.memory[slot][2] for slot in world.supervisor.pending
             if world.process[slot] is not None
             and world.memory[slot][:2] == (world.process[slot].generation, world.batch)
         )  # fmt: skip
@@ -206,7 +206,7 @@ def test_f26_the_rate_of_restarts_has_a_window():
     waits = []
     for now in (0.0, 10.0, 20.0):
         supervisor.begin(0, now)
-        waits.append(supervisor.gone(0, now, None))
+        waits.append(supervisor.lost(0, now, None))
         if now == 10.0:
             assert supervisor.due(10.4) == [] and supervisor.due(10.5) == [0]
     assert waits == [0.0, 0.5, None]
@@ -214,7 +214,7 @@ def test_f26_the_rate_of_restarts_has_a_window():
     waits = []
     for now in (0.0, 400.0, 800.0, 1200.0):
         again.begin(0, now + 100)
-        waits.append(again.gone(0, now + 100, None))
+        waits.append(again.lost(0, now + 100, None))
     assert waits == [0.0, 0.5, 1.0, 2.0]
 
 
@@ -229,7 +229,7 @@ def test_f26_a_fragment_that_is_delivered_ends_the_waiting():
             supervisor.to_send(0.0)
             assert not supervisor.delivered(0, generation, "something else")
             assert supervisor.delivered(0, generation, "it")
-        waits.append(supervisor.gone(0, 0.0, None))
+        waits.append(supervisor.lost(0, 0.0, None))
     assert waits == [0.0, 0.5, 0.0, 0.5]
 
 
@@ -240,14 +240,14 @@ def test_f26_a_fragment_lost_twice_at_one_place_is_made_anew():
     supervisor.order(0, "it")
     assert supervisor.to_send(0.0) == [(0, "it")]
     assert not supervisor.delivered(0, 0, "it")  # of nobody
-    supervisor.gone(0, 1.0, where=7)
+    supervisor.lost(0, 1.0, position=7)
     assert supervisor.begin(0, 1.0) == (2, 0)  # as it was
     assert not supervisor.ready(0, 1)  # late
     for generation, where, anew in ((2, 8, 0), (3, 8, 1), (4, 8, 2), (5, 2, 2)):
         assert supervisor.ready(0, generation)
         assert supervisor.to_send(1.0) == [(0, "it")]
         assert not supervisor.delivered(0, generation - 1, "it")  # late
-        supervisor.gone(0, 2.0, where)
+        supervisor.lost(0, 2.0, where)
         assert supervisor.begin(0, 99.0) == (generation + 1, anew)
     assert supervisor.restarts == 5
 
@@ -259,22 +259,22 @@ def test_f26_only_silence_that_was_seen_counts():
     supervisor.ready(0, 1)
     supervisor.order(0, "it")
     supervisor.to_send(0.0)
-    assert supervisor.silent(0.1, LIMIT_S, lambda slot: 7) == []
-    assert supervisor.silent(1000.0, LIMIT_S, lambda slot: 7) == []
-    assert supervisor.silent(1000.1, LIMIT_S, lambda slot: 8) == []
+    assert supervisor.stalled(0.1, LIMIT_S, lambda slot: 7) == []
+    assert supervisor.stalled(1000.0, LIMIT_S, lambda slot: 7) == []
+    assert supervisor.stalled(1000.1, LIMIT_S, lambda slot: 8) == []
     now = 1000.1
     supervisor_starting = Supervisor(1, restart=True, max_restarts=9)
     supervisor_starting.begin(0, now)
-    while not supervisor.silent(now, LIMIT_S, lambda slot: 8):
+    while not supervisor.stalled(now, LIMIT_S, lambda slot: 8):
         now += 0.1
-        assert supervisor_starting.silent(now, LIMIT_S, lambda slot: 8) == []
+        assert supervisor_starting.stalled(now, LIMIT_S, lambda slot: 8) == []
     assert LIMIT_S < now - 1000.1 < LIMIT_S + 0.3
-    while not supervisor_starting.silent(now, LIMIT_S, lambda slot: 8):
+    while not supervisor_starting.stalled(now, LIMIT_S, lambda slot: 8):
         now += 0.1
     assert 10 * LIMIT_S < now - 1000.1 < 10 * LIMIT_S + 0.5  # making environments takes longer
-    supervisor_starting.gone(0, now, None)
+    supervisor_starting.lost(0, now, None)
     supervisor_starting.begin(0, now)  # the next has all of it again, and nothing to show yet
-    assert supervisor_starting.silent(now + 0.1, LIMIT_S, lambda slot: 8) == []
+    assert supervisor_starting.stalled(now + 0.1, LIMIT_S, lambda slot: 8) == []
 
 
 def test_f26_a_fragment_that_is_delivered_is_a_sign_of_life():
@@ -289,9 +289,9 @@ def test_f26_a_fragment_that_is_delivered_is_a_sign_of_life():
     for k in range(10):
         for _ in range(6):
             now += LIMIT_S / 10
-            assert supervisor.silent(now, LIMIT_S, lambda slot: 7) == []
+            assert supervisor.stalled(now, LIMIT_S, lambda slot: 7) == []
         assert supervisor.delivered(0, 1, k)
     for _ in range(20):
         now += LIMIT_S / 10
-        found = supervisor.silent(now, LIMIT_S, lambda slot: 7)
+        found = supervisor.stalled(now, LIMIT_S, lambda slot: 7)
     assert found == [(0, LIMIT_S)]

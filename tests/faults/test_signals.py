@@ -20,7 +20,7 @@ import multiprocessing, os, pathlib, sys
 import gymnasium as gym
 import torch
 
-from headrace.collectors.backends.channel import Channel
+from headrace.distributed.channel import Channel
 
 HERE = pathlib.Path(__file__).parent
 WANTED, TIMES = PHASE, COUNT

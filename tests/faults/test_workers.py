@@ -77,9 +77,9 @@ def losses(monkeypatch):
     """When the learner's side sees that a worker is lost (`time.monotonic`)."""
     seen_at, lose = [], WorkerPool._lose
 
-    def noted(self, i, why, **more):
+    def noted(self, worker, cause, **more):
         seen_at.append(time.monotonic())
-        lose(self, i, why, **more)
+        lose(self, worker, cause, **more)
 
     monkeypatch.setattr(WorkerPool, "_lose", noted)
     return seen_at
@@ -115,7 +115,7 @@ def test_f01_twenty_kills_at_random_times_in_one_run(tmp_path, measured, losses)
 
 
 def first_worker(collector):
-    return collector._crew.seats.workers[0].handle.process.pid
+    return collector.workers[0].child.process.pid
 
 
 @pytest.mark.fault_a

@@ -26,6 +26,7 @@ ONLY_IN = {
     "safetensors": ("storage/checkpoint.py",),
     "cloudpickle": (
         "collectors/backends/",
+        "distributed/channel.py",
         "distributed/local_ranks.py",
         "envs/check/plays.py",
         "tools/autoscale/trial.py",

@@ -163,13 +163,11 @@ class Collector(Protocol):
 
     Attributes:
         restored: how the episodes came back that were under way when the run was saved.
+        ledger: of the env steps so far.
     """
 
     restored: Restored
-
-    @property
-    def ledger(self) -> Ledger:
-        """Of what its samplers did so far."""
+    ledger: Ledger
 
     def publish(self, policy: Policy, version: int) -> None:
         """Hand out weights: at lag 0, those that the next batch is to be made with."""

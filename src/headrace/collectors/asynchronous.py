@@ -1,45 +1,36 @@
-"""Sampling in worker processes that never stop: whichever fragments are there first make a batch.
+"""Sampling in worker processes that never stop: the first fragments that are there make a batch.
 
-Before each step a worker takes newer weights, if there are any, and each step is stamped with their
-version: at a step the weights are as new as can be, and how old they are when they are learned from
-is measured. So nobody waits for the slowest; only who is too far ahead waits (`asynchronous.py`).
+Before each step a worker takes newer weights, if there are any. Each step is stamped with their
+version, so that its age is known when it is learned from. Nobody waits for the slowest worker; only
+a worker that is too far ahead waits.
 
-A fragment that is delivered is behind its environments, whether it will be learned from or not: a
-worker that takes over, or a run that is resumed, goes on after it.
+A fragment that is done is behind its environments, whether it is learned from or not: a new process
+of the worker, or a run that is resumed, goes on after it.
 
-Left out: processes (`worker_pool.py`), and sampling batch by batch (`synchronous.py`).
+Left out: worker processes (`worker_pool.py`), and sampling batch by batch (`synchronous.py`).
 """
 
-import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import Any
 
-from headrace.collectors.api import Collected, Ledger, SamplingPlan, Say, ShouldStop
-from headrace.collectors.backends.api import BackendFactory, WorkOrder
-from headrace.collectors.backends.processes import ProcessBackend
+from headrace.collectors.api import Collected, SamplingPlan
+from headrace.collectors.backends.api import WorkOrder
 from headrace.collectors.rollout import RolloutResult
-from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.worker_pool import WorkerPool
-from headrace.meter import Laps
-from headrace.models.policy import Policy
-from headrace.spec import Array
-
-# Which fragments make a batch where nobody waits for anybody: the first that are there.
-#
-# Each vector has 1 + lag *buffers*: pieces of memory for a fragment. A buffer goes
-#
-#     with its sampler -> in the queue -> with the learner -> with its sampler -> ...
-#
-# and a sampler that has none left waits: nothing is dropped. So beside the batch that is learned
-# from at most `lag` others can be in the queue.
-
 
 Buffer = tuple[int, int]
 """A vector, and which of its buffers."""
 
 
 class Queue:
-    """Of the fragments of one rank.
+    """The fragments of one rank. Nothing is dropped: a worker without a free buffer waits.
+
+    Each vector has 1 + lag *buffers*, pieces of memory for a fragment. A buffer goes
+
+        to its worker -> into the queue -> to the learner -> to its worker -> ...
+
+    so at most `lag` batches are in the queue, beside the one that is learned from.
 
     Args:
         vectors: all of them; a batch has as many fragments.
@@ -48,22 +39,21 @@ class Queue:
 
     def __init__(self, vectors: Iterable[int], lag: int) -> None:
         self._vectors = list(vectors)
-        self._lag = lag
-        # A vector's own in turns, so that each vector has one before any has two.
+        # The buffers of a vector come in turns: each vector has one before any has two.
         self._idle = deque((v, b) for b in range(1 + lag) for v in self._vectors)
         self._sampling: set[Buffer] = set()
         self._queued: deque[Buffer] = deque()
         self._learning: list[Buffer] = []
 
     def to_order(self) -> list[Buffer]:
-        """What samplers are to fill now, in this order: theirs from here on."""
-        found = list(self._idle)
-        self._sampling |= set(found)
+        """Return the buffers that workers are to fill now, in this order."""
+        buffers = list(self._idle)
+        self._sampling |= set(buffers)
         self._idle.clear()
-        return found
+        return buffers
 
     def deliver(self, buffer: Buffer) -> None:
-        """A sampler has filled it."""
+        """Queue a buffer that a worker has filled."""
         self._sampling.remove(buffer)
         self._queued.append(buffer)
 
@@ -74,122 +64,87 @@ class Queue:
 
     @property
     def depth(self) -> float:
-        """What is in the queue, in batches."""
+        """The length of the queue, in batches."""
         return len(self._queued) / len(self._vectors)
 
     def take(self) -> list[Buffer]:
-        """The first that make a batch: the learner's from here on."""
+        """Give the learner the first buffers that make a batch."""
         assert self.has_batch and not self._learning, self._learning
         self._learning = [self._queued.popleft() for _ in self._vectors]
         return list(self._learning)
 
     def release(self) -> None:
-        """The learner has read what it took."""
+        """Free the buffers that the learner took."""
         self._idle += self._learning
         self._learning = []
 
 
-class AsynchronousCollector:
-    """A `Collector` over worker processes, for algorithms that correct for the age of weights.
+class AsynchronousCollector(WorkerPool):
+    """A pool of workers that never stop, for algorithms that correct for the age of weights.
 
-    Args: see `WorkersCollector`; `plan.lag` is 1 or more.
+    Args: see `WorkerPool`; `plan.lag` is 1 or more.
     """
 
-    def __init__(
-        self,
-        plan: SamplingPlan,
-        num_workers: int,
-        stop: ShouldStop,
-        state: Mapping[str, Array] | None = None,
-        say: Say = lambda text: None,
-        make_seats: BackendFactory = ProcessBackend,
-    ) -> None:
-        self._plan, self._stop, self._say = plan, stop, say
-        self._snapshots = EpisodeSnapshots(plan, state or {})
-        self._crew = WorkerPool(
-            plan, num_workers, self._snapshots, stop, say, remakes=False, make_seats=make_seats
-        )
-        self.restored = self._crew.restored
+    repeats_steps = False
+
+    def __init__(self, plan: SamplingPlan, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(plan, *arguments, **keywords)
         self._queue = Queue(plan.vectors, plan.lag)
-        self._ordered = {v: self._snapshots.steps([v]) for v in plan.vectors}
-        self._filled: dict[Buffer, RolloutResult] = {}  # what is in the queue
+        self._steps = {v: self._snapshots.steps([v]) for v in plan.vectors}  # ordered so far
+        self._queued: dict[Buffer, RolloutResult] = {}
         self._held: list[RolloutResult] = []  # of the batch that was collected last
 
-    @property
-    def ledger(self) -> Ledger:
-        """See `Collector`."""
-        return self._crew.ledger
-
-    def publish(self, policy: Policy, version: int) -> None:
-        """See `Collector`."""
-        self._crew.publish(policy, version)
-
     def collect(self) -> Collected | None:
-        """See `Collector`."""
+        """Wait until the queue has a batch, and take it."""
         if self._stop():
             return None
         self.release_batch(more=True)
-        self._crew.look()  # in any case: whoever is lost is replaced while others fill the queue
-        self._crew.serve(lambda: [] if self._has_batch() else self._crew.owing)
-        if self._crew.told_to_stop or not self._has_batch():
+        self.poll()  # in any case: lost workers are replaced while others fill the queue
+        self.run_until(lambda: self._has_batch() or not self.pending)
+        if self.is_stopping or not self._has_batch():
             return None
         # Sorting is stable: of one vector, the earlier fragment stays before the later.
         batch = sorted(self._queue.take(), key=lambda buffer: buffer[0])
-        self._held = [self._filled.pop(buffer) for buffer in batch]
-        metrics = self._crew.metrics(self._held, self._queue.depth)
-        fragments = [self._crew.fragment(*buffer) for buffer in batch]
-        episodes = [episode for filled in self._held for episode in filled.episodes]
-        env_steps = sum(filled.kept for filled in self._held)
+        self._held = [self._queued.pop(buffer) for buffer in batch]
+        fragments = [self.fragment(*buffer) for buffer in batch]
+        episodes = [episode for result in self._held for episode in result.episodes]
+        env_steps = sum(result.kept for result in self._held)
+        metrics = self._metrics(self._held, self._queue.depth)
         return Collected(fragments, env_steps, episodes, metrics)
 
     def release_batch(self, *, more: bool) -> None:
-        """See `Collector`: samplers go on in any case."""
+        """Have the memory of the batch filled again, in any case."""
         self._queue.release()
+        orders = []
         for v, buffer in self._queue.to_order():
-            self._crew.order(WorkOrder(((v, buffer, self._ordered[v]),), None))
-            self._ordered[v] += self._plan.num_steps
-        self._crew.send(time.monotonic())
+            orders.append(WorkOrder(((v, buffer, self._steps[v]),), None))
+            self._steps[v] += self._plan.num_steps
+        self.submit(orders)
 
     def discard_batch(self) -> None:
-        """See `Collector`."""
-        self.ledger.lost += sum(filled.kept for filled in self._held)
+        """Count the batch as lost."""
+        self.ledger.lost += sum(result.kept for result in self._held)
 
     def halt(self) -> None:
-        """See `Collector`."""
-        self._crew.halt()
-        self._hear()
-        self.ledger.lost += sum(filled.kept for filled in self._filled.values())
-        self._filled = {}
-
-    def state(self) -> dict[str, Array]:
-        """See `Collector`."""
-        return self._snapshots.state()
-
-    def meters(self) -> dict[str, dict[str, float]]:
-        """See `Collector`."""
-        return self._crew.meters()
-
-    def laps(self) -> dict[str, Laps]:
-        """See `Collector`."""
-        return self._crew.laps()
-
-    def close(self) -> None:
-        """See `Collector`."""
-        self._crew.close()
+        """Stop the workers, and count what is in the queue as lost."""
+        super().halt()
+        self._enqueue()
+        self.ledger.lost += sum(result.kept for result in self._queued.values())
+        self._queued = {}
 
     def _has_batch(self) -> bool:
-        self._hear()
+        self._enqueue()
         return self._queue.has_batch
 
-    def _hear(self) -> None:
-        """Put what was delivered into the queue; a worker that was told to stop gives it up."""
-        for order, filled in self._crew.delivered:
+    def _enqueue(self) -> None:
+        """Put filled fragments into the queue. Those of a worker that was stopped are lost."""
+        for order, result in self._done:
             ((v, buffer, _),) = order.fragments
-            self.ledger.count(filled.taken, filled.lost, whole=filled.whole)
-            self.ledger.drop(filled.dropped, self._say)
-            if filled.whole:
+            self.ledger.count(result.taken, result.lost, whole=result.whole)
+            self.ledger.drop(result.dropped, self._say)
+            if result.whole:
                 self._queue.deliver((v, buffer))
-                self._filled[v, buffer] = filled
-                self._snapshots.stage({v: self._crew.fragment(v, buffer)}, [filled])
+                self._queued[v, buffer] = result
+                self._snapshots.stage({v: self.fragment(v, buffer)}, [result])
                 self._snapshots.accept()
-        self._crew.delivered.clear()
+        self._done.clear()

@@ -11,7 +11,7 @@ from headrace.collectors.rollout import (
     RolloutWorker,
     lag_metrics,
 )
-from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, unwritten
+from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, mark_unwritten
 from headrace.collectors.watchdog import Watchdog
 from headrace.envs.api import Restored
 from headrace.meter import Laps, Meter
@@ -69,7 +69,7 @@ class InlineCollector:
             return None
         version = self._published.pull(self._worker.policy, self._version)
         steps, self._version = self._snapshots.steps(), None
-        unwritten(self._fragments)
+        mark_unwritten(self._fragments)
         wanted = [RolloutTask(v, fragment, steps) for v, fragment in self._of_vector.items()]
         with self._watchdog:
             weights = FixedActors([self._worker.actor()], version)

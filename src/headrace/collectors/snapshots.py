@@ -1,9 +1,7 @@
-"""Where the environments are, as the learner's side knows it: what it takes to go on from there.
+"""Snapshots of the environments, on the learner's side: what it takes to go on from there.
 
-For checkpoints, and for whoever takes over from a sampler that was lost. A batch is entered once it
-counts (it is learned from); until then, environments would be brought back to before it.
-
-Left out: bringing back (`VectorEnv.restore`), and files (`storage/checkpoint.py`).
+For checkpoints, and for a worker that is started again. A batch is entered once it counts (it is
+learned from). Left out: restoring (`VectorEnv.restore`), and files (`storage/checkpoint.py`).
 """
 
 import re
@@ -25,81 +23,75 @@ from headrace.spec import ActionCodec, Array
 
 
 class EpisodeSnapshots:
-    """Of all vectors of a rank.
+    """Snapshots of all vectors of a rank.
 
     Args:
         plan: the run's.
-        state: what they go on from, as `state` gave it; {}: they begin.
+        state: what they go on from, as `state` returns it; {}: they begin.
     """
 
     def __init__(self, plan: SamplingPlan, state: Mapping[str, Array]) -> None:
         self._num_steps = plan.num_steps
         self._steps = dict.fromkeys(plan.vectors, int(state.get("steps", 0)))
-        self._of = {v: _Journal(plan, v, state) for v in plan.vectors}
-        self._held: tuple[dict[int, Fragment], list[RolloutResult]] | None = None
+        self._vectors = {v: _VectorSnapshot(plan, v, state) for v in plan.vectors}
+        self._staged: tuple[dict[int, Fragment], list[RolloutResult]] | None = None
 
     def steps(self, vectors: Iterable[int] | None = None) -> int:
-        """How many each env has taken in fragments that count: the most of these vectors (all)."""
+        """Return the steps of an env in fragments that count: the most of these vectors (all)."""
         return max(self._steps[v] for v in (self._steps if vectors is None else vectors))
 
     def begin(self, states: Mapping[int, dict[str, Array]]) -> None:
-        """Vectors were brought to these states, with observations: where they were, or anew."""
+        """Enter states, with observations, that vectors were restored to or began anew with."""
         for v, state in states.items():
-            self._of[v].begin(state)
+            self._vectors[v].begin(state)
 
-    def stage(self, fragments: dict[int, Fragment], filled: list[RolloutResult]) -> None:
-        """A batch is whole; whether it counts is not known yet."""
-        self._held = fragments, filled
+    def stage(self, fragments: dict[int, Fragment], results: list[RolloutResult]) -> None:
+        """Stage a whole batch, of which it is not known yet whether it counts."""
+        self._staged = fragments, results
 
     def drop(self) -> None:
-        """It does not."""
-        self._held = None
+        """Drop the staged batch, which does not count."""
+        self._staged = None
 
     def accept(self) -> None:
-        """It does."""
-        if self._held is None:
+        """Enter the staged batch, if there is one: it counts."""
+        if self._staged is None:
             return
-        fragments, all_filled = self._held
-        for filled in all_filled:
-            for v, state in filled.states.items():
-                self._of[v].accept(fragments[v], state, filled.step_s[v])
+        fragments, results = self._staged
+        for result in results:
+            for v, state in result.states.items():
+                self._vectors[v].accept(fragments[v], state, result.step_s[v])
                 self._steps[v] += self._num_steps
-        self._held = None
+        self._staged = None
 
     def state(self, vectors: Iterable[int] | None = None) -> dict[str, Array]:
-        """All of it (or of some vectors), as named arrays."""
+        """Return the snapshots of these vectors (None: all), as named arrays."""
         state = {"steps": np.array(self.steps(vectors))}
-        for v in self._of if vectors is None else vectors:
-            state |= self._of[v].state()
+        for v in self._vectors if vectors is None else vectors:
+            state |= self._vectors[v].state()
         return state
 
     def describe_position(self, fragments: Mapping[int, Fragment], worker: str) -> str:
-        """Describe where a worker is, by the rewards that it has not written yet (NaN)."""
+        """Describe where a worker is, by its rewards: NaN where it has not written yet."""
         for v, fragment in fragments.items():
             if count_unwritten(fragment):
-                return self._of[v].describe_position(fragment, worker)
+                return self._vectors[v].describe_position(fragment, worker)
         return f"after the last step of a fragment, {worker}"
 
 
-def unwritten(fragments: Iterable[Fragment]) -> None:
-    """Have it seen which env steps are not written yet."""
+def mark_unwritten(fragments: Iterable[Fragment]) -> None:
+    """Mark all env steps as not written, by poison in the rewards."""
     for fragment in fragments:
         poison(fragment.reward)
 
 
 def count_unwritten(fragment: Fragment) -> int:
-    """How many env steps are not written, of a fragment that was `unwritten`."""
+    """Return how many env steps of a marked fragment are not written."""
     return int(np.isnan(fragment.reward.numpy()).sum())
 
 
-class _Journal:
-    """Of one vector.
-
-    Args:
-        plan: the run's.
-        vector: its index over all ranks.
-        state: what it goes on from, as `state` gave it; {}: nothing.
-    """
+class _VectorSnapshot:
+    """The snapshot of one vector; the arguments are those of `EpisodeSnapshots`."""
 
     def __init__(self, plan: SamplingPlan, vector: int, state: Mapping[str, Array]) -> None:
         n = plan.envs_per_vector
@@ -113,33 +105,27 @@ class _Journal:
         }
 
     def begin(self, state: dict[str, Array]) -> None:
-        """The vector was brought to `state`, with observations: from what is known, or begun anew.
-
-        The actions of the episodes that were brought back go on.
-        """
+        """Enter a state, with observations. The actions of restored episodes are kept."""
         before = self.state()
-        given = {
+        kept = {
             i: actions
             for i in range(len(self.env_id))
             if (actions := before.get(f"{self._name}env{i}.actions")) is not None
             and state["episode_step"][i]  # not begun anew
         }
-        longest = max(map(len, given.values()), default=0)
+        longest = max(map(len, kept.values()), default=0)
         shape = self._plan.spec.action.shape
         log = np.zeros((longest, len(self.env_id), *shape), self._plan.spec.action.dtype)
-        for i, actions in given.items():
+        for i, actions in kept.items():
             log[longest - len(actions) :, i] = actions.reshape(-1, *shape)
         self._log = ActionLog()
         self._log.commit(log, longest)
         self._known = state
 
     def accept(self, fragment: Fragment, state: dict[str, Array], step_s: float) -> None:
-        """A fragment counts.
+        """Enter a full fragment, and the vector's state after it.
 
-        Args:
-            fragment: full.
-            state: of the vector after it.
-            step_s: mean seconds per env step, to see what could be replayed in time.
+        `step_s`, the mean seconds of an env step, says what could be replayed in time.
         """
         if not self._plan.maker.native:  # such a form cannot be replayed
             rows = fragment.action.numpy()
@@ -155,7 +141,7 @@ class _Journal:
         self._known = state | obs | remembered(fragment.recurrent_state[1])
 
     def state(self) -> dict[str, Array]:
-        """All of it, as named arrays; {} before the first fragment."""
+        """Return it as named arrays; {} before the first fragment."""
         if not self._known:
             return {}
         state = dict(self._known)
@@ -169,7 +155,7 @@ class _Journal:
         return {self._name + name: array for name, array in state.items()}
 
     def describe_position(self, fragment: Fragment, worker: str) -> str:
-        """Describe where a worker is in `fragment`, which is not full."""
+        """Describe where in `fragment`, which is not full, a worker is."""
         t, i = (int(x) for x in np.argwhere(np.isnan(fragment.reward.numpy()))[0])
         if t == 0 and _is_poison(fragment.action[0, i]):  # never written to
             return (
@@ -190,7 +176,7 @@ class _Journal:
             episode, steps = episode + len(ends), t - int(ends[-1]) - 1
         env = int(self.env_id[i])
         seeded = self._plan.reseed_episodes or episode == 0
-        where = describe_position(
+        position = describe_position(
             f"{env} of {self._plan.spec.id}",
             worker,
             episode,
@@ -198,7 +184,7 @@ class _Journal:
             steps,
             self._action(fragment, t, i),
         )
-        return f"in {where}"
+        return f"in {position}"
 
     def _ended(self, fragment: Fragment, t: int) -> list[str]:
         ends = (fragment.terminated | fragment.truncated)[t].numpy()
@@ -214,19 +200,16 @@ def _is_poison(action: Tensor) -> bool:
     return bool(torch.equal(action.nan_to_num(), again.nan_to_num()))
 
 
-# The state of samplers, for vectors of another size: another number of learners shares them out.
-
-
 _OF_ONE_ENV = re.compile(r"env(\d+)\.(.+)")
 
 
 def regroup(state: dict[str, Array], num_envs: int, envs_per_vector: int) -> dict[str, Array]:
-    """The same environments under way, in vectors of another size.
+    """Return the same environments in vectors of another size, for another number of learners.
 
     Args:
-        state: of all samplers of a run.
+        state: of all vectors of a run.
         num_envs: of the run.
-        envs_per_vector: as it is to be. A vector of which an environment has no state has none.
+        envs_per_vector: the new size. A vector of which an environment has no state has none.
     """
     envs: dict[int, dict[str, Array]] = defaultdict(dict)
     rest: dict[str, Array] = {}

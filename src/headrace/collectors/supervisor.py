@@ -1,16 +1,13 @@
-"""Which sampler is to do what, and what follows when one is lost: decisions only, no processes.
+"""Which worker is to do what, and what follows when one is lost: decisions only, no processes.
 
-A sampler has a *slot* (memory, and its vectors); the process in it may be another one after a loss.
-Each has a *generation*, so that nothing that an earlier one said or wrote can count. A slot goes
+Each worker's processes are counted by a *generation*: nothing that an earlier process said or wrote
+can count. A worker goes
 
     waiting -> starting -> idle -> busy -> idle -> ...      (busy: it has orders)
-       ^______________________________/   lost: begun again, later and later, or the run fails
+       ^______________________________/   lost: started again, later and later, or the run fails
 
-and whoever is told that a slot is lost has ended and buried its process before: memory never has
-two writers. The clock is given with each call (seconds, monotonic).
-
-Left out: what is ordered (`synchronous.py`, `asynchronous.py`), processes, pipes and memory
-(`worker_pool.py`).
+Whoever reports a loss has ended the process before: memory never has two writers. The clock is an
+argument (seconds, monotonic).
 """
 
 from collections import deque
@@ -27,9 +24,9 @@ TIMES_AS_LONG_TO_START = 10
 
 
 class Status(Enum):
-    """What a slot is doing."""
+    """What a worker is doing."""
 
-    WAITING = "waiting for its time to be started"
+    WAITING = "waiting to be started"
     STARTING = "starting"
     IDLE = "idle"
     BUSY = "busy with an order"
@@ -40,163 +37,162 @@ class WorkerState:
     """What the supervisor knows of one worker."""
 
     rate: RestartRate
-    state: Status = Status.WAITING
+    status: Status = Status.WAITING
     start_at: float = 0.0
     generation: int = 0
     moves: int = 0
     orders: deque[Any] = field(default_factory=deque)  # not carried out yet, in their order
     num_sent: int = 0  # of these
-    delivered: bool = False  # all that was ordered
+    has_delivered: bool = False  # all that was ordered
     num_delivered: int = 0  # each is a sign of life
     lost_at: Any = None  # where in its order, the last time
     anew: int = 0  # how often it was lost where this order had been lost before
     lost_in_a_row: int = 0  # since an order was carried out
-    silence: StallTimer = field(default_factory=StallTimer)
+    stall: StallTimer = field(default_factory=StallTimer)
 
 
 class Supervisor:
-    """Of the samplers of one rank.
+    """Decides for the workers of one rank, by their index.
 
     Args:
-        num_slots: how many.
-        restart: whether a lost sampler is replaced.
-        max_restarts: of each slot, in `patience.WINDOW_S`.
+        num_workers: how many.
+        restart: whether a lost worker is replaced.
+        max_restarts: of each worker, in `timeouts.WINDOW_S`.
     """
 
-    def __init__(self, num_slots: int, *, restart: bool, max_restarts: int) -> None:
-        self._slots = [WorkerState(RestartRate(max_restarts)) for _ in range(num_slots)]
+    def __init__(self, num_workers: int, *, restart: bool, max_restarts: int) -> None:
+        self._workers = [WorkerState(RestartRate(max_restarts)) for _ in range(num_workers)]
         self._restart = restart
 
     def due(self, now: float) -> list[int]:
-        """Slots whose sampler is to be started now (`begin`).
+        """Return the workers to start now (`begin`).
 
-        Not those that have delivered all: until it counts, a new sampler would go on from before.
+        Not those that have delivered all: until it counts, a new process would go on from before.
         """
         return [
             i
-            for i, s in enumerate(self._slots)
-            if s.state is Status.WAITING and s.start_at <= now and not s.delivered
+            for i, w in enumerate(self._workers)
+            if w.status is Status.WAITING and w.start_at <= now and not w.has_delivered
         ]
 
-    def begin(self, slot: int, now: float) -> tuple[int, int]:
-        """A sampler is being started: its generation, and how often its order is to be another.
+    def begin(self, worker: int, now: float) -> tuple[int, int]:
+        """Mark a worker as starting. Return its generation, and how often its order is to change.
 
-        0: it is made (again) as it was. But where samplers were lost at the same place twice, it is
-        to be made of new episodes: of others each time.
+        0: its episodes are as before. A worker that was lost twice at the same place gets new
+        episodes, other ones each time.
         """
-        s = self._slots[slot]
-        assert s.state is Status.WAITING, s
-        s.state, s.generation = Status.STARTING, s.generation + 1
-        s.silence.begin(now)
-        return s.generation, s.anew
+        w = self._workers[worker]
+        assert w.status is Status.WAITING, w
+        w.status, w.generation = Status.STARTING, w.generation + 1
+        w.stall.begin(now)
+        return w.generation, w.anew
 
-    def ready(self, slot: int, generation: int) -> bool:
-        """A sampler says that it is up; whether it is the one that was started last."""
-        s = self._slots[slot]
-        if generation != s.generation or s.state is not Status.STARTING:
+    def ready(self, worker: int, generation: int) -> bool:
+        """Mark a worker as idle. Return whether it is the process that was started last."""
+        w = self._workers[worker]
+        if generation != w.generation or w.status is not Status.STARTING:
             return False
-        s.state = Status.IDLE
+        w.status = Status.IDLE
         return True
 
-    def order(self, slot: int, what: Any) -> None:
-        """Of a slot something is wanted, after what was ordered before."""
-        s = self._slots[slot]
-        s.orders.append(what)
-        s.delivered = False
+    def order(self, worker: int, order: Any) -> None:
+        """Add an order after those of this worker before."""
+        w = self._workers[worker]
+        w.orders.append(order)
+        w.has_delivered = False
 
     def to_send(self, now: float) -> list[tuple[int, Any]]:
-        """What samplers are to be told now: (slot, order), in order; they are busy from here on."""
-        found = []
-        for i, s in enumerate(self._slots):
-            if s.state in (Status.IDLE, Status.BUSY) and s.num_sent < len(s.orders):
-                if s.state is Status.IDLE:
-                    s.state = Status.BUSY
-                    s.silence.begin(now)
-                found += [(i, what) for what in list(s.orders)[s.num_sent :]]
-                s.num_sent = len(s.orders)
-        return found
+        """Return (worker, order) to send now, in order. The workers are busy from here on."""
+        to_send = []
+        for i, w in enumerate(self._workers):
+            if w.status in (Status.IDLE, Status.BUSY) and w.num_sent < len(w.orders):
+                if w.status is Status.IDLE:
+                    w.status = Status.BUSY
+                    w.stall.begin(now)
+                to_send += [(i, order) for order in list(w.orders)[w.num_sent :]]
+                w.num_sent = len(w.orders)
+        return to_send
 
-    def delivered(self, slot: int, generation: int, what: Any) -> bool:
-        """A sampler says that an order is carried out (`what`); whether that counts.
+    def delivered(self, worker: int, generation: int, order: Any) -> bool:
+        """Mark an order as carried out. Return whether that counts.
 
-        Not in the order in which it was told, where it carries several out at a time.
+        In any order, where a worker carries several out at a time.
         """
-        s = self._slots[slot]
-        told = list(s.orders)[: s.num_sent]
-        if generation != s.generation or s.state is not Status.BUSY or what not in told:
+        w = self._workers[worker]
+        sent = list(w.orders)[: w.num_sent]
+        if generation != w.generation or w.status is not Status.BUSY or order not in sent:
             return False
-        s.num_sent -= 1
-        s.num_delivered += 1
-        s.lost_in_a_row, s.lost_at, s.anew = 0, None, 0
-        s.orders.remove(what)
-        if not s.num_sent:
-            s.state = Status.IDLE
-        s.delivered = not s.orders
+        w.num_sent -= 1
+        w.num_delivered += 1
+        w.lost_in_a_row, w.lost_at, w.anew = 0, None, 0
+        w.orders.remove(order)
+        if not w.num_sent:
+            w.status = Status.IDLE
+        w.has_delivered = not w.orders
         return True
 
-    def orders(self, slot: int) -> list[Any]:
-        """What is ordered of a slot, and not carried out."""
-        return list(self._slots[slot].orders)
+    def orders(self, worker: int) -> list[Any]:
+        """Return the orders of a worker that are not carried out."""
+        return list(self._workers[worker].orders)
 
-    def moved(self, slot: int, now: float) -> None:
-        """A sampler has left for another place: one is started there at once."""
-        s = self._slots[slot]
-        s.state, s.num_sent, s.start_at = Status.WAITING, 0, now
-        s.moves += 1
+    def moved(self, worker: int, now: float) -> None:
+        """Mark a worker as gone to another machine, where it is to be started at once."""
+        w = self._workers[worker]
+        w.status, w.num_sent, w.start_at = Status.WAITING, 0, now
+        w.moves += 1
 
-    def gone(self, slot: int, now: float, where: Any, *, counts: bool = True) -> float | None:
-        """A sampler is lost: in how many seconds another is started; None: none is.
+    def lost(self, worker: int, now: float, position: Any, *, counts: bool = True) -> float | None:
+        """Mark a worker as lost. Return in how many seconds it is started again; None: never.
 
         Args:
-            slot: its own.
+            worker: its index.
             now: the clock.
-            where: in its order: anything that is the same at the same place.
-            counts: whether it may be the fault of what it does, and not of its machine alone.
+            position: in its order: anything that is the same at the same place.
+            counts: whether its work may be the cause, and not its machine alone.
         """
-        s = self._slots[slot]
-        s.num_sent = 0
-        place = s.state, where
-        s.anew += counts and place == s.lost_at
-        s.state, s.lost_at, s.lost_in_a_row = Status.WAITING, place, s.lost_in_a_row + 1
-        if not self._restart or (counts and not s.rate.again(now)):
+        w = self._workers[worker]
+        w.num_sent = 0
+        lost_at = w.status, position
+        w.anew += counts and lost_at == w.lost_at
+        w.status, w.lost_at, w.lost_in_a_row = Status.WAITING, lost_at, w.lost_in_a_row + 1
+        if not self._restart or (counts and not w.rate.again(now)):
             return None
         backoff = 0.0
-        if s.lost_in_a_row > 1:
-            backoff = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (s.lost_in_a_row - 2))
-        s.start_at = now + backoff
+        if w.lost_in_a_row > 1:
+            backoff = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (w.lost_in_a_row - 2))
+        w.start_at = now + backoff
         return backoff
 
-    def silent(
+    def stalled(
         self, now: float, limit_s: float, progress: Callable[[int], Any]
     ) -> list[tuple[int, float]]:
-        """Slots that have made no progress for too long, and how long that is (s).
+        """Return the workers that have made no progress for too long, and how long that is (s).
 
         Args:
             now: the clock.
             limit_s: how long a step or reset may take.
-            progress: of a slot: anything that changes as it goes on.
+            progress: of a worker: anything that changes as it goes on.
         """
-        found = []
-        for i, s in enumerate(self._slots):
-            if s.state in (Status.STARTING, Status.BUSY):
-                patience = limit_s * (TIMES_AS_LONG_TO_START if s.state is Status.STARTING else 1)
-                if s.silence.lasts(now, (progress(i), s.num_delivered)) > patience:
-                    found.append((i, patience))
-        return found
+        stalled = []
+        for i, w in enumerate(self._workers):
+            if w.status in (Status.STARTING, Status.BUSY):
+                longest = limit_s * (TIMES_AS_LONG_TO_START if w.status is Status.STARTING else 1)
+                if w.stall.lasts(now, (progress(i), w.num_delivered)) > longest:
+                    stalled.append((i, longest))
+        return stalled
 
     @property
     def restarts(self) -> int:
-        """How many samplers were started in the place of others that were lost."""
-        return sum(max(0, s.generation - 1 - s.moves) for s in self._slots)
+        """How many processes were started in the place of lost ones."""
+        return sum(max(0, w.generation - 1 - w.moves) for w in self._workers)
 
     @property
-    def owing(self) -> list[int]:
-        """Slots with orders that are not carried out."""
-        return [i for i, s in enumerate(self._slots) if s.orders]
+    def pending(self) -> list[int]:
+        """Workers with orders that are not carried out."""
+        return [i for i, w in enumerate(self._workers) if w.orders]
 
     @property
-    def coming_up(self) -> list[int]:
-        """Slots without a sampler that is up."""
-        return [
-            i for i, s in enumerate(self._slots) if s.state in (Status.WAITING, Status.STARTING)
-        ]
+    def starting(self) -> list[int]:
+        """Workers without a process that is up."""
+        not_up = (Status.WAITING, Status.STARTING)
+        return [i for i, w in enumerate(self._workers) if w.status in not_up]

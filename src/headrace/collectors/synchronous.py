@@ -1,136 +1,92 @@
-"""Sampling in worker processes, batch by batch: the hybrid of processes and vectors.
+"""Sampling in worker processes, batch by batch.
 
-Each worker steps its own vectors for T steps with its own copy of the policy; nobody waits for
-anybody inside a fragment, and a batch is a fragment of every vector, made with the same weights. At
-lag 1 the next batch is made while this one is learned from.
-
-Left out: processes (`worker_pool.py`), and sampling that never stops (`asynchronous.py`).
+Each worker steps its vectors for T steps with its copy of the policy, and waits for no other inside
+a fragment. A batch is a fragment of every vector, made with the same weights. At lag 1 the next
+batch is made while this one is learned from. Left out: `asynchronous.py`.
 """
 
-import time
-from collections.abc import Mapping
+from typing import Any
 
-from headrace.collectors.api import Collected, Ledger, SamplingPlan, Say, ShouldStop
-from headrace.collectors.backends.api import BackendFactory, WorkOrder
-from headrace.collectors.backends.processes import ProcessBackend
+from headrace.collectors.api import Collected
+from headrace.collectors.backends.api import WorkOrder
 from headrace.collectors.rollout import RolloutResult
-from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.worker_pool import WorkerPool
-from headrace.meter import Laps
 from headrace.models.policy import Policy
 from headrace.spec import Array
 
 
-class SynchronousCollector:
-    """A `Collector` over worker processes; all batches are those of `InlineCollector`.
+class SynchronousCollector(WorkerPool):
+    """A pool of workers whose batches are those of `InlineCollector`. Args: see `WorkerPool`."""
 
-    Args:
-        plan: what to sample.
-        num_workers: W, at most the number of vectors.
-        stop: asked while waiting whether to give up.
-        state: what to go on from; {}: begin.
-        say: told of workers that were lost, and of episodes that were dropped.
-        make_seats: where the workers are: processes of this machine, or Ray actors.
+    repeats_steps = True
 
-    Raises:
-        ConfigError, EnvError, WorkerError: see `WorkerPool`.
-    """
-
-    def __init__(
-        self,
-        plan: SamplingPlan,
-        num_workers: int,
-        stop: ShouldStop,
-        state: Mapping[str, Array] | None = None,
-        say: Say = lambda text: None,
-        make_seats: BackendFactory = ProcessBackend,
-    ) -> None:
-        self._plan, self._stop, self._say = plan, stop, say
-        self._snapshots = EpisodeSnapshots(plan, state or {})
-        self._crew = WorkerPool(
-            plan, num_workers, self._snapshots, stop, say, remakes=True, make_seats=make_seats
-        )
-        self.restored, self._version = self._crew.restored, 0
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._version = 0
         self._held: list[RolloutResult] = []  # of the batch that was collected last
 
-    @property
-    def ledger(self) -> Ledger:
-        """See `Collector`."""
-        return self._crew.ledger
-
     def publish(self, policy: Policy, version: int) -> None:
-        """See `Collector`."""
-        self._crew.publish(policy, version)
+        """Hand out the weights for the next batch."""
+        super().publish(policy, version)
         self._version = version
 
     def collect(self) -> Collected | None:
-        """See `Collector`."""
+        """Have a batch made, unless one is under way, and wait for it."""
         self._snapshots.accept()
         if self._stop():
             return None
-        if not self._crew.owing:
+        if not self.pending:
             self._order()
-        self._crew.serve(lambda: self._crew.owing)
-        all_filled = self._take()
-        if all_filled is None:
+        self.run_until(lambda: not self.pending)
+        results = self._take()
+        if results is None:
             return None
-        fragments = {v: self._crew.fragment(v, 0) for v in self._plan.vectors}
-        self._snapshots.stage(fragments, all_filled)
-        self._held = all_filled
-        episodes = [episode for filled in all_filled for episode in filled.episodes]
-        metrics = self._crew.metrics(all_filled, depth=0)
-        env_steps = sum(filled.kept for filled in all_filled)
+        fragments = {v: self.fragment(v, 0) for v in self._plan.vectors}
+        self._snapshots.stage(fragments, results)
+        self._held = results
+        episodes = [episode for result in results for episode in result.episodes]
+        env_steps = sum(result.kept for result in results)
+        metrics = self._metrics(results, depth=0)
         return Collected(list(fragments.values()), env_steps, episodes, metrics)
 
     def release_batch(self, *, more: bool) -> None:
-        """See `Collector`."""
+        """Count the batch. At lag 1, have the next one made."""
         self._snapshots.accept()
         if self._plan.lag and more:
             self._order()
-            self._crew.send(time.monotonic())
 
     def discard_batch(self) -> None:
-        """See `Collector`."""
+        """Count the batch as lost."""
         self._snapshots.drop()
-        self._lose(self._held)
+        self._lose_batch(self._held)
 
     def halt(self) -> None:
-        """See `Collector`."""
-        self._crew.halt()
-        self._lose(self._take() or [])
+        """Stop the workers, and count the batch under way as lost."""
+        super().halt()
+        self._lose_batch(self._take() or [])
 
     def state(self) -> dict[str, Array]:
-        """See `Collector`."""
+        """Return where the environments are after the batch that was collected last."""
         self._snapshots.accept()
-        return self._snapshots.state()
-
-    def meters(self) -> dict[str, dict[str, float]]:
-        """See `Collector`."""
-        return self._crew.meters()
-
-    def laps(self) -> dict[str, Laps]:
-        """See `Collector`."""
-        return self._crew.laps()
-
-    def close(self) -> None:
-        """See `Collector`."""
-        self._crew.close()
+        return super().state()
 
     def _order(self) -> None:
         """Have the next batch made, with the weights that were published last."""
         steps = self._snapshots.steps()
-        for share in self._crew.shares:
-            self._crew.order(WorkOrder(tuple((v, 0, steps) for v in share), self._version))
+        self.submit(
+            WorkOrder(tuple((v, 0, steps) for v in worker.vectors), self._version)
+            for worker in self.workers
+        )
 
-    def _lose(self, all_filled: list[RolloutResult]) -> None:
-        self.ledger.lost += sum(filled.kept for filled in all_filled)
+    def _lose_batch(self, results: list[RolloutResult]) -> None:
+        self.ledger.lost += sum(result.kept for result in results)
 
     def _take(self) -> list[RolloutResult] | None:
-        """Count what was delivered: it is a batch, or (None) lost."""
-        all_filled = [filled for _, filled in self._crew.delivered]
-        self._crew.delivered.clear()
-        whole = len(all_filled) == len(self._crew.shares) and all(f.whole for f in all_filled)
-        for filled in all_filled:
-            self.ledger.count(filled.taken, filled.lost, whole=whole)
-            self.ledger.drop(filled.dropped, self._say)
-        return all_filled if whole else None
+        """Count what the workers have done. Return the batch; None: it is lost."""
+        results = [result for _, result in self._done]
+        self._done.clear()
+        is_whole = len(results) == len(self.workers) and all(result.whole for result in results)
+        for result in results:
+            self.ledger.count(result.taken, result.lost, whole=is_whole)
+            self.ledger.drop(result.dropped, self._say)
+        return results if is_whole else None

@@ -21,7 +21,7 @@ from torch import nn
 import headrace
 from headrace import batch
 from headrace.collectors.asynchronous import AsynchronousCollector
-from headrace.collectors.backends.inference_server import Inference
+from headrace.collectors.backends.inference_server import InferenceServer
 from headrace.collectors.backends.worker_main import ANSWER, NEWEST, REQUEST
 from headrace.config.resolve import resolve
 from headrace.envs.api import Guards
@@ -158,8 +158,8 @@ def test_each_step_is_stamped_with_the_weights_that_took_it():
         policies[version] = policy_for(plan, seed=version)
         collector.publish(policies[version], version)
         if version % 10:
-            looks = [[], [0]]  # one: 0.1 s, or until a fragment is there
-            collector._crew.serve(looks.pop)
+            looks = [True, False]  # one: 0.1 s, or until a fragment is there
+            collector.run_until(looks.pop)
             continue
         for fragment in collector.collect().fragments:
             stamps, env = fragment.policy_version, int(fragment.env_id[0])
@@ -215,15 +215,14 @@ def all_wait(collector):
     """Order a batch, and look on until each vector has asked for its first actions."""
     collector.publish(policy_for(collector._plan), 0)
     collector._order()
-    seats = collector._crew.seats.workers
-    fragments = [f for seat in seats for of in seat.slot.fragments.values() for f in of]
+    memories = [worker.memory for worker in collector.workers]
+    fragments = [f for memory in memories for of in memory.fragments.values() for f in of]
 
-    def pending():
+    def all_have_asked():
         begun = all(int(fragment.env_id[0]) >= 0 for fragment in fragments)
-        ask = begun and Gated.calls and all(seat.slot.turn[0] == -1 for seat in seats)
-        return [] if ask else collector._crew.owing
+        return begun and Gated.calls and all(memory.turn[0] == -1 for memory in memories)
 
-    collector._crew.serve(pending)
+    collector.run_until(lambda: all_have_asked() or not collector.pending)
     assert Gated.calls == 1
     assert all(fragment.reward.isnan().all() for fragment in fragments)
 
@@ -267,7 +266,7 @@ def test_a_worker_that_waits_long_for_the_network_is_not_taken_for_stuck(gate):
     all_wait(collector)
     until = time.monotonic() + 2
     while time.monotonic() < until:
-        collector._crew.look(0.1)
+        collector.poll(0.1)
     gate.set()
     assert collector.collect() is not None
     assert (said, collector.ledger.restarts) == ([], 0)
@@ -283,7 +282,7 @@ def test_for_one_that_is_dismissed_nothing_is_written_any_more(gate):
     first, second, third = (batch.allocate(layout) for _ in range(3))
     for fragment in (first, second, third):
         fragment.obs[0] = 1.0
-    inference = Inference(plan, published)
+    inference = InferenceServer(plan, published)
     with inference.admit(0, {0: [first], 1: [second]}) as asks:
         asks.send(REQUEST.pack(0, 0, 0, 0, NEWEST))
         assert Gated.called.wait(60)
@@ -305,7 +304,7 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(gate):
     plan, said = learner_plan(Counting, model=Gated), []
     collector = workers(plan, say=said.append)
     all_wait(collector)
-    os.kill(collector._crew.seats.workers[0].handle.process.pid, signal.SIGKILL)
+    os.kill(collector.workers[0].child.process.pid, signal.SIGKILL)
     threading.Timer(1.0, gate.set).start()  # while the crew waits for the round to end
     expected = inline(plan_for(Counting, model=Gated))
     expected.publish(policy_for(plan), 0)
@@ -334,7 +333,7 @@ def test_workers_that_are_killed_at_any_time_are_replaced(lag):
     killers = []
     for k in range(batches):
         if k in (1, 3):
-            pid = collector._crew.seats.workers[k // 2].handle.process.pid
+            pid = collector.workers[k // 2].child.process.pid
             killers.append(threading.Timer(0.02, os.kill, (pid, signal.SIGKILL)))
             killers[-1].start()
         for fragment in collector.collect().fragments:
@@ -466,4 +465,4 @@ def test_it_is_said_if_a_worker_has_one_vector_only(tmp_path, capsys):
         "CartPole-v1", num_workers=2, inference="learner", envs_per_vector=4, num_steps=16,
         total_env_steps=128, run_dir=tmp_path / "run",
     )  # fmt: skip
-    assert "2 vectors for 2 workers; who has one only does nothing" in capsys.readouterr().out
+    assert "2 vectors for 2 workers. A worker" in capsys.readouterr().out

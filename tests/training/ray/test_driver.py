@@ -18,7 +18,7 @@ import headrace
 from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.collectors.backends import ray_actors
 from headrace.collectors.backends.ray_actors import Needs, RayBackend
-from headrace.collectors.backends.ray_worker import Received
+from headrace.collectors.backends.ray_worker import ReceivedWeights
 from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.resolve import given_for_resume, resolve
 from headrace.config.run_config import RunConfig, demands
@@ -79,8 +79,8 @@ def no_actors_left():
 def actors(
     plan, num_workers=2, stop=never, state=None, say=print, kind=SynchronousCollector, **needs
 ):
-    make_seats = functools.partial(RayBackend, needs=Needs(**needs))
-    _open.append(kind(plan, num_workers, stop, state, say, make_seats))
+    make_backend = functools.partial(RayBackend, needs=Needs(**needs))
+    _open.append(kind(plan, num_workers, stop, state, say, make_backend))
     return _open[-1]
 
 
@@ -174,7 +174,7 @@ def test_weights_that_come_late_do_not_become_the_newest():
         FlatWeights(policy, buffer).publish(policy)
         flat.append(buffer.numpy())
         flat[-1].flags.writeable = False  # as they come out of an object store
-    received, module = Received(), policy_for(plan, seed=9)
+    received, module = ReceivedWeights(), policy_for(plan, seed=9)
     for version in (1, 2, 1):
         received.take(version, flat[version])
     for asked, given in ((None, 2), (1, 1)):
@@ -189,8 +189,8 @@ def test_weights_that_come_late_do_not_become_the_newest():
 
 @pytest.fixture
 def no_patience(monkeypatch):
-    monkeypatch.setattr(ray_actors, "_GUEST_AFTER_S", 0.2)
-    monkeypatch.setattr(ray_actors, "_FIRST_GUEST_AFTER_S", 0.2)
+    monkeypatch.setattr(ray_actors, "_SHARE_AFTER_S", 0.2)
+    monkeypatch.setattr(ray_actors, "_FIRST_SHARE_AFTER_S", 0.2)
 
 
 @pytest.mark.more
@@ -210,12 +210,12 @@ def test_samplers_without_a_machine_are_guests_until_there_is_one(cluster, no_pa
         up.append(b.metrics["workers_up"])
         if version == 2:
             ray.kill(keep)
-        if up[-1] == 3 and many._crew.seats._sits.get(2) is many._crew.seats._homes[2]:
+        if up[-1] == 3 and many.workers[2].host is many.workers[2].own:
             break
         for collector in (one, many):
             collector.release_batch(more=True)
     assert up[:3] == [1, 1, 1]
-    assert len({id(place) for place in many._crew.seats._sits.values()}) == 3
+    assert len({id(worker.host) for worker in many.workers}) == 3
     assert many.ledger == one.ledger  # nothing was lost
     one.close()
 
@@ -233,8 +233,8 @@ def test_who_moves_while_samplers_never_stop_loses_what_it_has_begun_and_nothing
     ray.get(keep.__ray_ready__.remote())
     collector = actors(plan, kind=AsynchronousCollector, at_once=1)
     learned, up = 0, []
-    seats = collector._crew.seats
-    while not up or up[-1] < 2 or seats._sits.get(1) is not seats._homes[1]:
+    mover = collector.workers[1]
+    while not up or up[-1] < 2 or mover.host is not mover.own:
         collector.publish(policy_for(plan), len(up))
         batch = collector.collect()
         learned += batch.env_steps

@@ -1,35 +1,30 @@
-"""What the crew needs of where its samplers sit, and what it keeps of each of them.
+"""The interface between the worker pool and the backends: orders, messages, handles."""
 
-Left out: the kinds of seats (`processes.py`, `ray_actors.py`), and what follows (`worker_pool.py`).
-"""
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-import mmap
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
-
-from headrace import batch
 from headrace.batch import Fragment
 from headrace.collectors.api import SamplingPlan
+from headrace.collectors.rollout import RolloutResult
 from headrace.collectors.snapshots import EpisodeSnapshots
+from headrace.envs.api import Restored
+from headrace.errors import HeadraceError
 from headrace.meter import Laps, Readings
 from headrace.models.policy import Policy
 from headrace.spec import Array
 
-# What a worker is told, and the memory that it writes to.
-
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What one worker is told at its start, besides the plan.
+    """What a worker's process receives at its start, besides the plan.
 
     Attributes:
         name: in messages.
-        generation: of its slot.
-        vectors: which are its own, by their index in the run.
-        state: of its vectors; {}: they begin.
+        generation: counts the processes of this worker.
+        vectors: by their index in the run.
+        state: of the vectors; {}: they begin.
         begin_after: see `RolloutWorker.restore`.
-        offset: where its slot begins in the memory of all (bytes), where they share it.
     """
 
     name: str
@@ -37,15 +32,13 @@ class WorkerSetup:
     vectors: list[int]
     state: dict[str, Array]
     begin_after: int
-    offset: int = 0
 
 
 class WorkOrder(NamedTuple):
-    """To fill fragments, one after the other.
+    """An order to fill fragments, one after the other.
 
     Attributes:
-        fragments: the vector of each, which of its buffers, and the steps that each env of the
-            vector has taken before.
+        fragments: vector, buffer, and steps that each env of the vector has taken before.
         version: of the weights; None: the newest at each step.
     """
 
@@ -53,167 +46,186 @@ class WorkOrder(NamedTuple):
     version: int | None
 
 
-class WorkerMemory:
-    """A worker's piece of shared memory: some numbers, then the fragments of its vectors.
+class Ready(NamedTuple):
+    """The worker has made its environments; `states` has observations too."""
 
-    Args:
-        memory: of all slots.
-        offset: where this one begins.
-        plan: the run's.
-        vectors: whose fragments these are.
-        fresh: poison them.
+    generation: int
+    restored: Restored
+    states: dict[int, dict[str, Array]]
+
+
+class Done(NamedTuple):
+    """The worker has carried an order out, or was stopped in it."""
+
+    generation: int
+    order: WorkOrder
+    result: RolloutResult
+    readings: Readings
+
+
+class Failed(NamedTuple):
+    """The worker raised an error, which ends the run: in its work, or in closing."""
+
+    error: HeadraceError
+    closing: bool = False
+
+
+class Exited(NamedTuple):
+    """The worker's process has ended.
 
     Attributes:
-        beats: counts what the worker does (its meter's laps), as a sequence of one number.
-        generation: of the worker that writes, as a sequence of one number.
-        turn: the vector that is being stepped where they take turns, else -1; as a sequence of one.
-        fragments: by vector, the buffers of each.
+        cause: in words.
+        counts: see `Supervisor.lost`.
     """
 
-    _HEADER = 64
-
-    def __init__(
-        self, memory: mmap.mmap, offset: int, plan: SamplingPlan, vectors: list[int], *, fresh: bool
-    ) -> None:
-        numbers = memoryview(memory)[offset : offset + self._HEADER].cast("q")
-        self.beats, self.generation, self.turn = numbers[0:1], numbers[1:2], numbers[2:3]
-        size = batch.num_bytes(plan.layout)
-        self.fragments: dict[int, list[Fragment]] = {v: [] for v in vectors}
-        first = offset + self._HEADER
-        for buffers in self.fragments.values():
-            for _ in range(plan.num_buffers):
-                piece = memoryview(memory)[first : first + size]
-                buffers.append(batch.allocate(plan.layout, piece, fresh=fresh))
-                first += size
-
-    @classmethod
-    def num_bytes(cls, plan: SamplingPlan, num_vectors: int) -> int:
-        """How much memory a slot takes."""
-        return cls._HEADER + num_vectors * plan.num_buffers * batch.num_bytes(plan.layout)
+    cause: str
+    counts: bool = True
 
 
-@dataclass
-class Record:
-    """Of one seat: whose it is, and what was heard from who sits there.
+Message = Ready | Done | Failed | Exited
+
+
+class LostWork(NamedTuple):
+    """Env steps of the unfinished orders of a lost worker: `taken`, and still `left` to take."""
+
+    taken: int
+    left: int
+
+
+class Timings:
+    """Where the time of one worker went, over all its processes.
 
     Attributes:
-        name: in messages.
-        vectors: by their index in the run.
-        lost_steps: of samplers that were lost with the order under way.
-        seconds: by span, of those that sat here before.
-        latest: of who sits here now.
         usual_s: see `Meter.usual_s`.
-        laps: of all that have sat here; None: they are not kept.
+        laps: None: they are not kept.
     """
 
-    name: str
-    vectors: list[int]
-    lost_steps: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    latest: dict[str, float] = field(default_factory=dict)
-    usual_s: float = 0.0
-    laps: Laps | None = None
+    def __init__(self) -> None:
+        self.usual_s = 0.0
+        self.laps: Laps | None = None
+        self._past: dict[str, float] = {}
+        self._latest: dict[str, float] = {}
 
     def read(self, readings: Readings) -> None:
-        """Who sits here now has told of its meter."""
-        self.latest, self.usual_s, laps = readings
+        """Enter what the present process has measured."""
+        self._latest, self.usual_s, laps = readings
         if self.laps and laps:
             self.laps.join(laps)
         else:
             self.laps = self.laps or laps
 
-    def meter(self) -> dict[str, float]:
-        """Seconds by span of all that have sat here."""
-        spans = self.seconds | self.latest
-        return {span: self.seconds.get(span, 0.0) + self.latest.get(span, 0.0) for span in spans}
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds by span."""
+        past, latest = self._past, self._latest
+        return {span: past.get(span, 0.0) + latest.get(span, 0.0) for span in past | latest}
 
-    def vacate(self) -> None:
-        """Who sits here now is gone."""
-        self.seconds, self.latest = self.meter(), {}
+    def retire(self) -> None:
+        """Keep the seconds of the present process, which has ended."""
+        self._past, self._latest = self.seconds(), {}
 
 
-class Heard(NamedTuple):
-    """What came from a seat.
+class WorkerHandle(Protocol):
+    """One worker, as the learner holds it. After a loss another process does its work.
 
     Attributes:
-        seat: which.
-        messages: (kind, generation, what), in order: "ready", "done" or "error".
-        cause: how who sat there has ended, if so.
-        counts: see `Supervisor.gone`.
+        index: among the workers of the rank.
+        name: in messages.
+        vectors: that it steps, by their index in the run.
+        timings: over all its processes.
+        lost_steps: taken by lost processes in the order under way.
     """
 
-    seat: int
-    messages: list[tuple[str, int, Any]]
-    cause: str | None = None
-    counts: bool = True
+    index: int
+    name: str
+    vectors: list[int]
+    timings: Timings
+    lost_steps: int
+
+    def __init__(self, index: int, vectors: list[int]) -> None:
+        self.index, self.name, self.vectors = index, f"worker {index}", vectors
+        self.timings, self.lost_steps = Timings(), 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a process."""
+
+    def fragment(self, vector: int, buffer: int) -> Fragment:
+        """Return a filled fragment."""
+
+    def prepare(self, order: WorkOrder) -> None:
+        """Mark the memory that an order is to fill, if it is shared."""
+        return
+
+    def start(self, setup: WorkerSetup) -> None:
+        """Have a process started, which sends `Ready`."""
+
+    def send(self, order: WorkOrder) -> None:
+        """Send an order. If the process is gone, `poll` returns its `Exited`."""
+
+    def poll(self) -> list[Message]:
+        """Return the messages that have come, without waiting."""
+
+    def progress(self, orders: list[WorkOrder]) -> object:
+        """Return anything that changes while the worker carries out its orders."""
+
+    def stack(self) -> str:
+        """Return the stack of a process that hangs; "": unknown."""
+
+    def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
+        """Describe where in its orders the worker is."""
+
+    def lose(self, orders: list[WorkOrder]) -> LostWork:
+        """End the process, and count what it did of its orders."""
 
 
 class WorkerBackend(Protocol):
-    """The workers of a rank: `WorkerBackend(plan, shares)` has one for each list of vectors.
+    """The workers of a rank, and what they share. Nothing waits here, but for `wait` and `close`.
 
-    A seat is taken by `start`, and left by `lose` or `close`. Nothing here waits, but for `listen`
-    and `close`.
+    Attributes:
+        workers: one for each list of vectors.
     """
 
+    workers: Sequence[WorkerHandle]
+
     def publish(self, policy: Policy, version: int) -> None:
-        """Put weights where samplers find them."""
+        """Put weights where the workers find them."""
 
-    def fragment(self, i: int, vector: int, buffer: int) -> Fragment:
-        """One that is filled, or the memory for it."""
+    def wait(self, wait_s: float) -> Iterable[WorkerHandle]:
+        """Return the workers that have messages, within `wait_s`.
 
-    def prepare(self, i: int, order: WorkOrder) -> None:
-        """It is going to be filled."""
+        Raises:
+            WorkerError: what all workers share is broken.
+        """
 
-    def start(self, i: int, orders: WorkerSetup) -> None:
-        """Have a sampler sit down."""
+    def departures(self) -> Iterable[tuple[WorkerHandle, int]]:
+        """Yield workers that leave for another machine, and the env steps that this loses."""
+        return ()
 
-    def tell(self, i: int, order: WorkOrder) -> None:
-        """Tell it what to fill; it may be gone, which shows when it is listened to."""
-
-    def listen(self, wait_s: float) -> list[Heard]:
-        """What is heard from any, within so many seconds; WorkerError if all of it is broken."""
-
-    def leaving(self) -> Iterable[tuple[int, int]]:
-        """Who leaves for another place, and the env steps that are lost by it."""
-
-    def watch(self, now: float, limit_s: float) -> None:
-        """Look after what they share: that it answers within the limit."""
-
-    def progress(self, i: int, orders: list[WorkOrder]) -> Any:
-        """Anything that changes while a sampler is at work on its orders, or need not be."""
-
-    def stack(self, i: int) -> str:
-        """Where it is stuck; "" if that cannot be told."""
-
-    def where(self, i: int, orders: list[WorkOrder], journals: EpisodeSnapshots) -> str:
-        """Where in its orders it was lost."""
-
-    def lose(self, i: int, orders: list[WorkOrder]) -> tuple[int, int]:
-        """End who sits there: env steps taken of the orders, and those that are left."""
+    def check(self, now: float, limit_s: float) -> None:
+        """Check that what the workers share has answered within `limit_s`."""
 
     def stop(self) -> None:
-        """All are to give up where they are."""
+        """Have all workers give up where they are."""
 
     def meters(self) -> dict[str, dict[str, float]]:
-        """Seconds by span of what works beside the samplers."""
+        """Return the seconds by span of what works beside the workers."""
+        return {}
 
     def laps(self) -> dict[str, Laps]:
-        """What that did when, if the plan wants a timeline; asked for once."""
+        """Return what that did when, if the plan wants a timeline. Called once."""
+        return {}
 
     def metrics(self) -> dict[str, float]:
-        """Since the last call."""
-
-    def is_taken(self, i: int) -> bool:
-        """Whether anybody sits there."""
+        """Return metrics since the last call."""
+        return {}
 
     def close(self, within_s: float) -> None:
-        """End all, those that do not go by themselves as well; EnvError if one failed in it."""
+        """End all workers: by force what has not ended within `within_s`.
+
+        Raises:
+            EnvError: an environment failed in closing.
+        """
 
 
-class BackendFactory(Protocol):
-    """Makes them."""
-
-    def __call__(
-        self, plan: SamplingPlan, shares: list[list[int]], names: list[str]
-    ) -> WorkerBackend:
-        """See `WorkerBackend`; raises ConfigError where they cannot be."""
+BackendFactory = Callable[[SamplingPlan, list[list[int]]], WorkerBackend]
+"""Makes the workers for lists of vectors. Raises ConfigError where they cannot run."""

@@ -1,14 +1,14 @@
-"""Acting for all workers of a rank, by a thread of the learner's process, on the learner's device.
+"""Inference for all workers of a rank, in a thread of the learner's process, on its device.
 
-    worker: writes observations -> asks -> steps another vector -> has its answer -> steps
-    thread:      waits -> takes all that was asked -> one batch -> writes actions -> answers
+    worker: writes observations -> sends a request -> steps another vector -> has actions -> steps
+    thread: waits -> takes all requests -> one batch -> writes actions -> answers
 
-All vectors that are ready make one batch. Its rows lie in the fragments, in shared memory: a worker
-touches a row's actions only once it has the answer (the system calls in between order that). The
-thread has its own copy of the policy, so that the learner may change weights meanwhile.
+All vectors that are ready make one batch. Rows lie in the fragments, in shared memory: a worker
+reads a row's actions only after the answer (the system calls in between order that). The thread has
+a copy of the policy, so that the learner may change weights meanwhile.
 
-Memory is read and written in *rounds*, which hold a lock, so that nothing is while somebody else
-holds it: a worker that has died is dismissed before anybody else writes where it wrote.
+Memory is read and written in *rounds*, which hold a lock: a worker that has died is dismissed
+between two rounds, before another writes to its fragments.
 
 Left out: the worker's end (`worker_main.py`), and inference in a worker (`rollout.py`).
 """
@@ -21,8 +21,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,14 +38,14 @@ from headrace.spec import Array
 from headrace.timeouts import LEAST_LIMIT_S, StallTimer
 from headrace.weights import Published
 
-_BEAT_S = 1.0  # so long it may wait before it shows that it is alive
+_ALIVE_EVERY_S = 1.0  # a thread that waits shows that it is alive
 _MOST_BYTES = 1 << 16  # of requests, more than a worker can have
 _END_WITHIN_S = 10.0
 _SILENT = "The network has not given actions for {:g} s (--inference learner)."
 
 
 class _Rows:
-    """A fragment, as it is acted in."""
+    """A fragment's columns as arrays, to act in."""
 
     def __init__(self, fragment: Fragment) -> None:
         self.obs = each(Tensor.numpy, fragment.obs)
@@ -57,32 +56,18 @@ class _Rows:
         self.noise: Array | None = None  # [T, n, draws]; made at row 0
 
 
-@dataclass
-class _Worker:
-    """One that asks.
+class _Request(NamedTuple):
+    """A request for actions at row t of a vector's fragment."""
 
-    Attributes:
-        socket: our end.
-        fragments: by vector and buffer.
-    """
-
-    socket: socket.socket
-    fragments: dict[tuple[int, int], _Rows]
-
-
-@dataclass
-class _Request:
-    """To act at row t of a vector's fragment."""
-
-    of: _Worker
+    worker: socket.socket
     vector: int
     rows: _Rows
     t: int
     version: int
 
 
-class Inference:
-    """The thread, as the crew of workers has it.
+class InferenceServer:
+    """The thread, as the backend of the workers holds it.
 
     Args:
         plan: the run's.
@@ -96,12 +81,13 @@ class Inference:
         policy = policies.build(plan.spec, plan.network, 0, plan.model)
         self._policy = policy.to(self._device)
         self._version: int | None = None  # of the weights that it has
-        self._meter, self._silence = Meter(keeps_laps=plan.timeline), StallTimer()
+        self._meter, self._stall = Meter(keeps_laps=plan.timeline), StallTimer()
         self._num_rounds = self._num_vectors = 0
         self._counted = (0, 0)  # of these, in metrics
-        self._workers: dict[int, _Worker] = {}  # by what the crew calls them
-        self._by_fd: dict[int, _Worker] = {}
-        # Who holds the door comes in after this round: the lock alone may go to the thread forever.
+        self._rows: dict[tuple[int, int], _Rows] = {}  # by vector and buffer
+        self._sockets: dict[int, socket.socket] = {}  # by worker
+        self._by_fd: dict[int, socket.socket] = {}  # those that are read
+        # The thread passes the door before each round: the lock alone might go to it forever.
         self._door, self._round = threading.Lock(), threading.Lock()
         self._closing = False
         self._error: BaseException | None = None
@@ -111,12 +97,11 @@ class Inference:
         self._num_threads = torch.get_num_threads()
         self._thread.start()
 
-    def admit(self, i: int, fragments: dict[int, list[Fragment]]) -> socket.socket:
-        """A worker is going to be started: the socket by which it asks, to be closed here.
+    def admit(self, worker: int, fragments: dict[int, list[Fragment]]) -> socket.socket:
+        """Admit a worker that is going to be started, with the buffers of its vectors.
 
-        Args:
-            i: its own, until it is dismissed.
-            fragments: by vector, the buffers of each.
+        Returns:
+            The socket for its requests, which the caller closes.
         """
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -124,58 +109,59 @@ class Inference:
             (v, b): _Rows(of) for v, buffers in fragments.items() for b, of in enumerate(buffers)
         }
         with self._between_rounds():
-            self._workers[i] = self._by_fd[ours.fileno()] = _Worker(ours, rows)
+            self._rows |= rows
+            self._sockets[worker] = self._by_fd[ours.fileno()] = ours
             self._epoll.register(ours, select.EPOLLIN)
         return theirs
 
-    def dismiss(self, i: int) -> None:
-        """A worker has ended: from here on nothing is written for it."""
+    def dismiss(self, worker: int) -> None:
+        """Dismiss a worker that has ended: nothing more is written for it."""
         with self._between_rounds():
-            if worker := self._workers.pop(i, None):
-                self._leave(worker)
-                worker.socket.close()
+            if ours := self._sockets.pop(worker, None):
+                self._stop_reading(ours)
+                ours.close()
 
     def check(self) -> None:
-        """Raise what it failed of."""
+        """Raise the error that ended the thread, if one did."""
         if self._error is not None:
             raise self._error
 
     def watch(self, now: float, limit_s: float) -> None:
-        """WorkerError if it has shown no progress for too long: the network does not answer."""
+        """Raise WorkerError if the thread makes no progress: the network does not answer."""
         limit_s = max(limit_s, LEAST_LIMIT_S)
-        if self._silence.lasts(now, self._meter.beats[0]) > limit_s:
+        if self._stall.lasts(now, self._meter.beats[0]) > limit_s:
             frame = sys._current_frames().get(self._thread.ident or 0)
             stack = "".join(traceback.format_stack(frame)) if frame else ""
             raise WorkerError(f"{stack}\n{_SILENT.format(limit_s)}")
 
     def metrics(self) -> dict[str, float]:
-        """Of what was done since they were asked for last."""
+        """Return metrics since the last call."""
         now = self._num_rounds, self._num_vectors
         rounds, vectors = (a - b for a, b in zip(now, self._counted, strict=True))
         self._counted = now
         return {"inference_batch": vectors / rounds} if rounds else {}
 
     def seconds(self) -> dict[str, float]:
-        """By span, so far."""
+        """Return the seconds by span so far."""
         with self._between_rounds():
             self._meter.lap("wait")
             return self._meter.seconds()
 
     def laps(self) -> Laps | None:
-        """What it did when, since the last time; None: that is not kept."""
+        """Return the laps since the last call. None: they are not kept."""
         with self._between_rounds():
             return self._meter.take_laps()
 
     def close(self) -> None:
-        """End it. Workers have ended."""
+        """End the thread, after the workers."""
         self._closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join(_END_WITHIN_S)
         if self._thread.is_alive():  # stuck in the user's network: it ends with the process
             return
-        for worker in self._workers.values():
-            worker.socket.close()
-        self._workers, self._by_fd = {}, {}
+        for worker in self._sockets.values():
+            worker.close()
+        self._sockets, self._by_fd = {}, {}
         self._epoll.close()
         os.close(self._wake)
 
@@ -190,28 +176,27 @@ class Inference:
                 self._round.release()
 
     def _run(self) -> None:
-        """The thread."""
         try:
             torch.set_num_threads(self._num_threads)  # OpenMP counts them for each thread
             with torch.no_grad(), self._stream():
                 while not self._closing:
-                    ready = self._epoll.poll(_BEAT_S)
+                    ready = self._epoll.poll(_ALIVE_EVERY_S)
                     with self._door:
                         pass
                     with self._round:
                         self._serve(fd for fd, _ in ready)
-        except BaseException as error:  # whatever it is, the crew raises it
+        except BaseException as error:  # whatever it is, `check` raises it
             self._error = error
 
     def _stream(self) -> contextlib.AbstractContextManager[Any]:
-        """What is done here does not wait for what the learner has queued on the device."""
+        """Return a stream that does not wait for what the learner has queued on the device."""
         if self._device.type != "cuda":
             return contextlib.nullcontext()
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return torch.cuda.stream(stream)
 
     def _serve(self, ready: Iterable[int]) -> None:
-        """A round: take all that was asked, act, answer."""
+        """Do a round: take all requests, act, answer."""
         self._meter.lap("wait")
         by_version: dict[int, list[_Request]] = {}
         for fd in ready:
@@ -228,51 +213,49 @@ class Inference:
             answers: dict[socket.socket, bytes] = {}
             for request in requests:
                 answer = ANSWER.pack(request.vector, self._version)
-                answers[request.of.socket] = answers.get(request.of.socket, b"") + answer
-            for worker_socket, answer in answers.items():
-                with contextlib.suppress(ConnectionError):  # its death shows to the crew
-                    worker_socket.send(answer)
+                answers[request.worker] = answers.get(request.worker, b"") + answer
+            for worker, answer in answers.items():
+                with contextlib.suppress(ConnectionError):  # the learner's loop sees its death
+                    worker.send(answer)
         self._meter.lap("rollout")
 
-    def _take(self, worker: _Worker) -> list[_Request]:
-        """What a worker asks for."""
+    def _take(self, worker: socket.socket) -> list[_Request]:
+        """Take a worker's requests."""
         try:
-            received = worker.socket.recv(_MOST_BYTES)
+            received = worker.recv(_MOST_BYTES)
         except BlockingIOError:
             return []
         except ConnectionError:
             received = b""
         if not received:
-            self._leave(worker)
+            self._stop_reading(worker)
         requests = []
         for vector, buffer, t, steps, version in REQUEST.iter_unpack(received):
-            rows = worker.fragments[vector, buffer]
+            rows = self._rows[vector, buffer]
             if t == 0:
                 rows.noise = self._noise(vector, steps)
             requests.append(_Request(worker, vector, rows, t, version))
         return requests
 
-    def _leave(self, worker: _Worker) -> None:
-        """Listen to it no more."""
-        if self._by_fd.pop(worker.socket.fileno(), None) is not None:
-            self._epoll.unregister(worker.socket)
+    def _stop_reading(self, worker: socket.socket) -> None:
+        if self._by_fd.pop(worker.fileno(), None) is not None:
+            self._epoll.unregister(worker)
 
     def _noise(self, vector: int, steps: int) -> Array:
-        """Of a fragment, as any sampler would make it."""
+        """Return the noise of a fragment, as a worker would make it."""
         plan, n = self._plan, self._plan.envs_per_vector
         env_id = np.arange(vector * n, (vector + 1) * n)
         return action_noise(plan.seed, env_id, steps, plan.num_steps, self._policy.num_draws)
 
     def _pull(self, version: int) -> None:
-        """Have the weights that are asked for."""
-        wanted = self._published.newest if version == NEWEST else version
-        if self._version != wanted:
-            pinned = None if version == NEWEST else version
-            self._version = self._published.pull(self._policy, pinned)
+        """Copy the weights of a version, unless they are here."""
+        if self._version != (self._published.newest if version == NEWEST else version):
+            wanted = None if version == NEWEST else version
+            self._version = self._published.pull(self._policy, wanted)
             self._meter.lap("publish")
 
     def _act(self, requests: list[_Request]) -> None:
-        """One batch."""
+        """Act on one batch."""
 
         def on_device(*rows: Array) -> Tensor:
             return torch.from_numpy(np.concatenate(rows)).to(self._device)
@@ -281,12 +264,12 @@ class Inference:
         noise = on_device(*(r.rows.noise[r.t] for r in requests))  # type: ignore[index]
         memory = [on_device(*(r.rows.state for r in requests))] if self._policy.state_size else []
         out = self._policy.act(obs, noise, *memory)
-        given = {name: out[name].cpu().numpy() for name in requests[0].rows.outs}
+        outs = {name: out[name].cpu().numpy() for name in requests[0].rows.outs}
         after = out["state"].cpu().numpy() if memory else None
         n = self._plan.envs_per_vector
         for first, request in zip(range(0, n * len(requests), n), requests, strict=True):
             for name, column in request.rows.outs.items():
-                column[request.t] = given[name][first : first + n]
+                column[request.t] = outs[name][first : first + n]
             request.rows.version[request.t] = self._version
             if after is not None:
                 request.rows.state[:] = after[first : first + n]

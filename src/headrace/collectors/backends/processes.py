@@ -1,24 +1,17 @@
-"""Samplers as processes of this machine, over anonymous shared memory.
+"""Workers as processes of this machine, over anonymous shared memory.
 
-What they write and read lies there: weights, and a *slot* for each with the fragments of its
-vectors, which whoever has an order for them owns. Where they do not act themselves, a thread here
-does (`inference_server.py`).
-
-Left out: who is started and told when (`worker_pool.py`); one process (`processes.py`,
-`worker_main.py`); other machines (`ray_actors.py`).
+Weights and fragments lie there; a worker owns the fragments that it has an order for. Left out: a
+worker's process (`worker_main.py`), and inference for all workers (`inference_server.py`).
 """
 
 import contextlib
 import mmap
 import os
-import select
-import socket
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from multiprocessing import connection
-from multiprocessing.reduction import DupFd
 from typing import Any
 
 import cloudpickle
@@ -26,341 +19,229 @@ import cloudpickle
 from headrace.batch import Fragment
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends import worker_main
-from headrace.collectors.backends.api import Heard, WorkerMemory, WorkerSetup, WorkOrder
-from headrace.collectors.backends.channel import Channel
-from headrace.collectors.backends.inference_server import Inference
-from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, unwritten
-from headrace.distributed import child_process
-from headrace.distributed.child_process import cause_of_death
-from headrace.errors import ConfigError, UsageError, WorkerError
+from headrace.collectors.backends.api import (
+    Done,
+    Exited,
+    Failed,
+    LostWork,
+    Message,
+    WorkerBackend,
+    WorkerHandle,
+    WorkerSetup,
+    WorkOrder,
+)
+from headrace.collectors.backends.inference_server import InferenceServer
+from headrace.collectors.backends.worker_main import WorkerMemory
+from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, mark_unwritten
+from headrace.distributed.child_process import ChildProcess, file_in_memory
+from headrace.errors import ConfigError, UsageError
 from headrace.meter import Laps
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
 from headrace.weights import Published
 
-# A worker process as the learner holds it: started, listened to, ended.
 
-
-_BURY_WITHIN_S = 10.0  # a killed process may still be in the middle of reading a disk
-_STACK_WITHIN_S = 0.5
-_QUIET_S = 0.05  # there is no end mark
-
-
-class _Passed:
-    """A file descriptor that the child inherits: it gets the number as it is there.
-
-    Sent in any other way, multiprocessing would open a socket for the child to fetch it through.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __reduce__(self) -> Any:
-        return _number_there, (DupFd(self._fd),)
-
-
-def _number_there(passed: Any) -> int:
-    return int(passed.detach())
-
-
-class Handle:
-    """Of one process.
+class ProcessWorker(WorkerHandle):
+    """A worker process and its piece of shared memory, which outlives the process.
 
     Args:
-        context: of `forkserver.context`.
-        orders: to it.
-        weights, memory, plan, asks: file descriptors, see `worker.main`.
+        index: among the workers.
+        vectors: that it steps.
+        memory: its piece.
+        fds: file descriptors that its process inherits: weights, memory and plan.
+        inference: computes its actions; None: the worker does.
     """
 
     def __init__(
         self,
-        context: Any,
-        orders: WorkerSetup,
-        weights: int,
-        memory: int,
-        plan: int,
-        asks: int | None = None,
+        index: int,
+        vectors: list[int],
+        memory: WorkerMemory,
+        fds: Sequence[int],
+        inference: InferenceServer | None,
     ) -> None:
-        ours, theirs = socket.socketpair()
-        self.channel = Channel(ours)
-        self._words, their_words = os.pipe()
-        orders_fd = in_memory("orders", cloudpickle.dumps(orders))
-        try:
-            given = [theirs.fileno(), weights, memory, their_words, plan, orders_fd]
-            given += [] if asks is None else [asks]
-            self.process = context.Process(
-                target=worker_main.main, args=[_Passed(fd) for fd in given], daemon=True
-            )
-            self.process.start()
-        except BaseException:
-            ours.close()
-            os.close(self._words)
-            raise
-        finally:
-            theirs.close()
-            os.close(their_words)
-            os.close(orders_fd)
-        os.set_blocking(self._words, False)
+        super().__init__(index, vectors)
+        self.memory, self._fds, self._inference = memory, fds, inference
+        self.child: ChildProcess | None = None
+        self._laps_at_order = 0
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the process is no more."""
-        return not self.process.is_alive()
+    def is_running(self) -> bool:
+        """Whether it has a process."""
+        return self.child is not None
+
+    def fragment(self, vector: int, buffer: int) -> Fragment:
+        """Return a fragment in shared memory."""
+        return self.memory.fragments[vector][buffer]
+
+    def prepare(self, order: WorkOrder) -> None:
+        """Mark the fragments as unwritten."""
+        mark_unwritten(chain(*self._ordered([order]).values()))
+
+    def start(self, setup: WorkerSetup) -> None:
+        """Fork a process."""
+        orders = cloudpickle.dumps((setup, self.memory.offset))
+        with contextlib.ExitStack() as stack:
+            fds = list(self._fds)
+            if self._inference is not None:
+                requests = self._inference.admit(self.index, self.memory.fragments)
+                fds.append(stack.enter_context(requests).fileno())
+            self.child = ChildProcess(worker_main.main, orders, fds)
+
+    def send(self, order: WorkOrder | None) -> None:
+        """Send an order through the channel. None: end."""
+        self._laps_at_order = self.memory.laps[0]
+        if self.child is not None:
+            with contextlib.suppress(OSError):  # it is gone, which `poll` says
+                self.child.channel.send(order)
+
+    def poll(self) -> list[Message]:
+        """Read the channel, and see whether the process has ended."""
+        if self.child is None:
+            return []
+        has_ended = self.child.has_ended  # before reading: what it sent last is read
+        messages: list[Message] = []
+        try:
+            messages = self.child.channel.take()
+        except EOFError:
+            has_ended = True
+        # A fragment is done only if whoever says so has written it.
+        writer = self.memory.generation[0]
+        messages = [m for m in messages if not isinstance(m, Done) or m.generation == writer]
+        return [*messages, Exited(self.child.cause())] if has_ended else messages
+
+    def progress(self, orders: list[WorkOrder]) -> object:
+        """Return laps, and rows that are not written: one step of a vector may be long."""
+        return self.memory.laps[0], self._unwritten(orders)
 
     def stack(self) -> str:
-        """Where a process that is stuck is; "" if it cannot say (it is stopped, or not Python)."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, worker_main.STACK_SIGNAL)
-        said, wait_s = "", _STACK_WITHIN_S
-        while select.select([self._words], [], [], wait_s)[0]:
-            if not (more := self._read_words()):
-                break
-            said, wait_s = said + more, _QUIET_S
-        return said
+        """Ask the process for its stack."""
+        return "" if self.child is None else self.child.stack()
 
-    def cause(self) -> str:
-        """How it ended, with the stack that it left if it crashed; waits for its end."""
-        self.process.join(_BURY_WITHIN_S)
-        code = self.process.exitcode
-        if code is None:
-            return "is ending"
-        return "\n".join(filter(None, (*cause_of_death(code), self._read_words())))
+    def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
+        """Describe the position by what is written in the fragments."""
+        if not orders or self.memory.laps[0] == self._laps_at_order:
+            return f"between two fragments, {self.name}"
+        if self._inference is None:  # one order after the other
+            fragments = {v: of[0] for v, of in self._ordered(orders[:1]).items()}
+        elif (turn := self.memory.turn[0]) >= 0:
+            fragments = {turn: self._ordered(orders)[turn][0]}
+        else:
+            return f"while waiting for actions, {self.name}"
+        return snapshots.describe_position(fragments, self.name)
+
+    def lose(self, orders: list[WorkOrder]) -> LostWork:
+        """End the process before its memory is read, or another writes there."""
+        self.end(deadline=0.0)
+        if self._inference is not None:
+            self._inference.dismiss(self.index)
+        fragments, left = list(chain(*self._ordered(orders).values())), self._unwritten(orders)
+        mark_unwritten(fragments)
+        return LostWork(sum(fragment.reward.numel() for fragment in fragments) - left, left)
 
     def end(self, deadline: float) -> None:
-        """Wait for its end until `deadline` (monotonic), or kill it; raise what failed in it.
+        """End the process, by force at `deadline` (monotonic).
 
         Raises:
             WorkerError: it cannot be killed.
             EnvError: an environment failed in closing.
         """
-        try:
-            self.process.join(max(0.0, deadline - time.monotonic()))
-        finally:  # a second Ctrl-C interrupts the waiting, not this
-            self.process.kill()
-            self.process.join(_BURY_WITHIN_S)
-        if self.process.exitcode is None:
-            raise WorkerError(
-                f"Process {self.process.pid} cannot be killed: it waits for a device."
-            )
-        failed = None
-        with contextlib.suppress(EOFError):  # it has said everything
-            while messages := self.channel.take():
-                failed = next((what for kind, _, what in messages if kind == "closing"), failed)
-        self.channel.close()
-        os.close(self._words)
-        if failed is not None:
-            raise failed
-
-    def _read_words(self) -> str:
-        said = b""
-        with contextlib.suppress(BlockingIOError):  # that was all
-            while piece := os.read(self._words, 1 << 16):
-                said += piece
-        lines = said.decode(errors="replace").splitlines(keepends=True)
-        return "".join(line for line in lines if not line.startswith("Extension modules:"))
-
-
-def in_memory(name: str, data: bytes) -> int:
-    """A file in memory that holds `data`: its descriptor."""
-    fd = os.memfd_create(f"headrace {name}")
-    with open(fd, "wb", closefd=False) as file:
-        file.write(data)
-    return fd
-
-
-class Worker:
-    """A slot, and the process in it, if there is one."""
-
-    def __init__(
-        self, memory: mmap.mmap, offset: int, plan: SamplingPlan, vectors: list[int]
-    ) -> None:
-        self.offset = offset
-        self.slot = WorkerMemory(memory, offset, plan, vectors, fresh=True)
-        self.handle: Handle | None = None
-        self.beats_at_order = 0
-
-    def tell(self, order: WorkOrder | None) -> None:
-        """Send who is here an order; None: to end."""
-        if self.handle is not None:
-            with contextlib.suppress(OSError):  # it is gone, which shows when it is listened to
-                self.handle.channel.send(order)
-
-    def end(self, deadline: float) -> None:
-        """End who is here, if anybody is; see `Handle.end`."""
-        if self.handle is not None:
+        if self.child is not None:
             try:
-                self.handle.end(deadline)
+                messages = self.child.end(deadline)
             finally:
-                self.handle = None
+                self.child = None
+            for message in messages:
+                if isinstance(message, Failed) and message.closing:
+                    raise message.error
 
-    def ordered(self, orders: Iterable[WorkOrder]) -> dict[int, list[Fragment]]:
-        """The memory that is to be filled, by vector."""
-        found: dict[int, list[Fragment]] = {}
-        for order in orders:
-            for v, buffer, _ in order.fragments:
-                found.setdefault(v, []).append(self.slot.fragments[v][buffer])
-        return found
+    def _ordered(self, orders: Iterable[WorkOrder]) -> dict[int, list[Fragment]]:
+        """Return the memory that the orders fill, by vector."""
+        fragments: dict[int, list[Fragment]] = {}
+        for v, buffer, _ in chain(*(order.fragments for order in orders)):
+            fragments.setdefault(v, []).append(self.memory.fragments[v][buffer])
+        return fragments
+
+    def _unwritten(self, orders: list[WorkOrder]) -> int:
+        return sum(map(count_unwritten, chain(*self._ordered(orders).values())))
 
 
-class ProcessBackend:
-    """`Seats` for worker processes.
+class ProcessBackend(WorkerBackend):
+    """The worker processes of a rank.
 
     Args:
         plan: what to sample.
-        shares: the vectors of each.
-        names: theirs.
+        shares: the vectors of each worker.
 
     Raises:
         ConfigError: this platform has no anonymous shared memory.
         UsageError: the environment cannot be sent to another process.
     """
 
-    def __init__(self, plan: SamplingPlan, shares: list[list[int]], names: list[str]) -> None:
+    workers: list[ProcessWorker]
+
+    def __init__(self, plan: SamplingPlan, shares: list[list[int]]) -> None:
         if not hasattr(os, "memfd_create"):
             raise ConfigError(
                 f"num_workers={len(shares)} needs Linux (memfd), and this is {sys.platform}.\n"
                 "Use num_workers=0: all environments are stepped in the learner's process."
             )
-        self._names = names
         template = policies.build(plan.spec, plan.network, 0, plan.model)
-        plan_fd = in_memory("plan", pickled(plan))
-        weights_fd, weights = _shared("weights", Published.num_bytes(template))
+        plan_fd = file_in_memory("plan", pickled(plan))
+        weights_fd, weights = _shared_memory("weights", Published.num_bytes(template))
         self._published = Published(template, weights)
         sizes = [WorkerMemory.num_bytes(plan, len(share)) for share in shares]
-        memory_fd, memory = _shared("fragments", sum(sizes))
-        self._fds = [weights_fd, memory_fd, plan_fd]  # as `worker.main` takes them
-        self.workers = [
-            Worker(memory, sum(sizes[:i]), plan, share) for i, share in enumerate(shares)
-        ]
-        self._inference: Inference | None = None
+        memory_fd, memory = _shared_memory("fragments", sum(sizes))
+        self._fds = [weights_fd, memory_fd, plan_fd]  # as `worker_main.main` takes them
+        self._inference: InferenceServer | None = None
         if plan.inference_device is not None:
-            self._inference = Inference(plan, self._published)
+            self._inference = InferenceServer(plan, self._published)
+        self.workers = []
+        for i, share in enumerate(shares):
+            piece = WorkerMemory(memory, sum(sizes[:i]), plan, share, fresh=True)
+            self.workers.append(ProcessWorker(i, share, piece, self._fds, self._inference))
 
     def publish(self, policy: Policy, version: int) -> None:
-        """See `Seats`."""
+        """Write weights to shared memory."""
         self._published.publish(policy, version)
 
-    def fragment(self, i: int, vector: int, buffer: int) -> Fragment:
-        """See `Seats`."""
-        return self.workers[i].slot.fragments[vector][buffer]
-
-    def prepare(self, i: int, order: WorkOrder) -> None:
-        """See `Seats`."""
-        for of in self.workers[i].ordered([order]).values():
-            unwritten(of)
-
-    def start(self, i: int, orders: WorkerSetup) -> None:
-        """See `Seats`."""
-        worker = self.workers[i]
-        with contextlib.ExitStack() as stack:
-            files = list(self._fds)
-            if self._inference is not None:
-                asks = stack.enter_context(self._inference.admit(i, worker.slot.fragments))
-                files.append(asks.fileno())
-            context = stack.enter_context(child_process.context())
-            worker.handle = Handle(context, replace(orders, offset=worker.offset), *files)
-
-    def tell(self, i: int, order: WorkOrder) -> None:
-        """See `Seats`."""
-        worker = self.workers[i]
-        worker.beats_at_order = worker.slot.beats[0]
-        worker.tell(order)
-
-    def listen(self, wait_s: float) -> list[Heard]:
-        """See `Seats`."""
+    def wait(self, wait_s: float) -> Iterable[ProcessWorker]:
+        """Wait for a channel or the end of a process."""
         if self._inference is not None:
             self._inference.check()
-        watched: dict[Any, int] = {}
-        for i, worker in enumerate(self.workers):
-            if worker.handle is not None:
-                watched |= {worker.handle.channel: i, worker.handle.process.sentinel: i}
+        watched: dict[Any, ProcessWorker] = {}
+        for worker in self.workers:
+            if worker.child is not None:
+                watched |= dict.fromkeys(worker.child.waitables, worker)
         ready = connection.wait(list(watched), wait_s)
-        return [self._heard(i) for i in {watched[each] for each in ready}]
+        return sorted({watched[each] for each in ready}, key=lambda worker: worker.index)
 
-    def _heard(self, i: int) -> Heard:
-        worker = self.workers[i]
-        assert worker.handle is not None
-        ended = worker.handle.has_ended  # before listening: what it said last is heard
-        messages: list[tuple[str, int, Any]] = []
-        try:
-            for kind, generation, what in worker.handle.channel.take():
-                if kind != "done" or worker.slot.generation[0] == generation:
-                    messages.append((kind, generation, what))
-        except EOFError:
-            ended = True
-        return Heard(i, messages, worker.handle.cause() if ended else None)
-
-    def leaving(self) -> Iterable[tuple[int, int]]:
-        """See `Seats`: a process stays where it is."""
-        return ()
-
-    def watch(self, now: float, limit_s: float) -> None:
-        """See `Seats`."""
+    def check(self, now: float, limit_s: float) -> None:
+        """Check that the inference server answers."""
         if self._inference is not None:
             self._inference.watch(now, limit_s)
 
-    def progress(self, i: int, orders: list[WorkOrder]) -> Any:
-        """See `Seats`: rows that are written count, as one step of a vector may be long."""
-        return self.workers[i].slot.beats[0], sum(map(count_unwritten, self._ordered(i, orders)))
-
-    def stack(self, i: int) -> str:
-        """See `Seats`."""
-        handle = self.workers[i].handle
-        return "" if handle is None else handle.stack()
-
-    def where(self, i: int, orders: list[WorkOrder], journals: EpisodeSnapshots) -> str:
-        """See `Seats`."""
-        worker, name = self.workers[i], self._names[i]
-        if not orders or worker.slot.beats[0] == worker.beats_at_order:
-            return f"between two fragments, sampler {name}"
-        if self._inference is None:  # one after the other
-            of_first = worker.ordered(orders[:1])
-            under_way = {v: fragments[0] for v, fragments in of_first.items()}
-        else:
-            turn = worker.slot.turn[0]
-            if turn < 0:
-                return f"while waiting for actions, sampler {name}"
-            under_way = {turn: worker.ordered(orders)[turn][0]}
-        return journals.describe_position(under_way, name)
-
-    def lose(self, i: int, orders: list[WorkOrder]) -> tuple[int, int]:
-        """See `Seats`: the process is buried before its memory is read, or another's."""
-        self.workers[i].end(deadline=0.0)
-        if self._inference is not None:
-            self._inference.dismiss(i)
-        fragments = self._ordered(i, orders)
-        left = sum(map(count_unwritten, fragments))
-        unwritten(fragments)
-        return sum(fragment.reward.numel() for fragment in fragments) - left, left
-
-    def _ordered(self, i: int, orders: list[WorkOrder]) -> list[Fragment]:
-        return [f for of in self.workers[i].ordered(orders).values() for f in of]
-
     def stop(self) -> None:
-        """See `Seats`."""
+        """Set a flag in shared memory."""
         self._published.stop[0] = 1
 
     def meters(self) -> dict[str, dict[str, float]]:
-        """See `Seats`."""
+        """Return the seconds of the inference server."""
         return {} if self._inference is None else {"inference": self._inference.seconds()}
 
     def laps(self) -> dict[str, Laps]:
-        """See `Seats`."""
+        """Return the laps of the inference server."""
         laps = None if self._inference is None else self._inference.laps()
         return {"inference": laps} if laps else {}
 
     def metrics(self) -> dict[str, float]:
-        """See `Seats`."""
+        """Return the metrics of the inference server."""
         return {} if self._inference is None else self._inference.metrics()
 
-    def is_taken(self, i: int) -> bool:
-        """See `Seats`."""
-        return self.workers[i].handle is not None
-
     def close(self, within_s: float) -> None:
-        """See `Seats`."""
+        """End the processes, then free what they share."""
         for worker in self.workers:
-            worker.tell(None)
+            worker.send(None)
         deadline = time.monotonic() + within_s
         with contextlib.ExitStack() as stack:  # backwards, and goes on if one raises
             stack.callback(self._close_memory)
@@ -368,7 +249,6 @@ class ProcessBackend:
                 stack.callback(worker.end, deadline)
 
     def _close_memory(self) -> None:
-        """What workers share; they have ended."""
         if self._inference is not None:
             self._inference.close()
             self._inference = None
@@ -376,18 +256,18 @@ class ProcessBackend:
             os.close(self._fds.pop())
 
 
-def _shared(name: str, size: int) -> tuple[int, mmap.mmap]:
-    """Anonymous shared memory: it is gone with the last process that has it open."""
+def _shared_memory(name: str, size: int) -> tuple[int, mmap.mmap]:
+    """Make anonymous shared memory, which is gone with the last process that has it open."""
     fd = os.memfd_create(f"headrace {name}")
     os.ftruncate(fd, size)
     return fd, mmap.mmap(fd, size)
 
 
 def pickled(plan: SamplingPlan) -> bytes:
-    """Lambdas and classes of a script or notebook travel by value; nothing goes through a file.
+    """Pickle lambdas and classes of a script or notebook by value.
 
     Raises:
-        UsageError: what makes the environment cannot travel.
+        UsageError: what makes the environment cannot be pickled.
     """
     try:
         return bytes(cloudpickle.dumps(plan))

@@ -1,16 +1,14 @@
-"""Samplers as Ray actors, on any machine of a cluster.
+"""Workers as Ray actors, on any machine of a cluster.
 
-Each seat has a *place* of its own, an actor; it is asked for, and comes when a machine has room.
-Until then (or once its machine is gone) who sits there is a guest at another place, and goes home
-when that is up. So samplers may outnumber the cluster for a while, and the run goes on with what
-there is. A place whose machine is about to be taken away is given up beforehand.
+Each worker has an actor of its own, which comes up when a machine has room. Until then, or once its
+machine is gone, the worker runs in the actor of another worker. So workers may outnumber the
+cluster for a while. An actor whose machine is about to be taken away is left beforehand.
 
-The calling learner owns what is returned: fragments come straight from the sampler's machine, and
-weights, one flat object for each version, are fetched once by each machine that needs them. At most
-1 + lag calls of each vector are under way; so nobody is ahead by more.
+The learner owns what calls return: fragments come straight from the worker's machine. Weights, one
+flat object for each version, are fetched once by each machine. At most 1 + lag calls of each vector
+are under way, so that no worker is further ahead.
 
-Left out: one actor (`ray_actors.py`), what runs in it (`ray_worker.py`), who is started and told
-when (`worker_pool.py`), learners and their cluster (`training/ray/driver.py`).
+Left out: what runs in an actor (`ray_worker.py`), learners on a cluster (`training/ray/driver.py`).
 """
 
 import contextlib
@@ -28,23 +26,34 @@ from ray.exceptions import RayError
 
 from headrace.batch import Fragment, unpack
 from headrace.collectors.api import SamplingPlan
-from headrace.collectors.backends.api import Heard, WorkerSetup, WorkOrder
+from headrace.collectors.backends.api import (
+    Done,
+    Exited,
+    LostWork,
+    Message,
+    WorkerBackend,
+    WorkerHandle,
+    WorkerSetup,
+    WorkOrder,
+)
 from headrace.collectors.backends.processes import pickled
 from headrace.collectors.backends.ray_worker import INSTALLED_THERE, Beat, WorkerActor
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.errors import WorkerError
-from headrace.meter import Laps
 from headrace.models import policy as policies
 from headrace.models.policy import Policy
-from headrace.spec import Array
 from headrace.timeouts import LEAST_LIMIT_S, RestartRate, StallTimer
 from headrace.weights import FlatWeights
 
-# A Ray actor for samplers, as the learner holds it: asked for, looked after, and how it ended.
-
-
-_BESIDE = "beside"  # what need not wait for a fragment
+_CONTROL = "control"  # calls that need not wait for a fragment
+_UNREACHABLE_S = 20.0  # without a sign of life, where no step is known to take longer
+_CHECK_EVERY_S = 2.0  # at the seldomest: whether all actors are alive
+_STACK_WITHIN_S = 0.5
+_WITH_A_CALL = 100 * 1024  # bytes: Ray's own limit for what it does not put into an object store
+_LEAVE_BEFORE_S = 10.0  # a machine is taken away; until then another may come
+# Until a worker shares an actor; at the start there is room, and imports take long.
+_SHARE_AFTER_S, _FIRST_SHARE_AFTER_S = 5.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class Needs:
         num_cpus: cores.
         resources: Ray's custom resources, and how much of each.
         labels: that its machine must have.
-        at_once: for how many actors of this rank there is room now; the others are asked for one
+        at_once: for how many actors of this rank there is room now. The others are asked for one
             after the other, so that ranks share what comes.
     """
 
@@ -64,423 +73,421 @@ class Needs:
     labels: dict[str, str] = field(default_factory=dict)
     at_once: int = 1 << 30
 
-    def options(self) -> dict[str, Any]:
-        """As Ray has them."""
-        labels = {"label_selector": self.labels} if self.labels else {}
-        return {"num_cpus": self.num_cpus, "resources": self.resources, **labels}
 
-
-class Place:
+class _Actor:
     """An actor, from when it is asked for."""
 
     def __init__(self, needs: Needs, plan: Any) -> None:
-        how: Any = {"concurrency_groups": {_BESIDE: 1}, "num_gpus": 0, "max_restarts": 0}
-        how["enable_task_events"] = False  # a tenth of what a call takes
-        actor: Any = ray.remote(**how)(WorkerActor)
-        where = {"scheduling_strategy": "SPREAD"} | needs.options()
-        self.actor = actor.options(**where).remote(plan, os.getcwd())
+        options: Any = {"concurrency_groups": {_CONTROL: 1}, "num_gpus": 0, "max_restarts": 0}
+        options["enable_task_events"] = False  # a tenth of what a call takes
+        actor: Any = ray.remote(**options)(WorkerActor)
+        self.actor = actor.options(
+            scheduling_strategy="SPREAD",
+            num_cpus=needs.num_cpus,
+            resources=needs.resources,
+            **({"label_selector": needs.labels} if needs.labels else {}),
+        ).remote(plan, os.getcwd())
         self.hello = self.actor.hello.remote()
         self.node = ""  # its machine, once it is up
-        self.guests: set[int] = set()  # seats of who sits here
-        self.beats: dict[int, Beat] = {}
-        self.has_weights = False  # was told to fill something, with weights
-        self.silence = StallTimer()
+        self.workers: list[RayWorkerHandle] = []  # that run here
+        self.beats: dict[int, Beat] = {}  # by worker
+        self.has_weights = False  # came with an order
+        self._stall = StallTimer()
         self._asked, self._num_answers = None, 0
 
     @property
     def is_up(self) -> bool:
-        """Whether samplers can sit down here."""
+        """Whether workers can run here."""
         return bool(self.node)
 
-    def beside(self, method: str, *arguments: Any) -> Any:
+    def control(self, method: str, *arguments: Any) -> Any:
         """Call a method that need not wait for a fragment."""
-        of = getattr(self.actor, method)
-        return of.options(concurrency_group=_BESIDE).remote(*arguments)
+        return getattr(self.actor, method).options(concurrency_group=_CONTROL).remote(*arguments)
 
     def ask(self) -> None:
-        """Read how it does, if it has answered, and ask again."""
+        """Read the signs of life, if they have come, and ask again."""
         if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
             with contextlib.suppress(RayError):  # it is lost, which other calls say as well
                 self.beats = ray.get(self._asked)
             self._asked, self._num_answers = None, self._num_answers + 1
         if self._asked is None:
-            self._asked = self.beside("beat")
+            self._asked = self.control("beat")
 
     def lost_machine(self) -> bool:
         """Whether it is dead because its machine is gone, or was before it was up."""
-        found = ray._private.state.state.actor_table(self.actor._actor_id.hex())
-        return bool(found["DeathCause"].actor_died_error_context.HasField("node_death_info"))
+        entry = ray._private.state.state.actor_table(self.actor._actor_id.hex())
+        return bool(entry["DeathCause"].actor_died_error_context.HasField("node_death_info"))
 
     def silent_s(self, now: float) -> float:
-        """How long it has not answered."""
-        return self.silence.lasts(now, self._num_answers) if self._asked is not None else 0.0
+        """Return for how long it has not answered."""
+        return self._stall.lasts(now, self._num_answers) if self._asked is not None else 0.0
 
 
 _nodes: Any = ray.nodes  # it has no types
 
 
-def cause(error: RayError, node: str) -> tuple[str, bool]:
-    """How an actor has ended, in words; and whether it may have been its own fault."""
+def cause(error: RayError, node: str) -> Exited:
+    """Describe how an actor has ended, and whether its work may be the cause."""
     alive = {each["NodeID"] for each in _nodes() if each["Alive"]}
     if node not in alive or getattr(error, "preempted", False):
-        return "was on a machine that is gone", False
+        return Exited("was on a machine that is gone", counts=False)
     if type(error).__name__ == "ActorUnavailableError":
-        return f"cannot be reached\n{error}", False
-    return f"died\n{error}", True
+        return Exited(f"cannot be reached\n{error}", counts=False)
+    return Exited(f"died\n{error}")
 
 
-_UNREACHABLE_S = 20.0  # without a sign of life, where no step is known to take longer
-_LOOK_EVERY_S = 2.0  # at the seldomest: whether all are alive
-_STACK_WITHIN_S = 0.5
-_WITH_A_CALL = 100 * 1024  # bytes: Ray's own limit for what it does not put into an object store
-_LEAVE_BEFORE_S = 10.0  # a machine is taken away; until then another may come
-_GUEST_AFTER_S, _FIRST_GUEST_AFTER_S = 5.0, 60.0  # the first ones have room, and need to import
+class RayWorkerHandle(WorkerHandle):
+    """A worker in an actor: its own, or for a while another worker's.
+
+    Attributes:
+        own: its own actor, from when it is asked for.
+        host: the actor in which it runs.
+        waiting: its setup, and since when it waits for an actor.
+        messages: that nobody has read yet.
+        fragments: the last one of each vector and buffer.
+        given_back: env steps of orders that a worker gives back because it moves; None: it stays.
+    """
+
+    def __init__(self, index: int, vectors: list[int], backend: "RayBackend") -> None:
+        super().__init__(index, vectors)
+        self._backend = backend
+        self.own: _Actor | None = None
+        self.host: _Actor | None = None
+        self.waiting: tuple[WorkerSetup, float] | None = None
+        self.messages: list[Message] = []
+        self.fragments: dict[tuple[int, int], Fragment] = {}
+        self.given_back: int | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs in an actor."""
+        return self.host is not None
+
+    def fragment(self, vector: int, buffer: int) -> Fragment:
+        """Return a fragment in the object store."""
+        return self.fragments[vector, buffer]
+
+    def start(self, setup: WorkerSetup) -> None:
+        """Wait for an actor."""
+        self.waiting = setup, time.monotonic()
+        self._backend.place_workers()
+
+    def send(self, order: WorkOrder) -> None:
+        """Call the actor, with the weights if it may not have them."""
+        weights, host = self._backend.weights, self.host
+        version = max(weights) if order.version is None else order.version
+        has_weights = order.version is None and host is not None and host.has_weights
+        self.call("fill", (order, version), None if has_weights else weights[version])
+        if host is not None:
+            host.has_weights = True
+
+    def call(self, method: str, what: tuple[Any, ...], *arguments: Any) -> None:
+        """Call a method for this worker, which returns a message."""
+        if self.host is not None:  # else it is gone, which `poll` says
+            packed = cloudpickle.dumps((self.index, *what))
+            ref = getattr(self.host.actor, method).remote(packed, *arguments)
+            self._backend.calls[ref] = self
+
+    def poll(self) -> list[Message]:
+        """Return what `RayBackend.wait` has received."""
+        messages, self.messages = self.messages, []
+        return messages
+
+    def progress(self, orders: list[WorkOrder]) -> object:
+        """Return the last sign of life. A worker that waits for a machine makes progress."""
+        if self.waiting is not None:
+            return object()
+        beat = self.host.beats.get(self.index) if self.host is not None else None
+        return beat and (beat.laps, beat.taken)
+
+    def stack(self) -> str:
+        """Ask the actor for its stack."""
+        if self.host is None:
+            return ""
+        try:
+            return str(ray.get(self.host.control("stack"), timeout=_STACK_WITHIN_S))
+        except RayError:
+            return ""
+
+    def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
+        """Describe the position by the last sign of life."""
+        beat = self._beat(orders)
+        if beat is None or beat.order is None:
+            return f"between two fragments, or in the first seconds of one, {self.name}"
+        plan = self._backend.plan
+        n = plan.envs_per_vector
+        vectors = [v for v, _, _ in beat.order.fragments]
+        envs = ", ".join(f"{v * n} to {v * n + n - 1}" if n > 1 else f"{v}" for v in vectors)
+        return (
+            f"after about {beat.taken} env steps of a fragment of env {envs} of {plan.spec.id}, "
+            f"{self.name}"
+        )
+
+    def lose(self, orders: list[WorkOrder]) -> LostWork:
+        """End the actor, if the worker still runs there. Count the steps of the last beat."""
+        beat, plan, backend = self._beat(orders), self._backend.plan, self._backend
+        taken = (beat.taken if beat is not None else 0) + (self.given_back or 0)
+        whole = plan.num_steps * plan.envs_per_vector
+        left = whole * sum(len(order.fragments) for order in orders) - taken
+        self.waiting = self.given_back = None
+        backend.calls = {ref: worker for ref, worker in backend.calls.items() if worker is not self}
+        if (host := self.host) is not None:
+            self.host = None
+            host.workers.remove(self)
+            hung = f"shared its process with {self.name}, which hung"
+            backend.lose_actor(host, Exited(hung, counts=False))  # unless that is known
+        return LostWork(taken, left)
+
+    def _beat(self, orders: list[WorkOrder]) -> Beat | None:
+        """Return the last sign of life, if it is of these orders."""
+        beat = self.host.beats.get(self.index) if self.host is not None else None
+        return beat if beat is not None and beat.order in orders else None
 
 
-class RayBackend:
-    """`Seats` for Ray actors.
+class RayBackend(WorkerBackend):
+    """The actors of a rank.
 
     Args:
         plan: what to sample.
-        shares: the vectors of each.
-        names: theirs.
+        shares: the vectors of each worker.
         needs: what an actor needs.
+
+    Attributes:
+        weights: by version: the newest two.
+        calls: under way, and whose they are.
 
     Raises:
         UsageError: the environment cannot be sent to another process.
     """
 
+    workers: list[RayWorkerHandle]
+
     def __init__(
-        self,
-        plan: SamplingPlan,
-        shares: list[list[int]],
-        names: list[str],
-        needs: Needs | None = None,
+        self, plan: SamplingPlan, shares: list[list[int]], needs: Needs | None = None
     ) -> None:
-        self._plan, self._names, self._needs = plan, names, needs or Needs()
+        self.plan, self._needs = plan, needs or Needs()
         self._plan_ref, self._layout = ray.put(pickled(plan)), plan.layout
         template = policies.build(plan.spec, plan.network, 0, plan.model)
         self._flat = np.zeros(FlatWeights.num_bytes(template), np.uint8)
         self._to_send = FlatWeights(template, self._flat)
-        self._weights: dict[int, Any] = {}  # by version: the newest two
-        self._homes: list[Place | None] = [None] * len(shares)
-        self._num_asked = 0  # for places, so far
-        self._elsewhere: list[Place] = []  # places that are nobody's home any more
-        self._waiting: dict[int, tuple[WorkerSetup, float]] = {}  # by seat: since when
-        self._sits: dict[int, Place] = {}
-        self._calls: dict[Any, int] = {}  # what is under way, and whose it is
-        self._heard: dict[int, Heard] = {}  # by seat: what was not told yet
-        self._given_back: dict[int, int] = {}  # steps of who is about to leave
-        self._fragments: dict[tuple[int, int], Fragment] = {}
-        self._node = ray.get_runtime_context().get_node_id()
-        self._looked_at, self._look_every_s = 0.0, _LOOK_EVERY_S
-        self._came_at = 0.0  # the last of those that are up
+        self.weights: dict[int, Any] = {}
+        self.workers = [RayWorkerHandle(i, share, self) for i, share in enumerate(shares)]
+        self.calls: dict[Any, RayWorkerHandle] = {}
+        self._num_asked = 0  # actors, so far
+        self._leaving: list[_Actor] = []  # their machines are about to be taken away
         self._draining: dict[str, float] = {}  # machines, until when they are there (epoch, s)
-        self._starts = RestartRate(plan.guards.max_restarts)  # that failed
+        self._node = ray.get_runtime_context().get_node_id()
+        self._checked_at, self._check_every_s = 0.0, _CHECK_EVERY_S
+        self._newest_at = 0.0  # when the last actor came up
+        self._failed_starts = RestartRate(plan.guards.max_restarts)
         self._num_bytes = dict.fromkeys(("fragments", "fragments_remote", "weights"), 0)
 
     def publish(self, policy: Policy, version: int) -> None:
-        """See `Seats`."""
+        """Put weights into the object store; small ones go along with a call."""
         self._to_send.publish(policy)
-        # What is as small as this goes along with a call, which Ray has ready sooner.
         is_small = self._flat.nbytes <= _WITH_A_CALL
-        self._weights[version] = self._flat.tobytes() if is_small else ray.put(self._flat)
-        self._weights.pop(version - 2, None)
+        self.weights[version] = self._flat.tobytes() if is_small else ray.put(self._flat)
+        self.weights.pop(version - 2, None)
         self._num_bytes["weights"] += self._flat.nbytes
-        if self._plan.first_ready:
-            for place in self._up():
-                self._send_newest(place)
+        if self.plan.first_ready:
+            for actor in self._up():
+                self._send_newest(actor)
 
-    def fragment(self, i: int, vector: int, buffer: int) -> Fragment:
-        """See `Seats`."""
-        return self._fragments[vector, buffer]
-
-    def prepare(self, i: int, order: WorkOrder) -> None:
-        """See `Seats`: what was filled is in the object store, and another one will be."""
-
-    def start(self, i: int, orders: WorkerSetup) -> None:
-        """See `Seats`."""
-        self._waiting[i] = orders, time.monotonic()
-        self._seat()
-
-    def tell(self, i: int, order: WorkOrder) -> None:
-        """See `Seats`."""
-        version = max(self._weights) if order.version is None else order.version
-        place = self._sits.get(i)
-        is_there = order.version is None and place is not None and place.has_weights
-        weights = None if is_there else self._weights[version]
-        self._call(i, "fill", (order, version), weights)
-        if place is not None:
-            place.has_weights = True
-
-    def listen(self, wait_s: float) -> list[Heard]:
-        """See `Seats`."""
+    def wait(self, wait_s: float) -> list[RayWorkerHandle]:
+        """Wait for calls to return, or actors to come up."""
         now = time.monotonic()
-        if now - self._looked_at >= self._look_every_s:
-            self._looked_at = now
-            self._look_after()
-        self._seat()
-        coming = {p.hello: p for p in self._homes if p is not None and not p.is_up}
-        refs = [*self._calls, *coming]
-        wait_s = 0.0 if self._heard else wait_s
+        if now - self._checked_at >= self._check_every_s:
+            self._checked_at = now
+            self._ask_all()
+        self.place_workers()
+        coming = {w.own.hello: w for w in self.workers if w.own is not None and not w.own.is_up}
+        refs = [*self.calls, *coming]
+        wait_s = 0.0 if any(worker.messages for worker in self.workers) else wait_s
         if not refs:
-            time.sleep(wait_s)  # a back-off passes: there is nobody, whose word could be awaited
+            time.sleep(wait_s)  # a back-off passes: there is nothing to wait for
         elif ray.wait(refs, timeout=wait_s)[0]:
             for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
                 if ref in coming:
-                    self._welcome(coming[ref], now)
-                elif ref in self._calls:
+                    self._on_up(coming[ref], now)
+                elif ref in self.calls:
                     self._receive(ref)
-        heard, self._heard = list(self._heard.values()), {}
-        return heard
+        return [worker for worker in self.workers if worker.messages]
 
-    def _receive(self, ref: Any) -> None:
-        """What came of a call: to be told."""
-        i = self._calls.pop(ref)
-        place = self._sits[i]
-        try:
-            packed, *parts = ray.get(ref)
-        except RayError as error:
-            self._lost(place, *cause(error, place.node))
-            return
-        kind, generation, what, num_finals = cloudpickle.loads(packed)
-        if kind == "done":
-            order, filled, *_ = what
-            if i in self._given_back and not filled.whole:
-                self._given_back[i] += filled.taken
-                return
-            if filled.whole:
-                self._keep(order, num_finals, parts, is_remote=place.node != self._node)
-        heard = self._heard.setdefault(i, Heard(i, []))
-        heard.messages.append((kind, generation, what))
-
-    def _keep(
-        self, order: WorkOrder, num_finals: list[int], parts: list[Array], *, is_remote: bool
-    ) -> None:
-        left = iter(parts)
-        for (v, buffer, _), k in zip(order.fragments, num_finals, strict=True):
-            self._fragments[v, buffer] = unpack(self._layout, k, left)
-        size = sum(part.nbytes for part in parts)
-        self._num_bytes["fragments"] += size
-        self._num_bytes["fragments_remote"] += size * is_remote
-
-    def _welcome(self, place: Place, now: float) -> None:
-        """An actor is up, or could not be made."""
-        try:
-            place.node, self._came_at = ray.get(place.hello), now
-        except RayError as error:
-            self._homes[self._homes.index(place)] = None  # and is asked for again
-            failed = getattr(error, "actor_init_failed", False)
-            if failed or not (place.lost_machine() or self._starts.again(now)):
-                raise WorkerError(
-                    f"{error}\nA sampler did not start on a machine of the cluster. "
-                    f"{INSTALLED_THERE}"
-                ) from None
-        else:
-            if self._plan.first_ready and self._weights:
-                self._send_newest(place)
-
-    def _send_newest(self, place: Place) -> None:
-        newest = max(self._weights)
-        place.beside("newer", newest, self._weights[newest])
-
-    def _lost(self, place: Place, cause: str, counts: bool) -> None:
-        """An actor is gone, and who sat there."""
-        if place not in (*self._homes, *self._elsewhere):
-            return  # another call has said so
-        ray.kill(place.actor)
-        for i in sorted(place.guests):
-            messages = self._heard[i].messages if i in self._heard else []
-            self._heard[i] = Heard(i, messages, cause, counts)
-        self._forget(place)
-
-    def _forget(self, place: Place) -> None:
-        if place in self._homes:
-            self._homes[self._homes.index(place)] = None
-        else:
-            self._elsewhere.remove(place)
-
-    def leaving(self) -> Iterator[tuple[int, int]]:
-        """See `Seats`: guests go home, and nobody stays where the machine is taken away."""
-        for i, place in list(self._sits.items()):
-            if i in self._heard or not (self._can_go_home(i, place) or self._must_go(place)):
+    def departures(self) -> Iterator[tuple[RayWorkerHandle, int]]:
+        """Yield workers that move to their own actors, or whose machines are taken away."""
+        for worker in self.workers:
+            host = worker.host
+            if host is None or worker.messages or not self._is_leaving(worker, host):
                 continue
-            if i not in self._calls.values():
-                self._sits.pop(i)
-                self._rise(i, place)
-                yield i, self._given_back.pop(i, 0)
-            elif self._plan.first_ready and i not in self._given_back:
+            if worker not in self.calls.values():
+                worker.host = None
+                self._leave(worker, host)
+                given_back, worker.given_back = worker.given_back or 0, None
+                yield worker, given_back
+            elif self.plan.first_ready and worker.given_back is None:
                 # Else there is a moment without orders, before the next batch.
-                self._given_back[i] = 0
-                place.beside("leave", i)
+                worker.given_back = 0
+                host.control("leave", worker.index)
 
-    def _can_go_home(self, i: int, place: Place) -> bool:
-        home = self._homes[i]
-        return home is not None and home.is_up and home is not place
-
-    def _must_go(self, place: Place) -> bool:
-        """Whether its machine is taken away soon, while there is another."""
-        left_s = self._draining.get(place.node, math.inf) - time.time()
-        return left_s < _LEAVE_BEFORE_S and place not in self._up()
-
-    def _rise(self, i: int, place: Place) -> None:
-        place.guests.discard(i)
-        place.actor.drop.remote(i)
-        if place in self._elsewhere and not place.guests:
-            self._elsewhere.remove(place)
-            ray.kill(place.actor)
-
-    def _seat(self) -> None:
-        """Ask for places, and have samplers sit down where they can."""
-        asked = sum(place is not None and not place.is_up for place in self._homes)
-        for i, home in enumerate(self._homes):
-            if home is None and (self._num_asked < self._needs.at_once or not asked):
-                self._homes[i] = Place(self._needs, self._plan_ref)
-                self._num_asked, asked = self._num_asked + 1, asked + 1
-        now, up = time.monotonic(), self._up()
-        for i, (orders, since) in list(self._waiting.items()):
-            home, is_first = self._homes[i], orders.generation == 1 and i < self._needs.at_once
-            patience = _FIRST_GUEST_AFTER_S if is_first else _GUEST_AFTER_S
-            if home is not None and home.is_up:
-                self._sit(i, home, orders)
-            elif up and now - max(since, self._came_at) > patience:
-                self._sit(i, min(up, key=lambda place: len(place.guests)), orders)
-
-    def _sit(self, i: int, place: Place, orders: WorkerSetup) -> None:
-        del self._waiting[i]
-        self._sits[i] = place
-        place.guests.add(i)
-        place.beats.pop(i, None)
-        self._call(i, "sit", (orders,))
-
-    def _call(self, i: int, method: str, what: tuple[Any, ...], *arguments: Any) -> None:
-        if i in self._sits:  # else it is gone, which is told next
-            packed = cloudpickle.dumps((i, *what))
-            ref = getattr(self._sits[i].actor, method).remote(packed, *arguments)
-            self._calls[ref] = i
-
-    def _up(self) -> list[Place]:
-        """Where samplers can sit down; what is given up only if there is nothing else."""
-        homes = [place for place in self._homes if place is not None and place.is_up]
-        return homes or self._elsewhere
-
-    def _look_after(self) -> None:
-        """Ask how all are, and whether machines are about to be taken away."""
-        told = ray._private.state.state.get_draining_nodes()
-        self._draining = {node: until_ms / 1000 for node, until_ms in told.items()}
-        for i, place in enumerate(self._homes):
-            if place is not None and place.is_up:
-                place.ask()
-                if place.node in self._draining:
-                    self._homes[i] = None
-                    self._elsewhere.append(place)
-        for place in self._elsewhere:
-            place.ask()
-
-    def watch(self, now: float, limit_s: float) -> None:
-        """See `Seats`: a machine that cannot be reached is given up."""
-        self._look_every_s = min(_LOOK_EVERY_S, limit_s / 4)  # an answer is read with the next look
-        given_s = self._plan.guards.env_timeout_s
+    def check(self, now: float, limit_s: float) -> None:
+        """Give up actors that have not answered for too long."""
+        self._check_every_s = min(_CHECK_EVERY_S, limit_s / 4)  # answers are read at the next one
         usual_s = limit_s if limit_s > LEAST_LIMIT_S else 0.0
         # A step that holds Python's lock gives no sign of life either.
-        patience_s = max(_UNREACHABLE_S, given_s or usual_s)
-        for place in [p for p in (*self._homes, *self._elsewhere) if p is not None and p.is_up]:
-            making = any(i not in place.beats for i in place.guests)
-            longest_s = patience_s * (TIMES_AS_LONG_TO_START if making else 1)
-            if place.silent_s(now) > longest_s:
-                self._lost(place, f"has given no sign of life for {longest_s:g} s", False)
-
-    def progress(self, i: int, orders: list[WorkOrder]) -> Any:
-        """See `Seats`: who waits for a machine need not."""
-        if i in self._waiting:
-            return object()
-        beat = self._sits[i].beats.get(i) if i in self._sits else None
-        return beat and (beat.laps, beat.taken)
-
-    def stack(self, i: int) -> str:
-        """See `Seats`."""
-        if i not in self._sits:
-            return ""
-        try:
-            return str(ray.get(self._sits[i].beside("stack"), timeout=_STACK_WITHIN_S))
-        except RayError:
-            return ""
-
-    def where(self, i: int, orders: list[WorkOrder], journals: EpisodeSnapshots) -> str:
-        """See `Seats`: as it said last."""
-        beat = self._beat(i, orders)
-        if beat is None:
-            return (
-                f"between two fragments, or in the first seconds of one, sampler {self._names[i]}"
-            )
-        n = self._plan.envs_per_vector
-        assert beat.order is not None
-        vectors = [v for v, _, _ in beat.order.fragments]
-        envs = ", ".join(f"{v * n} to {v * n + n - 1}" if n > 1 else f"{v}" for v in vectors)
-        return (
-            f"after about {beat.taken} env steps of a fragment of env {envs} of "
-            f"{self._plan.spec.id}, sampler {self._names[i]}"
-        )
-
-    def _beat(self, i: int, orders: list[WorkOrder]) -> Beat | None:
-        """The last sign of life of who carries one of these out."""
-        beat = self._sits[i].beats.get(i) if i in self._sits else None
-        return beat if beat is not None and beat.order in orders else None
-
-    def lose(self, i: int, orders: list[WorkOrder]) -> tuple[int, int]:
-        """See `Seats`: steps are those that it spoke of last."""
-        beat = self._beat(i, orders)
-        taken = (beat.taken if beat is not None else 0) + self._given_back.pop(i, 0)
-        whole = self._plan.num_steps * self._plan.envs_per_vector
-        left = whole * sum(len(order.fragments) for order in orders) - taken
-        self._waiting.pop(i, None)
-        self._calls = {ref: of for ref, of in self._calls.items() if of != i}
-        if (place := self._sits.pop(i, None)) is not None:
-            place.guests.discard(i)
-            if place in self._homes or place in self._elsewhere:  # it is stuck there
-                self._lost(place, f"shared its process with {self._names[i]}, which hung", False)
-        return taken, left
+        unreachable_s = max(_UNREACHABLE_S, self.plan.guards.env_timeout_s or usual_s)
+        for actor in self._actors():
+            if actor.is_up:
+                starting = any(worker.index not in actor.beats for worker in actor.workers)
+                longest_s = unreachable_s * (TIMES_AS_LONG_TO_START if starting else 1)
+                if actor.silent_s(now) > longest_s:
+                    silent = f"has given no sign of life for {longest_s:g} s"
+                    self.lose_actor(actor, Exited(silent, counts=False))
 
     def stop(self) -> None:
-        """See `Seats`."""
-        for place in {*self._up(), *self._elsewhere}:
-            place.beside("stop")
-
-    def meters(self) -> dict[str, dict[str, float]]:
-        """See `Seats`."""
-        return {}
-
-    def laps(self) -> dict[str, Laps]:
-        """See `Seats`."""
-        return {}
+        """Tell all actors to give up where they are."""
+        for actor in {*self._up(), *self._leaving}:
+            actor.control("stop")
 
     def metrics(self) -> dict[str, float]:
-        """See `Seats`: bytes that came and went."""
-        found = {f"{name}_bytes": float(count) for name, count in self._num_bytes.items()}
+        """Return bytes that came and went since the last call, and the number of actors."""
+        metrics = {f"{name}_bytes": float(count) for name, count in self._num_bytes.items()}
         self._num_bytes = dict.fromkeys(self._num_bytes, 0)
-        return found | {"workers_up": float(len(self._up()))}
-
-    def is_taken(self, i: int) -> bool:
-        """See `Seats`."""
-        return i in self._sits
+        return metrics | {"workers_up": float(len(self._up()))}
 
     def close(self, within_s: float) -> None:
-        """See `Seats`."""
-        places = [p for p in (*self._homes, *self._elsewhere) if p is not None]
-        closing = [place.actor.close.remote() for place in places if place.is_up]
-        failed = None
+        """Close the environments, and kill the actors."""
+        actors, failed = self._actors(), None
+        closing = [actor.actor.close.remote() for actor in actors if actor.is_up]
         try:
-            closed = (
-                ray.wait(closing, num_returns=len(closing), timeout=within_s)[0] if closing else []
-            )
-            for ref in closed:
+            if closing:
+                closing, _ = ray.wait(closing, num_returns=len(closing), timeout=within_s)
+            for ref in closing:
                 with contextlib.suppress(RayError):  # it is gone already
                     failed = ray.get(ref) or failed
         finally:
-            for place in places:
-                ray.kill(place.actor)
-            self._homes, self._elsewhere = [None] * len(self._homes), []
-            self._sits, self._calls, self._waiting = {}, {}, {}
-            self._fragments, self._weights = {}, {}
+            for actor in actors:
+                ray.kill(actor.actor)
+            self._leaving, self.calls, self.weights = [], {}, {}
+            for worker in self.workers:
+                worker.own = worker.host = worker.waiting = None
+                worker.fragments = {}
         if failed is not None:
             raise failed
+
+    def place_workers(self) -> None:
+        """Ask for actors, and have waiting workers start where they can."""
+        asked = sum(worker.own is not None and not worker.own.is_up for worker in self.workers)
+        for worker in self.workers:
+            if worker.own is None and (self._num_asked < self._needs.at_once or not asked):
+                worker.own = _Actor(self._needs, self._plan_ref)
+                self._num_asked, asked = self._num_asked + 1, asked + 1
+        now, up = time.monotonic(), self._up()
+        for worker in self.workers:
+            if worker.waiting is None:
+                continue
+            setup, since = worker.waiting
+            is_first = setup.generation == 1 and worker.index < self._needs.at_once
+            share_after_s = _FIRST_SHARE_AFTER_S if is_first else _SHARE_AFTER_S
+            if worker.own is not None and worker.own.is_up:
+                self._start(worker, worker.own, setup)
+            elif up and now - max(since, self._newest_at) > share_after_s:
+                self._start(worker, min(up, key=lambda actor: len(actor.workers)), setup)
+
+    def lose_actor(self, actor: _Actor, exited: Exited) -> None:
+        """Kill an actor, unless it is known to be lost, and report its workers as ended."""
+        if actor not in self._actors():
+            return
+        ray.kill(actor.actor)
+        for worker in actor.workers:
+            worker.messages.append(exited)
+        if actor in self._leaving:
+            self._leaving.remove(actor)
+        for worker in self.workers:
+            if worker.own is actor:
+                worker.own = None
+
+    def _receive(self, ref: Any) -> None:
+        """Take in what a call has returned."""
+        worker = self.calls.pop(ref)
+        host = worker.host
+        assert host is not None
+        try:
+            packed, *parts = ray.get(ref)
+        except RayError as error:
+            self.lose_actor(host, cause(error, host.node))
+            return
+        message, num_finals = cloudpickle.loads(packed)
+        if isinstance(message, Done):
+            if worker.given_back is not None and not message.result.whole:
+                worker.given_back += message.result.taken
+                return
+            if message.result.whole:
+                left = iter(parts)
+                for (v, buffer, _), k in zip(message.order.fragments, num_finals, strict=True):
+                    worker.fragments[v, buffer] = unpack(self._layout, k, left)
+                size = sum(part.nbytes for part in parts)
+                self._num_bytes["fragments"] += size
+                self._num_bytes["fragments_remote"] += size * (host.node != self._node)
+        worker.messages.append(message)
+
+    def _on_up(self, worker: RayWorkerHandle, now: float) -> None:
+        """Note that a worker's own actor is up, or could not be made."""
+        actor = worker.own
+        assert actor is not None
+        try:
+            actor.node, self._newest_at = ray.get(actor.hello), now
+        except RayError as error:
+            worker.own = None  # and is asked for again
+            failed = getattr(error, "actor_init_failed", False)
+            if failed or not (actor.lost_machine() or self._failed_starts.again(now)):
+                raise WorkerError(
+                    f"{error}\nA worker did not start on a machine of the cluster. "
+                    f"{INSTALLED_THERE}"
+                ) from None
+        else:
+            if self.plan.first_ready and self.weights:
+                self._send_newest(actor)
+
+    def _send_newest(self, actor: _Actor) -> None:
+        newest = max(self.weights)
+        actor.control("newer", newest, self.weights[newest])
+
+    def _is_leaving(self, worker: RayWorkerHandle, host: _Actor) -> bool:
+        """Whether its own actor is up, or the machine is taken away while there is another."""
+        if worker.own is not None and worker.own.is_up and worker.own is not host:
+            return True
+        left_s = self._draining.get(host.node, math.inf) - time.time()
+        return left_s < _LEAVE_BEFORE_S and host not in self._up()
+
+    def _leave(self, worker: RayWorkerHandle, actor: _Actor) -> None:
+        actor.workers.remove(worker)
+        actor.actor.drop.remote(worker.index)
+        if actor in self._leaving and not actor.workers:
+            self._leaving.remove(actor)
+            ray.kill(actor.actor)
+
+    def _start(self, worker: RayWorkerHandle, actor: _Actor, setup: WorkerSetup) -> None:
+        worker.waiting, worker.host = None, actor
+        actor.workers.append(worker)
+        actor.beats.pop(worker.index, None)
+        worker.call("start", (setup,))
+
+    def _actors(self) -> list[_Actor]:
+        return [w.own for w in self.workers if w.own is not None] + self._leaving
+
+    def _up(self) -> list[_Actor]:
+        """Return where workers can run; what is about to go, only if there is nothing else."""
+        own = [w.own for w in self.workers if w.own is not None and w.own.is_up]
+        return own or self._leaving
+
+    def _ask_all(self) -> None:
+        """Ask how all actors are, and which machines are about to be taken away."""
+        draining = ray._private.state.state.get_draining_nodes()
+        self._draining = {node: until_ms / 1000 for node, until_ms in draining.items()}
+        for worker in self.workers:
+            if (actor := worker.own) is not None and actor.is_up and actor.node in self._draining:
+                worker.own = None
+                self._leaving.append(actor)
+        for actor in self._actors():
+            if actor.is_up:
+                actor.ask()

@@ -1,11 +1,11 @@
-"""What runs in a Ray actor: samplers that sit here, carrying out orders one after the other.
+"""What runs in a Ray actor: workers that carry out orders one after the other.
 
-A fragment is returned from the call that ordered it, as a few large arrays; so the learner that
-called owns it, and fetches it from this machine's object store. What is small goes as bytes, as
-Ray's own way to pickle it takes longer. Calls that must not wait for a fragment (`newer`, `leave`,
-`stop`, `beat`, `stack`) come in by another thread.
+A fragment is returned from the call that ordered it, as a few large arrays. So the learner that
+called owns it, and fetches it from this machine's object store. What is small goes as bytes: Ray's
+pickling takes longer. Calls that must not wait for a fragment (`newer`, `leave`, `stop`, `beat`,
+`stack`) come in by another thread.
 
-Left out: the learner's end (`ray_actors.py`), and stepping itself (`rollout.py`).
+Left out: the learner's end (`ray_actors.py`), and stepping (`rollout.py`).
 """
 
 import contextlib
@@ -28,26 +28,27 @@ from torch import nn
 from headrace import batch
 from headrace.batch import Fragment, pack
 from headrace.collectors.api import SamplingPlan
-from headrace.collectors.backends.api import WorkerSetup, WorkOrder
+from headrace.collectors.backends.api import Done, Failed, Message, Ready, WorkerSetup, WorkOrder
 from headrace.collectors.backends.worker_main import LatestWeights
 from headrace.collectors.rollout import RolloutTask, RolloutWorker
-from headrace.collectors.snapshots import count_unwritten, unwritten
+from headrace.collectors.snapshots import count_unwritten, mark_unwritten
 from headrace.errors import HeadraceError, UsageError, WorkerError
 from headrace.meter import Meter
 from headrace.spec import Array
 from headrace.weights import FlatWeights
 
-_Packs = list[tuple[int, list[Array]]]
+_Packed = list[tuple[int, list[Array]]]
+"""Of each fragment the number of final observations, and its parts (see `batch.pack`)."""
 INSTALLED_THERE = "What the environment is made of must be installed there, in the same versions."
 
 
 class Beat(NamedTuple):
-    """A sign of life of a sampler.
+    """A sign of life of a worker.
 
     Attributes:
-        laps: that its meter has counted.
+        laps: of its meter, so far.
         order: that it carries out.
-        taken: env steps of it, so far.
+        taken: env steps of the order, so far.
     """
 
     laps: int
@@ -55,8 +56,8 @@ class Beat(NamedTuple):
     taken: int
 
 
-class Received:
-    """Numbered weights as they came in: the newest two (see `carry_out.Numbered`)."""
+class ReceivedWeights:
+    """`NumberedWeights` as they came in: the newest two."""
 
     def __init__(self) -> None:
         self._flat: dict[int, Array] = {}
@@ -65,196 +66,197 @@ class Received:
         self.newest = -1
 
     def take(self, version: int, flat: Array | bytes) -> None:
-        """These are there now; the newest stays the newest, in whatever order they come."""
+        """Keep these; the newest stays the newest, in whatever order they come."""
         self._flat[version] = np.frombuffer(flat, np.uint8)
         self.newest = max(self.newest, version)
         self._flat = {v: of for v, of in self._flat.items() if v >= self.newest - 1}
 
     def pull(self, module: nn.Module, version: int | None = None) -> int:
-        """Copy a version into the module, and say which; None: the newest."""
-        found = self.newest if version is None else version
-        flat = self._flat[found]
+        """Copy a version (None: the newest) into the module. Return which."""
+        version = self.newest if version is None else version
+        flat = self._flat[version]
         if self._weights is None:
             self._memory = np.empty_like(flat)
             self._weights = FlatWeights(module, self._memory)
         self._memory[:] = flat  # what came may be read-only, which torch does not know
         self._weights.pull(module)
-        return found
+        return version
 
 
 @dataclass
-class _Sitting:
-    """A sampler that sits here."""
+class _Hosted:
+    """A worker that runs here."""
 
-    sampler: RolloutWorker
+    worker: RolloutWorker
     generation: int
     meter: Meter
     weights: LatestWeights
     memory: dict[int, Array]  # of a fragment, by vector: sent before the next one is begun
     fragments: dict[int, Fragment]  # in it
-    left: bool = False
+    has_left: bool = False
     order: WorkOrder | None = None
-    wanted: list[RolloutTask] = field(default_factory=list)
+    tasks: list[RolloutTask] = field(default_factory=list)
+
+    def beat(self) -> Beat:
+        """Return a sign of life."""
+        order, fragments, taken = self.order, [task.fragment for task in self.tasks], 0
+        if order is not None:
+            taken = sum(of.reward.numel() - count_unwritten(of) for of in fragments)
+        return Beat(self.meter.beats[0], order, taken)
 
 
 class WorkerActor:
-    """One process, in which one sampler sits; or several, where machines are few.
+    """A process in which one worker runs, or several where machines are few.
 
     Args:
         plan: pickled.
-        here: the working directory of the learner.
+        folder: the working directory of the learner.
     """
 
-    def __init__(self, plan: bytes, here: str) -> None:
+    def __init__(self, plan: bytes, folder: str) -> None:
         gc.freeze()
-        work_in(here)
+        work_in(folder)
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray lets an actor without a GPU see them all
         torch.set_num_threads(1)
         threadpoolctl.threadpool_limits(1)
         self._plan: SamplingPlan = cloudpickle.loads(plan)
-        self._received = Received()
-        self._seats: dict[int, _Sitting] = {}
-        self._stopped = False
+        self._weights = ReceivedWeights()
+        self._workers: dict[int, _Hosted] = {}  # by index
+        self._is_stopped = False
         self._thread = 0
 
     def hello(self) -> str:
-        """It is up: the id of its machine."""
+        """Return the id of the machine, once the actor is up."""
         import ray  # only here: the rest runs in any process
 
         return str(ray.get_runtime_context().get_node_id())
 
-    def sit(self, packed: bytes) -> tuple[Any, ...]:
-        """A sampler sits down here.
+    def start(self, packed: bytes) -> tuple[Any, ...]:
+        """Start a worker here.
 
         Args:
-            packed: pickled: its seat, and its `WorkerSetup`.
+            packed: pickled: its index, and its `WorkerSetup`.
 
         Returns:
-            Pickled: "ready", generation, (restored, states), []; or as of `fill`.
+            See `_guarded`; the message is `Ready`.
         """
-        seat: int
-        orders: WorkerSetup
-        seat, orders = cloudpickle.loads(packed)
+        index: int
+        setup: WorkerSetup
+        index, setup = cloudpickle.loads(packed)
 
-        def sit() -> tuple[Any, _Packs]:
+        def start() -> tuple[Message, _Packed]:
             meter, size = Meter(keeps_laps=self._plan.timeline), batch.num_bytes(self._plan.layout)
-            sampler = RolloutWorker(self._plan, orders.vectors, meter, orders.name)
-            restored = sampler.restore(orders.state, orders.begin_after)
-            states = sampler.states() if orders.begin_after else {}
+            worker = RolloutWorker(self._plan, setup.vectors, meter, setup.name)
+            restored = worker.restore(setup.state, setup.begin_after)
+            states = worker.states() if setup.begin_after else {}
             meter.lap("start")
-            memory = {v: np.empty(size, np.uint8) for v in orders.vectors}
-            self._seats[seat] = _Sitting(
-                sampler,
-                orders.generation,
+            memory = {v: np.empty(size, np.uint8) for v in setup.vectors}
+            self._workers[index] = _Hosted(
+                worker,
+                setup.generation,
                 meter,
-                LatestWeights(self._received, sampler, meter),
+                LatestWeights(self._weights, worker, meter),
                 memory,
                 {v: batch.allocate(self._plan.layout, of) for v, of in memory.items()},
             )
-            return ("ready", orders.generation, (restored, states)), []
+            return Ready(setup.generation, restored, states), []
 
-        return self._guarded(orders.name, orders.generation, sit)
+        return self._guarded(setup.name, start)
 
     def fill(self, packed: bytes, flat: Array | bytes | None) -> tuple[Any, ...]:
-        """Carry an order out, with these weights or newer ones, if it does not say which.
+        """Carry out an order, with these weights or newer ones, unless it says which.
 
         Args:
-            packed: pickled: whose seat, its `WorkOrder`, and the version of the weights.
-            flat: these; None: they were sent before.
+            packed: pickled: the worker's index, its `WorkOrder`, and the version of the weights.
+            flat: the weights; None: they were sent before.
 
         Returns:
-            Pickled: "done", generation, what the crew wants to know of it, and how many final
-            observations each fragment has; then the fragments' parts (see `packed.pack`). Or
-            pickled: "error", generation, error, [].
+            See `_guarded`; the message is `Done`.
         """
-        seat: int
+        index: int
         order: WorkOrder
-        seat, order, version = cloudpickle.loads(packed)
-        of = self._seats[seat]
-        of.meter.lap("wait")
+        index, order, version = cloudpickle.loads(packed)
+        hosted = self._workers[index]
+        hosted.meter.lap("wait")
 
-        def fill() -> tuple[Any, _Packs]:
+        def fill() -> tuple[Message, _Packed]:
             if flat is not None:
-                self._received.take(version, flat)
-            of.wanted = [RolloutTask(v, of.fragments[v], steps) for v, _, steps in order.fragments]
-            unwritten(wanted.fragment for wanted in of.wanted)
-            of.order = order
-            filled = of.weights.collect(order, of.wanted, lambda: of.left or self._stopped)
-            of.order = None
-            done = order, filled, of.meter.readings()
-            whole = [wanted.vector for wanted in of.wanted] if filled.whole else []
-            packs = [pack(self._plan.layout, of.memory[v]) for v in whole]
-            return ("done", of.generation, done), packs
+                self._weights.take(version, flat)
+            tasks = [RolloutTask(v, hosted.fragments[v], steps) for v, _, steps in order.fragments]
+            mark_unwritten(task.fragment for task in tasks)
+            hosted.tasks, hosted.order = tasks, order
+            result = hosted.weights.collect(
+                order, tasks, lambda: hosted.has_left or self._is_stopped
+            )
+            hosted.order = None
+            done = Done(hosted.generation, order, result, hosted.meter.readings())
+            whole = [task.vector for task in tasks] if result.whole else []
+            return done, [pack(self._plan.layout, hosted.memory[v]) for v in whole]
 
-        found = self._guarded(f"sampler {seat}", of.generation, fill)
-        of.meter.lap("transport")
-        return found
+        returned = self._guarded(f"worker {index}", fill)
+        hosted.meter.lap("transport")
+        return returned
 
-    def drop(self, seat: int) -> None:
-        """Who sat there has left: close its environments."""
-        if (of := self._seats.pop(seat, None)) is not None:
-            of.sampler.close()
+    def drop(self, index: int) -> None:
+        """Close the environments of a worker that has left."""
+        if (hosted := self._workers.pop(index, None)) is not None:
+            hosted.worker.close()
 
     def close(self) -> HeadraceError | None:
-        """Close all environments; what failed in it."""
+        """Close all environments. Return the error that this raised."""
         failed = None
-        for seat in list(self._seats):
+        for index in list(self._workers):
             try:
-                self.drop(seat)
+                self.drop(index)
             except HeadraceError as error:
                 failed = error
         return failed
 
     def newer(self, version: int, flat: Array | bytes) -> None:
-        """Weights to act with from the next step on, where orders do not say with which."""
-        self._received.take(version, flat)
+        """Take weights to act with from the next step on, where orders do not say which."""
+        self._weights.take(version, flat)
 
-    def leave(self, seat: int) -> None:
-        """Who sits there is to give its orders back."""
-        self._seats[seat].left = True
+    def leave(self, index: int) -> None:
+        """Have a worker give its orders back."""
+        self._workers[index].has_left = True
 
     def stop(self) -> None:
-        """All are to give up where they are."""
-        self._stopped = True
+        """Have all workers give up where they are."""
+        self._is_stopped = True
 
     def beat(self) -> dict[int, Beat]:
-        """How far each is."""
-        return {seat: _beat(of) for seat, of in list(self._seats.items())}
+        """Return a sign of life of each worker."""
+        return {index: hosted.beat() for index, hosted in list(self._workers.items())}
 
     def stack(self) -> str:
-        """Where the thread is that carries orders out."""
+        """Return the stack of the thread that carries orders out."""
         frame = sys._current_frames().get(self._thread)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
-    def _guarded(
-        self, name: str, generation: int, call: Callable[[], tuple[Any, _Packs]]
-    ) -> tuple[Any, ...]:
-        """What a call returns; or of what it failed, which Ray would say in its own words."""
+    def _guarded(self, name: str, call: Callable[[], tuple[Message, _Packed]]) -> tuple[Any, ...]:
+        """Make a call. Return its errors as a message: Ray would change their words.
+
+        Returns:
+            Pickled: the message, and how many final observations each fragment has; then the
+            fragments' parts.
+        """
         self._thread = threading.get_ident()
-        packs: _Packs = []
+        message: Message
+        packed: _Packed = []
         try:
-            message, packs = call()
+            message, packed = call()
         except UsageError as error:  # of this machine: where the run was started it was none
-            said = f"{error}\nThat was {name}, on the machine {platform.node()}. {INSTALLED_THERE}"
-            message = "error", generation, WorkerError(said)
+            text = f"{error}\nThat was {name}, on the machine {platform.node()}. {INSTALLED_THERE}"
+            message = Failed(WorkerError(text))
         except HeadraceError as error:
-            message = "error", generation, error
+            message = Failed(error)
         except (Exception, KeyboardInterrupt):
-            said = f"{traceback.format_exc()}\n{name} failed."
-            message = "error", generation, WorkerError(said)
-        told = cloudpickle.dumps((*message, [k for k, _ in packs]))
-        return told, *(part for _, parts in packs for part in parts)
+            message = Failed(WorkerError(f"{traceback.format_exc()}\n{name} failed."))
+        first = cloudpickle.dumps((message, [num_finals for num_finals, _ in packed]))
+        return first, *(part for _, parts in packed for part in parts)
 
 
 def work_in(folder: str) -> None:
-    """Where this machine has it: an environment's relative paths mean the same as elsewhere."""
+    """Work in a folder, if this machine has it: relative paths mean the same as elsewhere."""
     with contextlib.suppress(OSError):
         os.chdir(folder)
-
-
-def _beat(of: _Sitting) -> Beat:
-    order, wanted = of.order, list(of.wanted)
-    taken = 0
-    if order is not None:
-        taken = sum(w.fragment.reward.numel() - count_unwritten(w.fragment) for w in wanted)
-    return Beat(of.meter.beats[0], order, taken)

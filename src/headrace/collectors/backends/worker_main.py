@@ -1,7 +1,9 @@
-"""A worker process: steps its vectors when it is told to, into memory that the learner gave it.
+"""A worker process: carries orders out with its vectors, and writes to memory of the learner.
 
-Left out: the learner's end (`worker_pool.py`), how orders are carried out (`worker_main.py`),
-and stepping itself (`rollout.py`).
+Where the worker acts itself, it carries out one order after the other. Where the inference server
+acts, each vector waits for its actions, and another vector is stepped meanwhile.
+
+Left out: the learner's end (`processes.py`), and stepping (`rollout.py`).
 """
 
 import contextlib
@@ -10,7 +12,6 @@ import gc
 import mmap
 import os
 import select
-import signal
 import socket
 import struct
 import traceback
@@ -24,33 +25,68 @@ import threadpoolctl
 import torch
 from torch import Tensor, nn
 
+from headrace import batch
 from headrace.batch import Fragment
 from headrace.collectors.api import SamplingPlan, ShouldStop
-from headrace.collectors.backends.api import WorkerMemory, WorkerSetup, WorkOrder
-from headrace.collectors.backends.channel import Channel
+from headrace.collectors.backends.api import Done, Failed, Ready, WorkerSetup, WorkOrder
 from headrace.collectors.rollout import Rollout, RolloutResult, RolloutTask, RolloutWorker
 from headrace.distributed import child_process
+from headrace.distributed.channel import Channel
+from headrace.distributed.child_process import STACK_SIGNAL, read_file
 from headrace.errors import HeadraceError, WorkerError
 from headrace.meter import Meter
 from headrace.models.policy import Actor
 from headrace.weights import Published
 
-# A worker's orders, carried out: one after the other, or many in turns.
-#
-# Where the learner's process acts (`inference_server.py`), a vector waits for each of its actions;
-# meanwhile another one is stepped. A request and its answer are a few bytes; observations, actions
-# and what else the policy emits lie in the vector's fragment, which both ends see.
-
-
 REQUEST = struct.Struct("=5q")
-"""Act at: vector, which of its buffers, row t, steps that each env has taken before the fragment,
+"""A request for actions: vector, buffer, row t, steps that each env has taken before the fragment,
 and version of the weights (or `NEWEST`)."""
 ANSWER = struct.Struct("=2q")
-"""It is done for: vector, and with which version."""
+"""Its answer: vector, and the version of the weights that acted."""
 NEWEST = -1
 
-_AT_ONCE = 1024  # answers, more than there can be
-_BEAT_S = 0.1  # so long a worker may wait before it shows that it is alive
+_MOST_ANSWERS = 1024  # more than there can be
+_ALIVE_EVERY_S = 0.1  # a worker that waits shows that it is alive
+
+
+class WorkerMemory:
+    """A worker's piece of shared memory: some numbers, then the fragments of its vectors.
+
+    Args:
+        memory: of all workers.
+        offset: where this piece begins, in bytes.
+        plan: the run's.
+        vectors: that have fragments here.
+        fresh: poison them.
+
+    Attributes:
+        laps: counts those of the worker's meter; a sequence of one number, as the next two.
+        generation: of the process that writes.
+        turn: the vector that is being stepped, where they take turns; else -1.
+        fragments: by vector, its buffers.
+    """
+
+    _HEADER = 64
+
+    def __init__(
+        self, memory: mmap.mmap, offset: int, plan: SamplingPlan, vectors: list[int], *, fresh: bool
+    ) -> None:
+        self.offset = offset
+        numbers = memoryview(memory)[offset : offset + self._HEADER].cast("q")
+        self.laps, self.generation, self.turn = numbers[0:1], numbers[1:2], numbers[2:3]
+        size = batch.num_bytes(plan.layout)
+        self.fragments: dict[int, list[Fragment]] = {v: [] for v in vectors}
+        first = offset + self._HEADER
+        for buffers in self.fragments.values():
+            for _ in range(plan.num_buffers):
+                piece = memoryview(memory)[first : first + size]
+                buffers.append(batch.allocate(plan.layout, piece, fresh=fresh))
+                first += size
+
+    @classmethod
+    def num_bytes(cls, plan: SamplingPlan, num_vectors: int) -> int:
+        """Return the size of a piece."""
+        return cls._HEADER + num_vectors * plan.num_buffers * batch.num_bytes(plan.layout)
 
 
 @dataclass(frozen=True)
@@ -58,93 +94,92 @@ class WorkerContext:
     """What a worker carries orders out with.
 
     Attributes:
-        learner: orders come from it, and what was done goes to it.
-        generation: of this worker.
-        slot: its memory.
-        sampler: its vectors.
-        published: weights, and whether to stop.
+        learner: sends orders, and receives what was done.
+        generation: of this process.
+        memory: its piece.
+        worker: its vectors.
+        published: weights, and the flag to stop.
         meter: of this process.
     """
 
     learner: Channel
     generation: int
-    slot: WorkerMemory
-    sampler: RolloutWorker
+    memory: WorkerMemory
+    worker: RolloutWorker
     published: Published
     meter: Meter
 
-    def begin(self, order: WorkOrder) -> list[RolloutTask]:
-        """An order came: what it wants."""
-        self.slot.generation[0] = self.generation
-        of = self.slot.fragments
-        return [RolloutTask(v, of[v][buffer], steps) for v, buffer, steps in order.fragments]
+    def tasks(self, order: WorkOrder) -> list[RolloutTask]:
+        """Return the fragments that an order wants, and claim the memory."""
+        self.memory.generation[0] = self.generation
+        fragments = self.memory.fragments
+        return [RolloutTask(v, fragments[v][buffer], steps) for v, buffer, steps in order.fragments]
 
-    def stop(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether to give up."""
         return self.published.stop[0] != 0
 
-    def deliver(self, order: WorkOrder, filled: RolloutResult) -> None:
-        """An order is carried out, or given up."""
-        done = order, filled, self.meter.readings()
-        self.learner.send(("done", self.generation, done))
+    def deliver(self, order: WorkOrder, result: RolloutResult) -> None:
+        """Send what was done of an order."""
+        self.learner.send(Done(self.generation, order, result, self.meter.readings()))
         self.meter.lap("other")
 
 
-def one_by_one(station: WorkerContext) -> None:
-    """Carry orders out, acting here, until there are no more."""
-    weights = LatestWeights(station.published, station.sampler, station.meter)
+def run_in_sequence(context: WorkerContext) -> None:
+    """Carry orders out one by one, with actions computed here, until there are no more."""
+    weights = LatestWeights(context.published, context.worker, context.meter)
     while True:
-        order: WorkOrder | None = station.learner.receive()
-        station.meter.lap("wait")
+        order: WorkOrder | None = context.learner.receive()
+        context.meter.lap("wait")
         if order is None:
             return
-        wanted = station.begin(order)
-        station.deliver(order, weights.collect(order, wanted, station.stop))
+        result = weights.collect(order, context.tasks(order), context.should_stop)
+        context.deliver(order, result)
 
 
-class Numbered(Protocol):
-    """Weights that a learner gives out, numbered by updates: see `Published`."""
+class NumberedWeights(Protocol):
+    """Weights of a learner, numbered by updates: see `Published`."""
 
     @property
     def newest(self) -> int:
         """The version that was published last."""
 
     def pull(self, module: nn.Module, version: int | None = None) -> int:
-        """Copy a version into the module, and say which; None: the newest."""
+        """Copy a version (None: the newest) into the module. Return which."""
 
 
 class LatestWeights:
-    """The learner's weights, as a sampler follows them: a `rollout.Weights`."""
+    """An `ActorSource` of the newest weights, or of the version that an order names."""
 
     waits = False
 
-    def __init__(self, published: Numbered, sampler: RolloutWorker, meter: Meter) -> None:
-        self._published, self._worker, self._meter = published, sampler, meter
+    def __init__(self, published: NumberedWeights, worker: RolloutWorker, meter: Meter) -> None:
+        self._published, self._worker, self._meter = published, worker, meter
         self._actor: Actor | None = None
         self._pinned: int | None = None
         self.version = -1
         self.lag_sum = self.lag_max = 0
 
     def collect(
-        self, order: WorkOrder, wanted: list[RolloutTask], stop: ShouldStop
+        self, order: WorkOrder, tasks: list[RolloutTask], stop: ShouldStop
     ) -> RolloutResult:
-        """Fill what an order wants, acting with these."""
+        """Fill the fragments of an order."""
         self._pinned, self.lag_sum, self.lag_max = order.version, 0, 0
-        filled = self._worker.collect(wanted, self, stop)
-        filled.lag_sum, filled.lag_max = self.lag_sum, self.lag_max
-        return filled
+        result = self._worker.collect(tasks, self, stop)
+        result.lag_sum, result.lag_max = self.lag_sum, self.lag_max
+        return result
 
     def pull(self) -> list[Actor]:
-        """See `Weights`."""
-        wanted = self._published.newest if self._pinned is None else self._pinned
-        if self._actor is None or self.version != wanted:
+        """Copy the weights, unless the worker has them."""
+        version = self._published.newest if self._pinned is None else self._pinned
+        if self._actor is None or self.version != version:
             self.version = self._published.pull(self._worker.policy, self._pinned)
             self._actor = self._worker.actor()
         self._meter.lap("publish")
         return [self._actor]
 
     def is_stale(self) -> bool:
-        """See `Weights`."""
+        """Measure the lag. True if newer weights are to act."""
         lag = self._published.newest - self.version
         if lag:
             self.lag_sum, self.lag_max = self.lag_sum + lag, max(self.lag_max, lag)
@@ -152,95 +187,94 @@ class LatestWeights:
 
 
 class RemoteInference:
-    """A policy in the learner's process, for one fragment: `rollout.Weights`, and their `Actor`."""
+    """An `ActorSource`, and its `Actor`, for one fragment: the inference server acts."""
 
     waits = True
 
     def __init__(
         self,
-        asks: socket.socket,
-        of: tuple[int, int, int],
-        pinned: int | None,
+        requests: socket.socket,
+        fragment: tuple[int, int, int],
+        version: int | None,
         published: Published,
     ) -> None:
-        self._asks, self._of, self._published = asks, of, published
-        self._pinned = NEWEST if pinned is None else pinned
+        self._requests, self._indices, self._published = requests, fragment, published
+        self._wanted = NEWEST if version is None else version
         self.version = -1  # of the last answer
         self.lag_sum = self.lag_max = 0
 
     def pull(self) -> list[Actor]:
-        """See `Weights`."""
+        """Return itself."""
         return [self]
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
-        """See `Actor`."""
-        (vector, buffer, steps), pinned, ask = self._of, self._pinned, self._asks.sendall
+        """Return a function that sends the request for row t."""
+        (vector, buffer, steps), wanted, send = self._indices, self._wanted, self._requests.sendall
         self._fragment = fragment
 
         def act(t: int) -> None:
             fragment.carry(t)
-            ask(REQUEST.pack(vector, buffer, t, steps, pinned))
+            send(REQUEST.pack(vector, buffer, t, steps, wanted))
 
         return act
 
     def finish(self, rows: slice) -> None:
-        """See `Actor`: the states are those that the next row begins with."""
+        """Carry over the recurrent states, with which the next row begins."""
         self._fragment.carry(rows.stop)
 
     def is_stale(self) -> bool:
-        """See `Weights`: whoever acts takes newer ones by itself."""
+        """Measure the lag. The server takes newer weights by itself."""
         if lag := self._published.newest - self.version:
             self.lag_sum, self.lag_max = self.lag_sum + lag, max(self.lag_max, lag)
         return False
 
 
 @dataclass
-class _UnderWay:
-    """An order, and how far it is."""
+class _OpenOrder:
+    """An order under way, and how many of its fragments are."""
 
     order: WorkOrder
-    left: int  # fragments that are not ended yet
-    filled: RolloutResult = field(default_factory=RolloutResult)
+    num_left: int
+    result: RolloutResult = field(default_factory=RolloutResult)
 
 
 @dataclass
-class _Rollout:
-    """One fragment of an order."""
+class _OpenFragment:
+    """A fragment under way."""
 
-    of: _UnderWay
+    order: _OpenOrder
     weights: RemoteInference
     steps: Rollout
 
 
 class InterleavedRollouts:
-    """Carries many orders out at a time, each vector's own in their order.
+    """Carries out many orders at a time; those of one vector in their order.
 
     Args:
-        station: of this worker.
-        asks: a socket to who acts.
+        context: of this worker.
+        requests: a socket to the inference server.
     """
 
-    def __init__(self, station: WorkerContext, asks: socket.socket) -> None:
-        self._station, self._asks = station, asks
-        self._next: dict[int, deque[_Rollout]] = {v: deque() for v in station.slot.fragments}
-        self._waiting: dict[int, _Rollout] = {}  # by vector
-        station.slot.turn[0] = -1
+    def __init__(self, context: WorkerContext, requests: socket.socket) -> None:
+        self._context, self._requests = context, requests
+        self._next: dict[int, deque[_OpenFragment]] = {v: deque() for v in context.memory.fragments}
+        self._waiting: dict[int, _OpenFragment] = {}  # by vector
 
-    def serve(self) -> None:
-        """Until there are no more orders."""
-        learner, meter = self._station.learner, self._station.meter
+    def run(self) -> None:
+        """Carry orders out until there are no more."""
+        learner, meter = self._context.learner, self._context.meter
         poll = select.poll()
         poll.register(learner, select.POLLIN)
-        poll.register(self._asks, select.POLLIN)
+        poll.register(self._requests, select.POLLIN)
         while True:
-            # It may wait for long (a large network), and is not stuck.
-            ready = poll.poll(_BEAT_S * 1000 if self._waiting else None)
+            # It may wait for long (a large network), and does not hang.
+            ready = poll.poll(_ALIVE_EVERY_S * 1000 if self._waiting else None)
             meter.lap("infer" if self._waiting else "wait")
             for fd, _ in ready:
-                if fd == self._asks.fileno():
+                if fd == self._requests.fileno():
                     for vector, version in self._answers():
                         self._waiting[vector].weights.version = version
-                        self._go_on(vector)
+                        self._step(vector)
                     continue
                 for order in learner.take():
                     if order is None:
@@ -248,73 +282,69 @@ class InterleavedRollouts:
                     self._begin(order)
 
     def _answers(self) -> Iterator[tuple[int, int]]:
-        """Those that are here; EOFError: nobody acts any more."""
-        received = self._asks.recv(ANSWER.size * _AT_ONCE)
+        """Return the answers that are here. Raise EOFError if the server has ended."""
+        received = self._requests.recv(ANSWER.size * _MOST_ANSWERS)
         if not received:
             raise EOFError
         return ANSWER.iter_unpack(received)
 
     def _begin(self, order: WorkOrder) -> None:
-        station, under_way = self._station, _UnderWay(order, len(order.fragments))
-        for of, wanted in zip(order.fragments, station.begin(order), strict=True):
-            weights = RemoteInference(self._asks, of, order.version, station.published)
-            steps = station.sampler.fill(wanted, weights, station.stop, under_way.filled)
-            self._next[wanted.vector].append(_Rollout(under_way, weights, steps))
+        context, open_order = self._context, _OpenOrder(order, len(order.fragments))
+        for fragment, task in zip(order.fragments, context.tasks(order), strict=True):
+            weights = RemoteInference(self._requests, fragment, order.version, context.published)
+            steps = context.worker.fill(task, weights, context.should_stop, open_order.result)
+            self._next[task.vector].append(_OpenFragment(open_order, weights, steps))
         for v, _, _ in order.fragments:
             self._start(v)
 
     def _start(self, v: int) -> None:
-        """Begin a vector's next fragment, if it is wanted, and the vector has ended its last."""
+        """Begin a vector's next fragment, if there is one and the last has ended."""
         while v not in self._waiting and self._next[v]:
             self._waiting[v] = self._next[v].popleft()
-            self._go_on(v)
+            self._step(v)
 
-    def _go_on(self, v: int) -> None:
+    def _step(self, v: int) -> None:
         """Step a vector until it waits, or its fragment has ended."""
-        self._station.slot.turn[0] = v
+        self._context.memory.turn[0] = v
         try:
             next(self._waiting[v].steps)
         except StopIteration:
             self._end(self._waiting.pop(v))
             self._start(v)
         finally:
-            self._station.slot.turn[0] = -1
+            self._context.memory.turn[0] = -1
 
-    def _end(self, rollout: _Rollout) -> None:
-        """A fragment has ended: full, or given up."""
-        weights, of = rollout.weights, rollout.of
-        of.left -= 1
-        of.filled.lag_sum += weights.lag_sum
-        of.filled.lag_max = max(of.filled.lag_max, weights.lag_max)
-        if not of.left:
-            of.filled.whole = len(of.filled.states) == len(of.order.fragments)
-            self._station.meter.lap("rollout")
-            self._station.deliver(of.order, of.filled)
-
-
-STACK_SIGNAL = signal.SIGUSR1
-"""By this a worker is asked where it is stuck; Python's fault handler answers in any case."""
+    def _end(self, fragment: _OpenFragment) -> None:
+        """End a fragment that is full, or was given up."""
+        weights, order = fragment.weights, fragment.order
+        order.num_left -= 1
+        order.result.lag_sum += weights.lag_sum
+        order.result.lag_max = max(order.result.lag_max, weights.lag_max)
+        if not order.num_left:
+            order.result.whole = len(order.result.states) == len(order.order.fragments)
+            self._context.meter.lap("rollout")
+            self._context.deliver(order.order, order.result)
 
 
 def main(
     channel: int,
+    stack: int,
+    orders: int,
     weights: int,
     memory: int,
-    words: int,
     plan: int,
-    orders: int,
-    asks: int | None = None,
+    requests: int | None = None,
 ) -> None:
-    """The process, from its first line to its last; arguments are file descriptors.
+    """Run a worker process. Arguments are file descriptors.
 
     Args:
         channel: to the learner.
+        stack: a pipe for the stack of a process that crashes or hangs.
+        orders: a file with the pickled `WorkerSetup`, and the offset in `memory`.
         weights: shared memory: `Published`.
-        memory: shared memory of all slots.
-        words: a pipe for the stacks of a process that crashes or is stuck.
+        memory: shared memory of all workers: `WorkerMemory`.
         plan: a file with the pickled plan.
-        orders: a file with the pickled orders.
-        asks: a socket for asking the learner's process to act; None: this one does.
+        requests: a socket to the inference server; None: this process computes actions.
     """
     # A collection would look at each of torch's objects, and so copy pages that workers share.
     gc.freeze()
@@ -322,64 +352,57 @@ def main(
     child_process.end_with_learner()
     torch.set_num_threads(1)
     threadpoolctl.threadpool_limits(1)
-    os.set_blocking(words, False)
-    faulthandler.enable(words)
-    faulthandler.register(STACK_SIGNAL, words)
+    os.set_blocking(stack, False)
+    faulthandler.enable(stack)
+    faulthandler.register(STACK_SIGNAL, stack)
     learner = Channel(socket.socket(fileno=channel))
-    actions = None if asks is None else socket.socket(fileno=asks)
+    server = None if requests is None else socket.socket(fileno=requests)
     name = "a worker"
     try:
-        told: WorkerSetup = cloudpickle.loads(read_whole(orders))
-        name = told.name
-        _run(learner, weights, memory, read_whole(plan), told, actions)
+        setup: WorkerSetup
+        setup, offset = cloudpickle.loads(read_file(orders))
+        name = setup.name
+        shared = mmap.mmap(weights, 0), mmap.mmap(memory, 0)
+        _run(learner, *shared, cloudpickle.loads(read_file(plan)), setup, offset, server)
     except (EOFError, ConnectionError):
         pass  # the learner is gone
     except HeadraceError as error:
-        _last_word(learner, error)
+        _report(learner, error)
     except (Exception, KeyboardInterrupt):  # signals do nothing here: an environment raised it
-        _last_word(learner, WorkerError(f"{traceback.format_exc()}\n{name} failed."))
+        _report(learner, WorkerError(f"{traceback.format_exc()}\n{name} failed."))
     finally:
         learner.close()
 
 
-def read_whole(fd: int) -> bytes:
-    """All of a file in memory, wherever somebody else has read to; closes it."""
-    data = os.pread(fd, os.fstat(fd).st_size, 0)
-    os.close(fd)
-    return data
-
-
-def _last_word(learner: Channel, error: HeadraceError) -> None:
+def _report(learner: Channel, error: HeadraceError) -> None:
     with contextlib.suppress(ConnectionError):  # the learner is gone as well
-        learner.send(("error", 0, error))
+        learner.send(Failed(error))
 
 
 def _run(
     learner: Channel,
-    weights_fd: int,
-    memory_fd: int,
-    pickled: bytes,
-    told: WorkerSetup,
-    actions: socket.socket | None,
+    weights: mmap.mmap,
+    shared: mmap.mmap,
+    plan: SamplingPlan,
+    setup: WorkerSetup,
+    offset: int,
+    server: socket.socket | None,
 ) -> None:
-    """Answer commands until told to close."""
-    weights, memory = mmap.mmap(weights_fd, 0), mmap.mmap(memory_fd, 0)
-    plan: SamplingPlan = cloudpickle.loads(pickled)
-    slot = WorkerMemory(memory, told.offset, plan, told.vectors, fresh=False)
-    slot.turn[0] = -1
-    meter = Meter(beats=slot.beats, keeps_laps=plan.timeline)
-    sampler = RolloutWorker(plan, told.vectors, meter, told.name, acts=actions is None)
-    published = Published(sampler.policy if actions is None else None, weights)
-    restored = sampler.restore(told.state, told.begin_after)
-    states = sampler.states() if told.begin_after else {}
-    learner.send(("ready", told.generation, (restored, states)))
+    """Carry orders out until there are no more, and close the environments."""
+    memory = WorkerMemory(shared, offset, plan, setup.vectors, fresh=False)
+    memory.turn[0] = -1
+    meter = Meter(beats=memory.laps, keeps_laps=plan.timeline)
+    worker = RolloutWorker(plan, setup.vectors, meter, setup.name, acts=server is None)
+    published = Published(worker.policy if server is None else None, weights)
+    restored = worker.restore(setup.state, setup.begin_after)
+    learner.send(Ready(setup.generation, restored, worker.states() if setup.begin_after else {}))
     meter.lap("start")
-    station = WorkerContext(learner, told.generation, slot, sampler, published, meter)
-    if actions is None:
-        one_by_one(station)
+    context = WorkerContext(learner, setup.generation, memory, worker, published, meter)
+    if server is None:
+        run_in_sequence(context)
     else:
-        InterleavedRollouts(station, actions).serve()
+        InterleavedRollouts(context, server).run()
     try:
-        sampler.close()
+        worker.close()
     except HeadraceError as error:
-        learner.send(("closing", told.generation, error))
+        learner.send(Failed(error, closing=True))

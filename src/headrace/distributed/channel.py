@@ -1,7 +1,6 @@
-"""Messages between the learner and a sampler, which never make the learner wait for the sampler.
+"""A channel of pickled messages between a process and its child; reading never waits for the child.
 
-What goes through are Python's own pickles, between processes of one run only: the sampler's end is
-inherited. Left out: what is said (`synchronous.py`, `worker_main.py`).
+Only processes of one run use it: the child inherits its end.
 """
 
 import select
@@ -16,18 +15,14 @@ _PIECE = 1 << 20
 
 
 class Channel:
-    """One end.
-
-    Args:
-        end: of a socket pair.
-    """
+    """One end of a socket pair."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._received = bytearray()
 
     def fileno(self) -> int:
-        """For `select` and its like."""
+        """Return the descriptor, for `select` and its like."""
         return self._socket.fileno()
 
     def send(self, message: Any) -> None:
@@ -40,13 +35,13 @@ class Channel:
         self._socket.sendall(_HEADER.pack(len(data)) + data)
 
     def receive(self) -> Any:
-        """Wait for a message; EOFError if the other end is gone."""
+        """Wait for a message. Raise EOFError if the other end is gone."""
         while not (messages := self._complete(1)):
             self._read()
         return messages[0]
 
     def take(self) -> list[Any]:
-        """The messages that are here, whole ones; EOFError once there will be no more."""
+        """Return the whole messages that are here. Raise EOFError once there will be no more."""
         while not (messages := self._complete(None)):
             if not select.select([self._socket], [], [], 0)[0]:
                 return []
@@ -67,7 +62,7 @@ class Channel:
         self._received += piece
 
     def _complete(self, most: int | None) -> list[Any]:
-        """Take the messages that have come whole, `most` of them at most."""
+        """Take at most `most` messages that have come whole."""
         messages: list[Any] = []
         while len(self._received) >= _HEADER.size and len(messages) != most:
             (size,) = _HEADER.unpack_from(self._received)
