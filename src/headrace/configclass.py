@@ -1,94 +1,170 @@
-"""The decorator of every group of settings: frozen, keyword-only, and aware of what was given.
+"""The decorator of every class of settings: frozen, keyword-only, checked when it is made.
 
-Left out: where values come from (flags, file, preset: `config/resolve.py`) and what they mean (the
-class that carries them).
+Left out: where values come from (`config/resolve.py`).
 """
 
 import functools
 import json
+import math
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, dataclass_transform, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from headrace.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Between:
+    """The finite bounds of a number, or of each number in a tuple.
+
+    Attributes:
+        least, most: allowed as well.
+        minus_one: what -1 means, where it is allowed besides.
+    """
+
+    least: float
+    most: float = math.inf
+    minus_one: str = ""
+
+    def __str__(self) -> str:
+        upper = "" if self.most == math.inf else f" and at most {self.most}"
+        return f"at least {self.least}{upper}" + f" (or -1: {self.minus_one})" * bool(
+            self.minus_one
+        )
+
+    def contain(self, value: Any) -> bool:
+        """Return whether the number, or each number of the tuple, is within."""
+        return all(
+            (self.least <= number <= self.most and math.isfinite(number))
+            or (number == -1 and bool(self.minus_one))
+            for number in (value if isinstance(value, tuple) else (value,))
+        )
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an error message says that a field expects, where its type does not say it."""
+
+    words: str
+
+
+PositiveInt = Annotated[int, Between(1)]
+NonNegativeInt = Annotated[int, Between(0)]
+PositiveInts = Annotated[tuple[int, ...], Between(1)]
+NonNegative = Annotated[float, Between(0)]
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def configclass(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen, keyword-only dataclass that remembers which fields its caller named.
+    """Make `cls` a frozen, keyword-only dataclass that checks types and bounds of its fields.
 
-    A preset fills only what the caller left open, and a caller may well name a value that equals
-    the default: comparing values could not tell the two apart.
+    It remembers which fields its caller named: a preset fills only the others. A named value may
+    equal the default, so comparing values could not tell the two apart.
     """
     data_cls: Any = dataclass(frozen=True, kw_only=True)(cls)
     plain_init = data_cls.__init__
 
     @functools.wraps(plain_init)
-    def init(self: Any, **given: Any) -> None:
-        for name in given:
-            if name not in data_cls.__dataclass_fields__:
-                hint = did_you_mean(name, data_cls.__dataclass_fields__)
-                raise ConfigError(f"{cls.__name__} has no setting {name!r}.{hint}")
-        plain_init(self, **given)
-        object.__setattr__(self, "_given", frozenset(given))
+    def init(self: Any, **explicit: Any) -> None:
+        plain_init(self, **check_values(data_cls, explicit))
+        object.__setattr__(self, "_explicit", frozenset(explicit))
 
     data_cls.__init__ = init
     return data_cls  # type: ignore[no-any-return]
 
 
-def given_values(instance: Any) -> dict[str, Any]:
-    """The fields of a `configclass` instance that its caller named, with their values."""
-    return {name: getattr(instance, name) for name in sorted(instance._given)}
+def explicit_values(instance: Any) -> dict[str, Any]:
+    """Return the fields of a `configclass` instance that its caller named, with their values."""
+    return {name: getattr(instance, name) for name in sorted(instance._explicit)}
 
 
-# Values from files and Python as the types that settings have.
+def check_values(cls: Any, values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
+    """Return values as the fields of a `configclass` have them, a list as a tuple for example.
 
-
-def coerce(name: str, value: Any, hint: Any, source: str) -> Any:
-    """Check `value` against the field's type; int may become float, a list a tuple.
+    Args:
+        cls: the class.
+        values: by name.
+        source: where the values come from, for the error message; default: the class.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: there is no such field, or a value does not fit its type or bounds.
     """
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    for kind in kinds:
-        fitting = _as(kind, value)
-        if fitting is not None or (kind is NoneType and value is None):
-            return fitting
-    expected = " or ".join(
+    checked, hints = {}, _hints(cls)
+    for name, value in values.items():
+        if name not in hints:
+            hint = did_you_mean(name, list(hints))
+            raise ConfigError(f"{cls.__name__} has no setting {name!r}.{hint}")
+        hint, *metadata = _unwrap(hints[name])
+        fitting, expected = _convert(hint, value), _describe(hint)
+        fits = fitting is not None or (value is None and NoneType in get_args(hint))
+        for item in metadata:
+            if isinstance(item, Expected):
+                expected = item.words
+            elif isinstance(item, Between) and fits and not item.contain(fitting):
+                fits, expected = False, str(item)
+        if not fits:
+            raise ConfigError(f"{name}={value!r} ({source or cls.__name__}): expected {expected}.")
+        checked[name] = fitting
+    return checked
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {name: hints[name] for name in cls.__dataclass_fields__}
+
+
+def _unwrap(hint: Any) -> tuple[Any, ...]:
+    """A type without `Annotated`, then what was annotated."""
+    return (hint.__origin__, *hint.__metadata__) if get_origin(hint) is Annotated else (hint,)
+
+
+def _describe(hint: Any) -> str:
+    return " or ".join(
         " | ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal
         else str(kind) if get_origin(kind) else kind.__name__
-        for kind in kinds if kind is not NoneType
+        for kind in _kinds(hint) if kind is not NoneType
     )  # fmt: skip
-    if name in ("policies", "frozen"):
-        expected = "names of policies, each with a word or a table"
-    if name == "env_kwargs":
-        expected = (
-            "numbers, words, lists and dicts of them, as config.json can hold them (a tuple would "
-            "come back as a list); put anything else into a callable that makes the environment"
-        )
-    raise ConfigError(f"{name}={value!r} ({source}): expected {expected}.")
 
 
-def _as(kind: Any, value: Any) -> Any | None:
-    """`value` as one of the kinds of settings, or None."""
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+
+
+def _convert(hint: Any, value: Any) -> Any | None:
+    """Return `value` as the type of a setting, or None."""
+    fitting = (_convert_one(kind, value) for kind in _kinds(hint))
+    return next((value for value in fitting if value is not None), None)
+
+
+def _convert_one(kind: Any, value: Any) -> Any | None:
     origin = get_origin(kind)
     if origin is Literal:
         return value if value in get_args(kind) else None
     if origin is tuple:
         item = get_args(kind)[0]
-        items = [_as(item, v) for v in value] if isinstance(value, list | tuple) else [None]
+        items = [_convert(item, v) for v in value] if isinstance(value, list | tuple) else [None]
         return None if None in items else tuple(items)
     if origin is dict:
         return value if isinstance(value, dict) and _is_plain(value) else None
     if kind in (bool, str):
         return value if type(value) is kind else None
-    wanted = numbers.Real if kind is float else numbers.Integral
-    is_number = isinstance(value, wanted) and not isinstance(value, bool)
-    return kind(value) if is_number else None
+    number = numbers.Real if kind is float else numbers.Integral
+    fits = isinstance(value, number) and not isinstance(value, bool)
+    return kind(value) if fits else None
 
 
 def _is_plain(value: dict[str, Any]) -> bool:

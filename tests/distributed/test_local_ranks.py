@@ -136,7 +136,7 @@ def test_two_learners_resumed_as_one_or_four(tmp_path, then):
         ({"num_learners": 2, "num_accumulation_steps": 3}, "64 rows of a minibatch(.|\n)*-steps 2"),
         ({"num_learners": 2, "num_envs": 12}, "envs_per_vector=4: 6 = 1 x 4 \\+ 2"),
         ({"num_learners": 4, "num_workers": 8}, "8(.|\n)*4 vectors to share out of each learner"),
-        ({"num_learners": 0}, "num_learners=0: expected at least 1"),
+        ({"num_learners": 0}, r"num_learners=0 .*expected at least 1"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(tmp_path, given, words):
@@ -167,7 +167,7 @@ def test_a_preset_fits_itself_to_more_learners():
     assert "to fit 2 envs of each learner" in shared.origin["envs_per_vector"]
     with pytest.raises(ConfigError, match="2 = 0 x 4 \\+ 2"):
         resolve({"env": "CartPole-v1", "num_learners": 4, "envs_per_vector": 4})
-    with pytest.raises(ConfigError, match="num_learners=0: expected at least 1"):
+    with pytest.raises(ConfigError, match=r"num_learners=0 .*expected at least 1"):
         resolve({"env": "CartPole-v1", "num_learners": 0})
 
 

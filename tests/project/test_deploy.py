@@ -17,8 +17,9 @@ import jsonschema
 import pytest
 import yaml
 
-from headrace.cli import commands
-from headrace.config.resolve import ALGOS, resolve
+from headrace.cli.commands import TrainFlags
+from headrace.cli.flags import explicit, parse, with_settings
+from headrace.config.resolve import resolve
 from headrace.config.run_config import demands
 
 ROOT = Path(__file__).parents[2]
@@ -42,9 +43,8 @@ def training():
     """The settings of README's `headrace train`, as the command itself would have them."""
     (command,) = [b for b in blocks() if b.startswith("headrace train")]
     argv = shlex.split(command.replace("\\\n", " "))[2:]
-    algo = argv[argv.index("--algo") + 1]
-    flags = commands.parse("train", "", commands._TrainFlags[ALGOS[algo][1]], argv)
-    return resolve(commands.named(argv, (flags.run, flags.network, flags.algo_settings)))
+    flags = parse("train", "", with_settings(TrainFlags, argv), argv)
+    return resolve(explicit(argv, flags))
 
 
 def aws_machines():

@@ -1,19 +1,27 @@
-"""The flags of each verb, and what is done with them. Left out: exit codes (`main.py`)."""
+"""The verbs and their flags. Left out: exit codes (`main.py`)."""
 
-import itertools
 import json
 import os
 import sys
 import time
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TextIO, TypeVar
+from typing import Annotated, Any, TextIO
 
 import tyro
 
-from headrace.config.resolve import ALGOS, changes
-from headrace.config.run_config import Frozen, KeyValues, RunConfig
+from headrace.cli.flags import (
+    OptionalPath,
+    ResumeFlags,
+    RunFlags,
+    SettingFlags,
+    explicit,
+    parse,
+    with_settings,
+)
+from headrace.config.resolve import changes
+from headrace.config.run_config import Frozen, KeyValues
 from headrace.config.user_code import code
 from headrace.envs.check.checker import check_env as check
 from headrace.envs.factory import env_spec
@@ -21,7 +29,6 @@ from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import evaluate as run_episodes
 from headrace.evaluation.trained_policies import load_policies
 from headrace.learner.multi_policy import opponents
-from headrace.models.policy import Network
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.tools.doctor import describe, examine
@@ -30,84 +37,35 @@ from headrace.training import launch
 from headrace.training.job import settings_of_run
 from headrace.training.rank import RunResult
 
-AlgoSettings = TypeVar("AlgoSettings")
-_Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 
+@dataclass(frozen=True, kw_only=True)
+class TrainFlags(SettingFlags):
+    """The flags of `headrace train`."""
 
-@dataclass(frozen=True)
-class _TrainFlags(Generic[AlgoSettings]):
-    run: RunConfig
-    network: Network
-    algo_settings: AlgoSettings
-    run_dir: _Path = None
-    """Directory of the run; default: a new one below runs/."""
-    config: _Path = None
-    """TOML file with settings by their names; flags override it."""
+    run_dir: OptionalPath = None
+    """Directory of the run. Default: a new one below runs/."""
     auto_scale: bool = False
-    """First find by measurement which sizes train fastest here (as `headrace autoscale` does, which
-    has more options), or use what was found before."""
+    """First measure which sizes train fastest here, as `headrace autoscale` does (it has more
+    options), or use an earlier measurement."""
     json: bool = False
     """Print one JSON object as standard output's last line; progress goes to standard error."""
 
 
-@dataclass(frozen=True)
-class _ResumeFlags:
-    run_dir: tyro.conf.Positional[Path]
-    """Directory of the run."""
-    total_env_steps: int | None = None
-    """A new goal (env steps); default: the old one."""
-    schedule_env_steps: int | None = None
-    """Env steps over which schedules run, counted from the run's start; default: as before. What
-    falls linearly is 0 after that."""
-    stop_after_s: float | None = None
-    """Stop once this process has run for so many seconds (0: no limit); default: as before."""
-    num_learners: int | None = None
-    """Another number of learners; default: as before."""
-    on_env_error: Literal["fail", "restart"] | None = None
-    """As in train, from here on; default: as before. The next three as well."""
-    on_worker_loss: Literal["restart", "fail"] | None = None
-    """What the death or silence of a worker leads to."""
-    env_timeout_s: float | None = None
-    """Seconds that a step or reset may take."""
-    max_worker_restarts: int | None = None
-    """Restarts of each worker and environment in 10 minutes."""
-    cluster: str | None = None
-    """Another Ray cluster (local, auto, or an address; '': none); default: as before."""
-    env: str | None = None
-    """The environment again, where it is code (module:EnvId or module:callable)."""
-    wrapper: tuple[str, ...] = ()
-    """The wrappers again, where the run has some (module:callable)."""
-    model: str = ""
-    """What makes the network again, where it is one of your own (module:callable)."""
-    json: bool = False
-    """Print one JSON object as standard output's last line; progress goes to standard error."""
-
-
-@dataclass(frozen=True)
-class _EvalFlags:
-    run_dir: tyro.conf.Positional[Path]
-    """Directory of the run."""
+@dataclass(frozen=True, kw_only=True)
+class _EvalFlags(RunFlags):
     episodes: int = 20
     """Whole episodes to play."""
     best: bool = False
-    """Play with the best policy that --eval-every kept, not the newest."""
+    """Play with the best policy that --eval-every kept, not with the newest."""
     stochastic: bool = False
-    """Sample actions as in training; default: the likeliest."""
-    video: _Path = None
+    """Sample actions as in training. Default: the likeliest."""
+    video: OptionalPath = None
     """Film the first episode (MP4)."""
     frozen: Annotated[dict[str, Any], Frozen] = field(default_factory=dict)
     """Policies of another run, or random ones, in place of this run's: tagger=RUN_DIR
     runner=random (RUN_DIR:POLICY, if it has another name there)."""
     seed: int = 0
     """Root of the environments' seeds (never those of training)."""
-    env: str | None = None
-    """The environment again, where it is code (module:EnvId or module:callable)."""
-    wrapper: tuple[str, ...] = ()
-    """The wrappers again, where the run has some (module:callable)."""
-    model: str = ""
-    """What makes the network again, where it is one of your own (module:callable)."""
-    json: bool = False
-    """Print one JSON object as the last line of standard output."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +86,7 @@ class _CheckEnvFlags:
 class _PlotFlags:
     run_dirs: tyro.conf.Positional[tuple[Path, ...]]
     """Directories of runs."""
-    output: _Path = None
+    output: OptionalPath = None
     """The picture (PNG); default: curve.png in the first directory."""
 
 
@@ -136,56 +94,6 @@ class _PlotFlags:
 class _DoctorFlags:
     json: bool = False
     """Print one JSON object."""
-
-
-def parse(verb: str, description: str, flags: Any, argv: list[str]) -> Any:
-    """A verb's flags, as `flags` has them; ConfigError for one that is there twice."""
-    if verb == "train":
-        description += (
-            " Presets change the defaults shown here; what applies, and why, is printed at the "
-            "start of a run."
-        )
-    if verb == "resume":
-        description += " All other settings are those that it was started with."
-    parsed = tyro.cli(
-        flags,
-        prog=f"headrace {verb}",
-        args=argv,
-        description=description,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
-    _refuse_repeated(argv, parsed)
-    return parsed
-
-
-def _flag_names(argv: list[str]) -> list[str]:
-    return [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
-
-
-def _refuse_repeated(argv: list[str], flags: Any) -> None:
-    """ConfigError for a flag of several values that is there twice: only the last would count."""
-    names = _flag_names(argv)
-    for f in fields(flags):
-        value = getattr(flags, f.name)
-        if is_dataclass(value):
-            _refuse_repeated(argv, value)
-        elif isinstance(value, tuple | dict) and names.count(f.name) > 1:
-            flag = f.name.replace("_", "-")
-            raise ConfigError(
-                f"--{flag} is there {names.count(f.name)} times, and only the last would "
-                f"count.\nPut all values after one: --{flag} A B."
-            )
-
-
-def named(argv: list[str], groups: tuple[Any, ...]) -> dict[str, Any]:
-    """The settings that were given as flags, by name: what was left open is the preset's."""
-    names = _flag_names(argv)
-    return {
-        f.name: getattr(group, f.name)
-        for group in groups
-        for f in fields(group)
-        if f.name in names or f"no_{f.name}" in names or (f.name == "env" and group.env)
-    }
 
 
 def _started() -> float:
@@ -201,9 +109,8 @@ def _started() -> float:
 def train(argv: list[str], description: str) -> int:
     """`headrace train`."""
     started = _started()
-    algo = algo_settings(argv)
-    flags = parse("train", description, _TrainFlags[algo], argv)  # type: ignore[valid-type]
-    given = named(argv, (flags.run, flags.network, flags.algo_settings))
+    flags = parse("train", description, with_settings(TrainFlags, argv), argv)
+    given = explicit(argv, flags)
     out = sys.stderr if flags.json else sys.stdout
     result = launch.start(
         given,
@@ -228,21 +135,15 @@ def _auto_scaled(given: dict[str, Any], flags: Any, out: TextIO) -> dict[str, in
     return found.settings
 
 
-def algo_settings(argv: list[str]) -> type[Any]:
-    """The settings of the algorithm that was named, before all flags are known."""
-    given = [b for a, b in itertools.pairwise(argv) if a == "--algo" and b in ALGOS]
-    return ALGOS[given[-1] if given else "ppo"][1]
-
-
 def resume(argv: list[str], description: str) -> int:
     """`headrace resume`."""
     started = _started()
-    flags = parse("resume", description, _ResumeFlags, argv)
+    flags = parse("resume", description, ResumeFlags, argv)
     result = launch.resume_run(
         flags.run_dir,
-        env=flags.env,
+        env=flags.env or None,
         code=code(flags.wrapper, flags.model),
-        changed=changes(vars(flags)),
+        changed=changes(explicit(argv, flags)),
         out=sys.stderr if flags.json else sys.stdout,
         started=started,
     )
@@ -259,7 +160,7 @@ def evaluate(argv: list[str], description: str) -> int:
     """`headrace eval`."""
     flags = parse("eval", description, _EvalFlags, argv)
     own = code(flags.wrapper, flags.model)
-    settings, maker = settings_of_run(flags.run_dir, flags.env, own)
+    settings, maker = settings_of_run(flags.run_dir, flags.env or None, own)
     best = flags.run_dir / "best"
     if flags.best and not best.is_dir():
         raise ConfigError(

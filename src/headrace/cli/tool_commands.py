@@ -9,15 +9,12 @@ import sys
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Generic
 
 import tyro
 
-from headrace.cli.commands import AlgoSettings, algo_settings, named, parse
-from headrace.config.run_config import RunConfig
+from headrace.cli.flags import OptionalPath, RunDir, SettingFlags, explicit, parse, with_settings
 from headrace.config.user_code import code
 from headrace.errors import ConfigError
-from headrace.models.policy import Network
 from headrace.tools.autoscale.autoscale import BUDGET_S, find
 from headrace.tools.forecast import Profiled, forecasts
 from headrace.tools.plan.goals import Goal, parse_budget, parse_need, parse_target
@@ -30,21 +27,14 @@ from headrace.tools.profile.profiler import profile_env, profile_run
 from headrace.tools.profile.result import told
 from headrace.tools.report.page import write_report
 
-_Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 
-
-@dataclass(frozen=True)
-class _ProfileFlags(Generic[AlgoSettings]):
-    run: RunConfig
-    network: Network
-    algo_settings: AlgoSettings
-    config: _Path = None
-    """TOML file with settings by their names; flags override it."""
+@dataclass(frozen=True, kw_only=True)
+class _ProfileFlags(SettingFlags):
     seconds: float = 60.0
     """That all of it may take, but for starting processes, and for steps that take seconds each."""
-    plot: _Path = None
+    plot: OptionalPath = None
     """Draw the timeline of samplers and learner, and their shares of time (PNG)."""
-    trace: _Path = None
+    trace: OptionalPath = None
     """Write the timeline (JSON), for ui.perfetto.dev."""
     json: bool = False
     """Print one JSON object as standard output's last line, for headrace plan; the rest to standard
@@ -56,16 +46,15 @@ class _ProfileFlags(Generic[AlgoSettings]):
 
 def profile(argv: list[str], description: str) -> int:
     """`headrace profile`."""
-    algo = algo_settings(argv)
-    flags = parse("profile", description, _ProfileFlags[algo], argv)  # type: ignore[valid-type]
+    flags = parse("profile", description, with_settings(_ProfileFlags, argv), argv)
     out = sys.stderr if flags.json else sys.stdout
     say = partial(print, file=sys.stderr, flush=True)
-    given = named(argv, (flags.run, flags.network, flags.algo_settings))
+    given = explicit(argv, flags)
     if flags.plot is not None:
         check_picture(flags.plot)
     if flags.trace is not None and (flags.trace.is_dir() or not flags.trace.parent.is_dir()):
         raise ConfigError(f"--trace {flags.trace}: expected a file in a folder that exists.")
-    if flags.run.env and Path(flags.run.env).is_dir():
+    if flags.environment.env and Path(flags.environment.env).is_dir():
         run_dir, own = Path(given.pop("env")), (given.pop("wrapper", ()), given.pop("model", ""))
         if others := [*given, *(["config"] if flags.config else [])]:
             raise ConfigError(
@@ -77,7 +66,7 @@ def profile(argv: list[str], description: str) -> int:
         if flags.env is not None:
             raise ConfigError(
                 f"--env {flags.env}: it names the code of a run's directory again, and "
-                f"{flags.run.env!r} is none.\nLeave it out."
+                f"{flags.environment.env!r} is none.\nLeave it out."
             )
         found = profile_env(given, config_file=flags.config, seconds=flags.seconds, say=say)
     print(told(found), file=out)
@@ -134,13 +123,8 @@ def simulate(argv: list[str], description: str) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class _AutoscaleFlags(Generic[AlgoSettings]):
-    run: RunConfig
-    network: Network
-    algo_settings: AlgoSettings
-    config: _Path = None
-    """TOML file with settings by their names; flags override it."""
+@dataclass(frozen=True, kw_only=True)
+class _AutoscaleFlags(SettingFlags):
     budget_s: float = BUDGET_S
     """Seconds that all of it may take."""
     memory_gib: float | None = None
@@ -159,19 +143,18 @@ _OWN = {
     f"{prefix}{f.name}": 0 if f.type is bool else 1
     for f in fields(_AutoscaleFlags)
     for prefix in (("", "no_") if f.type is bool else ("",))
-    if f.name not in ("run", "network", "algo_settings", "config")
+    if f.name != "config"
 }
 """Flags that are not for `train`, and how many values each has."""
 
 
 def autoscale(argv: list[str], description: str) -> int:
     """`headrace autoscale`."""
-    algo = algo_settings(argv)
-    flags = parse("autoscale", description, _AutoscaleFlags[algo], argv)  # type: ignore[valid-type]
+    flags = parse("autoscale", description, with_settings(_AutoscaleFlags, argv), argv)
     out = sys.stderr if flags.json else sys.stdout
     say = partial(print, file=out, flush=True)
     found = find(
-        named(argv, (flags.run, flags.network, flags.algo_settings)),
+        explicit(argv, flags),
         config_file=flags.config,
         budget_s=flags.budget_s,
         memory_gib=flags.memory_gib,
@@ -208,9 +191,9 @@ def _of_train(argv: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class _PlanFlags:
-    profile: _Path = None
+    profile: OptionalPath = None
     """What `headrace profile --json` printed (a file); --need does without."""
-    machines: _Path = None
+    machines: OptionalPath = None
     """TOML file with the machines that can be rented, and their prices; default: an example."""
     target: str = ""
     """The least cost for this, as in "20M env_steps in 1h"."""
@@ -239,9 +222,9 @@ def plan(argv: list[str], description: str) -> int:
 
 @dataclass(frozen=True)
 class _ReportFlags:
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: RunDir
     """Directory of the run, which may be going on."""
-    output: _Path = None
+    output: OptionalPath = None
     """The page (HTML); default: report.html in that directory."""
     usd_per_hour: float | None = None
     """What the run's machines cost (USD/h), for its cost so far."""

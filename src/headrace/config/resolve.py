@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any
 
 from headrace.algos import a2c, appo, impala, ppo
 from headrace.config.checks import (
@@ -27,7 +27,7 @@ from headrace.config.checks import (
 from headrace.config.old_names import rename_settings
 from headrace.config.policies import merged, own_settings
 from headrace.config.run_config import RunConfig
-from headrace.configclass import coerce
+from headrace.configclass import Between, check_values
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
@@ -69,21 +69,15 @@ class Settings:
             ConfigError: an unknown name, or a value of the wrong type.
         """
         own = own_settings(self.run.policies).get(policy, {})
-        groups = (type(self.network), type(self.algo))
+        configs: tuple[Any, ...] = (self.network, self.algo)
         source = f"policies.{policy}"
-        _check_names(source, own, groups)
-        given = {
-            name: coerce(name, own[name], hint, source)
-            for group in groups
-            for name, hint in get_type_hints(group).items()
-            if name in own
-        }
-        if "lr" in given:
-            given["lr"] *= _lr_factor(self.run)
+        _check_names(source, own, tuple(map(type, configs)))
         network, algo = (
-            replace(of, **{f.name: given[f.name] for f in fields(of) if f.name in given})
-            for of in (self.network, self.algo)
+            replace(config, **check_values(type(config), _part(type(config), own), source))
+            for config in configs
         )
+        if "lr" in own:
+            algo = replace(algo, lr=algo.lr * _lr_factor(self.run))
         return replace(self, network=network, algo=algo)
 
     def ended_schedules(self) -> list[str]:
@@ -134,33 +128,32 @@ def resolve(
     if algo not in ALGOS:
         raise ConfigError(f"algo={algo!r}: expected one of {', '.join(ALGOS)}.")
     preset_name, from_preset = preset(env, algo)
-    layers = (
+    layers: tuple[tuple[str, Mapping[str, Any]], ...] = (
         ("given", given),
         (f"config {config_file}", from_file),
         ("auto-scale", found or {}),
         (f"preset {preset_name}", from_preset),
     )
     groups = (RunConfig, Network, ALGOS[algo][1])
-    for source, values in layers:
-        _check_names(source, values, groups)
-    origin: dict[str, str] = {}
+    for source, layer in layers:
+        _check_names(source, layer, groups)
+    sources: dict[str, str] = {}
     built: list[Any] = []
     for group in groups:
-        values = {}
-        hints = get_type_hints(group)
-        for f in fields(group):
-            origin[f.name] = "default"
-            for source, layer in reversed(layers):
-                if f.name in layer:
-                    value = coerce(f.name, layer[f.name], hints[f.name], source)
-                    if f.name == "policies" and values.get(f.name):
-                        value, source = merged(values[f.name], value), f"{origin[f.name]}, {source}"
-                    origin[f.name], values[f.name] = source, value
+        values: dict[str, Any] = {}
+        sources |= {f.name: "default" for f in fields(group)}
+        for source, layer in reversed(layers):
+            part = check_values(group, _part(group, layer), source)
+            if "policies" in part and values.get("policies"):
+                part["policies"] = merged(values["policies"], part["policies"])
+                source = f"{sources['policies']}, {source}"
+            sources |= dict.fromkeys(part, source)
+            values |= part
         built.append(group(**values))
     cores = cores or cpu_cores()
     if built[0].cluster:
         cores = max(cores, built[0].num_workers)
-    return _derive(built[0], built[1], built[2], origin, kind, cores)
+    return _derive(built[0], built[1], built[2], sources, kind, cores)
 
 
 def _derive(
@@ -177,7 +170,6 @@ def _derive(
         run = replace(run, num_learners=max(1, gpus))
         origin["num_learners"] += f", follows {gpus or 'no'} GPUs"
     learners = run.num_learners
-    _check_bounds({"num_learners": learners})  # what follows divides by it
     if run.num_envs_per_learner:
         if origin["num_envs"] == "given":
             raise ConfigError(
@@ -216,7 +208,7 @@ def _derive(
     _check_workers(run)
     check_cluster(run)
     for each in (settings, *map(settings.of, own_settings(run.policies))):
-        _check_bounds(each.flat())
+        _check_bounds(each.algo)
         check_divisibility(run, each.network, each.algo)
     return settings
 
@@ -286,45 +278,20 @@ def cpu_cores() -> int:
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("num_epochs", "num_minibatches", "is_clip"), (1, math.inf)),
     **dict.fromkeys(
-        (
-            "total_env_steps", "schedule_env_steps", "num_envs", "num_steps", "envs_per_vector",
-            "eval_episodes", "keep", "num_epochs", "num_minibatches", "hidden_sizes",
-            "num_learners", "num_accumulation_steps", "rank_timeout_s", "core_size",
-        ),
-        (1, math.inf),
-    ),
-    **dict.fromkeys(
-        (
-            "num_workers", "seed", "checkpoint_every_s", "replay_limit_s", "lr", "clip_coef",
-            "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "clip_reward", "eval_every",
-            "learner_threads", "num_envs_per_learner", "check_ranks", "env_timeout_s",
-            "max_worker_restarts", "adam_eps", "cpus_per_worker", "stop_after_s",
-        ),
+        ("lr", "clip_coef", "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "adam_eps"),
         (0, math.inf),
     ),
     **dict.fromkeys(("gamma", "gae_lambda"), (0, 1)),
     **dict.fromkeys(("rho_clip", "c_clip"), (0, math.inf)),
-    "is_clip": (1, math.inf),
-    "gpus_per_learner": (-1, math.inf),
-    "lag": (0, 100),  # there is memory for so many batches from the start
-}  # fmt: skip
-"""Name -> least and most; for a tuple, of each entry. Infinity is no value of any of them."""
-_BESIDES = {
-    "num_workers": " (or -1: one for each CPU core)",
-    "num_learners": " (or -1: one for each GPU)",
-    "lag": " (or -1: what is usual for the algorithm)",
 }
 
 
-def _check_bounds(flat: dict[str, Any]) -> None:
-    for name, (least, most) in _BOUNDS.items():
-        value = flat.get(name, least)
-        for number in value if isinstance(value, tuple) else (value,):
-            if not (least <= number <= most and math.isfinite(number)):
-                upper = "" if most == math.inf else f" and at most {most}"
-                besides = _BESIDES.get(name, "")
-                raise ConfigError(f"{name}={value}: expected at least {least}{upper}{besides}.")
+def _check_bounds(algo: Any) -> None:
+    for name, bounds in _BOUNDS.items():
+        if hasattr(algo, name) and not Between(*bounds).contain(getattr(algo, name)):
+            raise ConfigError(f"{name}={getattr(algo, name)}: expected {Between(*bounds)}.")
 
 
 def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
@@ -355,6 +322,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"The config file {path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"The config file {path} is not valid TOML: {error}.") from None
+
+
+def _part(group: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of one group."""
+    return {f.name: values[f.name] for f in fields(group) if f.name in values}
 
 
 def _check_names(source: str, values: Mapping[str, Any], groups: tuple[type[Any], ...]) -> None:

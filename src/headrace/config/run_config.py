@@ -1,4 +1,4 @@
-"""What every run has to settle, whatever its algorithm: the environment, how much, how many.
+"""The settings that every run has, whatever its algorithm, in groups.
 
 Left out: where values come from, and whether they fit together (`resolve.py`).
 """
@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from headrace.configclass import configclass
+from headrace.configclass import (
+    Between,
+    Expected,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    configclass,
+)
 
 
 def _parse_kwargs(texts: list[str]) -> dict[str, Any]:
@@ -28,7 +35,7 @@ def _parse_kwargs(texts: list[str]) -> dict[str, Any]:
 
 
 def _key_values(metavar: str) -> tyro.constructors.PrimitiveConstructorSpec[dict[str, Any]]:
-    return tyro.constructors.PrimitiveConstructorSpec[dict[str, Any]](
+    return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar=metavar,
         instance_from_str=_parse_kwargs,
@@ -50,143 +57,195 @@ _Learners = tyro.constructors.PrimitiveConstructorSpec[int](
 )
 
 
-@configclass
-class RunConfig:
-    """What to train on, for how long, and with how many of everything."""
+_PLAIN = Expected(
+    "numbers, words, lists and dicts of them, as config.json can hold them (a tuple would come "
+    "back as a list); put anything else into a callable that makes the environment"
+)
+_BY_POLICY = Expected("names of policies, each with a word or a table")
 
-    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = ""
+
+@configclass
+class EnvConfig:
+    """The environment, and how it is made."""
+
+    env: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV", help_behavior_hint="")
+    ] = ""
     """Environment: a Gymnasium id, module:EnvId, or module:callable."""
-    algo: Literal["ppo", "a2c", "appo", "impala"] = "ppo"
-    """Algorithm."""
-    total_env_steps: int = 1_000_000
-    """Train for this many env steps in all, rounded up to whole batches (num_envs x num_steps)."""
-    num_envs: int = 8
-    """Environments in all."""
-    num_steps: int = 128
-    """Env steps per env and batch (T)."""
-    num_workers: int = 0
-    """Processes that step the environments; 0: the learner does it itself; -1: one for each CPU
-    core. On a cluster -1 is the default, and means all that its machines have room for."""
-    envs_per_vector: int = 0
-    """Environments that are stepped together, and that one forward pass of the policy serves; 0:
-    num_envs / CPU cores, with --inference learner so that each worker has two vectors. A run can be
-    repeated exactly only with the same value; num_workers may differ."""
-    lag: int = -1
-    """How many updates old the weights may be when a step is taken; 0: workers wait while the
-    learner works. 1, ppo and a2c: workers make the next batch meanwhile; can be repeated exactly. 1
-    or more, appo and impala: workers never stop, act with the newest weights, and up to so many
-    batches wait for the learner (how old a step is by then is measured: lag_learning). -1: 2 for
-    appo and impala with workers, else 0."""
-    inference: Literal["worker", "learner"] = "worker"
-    """What computes the actions. worker: each process that steps environments, with a copy of the
-    network, on its CPU; learner: the learner's process, on its device, for all vectors that are
-    ready at a time (needs workers, best with two vectors each; how it rounds depends on which are
-    ready)."""
-    vectorization: Literal["auto", "python", "native"] = "auto"
-    """native: the environment's own vector form (a registered vector_entry_point; of a kernel
-    environment: compiled); python: its Python form, one after the other (interpreted); auto: native
-    for ALE, kernel environments, those that step tensors, and where a preset says so."""
-    env_kwargs: Annotated[dict[str, Any], KeyValues] = field(default_factory=dict)
-    """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
+    env_kwargs: Annotated[dict[str, Any], KeyValues, _PLAIN] = field(default_factory=dict)
+    """Arguments of the environment's constructor, as in --env-kwargs size=4 name=maze."""
     wrapper: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODULE:CALLABLE ...]")] = ()
-    """Put around each environment, the first one innermost: gets an environment, gives one."""
+    """Wrappers of each environment, the innermost first. Each takes an environment and returns
+    one."""
+    vectorization: Literal["auto", "python", "native"] = "auto"
+    """native: the environment's own vector form (a registered vector_entry_point; a kernel
+    environment is compiled). python: its Python form, one environment after the other
+    (interpreted). auto: native for ALE, for kernel environments, for environments that step
+    tensors, and where a preset says so."""
     drop_obs_keys: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[KEY ...]")] = ()
     """Keys of a Dict observation that the policy does not see."""
     action_mask: str = "auto"
-    """Which actions are allowed: off, info (info["action_mask"]), or the key of an observation;
-    auto: an observation or info called action_mask that has an entry for each choice."""
-    policies: Annotated[dict[str, Any], _Shares] = field(default_factory=dict)
-    """Which agents each policy acts for, of an environment that has several: --policies
-    runner=10:110 tagger=0:10 (first:end); {}: one policy for each of its roles. In a file also
-    settings of its own: [policies.tagger], lr = 1e-3."""
-    frozen: Annotated[dict[str, Any], Frozen] = field(default_factory=dict)
-    """Policies that do not learn, but act as those of another run, or at random: --frozen
-    tagger=RUN_DIR runner=random (RUN_DIR:POLICY, if it has another name there)."""
-    model: Annotated[str, tyro.conf.arg(metavar="MODULE:CALLABLE")] = ""
-    """Makes a network of your own, a torch.nn.Module, from the environment's spec; the network's
-    settings about sizes do not apply then."""
-    init_from: Annotated[str, tyro.conf.arg(metavar="RUN_DIR")] = ""
-    """Begin with the weights (and normalizers) of another run."""
-    eval_every: int = 0
-    """Evaluate each time that so many env steps have passed (0: never), and keep the best policy
-    in best/."""
-    eval_episodes: int = 20
-    """Episodes of each such evaluation."""
-    seed: int = 0
-    """Root of every random number."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the learner computes; auto: cuda if there is one."""
-    num_learners: Annotated[int, _Learners] = 1
-    """Learner processes (ranks) that share the work: each steps its share of the environments with
-    its share of the workers, and they average their gradients. auto (-1): one for each GPU of this
-    machine. torchrun sets it."""
-    num_envs_per_learner: int = 0
-    """In place of num_envs, for a batch that grows with the learners (0: num_envs is the number of
-    all)."""
-    lr_scale: Literal["none", "sqrt", "linear"] = "none"
-    """Multiply the learning rate by the number of learners, or its square root."""
-    num_accumulation_steps: int = 1
-    """Parts in which the gradient of a minibatch is computed, one after the other: takes less
-    memory, and gives the same."""
-    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
-    """How learners reach each other; auto: NCCL on GPUs, shared memory among the CPUs of one host,
-    else gloo."""
-    rank_timeout_s: float = 600.0
-    """Give up when a learner that is alive lets the others wait for so long (seconds): the first
-    one's evaluations and on_update count, too."""
+    """Which actions are allowed: off, info (info["action_mask"]), or a key of the observation.
+    auto: an observation or info named action_mask that has an entry for each choice."""
+
+
+@configclass
+class CollectConfig:
+    """How batches are collected."""
+
+    num_envs: PositiveInt = 8
+    """Environments in all."""
+    num_envs_per_learner: NonNegativeInt = 0
+    """Environments of each learner, in place of num_envs: the batch grows with the learners.
+    0: num_envs is the number of all."""
+    num_steps: PositiveInt = 128
+    """Env steps per env and batch (T)."""
+    num_workers: Annotated[int, Between(0, minus_one="one for each CPU core")] = 0
+    """Worker processes. 0: environments run in the learner's process. -1: one for each CPU core.
+    On a cluster -1 is the default, and means all that its machines have room for."""
+    envs_per_vector: NonNegativeInt = 0
+    """Environments that are stepped together and share a forward pass of the policy. 0: num_envs /
+    CPU cores; with --inference learner so many that each worker has two vectors. A run can be
+    repeated exactly only with the same value; num_workers may differ."""
+    lag: Annotated[int, Between(0, 100, minus_one="what is usual for the algorithm")] = -1
+    """How many updates old the weights may be when a step is taken. 0: workers wait while the
+    learner works. 1 with ppo and a2c: workers make the next batch meanwhile; this can be repeated
+    exactly. 1 or more with appo and impala: workers never stop and act with the newest weights; up
+    to so many batches wait for the learner (lag_learning measures the age of their steps). -1: 2
+    for appo and impala with workers, else 0."""
+    inference: Literal["worker", "learner"] = "worker"
+    """What computes the actions. worker: each worker, with a copy of the network, on its CPU.
+    learner: the learner's process, on its device, for all vectors that are ready at a time; needs
+    workers, best with two vectors each. How it rounds depends on which vectors are ready."""
+    reseed_episodes: bool = True
+    """Seed each episode, so that resume can replay it. --no-reseed-episodes seeds each environment
+    once, for environments whose seeded reset is slow."""
+
+
+@configclass
+class FaultsConfig:
+    """What happens when an environment or a worker fails."""
+
     on_env_error: Literal["fail", "restart"] = "fail"
-    """What an environment's exception or bad value (NaN, a wrong shape) leads to: the end of the
-    run, or a new environment and episode."""
+    """After an environment's exception or bad value (NaN, a wrong shape): end the run, or make a
+    new environment and begin a new episode."""
     on_worker_loss: Literal["restart", "fail"] = "restart"
-    """What the death or silence of a worker leads to: another one, which makes its fragment again
-    (to the bit, where episodes can be replayed), or the end of the run."""
+    """After a worker died or hung: start another one, which makes its fragment again (to the bit,
+    where episodes can be replayed), or end the run."""
+    max_worker_restarts: NonNegativeInt = 3
+    """Restarts of each worker in 10 minutes; with --on-env-error restart also of each environment,
+    and on a cluster of the learners. Machines that leave do not count."""
+    env_timeout_s: NonNegative = 0.0
+    """Seconds that a step or reset may take. 0: 20 times what 99.9 % of them take, at least 60."""
+    guards: bool = True
+    """Check the values that environments return, and detect hangs. --no-guards shows what that
+    costs. Exceptions and dead workers are detected in any case."""
+
+
+@configclass
+class LearnerConfig:
+    """Learner processes and their math."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the learner computes. auto: cuda if there is a CUDA device."""
+    learner_threads: NonNegativeInt = 1
+    """CPU threads of the learner's math. 0: one for each core. A run can be repeated exactly only
+    with the same value."""
+    compile: bool = False
+    """Compile the loss with torch.compile. Needs a C++ compiler, and half a minute in the first
+    update. Replaces the gradient that --arithmetic auto has for small networks."""
+    num_accumulation_steps: PositiveInt = 1
+    """Parts in which the gradient of a minibatch is computed, one after the other. More parts take
+    less memory; the gradient is the same."""
+    num_learners: Annotated[int, Between(1, minus_one="one for each GPU"), _Learners] = 1
+    """Learner processes (ranks). Each steps its share of the environments with its share of the
+    workers; they average their gradients. auto (-1): one for each GPU of this machine. torchrun
+    sets it."""
+    lr_scale: Literal["none", "sqrt", "linear"] = "none"
+    """Multiply the learning rate by the number of learners, or by its square root."""
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
+    """How learners exchange data. auto: NCCL on GPUs, shared memory among the CPUs of one host,
+    else gloo."""
+    rank_timeout_s: Annotated[float, Between(1)] = 600.0
+    """Seconds that learners wait for one that is alive, before the run ends. Evaluations and
+    on_update of the first learner count, too."""
+    check_ranks: NonNegativeInt = 0
+    """Compare a hash of all learners' parameters every so many updates. 0: never."""
+    init_from: Annotated[str, tyro.conf.arg(metavar="RUN_DIR")] = ""
+    """Begin with the weights and normalizers of another run."""
+
+
+@configclass
+class ClusterConfig:
+    """Training on a Ray cluster."""
+
     cluster: Annotated[str, tyro.conf.arg(metavar="local|auto|ADDRESS")] = ""
-    """Run on a Ray cluster: learners and workers are actors then, on any of its machines. local:
-    start Ray here, for this run; auto: the cluster that this machine belongs to; or the address of
-    one. Learners' machines must see the run directory."""
-    gpus_per_learner: int = -1
-    """On a cluster: GPUs of each learner; -1: one, where the cluster has enough, else none."""
-    cpus_per_worker: float = 1.0
+    """Train on a Ray cluster: learners and workers are actors on any of its machines. local: start
+    Ray here, for this run. auto: the cluster of this machine. Or the address of a cluster. The
+    machines of learners must see the run directory."""
+    gpus_per_learner: Annotated[int, Between(-1)] = -1
+    """On a cluster: GPUs of each learner. -1: one, where the cluster has enough, else none."""
+    cpus_per_worker: NonNegative = 1.0
     """On a cluster: CPU cores of each worker."""
     worker_resources: Annotated[dict[str, Any], _Demands] = field(default_factory=dict)
-    """On a cluster: what machines of workers must have: an amount of one of Ray's custom resources
+    """On a cluster: what the machines of workers must have: an amount of a custom resource of Ray
     (slot=1), or a label (kind=cpu)."""
     learner_resources: Annotated[dict[str, Any], _Demands] = field(default_factory=dict)
-    """On a cluster: what machines of learners must have, likewise."""
-    env_timeout_s: float = 0.0
-    """Seconds that a step or reset may take; 0: 20 times what 99.9 % of them take, at least 60."""
-    max_worker_restarts: int = 3
-    """Restarts of each worker (and each environment, with on_env_error restart) in 10 minutes; on a
-    cluster also of the learners. Machines that go do not count for their workers."""
-    guards: bool = True
-    """Check what environments give, and watch for silence; --no-guards shows what that costs.
-    Exceptions and dead workers are seen in any case."""
-    check_ranks: int = 0
-    """Compare a hash of all learners' parameters every so many updates (0: never)."""
-    learner_threads: int = 1
-    """CPU threads of the learner's math (0: one per core). A run can be repeated exactly only with
-    the same value."""
-    compile: bool = False
-    """Compile the loss with torch.compile (needs a C++ compiler, and half a minute in the first
-    update); in place of the gradient that --arithmetic auto has for small networks."""
+    """On a cluster: what the machines of learners must have, likewise."""
+
+
+@configclass
+class PoliciesConfig:
+    """The algorithm, and the policies of environments with several agents."""
+
+    algo: Literal["ppo", "a2c", "appo", "impala"] = "ppo"
+    """Algorithm."""
+    model: Annotated[str, tyro.conf.arg(metavar="MODULE:CALLABLE")] = ""
+    """Makes your own network, a torch.nn.Module, from the environment's spec. The settings about
+    the network's sizes do not apply then."""
+    policies: Annotated[dict[str, Any], _Shares, _BY_POLICY] = field(default_factory=dict)
+    """The agents of each policy, for an environment with several agents: --policies runner=10:110
+    tagger=0:10 (first:end). Default: one policy for each role of the environment. A file can give
+    a policy other settings: [policies.tagger], lr = 1e-3."""
+    frozen: Annotated[dict[str, Any], Frozen, _BY_POLICY] = field(default_factory=dict)
+    """Policies that act but do not learn, from another run or at random: --frozen tagger=RUN_DIR
+    runner=random (RUN_DIR:POLICY, if it has another name there)."""
+
+
+@configclass
+class LoopConfig:
+    """How long to train, and what is evaluated and saved."""
+
+    total_env_steps: PositiveInt = 1_000_000
+    """Env steps in all, rounded up to whole batches (num_envs x num_steps)."""
+    schedule_env_steps: NonNegativeInt = 0
+    """Env steps over which schedules run, counted from the run's start. 0: the first
+    total_env_steps. What falls linearly is 0 after that. Kept by resume."""
     stop_at_return: float | None = None
     """Stop once the mean return of the last 100 training episodes reaches this."""
-    stop_after_s: float = 0.0
-    """Stop once the process has run for so many seconds, at the end of an update (0: no limit)."""
-    schedule_env_steps: int = 0
-    """Env steps over which schedules run; 0: the first total_env_steps. Kept by resume,
-    unless it gets another."""
-    checkpoint_every_s: float = 60.0
-    """Seconds between checkpoints (one more at the end)."""
+    stop_after_s: NonNegative = 0.0
+    """Stop at the end of an update, once the process has run for so many seconds. 0: no limit."""
+    seed: NonNegativeInt = 0
+    """Root of every random number."""
+    eval_every: NonNegativeInt = 0
+    """Evaluate after every so many env steps, and keep the best policy in best/. 0: never."""
+    eval_episodes: PositiveInt = 20
+    """Episodes of each such evaluation."""
+    checkpoint_every_s: NonNegative = 60.0
+    """Seconds between checkpoints. One more is written at the end."""
+    keep: PositiveInt = 3
+    """Checkpoints to keep; older ones are removed."""
+    replay_limit_s: NonNegative = 30.0
+    """Seconds that resume may spend on replaying the unfinished episodes of one vector."""
     timeline: bool = False
-    """Keep what each process did when, in the run directory (timeline.npz)."""
-    keep: int = 3
-    """Checkpoints kept; older ones are removed."""
-    reseed_episodes: bool = True
-    """Seed each episode, so that resume can replay it; --no-... seeds each environment once, for
-    environments whose seeded reset is slow."""
-    replay_limit_s: float = 30.0
-    """Seconds that resume may spend on replaying the episodes of one vector."""
+    """Record what each process does when, in the run directory (timeline.npz)."""
+
+
+@configclass
+class RunConfig(  # fields come in the order of the bases, the last one first
+    LoopConfig, PoliciesConfig, ClusterConfig, LearnerConfig, FaultsConfig, CollectConfig, EnvConfig
+):
+    """All groups together; flat, as flags, files and keywords are."""
 
     @property
     def num_vectors(self) -> int:
@@ -194,7 +253,19 @@ class RunConfig:
         return self.num_envs // self.envs_per_vector
 
 
-def demands(given: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-    """What machines must have: amounts of resources, and labels."""
-    amounts = {k: float(v) for k, v in given.items() if isinstance(v, int | float)}
-    return amounts, {k: str(v) for k, v in given.items() if k not in amounts}
+GROUPS: dict[str, type[Any]] = {
+    "environment": EnvConfig,
+    "collection": CollectConfig,
+    "faults": FaultsConfig,
+    "learner": LearnerConfig,
+    "cluster": ClusterConfig,
+    "policies": PoliciesConfig,
+    "run": LoopConfig,
+}
+"""The title of each group in --help."""
+
+
+def demands(resources: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return what machines must have: amounts of resources, and labels."""
+    amounts = {k: float(v) for k, v in resources.items() if isinstance(v, int | float)}
+    return amounts, {k: str(v) for k, v in resources.items() if k not in amounts}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.batch import Fragment, Obs, each
-from headrace.configclass import configclass
+from headrace.configclass import NonNegative, PositiveInt, PositiveInts, configclass
 from headrace.models.custom import ModelFactory, made, num_params
 from headrace.models.distributions import head_for
 from headrace.models.networks import ImageNet, Mlp, encoder_for, linear
@@ -24,7 +24,7 @@ from headrace.spec import PLAIN, EnvSpec
 class Network:
     """The shape of the policy's network, and the normalizers that live in it."""
 
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: PositiveInts = (64, 64)
     """Width of each hidden layer (units)."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Non-linearity between layers."""
@@ -34,7 +34,7 @@ class Network:
     core: CoreKind = "none"
     """A recurrent core between what sees observations and the hidden layers, for policy and value
     alike: memory within an episode. Minibatches are whole runs of envs then."""
-    core_size: int = 64
+    core_size: PositiveInt = 64
     """Width of the core's output (units)."""
     image_net: ImageNet = "auto"
     """What sees images: nature and impala are convolutional networks of those papers, small is for
@@ -44,14 +44,14 @@ class Network:
     number, of each channel of an image."""
     normalize_reward: bool = False
     """Divide rewards by the running deviation of the discounted return (learner only)."""
-    clip_reward: float = 0.0
+    clip_reward: NonNegative = 0.0
     """Clip rewards to ± this before anything is learned from them (0: never); returns are reported
     unclipped."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the network's products; weights, losses and gradients are fp32 in any case."""
     arithmetic: Literal["auto", "plain"] = "auto"
     """How small networks are computed on the CPU; plain: by torch's own operations; auto: where
-    these take longer than the arithmetic itself, samplers act by NumPy, and PPO's loss has a
+    these take longer than the arithmetic itself, workers act by NumPy, and PPO's loss has a
     gradient of its own: the same but for rounding (fp32, a network of our own, Box observations
     without image or mask). A run can be repeated exactly only with the same value."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from headrace.config.old_names import rename_settings
 from headrace.config.resolve import ALGOS, MAY_CHANGE, changes
 from headrace.config.user_code import Code, code
-from headrace.configclass import given_values
+from headrace.configclass import explicit_values
 from headrace.envs.factory import EnvLike, WrapperLike
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import Evaluation, evaluate, play_episode
@@ -162,9 +162,9 @@ def given_by(settings: Mapping[str, Any], algo: Any, network: Network | None) ->
         name = next((n for n, (_, cls) in ALGOS.items() if type(algo) is cls), None)
         if name is None:
             raise ConfigError(f"algo={algo!r}: expected settings such as headrace.PPO(lr=3e-4).")
-        given |= given_values(algo) | {"algo": name}
+        given |= explicit_values(algo) | {"algo": name}
     if isinstance(network, Network):
-        given |= given_values(network)
+        given |= explicit_values(network)
     elif network is not None:
         raise ConfigError(f"network={network!r}: expected headrace.Network(hidden_sizes=...).")
     return given

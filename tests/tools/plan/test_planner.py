@@ -10,9 +10,9 @@ import tomllib
 import pytest
 
 from benchmarks import plan as benchmark
-from headrace.cli import commands
+from headrace.cli.flags import SettingFlags, explicit, parse, with_settings
 from headrace.cli.main import _main
-from headrace.config.resolve import ALGOS
+from headrace.config.run_config import RunConfig
 from headrace.errors import ConfigError
 from headrace.tools.plan.goals import Budget, Need, Target, parse_budget, parse_need, parse_target
 from headrace.tools.plan.machines import (
@@ -550,8 +550,8 @@ def test_the_training_that_it_names_is_one_that_train_reads():
         plan = make_plan([Target(2e8, 3600)], cat, rates).plan
         program, verb, *argv = plan.command(rates, 1).split()
         assert (program, verb) == ("headrace", "train")
-        flags = commands.parse("train", "", commands._TrainFlags[ALGOS["ppo"][1]], argv)
-        run = flags.run
+        flags = parse("train", "", with_settings(SettingFlags, argv), argv)
+        run = RunConfig(**explicit(argv, flags))
         assert (run.env, run.algo, run.cluster) == ("CartPole-v1", "ppo", "auto")
         assert run.num_learners == sum(plan.learners.values()) > 1
         assert run.num_workers % run.num_learners == 0

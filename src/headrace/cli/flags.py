@@ -1,0 +1,150 @@
+"""How flags are declared, explained and read. Left out: what verbs do with them (`commands.py`)."""
+
+import ast
+import inspect
+import itertools
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, get_type_hints
+
+import tyro
+
+from headrace.config.resolve import ALGOS, MAY_CHANGE
+from headrace.config.run_config import GROUPS, EnvConfig, RunConfig
+from headrace.errors import ConfigError
+from headrace.models.policy import Network
+
+OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+
+
+_CODE_AGAIN = tyro.conf.arg(metavar="MODULE:CALLABLE", help_behavior_hint="")
+RunDir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN_DIR")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingFlags:
+    """Flags of a verb that takes all settings; `with_settings` adds these, in groups."""
+
+    config: OptionalPath = None
+    """TOML file with settings by their names; flags override it."""
+
+
+def with_settings(flags: type[SettingFlags], argv: list[str]) -> type[Any]:
+    """Return `flags` with all settings, of the algorithm that the command line names."""
+    named = [b for a, b in itertools.pairwise(argv) if a == "--algo" and b in ALGOS]
+    groups = GROUPS | {"network": Network, "algorithm": ALGOS[named[-1] if named else "ppo"][1]}
+    return make_dataclass(flags.__name__, groups.items(), bases=(flags,), frozen=True, kw_only=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Flags of a verb that takes a run."""
+
+    run_dir: RunDir
+    """Directory of the run."""
+    env: Annotated[str, tyro.conf.arg(metavar="ENV", help_behavior_hint="")] = ""
+    """The environment again, if it is code (module:EnvId or module:callable)."""
+    wrapper: Annotated[tuple[str, ...], _CODE_AGAIN] = ()
+    """The wrappers again, if the run has some (module:callable)."""
+    model: Annotated[str, _CODE_AGAIN] = ""
+    """What makes the network again, if it is your own (module:callable)."""
+    json: bool = False
+    """Print one JSON object as standard output's last line; progress goes to standard error."""
+
+
+def _help_texts(cls: type[Any]) -> dict[str, str]:
+    """Return the text below each field of a dataclass, in one line."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not is_dataclass(base) or base.__module__ == "types":  # that of `make_dataclass`
+            continue
+        body: Any = ast.parse(inspect.getsource(base)).body[0]
+        for field_, text in itertools.pairwise(body.body):
+            if isinstance(field_, ast.AnnAssign) and isinstance(text, ast.Expr):
+                texts[ast.unparse(field_.target)] = " ".join(ast.literal_eval(text.value).split())
+    return texts
+
+
+def _resume_flags() -> type[Any]:
+    """Return the flags of a run, and those of the settings that resume may change."""
+    hints, texts = get_type_hints(RunConfig, include_extras=True), _help_texts(RunConfig)
+    as_before = tyro.conf.arg(help_behavior_hint="(default: as before)")
+    changes = [
+        (
+            f.name,
+            Annotated[hints[f.name], as_before],
+            field(default=f.default, metadata={"help": texts[f.name]}),
+        )
+        for f in fields(RunConfig)
+        if f.name in MAY_CHANGE
+    ]
+    return make_dataclass("ResumeFlags", changes, bases=(RunFlags,), frozen=True, kw_only=True)
+
+
+ResumeFlags = _resume_flags()
+
+
+def parse(verb: str, description: str, flags: type[Any], argv: list[str]) -> Any:
+    """Return a verb's flags; ConfigError for one that is there twice."""
+    if verb == "train":
+        description += (
+            " Presets change the defaults shown here. A run begins by printing all values and "
+            "where they come from."
+        )
+    if verb == "resume":
+        description += " All other settings stay as they were."
+    _join_help_lines(flags)
+    parsed = tyro.cli(
+        flags,
+        prog=f"headrace {verb}",
+        args=argv,
+        description=description,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+    _refuse_repeated(argv, parsed)
+    return parsed
+
+
+def explicit(argv: list[str], flags: Any) -> dict[str, Any]:
+    """Return the settings that the command line names; a preset may fill the others."""
+    names = _flag_names(argv)
+    groups = [value for value in vars(flags).values() if is_dataclass(value)] or [flags]
+    return {
+        f.name: getattr(group, f.name)
+        for group in groups
+        for f in fields(group)
+        if f.name in names
+        or f"no_{f.name}" in names
+        or (isinstance(group, EnvConfig) and f.name == "env" and group.env)
+    }
+
+
+def _join_help_lines(flags: type[Any]) -> None:
+    """Make paragraphs of the fields' texts: tyro would keep the line breaks of the source."""
+    texts: dict[str, str] = {}
+    for f in fields(flags):
+        if isinstance(f.type, type) and is_dataclass(f.type):
+            _join_help_lines(f.type)
+        elif "help" not in f.metadata:
+            texts = texts or _help_texts(flags)
+            f.metadata = MappingProxyType({"help": texts[f.name]})
+
+
+def _flag_names(argv: list[str]) -> list[str]:
+    return [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
+
+
+def _refuse_repeated(argv: list[str], flags: Any) -> None:
+    """ConfigError for a flag of several values that is there twice: only the last would count."""
+    names = _flag_names(argv)
+    for f in fields(flags):
+        value = getattr(flags, f.name)
+        if is_dataclass(value):
+            _refuse_repeated(argv, value)
+        elif isinstance(value, tuple | dict) and names.count(f.name) > 1:
+            flag = f.name.replace("_", "-")
+            raise ConfigError(
+                f"--{flag} is there {names.count(f.name)} times, and only the last would "
+                f"count.\nPut all values after one: --{flag} A B."
+            )
