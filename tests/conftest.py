@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 
 # A shell ignores SIGINT for what runs in the background, and nohup SIGHUP; tests send both.
 for _number, _handler in (
@@ -25,9 +26,11 @@ if not Path("/dev/nvidiactl").exists():
 
 import torch
 
+from tests import guard
 from tests.faults.table import FaultTable
 
 _TABLE = pytest.StashKey[FaultTable]()
+_GUARD = pytest.StashKey[subprocess.Popen]()
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +46,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.stash[_TABLE] = FaultTable()
+    if not hasattr(config, "workerinput"):  # the process that has started all others
+        config.stash[_GUARD] = guard.start()
 
 
 @pytest.fixture
@@ -55,3 +60,8 @@ def pytest_sessionfinish(session, exitstatus):
     page = session.config.getoption("fault_table")
     if page is not None and exitstatus == pytest.ExitCode.OK:
         session.config.stash[_TABLE].write(page)
+
+
+def pytest_unconfigure(config):
+    if _GUARD in config.stash:
+        config.stash[_GUARD].communicate()

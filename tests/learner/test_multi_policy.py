@@ -19,7 +19,6 @@ from headrace.meter import Meter
 from headrace.spec import Agents
 from headrace.storage import checkpoint
 from headrace.tools import plotting
-from tests import python
 from tests.envs.kernels.support import Ring
 from tests.marks import repeats
 from tests.support import never, plan_for
@@ -223,27 +222,26 @@ def test_what_does_not_go_with_several_policies_is_refused(tmp_path, more, messa
     assert not (tmp_path / "r/config.json").exists()
 
 
-def test_flags_name_policies(tmp_path):
-    out = python.run(
-        python.command("train", "tests.envs.kernels.support:Ring",
-         "--vectorization", "native", "--num-envs", "4", "--num-steps", "16",
-         "--total-env-steps", "64", "--policies", "a=0:1", "b=1:3", "--frozen", "a=random",
-         "--run-dir", str(tmp_path / "r"), "--json"), check=True,
-    )  # fmt: skip
-    assert set(json.loads(out.stdout)["mean_return_by_policy"]) == {"a", "b"}
+def test_flags_name_policies(tmp_path, capsys):
+    game, here = "tests.envs.kernels.support:Ring", str(tmp_path / "r")
+    flags = (
+        "--vectorization native --num-envs 4 --num-steps 16 --total-env-steps 64 "
+        "--policies a=0:1 b=1:3 --frozen a=random --json"
+    )
+    assert main._main(["train", game, *flags.split(), "--run-dir", here]) == 0
+    out, err = capsys.readouterr()
+    assert set(json.loads(out)["mean_return_by_policy"]) == {"a", "b"}
     number = r"-?\d+\.\d"
-    assert re.search(f"return a {number}, b {number} ", out.stderr)  # progress
-    assert re.search(f"the last episodes a {number}, b {number}\\.", out.stderr)
+    assert re.search(f"return a {number}, b {number} ", err)  # progress
+    assert re.search(f"the last episodes a {number}, b {number}\\.", err)
     label = "tests.envs.kernels.support:Ring ppo seed 0"
     lines = list(plotting.curves(tmp_path / "r"))
     assert [line[0] for line in lines] == [f"{label}: a", f"{label}: b"]
     assert [line[1] for line in lines] == [[64], [64]]
-    out = python.run(
-        python.command("eval", str(tmp_path / "r"), "--episodes", "3",
-         "--env", "tests.envs.kernels.support:Ring"), check=True,
-    )  # fmt: skip
-    assert "\n  a: " in out.stdout
-    assert "\n  b: " in out.stdout
+    assert main._main(["eval", here, "--episodes", "3", "--env", game]) == 0
+    out, _ = capsys.readouterr()
+    assert "\n  a: " in out
+    assert "\n  b: " in out
 
 
 def mean_of(run, name, capsys, *flags):

@@ -1,5 +1,6 @@
 """`headrace autoscale` and `train --auto-scale`: what is fixed, kept, recorded."""
 
+import functools
 import json
 import os
 
@@ -10,9 +11,10 @@ from headrace.cli import main
 from headrace.cli.tool_commands import _of_train
 from headrace.config.resolve import resolve
 from headrace.errors import ConfigError
-from headrace.tools.autoscale import result
+from headrace.tools.autoscale import autoscale, result
 from headrace.tools.autoscale.autoscale import find
 from headrace.tools.autoscale.result import Found
+from headrace.tools.autoscale.trial import Limits
 from tests.support import Counting
 
 ONE = {"num_workers": 0, "num_learners": 1, "num_envs": 4, "num_steps": 32}
@@ -22,6 +24,11 @@ ONE = {"num_workers": 0, "num_learners": 1, "num_envs": 4, "num_steps": 32}
 @pytest.fixture(autouse=True)
 def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def _short_trials(monkeypatch):
+    monkeypatch.setattr(autoscale, "Limits", functools.partial(Limits, measure_s=0.3))
 
 
 @pytest.fixture
