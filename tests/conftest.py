@@ -26,11 +26,18 @@ if not Path("/dev/nvidiactl").exists():
 
 import torch
 
-from tests import guard
+from headrace.distributed import local_ranks
+from tests import guard, python
 from tests.faults.table import FaultTable
 
 _TABLE = pytest.StashKey[FaultTable]()
 _GUARD = pytest.StashKey[subprocess.Popen]()
+
+
+@pytest.fixture(autouse=True)
+def _forked_ranks(monkeypatch):
+    """Let runs of several learners in this process start the others by a fork."""
+    monkeypatch.setattr(local_ranks, "subprocess", python.forked_subprocess())
 
 
 @pytest.fixture(autouse=True)

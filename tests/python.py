@@ -12,6 +12,7 @@ import select
 import socket
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 
@@ -24,6 +25,11 @@ def can_fork(words):
     """Return whether a command is a Python program without options of the interpreter."""
     first, second, *_ = map(str, words)
     return first == sys.executable and (second in ("-m", "-c") or not second.startswith("-"))
+
+
+def forked_subprocess():
+    """Return the module `subprocess` as it would be if it forked Python programs."""
+    return types.SimpleNamespace(**vars(subprocess) | {"Popen": Python})
 
 
 def run(command, *, timeout=100, check=False, **more):
@@ -68,21 +74,27 @@ class Python(subprocess.Popen):
         files: `stdin`, `stdout`, `stderr` and `text`, as `subprocess.Popen` takes them.
     """
 
-    def __init__(self, command, *, cwd=None, env=None, start_new_session=False, **files):
+    def __init__(
+        self, command, *, cwd=None, env=None, start_new_session=False, process_group=-1,
+        pass_fds=(), **files,
+    ):  # fmt: skip
         assert can_fork(command), command
         self._request = {
             "words": [str(word) for word in command[1:]],
             "cwd": os.fspath(cwd or os.getcwd()),
             "env": dict(os.environ if env is None else env),
             "start_new_session": start_new_session,
+            "process_group": process_group,
+            "fds": [0, 1, 2, *pass_fds],
         }
         super().__init__(command, **files)
 
     def _execute_child(self, *args):
         """Let the server fork. `args` are those of `subprocess.Popen._execute_child`."""
         p2cread, _, _, c2pwrite, _, errwrite = pipes = args[10:16]
-        theirs = enumerate((p2cread, c2pwrite, errwrite))
-        fds = [number if fd == -1 else fd for number, fd in theirs]
+        fds = self._request["fds"].copy()
+        for number, fd in enumerate((p2cread, c2pwrite, errwrite)):
+            fds[number] = number if fd == -1 else fd
         self._report, report = os.pipe()
         _, requests = server()
         socket.send_fds(requests, [pickle.dumps(self._request)], [*fds, report])

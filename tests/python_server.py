@@ -5,6 +5,7 @@ run no operation, so that a fork of it is like a fresh interpreter after its imp
 """
 
 import faulthandler
+import fcntl
 import gc
 import importlib
 import multiprocessing.util
@@ -47,7 +48,7 @@ def serve(requests):
                 os.close(report)
                 os.close(ready)
                 continue
-            message, fds, *_ = socket.recv_fds(requests, 1 << 20, 4)
+            message, fds, *_ = socket.recv_fds(requests, 1 << 20, 20)
             if not message:  # the test session has ended
                 os._exit(0)
             report = fds.pop()
@@ -72,7 +73,12 @@ def become(request, fds):
     end_with_parent()  # a test session that is killed leaves no program
     if request["start_new_session"]:
         os.setsid()
-    for number, fd in enumerate(fds):
+    if request["process_group"] >= 0:
+        os.setpgid(0, request["process_group"])
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 1 + max(request["fds"])) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for number, fd in zip(request["fds"], above, strict=True):
         os.dup2(fd, number)
         os.close(fd)
     os.chdir(request["cwd"])

@@ -1,13 +1,13 @@
 """Runs a function in several processes that are the ranks of one job."""
 
 import datetime
-import multiprocessing
 import os
 import traceback
 
 import torch
 import torch.distributed as dist
 
+from headrace.distributed import child_process
 from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo
 
 
@@ -31,15 +31,15 @@ def on_ranks(size, function, *arguments, backend="auto", limit_s=30.0):
         return [function(SINGLE_RANK, *arguments)]
     limit = datetime.timedelta(seconds=limit_s)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
-    context = multiprocessing.get_context("spawn")
     started = []
-    for rank in range(size):
-        ours, theirs = context.Pipe(duplex=False)
-        of = (function, rank, size, store.port, backend, limit_s, theirs, arguments)
-        process = context.Process(target=_main, args=of)
-        process.start()
-        theirs.close()
-        started.append((process, ours))
+    with child_process.context() as context:  # whose processes have torch imported
+        for rank in range(size):
+            ours, theirs = context.Pipe(duplex=False)
+            of = (function, rank, size, store.port, backend, limit_s, theirs, arguments)
+            process = context.Process(target=_main, args=of)
+            process.start()
+            theirs.close()
+            started.append((process, ours))
     results, failed = [], []
     for process, ours in started:
         try:

@@ -269,7 +269,7 @@ def test_f05_a_slow_environment_in_the_learner_s_process_is_none_that_hangs(tmp_
     done = run_in(
         command("train", "headrace.envs.faulty:Faulty",
          "--env-kwargs", "slow_step=0.2", "slow_reset=0.2", "--env-timeout-s", "0.6",
-         "--num-envs", "4", "--envs-per-vector", "4", "--num-steps", "2",
+         "--num-envs", "4", "--envs-per-vector", "4", "--num-steps", "2", "--num-minibatches", "2",
          "--total-env-steps", "8", "--run-dir", str(tmp_path / "run")),
         tmp_path,
     )  # fmt: skip

@@ -154,7 +154,7 @@ holder = threading.Thread(target=hold)
 holder.start()
 held.wait()
 run = headrace.train(Env, num_envs=4, num_steps=16, envs_per_vector=2, num_workers=2,
-                     num_learners=2, total_env_steps=256, quiet=True, run_dir="run")
+                     num_learners=LEARNERS, total_env_steps=256, quiet=True, run_dir="run")
 done.set()
 holder.join()
 print(run.summary["env_steps"], os.path.exists("forks"))
@@ -164,10 +164,11 @@ with contextlib.suppress(DeprecationWarning):  # the audit sees that there are t
 """
 
 
-def test_no_process_with_threads_forks_and_no_warning_is_given(tmp_path):
+@repeats("learners", [1, 2])
+def test_no_process_with_threads_forks_and_no_warning_is_given(tmp_path, learners):
     """F23: all warnings are errors, and a thread holds a lock that the workers need as well."""
     (tmp_path / "locked.py").write_text(LOCKED)
-    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "script.py").write_text(SCRIPT.replace("LEARNERS", str(learners)))
     done = run([sys.executable, "-W", "error", "script.py"], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "256 False\n"
