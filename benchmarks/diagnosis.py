@@ -142,7 +142,7 @@ def profiled(seconds=30):
         raise SystemExit(done.stderr)
     found = json.loads(done.stdout.splitlines()[-1])
     samplers = [of for name, of in found["seconds"].items() if name != "learner"]
-    wait = sum(of.get("wait for samplers", 0.0) for of in samplers)
+    wait = sum(of.get("wait for workers", 0.0) for of in samplers)
     return found["times"]["step"] | {
         "lock_step_ms": 1e3 * NUM_ENVS / found["lock_step_env_steps_per_s"],
         "wait_for_samplers": wait / sum(sum(of.values()) for of in samplers),

@@ -24,7 +24,7 @@ ONE_MACHINE = "large"
 def result():
     """The plan, those without one of its kinds, and how much more the one machine costs."""
     catalogue = read_catalogue(CATALOGUE)
-    answer = Planner(catalogue).answer(NEED)
+    answer = Planner(catalogue).plan(NEED)
     (large,) = (kind for kind in catalogue.kinds if kind.name == ONE_MACHINE)
     return answer.to_json() | {
         "machines": {kind.name: vars(kind) for kind in catalogue.kinds},

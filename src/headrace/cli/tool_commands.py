@@ -24,8 +24,9 @@ from headrace.tools.plan.rates import Rates
 from headrace.tools.plotting import check as check_picture
 from headrace.tools.profile import timeline_plots
 from headrace.tools.profile.profiler import profile_env, profile_run
-from headrace.tools.profile.result import told
+from headrace.tools.profile.result import format_profile
 from headrace.tools.report.page import write_report
+from headrace.training.job import inspect_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class _ProfileFlags(SettingFlags):
     seconds: float = 60.0
     """That all of it may take, but for starting processes, and for steps that take seconds each."""
     plot: OptionalPath = None
-    """Draw the timeline of samplers and learner, and their shares of time (PNG)."""
+    """Draw the timeline of workers and learner, and their shares of time (PNG)."""
     trace: OptionalPath = None
     """Write the timeline (JSON), for ui.perfetto.dev."""
     json: bool = False
@@ -61,23 +62,25 @@ def profile(argv: list[str], description: str) -> int:
                 f"{', '.join(others)}: a run's directory is profiled with the settings that it was "
                 "trained with.\nLeave these out, or name the environment in place of the directory."
             )
-        found = profile_run(run_dir, env=flags.env, code=code(*own), seconds=flags.seconds, say=say)
+        result = profile_run(
+            run_dir, env=flags.env, code=code(*own), seconds=flags.seconds, say=say
+        )
     else:
         if flags.env is not None:
             raise ConfigError(
                 f"--env {flags.env}: it names the code of a run's directory again, and "
                 f"{flags.environment.env!r} is none.\nLeave it out."
             )
-        found = profile_env(given, config_file=flags.config, seconds=flags.seconds, say=say)
-    print(told(found), file=out)
+        result = profile_env(inspect_request(given, config_file=flags.config), flags.seconds, say)
+    print(format_profile(result), file=out)
     if flags.plot is not None:
-        timeline_plots.draw(flags.plot, found.tracks)
+        timeline_plots.draw_profile(flags.plot, result.tracks)
         print(f"Picture: {flags.plot}", file=out)
     if flags.trace is not None:
-        timeline_plots.write_trace(flags.trace, found.tracks)
+        timeline_plots.write_trace(flags.trace, result.tracks)
         print(f"Trace: {flags.trace}, for https://ui.perfetto.dev", file=out)
     if flags.json:
-        print(json.dumps(found.to_json()))
+        print(json.dumps(result.to_json()))
     return 0
 
 
@@ -200,7 +203,7 @@ class _PlanFlags:
     budget: str = ""
     """The most env steps/s for this, as in "5 USD/h"."""
     need: str = ""
-    """The least cost for GPUs, and CPU cores for samplers besides, as in "8 gpus 64 cpus"."""
+    """The least cost for GPUs and further CPU cores for workers, as in "8 gpus 64 cpus"."""
     one_learner_kind: bool = False
     """All learners are on machines of one kind."""
     json: bool = False

@@ -1,4 +1,4 @@
-"""The planner: against brute force, the published case, errors in words, and as a command."""
+"""Tests of the planner: brute force, the published case, errors, the command."""
 
 import itertools
 import json
@@ -19,8 +19,8 @@ from headrace.tools.plan.machines import (
     KEYS,
     MACHINE_KEYS,
     Catalogue,
-    Kind,
-    catalogue,
+    MachineKind,
+    parse_catalogue,
     read_catalogue,
 )
 from headrace.tools.plan.planner import Planner, make_plan
@@ -34,7 +34,9 @@ SMALL = {"price_per_h": 1.0, "cpus": 4, "gpus": 1, "learner_speed": 2.0}
 
 
 def kinds(**of):
-    return Catalogue(tuple(Kind(name, **each) for name, each in of.items()), "today", "me", "USD")
+    return Catalogue(
+        tuple(MachineKind(name, **each) for name, each in of.items()), "today", "me", "USD"
+    )
 
 
 def changed(rates, **more):
@@ -49,8 +51,8 @@ def hand_rate(rates, machines, learners, cpus_per_learner):
     on = [kind for kind, n in learners.items() if n]
     if not on or len({bool(kind.gpus) for kind in on}) > 1:
         return 0.0
-    share = min(8, math.floor(0.9 / rates.sampler_cores + 1e-9)) or 1
-    per_core = rates.sampler_env_steps_per_s * share
+    share = min(8, math.floor(0.9 / rates.worker_cores + 1e-9)) or 1
+    per_core = rates.worker_env_steps_per_s * share
     sampling = sum(
         per_core
         * kind.cpu_speed
@@ -108,8 +110,8 @@ def drawn(seed):
     """A small catalogue with at most 3 of each kind, and rates."""
     draw = random.Random(seed)
     rates = Rates(
-        sampler_env_steps_per_s=draw.uniform(50, 2000),
-        sampler_cores=draw.choice([0.05, 0.2, 0.45, 1.0]),
+        worker_env_steps_per_s=draw.uniform(50, 2000),
+        worker_cores=draw.choice([0.05, 0.2, 0.45, 1.0]),
         learner_env_steps_per_s=draw.uniform(500, 10_000),
         learner_device=draw.choice(["cpu", "NVIDIA T4"]),
         lag=draw.choice([0, 0, 2]),
@@ -121,7 +123,7 @@ def drawn(seed):
         envs_per_vector=1,
     )
     kinds = [
-        Kind(
+        MachineKind(
             f"kind-{i}",
             price_per_h=round(draw.uniform(0.1, 3), 4),
             cpus=draw.choice([2, 4, 6] if gpus else [1, 2, 4, 6]),
@@ -140,7 +142,7 @@ def drawn(seed):
 
 
 @repeats("seed", range(30), keep=10)
-def test_no_plan_is_cheaper_or_faster_than_the_planner_s(seed):
+def test_plan_is_as_good_as_brute_force(seed):
     cat, rates, one_kind, draw = drawn(seed)
     planner = Planner(cat, rates, one_kind)
     tried = hand_best_rates(cat, rates, one_kind)
@@ -148,24 +150,24 @@ def test_no_plan_is_cheaper_or_faster_than_the_planner_s(seed):
     for share in (0.1, 0.5, 0.9, 0.999):
         target = Target(fastest * share * 60, 60)
         cheapest = min(cost for cost, rate in tried if rate >= target.env_steps_per_s)
-        plan = planner.answer(target).plan
+        plan = planner.plan(target).plan
         assert plan.cost_per_h == pytest.approx(cheapest, rel=1e-6), share
         assert plan.env_steps_per_s >= target.env_steps_per_s * (1 - 1e-4)
-    with pytest.raises(ConfigError, match="the most that these machines reach"):
-        planner.answer(Target(fastest * 1.001 * 60, 60))
+    with pytest.raises(ConfigError, match="These machines reach"):
+        planner.plan(Target(fastest * 1.001 * 60, 60))
     least = min(cost for cost, rate in tried if rate)
     for budget in (least, least * 2, least * draw.uniform(1, 6)):
         best = max(rate for cost, rate in tried if cost <= budget + 1e-9)
-        plan = planner.answer(Budget(budget, "USD")).plan
+        plan = planner.plan(Budget(budget, "USD")).plan
         assert plan.env_steps_per_s == pytest.approx(best, rel=1e-4)
         assert plan.cost_per_h <= budget + 1e-9
         assert plan.cost_per_h <= 1e-6 + min(cost for cost, rate in tried if rate >= best)
 
 
 @repeats("seed", range(20), keep=5)
-def test_what_a_plan_says_of_itself_is_what_its_machines_and_learners_give(seed):
+def test_prediction_agrees_with_formulas(seed):
     cat, rates, one_kind, _ = drawn(seed)
-    answer = Planner(cat, rates, one_kind).answer(Budget(5.0, ""))
+    answer = Planner(cat, rates, one_kind).plan(Budget(5.0, ""))
     for plan in filter(None, [answer.plan, *answer.without.values()]):
         machines = {kind: plan.machines[kind.name] for kind in plan.kinds}
         learners = {kind: plan.learners.get(kind.name, 0) for kind in plan.kinds}
@@ -184,10 +186,10 @@ def test_what_a_plan_says_of_itself_is_what_its_machines_and_learners_give(seed)
 
 
 @repeats("seed", range(12), keep=4)
-def test_machines_that_are_rented_train_as_fast_as_they_can(seed):
+def test_learners_are_placed_for_highest_rate(seed):
     cat, rates, one_kind, _ = drawn(seed)
     fastest = max(rate for _, rate in hand_best_rates(cat, rates, one_kind))
-    plan = Planner(cat, rates, one_kind).answer(Target(fastest * 0.3, 1)).plan
+    plan = Planner(cat, rates, one_kind).plan(Target(fastest * 0.3, 1)).plan
     machines = {kind: plan.machines[kind.name] for kind in plan.kinds}
     best = max(
         hand_rate(rates, machines, learners, cat.cpus_per_learner)
@@ -196,16 +198,16 @@ def test_machines_that_are_rented_train_as_fast_as_they_can(seed):
     assert plan.env_steps_per_s == pytest.approx(best, rel=1e-4)
 
 
-def test_no_learner_is_there_that_gains_nothing():
+def test_useless_learners_are_left_out():
     cat = kinds(a={"price_per_h": 1.0, "cpus": 4, "gpus": 8})
     cat = Catalogue(cat.kinds, "d", "s", "USD", cpus_per_learner=0)
-    rates = changed(RATES, lag=2, learner_device="NVIDIA T4")  # 4,000 of samplers, 3,000 each
-    plan = Planner(cat, rates).answer(Target(2000, 1)).plan
+    rates = changed(RATES, lag=2, learner_device="NVIDIA T4")  # 4,000 of workers, 3,000 each
+    plan = Planner(cat, rates).plan(Target(2000, 1)).plan
     assert (plan.learners, plan.env_steps_per_s) == ({"a": 2}, 4000)
 
 
 @repeats("seed", range(20), keep=6)
-def test_no_machines_that_have_what_is_needed_are_cheaper(seed):
+def test_need_is_met_at_least_cost(seed):
     cat, _, _, draw = drawn(seed)
     for need in (Need(2, 6), Need(0, 7), Need(3, 0), Need(draw.randint(0, 3), draw.randint(1, 9))):
         costs = []
@@ -219,20 +221,20 @@ def test_no_machines_that_have_what_is_needed_are_cheaper(seed):
             if places >= need.gpus and cpus - cat.cpus_per_learner * need.gpus >= need.cpus:
                 costs.append(cost)
         if costs:
-            found = Planner(cat).answer(need).plan
+            found = Planner(cat).plan(need).plan
             assert found.cost_per_h == pytest.approx(min(costs), rel=1e-6)
             assert sum(found.learners.values()) == need.gpus
         else:
             with pytest.raises(ConfigError, match="No machines have"):
-                Planner(cat).answer(need)
+                Planner(cat).plan(need)
 
 
 @repeats("seed", range(12), keep=4)
-def test_the_runner_up_is_the_best_plan_without_one_of_the_kinds(seed):
+def test_runner_up_is_best_plan_without_one_kind(seed):
     cat, rates, one_kind, _ = drawn(seed)
     tried = hand_best_rates(cat, rates, one_kind)
     target = Target(max(rate for _, rate in tried) * 0.4 * 60, 60)
-    answer = Planner(cat, rates, one_kind).answer(target)
+    answer = Planner(cat, rates, one_kind).plan(target)
     assert set(answer.without) == set(answer.plan.machines)
     expected = {}
     for name in answer.plan.machines:
@@ -254,10 +256,10 @@ def test_the_runner_up_is_the_best_plan_without_one_of_the_kinds(seed):
         assert answer.runner_up is None
 
 
-def test_the_published_case():
+def test_published_case_is_reproduced():
     result, _ = benchmark.result()
     assert result["plan"]["machines"] == {"small-gpu": 8, "cpu": 4}
-    assert result["plan"]["sampler_cores"] == {"small-gpu": 32, "cpu": 32}
+    assert result["plan"]["worker_cores"] == {"small-gpu": 32, "cpu": 32}
     assert result["plan"]["cost_per_h"] == pytest.approx(2.0456, abs=5e-5)
     assert result["ratio"] >= 1.7658
     assert result["without"]["small-gpu"]["machines"] == {"large": 1}
@@ -265,13 +267,13 @@ def test_the_published_case():
     assert any("only the sum" in text for text in result["assumed"])
 
 
-def test_the_published_case_s_results_are_of_this_planner():
+def test_stored_results_of_published_case_are_current():
     kept = json.loads((benchmark.RESULTS / "plan.json").read_text())
     now = json.loads(json.dumps(benchmark.result()[0]))
     assert {name: kept[name] for name in now} == now
 
 
-def test_the_guide_has_the_published_plan_and_every_key():
+def test_guide_has_published_plan_and_all_keys():
     guide = (benchmark.ROOT / "docs/plan.md").read_text()
     assert benchmark.shown(*benchmark.result()) in guide
     example = guide.partition("```toml\n")[2].partition("```")[0]
@@ -279,37 +281,37 @@ def test_the_guide_has_the_published_plan_and_every_key():
     assert set(given) == set(KEYS)
     (machine,) = given["machines"].values()
     assert set(machine) == set(MACHINE_KEYS)
-    assert catalogue(given, "the guide").kinds[0].at_most == 8
+    assert parse_catalogue(given, "the guide").kinds[0].at_most == 8
 
 
-def test_more_learners_are_not_taken_where_their_sum_of_gradients_costs_more_than_they_give():
+def test_costly_allreduce_limits_number_of_learners():
     cat = kinds(a={"price_per_h": 1.0, "cpus": 64, "at_most": 1})
     alone = changed(RATES, allreduce_s=10.0)
-    plan = Planner(cat, alone).answer(Budget(1.0, "")).plan
+    plan = Planner(cat, alone).plan(Budget(1.0, "")).plan
     assert plan.learners == {"a": 1}
-    assert Planner(cat, RATES).answer(Budget(1.0, "")).plan.learners["a"] > 1
+    assert Planner(cat, RATES).plan(Budget(1.0, "")).plan.learners["a"] > 1
     with pytest.raises(ConfigError, match=r"stay below 410, however many"):
-        Planner(cat, alone).answer(Target(1e6, 1))
+        Planner(cat, alone).plan(Target(1e6, 1))
 
 
 @pytest.mark.more
-def test_hundreds_of_machines_are_planned_for():
+def test_plan_with_hundreds_of_machines():
     """No end of tangents, and no end of branches: the time limit of a test holds it."""
     cat = read_catalogue()
-    answer = Planner(cat, changed(RATES, allreduce_s=0.001)).answer(Target(2e9, 3600))
+    answer = Planner(cat, changed(RATES, allreduce_s=0.001)).plan(Target(2e9, 3600))
     assert answer.plan.env_steps_per_s == pytest.approx(2e9 / 3600, rel=0.01)
     assert answer.plan.gap < 1e-3
 
 
 @pytest.mark.parametrize(
-    ("sampler_cores", "share"),
+    ("worker_cores", "share"),
     [(0.0, 8), (0.1, 8), (0.2, 4), (0.3, 3), (0.9, 1), (1.0, 1), (2, 0.5)],
 )
-def test_samplers_share_a_core_until_it_is_busy(sampler_cores, share):
-    assert changed(RATES, sampler_cores=sampler_cores).samplers_per_core == share
+def test_workers_share_core_up_to_its_load_limit(worker_cores, share):
+    assert changed(RATES, worker_cores=worker_cores).workers_per_core == share
 
 
-def test_goals_are_read_as_people_write_them():
+def test_goals_are_parsed_in_all_spellings():
     assert parse_target("20M env_steps in 1h") == Target(20e6, 3600)
     assert parse_target(" 20_000_000 env steps in 60 min") == Target(20e6, 3600)
     assert parse_target("1.5B steps in 2 days") == Target(1.5e9, 2 * 86400)
@@ -341,18 +343,18 @@ def test_goals_are_read_as_people_write_them():
         (parse_need, "0 gpus"),
     ],
 )
-def test_a_goal_that_cannot_be_read_shows_one_that_can(parse, text):
+def test_unreadable_goal_error_shows_example(parse, text):
     with pytest.raises(ConfigError, match=r"Example: --|expected more than 0") as refused:
         parse(text)
     assert repr(text) in str(refused.value)
 
 
-def test_the_example_says_that_it_is_one():
+def test_plan_with_example_prices_begins_with_warning():
     cat = read_catalogue()
     assert cat.is_example and cat.date == "2026-11-23" and "not checked" in cat.source
     said = make_plan([Need(1, 8)], cat).describe()
     assert said.startswith("THE PRICES ARE AN EXAMPLE") and cat.source in said and cat.date in said
-    own = catalogue(TABLE | {"machines": {"a": SMALL}}, "m.toml")
+    own = parse_catalogue(TABLE | {"machines": {"a": SMALL}}, "m.toml")
     assert "EXAMPLE" not in make_plan([Need(1, 0)], own).describe()
 
 
@@ -376,7 +378,7 @@ def test_the_example_says_that_it_is_one():
         ({"a": {"learner_speed": math.inf}}, "learner_speed = inf"),
     ],
 )
-def test_a_catalogue_that_cannot_be_is_refused_in_words(change, words):
+def test_invalid_catalogue_is_refused(change, words):
     given = TABLE | {"machines": {"a": SMALL | change.pop("a", {})}} | change
     given = {key: value for key, value in given.items() if value is not None}
     for of in given["machines"].values():
@@ -385,21 +387,28 @@ def test_a_catalogue_that_cannot_be_is_refused_in_words(change, words):
             for key in [key for key, value in of.items() if value is None]:
                 del of[key]
     with pytest.raises(ConfigError) as refused:
-        catalogue(given, "m.toml")
+        parse_catalogue(given, "m.toml")
     assert words in str(refused.value)
 
 
-def test_a_profile_without_samplers_is_said_in_words():
+def test_profile_without_workers_is_refused():
     with pytest.raises(ConfigError, match="stepped where the learner is"):
         Rates.from_json({"rates": None}, "P.json")
 
 
-def test_every_key_of_a_machine_reaches_it():
+def test_old_profile_with_samplers_is_read():
+    old = {name.replace("worker_", "sampler_"): value for name, value in vars(RATES).items()}
+    old["envs_per_worker"] = old.pop("envs_per_sampler", RATES.envs_per_worker)
+    assert "sampler_cores" in old
+    assert Rates.from_json({"rates": old}, "P.json") == RATES
+
+
+def test_all_keys_of_machine_are_read():
     of = SMALL | {"memory_gib": 16, "cpu_speed": 0.5, "at_most": 3, "note": "ours"}
     assert set(of) == set(MACHINE_KEYS)
-    (kind,) = catalogue(TABLE | {"machines": {"a": of}}, "m.toml").kinds
+    (kind,) = parse_catalogue(TABLE | {"machines": {"a": of}}, "m.toml").kinds
     assert {name: getattr(kind, name) for name in of} == of
-    assert kind.has == "4 CPUs, 1 GPU, 16 GiB"
+    assert kind.hardware == "4 CPUs, 1 GPU, 16 GiB"
 
 
 @pytest.mark.parametrize(
@@ -408,12 +417,12 @@ def test_every_key_of_a_machine_reaches_it():
         (None, "P.json has no `rates`: expected what `headrace profile ENV --json` prints"),
         ({"lag": None}, "The rates in P.json lack lag"),
         ({"batch": 1.5}, "rates.batch in P.json is 1.5: expected a whole number"),
-        ({"sampler_env_steps_per_s": 0}, "is 0: expected a number, above 0"),
+        ({"worker_env_steps_per_s": 0}, "is 0: expected a number, above 0"),
         ({"allreduce_s": -1.0}, "is -1: expected a number, 0 or more"),
         ({"env": 3}, "rates.env in P.json is 3: expected text"),
     ],
 )
-def test_a_profile_without_good_rates_is_refused_in_words(change, words):
+def test_profile_with_invalid_rates_is_refused(change, words):
     rates = vars(RATES) | (change or {})
     rates = {name: value for name, value in rates.items() if value is not None}
     with pytest.raises(ConfigError) as refused:
@@ -421,7 +430,7 @@ def test_a_profile_without_good_rates_is_refused_in_words(change, words):
     assert words in str(refused.value)
 
 
-def test_what_cannot_be_planned_is_refused_in_words():
+def test_impossible_goals_are_refused():
     cat = kinds(gpu={"price_per_h": 1.0, "cpus": 4, "gpus": 1})
     need, target, budget = Need(1, 1), Target(1e6, 3600), Budget(5.0, "USD")
     for goals, given in (([], "none"), ([need, target], "2")):
@@ -440,22 +449,22 @@ def test_what_cannot_be_planned_is_refused_in_words():
         make_plan([Budget(0.5, "")], cat, on_gpu)
     cpus = kinds(cpu={"price_per_h": 1.0, "cpus": 4})
     for goal in (target, budget):
-        with pytest.raises(ConfigError, match="no machine here for a learner and samplers"):
+        with pytest.raises(ConfigError, match="no machine here for a learner and workers"):
             make_plan([goal], cpus, on_gpu)
 
 
-def test_a_target_out_of_reach_is_told_what_is_in_reach_and_what_limits():
+def test_unreachable_target_error_names_reachable_rate_and_limit():
     few = {"price_per_h": 1.0, "cpus": 5, "gpus": 1, "learner_speed": 1.0, "at_most": 2}
     at_most = kinds(gpu=few, cpu={"price_per_h": 0.5, "cpus": 8})
     nonstop = changed(RATES, lag=2, learner_device="NVIDIA T4")
     with pytest.raises(ConfigError) as refused:
         make_plan([Target(10_000, 1)], at_most, nonstop)
     said = str(refused.value)
-    assert "needs 10,000 env steps/s; the most that these machines reach is 6,000" in said
+    assert "needs 10,000 env steps/s. These machines reach 6,000 at most" in said
     assert "learning is the limit" in said and "at_most of gpu" in said
 
 
-def test_a_cpu_learner_is_not_planned_beside_one_on_a_gpu():
+def test_cpu_learners_are_not_mixed_with_gpu_learners():
     cat = kinds(
         cpu={"price_per_h": 1.0, "cpus": 8, "at_most": 1},
         gpu={"price_per_h": 1.0, "cpus": 8, "gpus": 1, "learner_speed": 9.0, "at_most": 1},
@@ -496,7 +505,7 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_the_command_plans(files):
+def test_command_prints_plan(files):
     flags = ["--profile", "P.json", "--machines", "machines.toml"]
     done = headrace("plan", *flags, "--target", "20M env_steps in 1h", "--json", cwd=files)
     assert done.returncode == 0, done.stderr
@@ -519,7 +528,7 @@ def test_the_command_plans(files):
     assert "To start it: headrace train CartPole-v1 --algo ppo" in said.stdout
 
 
-def test_the_command_uses_the_example_where_no_machines_are_given(files):
+def test_command_uses_example_catalogue_by_default(files):
     done = headrace("plan", "--need", "8 gpus 64 cpus", "--one-learner-kind", cwd=files)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("THE PRICES ARE AN EXAMPLE")
@@ -538,15 +547,15 @@ def test_the_command_uses_the_example_where_no_machines_are_given(files):
         (("--need", "1 gpu", "--profile", "machines.toml"), "machines.toml is no JSON"),
     ],
 )
-def test_the_command_refuses_in_words(files, flags, words, monkeypatch, capsys):
+def test_command_refuses_invalid_flags(files, flags, words, monkeypatch, capsys):
     monkeypatch.chdir(files)
     assert _main(["plan", *flags]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_the_training_that_it_names_is_one_that_train_reads():
+def test_printed_training_command_is_valid():
     cat = kinds(a={"price_per_h": 1.0, "cpus": 8})
-    for rates in (changed(RATES, lag=2, allreduce_s=0.01), changed(RATES, sampler_cores=1.0)):
+    for rates in (changed(RATES, lag=2, allreduce_s=0.01), changed(RATES, worker_cores=1.0)):
         plan = make_plan([Target(2e8, 3600)], cat, rates).plan
         program, verb, *argv = plan.command(rates, 1).split()
         assert (program, verb) == ("headrace", "train")
@@ -555,12 +564,12 @@ def test_the_training_that_it_names_is_one_that_train_reads():
         assert (run.env, run.algo, run.cluster) == ("CartPole-v1", "ppo", "auto")
         assert run.num_learners == sum(plan.learners.values()) > 1
         assert run.num_workers % run.num_learners == 0
-        assert 0 <= sum(plan.samplers.values()) - run.num_workers < run.num_learners
-        assert run.cpus_per_worker == pytest.approx(1 / rates.samplers_per_core)
+        assert 0 <= sum(plan.workers.values()) - run.num_workers < run.num_learners
+        assert run.cpus_per_worker == pytest.approx(1 / rates.workers_per_core)
         assert run.lag == (rates.lag or -1)
 
 
-def test_without_scipy_the_extra_is_named(tmp_path):
+def test_missing_scipy_error_names_extra(tmp_path):
     code = (
         "import sys; sys.modules['scipy.optimize'] = None; from headrace.cli.main import main;"
         "main(['plan', '--need', '1 gpu'])"

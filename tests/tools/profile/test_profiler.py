@@ -1,4 +1,4 @@
-"""`headrace profile`: where time went, what parts cost, what limits, what to change."""
+"""Tests of `headrace profile`: spans, costs, bottleneck, advice."""
 
 import json
 from dataclasses import replace
@@ -16,8 +16,8 @@ from headrace.meter import SPANS, Laps
 from headrace.tools.profile import advice, profiler, timeline_plots
 from headrace.tools.profile.probe import Probe
 from headrace.tools.profile.profiler import profile_env, profile_run
-from headrace.tools.profile.result import told
-from headrace.tools.profile.timeline_plots import FOR_LEARNER, FOR_SAMPLERS
+from headrace.tools.profile.result import format_profile
+from headrace.tools.profile.timeline_plots import FOR_LEARNER, FOR_WORKERS
 from headrace.training.job import inspect_request
 from tests import python
 from tests.cost_model.test_model import COMPUTES, SLEEPS, STALLS
@@ -34,41 +34,41 @@ def laps(*parts):
     return made
 
 
-def test_a_sampler_s_wait_is_for_samplers_while_the_learner_waits_as_well():
+def test_worker_wait_is_for_workers_while_learner_waits():
     tracks = {
         "learner": laps(("wait", 2.0), ("learn", 3.0), ("wait", 5.0), ("learn", 6.0)),
         # Of its wait from 1.5 to 3.5, the learner waits from 1.5 to 2 and from 3 to 3.5.
         "worker 0": laps(("env_step", 1.5), ("wait", 3.5), ("infer", 6.0)),
     }
-    found = timeline_plots.by_process(tracks)
+    found = timeline_plots.seconds_by_process(tracks)
     assert found["learner"] == {"wait": 4.0, "learn": 2.0}
     assert found["worker 0"] == pytest.approx(
         {
             "env_step": 1.5,
             "infer": 2.5,
-            FOR_SAMPLERS: 1.0,
+            FOR_WORKERS: 1.0,
             FOR_LEARNER: 1.0,
         }
     )
-    later = timeline_plots.by_process(tracks, 2.5)
+    later = timeline_plots.seconds_by_process(tracks, 2.5)
     assert later["learner"] == {"wait": 2.0, "learn": 1.5}
-    assert later["worker 0"][FOR_SAMPLERS] == pytest.approx(0.5)
+    assert later["worker 0"][FOR_WORKERS] == pytest.approx(0.5)
 
 
-def test_a_sampler_s_learner_is_the_one_of_its_rank():
+def test_worker_waits_for_learner_of_its_rank():
     tracks = {
         "rank 0": laps(("wait", 4.0)),
         "rank 1": laps(("learn", 4.0)),
         "rank 0, worker 0": laps(("wait", 4.0)),
         "rank 1, worker 0": laps(("wait", 4.0)),
     }
-    found = timeline_plots.by_process(tracks)
+    found = timeline_plots.seconds_by_process(tracks)
     assert found["rank 0, worker 0"] == {
-        FOR_SAMPLERS: 4.0,
+        FOR_WORKERS: 4.0,
         FOR_LEARNER: 0.0,
     }
     assert found["rank 1, worker 0"] == {
-        FOR_SAMPLERS: 0.0,
+        FOR_WORKERS: 0.0,
         FOR_LEARNER: 4.0,
     }
 
@@ -77,7 +77,7 @@ def probed(seconds=1.0, **given):
     return Probe(inspect_request(given).task(None), seconds, lambda text: None).costs()
 
 
-def test_environments_that_sleep_are_told_from_those_that_compute():
+def test_sleeping_environments_have_small_cpu_share():
     costs = probed(env=FAULTY, env_kwargs={"slow_step": 0.004, "slow_reset": 0.01}, **SIZES)
     assert costs.cpu_share < 0.5
     assert costs.step.mean >= 0.0036 and costs.reset.mean >= 0.009
@@ -91,7 +91,7 @@ def test_environments_that_sleep_are_told_from_those_that_compute():
     assert 1 / 60 < computes.resets_per_step < 1 / 9
 
 
-def test_where_all_are_one_vector_it_is_measured_whole():
+def test_one_vector_costs_are_divided_among_environments():
     def of(n):
         return probed(env="headrace/CartPole-v1", num_envs=n, num_steps=8, device="cpu")
 
@@ -104,7 +104,7 @@ def test_where_all_are_one_vector_it_is_measured_whole():
 
 
 @pytest.mark.slow
-def test_an_environment_that_takes_longer_than_there_is_time_is_said_in_words():
+def test_environment_without_a_step_in_time_is_an_error():
     with pytest.raises(EnvError, match="no step ended within"):
         probed(0.2, env=FAULTY, env_kwargs={"slow_step": 8.0}, **SIZES)
 
@@ -116,7 +116,7 @@ def settings(**given):
 def changes(costs, **given):
     now = settings(**given)
     predicted = simulate(costs, advice.topology_of(now)).env_steps_per_s
-    found = advice.changes(
+    found = advice.find_changes(
         costs, now, predicted, lambda more: settings(**given | more), on_device=False
     )
     return {tuple(change.settings.items()): change.gain for change in found}
@@ -126,7 +126,7 @@ def gained(costs, topology):
     return gains(costs, topology, simulate(costs, topology).env_steps_per_s)
 
 
-def test_more_workers_are_advised_where_environments_sleep():
+def test_more_workers_are_advised_for_sleeping_environments():
     given = {"num_envs": 8, "num_steps": 32, "num_workers": 2, "envs_per_vector": 4}
     found = changes(SLEEPS, **given)
     (name, count), *_ = next(iter(found))
@@ -137,7 +137,7 @@ def test_more_workers_are_advised_where_environments_sleep():
     )
 
 
-def test_what_does_not_help_is_not_advised():
+def test_changes_without_gain_are_not_advised():
     free = replace(SLEEPS, step=SLEEPS.step.scaled(0.0), vector=SLEEPS.vector._replace(base=1e-9))
     given = {
         "num_envs": 8,
@@ -151,7 +151,7 @@ def test_what_does_not_help_is_not_advised():
     assert not any("num_workers" in dict(change) for change in found)
 
 
-def test_sizes_that_do_not_go_together_are_not_advised():
+def test_advised_sizes_fit_together():
     given = {"num_envs": 6, "num_steps": 32, "num_workers": 3, "envs_per_vector": 2}
     for change in changes(SLEEPS, **given):
         resolve({"env": "CartPole-v1", **given, **dict(change)})  # raises if they do not
@@ -168,7 +168,7 @@ def test_sizes_that_do_not_go_together_are_not_advised():
     ],
     ids=["env", "inference", "learning", "transport", "waiting"],
 )
-def test_the_limit_is_the_part_without_which_it_would_be_fastest(costs, part):
+def test_limit_is_part_with_greatest_gain(costs, part):
     top = advice.topology_of(settings(num_envs=8, num_steps=32, num_workers=8, envs_per_vector=1))
     found = gained(costs, replace(top, cores=8))
     if part == "waiting":  # stalls are in the environments: without them nobody would wait either
@@ -176,7 +176,7 @@ def test_the_limit_is_the_part_without_which_it_would_be_fastest(costs, part):
     assert max(found, key=found.get) == part
 
 
-def test_cores_are_the_limit_where_more_wants_to_compute_than_there_are():
+def test_cores_are_limit_of_more_computing_workers_than_cores():
     top = advice.topology_of(settings(num_envs=8, num_steps=32, num_workers=8, envs_per_vector=1))
     found = gained(COMPUTES, replace(top, cores=1))
     assert found["cores"] > 4.0
@@ -194,10 +194,10 @@ def run_dir(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     """Let a profile take less time than it needs to be exact."""
-    monkeypatch.setattr(profiler, "_LEAST_S", 1.0)
+    monkeypatch.setattr(profiler, "_MIN_S", 1.0)
 
 
-def test_a_run_that_kept_its_timeline_can_be_profiled(run_dir, quick):
+def test_run_with_timeline_can_be_profiled(run_dir, quick):
     found = profile_run(run_dir, env=FAULTY, seconds=2.0)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     passed = rows[-1]["wall_s"] - rows[0]["wall_s"]
@@ -209,10 +209,10 @@ def test_a_run_that_kept_its_timeline_can_be_profiled(run_dir, quick):
     plain = json.loads(json.dumps(found.to_json()))
     assert Costs.from_json(plain["costs"]).to_json() == found.costs.to_json()
     assert plain["rates"]["batch"] == 64 and plain["rates"]["lag"] == 0
-    text = told(found)
+    text = format_profile(found)
     for words in (
         "env_step",
-        "2 samplers, mean",
+        "2 workers, mean",
         "lock-step",
         "Ceilings",
         "predicted",
@@ -221,7 +221,7 @@ def test_a_run_that_kept_its_timeline_can_be_profiled(run_dir, quick):
         assert words in text
 
 
-def test_what_cannot_be_profiled_is_said_in_words(run_dir, tmp_path):
+def test_runs_that_cannot_be_profiled_are_refused(run_dir, tmp_path):
     with pytest.raises(ConfigError, match="Name it again: --env"):
         profile_run(run_dir, seconds=10.0)
     plain = headrace.train(
@@ -230,9 +230,9 @@ def test_what_cannot_be_profiled_is_said_in_words(run_dir, tmp_path):
     with pytest.raises(ConfigError, match=r"(?s)no timeline.*headrace profile ENV"):
         profile_run(plain.dir, seconds=10.0)
     with pytest.raises(ConfigError, match="seconds=1: expected 10 or more"):
-        profile_env({"env": "CartPole-v1"}, seconds=1.0)
+        profile_env(inspect_request({"env": "CartPole-v1"}), 1.0)
     with pytest.raises(ConfigError, match="cluster='local': a profile is made on one machine"):
-        profile_env({"env": "CartPole-v1", "cluster": "local"}, seconds=10.0)
+        profile_env(inspect_request({"env": "CartPole-v1", "cluster": "local"}), 10.0)
 
 
 def headrace_profile(*flags):
@@ -240,7 +240,7 @@ def headrace_profile(*flags):
     return python.run(command, timeout=100, check=False)
 
 
-def test_the_command_prints_json_and_draws_and_writes_a_trace(tmp_path, quick, capsys):
+def test_command_prints_json_and_writes_picture_and_trace(tmp_path, quick, capsys):
     picture, trace = tmp_path / "p.png", tmp_path / "p.json"
     flags = (
         "CartPole-v1", "--num-envs", 4, "--num-steps", 16, "--num-workers", 2,
@@ -260,11 +260,11 @@ def test_the_command_prints_json_and_draws_and_writes_a_trace(tmp_path, quick, c
 
 
 @pytest.mark.slow
-def test_what_is_advised_goes_with_the_settings_of_the_config_file(tmp_path):
+def test_advice_respects_settings_of_config_file(tmp_path):
     config = tmp_path / "four.toml"
     config.write_text("num_envs = 4\nnum_workers = 2\nenvs_per_vector = 1\n")
     given = {"env": FAULTY, "env_kwargs": {"slow_step": 0.01}}
-    found = profile_env(given, config_file=config, seconds=10.0)
+    found = profile_env(inspect_request(given, config_file=config), 10.0)
     # Four workers cannot share out the one vector that is the default.
     assert found.changes[0].settings == {"num_workers": 4} and found.changes[0].gain > 1.5
 
@@ -277,13 +277,13 @@ def test_what_is_advised_goes_with_the_settings_of_the_config_file(tmp_path):
         (["--trace", "nowhere/p.json"], "expected a file in a folder that exists"),
     ],
 )
-def test_what_cannot_be_written_is_said_before_a_minute_has_passed(flags, says):
+def test_unwritable_outputs_are_refused_before_training(flags, says):
     done = headrace_profile("CartPole-v1", *flags)
     assert done.returncode == 2 and says in done.stderr
     assert "Training" not in done.stderr
 
 
-def test_flags_beside_a_run_s_directory_are_refused(run_dir):
+def test_settings_beside_run_directory_are_refused(run_dir):
     done = headrace_profile(run_dir, "--num-workers", 3, "--env", FAULTY)
     assert done.returncode == 2
     assert "num_workers: a run's directory is profiled with the settings" in done.stderr

@@ -1,4 +1,4 @@
-"""What processes did when, as pictures and as a trace."""
+"""Tests of timelines as pictures and as a trace."""
 
 import itertools
 import json
@@ -32,11 +32,11 @@ def run(tmp_path_factory):
     )  # fmt: skip
 
 
-def test_perfetto_s_importer_finds_what_it_needs(run, tmp_path):
+def test_trace_has_processes_and_contiguous_events(run, tmp_path):
     tracks = read_timeline(run.dir)
     timeline_plots.write_trace(tmp_path / "trace.json", tracks)
     trace = json.loads((tmp_path / "trace.json").read_text())
-    assert trace == timeline_plots.perfetto(tracks)
+    assert trace["displayTimeUnit"] == "ms"
     events = trace["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert list(names.values()) == ["learner", "worker 0", "worker 1"]
@@ -45,7 +45,7 @@ def test_perfetto_s_importer_finds_what_it_needs(run, tmp_path):
     for pid, name in names.items():
         of = [e for e in slices if e["pid"] == pid]
         assert [e["name"] for e in of] == [SPANS[span] for span in tracks[name].spans]
-        assert {e["cat"] for e in of} == {"learner" if name == "learner" else "sampler"}
+        assert {e["cat"] for e in of} == {"learner" if name == "learner" else "worker"}
         assert all(e["dur"] >= 0 and e["name"] in SPANS for e in of)
         for before, after in itertools.pairwise(of):
             assert before["ts"] + before["dur"] == pytest.approx(after["ts"], abs=1e-6)
@@ -53,7 +53,7 @@ def test_perfetto_s_importer_finds_what_it_needs(run, tmp_path):
         assert sum(e["dur"] for e in of) == pytest.approx(1e6 * span, abs=1.0)
 
 
-def test_a_trace_without_room_leaves_nothing_behind(tmp_path):
+def test_unwritable_trace_leaves_no_file(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere/t\.json cannot be written.*\n.*folder"):
         timeline_plots.write_trace(tmp_path / "nowhere/t.json", {})
     timeline_plots.write_trace(tmp_path / "t.json", {})
@@ -61,29 +61,29 @@ def test_a_trace_without_room_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 
 
-def test_a_mixture_has_each_span_s_share_of_each_interval():
+def test_span_shares_of_intervals():
     of = laps(10.0, ("env_step", 1.0), ("infer", 0.5), ("env_step", 0.5), ("wait", 2.0))
-    shares = timeline_plots.mixture(of, np.array([9.0, 10.5, 12.0, 13.0, 20.0]))
+    shares = timeline_plots.span_shares(of, np.array([9.0, 10.5, 12.0, 13.0, 20.0]))
     step, infer, wait = (SPANS.index(span) for span in ("env_step", "infer", "wait"))
     assert shares[:, step] == pytest.approx([0.5 / 1.5, 1.0 / 1.5, 0, 0])
     assert shares[:, infer] == pytest.approx([0, 0.5 / 1.5, 0, 0])
     assert shares[:, wait] == pytest.approx([0, 0, 1.0, 1.0 / 7.0])
     assert shares.sum() == pytest.approx(shares[:, [step, infer, wait]].sum())
-    assert timeline_plots.mixture(Laps(0.0), np.array([0.0, 1.0])).sum() == 0.0
+    assert timeline_plots.span_shares(Laps(0.0), np.array([0.0, 1.0])).sum() == 0.0
 
 
-def test_the_window_is_the_learner_s_last_updates():
+def test_last_updates_are_those_of_the_learner():
     update = (("wait", 1.0), ("learn", 2.0), ("publish", 0.5), ("log", 0.1), ("publish", 0.1))
     tracks = {"worker 0": laps(0.0, ("env_step", 90.0)), "learner": laps(0.0, *update * 5)}
-    begin, end = timeline_plots.window(tracks, updates=3)
+    begin, end = timeline_plots.last_updates(tracks, updates=3)
     assert end == pytest.approx(4 * 3.7 + 3.5) and begin == pytest.approx(end - 3 * 3.7)
-    assert timeline_plots.window({"learner": laps(2.0, *update)}) == (2.0, pytest.approx(5.5))
-    assert timeline_plots.window({"learner": laps(2.0, ("start", 1.0))}) == (2.0, 3.0)
+    assert timeline_plots.last_updates({"learner": laps(2.0, *update)}) == (2.0, pytest.approx(5.5))
+    assert timeline_plots.last_updates({"learner": laps(2.0, ("start", 1.0))}) == (2.0, 3.0)
 
 
-def test_a_picture_s_size_does_not_grow_with_laps():
+def test_picture_size_is_independent_of_number_of_laps():
     short = laps(0.0, *(("env_step", 1e-5), ("infer", 3e-5)) * 50_000)
-    picture = timeline_plots.bars({"worker 0": short}, np.linspace(0.0, 2.0, 101))
+    picture = timeline_plots.render_bars({"worker 0": short}, np.linspace(0.0, 2.0, 101))
     assert picture.shape[1:] == (100, 4)
     colors, counts = np.unique(picture[picture[..., 3] > 0], axis=0, return_counts=True)
     found = {tuple(c[:3]): n / counts.sum() for c, n in zip(colors.tolist(), counts, strict=True)}
@@ -98,25 +98,26 @@ def test_timeline_and_shares_are_drawn(run):
     tracks = read_timeline(run.dir)
     figure = Figure()
     above, below = figure.subplots(2)
-    timeline_plots.draw_timeline(above, tracks, *timeline_plots.window(tracks))
+    timeline_plots.draw_timeline(above, tracks, *timeline_plots.last_updates(tracks))
     assert [t.get_text() for t in above.get_yticklabels()] == ["learner", "worker 0", "worker 1"]
     assert (above.images[0].get_array()[..., 3] > 0).any()
-    timeline_plots.draw_timeline(above, tracks, 0.0, 1.0, most=2)
+    timeline_plots.draw_timeline(above, tracks, 0.0, 1.0, max_bars=2)
     assert "1 more process" in above.get_xlabel()
-    shares = timeline_plots.grouped({"worker 10": {"wait": 1.0}, "worker 2": {"env_step": 3.0},
-                               "learner": {"learn": 5.0}})  # fmt: skip
-    assert shares == {"learner": {"learn": 5.0}, "samplers (2)": {"env_step": 3.0, "wait": 1.0}}
+    shares = timeline_plots.group_workers(
+        {"worker 10": {"wait": 1.0}, "worker 2": {"env_step": 3.0}, "learner": {"learn": 5.0}}
+    )
+    assert shares == {"learner": {"learn": 5.0}, "workers (2)": {"env_step": 3.0, "wait": 1.0}}
     timeline_plots.draw_shares(below, shares)
     widths = {c.get_label(): [bar.get_width() for bar in c] for c in below.containers}
     assert widths == {"env_step": [0, 75], "wait": [0, 25], "learn": [100, 0]}
     figure.canvas.draw()
 
 
-def test_every_span_has_a_colour_and_processes_a_natural_order():
+def test_spans_have_distinct_colors_and_tracks_natural_order():
     assert tuple(timeline_plots.COLORS) == SPANS and len(
         set(timeline_plots.COLORS.values())
     ) == len(SPANS)
     names = ["worker 10", "inference", "worker 9", "rank 1, worker 0", "rank 1", "learner"]
-    assert timeline_plots.in_order(names) == [
+    assert timeline_plots.sort_tracks(names) == [
         "learner", "rank 1", "inference", "rank 1, worker 0", "worker 9", "worker 10",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a plan is to reach, as it is written on the command line. Left out: reaching it."""
+"""Goals of a plan, and how they are written on the command line."""
 
 import re
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ _NEED = re.compile(r"(\d+)(gpu|cpu)s?")
 
 @dataclass(frozen=True)
 class Target:
-    """So many env steps in so many seconds."""
+    """A number of env steps within a time."""
 
     env_steps: float
     seconds: float
 
     @property
     def env_steps_per_s(self) -> float:
-        """What training must reach."""
+        """Speed that training must reach."""
         return self.env_steps / self.seconds
 
 
 @dataclass(frozen=True)
 class Budget:
-    """At most this price per hour; the currency is "" where none was named."""
+    """A maximum price per hour; the currency is "" if none was named."""
 
     per_h: float
     currency: str
@@ -39,7 +39,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Need:
-    """GPUs for learners, one each, and CPU cores for samplers besides."""
+    """A number of GPUs with one learner each, and of further CPU cores for workers."""
 
     gpus: int
     cpus: int
@@ -49,14 +49,14 @@ Goal = Target | Budget | Need
 
 
 def parse_target(text: str) -> Target:
-    """`20M env_steps in 1h`; ConfigError."""
-    found = _TARGET.fullmatch(_plain(text))
-    if not found:
+    """Parse text such as `20M env_steps in 1h`; ConfigError."""
+    match = _TARGET.fullmatch(_normalize(text))
+    if not match:
         raise ConfigError(
             f"--target {text!r} cannot be read: expected env steps (with k, M or B) and a time (in "
             's, min, h or d).\nExample: --target "20M env_steps in 1h"'
         )
-    number, suffix, time, unit = found.groups()
+    number, suffix, time, unit = match.groups()
     seconds = float(time or 1) * _UNITS["min" if unit.startswith("min") else unit[0]]
     target = Target(float(number) * _SUFFIXES[suffix], seconds)
     if not (target.env_steps and target.seconds):
@@ -67,30 +67,30 @@ def parse_target(text: str) -> Target:
 
 
 def parse_budget(text: str) -> Budget:
-    """`5 USD/h`; ConfigError."""
-    found = _BUDGET.fullmatch(_plain(text))
-    if not found or not float(found[1]):
+    """Parse text such as `5 USD/h`; ConfigError."""
+    match = _BUDGET.fullmatch(_normalize(text))
+    if not match or not float(match[1]):
         raise ConfigError(
             f"--budget {text!r} cannot be read: expected a price per hour.\n"
             'Example: --budget "5 USD/h"'
         )
-    return Budget(float(found[1]), found[2].upper())
+    return Budget(float(match[1]), match[2].upper())
 
 
 def parse_need(text: str) -> Need:
-    """`8 gpus 64 cpus`, or one of them; ConfigError."""
-    plain = _plain(text).replace(",", "").replace("and", "")
-    found = {what: int(number) for number, what in _NEED.findall(plain)}
-    if not found or _NEED.sub("", plain) or len(_NEED.findall(plain)) != len(found):
+    """Parse text such as `8 gpus 64 cpus`, or one of both; ConfigError."""
+    plain = _normalize(text).replace(",", "").replace("and", "")
+    counts = {what: int(number) for number, what in _NEED.findall(plain)}
+    if not counts or _NEED.sub("", plain) or len(_NEED.findall(plain)) != len(counts):
         raise ConfigError(
             f"--need {text!r} cannot be read: expected GPUs, CPUs, or both.\n"
             'Example: --need "8 gpus 64 cpus"'
         )
-    if not any(found.values()):
+    if not any(counts.values()):
         raise ConfigError(f"--need {text!r}: expected more than 0 of one of them.")
-    return Need(found.get("gpu", 0), found.get("cpu", 0))
+    return Need(counts.get("gpu", 0), counts.get("cpu", 0))
 
 
-def _plain(text: str) -> str:
-    """Without spaces, underscores and commas between thousands, in small letters."""
+def _normalize(text: str) -> str:
+    """Remove spaces, underscores and thousands separators; convert to lower case."""
     return re.sub(r"[\s_]|(?<=\d),(?=\d{3})", "", text).lower()

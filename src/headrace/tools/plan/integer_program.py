@@ -1,7 +1,4 @@
-"""One integer programme of the planner, for `scipy.optimize.milp`: variables, rows, answer.
-
-Left out: which programmes to solve, and what is made of their answers (`planner.py`).
-"""
+"""One integer program of the planner, for `scipy.optimize.milp`: variables, rows, solution."""
 
 import math
 from dataclasses import dataclass
@@ -11,40 +8,45 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import HeadraceError, MissingExtraError
-from headrace.tools.plan.machines import Kind
+from headrace.tools.plan.machines import MachineKind
 from headrace.tools.plan.rates import Rates
 
 Counts = npt.NDArray[np.float64]
-"""Whole numbers, one of each kind, in the catalogue's order."""
-MOST = 10_000
-"""Machines of a kind, where the catalogue has no `at_most`: a search needs an end."""
+"""`[kinds]` whole numbers in the order of the catalogue."""
+MAX_MACHINES = 10_000
+"""Limit for a kind of machine without `at_most`."""
 _SOLVER = {"mip_rel_gap": 1e-7, "time_limit": 20.0}
 
 
 @dataclass(frozen=True)
-class Machines:
-    """The kinds, and for each: learners that one machine has room for, cores that each takes."""
+class Capacity:
+    """All kinds of machines; by kind: learners per machine, CPU cores per learner."""
 
-    kinds: tuple[Kind, ...]
-    seats: tuple[int, ...]
-    taken: tuple[int, ...]
+    kinds: tuple[MachineKind, ...]
+    learners: tuple[int, ...]
+    cpus_per_learner: tuple[int, ...]
     at_most: int | None
 
 
 @dataclass(frozen=True)
-class Case:
-    """The plans that one programme looks at."""
+class LearnerCase:
+    """The placements of learners that one program considers.
+
+    Attributes:
+        learner_kinds: kinds of machines that may have learners.
+        speed: speed of the slowest of them.
+        fewest, most: number of learners; above 1 they pay for the all-reduce.
+    """
 
     learner_kinds: frozenset[str]
     speed: float
     fewest: int
     most: float
-    """Of learners; above 1 they pay for the sum of gradients."""
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What is wanted of a plan, and what it must hold to."""
+class Objective:
+    """What a plan minimizes, and its constraints."""
 
     minimize: Literal["cost", "learners", "time"]
     env_steps_per_s: float = 0.0
@@ -55,40 +57,45 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Found:
-    """An answer of one programme: counts by kind, and the objective's value."""
+class Solution:
+    """A solution of one program: counts by kind, and the value of the objective."""
 
     machines: Counts
     learners: Counts
-    sampler_cores: Counts
+    worker_cores: Counts
     value: float
     gap: float
 
 
-class Programme:
-    """One integer programme: machines by kind, learners by kind, and what they reach.
+class IntegerProgram:
+    """An integer program with machines by kind and learners by kind as variables.
 
-    The last variable is env steps per `unit`, so that all rows are near 1.
+    The last variable is the rate of training in `unit`s, so that all rows are near 1.
     """
 
     def __init__(
-        self, machines: Machines, rates: Rates | None, ask: Ask, case: Case, unit: float
+        self,
+        capacity: Capacity,
+        rates: Rates | None,
+        objective: Objective,
+        case: LearnerCase,
+        unit: float,
     ) -> None:
-        self.ask, self.case, self.unit, self.rates = ask, case, unit, rates
-        self.kinds = machines.kinds
+        self.objective, self.case, self.unit, self.rates = objective, case, unit, rates
+        self.kinds = capacity.kinds
         count = len(self.kinds)
         self.rows: list[tuple[np.ndarray, float, float]] = []
         self.width = 2 * count + 1
         self.cpus = np.array([kind.cpus for kind in self.kinds], float)
-        self.taken = np.array(machines.taken, float)
+        self.taken = np.array(capacity.cpus_per_learner, float)
         self.prices = np.array([kind.price_per_h for kind in self.kinds])
         eye = np.eye(count)
         for k in range(count):
-            self._row(-eye[k] * machines.seats[k], eye[k], most=0)
-        self._row(np.ones(count), most=machines.at_most)
+            self._row(-eye[k] * capacity.learners[k], eye[k], most=0)
+        self._row(np.ones(count), most=capacity.at_most)
         self._row(learners=np.ones(count), least=case.fewest, most=case.most)
-        self._row(self.cpus, -self.taken, least=ask.cpus)
-        self._row(self.prices, most=ask.budget)
+        self._row(self.cpus, -self.taken, least=objective.cpus)
+        self._row(self.prices, most=objective.budget)
         self.sampling = self.alone = np.zeros(self.width)
         if self.rates:
             speeds = np.array([kind.cpu_speed for kind in self.kinds])
@@ -98,7 +105,7 @@ class Programme:
             self.alone = np.concatenate([np.zeros(count), np.full(count, learner), [0.0]])
             for share in (1e-3, 0.1, 0.3, 0.5, 0.7, 0.9, 1 - 1e-3):
                 self.add_tangents(1 / share, 1 / (1 - share))
-        self.upper = self._upper(machines)
+        self.upper = self._upper_bounds(capacity)
 
     def _row(
         self,
@@ -115,17 +122,17 @@ class Programme:
         row[count : 2 * count] = 0 if learners is None else learners
         self.rows.append((row, least, most))
 
-    def _upper(self, machines: Machines) -> np.ndarray:
+    def _upper_bounds(self, capacity: Capacity) -> np.ndarray:
         upper = np.full(self.width, math.inf)
         for k, kind in enumerate(self.kinds):
-            upper[k] = MOST if kind.at_most is None else kind.at_most
-            upper[k] = 0 if kind.name == self.ask.without else upper[k]
+            upper[k] = MAX_MACHINES if kind.at_most is None else kind.at_most
+            upper[k] = 0 if kind.name == self.objective.without else upper[k]
             allowed = kind.name in self.case.learner_kinds
-            upper[len(self.kinds) + k] = upper[k] * machines.seats[k] if allowed else 0
+            upper[len(self.kinds) + k] = upper[k] * capacity.learners[k] if allowed else 0
         return upper
 
     def add_tangents(self, sampling: float, alone: float) -> None:
-        """What is reached is no more than the tangents there (rates per unit) allow."""
+        """Bound the rate by its tangents at this point (rates in units)."""
         assert self.rates
         sampling, alone = max(sampling, 1e-9), max(alone, 1e-9)
         wait = self.rates.allreduce_per_env_step(self.case.most) * self.unit
@@ -140,27 +147,27 @@ class Programme:
             offset = value - by_sampling * sampling - by_alone * alone
             self.rows.append((row, -math.inf, offset))
 
-    def rates_of(self, found: Found) -> tuple[float, float]:
-        """Env steps/s of its samplers, and of its learners alone."""
-        x = np.concatenate([found.machines, found.learners, [0.0]])
+    def rates_of(self, solution: Solution) -> tuple[float, float]:
+        """Return the rates of the workers alone and of the learners alone (env steps/s)."""
+        x = np.concatenate([solution.machines, solution.learners, [0.0]])
         return float(self.sampling @ x) * self.unit, float(self.alone @ x) * self.unit
 
-    def solve(self) -> Found | None:
-        """None: there is no solution."""
+    def solve(self) -> Solution | None:
+        """Solve the program; None if it has no solution."""
         from scipy.optimize import Bounds, LinearConstraint
 
         count = len(self.kinds)
         lower = np.zeros(self.width)
-        lower[-1] = self.ask.env_steps_per_s / self.unit
+        lower[-1] = self.objective.env_steps_per_s / self.unit
         upper = self.upper.copy()
-        if self.ask.machines is not None:
-            lower[:count] = upper[:count] = self.ask.machines
+        if self.objective.machines is not None:
+            lower[:count] = upper[:count] = self.objective.machines
         whole = np.concatenate([np.ones(2 * count), [0]])
         if self.rates is None:
             upper[-1] = 0.0
         aim, scale = self._objective()
         matrix, least, most = zip(*self.rows, strict=True)
-        result = solver()(
+        result = load_milp()(
             aim / scale,
             integrality=whole,
             bounds=Bounds(lower, upper),
@@ -175,23 +182,23 @@ class Programme:
         value = float(aim[:-1] @ x) if aim[:-1].any() else -float(result.x[-1]) * self.unit
         gap = float(result.mip_gap or 0.0)
         cores = self.cpus * x[:count] - self.taken * x[count:]
-        return Found(x[:count], x[count:], cores, value, gap)
+        return Solution(x[:count], x[count:], cores, value, gap)
 
     def _objective(self) -> tuple[np.ndarray, float]:
-        """What is minimized, and what it is divided by so that it is near 1."""
+        """Return the coefficients to minimize, and a scale that makes them near 1."""
         aim, count = np.zeros(self.width), len(self.kinds)
-        if self.ask.minimize == "cost":
+        if self.objective.minimize == "cost":
             aim[:count] = self.prices
             return aim, max(float(self.prices.max()), 1e-12)
-        if self.ask.minimize == "learners":
+        if self.objective.minimize == "learners":
             aim[count : 2 * count] = 1.0
         else:
             aim[-1] = -1.0
         return aim, 1.0
 
 
-def solver() -> Any:
-    """`milp`; MissingExtraError: without the `plan` extra."""
+def load_milp() -> Any:
+    """Import `scipy.optimize.milp`; MissingExtraError without the `plan` extra."""
     try:
         from scipy.optimize import milp
     except ModuleNotFoundError as error:

@@ -1,14 +1,12 @@
-"""The user's catalogue of machines that can be rented: a TOML file, read and checked.
+"""The user's catalogue of machines for rent: a TOML file, read and checked.
 
-    date = 2026-11-23                   # of the prices
-    source = "our provider's list"
-    currency = "USD"
-    [machines.small-gpu]
-    price_per_h = 0.1578
-    cpus = 4
-    gpus = 1
-
-`KEYS` and `MACHINE_KEYS` have all keys. Left out: which machines to take (`planner.py`).
+date = 2026-11-23                   # day of the prices
+source = "our provider's list"
+currency = "USD"
+[machines.small-gpu]
+price_per_h = 0.1578
+cpus = 4
+gpus = 1
 """
 
 import datetime
@@ -22,32 +20,44 @@ from typing import Any
 from headrace.errors import ConfigError, did_you_mean
 
 KEYS = {
-    "date": "the day that the prices are of",
-    "source": "where they are from",
-    "currency": "what they are in, such as USD",
-    "is_example": "true: said at the head of each plan; default: false",
-    "cpus_per_learner": "CPU cores that a learner takes from samplers; default: 1",
+    "date": "the day of the prices",
+    "source": "where the prices come from",
+    "currency": "the currency of the prices, such as USD",
+    "is_example": "true: each plan begins with a warning; default: false",
+    "cpus_per_learner": "CPU cores that a learner takes from workers; default: 1",
     "at_most": "machines in all; default: no limit",
     "machines": "the kinds, each a table [machines.NAME]",
 }
 MACHINE_KEYS = {
-    "price_per_h": "of one machine, in the currency",
+    "price_per_h": "price of one machine, in the currency",
     "cpus": "CPU cores",
     "gpus": "GPUs; default: 0",
     "memory_gib": "main memory, shown beside the machine; default: not known",
-    "cpu_speed": "of a core, relative to one of the profiled machine; default: 1",
-    "learner_speed": "of a learner there, relative to the profiled one; default: 1 on what was "
-    "profiled, a CPU or a GPU",
+    "cpu_speed": "speed of a core, relative to one of the profiled machine; default: 1",
+    "learner_speed": "speed of a learner, relative to the profiled one; default: 1 if the machine "
+    "and the profile both have a GPU, or neither",
     "at_most": "machines of this kind; default: no limit",
     "note": "shown beside the machine",
 }
-_NEEDED = ("date", "source", "currency", "machines")
-_NEEDED_OF_MACHINE = ("price_per_h", "cpus")
+_REQUIRED = ("date", "source", "currency", "machines")
+_REQUIRED_OF_MACHINE = ("price_per_h", "cpus")
+
+_BOOL, _TEXT, _WHOLE = "true or false", "text in quotes", "a whole number, 0 or more"
+_NUMBER, _POSITIVE = "a number, 0 or more", "a number above 0"
+_TYPES: dict[str, Any] = {
+    _BOOL: bool, _TEXT: str, _WHOLE: int, _NUMBER: (int, float), _POSITIVE: (int, float),
+}  # fmt: skip
+_EXPECTED = {
+    "date": _TEXT, "source": _TEXT, "currency": _TEXT, "is_example": _BOOL,
+    "cpus_per_learner": _WHOLE, "at_most": _WHOLE, "price_per_h": _NUMBER, "cpus": _WHOLE,
+    "gpus": _WHOLE, "memory_gib": _NUMBER, "cpu_speed": _POSITIVE, "learner_speed": _POSITIVE,
+    "note": _TEXT,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of machine; `MACHINE_KEYS` says what its fields are."""
+class MachineKind:
+    """A kind of machine; `MACHINE_KEYS` describes the fields."""
 
     name: str
     price_per_h: float
@@ -60,8 +70,8 @@ class Kind:
     note: str = ""
 
     @property
-    def has(self) -> str:
-        """What is in it, in words."""
+    def hardware(self) -> str:
+        """The machine's CPUs, GPUs and memory as text."""
         parts = [f"{self.cpus} CPU{'s' if self.cpus != 1 else ''}"]
         parts += [f"{self.gpus} GPU{'s' if self.gpus != 1 else ''}"] if self.gpus else []
         parts += [f"{self.memory_gib:g} GiB"] if self.memory_gib is not None else []
@@ -70,9 +80,9 @@ class Kind:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All kinds, and what holds for each; `KEYS` says what the fields are."""
+    """All kinds of machines; `KEYS` describes the other fields."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[MachineKind, ...]
     date: str
     source: str
     currency: str
@@ -82,116 +92,77 @@ class Catalogue:
 
 
 def read_catalogue(path: Path | None = None) -> Catalogue:
-    """The catalogue in `path`; None: the example that comes with Headrace.
+    """Read the catalogue in `path`; None: the example that comes with Headrace.
 
     Raises:
-        ConfigError: there is no such file, it is no TOML, or `catalogue` refuses it.
+        ConfigError: the file is missing or is no TOML, or `parse_catalogue` refuses it.
     """
     if path is None:
         text = resources.files("headrace.tools.plan").joinpath("example_machines.toml").read_text()
-        return catalogue(tomllib.loads(text), "the example catalogue")
+        return parse_catalogue(tomllib.loads(text), "the example catalogue")
     try:
-        return catalogue(tomllib.loads(path.read_text()), str(path))
+        return parse_catalogue(tomllib.loads(path.read_text()), str(path))
     except OSError as error:
         raise ConfigError(f"--machines {path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML file: {error}.") from None
 
 
-def catalogue(given: Mapping[str, Any], where: str) -> Catalogue:
-    """The catalogue that these tables describe; `where` names it in errors.
+def parse_catalogue(table: Mapping[str, Any], place: str) -> Catalogue:
+    """Check a TOML table and build the catalogue; `place` names it in errors.
 
     Raises:
-        ConfigError: a key is unknown, missing, or has a value that cannot be.
+        ConfigError: a key is unknown or missing, or has an invalid value.
     """
-    _known(given, KEYS, where)
-    _there(given, _NEEDED, KEYS, where)
-    kinds = given["machines"]
+    if isinstance(table.get("date"), datetime.date):
+        table = {**table, "date": table["date"].isoformat()}
+    values = _checked(table, KEYS, _REQUIRED, place)
+    kinds = values.pop("machines")
     if not isinstance(kinds, dict) or not kinds:
-        raise ConfigError(f"{where} has no machines: expected tables [machines.NAME].")
-    day = given["date"]
-    date = day.isoformat() if isinstance(day, datetime.date) else _text(given, "date", where)
-    return Catalogue(
-        tuple(_kind(name, of, where) for name, of in kinds.items()),
-        date=date,
-        source=_text(given, "source", where),
-        currency=_text(given, "currency", where),
-        is_example=_of_type(given, "is_example", bool, "true or false", where, False),
-        cpus_per_learner=_whole(given, "cpus_per_learner", where, 1),
-        at_most=_whole(given, "at_most", where, None),
-    )
+        raise ConfigError(f"{place} has no machines: expected tables [machines.NAME].")
+    machines = tuple(_parse_kind(name, kind, place) for name, kind in kinds.items())
+    return Catalogue(machines, **values)
 
 
-def _kind(name: str, given: Any, file: str) -> Kind:
-    where = f"machines.{name} in {file}"
-    if not isinstance(given, dict):
-        raise ConfigError(f"{where} is {given!r}: expected a table, [machines.{name}].")
-    _known(given, MACHINE_KEYS, where)
-    _there(given, _NEEDED_OF_MACHINE, MACHINE_KEYS, where)
-    kind = Kind(
-        name,
-        price_per_h=_number(given, "price_per_h", where),
-        cpus=_whole(given, "cpus", where, 0),
-        gpus=_whole(given, "gpus", where, 0),
-        memory_gib=_number(given, "memory_gib", where) if "memory_gib" in given else None,
-        cpu_speed=_number(given, "cpu_speed", where, above_0=True) if "cpu_speed" in given else 1.0,
-        learner_speed=_number(given, "learner_speed", where, above_0=True)
-        if "learner_speed" in given
-        else None,
-        at_most=_whole(given, "at_most", where, None),
-        note=_text(given, "note", where) if "note" in given else "",
-    )
+def _parse_kind(name: str, table: Any, file: str) -> MachineKind:
+    place = f"machines.{name} in {file}"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{place} is {table!r}: expected a table, [machines.{name}].")
+    kind = MachineKind(name, **_checked(table, MACHINE_KEYS, _REQUIRED_OF_MACHINE, place))
     if not kind.price_per_h and kind.at_most is None:
         raise ConfigError(
-            f"price_per_h of {where} is 0, so that no number of them is too many.\n"
+            f"price_per_h of {place} is 0, so that no number of them is too many.\n"
             "Say with at_most how many there are."
         )
     return kind
 
 
-def _known(given: Mapping[str, Any], keys: Mapping[str, str], where: str) -> None:
-    for key in given:
+def _checked(
+    table: Mapping[str, Any], keys: Mapping[str, str], required: tuple[str, ...], place: str
+) -> dict[str, Any]:
+    for key in table:
         if key not in keys:
             raise ConfigError(
-                f"There is no key {key!r} in {where}.{did_you_mean(key, keys)}\n"
+                f"There is no key {key!r} in {place}.{did_you_mean(key, keys)}\n"
                 f"Known are: {', '.join(keys)}."
             )
+    for key in required:
+        if key not in table:
+            raise ConfigError(f"{key} is missing in {place}: expected {keys[key]}.")
+    return {key: _check_value(key, value, place) for key, value in table.items()}
 
 
-def _there(given: Mapping[str, Any], needed: tuple[str, ...], keys: Any, where: str) -> None:
-    for key in needed:
-        if key not in given:
-            raise ConfigError(f"{key} is missing in {where}: expected {keys[key]}.")
-
-
-def _of_type(
-    given: Mapping[str, Any], key: str, wanted: Any, words: str, where: str, default: Any
-) -> Any:
-    value = given.get(key, default)
-    if key in given and (
-        not isinstance(value, wanted) or isinstance(value, bool) != (wanted is bool)
+def _check_value(key: str, value: Any, place: str) -> Any:
+    expected = _EXPECTED.get(key)
+    if expected is None:  # the tables of machines are checked one by one
+        return value
+    types = _TYPES[expected]
+    if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
+        raise ConfigError(f"{key} = {value!r} in {place}: expected {expected}.")
+    if expected == _TEXT and not value.strip():
+        raise ConfigError(f"{key} in {place} is empty: expected text.")
+    if expected not in (_BOOL, _TEXT) and (
+        not 0 <= value < float("inf") or (expected == _POSITIVE and not value)
     ):
-        raise ConfigError(f"{key} = {value!r} in {where}: expected {words}.")
-    return value
-
-
-def _whole(given: Mapping[str, Any], key: str, where: str, default: int | None) -> Any:
-    value = _of_type(given, key, int, "a whole number, 0 or more", where, default)
-    if value is not None and value < 0:
-        raise ConfigError(f"{key} = {value} in {where}: expected a whole number, 0 or more.")
-    return value
-
-
-def _number(given: Mapping[str, Any], key: str, where: str, above_0: bool = False) -> float:
-    words = "a number above 0" if above_0 else "a number, 0 or more"
-    value = float(_of_type(given, key, (int, float), words, where, 0.0))
-    if not 0 <= value < float("inf") or (above_0 and not value):
-        raise ConfigError(f"{key} = {value:g} in {where}: expected {words}.")
-    return value
-
-
-def _text(given: Mapping[str, Any], key: str, where: str) -> str:
-    value = _of_type(given, key, str, "text in quotes", where, "")
-    if not value.strip():
-        raise ConfigError(f"{key} in {where} is empty: expected text.")
-    return str(value)
+        raise ConfigError(f"{key} = {value:g} in {place}: expected {expected}.")
+    return float(value) if expected in (_NUMBER, _POSITIVE) else value

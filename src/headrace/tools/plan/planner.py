@@ -1,18 +1,14 @@
 """The cheapest machines that reach a goal, by integer programmes (`scipy.optimize.milp`).
 
-Integers are the machines of each kind and the learners on each; what learners leave of the cores
-is the samplers'. What training reaches (`rates.py`) is a concave function of these, so it is no
-more than any of its tangents. Tangents are what a linear programme can hold: where its answer lies
-above the curve, the tangent at that answer is added and it is solved again. So what comes out is
-the best plan of the model, not of a grid.
+The variables are the machines of each kind and the learners on each. Workers have the remaining
+cores. The rate of training (`rates.py`) is a concave function of these, and so below its tangents.
+A linear program can contain tangents. If its solution lies above the curve, the tangent at that
+point is added and the program is solved again. The result is the best plan of the model.
 
-Learners share a batch evenly and step together, so all are as slow as the slowest, and CPU learners
-do not mix with those on GPUs. One programme therefore looks at one speed: it may put learners
-wherever they are at least that fast. The sum of gradients, which one learner alone does not pay
-for, makes two of each. The best over all of them is the plan.
-
-Left out: reading what is asked for (`goals.py`, `machines.py`), saying what was found
-(`result.py`).
+Learners divide a batch evenly and step together, so the slowest sets the speed. CPU learners do not
+mix with GPU learners. So one program considers one speed, and places learners where they are at
+least that fast. There are two programs for each speed, because only several learners pay for the
+all-reduce. The best solution of all programs is the plan.
 """
 
 import math
@@ -22,40 +18,46 @@ from dataclasses import replace
 from headrace.errors import ConfigError, HeadraceError
 from headrace.tools.plan.goals import Budget, Goal, Need, Target
 from headrace.tools.plan.integer_program import (
-    Ask,
-    Case,
+    Capacity,
     Counts,
-    Found,
-    Machines,
-    Programme,
-    solver,
+    IntegerProgram,
+    LearnerCase,
+    Objective,
+    Solution,
+    load_milp,
 )
-from headrace.tools.plan.machines import Catalogue, Kind
+from headrace.tools.plan.machines import Catalogue, MachineKind
 from headrace.tools.plan.rates import Rates
-from headrace.tools.plan.result import Answer, Plan, cannot_reach, no_place, too_small
+from headrace.tools.plan.result import (
+    MachinePlan,
+    PlanResult,
+    no_machine_error,
+    too_small_error,
+    unreachable_error,
+)
 
-SETTLED = 1e-5
-"""A plan counts as reaching what is this much less, relatively: solvers round."""
-_MOST_PROGRAMMES = 500
+TOLERANCE = 1e-5
+"""A plan may miss its goal by this relative amount: solvers round."""
+_MAX_PROGRAMS = 500
 
 
 class Planner:
-    """Plans with one catalogue and one profile.
+    """Makes plans with one catalogue and one profile.
 
     Args:
-        catalogue: the machines there are.
-        rates: of the profile; None: only `Need`s can be planned for.
-        one_learner_kind: all learners are on machines of one kind.
+        catalogue: the available machines.
+        rates: rates of the profile; None: only `Need` goals are possible.
+        one_learner_kind: True puts all learners on machines of one kind.
 
     Raises:
-        ConfigError: it is not known how fast a learner is on one of the kinds.
-        MissingExtraError: without the `plan` extra.
+        ConfigError: the speed of a learner on one of the kinds is not known.
+        MissingExtraError: the `plan` extra is missing.
     """
 
     def __init__(
         self, catalogue: Catalogue, rates: Rates | None = None, one_learner_kind: bool = False
     ) -> None:
-        solver()
+        load_milp()
         self.catalogue, self.rates = catalogue, rates
         self.one_learner_kind = one_learner_kind
         self.kinds = catalogue.kinds
@@ -64,18 +66,18 @@ class Planner:
             catalogue.cpus_per_learner if kind.gpus else catalogue.cpus_per_learner or 1
             for kind in self.kinds
         )
-        seats = tuple(
+        learners = tuple(
             min(kind.cpus // each if each else kind.gpus, kind.gpus or kind.cpus)
             for kind, each in zip(self.kinds, taken, strict=True)
         )
-        self.machines = Machines(self.kinds, seats, taken, catalogue.at_most)
+        self.capacity = Capacity(self.kinds, learners, taken, catalogue.at_most)
 
-    def answer(self, goal: Goal) -> Answer:
-        """The best plan, and the best without each of the kinds that it uses.
+    def plan(self, goal: Goal) -> PlanResult:
+        """Find the best plan, and the best plan without each kind that it uses.
 
         Raises:
-            ConfigError: no plan reaches the goal; it says what can be reached. Or the goal needs
-                a profile and there is none, or names another currency than the catalogue.
+            ConfigError: no plan reaches the goal (the message says what can be reached); or the
+                goal needs a profile, or names another currency than the catalogue.
         """
         if isinstance(goal, Budget) and goal.currency not in ("", self.catalogue.currency.upper()):
             raise ConfigError(
@@ -84,87 +86,86 @@ class Planner:
             )
         if self.rates is None and not isinstance(goal, Need):
             raise ConfigError(
-                "A target or a budget needs --profile: what samplers and learners do is measured.\n"
+                "A target or a budget needs --profile: the rates of a worker and a learner.\n"
                 "To make one: headrace profile ENV --json > P.json"
             )
         best = self._best(goal)
         if best is None:
             raise self._refusal(goal)
         without = {kind: self._best(goal, without=kind) for kind in best.machines}
-        return Answer(goal, self.catalogue, self.rates, best, without)
+        return PlanResult(goal, self.catalogue, self.rates, best, without)
 
-    def _best(self, goal: Goal, without: str = "") -> Plan | None:
+    def _best(self, goal: Goal, without: str = "") -> MachinePlan | None:
         if isinstance(goal, Need):
             cases = self._need_cases(goal.gpus)
-            found = self._search(Ask("cost", cpus=goal.cpus, without=without), cases)
+            found = self._search(Objective("cost", cpus=goal.cpus, without=without), cases)
             return self._plan(found) if found else None
-        ask = Ask("cost", without=without)
+        objective = Objective("cost", without=without)
         if isinstance(goal, Target):
-            ask = replace(ask, env_steps_per_s=goal.env_steps_per_s)
+            objective = replace(objective, env_steps_per_s=goal.env_steps_per_s)
         else:
-            ask = replace(ask, budget=goal.per_h)
-            most = self._search(replace(ask, minimize="time"))
+            objective = replace(objective, budget=goal.per_h)
+            most = self._search(replace(objective, minimize="time"))
             if most is None:
                 return None
-            ask = replace(ask, env_steps_per_s=-most.value * (1 - SETTLED))
-        return self._made_the_most_of(ask)
+            objective = replace(objective, env_steps_per_s=-most.value * (1 - TOLERANCE))
+        return self._use_machines_well(objective)
 
-    def _made_the_most_of(self, ask: Ask) -> Plan | None:
-        """The cheapest machines; on those as many env steps/s as they allow, by few learners."""
-        cheapest = self._search(ask)
+    def _use_machines_well(self, objective: Objective) -> MachinePlan | None:
+        """Find the cheapest machines; on these the highest rate; for that the fewest learners."""
+        cheapest = self._search(objective)
         if cheapest is None:
             return None
-        ask = replace(ask, machines=cheapest.machines)
-        most = self._search(replace(ask, minimize="time"))
-        least = -most.value * (1 - SETTLED) if most else ask.env_steps_per_s
-        fewest = self._search(replace(ask, minimize="learners", env_steps_per_s=least))
+        objective = replace(objective, machines=cheapest.machines)
+        most = self._search(replace(objective, minimize="time"))
+        least = -most.value * (1 - TOLERANCE) if most else objective.env_steps_per_s
+        fewest = self._search(replace(objective, minimize="learners", env_steps_per_s=least))
         found = fewest or most or cheapest
         return self._plan(replace(found, gap=cheapest.gap))
 
     def _refusal(self, goal: Goal) -> ConfigError:
-        """Why there is no plan: what can be reached, or what the least costs."""
+        """Return the error for a goal that no plan reaches."""
         if isinstance(goal, Target):
-            return self._too_far(goal)
+            return self._target_error(goal)
         least = None
-        if isinstance(goal, Budget) and (found := self._search(Ask("cost"))):
+        if isinstance(goal, Budget) and (found := self._search(Objective("cost"))):
             least = self._plan(found)
-        return too_small(goal, self.catalogue, least)
+        return too_small_error(goal, self.catalogue, least)
 
-    def _too_far(self, goal: Target) -> ConfigError:
-        """The error for a target that no plan reaches."""
+    def _target_error(self, goal: Target) -> ConfigError:
         assert self.rates
-        if not (most := self._search(Ask("time"))):
-            return no_place(self.catalogue)
-        # All of it may take any number of machines, each of which gains less.
-        nearly = self._search(Ask("cost", env_steps_per_s=-most.value * 0.99)) or most
+        if not (most := self._search(Objective("time"))):
+            return no_machine_error(self.catalogue)
+        # The last 1 % may take very many machines.
+        nearly = self._search(Objective("cost", env_steps_per_s=-most.value * 0.99)) or most
         reach = -most.value, self._plan(most), self._plan(nearly)
-        return cannot_reach(goal, self.catalogue, self.rates, *reach)
+        return unreachable_error(goal, self.catalogue, self.rates, *reach)
 
-    def _plan(self, found: Found) -> Plan:
+    def _plan(self, found: Solution) -> MachinePlan:
         machines = self._by_kind(found.machines)
         learners = self._by_kind(found.learners)
         kinds = tuple(kind for kind in self.kinds if kind.name in machines)
-        plan = Plan(
+        plan = MachinePlan(
             kinds=kinds,
             machines=machines,
             learners=learners,
-            sampler_cores=self._by_kind(found.sampler_cores, machines),
+            worker_cores=self._by_kind(found.worker_cores, machines),
             cost_per_h=sum(kind.price_per_h * machines[kind.name] for kind in kinds),
             gap=found.gap,
         )
         if self.rates is None or not learners:
             return plan
-        return plan.predicted(self.rates, min(self.speeds[name] for name in learners))
+        return plan.with_prediction(self.rates, min(self.speeds[name] for name in learners))
 
     def _by_kind(self, counts: Counts, also: Collection[str] = ()) -> dict[str, int]:
-        """Those that are not 0, and those of `also`."""
+        """Return the counts above 0, and those of the kinds in `also`, by name."""
         named = {kind.name: int(n) for kind, n in zip(self.kinds, counts, strict=True)}
         return {name: n for name, n in named.items() if n or name in also}
 
-    def _cases(self) -> Iterator[Case]:
-        """All ways to place learners, by their speed and kind, with one of them or with more."""
+    def _cases(self) -> Iterator[LearnerCase]:
+        """Yield all cases of learners' speed and kind, with one learner and with several."""
         able = [kind for kind in self.kinds if self.speeds[kind.name]]
-        groups: list[tuple[list[Kind], float]] = []
+        groups: list[tuple[list[MachineKind], float]] = []
         if self.one_learner_kind:
             groups = [([kind], self.speeds[kind.name]) for kind in able]
         else:
@@ -176,51 +177,55 @@ class Planner:
         for kinds, speed in groups:
             names = frozenset(kind.name for kind in kinds)
             if self.rates and self.rates.allreduce_s:
-                yield Case(names, speed, 1, 1)
-                yield Case(names, speed, 2, math.inf)
+                yield LearnerCase(names, speed, 1, 1)
+                yield LearnerCase(names, speed, 2, math.inf)
             else:
-                yield Case(names, speed, 1, math.inf)
+                yield LearnerCase(names, speed, 1, math.inf)
 
-    def _need_cases(self, gpus: int) -> Iterator[Case]:
-        """A learner for each GPU that is needed."""
+    def _need_cases(self, gpus: int) -> Iterator[LearnerCase]:
+        """Yield the cases with one learner on each needed GPU."""
         able = [kind.name for kind in self.kinds if kind.gpus]
         for names in [[name] for name in able] if self.one_learner_kind and gpus else [able]:
-            yield Case(frozenset(names), 1.0, gpus, gpus)
+            yield LearnerCase(frozenset(names), 1.0, gpus, gpus)
 
-    def _search(self, ask: Ask, cases: Iterator[Case] | None = None) -> Found | None:
-        """The best over all cases; None: there is no plan."""
+    def _search(
+        self, objective: Objective, cases: Iterator[LearnerCase] | None = None
+    ) -> Solution | None:
+        """Return the best solution of all cases; None if there is none."""
         cases = self._cases() if cases is None else cases
-        found = [self._solve(ask, case) for case in cases]
+        found = [self._solve(objective, case) for case in cases]
         return min((each for each in found if each), key=lambda each: each.value, default=None)
 
-    def _solve(self, ask: Ask, case: Case) -> Found | None:
-        """The best plan of one case, by as many programmes as tangents are needed."""
-        unit = ask.env_steps_per_s or (self.rates.learner_env_steps_per_s if self.rates else 1.0)
-        programme = Programme(self.machines, self.rates, ask, case, unit)
-        for _ in range(_MOST_PROGRAMMES):
-            solved = programme.solve()
+    def _solve(self, objective: Objective, case: LearnerCase) -> Solution | None:
+        """Return the best solution of one case; add tangents until the rate is exact."""
+        unit = objective.env_steps_per_s or (
+            self.rates.learner_env_steps_per_s if self.rates else 1.0
+        )
+        program = IntegerProgram(self.capacity, self.rates, objective, case, unit)
+        for _ in range(_MAX_PROGRAMS):
+            solved = program.solve()
             if solved is None or self.rates is None:
                 return solved
-            claimed = -solved.value if ask.minimize == "time" else ask.env_steps_per_s
+            claimed = -solved.value if objective.minimize == "time" else objective.env_steps_per_s
             if not claimed:
                 return solved
-            sampling, alone = programme.rates_of(solved)
+            sampling, alone = program.rates_of(solved)
             reached = self.rates.throughput(sampling, alone, case.most)
-            if reached >= claimed * (1 - SETTLED):
-                return replace(solved, value=-reached) if ask.minimize == "time" else solved
-            programme.add_tangents(sampling / unit, alone / unit)
+            if reached >= claimed * (1 - TOLERANCE):
+                return replace(solved, value=-reached) if objective.minimize == "time" else solved
+            program.add_tangents(sampling / unit, alone / unit)
         raise HeadraceError(
-            f"The plan did not settle after {_MOST_PROGRAMMES} programmes: it is about "
+            f"The planner did not converge after {_MAX_PROGRAMS} programs: the plan reaches about "
             f"{reached:,.0f} env steps/s of {claimed:,.0f}. Please report it, with the catalogue "
             "and the profile."
         )
 
 
-def learner_speed(kind: Kind, rates: Rates | None) -> float:
-    """Of one learner there, relative to the profiled one; 0: no learner runs there.
+def learner_speed(kind: MachineKind, rates: Rates | None) -> float:
+    """Return the speed of a learner on this kind, relative to the profiled one; 0: none runs.
 
     Raises:
-        ConfigError: the kind has GPUs, the profile is of a CPU, and the catalogue does not say.
+        ConfigError: the kind has GPUs, the profile is of a CPU, and the catalogue has no speed.
     """
     if rates is None:
         return 1.0 if kind.gpus else 0.0
@@ -242,11 +247,11 @@ def make_plan(
     catalogue: Catalogue,
     rates: Rates | None = None,
     one_learner_kind: bool = False,
-) -> Answer:
-    """The answer to the one goal of `goals`; ConfigError: there is none, or there are more."""
+) -> PlanResult:
+    """Plan for the one goal in `goals`; ConfigError if there is none, or more than one."""
     if len(goals) != 1:
         raise ConfigError(
             f"Expected one of --target, --budget and --need, and got {len(goals) or 'none'}.\n"
             'Examples: --target "20M env_steps in 1h", --budget "5 USD/h", --need "8 gpus 64 cpus"'
         )
-    return Planner(catalogue, rates, one_learner_kind).answer(goals[0])
+    return Planner(catalogue, rates, one_learner_kind).plan(goals[0])

@@ -1,4 +1,4 @@
-"""A plan that was found: plain data, and words. Left out: finding it (`planner.py`)."""
+"""The result of planning, as data and as text, and the errors of impossible goals."""
 
 import math
 import shlex
@@ -7,49 +7,49 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.tools.plan.goals import Budget, Goal, Need, Target
-from headrace.tools.plan.machines import Catalogue, Kind
-from headrace.tools.plan.rates import KEPT_BUSY, MOST_PER_CORE, Rates
+from headrace.tools.plan.machines import Catalogue, MachineKind
+from headrace.tools.plan.rates import MAX_CORE_LOAD, MAX_WORKERS_PER_CORE, Rates
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Machines to rent, and what runs on them; counts are by kind.
+class MachinePlan:
+    """Machines to rent, and what runs on them.
 
-    Fields:
-        kinds: those that are used.
-        machines, learners, sampler_cores, samplers: how many, of all machines of a kind together;
-            `samplers` only with a profile.
-        cost_per_h: of all.
-        env_steps_per_s: of training; the next two if samplers, or learners, never waited. None:
-            there was no profile, or there is no learner.
-        gap: the solver's proof: no plan is cheaper by more than this share.
+    Attributes:
+        kinds: kinds that are used.
+        machines, learners, worker_cores, workers: counts by kind; `workers` only with a profile.
+        cost_per_h: total price per hour.
+        env_steps_per_s: rate of training; None without a profile, or without a learner.
+        sampling_env_steps_per_s, learning_env_steps_per_s: rate of the workers, and of the
+            learners, if they never waited.
+        gap: the solver's proof that no plan is cheaper by more than this share.
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[MachineKind, ...]
     machines: dict[str, int]
     learners: dict[str, int]
-    sampler_cores: dict[str, int]
+    worker_cores: dict[str, int]
     cost_per_h: float
     gap: float = 0.0
-    samplers: dict[str, int] | None = None
+    workers: dict[str, int] | None = None
     env_steps_per_s: float | None = None
     sampling_env_steps_per_s: float | None = None
     learning_env_steps_per_s: float | None = None
 
-    def predicted(self, rates: Rates, slowest: float) -> "Plan":
-        """With what it reaches; `slowest` is the speed of the slowest learner."""
+    def with_prediction(self, rates: Rates, slowest: float) -> "MachinePlan":
+        """Add the predicted rates; `slowest` is the speed of the slowest learner."""
         speeds = {kind.name: kind.cpu_speed for kind in self.kinds}
         sampling = sum(
             cores * speeds[name] * rates.core_env_steps_per_s
-            for name, cores in self.sampler_cores.items()
+            for name, cores in self.worker_cores.items()
         )
         count = sum(self.learners.values())
         alone = count * slowest * rates.learner_env_steps_per_s
         return replace(
             self,
-            samplers={
-                name: int(cores * rates.samplers_per_core)
-                for name, cores in self.sampler_cores.items()
+            workers={
+                name: int(cores * rates.workers_per_core)
+                for name, cores in self.worker_cores.items()
             },
             env_steps_per_s=rates.throughput(sampling, alone, count),
             sampling_env_steps_per_s=sampling,
@@ -58,36 +58,36 @@ class Plan:
 
     @property
     def limit(self) -> str | None:
-        """What takes longer, "sampling" or "learning"; None: no prediction."""
+        """The slower side, "sampling" or "learning"; None without a prediction."""
         if self.sampling_env_steps_per_s is None or self.learning_env_steps_per_s is None:
             return None
         slower = self.sampling_env_steps_per_s < self.learning_env_steps_per_s
         return "sampling" if slower else "learning"
 
     @property
-    def in_words(self) -> str:
-        """`8 x small-gpu + 4 x cpu-8`."""
+    def summary(self) -> str:
+        """The machines as text, such as `8 x small-gpu + 4 x cpu-8`."""
         return " + ".join(f"{n} x {name}" for name, n in self.machines.items())
 
     def hours(self, goal: Goal) -> float | None:
-        """Until the target's env steps are done; None: there is no target."""
+        """Return the duration of the target's env steps; None without a target."""
         if not isinstance(goal, Target) or not self.env_steps_per_s:
             return None
         return goal.env_steps / self.env_steps_per_s / 3600
 
     def command(self, rates: Rates, learner_threads: int) -> str | None:
-        """What starts the training on these machines; None: no sampler has a core there."""
+        """Return the command that starts training; None if no worker has a core."""
         learners = sum(self.learners.values())
-        # An equal number for each learner: what does not divide is refused.
-        workers = sum((self.samplers or {}).values()) // max(learners, 1) * learners
+        # Each learner needs an equal number: train refuses others.
+        workers = sum((self.workers or {}).values()) // max(learners, 1) * learners
         if not workers:
             return None
         words = ["headrace", "train", rates.env, "--algo", rates.algo]
         words += ["--lag", str(rates.lag)] if rates.lag else []
         if sum(self.machines.values()) > 1:
             words += ["--cluster", "auto"]
-            if rates.samplers_per_core != 1:
-                words += ["--cpus-per-worker", f"{1 / rates.samplers_per_core:.3g}"]
+            if rates.workers_per_core != 1:
+                words += ["--cpus-per-worker", f"{1 / rates.workers_per_core:.3g}"]
         words += ["--learner-threads", str(learner_threads)] if learner_threads > 1 else []
         words += ["--num-learners", str(learners), "--num-workers", str(workers)]
         words += ["--num-envs", str(workers * rates.envs_per_worker)]
@@ -95,13 +95,13 @@ class Plan:
         return shlex.join(words)
 
     def to_json(self, goal: Goal, catalogue: Catalogue, rates: Rates | None) -> dict[str, Any]:
-        """Plain data."""
+        """Convert to plain data."""
         hours = self.hours(goal)
         return {
             "machines": self.machines,
             "learners": self.learners,
-            "sampler_cores": self.sampler_cores,
-            "samplers": self.samplers,
+            "worker_cores": self.worker_cores,
+            "workers": self.workers,
             "cost_per_h": self.cost_per_h,
             "cost": None if hours is None else hours * self.cost_per_h,
             "hours": hours,
@@ -115,29 +115,29 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The best plan, and the best without each kind that it uses (None: there is none)."""
+class PlanResult:
+    """The best plan, and the best without each kind that it uses (None if there is none)."""
 
     goal: Goal
     catalogue: Catalogue
     rates: Rates | None
-    plan: Plan
-    without: dict[str, Plan | None]
+    plan: MachinePlan
+    without: dict[str, MachinePlan | None]
 
     @property
     def runner_up(self) -> str | None:
-        """The kind without which the plan is the best of the others; None: there are none."""
+        """The kind whose removal costs least; None if no other plan exists."""
         others = {kind: plan for kind, plan in self.without.items() if plan}
-        return min(others, key=lambda kind: self._worse(others[kind]), default=None)
+        return min(others, key=lambda kind: self._loss(others[kind]), default=None)
 
-    def _worse(self, plan: Plan) -> float:
+    def _loss(self, plan: MachinePlan) -> float:
         if isinstance(self.goal, Budget):
             return -(plan.env_steps_per_s or 0.0)
         return plan.cost_per_h
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; what does not apply is null."""
-        catalogue = {name: of for name, of in vars(self.catalogue).items() if name != "kinds"}
+        """Convert to plain data; null where a value does not apply."""
+        catalogue = {name: value for name, value in vars(self.catalogue).items() if name != "kinds"}
         return {
             "goal": {type(self.goal).__name__.lower(): asdict(self.goal)},
             "catalogue": catalogue,
@@ -148,76 +148,75 @@ class Answer:
                 kind: plan.to_json(self.goal, self.catalogue, self.rates) if plan else None
                 for kind, plan in self.without.items()
             },
-            "assumed": self.assumed(),
+            "assumed": self.assumptions(),
         }
 
-    def assumed(self) -> list[str]:
-        """What the plan rests on and nobody measured."""
-        said = [f"{kind.name}: {kind.note}." for kind in self.plan.kinds if kind.note]
+    def assumptions(self) -> list[str]:
+        """List what the plan assumes without a measurement."""
+        lines = [f"{kind.name}: {kind.note}." for kind in self.plan.kinds if kind.note]
         if not self.rates:
-            return said
-        said += [
+            return lines
+        lines += [
             f"A learner on {kind.name} is {kind.learner_speed or 1.0:g} times as fast as the "
             f"profiled one ({self.rates.learner_device})."
             for kind in self.plan.kinds
             if kind.name in self.plan.learners
         ]
-        said += [
+        lines += [
             f"A core of {kind.name} is {kind.cpu_speed:g} times as fast as the profiled one."
             for kind in self.plan.kinds
-            if self.plan.sampler_cores[kind.name]
+            if self.plan.worker_cores[kind.name]
         ]
-        said.append(
-            f"{self.rates.samplers_per_core:g} sampler(s) share a core: one keeps "
-            f"{self.rates.sampler_cores:g} busy, {KEPT_BUSY:g} may be, by {MOST_PER_CORE} at most."
+        lines.append(
+            f"{self.rates.workers_per_core:g} worker(s) share a core: one keeps "
+            f"{self.rates.worker_cores:g} busy. The load of a core is at most {MAX_CORE_LOAD:g}, "
+            f"by at most {MAX_WORKERS_PER_CORE} workers."
         )
-        said.append("The batch is shared out evenly: every learner waits for the slowest one.")
-        said.append(
-            "Networks between machines, and the time that machines take to start, are free."
-        )
-        return said
+        lines.append("The batch is divided evenly: every learner waits for the slowest one.")
+        lines.append("Networks between machines and the start of machines take no time.")
+        return lines
 
     def describe(self) -> str:
-        """The same for people."""
+        """Format the result as text."""
         catalogue, rates = self.catalogue, self.rates
         lines = [f"Prices: {catalogue.source}; {catalogue.date}."]
         if catalogue.is_example:
             lines[0] = f"THE PRICES ARE AN EXAMPLE, not yours. {lines[0]}\n"
             lines[0] += "Write down your own, and give them with --machines FILE.\n"
         if rates:
-            together = "samplers wait for it" if not rates.lag else "beside the samplers"
+            together = "workers wait for it" if not rates.lag else "while the workers go on"
             lines.append(
                 f"Profile: {rates.env}, {rates.algo}, {rates.batch:,} env steps in a batch. "
-                f"A sampler makes {rates.sampler_env_steps_per_s:,.0f} env steps/s, a learner "
+                f"A worker makes {rates.worker_env_steps_per_s:,.0f} env steps/s, a learner "
                 f"({rates.learner_device}) takes {rates.learner_env_steps_per_s:,.0f}, {together} "
                 f"(lag {rates.lag})."
             )
-        lines += [f"Goal: {_goal(self.goal, catalogue)}.", "", "Plan", *self._machines(self.plan)]
-        lines += self._prediction()
-        lines += [self._other(kind) for kind in self.without]
+        lines += [f"Goal: {_goal(self.goal, catalogue)}.", "", "Plan", *self._machine_lines()]
+        lines += self._prediction_lines()
+        lines += [self._alternative(kind) for kind in self.without]
         if self.plan.gap > 1e-6:
             lines.append(
-                f"The solver was stopped: a plan may be {self.plan.gap:.2%} cheaper, no more."
+                f"The solver reached its time limit: a plan may be {self.plan.gap:.2%} cheaper."
             )
         if rates and (command := self.plan.command(rates, catalogue.cpus_per_learner)):
             lines += ["", f"To start it: {command}"]
-        if assumed := self.assumed():
-            lines += ["", "Assumed", *(f"  {each}" for each in assumed)]
+        if assumptions := self.assumptions():
+            lines += ["", "Assumed", *(f"  {each}" for each in assumptions)]
         return "\n".join(lines)
 
-    def _machines(self, plan: Plan) -> list[str]:
-        lines = []
+    def _machine_lines(self) -> list[str]:
+        plan, lines = self.plan, []
         for kind in plan.kinds:
             name, n = kind.name, plan.machines[kind.name]
             count = plan.learners.get(name, 0)
             runs = f"{count} learner{'s' if count > 1 else ''}, " if count else ""
-            runs += f"{plan.sampler_cores[name]} cores for samplers"
-            runs += f" ({plan.samplers[name]})" if plan.samplers else ""
+            runs += f"{plan.worker_cores[name]} cores for workers"
+            runs += f" ({plan.workers[name]})" if plan.workers else ""
             price = f"{n * kind.price_per_h:,.4f} {self.catalogue.currency}/h"
-            lines.append(f"  {n:>4} x {name} ({kind.has}): {runs}; {price}")
+            lines.append(f"  {n:>4} x {name} ({kind.hardware}): {runs}; {price}")
         return lines
 
-    def _prediction(self) -> list[str]:
+    def _prediction_lines(self) -> list[str]:
         plan, currency = self.plan, self.catalogue.currency
         lines = [f"  Cost: {plan.cost_per_h:,.4f} {currency}/h."]
         if plan.env_steps_per_s is None:
@@ -225,7 +224,7 @@ class Answer:
         sampling, learning = plan.sampling_env_steps_per_s, plan.learning_env_steps_per_s
         lines.append(
             f"  Predicted: {plan.env_steps_per_s:,.0f} env steps/s. The limit is {plan.limit}: "
-            f"samplers alone make {sampling:,.0f}, learners alone take {learning:,.0f}."
+            f"workers alone make {sampling:,.0f}, learners alone take {learning:,.0f}."
         )
         if (hours := plan.hours(self.goal)) is not None:
             lines.append(
@@ -233,7 +232,7 @@ class Answer:
             )
         return lines
 
-    def _other(self, kind: str) -> str:
+    def _alternative(self, kind: str) -> str:
         plan = self.without[kind]
         if plan is None:
             return f"  Without {kind}: there is no plan."
@@ -242,7 +241,7 @@ class Answer:
         more = f" ({plan.cost_per_h / self.plan.cost_per_h:.2f} x)" if self.plan.cost_per_h else ""
         if isinstance(self.goal, Budget):
             more = f" for {plan.env_steps_per_s:,.0f} env steps/s"
-        return f"  Without {kind}: {first}{cost}{more}: {plan.in_words}."
+        return f"  Without {kind}: {first}{cost}{more}: {plan.summary}."
 
 
 def _goal(goal: Goal, catalogue: Catalogue) -> str:
@@ -253,25 +252,30 @@ def _goal(goal: Goal, catalogue: Catalogue) -> str:
         )
     if isinstance(goal, Budget):
         return f"as many env steps/s as {goal.per_h:g} {catalogue.currency}/h allows"
-    return f"{goal.gpus} GPUs, and {goal.cpus} CPUs for samplers, at the least cost"
+    return f"{goal.gpus} GPUs, and {goal.cpus} CPUs for workers, at the least cost"
 
 
-def cannot_reach(
-    goal: Target, catalogue: Catalogue, rates: Rates, most: float, all_of: Plan, nearly: Plan
+def unreachable_error(
+    goal: Target,
+    catalogue: Catalogue,
+    rates: Rates,
+    most: float,
+    fastest: MachinePlan,
+    nearly: MachinePlan,
 ) -> ConfigError:
-    """The error for a target that no plan reaches.
+    """Return the error for a target that no plan reaches.
 
     Args:
         goal: the target.
-        catalogue: what there is.
-        rates: of the profile.
-        most: env steps/s that can be reached.
-        all_of: with what.
-        nearly: what reaches 99 % of that at the least cost.
+        catalogue: the available machines.
+        rates: rates of the profile.
+        most: highest rate (env steps/s) that can be reached.
+        fastest: plan with that rate.
+        nearly: cheapest plan with 99 % of that rate.
     """
-    wanted = f"The target needs {goal.env_steps_per_s:,.0f} env steps/s"
-    full = [kind.name for kind in all_of.kinds if kind.at_most == all_of.machines[kind.name]]
-    if catalogue.at_most == sum(all_of.machines.values()):
+    needed = f"The target needs {goal.env_steps_per_s:,.0f} env steps/s"
+    full = [kind.name for kind in fastest.kinds if kind.at_most == fastest.machines[kind.name]]
+    if catalogue.at_most == sum(fastest.machines.values()):
         full = ["all machines", *full]
     advice = f"Raise at_most of {', '.join(full)}, or ask for less." if full else "Ask for less."
     bound = rates.batch / rates.allreduce_s if rates.allreduce_s else math.inf
@@ -282,30 +286,32 @@ def cannot_reach(
             "Ask for less, or profile with a larger batch."
         )
     return ConfigError(
-        f"{wanted}; the most that these machines reach is {most:,.0f}, where {all_of.limit} is the "
-        f"limit. {nearly.env_steps_per_s:,.0f} take {nearly.in_words}.\n{advice}"
+        f"{needed}. These machines reach {most:,.0f} at most; {fastest.limit} is the limit. "
+        f"{nearly.env_steps_per_s:,.0f} take {nearly.summary}.\n{advice}"
     )
 
 
-def no_place(catalogue: Catalogue) -> ConfigError:
-    """The error for machines on which nothing can be trained."""
+def no_machine_error(catalogue: Catalogue) -> ConfigError:
+    """Return the error for machines on which nothing can be trained."""
     return ConfigError(
-        "There is no machine here for a learner and samplers.\nExpected kinds with GPUs, or, where "
+        "There is no machine here for a learner and workers.\nExpected kinds with GPUs; or, if "
         f"the profile is of a CPU, with more than {catalogue.cpus_per_learner or 1} CPUs; and "
         "at_most above 0."
     )
 
 
-def too_small(goal: Budget | Need, catalogue: Catalogue, least: Plan | None) -> ConfigError:
-    """The error for a budget that rents nothing, or a need that no machines meet."""
+def too_small_error(
+    goal: Budget | Need, catalogue: Catalogue, least: MachinePlan | None
+) -> ConfigError:
+    """Return the error for a budget that rents nothing, or a need that no machines meet."""
     if isinstance(goal, Need):
         return ConfigError(
-            f"No machines have {goal.gpus} GPUs, and {goal.cpus} CPUs besides for samplers.\n"
+            f"No machines have {goal.gpus} GPUs, and {goal.cpus} further CPUs for workers.\n"
             "Raise at_most, or add kinds that have them."
         )
     if least is None:
-        return no_place(catalogue)
+        return no_machine_error(catalogue)
     return ConfigError(
         f"A budget of {goal.per_h:g} {catalogue.currency}/h is too small: the cheapest machines "
-        f"for a learner and a sampler cost {least.cost_per_h:g} ({least.in_words})."
+        f"for a learner and a worker cost {least.cost_per_h:g} ({least.summary})."
     )

@@ -1,7 +1,4 @@
-"""What to change: settings that the model predicts to be faster.
-
-Left out: measuring (`probe.py`), predicting (`model.py`), and words about it (`result.py`).
-"""
+"""Finds changes of settings that the cost model predicts to be faster."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,18 +9,18 @@ from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import Topology, simulate
 from headrace.errors import ConfigError
 
-Resolved = Callable[[Mapping[str, Any]], Settings]
-"""Settings by what is given besides."""
-_LEAST_GAIN = 1.03
+ResolveChanged = Callable[[Mapping[str, Any]], Settings]
+"""Resolves the settings of a run with some changed."""
+_MIN_GAIN = 1.03
 
 
 @dataclass(frozen=True)
 class Change:
-    """Something that one could change.
+    """A change of settings.
 
     Attributes:
-        settings: by name.
-        gain: predicted env steps/s, beside those predicted of how it is now.
+        settings: the changed settings by name.
+        gain: predicted speed, relative to the prediction for the present settings.
     """
 
     settings: dict[str, Any]
@@ -31,12 +28,14 @@ class Change:
 
     @property
     def flags(self) -> str:
-        """As one gives them."""
-        return " ".join(f"--{name.replace('_', '-')} {to}" for name, to in self.settings.items())
+        """The change as flags of the command line."""
+        return " ".join(
+            f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items()
+        )
 
 
 def topology_of(settings: Settings, *, on_device: bool = False) -> Topology:
-    """What these settings run on this machine."""
+    """Return the topology of these settings on this machine."""
     run = settings.run
     return Topology(
         num_envs=run.num_envs,
@@ -50,37 +49,36 @@ def topology_of(settings: Settings, *, on_device: bool = False) -> Topology:
     )
 
 
-def changes(
-    costs: Costs, settings: Settings, now: float, resolved: Resolved, *, on_device: bool
+def find_changes(
+    costs: Costs, settings: Settings, now: float, resolve: ResolveChanged, *, on_device: bool
 ) -> list[Change]:
-    """What would help most, the best first: two at most, of 3 % at least.
+    """Find the two best changes with a gain of at least 3 %, the best first.
 
     Args:
-        costs: measured.
-        settings: as they are now.
-        now: env steps/s that are predicted of these.
-        resolved: the settings, if some were given besides; ConfigError if they cannot be.
-        on_device: whether all environments are one vector, where the learner is.
+        costs: measured costs.
+        settings: present settings.
+        now: predicted env steps/s of the present settings.
+        resolve: resolves the settings with changes; ConfigError if they do not fit together.
+        on_device: True if all environments are one vector on the learner's device.
     """
     found: list[Change] = []
-    for tried in _possible(settings, on_device=on_device):
-        possible = {k: v for k, v in tried.items() if getattr(settings.run, k) != v}
+    for candidate in _candidates(settings, on_device=on_device):
+        changed = {k: v for k, v in candidate.items() if getattr(settings.run, k) != v}
         try:
-            changed = resolved(possible)
-        except ConfigError:  # these sizes do not go together
+            topology = topology_of(resolve(changed), on_device=on_device)
+        except ConfigError:  # these sizes do not fit together
             continue
-        rate = simulate(costs, topology_of(changed, on_device=on_device)).env_steps_per_s
-        found.append(Change(possible, rate / now))
+        found.append(Change(changed, simulate(costs, topology).env_steps_per_s / now))
     best: list[Change] = []
     for change in sorted(found, key=lambda change: -change.gain):
-        # Of changes of the same settings only the best
+        # Of several changes of the same settings, take the best.
         is_other = all(change.settings.keys() != other.settings.keys() for other in best)
-        if change.gain >= _LEAST_GAIN and is_other:
+        if change.gain >= _MIN_GAIN and is_other:
             best.append(change)
     return best[:2]
 
 
-def _possible(settings: Settings, *, on_device: bool) -> Iterator[dict[str, Any]]:
+def _candidates(settings: Settings, *, on_device: bool) -> Iterator[dict[str, Any]]:
     run, cores = settings.run, cpu_cores()
     if on_device:
         yield {"num_envs": 2 * run.num_envs}
@@ -100,7 +98,6 @@ def _possible(settings: Settings, *, on_device: bool) -> Iterator[dict[str, Any]
 
 
 def _lags(settings: Settings) -> Iterator[dict[str, Any]]:
-    """Other ways to wait for each other."""
     run = settings.run
     if settings.algo_module.CORRECTS_LAG:
         yield {"lag": max(2, 2 * run.lag)}

@@ -1,8 +1,8 @@
 """Measures what each part of training costs, apart from the others: `Costs`.
 
-Environments are stepped by real workers, as many as there are cores (more, where environments
-sleep: that takes no core, and rare stalls take many samples to see). Learning is measured on a
-batch that repeats a few real steps. Left out: what follows from costs (`model.py`).
+Real workers step the environments, one for each core. Environments that sleep get more workers:
+sleeping takes no core, and rare stalls take many samples to see. Learning is measured on a batch
+that repeats a few real steps.
 """
 
 import contextlib
@@ -29,156 +29,157 @@ from headrace.errors import EnvError
 from headrace.learner.learner import Learns
 from headrace.meter import SPANS, Laps, Meter
 from headrace.models import policy as policies
-from headrace.tools.profile.timeline_plots import arrays
+from headrace.tools.profile.timeline_plots import lap_arrays
 from headrace.training.job import Job
 from headrace.training.process import math_threads
 from headrace.training.rank import acting_policies, build_learner, is_on_device, sampling_plan
 
-_SLEEPS = 0.5  # share of CPU time below which an environment is taken for one that sleeps
-_NEVER_ASLEEP = 0.1  # share of the time asleep, below which it is noise
-_MOST_ASLEEP = 32  # workers
-_ROOM = 0.7  # of the cores, that these compute on: with more they would wait for each other
-_FEW_STEPS = 2  # that a batch to learn from repeats
-_MOST_CROWDED = 1.5  # times as long beside others on other cores; more than that is noise
+_SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps
+_MIN_IDLE = 0.1  # a smaller share of idle time is noise
+_MAX_WORKERS = 32  # for environments that sleep
+_CORE_LOAD = 0.7  # load of the cores by these workers: with more they would wait for each other
+_FEW_STEPS = 2  # real steps that a batch repeats
+_MAX_SLOWDOWN = 1.5  # of a process beside others on other cores; more is noise
 _ROUNDS_S = 0.5
 _LONG_STEP_S = 1e-3
-_ALLREDUCE_S = 50e-6  # of a small network, through shared memory, and waiting for each other
+_ALLREDUCE_S = 50e-6  # of a small network through shared memory, waiting included
 _STEP, _RESET = SPANS.index("env_step"), SPANS.index("env_reset")
-_BESIDES = {SPANS.index(span): span for span in ("infer", "rollout", "publish")}
+_VECTOR_SPANS = {SPANS.index(span): span for span in ("infer", "rollout", "publish")}
 
 
 @dataclass
-class _Seen:
-    """Of workers that stepped vectors of n environments.
+class _Timings:
+    """Timings of workers that step vectors of n environments.
 
     Attributes:
         steps: seconds of each vector step.
-        resets: of each time that environments of a vector were reset.
-        besides: seconds of all of them by span, for `len(steps)` vector steps.
-        cpu_share: of the time in environments, the share in which they compute.
+        resets: seconds of each reset of one or more environments of a vector.
+        vector_spans: total seconds of the other work of all vector steps, by span.
+        cpu_share: CPU time / time in environments.
     """
 
     steps: np.ndarray
     resets: np.ndarray
-    besides: dict[str, float]
+    vector_spans: dict[str, float]
     cpu_share: float
 
     @property
     def vector_s(self) -> float:
-        """Of a vector step, besides the environments."""
-        return sum(self.besides.values()) / len(self.steps)
+        """Seconds of a vector step, not counting the environments."""
+        return sum(self.vector_spans.values()) / len(self.steps)
 
     @property
     def inference(self) -> float:
-        """Its share of that."""
-        return self.besides["infer"] / max(1e-12, sum(self.besides.values()))
+        """Share of `vector_s` that is inference."""
+        return self.vector_spans["infer"] / max(1e-12, sum(self.vector_spans.values()))
 
 
-def _seen(laps: list[Laps]) -> _Seen:
-    steps: list[np.ndarray] = []
-    resets: list[np.ndarray] = []
-    besides = dict.fromkeys(_BESIDES.values(), 0.0)
-    for of_one in laps:
-        span, took = arrays(of_one)
-        steps.append(took[span == _STEP])
-        resets.append(took[span == _RESET])
-        for i, name in _BESIDES.items():
-            besides[name] += float(took[span == i].sum())
-    cpu_s, queued_s = sum(of.cpu_s for of in laps), sum(of.queued_s for of in laps)
-    step, reset = np.concatenate([*steps, []]), np.concatenate([*resets, []])
-    in_envs, in_besides = float(step.sum() + reset.sum()), sum(besides.values())
-    if not in_envs:
-        return _Seen(step, reset, besides, 1.0)
-    asleep = max(0.0, in_envs + in_besides - cpu_s - queued_s)
-    computed = cpu_s / (cpu_s + queued_s)  # the rest of it: waiting for a core
-    if asleep < _NEVER_ASLEEP * (in_envs + in_besides):
-        # There is a core for each worker, but others may use them: not these environments' time.
-        besides = {name: s * computed for name, s in besides.items()}
-        return _Seen(step * computed, reset * computed, besides, 1.0)
-    cpu_of_envs = max(0.0, cpu_s - computed * in_besides)
-    return _Seen(step, reset, besides, cpu_of_envs / (cpu_of_envs + asleep))
+def _read_laps(laps: list[Laps]) -> _Timings:
+    steps: list[np.ndarray] = [np.empty(0)]
+    resets: list[np.ndarray] = [np.empty(0)]
+    spans = dict.fromkeys(_VECTOR_SPANS.values(), 0.0)
+    for worker in laps:
+        span, durations = lap_arrays(worker)
+        steps.append(durations[span == _STEP])
+        resets.append(durations[span == _RESET])
+        for i, name in _VECTOR_SPANS.items():
+            spans[name] += float(durations[span == i].sum())
+    cpu_s = sum(worker.cpu_s for worker in laps)
+    queued_s = sum(worker.queued_s for worker in laps)
+    step, reset = np.concatenate(steps), np.concatenate(resets)
+    env_s, vector_s = float(step.sum() + reset.sum()), sum(spans.values())
+    if not env_s:
+        return _Timings(step, reset, spans, 1.0)
+    idle_s = max(0.0, env_s + vector_s - cpu_s - queued_s)
+    computed = cpu_s / (cpu_s + queued_s)  # the rest: waiting for a core
+    if idle_s < _MIN_IDLE * (env_s + vector_s):
+        # Each worker has a core, but others may use it: that time is not the environments'.
+        spans = {name: s * computed for name, s in spans.items()}
+        return _Timings(step * computed, reset * computed, spans, 1.0)
+    env_cpu_s = max(0.0, cpu_s - computed * vector_s)
+    return _Timings(step, reset, spans, env_cpu_s / (env_cpu_s + idle_s))
 
 
 class Probe:
-    """Measures the costs of a task.
+    """Measures the costs of a job.
 
     Args:
-        task: what would be run.
-        seconds: that measuring may take, without starting processes.
-        say: told what is measured.
+        job: the job that would be run.
+        seconds: duration of measuring, not counting the start of processes.
+        say: receives progress messages.
     """
 
-    def __init__(self, task: Job, seconds: float, say: Callable[[str], None]) -> None:
-        self._task, self._seconds, self._say = task, seconds, say
-        run = task.settings.run
+    def __init__(self, job: Job, seconds: float, say: Callable[[str], None]) -> None:
+        self._job, self._seconds, self._say = job, seconds, say
+        run = job.settings.run
         self._device = device_of(run.device, 0)
-        alone = replace(run, num_envs=run.num_envs // run.num_learners, num_learners=1)
-        self._alone = replace(task, settings=replace(task.settings, run=alone))
+        single = replace(run, num_envs=run.num_envs // run.num_learners, num_learners=1)
+        self._single = replace(job, settings=replace(job.settings, run=single))
 
     def costs(self) -> Costs:
-        """Measure all of them.
+        """Measure all costs.
 
         Raises:
             EnvError: an environment failed, or gave no step within the time.
         """
-        with math_threads(self._task.settings.run.learner_threads):
-            if is_on_device(self._task):
-                return self._one_vector()
-            return self._single_envs()
+        with math_threads(self._job.settings.run.learner_threads):
+            return (
+                self._measure_one_vector() if is_on_device(self._job) else self._measure_workers()
+            )
 
-    def _single_envs(self) -> Costs:
-        run, cores = self._task.settings.run, cpu_cores()
-        n, whole = run.envs_per_vector, self._task.maker.native
-        one = n if whole else 1  # a vector of its own is no sum of single environments
-        learning = self._learning()
+    def _measure_workers(self) -> Costs:
+        run, cores = self._job.settings.run, cpu_cores()
+        n, whole = run.envs_per_vector, self._job.maker.native
+        one = n if whole else 1  # a native vector is no sum of single environments
+        learning = self._prepare_learning()
         self._say(f"Stepping environments with {cores} workers; learning")
-        learning.go_on(self._seconds / 16)
-        seen = self._workers(cores, one, self._seconds / 4)
-        learning.go_on(self._seconds / 16)
-        if seen.cpu_share < _SLEEPS:
-            room = int(_ROOM * cores / (seen.cpu_share + seen.vector_s / seen.steps.mean()))
-            many = max(cores, min(_MOST_ASLEEP, run.num_envs, room))
-            self._say(f"They sleep: stepping with {many} workers")
-            seen = self._workers(many, one, self._seconds / 4)
-        other = n if whole else max(n, 2)
-        wider = seen if whole else self._workers(cores, other, self._seconds / 4)
-        learning.go_on(self._seconds / 16)
-        crowded = 1.0
-        if run.num_learners > 1:  # all cores are busy then: what that costs, inference shows
-            alone = self._workers(1, other, self._seconds / 8)
-            crowded = min(_MOST_CROWDED, max(1.0, wider.vector_s / alone.vector_s))
-        step, vector = _of_whole(seen, n) if whole else _of_single(seen, wider, other)
+        learning.learn(self._seconds / 16)
+        single = self._step_envs(cores, one, self._seconds / 4)
+        learning.learn(self._seconds / 16)
+        if single.cpu_share < _SLEEPS:
+            load = single.cpu_share + single.vector_s / single.steps.mean()
+            count = max(cores, min(_MAX_WORKERS, run.num_envs, int(_CORE_LOAD * cores / load)))
+            self._say(f"The environments sleep: stepping with {count} workers")
+            single = self._step_envs(count, one, self._seconds / 4)
+        size = n if whole else max(n, 2)
+        wide = single if whole else self._step_envs(cores, size, self._seconds / 4)
+        learning.learn(self._seconds / 16)
+        slowdown = 1.0
+        if run.num_learners > 1:  # all cores are busy then; inference shows what that costs
+            alone = self._step_envs(1, size, self._seconds / 8)
+            slowdown = min(_MAX_SLOWDOWN, max(1.0, wide.vector_s / alone.vector_s))
+        step, vector = _native_costs(single, n) if whole else _single_costs(single, wide, size)
         self._say("Handing orders over")
-        hand_over, latency = self._handed_over()
-        learning.go_on(self._seconds / 16)
+        hand_over, latency = self._measure_hand_over()
+        learning.learn(self._seconds / 16)
         return Costs(
             step=step,
-            reset=TimeDistribution.from_samples(seen.resets if len(seen.resets) else [0.0]),
-            resets_per_step=len(seen.resets) / (len(seen.steps) * one),
-            cpu_share=seen.cpu_share,
+            reset=TimeDistribution.from_samples(single.resets if len(single.resets) else [0.0]),
+            resets_per_step=len(single.resets) / (len(single.steps) * one),
+            cpu_share=single.cpu_share,
             vector=vector,
-            inference=wider.inference,
+            inference=wide.inference,
             hand_over=hand_over,
             latency=latency,
-            learn=learning.line(crowded),
+            learn=learning.cost(slowdown),
             allreduce=LinearCost(_ALLREDUCE_S * learning.learner_steps, 0.0),
-            device=_name(self._device),
+            device=_device_name(self._device),
         )
 
-    def _one_vector(self) -> Costs:
-        """All environments are stepped at once, beside the learner."""
+    def _measure_one_vector(self) -> Costs:
+        """Measure a run whose environments are one vector on the learner's device."""
         self._say("Stepping environments")
-        run = self._alone.settings.run
+        run = self._single.settings.run
         meter, learner = self._learner(run.num_envs, run.num_steps)
         batches: list[float] = []
         with contextlib.closing(self._collector(learner, meter)) as collector:
             collector.publish(learner.policy, 0)
             collector.collect()
             meter.keep_laps()
-            ends = time.perf_counter() + self._seconds / 2
-            while time.perf_counter() < ends:
+            deadline = time.perf_counter() + self._seconds / 2
+            while time.perf_counter() < deadline:
                 began = time.perf_counter()
-                # It asks the device for what it has done, and so waits for it.
+                # The collector reads results of the device, and so waits for it.
                 collected = collector.collect()
                 batches.append(time.perf_counter() - began)
                 meter.lap("other")
@@ -187,17 +188,14 @@ class Probe:
             self._say("Learning")
             rows = run.num_envs * run.num_steps
             learning = _Learning([(rows, learner, collected.fragments)])
-            learning.go_on(self._seconds / 4)
-        if self._device.type == "cuda":  # what the host did when says nothing of the device
-            step, vector, inference = (
-                TimeDistribution.from_samples(np.array(batches) / rows),
-                LinearCost(0.0, 0.0),
-                0.0,
-            )
+            learning.learn(self._seconds / 4)
+        if self._device.type == "cuda":  # the host's laps say nothing about the device
+            step = TimeDistribution.from_samples(np.array(batches) / rows)
+            vector, inference = LinearCost(0.0, 0.0), 0.0
         else:
-            seen = _seen([laps])
-            step, vector = _of_whole(seen, run.num_envs)
-            inference = seen.inference
+            timings = _read_laps([laps])
+            step, vector = _native_costs(timings, run.num_envs)
+            inference = timings.inference
         return Costs(
             step=step,
             reset=TimeDistribution.from_samples([0.0]),
@@ -207,80 +205,80 @@ class Probe:
             inference=inference,
             hand_over=0.0,
             latency=0.0,
-            learn=learning.line(),
+            learn=learning.cost(),
             allreduce=LinearCost(_ALLREDUCE_S * learning.learner_steps, 0.0),
-            device=_name(self._device),
+            device=_device_name(self._device),
         )
 
     @cached_property
-    def _plan_of_run(self) -> SamplingPlan:
-        _, learner = self._learner(1, self._task.settings.run.num_steps)
-        return sampling_plan(self._alone, learner, self._device)
+    def _run_plan(self) -> SamplingPlan:
+        _, learner = self._learner(1, self._job.settings.run.num_steps)
+        return sampling_plan(self._single, learner, self._device)
 
     def _plan(self, num_envs: int, n: int, num_steps: int = 0) -> SamplingPlan:
-        """For workers that act themselves, batch by batch; T as it is, unless it is given."""
-        plan = self._plan_of_run
+        """Plan synchronous sampling by workers that act themselves; 0: T of the run."""
+        plan = self._run_plan
         return replace(
             plan, num_envs=num_envs, envs_per_vector=n, num_steps=num_steps or plan.num_steps,
             lag=0, first_ready=False, inference_device=None, timeline=True,
         )  # fmt: skip
 
     def _learner(self, num_envs: int, num_steps: int) -> tuple[Meter, Learns]:
-        settings = self._alone.settings
+        settings = self._single.settings
         run = replace(settings.run, num_envs=num_envs, num_steps=num_steps, lag=0)
-        task = replace(self._alone, settings=replace(settings, run=run))
+        job = replace(self._single, settings=replace(settings, run=run))
         meter = Meter()
-        return meter, build_learner(task, self._device, meter)
+        return meter, build_learner(job, self._device, meter)
 
     def _collector(self, learner: Learns, meter: Meter) -> Collector:
-        plan = sampling_plan(self._alone, learner, self._device)
-        acting = acting_policies(self._alone, learner)
+        plan = sampling_plan(self._single, learner, self._device)
+        acting = acting_policies(self._single, learner)
         return DeviceCollector(plan, acting, self._device, meter, lambda: False, {})
 
-    def _workers(self, count: int, n: int, seconds: float) -> _Seen:
-        """Step vectors of n environments in so many workers."""
-        ends = float("inf")  # once all are up
+    def _step_envs(self, count: int, n: int, seconds: float) -> _Timings:
+        """Step vectors of n environments in `count` workers."""
+        deadline = float("inf")  # until all workers are up
         plan = self._plan(count * n, n)
-        with _workers(plan, count, lambda: time.perf_counter() > ends) as collector:
-            ends = time.perf_counter() + seconds
+        with _workers(plan, count, lambda: time.perf_counter() > deadline) as collector:
+            deadline = time.perf_counter() + seconds
             while collector.collect() is not None:
                 pass
             collector.halt()
-            seen = _seen(list(collector.laps().values()))
-        if not len(seen.steps):
+            timings = _read_laps(list(collector.laps().values()))
+        if not len(timings.steps):
             raise EnvError(
-                f"{self._task.spec.id}: no step ended within {seconds:.1f} s, and so there is "
+                f"{self._job.spec.id}: no step ended within {seconds:.1f} s, and so there is "
                 "nothing to measure. Give it more time."
             )
-        return seen
+        return timings
 
-    def _handed_over(self) -> tuple[float, float]:
-        """Seconds of the learner for an order and its answer; and that nobody computes in it."""
+    def _measure_hand_over(self) -> tuple[float, float]:
+        """Return the learner's seconds for an order and its answer, and the idle seconds."""
         plan = self._plan(1, 1, num_steps=1)
         with _workers(plan, 1, lambda: False) as collector:
             collector.collect()
-            busy_before = sum(_busy(collector).values())
+            busy_before = _busy_s(collector)
             began, cpu_before, rounds = time.perf_counter(), time.process_time(), 0
             while rounds < 3 or time.perf_counter() - began < _ROUNDS_S:
                 collector.collect()
                 rounds += 1
-            took = (time.perf_counter() - began) / rounds
+            duration = (time.perf_counter() - began) / rounds
             hand_over = (time.process_time() - cpu_before) / rounds
-            busy = (sum(_busy(collector).values()) - busy_before) / rounds
-        return hand_over, max(0.0, took - busy - hand_over)
+            busy = (_busy_s(collector) - busy_before) / rounds
+        return hand_over, max(0.0, duration - busy - hand_over)
 
-    def _learning(self) -> "_Learning":
-        """Of batches of the size that is learned from, and of half of it."""
-        run = self._alone.settings.run
+    def _prepare_learning(self) -> "_Learning":
+        """Prepare batches of the run's size and of half of it."""
+        run = self._single.settings.run
         few, sizes = self._few_steps(), []
         for num_envs in sorted({max(1, run.num_envs // 2), run.num_envs}):
             _, learner = self._learner(num_envs, run.num_steps)
             plan = self._plan(num_envs, num_envs, run.num_steps)
-            sizes.append((num_envs * run.num_steps, learner, [_repeated(few, plan)]))
+            sizes.append((num_envs * run.num_steps, learner, [_repeat_steps(few, plan)]))
         return _Learning(sizes)
 
     def _few_steps(self) -> dict[str, Tensor]:
-        """Of one environment, acted in by a policy that has not learned: `batch.named`."""
+        """Step one environment with an untrained policy; return the arrays by `batch.named`."""
         _, learner = self._learner(1, _FEW_STEPS)
         collector = InlineCollector(self._plan(1, 1, num_steps=_FEW_STEPS), Meter(), lambda: False)
         with contextlib.closing(collector):
@@ -291,88 +289,90 @@ class Probe:
 
 
 class _Learning:
-    """Updates on the same batches, over and over, whenever there is time.
+    """Repeated updates on the same batches, whenever there is time.
 
-    Not all at once: a machine that others use as well is faster now, and slower then.
+    They are spread over the whole measurement, because the speed of a shared machine varies.
 
     Args:
-        sizes: rows, learner, and what it is to learn from.
+        sizes: rows, learner, and the fragments that it learns from.
+
+    Attributes:
+        learner_steps: optimizer steps of one update.
     """
 
     def __init__(self, sizes: list[tuple[int, Learns, list[Fragment]]]) -> None:
         self._sizes = sizes
-        self._took: dict[int, list[float]] = {rows: [] for rows, *_ in sizes}
+        self._durations: dict[int, list[float]] = {rows: [] for rows, *_ in sizes}
         self.learner_steps = 0
-        """Of one update."""
 
-    def go_on(self, seconds: float) -> None:
-        """Learn for a while."""
-        ends = time.perf_counter() + seconds
+    def learn(self, seconds: float) -> None:
+        """Repeat updates for some time."""
+        deadline = time.perf_counter() + seconds
         for number in itertools.count():
             for rows, learner, fragments in self._sizes:
                 steps, began = learner.learner_steps, time.perf_counter()
                 learner.update(learner.take(fragments), 0.0)
-                if number:  # the first one finds nothing in the caches
-                    self._took[rows].append(time.perf_counter() - began)
+                if number:  # the first update has cold caches
+                    self._durations[rows].append(time.perf_counter() - began)
                 self.learner_steps = learner.learner_steps - steps
-            if number and time.perf_counter() > ends:
+            if number and time.perf_counter() > deadline:
                 return
 
-    def line(self, longer: float = 1.0) -> LinearCost:
-        """Seconds of an update, by rows, and longer by this factor."""
-        return LinearCost.fit(
-            *((rows, longer * float(np.mean(took))) for rows, took in self._took.items())
-        )
+    def cost(self, slowdown: float = 1.0) -> LinearCost:
+        """Return the seconds of an update by rows, multiplied by `slowdown`."""
+        means = {rows: slowdown * float(np.mean(s)) for rows, s in self._durations.items()}
+        return LinearCost.fit(*means.items())
 
 
 @contextlib.contextmanager
 def _workers(
     plan: SamplingPlan, count: int, stop: Callable[[], bool]
 ) -> Iterator[SynchronousCollector]:
-    """Meanwhile these are up, and act with weights as they are at first."""
+    """Run workers that act with the initial weights."""
     with contextlib.closing(SynchronousCollector(plan, count, stop)) as collector:
         collector.publish(policies.build(plan.spec, plan.network, plan.seed, plan.model), 0)
         yield collector
 
 
-def _busy(collector: Collector) -> dict[str, float]:
-    """Seconds that the only worker did something, by span."""
+def _busy_s(collector: Collector) -> float:
+    """Return the busy seconds of the only worker."""
     [seconds] = collector.meters().values()
-    return {span: s for span, s in seconds.items() if span not in ("wait", "start", "other")}
+    return sum(s for span, s in seconds.items() if span not in ("wait", "start", "other"))
 
 
-def _repeated(few: dict[str, Tensor], plan: SamplingPlan) -> Fragment:
-    """A few steps of one environment, over and over: a batch of the size that is learned from."""
-    whole = batch.allocate(plan.layout)
-    for name, many in batch.named(whole).items():
+def _repeat_steps(few: dict[str, Tensor], plan: SamplingPlan) -> Fragment:
+    """Build a batch that repeats a few steps of one environment."""
+    fragment = batch.allocate(plan.layout)
+    for name, array in batch.named(fragment).items():
         if not name.startswith(("final_", "num_final", "env_id")):
-            rows = torch.arange(many.shape[0]) % few[name].shape[0]
-            many.copy_(few[name][rows].expand_as(many))
-    whole.env_id.copy_(torch.arange(plan.num_envs))
-    return whole
+            rows = torch.arange(array.shape[0]) % few[name].shape[0]
+            array.copy_(few[name][rows].expand_as(array))
+    fragment.env_id.copy_(torch.arange(plan.num_envs))
+    return fragment
 
 
-def _of_whole(seen: _Seen, n: int) -> tuple[TimeDistribution, LinearCost]:
-    """What each of n environments takes of a step of their own vector, and of what is besides."""
-    return TimeDistribution.from_samples(seen.steps / n), LinearCost(0.0, seen.vector_s / n)
+def _native_costs(timings: _Timings, n: int) -> tuple[TimeDistribution, LinearCost]:
+    """Divide a step of a native vector among its n environments: step and other work."""
+    step = TimeDistribution.from_samples(timings.steps / n)
+    return step, LinearCost(0.0, timings.vector_s / n)
 
 
-def _of_single(seen: _Seen, wider: _Seen, n: int) -> tuple[TimeDistribution, LinearCost]:
-    """What one environment's step takes, and what a vector step does besides, by envs.
+def _single_costs(single: _Timings, wide: _Timings, n: int) -> tuple[TimeDistribution, LinearCost]:
+    """Return the cost of one environment's step, and of a vector step's other work by envs.
 
     Args:
-        seen: of vectors of one environment.
-        wider: of vectors of n.
-        n: their environments.
+        single: timings of vectors of one environment.
+        wide: timings of vectors of n environments.
+        n: number of environments of a wide vector.
     """
-    besides = LinearCost.fit((1, seen.vector_s), (n, wider.vector_s))
-    one, many = float(seen.steps.mean()), float(wider.steps.mean())
-    if one > _LONG_STEP_S:  # that of a vector is none beside it, and rare stalls would hide it
-        return TimeDistribution.from_samples(seen.steps), besides
-    of_vector, each = LinearCost.fit((1, one), (n, many))
-    step = TimeDistribution.from_samples(seen.steps).scaled(each / one)
-    return step, LinearCost(besides.base + of_vector, besides.slope)
+    vector = LinearCost.fit((1, single.vector_s), (n, wide.vector_s))
+    step = TimeDistribution.from_samples(single.steps)
+    one, many = float(single.steps.mean()), float(wide.steps.mean())
+    if one > _LONG_STEP_S:  # the vector's part is negligible, and rare stalls would hide it
+        return step, vector
+    base, each = LinearCost.fit((1, one), (n, many))
+    return step.scaled(each / one), LinearCost(vector.base + base, vector.slope)
 
 
-def _name(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

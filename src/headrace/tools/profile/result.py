@@ -1,7 +1,4 @@
-"""What a profile says: where a run's time goes, what limits it, and what to change.
-
-Left out: making one (`profiler.py`), and telling it (`result.py`).
-"""
+"""The result of a profile, as data and as text."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,21 +15,21 @@ from headrace.tools.profile.timeline_plots import is_learner
 
 @dataclass(frozen=True)
 class Profile:
-    """What came out.
+    """What was measured and predicted of a run.
 
     Attributes:
-        settings: of the run.
-        costs: of its parts, measured apart.
-        env_steps_per_s: of the run; None: it had fewer than two updates.
-        seconds: by process and span; `wait` of samplers in two parts (`timeline_plots.py`).
-        tracks: what each process did when.
-        ceilings: env steps/s of environments alone, inference alone, one learner alone (of all
-            learners), and of the three together.
-        predicted: env steps/s, from `costs`.
-        gains: see `limits.gains`.
-        changes: what would help most.
-        is_whole: environments have a vector of their own, which steps many at a time.
-        rates: what `headrace plan` needs; None: environments are stepped where the learner is.
+        settings: settings of the run.
+        costs: costs of its parts, measured apart.
+        env_steps_per_s: speed of the run; None if it had fewer than two updates.
+        seconds: seconds by process and span; a worker's `wait` is in two parts (`FOR_WORKERS`).
+        tracks: laps of each process.
+        ceilings: env steps/s of environments only, inference only, learning only, and of the three
+            together.
+        predicted: env steps/s that the cost model predicts from `costs`.
+        gains: see `cost_model.model.gains`.
+        changes: the changes that would help most.
+        is_whole: True if the environments are one vector that steps many at a time.
+        rates: input of `headrace plan`; None if the learner steps the environments.
     """
 
     settings: Settings
@@ -49,20 +46,20 @@ class Profile:
 
     @property
     def of_limit(self) -> float | None:
-        """Share of the ceilings' limit that the run reached."""
+        """Speed of the run, relative to the ceiling of all parts together."""
         rate = self.env_steps_per_s
         return None if rate is None else rate / self.ceilings["together"]
 
     @property
     def lock_step(self) -> float | None:
-        """Env steps/s if each step waited for the slowest of all environments; None: `is_whole`."""
+        """Env steps/s if each step waited for the slowest environment; None if `is_whole`."""
         if self.is_whole:
             return None
         num_envs = self.settings.run.num_envs
         return num_envs / lock_step_s(self.costs, num_envs)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, from which `headrace plan` and others go on."""
+        """Convert to plain data, which `headrace plan` and `headrace simulate` read."""
         step, reset = self.costs.step, self.costs.reset
         return {
             "headrace": headrace.__version__,
@@ -72,13 +69,13 @@ class Profile:
             "seconds": self.seconds,
             "times": {
                 name: {
-                    "mean_s": of.mean,
-                    "p50_s": of.percentile(0.5),
-                    "p99_s": of.percentile(0.99),
-                    "max_s": of.max,
-                    "tail_weight": of.tail_weight,
+                    "mean_s": times.mean,
+                    "p50_s": times.percentile(0.5),
+                    "p99_s": times.percentile(0.99),
+                    "max_s": times.max,
+                    "tail_weight": times.tail_weight,
                 }
-                for name, of in (("step", step), ("reset", reset))
+                for name, times in (("step", step), ("reset", reset))
             },
             "lock_step_env_steps_per_s": self.lock_step,
             "ceilings": self.ceilings,
@@ -91,37 +88,23 @@ class Profile:
         }
 
 
-# A profile in words.
-
-
-_LEAST_SHARE = 0.005  # of a span that is listed
-_NEAR = 1.1  # gains below which something is no bottleneck
+_MIN_SHARE = 0.005  # spans below are not listed
+_MIN_GAIN = 1.1  # a part with a smaller gain is no bottleneck
 
 _LIMITS = {
     "env": "the environments' steps and resets",
     "inference": "inference: the policy acting",
     "learning": "learning",
-    "transport": "handing orders and experience over between processes",
+    "transport": "handing orders and fragments over between processes",
     "cores": "cores: more processes want to compute than there are cores",
-    "waiting": "waiting: samplers wait for the slowest, or for the learner",
+    "waiting": "waiting: workers wait for the slowest, or for the learner",
 }
 
 
-def told(profile: Profile) -> str:
-    """All of it, for people."""
-    return "\n".join(
-        [
-            *_head(profile),
-            "",
-            *_where(profile),
-            "",
-            *_times(profile),
-            "",
-            *_ceilings(profile),
-            "",
-            *_what_next(profile),
-        ]
-    )
+def format_profile(profile: Profile) -> str:
+    """Format a profile as text."""
+    parts = (_head, _spans, _times, _ceilings, _advice)
+    return "\n\n".join("\n".join(part(profile)) for part in parts)
 
 
 def _head(profile: Profile) -> Iterable[str]:
@@ -135,38 +118,33 @@ def _head(profile: Profile) -> Iterable[str]:
     )
 
 
-def _where(profile: Profile) -> Iterable[str]:
-    """Shares by span: each learner, and the mean of its samplers."""
-    learners = {n: s for n, s in profile.seconds.items() if is_learner(n)}
-    samplers = [s for n, s in profile.seconds.items() if not is_learner(n)]
-    columns = dict(learners)
-    if samplers:
-        their = {span for of_one in samplers for span in of_one}
-        mean = {sp: sum(s.get(sp, 0.0) for s in samplers) / len(samplers) for sp in their}
-        columns[f"{len(samplers)} samplers, mean"] = mean
+def _spans(profile: Profile) -> Iterable[str]:
+    """Format the seconds by span of each learner, and the mean of all workers."""
+    columns = {n: s for n, s in profile.seconds.items() if is_learner(n)}
+    workers = [s for n, s in profile.seconds.items() if not is_learner(n)]
+    if workers:
+        used = {span for spans in workers for span in spans}
+        mean = {s: sum(spans.get(s, 0.0) for spans in workers) / len(workers) for s in used}
+        columns[f"{len(workers)} workers, mean"] = mean
     yield "Where the time goes" + " " * 7 + "".join(f"{name:>22}" for name in columns)
-    totals = {name: sum(of.values()) for name, of in columns.items()}
-    spans = dict.fromkeys(span for of in columns.values() for span in of)
-    by_size = sorted(spans, key=lambda span: -max(of.get(span, 0.0) for of in columns.values()))
-    for span in by_size:
-        shares = {n: of.get(span, 0.0) / totals[n] for n, of in columns.items()}
-        if max(shares.values()) >= _LEAST_SHARE:
-            cells = (f"{columns[n].get(span, 0.0):>13.2f} s {of:>6.1%}" for n, of in shares.items())
+    totals = {name: sum(spans.values()) for name, spans in columns.items()}
+    ordered = dict.fromkeys(span for spans in columns.values() for span in spans)
+    for span in sorted(ordered, key=lambda s: -max(c.get(s, 0.0) for c in columns.values())):
+        seconds = {name: spans.get(span, 0.0) for name, spans in columns.items()}
+        if max(seconds[name] / totals[name] for name in columns) >= _MIN_SHARE:
+            cells = (f"{s:>13.2f} s {s / totals[name]:>6.1%}" for name, s in seconds.items())
             yield f"  {span:<24}" + "".join(cells)
 
 
 def _times(profile: Profile) -> Iterable[str]:
     costs = profile.costs
-    yield (
-        "Environments alone"
-        + " " * 9
-        + "".join(f"{name:>12}" for name in ("mean", "p50", "p99", "max", "slowest 1 %"))
-    )
-    for name, of in (("step", costs.step), ("reset", costs.reset)):
-        if of.mean:
-            times = (of.mean, of.percentile(0.5), of.percentile(0.99), of.max)
-            cells = "".join(f"{_ms(s):>12}" for s in times)
-            yield f"  {name:<25}{cells}{of.tail_weight:>7.0%} of all"
+    heads = "".join(f"{name:>12}" for name in ("mean", "p50", "p99", "max", "slowest 1 %"))
+    yield "Environments alone" + " " * 9 + heads
+    for name, times in (("step", costs.step), ("reset", costs.reset)):
+        if times.mean:
+            seconds = (times.mean, times.percentile(0.5), times.percentile(0.99), times.max)
+            cells = "".join(f"{_ms(s):>12}" for s in seconds)
+            yield f"  {name:<25}{cells}{times.tail_weight:>7.0%} of all"
     yield f"  {costs.cpu_share:.0%} of that is computing." + _lock_step(profile)
 
 
@@ -182,35 +160,35 @@ def _lock_step(profile: Profile) -> str:
 
 
 def _ceilings(profile: Profile) -> Iterable[str]:
-    run, found = profile.settings.run, profile.ceilings
+    run, ceilings = profile.settings.run, profile.ceilings
     yield f"Ceilings (env steps/s on {cpu_cores()} cores)"
     words = {"env": "environments only", "inference": "inference only", "learning": "learning only"}
     for name, text in words.items():
-        yield f"  {text:<25}{found[name]:>14,.0f}"
-    how = "whichever is less" if run.lag else "one after the other"
-    yield f"  {'together':<25}{found['together']:>14,.0f}  ({how})"
+        yield f"  {text:<25}{ceilings[name]:>14,.0f}"
+    rule = "whichever is less" if run.lag else "one after the other"
+    yield f"  {'together':<25}{ceilings['together']:>14,.0f}  ({rule})"
     if (share := profile.of_limit) is not None:
         yield f"  {'reached':<25}{profile.env_steps_per_s:>14,.0f}  ({share:.0%} of that)"
-    yield f"  {'predicted':<25}{profile.predicted:>14,.0f}  (from these parts, put together)"
+    yield f"  {'predicted':<25}{profile.predicted:>14,.0f}  (by the cost model, from these parts)"
 
 
-def _what_next(profile: Profile) -> Iterable[str]:
+def _advice(profile: Profile) -> Iterable[str]:
     if profile.settings.run.inference == "learner":
         yield (
-            "The model has samplers that act themselves, and no --inference learner: what follows, "
-            "and what is predicted, is of them."
+            "The cost model has no --inference learner. The predictions are for workers that act "
+            "themselves."
         )
     part, gain = max(profile.gains.items(), key=lambda item: item[1])
-    if gain < _NEAR:
-        yield "Bottleneck: none; no single part would help by more than 10 % if it cost nothing."
+    if gain < _MIN_GAIN:
+        yield "Bottleneck: none. No single part would gain more than 10 % if it cost nothing."
     else:
         others = sorted(profile.gains.items(), key=lambda item: -item[1])
-        listed = ", ".join(f"{name} {of:.2f}" for name, of in others)
-        yield f"Bottleneck: {_LIMITS[part]}. Times as fast, if it cost nothing: {listed}."
+        listed = ", ".join(f"{name} {times:.2f}" for name, times in others)
+        yield f"Bottleneck: {_LIMITS[part]}. Times as fast without each part: {listed}."
     if not profile.changes:
         yield (
-            "What to change: nothing that was tried (workers, vectors, learners, lag) would gain "
-            "3 % or more on this machine."
+            "What to change: nothing. No other number of workers, vectors or learners and no other "
+            "lag would gain 3 % or more on this machine."
         )
         return
     yield "What to change, with the predicted gain:"

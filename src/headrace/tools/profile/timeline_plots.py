@@ -1,7 +1,7 @@
-"""What processes did when, as pictures, and as a trace that ui.perfetto.dev opens.
+"""Timelines of processes: pictures, shares of time, and a trace that ui.perfetto.dev opens.
 
-The pictures of a span have one colour everywhere: related work has related hues, and waiting is
-grey and striped. Left out: keeping laps (`meter.py`), their file (`storage/timeline.py`).
+A span has the same colour in all pictures. Related work has related hues; waiting is grey and
+striped.
 """
 
 import json
@@ -35,23 +35,26 @@ COLORS = {
     "checkpoint": "#cf5a3c",
     "other": "#e6e2da",
 }
-"""Of each span. Neighbours differ in lightness too, for eyes that tell few hues apart."""
+"""Color of each span. Neighbours differ in lightness too, for colour-blind readers."""
 STRIPE = "#9aa1a9"
-"""On `wait`."""
+"""Color of the stripes on `wait`."""
+FOR_WORKERS, FOR_LEARNER = "wait for workers", "wait for learner"
+"""Parts of a worker's `wait`: while its learner waits too (lock-step waste or an empty queue), and
+while its learner learns."""
 
-_MOST_BARS = 32
-_BAR_PX, _GAP_PX, _STRIPES_PX = 26, 6, 6
+_MAX_BARS = 32
+_COLUMNS, _BAR_PX, _GAP_PX, _STRIPES_PX = 1200, 26, 6, 6
 _WAIT, _NOTHING = SPANS.index("wait"), len(SPANS)
 _LEARNER = re.compile(r"learner|rank \d+")
 
 
 def is_learner(name: str) -> bool:
-    """Whether a track is a learner's; else it is a sampler's, or that of who acts for them."""
+    """Return True for a learner's track; False for a worker's or an inference server's."""
     return _LEARNER.fullmatch(name) is not None
 
 
-def in_order(names: list[str]) -> list[str]:
-    """Learners first; worker 2 before worker 10."""
+def sort_tracks(names: list[str]) -> list[str]:
+    """Sort names of tracks: learners first, worker 2 before worker 10."""
 
     def key(name: str) -> Any:
         words = re.split(r"(\d+)", name)
@@ -60,14 +63,13 @@ def in_order(names: list[str]) -> list[str]:
     return sorted(names, key=key)
 
 
-def window(tracks: dict[str, Laps], updates: int = 3) -> tuple[float, float]:
-    """When the last updates of the learner began and ended (s); all there is, if these are fewer.
+def last_updates(tracks: dict[str, Laps], updates: int = 3) -> tuple[float, float]:
+    """Return begin and end (s) of the first learner's last updates.
 
-    Args:
-        tracks: at least one.
-        updates: how many; each ends as its weights have been published.
+    An update ends when its weights have been published. All of the timeline is returned if it has
+    fewer updates.
     """
-    laps = tracks[in_order(list(tracks))[0]]
+    laps = tracks[sort_tracks(list(tracks))[0]]
     publish, learn = SPANS.index("publish"), SPANS.index("learn")
     ends, learned = [], False
     for span, end in zip(laps.spans, laps.ends, strict=True):
@@ -80,12 +82,12 @@ def window(tracks: dict[str, Laps], updates: int = 3) -> tuple[float, float]:
     return ends[-updates - 1] if len(ends) > updates else laps.begin, ends[-1]
 
 
-def mixture(laps: Laps, edges: Array) -> Array:
-    """Which share of each interval a process spent in each span.
+def span_shares(laps: Laps, edges: Array) -> Array:
+    """Return the share of each interval that a process spent in each span.
 
     Args:
-        laps: of the process.
-        edges: `[n + 1]`, ascending (s).
+        laps: laps of the process.
+        edges: `[n + 1]` seconds, ascending.
 
     Returns:
         `[n, len(SPANS)]`; a row adds up to less than 1 where the process has no laps.
@@ -98,19 +100,19 @@ def mixture(laps: Laps, edges: Array) -> Array:
     shares = np.zeros((len(edges) - 1, len(SPANS)))
     if not len(spans):
         return shares
-    took = np.diff(knots)
+    durations = np.diff(knots)
     for span in np.unique(spans):
         # Seconds in this span until any moment: linear between the ends of laps.
-        until = np.concatenate([[0.0], np.cumsum(np.where(spans == span, took, 0.0))])
+        until = np.concatenate([[0.0], np.cumsum(np.where(spans == span, durations, 0.0))])
         shares[:, span] = np.diff(np.interp(edges, knots, until))
     return shares / np.diff(edges)[:, None]
 
 
-def bars(tracks: dict[str, Laps], edges: Array) -> Array:
-    """The picture of a timeline: one bar for each process, one column for each interval.
+def render_bars(tracks: dict[str, Laps], edges: Array) -> Array:
+    """Render a timeline: one bar for each process, one column for each interval.
 
-    What is shorter than a column shows as a mixture: each span fills its share of the height. So
-    the picture has the same size whatever the number of laps.
+    Spans shorter than a column share its height. So the size of the picture does not depend on the
+    number of laps.
 
     Returns:
         `[pixels down, columns, 4]`, uint8: RGBA; clear where there are no laps.
@@ -122,7 +124,7 @@ def bars(tracks: dict[str, Laps], edges: Array) -> Array:
     gap = np.zeros((_GAP_PX // 2, len(edges) - 1, 4), np.uint8)
     parts = []
     for laps in tracks.values():
-        until = np.cumsum(mixture(laps, edges), axis=1)
+        until = np.cumsum(span_shares(laps, edges), axis=1)
         span = (until[None] <= height[:, None, None]).sum(axis=-1)  # len(SPANS): none
         bar = palette[np.minimum(span, _NOTHING)]
         bar[(span == _WAIT) & is_stripe, :3] = _rgb(STRIPE)
@@ -131,28 +133,21 @@ def bars(tracks: dict[str, Laps], edges: Array) -> Array:
 
 
 def draw_timeline(
-    axes: Any,
-    tracks: dict[str, Laps],
-    begin: float,
-    end: float,
-    *,
-    columns: int = 1200,
-    most: int = _MOST_BARS,
+    axes: Any, tracks: dict[str, Laps], begin: float, end: float, *, max_bars: int = _MAX_BARS
 ) -> None:
-    """Draw what each process did between two moments, from `begin` on in ms or s.
+    """Draw what each process did between two moments, in ms or s after `begin`.
 
     Args:
-        axes: matplotlib's.
-        tracks: by name; they are drawn in the order of `in_order`.
-        begin: in the clock of the laps (s).
-        end: likewise.
-        columns: pixels across.
-        most: processes shown; a label says how many are not.
+        axes: matplotlib's axes.
+        tracks: laps by name of the process, drawn in the order of `sort_tracks`.
+        begin: time on the clock of the laps (s).
+        end: time on the same clock (s).
+        max_bars: maximum number of processes; a label says how many are left out.
     """
-    names = in_order(list(tracks))
-    shown = {name: tracks[name] for name in names[:most]}
+    names = sort_tracks(list(tracks))
+    shown = {name: tracks[name] for name in names[:max_bars]}
     unit, scale = ("s", 1.0) if end - begin >= 2.0 else ("ms", 1e3)
-    picture = bars(shown, np.linspace(begin, max(end, begin + 1e-6), columns + 1))
+    picture = render_bars(shown, np.linspace(begin, max(end, begin + 1e-6), _COLUMNS + 1))
     extent = (0.0, max(end - begin, 1e-6) * scale, len(shown), 0.0)
     axes.imshow(picture, extent=extent, aspect="auto", interpolation="none")
     axes.set_yticks(np.arange(len(shown)) + 0.5, list(shown))
@@ -162,20 +157,21 @@ def draw_timeline(
 
 
 def draw_shares(axes: Any, shares: dict[str, dict[str, float]]) -> None:
-    """Draw one bar for each process, or group of them, divided by span.
+    """Draw one bar of 100 % for each process or group, divided by span.
 
     Args:
-        axes: matplotlib's.
-        shares: seconds or shares by span, by name; each bar is drawn as 100 %.
+        axes: matplotlib's axes.
+        shares: seconds or shares by name and span.
     """
-    totals = [sum(of.values()) or 1.0 for of in shares.values()]
+    totals = [sum(spans.values()) or 1.0 for spans in shares.values()]
     left = np.zeros(len(shares))
     for span in SPANS:
         widths = [
-            100 * of.get(span, 0.0) / t for of, t in zip(shares.values(), totals, strict=True)
+            100 * spans.get(span, 0.0) / total
+            for spans, total in zip(shares.values(), totals, strict=True)
         ]
         if any(widths):
-            axes.barh(range(len(shares)), widths, 0.7, left, label=span, **style(span))
+            axes.barh(range(len(shares)), widths, 0.7, left, label=span, **fill_style(span))
         left += widths
     axes.set_yticks(range(len(shares)), list(shares))
     axes.set(xlim=(0, 100), xlabel="% of time")
@@ -183,23 +179,23 @@ def draw_shares(axes: Any, shares: dict[str, dict[str, float]]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def draw(path: Path, tracks: dict[str, Laps]) -> None:
-    """Draw the last updates of all processes, and the shares of all their time, as a picture.
+def draw_profile(path: Path, tracks: dict[str, Laps]) -> None:
+    """Draw the last updates of all processes, and the shares of their total time.
 
     Args:
-        path: where to (PNG, PDF, SVG).
-        tracks: what each process did when.
+        path: file of the picture (PNG, PDF, SVG).
+        tracks: laps by name of the process.
 
     Raises:
         ConfigError: the name does not end in a format that can be written.
-        MissingExtraError: without the `plot` extra.
+        MissingExtraError: the `plot` extra is missing.
     """
-    shares = grouped({name: seconds(laps) for name, laps in tracks.items()})
-    rows = min(len(tracks), _MOST_BARS)
+    shares = group_workers({name: seconds_by_span(laps) for name, laps in tracks.items()})
+    rows = min(len(tracks), _MAX_BARS)
     size = (10, 2.2 + 0.22 * rows + 0.4 * len(shares))
     figure = plotting.library().figure.Figure(figsize=size, layout="constrained")
     above, below = figure.subplots(2, height_ratios=[0.22 * rows + 0.6, 0.4 * len(shares) + 0.6])
-    draw_timeline(above, tracks, *window(tracks), most=_MOST_BARS)
+    draw_timeline(above, tracks, *last_updates(tracks))
     above.set_title("The last updates", loc="left", fontsize="medium")
     draw_shares(below, shares)
     below.set_title("All the time", loc="left", fontsize="medium")
@@ -207,47 +203,41 @@ def draw(path: Path, tracks: dict[str, Laps]) -> None:
     plotting.save(figure, path)
 
 
-def arrays(laps: Laps) -> tuple[Array, Array]:
-    """Index of the span, and seconds, of each lap."""
-    took = np.diff(np.array(laps.ends), prepend=laps.begin)
-    return np.frombuffer(bytes(laps.spans), np.uint8), took
+def lap_arrays(laps: Laps) -> tuple[Array, Array]:
+    """Return the index of the span, and the seconds, of each lap."""
+    durations = np.diff(np.array(laps.ends), prepend=laps.begin)
+    return np.frombuffer(bytes(laps.spans), np.uint8), durations
 
 
-def seconds(laps: Laps) -> dict[str, float]:
-    """By span."""
-    span, took = arrays(laps)
-    totals = np.bincount(span, took, len(SPANS))
+def seconds_by_span(laps: Laps) -> dict[str, float]:
+    """Return the total seconds of each span that occurs."""
+    spans, durations = lap_arrays(laps)
+    totals = np.bincount(spans, durations, len(SPANS))
     return {name: float(s) for name, s in zip(SPANS, totals, strict=True) if s > 0.0}
 
 
-def style(span: str) -> dict[str, Any]:
-    """How matplotlib is to fill an area of this span."""
+def fill_style(span: str) -> dict[str, Any]:
+    """Return matplotlib's keywords to fill an area of this span."""
     striped = {"hatch": "/////", "edgecolor": STRIPE} if span == "wait" else {}
     return {"facecolor": COLORS[span], "linewidth": 0.0, **striped}
 
 
-def grouped(shares: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Seconds by span of each learner, and of all samplers together: "samplers (24)"."""
-    groups = {name: shares[name] for name in in_order(list(shares)) if is_learner(name)}
-    samplers = [of for name, of in shares.items() if not is_learner(name)]
-    if samplers:
-        spans = {span for of in samplers for span in of}
-        together = {s: sum(of.get(s, 0.0) for of in samplers) for s in SPANS if s in spans}
-        groups[f"samplers ({len(samplers)})"] = together
+def group_workers(shares: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return seconds by span of each learner, and of all workers together: "workers (24)"."""
+    groups = {name: shares[name] for name in sort_tracks(list(shares)) if is_learner(name)}
+    workers = [spans for name, spans in shares.items() if not is_learner(name)]
+    if workers:
+        used = {span for spans in workers for span in spans}
+        totals = {s: sum(spans.get(s, 0.0) for spans in workers) for s in SPANS if s in used}
+        groups[f"workers ({len(workers)})"] = totals
     return groups
 
 
-def perfetto(tracks: dict[str, Laps]) -> dict[str, Any]:
-    """Laps in the Chrome trace event format, which ui.perfetto.dev opens.
-
-    Returns:
-        `traceEvents`: names of processes, and complete events (µs from the earliest lap on).
-    """
-    return {"traceEvents": list(_events(tracks)), "displayTimeUnit": "ms"}
-
-
 def write_trace(path: Path, tracks: dict[str, Laps]) -> None:
-    """Write `perfetto(tracks)` as JSON, event by event: in little memory, whole or not at all.
+    """Write laps as JSON in the Chrome trace event format, which ui.perfetto.dev opens.
+
+    `traceEvents` has names of processes, and complete events (µs after the earliest lap). Events
+    are written one by one, to need little memory. The file is complete or not written at all.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -256,7 +246,7 @@ def write_trace(path: Path, tracks: dict[str, Laps]) -> None:
     try:
         with new.open("w") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-            for i, event in enumerate(_events(tracks)):
+            for i, event in enumerate(_trace_events(tracks)):
                 file.write(",\n" if i else "\n")
                 file.write(json.dumps(event))
             file.write("\n]}\n")
@@ -269,74 +259,55 @@ def write_trace(path: Path, tracks: dict[str, Laps]) -> None:
         ) from None
 
 
-def _events(tracks: dict[str, Laps]) -> Iterator[dict[str, Any]]:
-    names = in_order(list(tracks))
+def _trace_events(tracks: dict[str, Laps]) -> Iterator[dict[str, Any]]:
+    names = sort_tracks(list(tracks))
     origin = min((tracks[name].begin for name in names), default=0.0)
     for pid, name in enumerate(names, start=1):
-        of = {"ph": "M", "pid": pid, "tid": pid}
-        yield of | {"name": "process_name", "args": {"name": name}}
-        yield of | {"name": "process_sort_index", "args": {"sort_index": pid}}
-        laps, category = tracks[name], "learner" if is_learner(name) else "sampler"
+        process = {"ph": "M", "pid": pid, "tid": pid}
+        yield process | {"name": "process_name", "args": {"name": name}}
+        yield process | {"name": "process_sort_index", "args": {"sort_index": pid}}
+        laps, category = tracks[name], "learner" if is_learner(name) else "worker"
         # In whole tenths of a microsecond, so that an event ends exactly where the next begins.
         knots = np.concatenate([[laps.begin], np.array(laps.ends)]) - origin
         tenths = np.maximum.accumulate(np.rint(knots * 1e7).astype(np.int64)).tolist()
         for span, begin, end in zip(laps.spans, tenths, tenths[1:], strict=False):
-            yield {
-                "ph": "X",
-                "name": SPANS[span],
-                "cat": category,
-                "pid": pid,
-                "tid": pid,
-                "ts": begin / 10,
-                "dur": (end - begin) / 10,
-            }
+            event = {"ph": "X", "name": SPANS[span], "cat": category, "pid": pid, "tid": pid}
+            yield event | {"ts": begin / 10, "dur": (end - begin) / 10}
 
 
 def _rgb(color: str) -> tuple[int, int, int]:
     return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
 
 
-# Where the seconds of a run went: by process and span, and what samplers waited for.
+def seconds_by_process(tracks: dict[str, Laps], begin: float = 0.0) -> dict[str, dict[str, float]]:
+    """Return seconds by span of each process after `begin` (s since 1970).
 
-
-FOR_SAMPLERS, FOR_LEARNER = "wait for samplers", "wait for learner"
-"""What the `wait` of a sampler is parted in: the first one is lock-step waste, or a queue that was
-empty; the second one is a learner that learns."""
-
-
-def by_process(tracks: dict[str, Laps], begin: float = 0.0) -> dict[str, dict[str, float]]:
-    """Seconds by span of each process, `wait` of samplers in two parts.
-
-    Args:
-        tracks: what each process did when.
-        begin: what ended before is left out (seconds since 1970).
+    The `wait` of a worker is divided into `FOR_WORKERS` and `FOR_LEARNER`.
     """
-    tracks = {name: since(laps, begin) for name, laps in tracks.items()}
-    found = {}
+    tracks = {name: _laps_since(laps, begin) for name, laps in tracks.items()}
+    seconds = {name: seconds_by_span(laps) for name, laps in tracks.items()}
     for name, laps in tracks.items():
-        found[name] = seconds(laps)
-        if not is_learner(name) and "wait" in found[name]:
+        if not is_learner(name) and "wait" in seconds[name]:
             rank = name.partition(",")[0] if "," in name else "learner"
-            waited = found[name].pop("wait")
-            both = _both_wait(laps, tracks[rank]) if rank in tracks else 0.0
-            found[name] |= {FOR_SAMPLERS: both, FOR_LEARNER: max(0.0, waited - both)}
-    return found
+            waited = seconds[name].pop("wait")
+            both = _common_wait(laps, tracks[rank]) if rank in tracks else 0.0
+            seconds[name] |= {FOR_WORKERS: both, FOR_LEARNER: max(0.0, waited - both)}
+    return seconds
 
 
-def since(laps: Laps, begin: float) -> Laps:
-    """What was done later."""
+def _laps_since(laps: Laps, begin: float) -> Laps:
     first = int(np.searchsorted(np.array(laps.ends), begin, "right"))
     later = Laps(max(laps.begin, begin))
     later.spans, later.ends = laps.spans[first:], laps.ends[first:]
     return later
 
 
-def _both_wait(sampler: Laps, learner: Laps) -> float:
-    """Seconds in which a sampler waits, and the learner as well: for other samplers."""
-    span, took = arrays(learner)
+def _common_wait(worker: Laps, learner: Laps) -> float:
+    """Return the seconds in which the worker and the learner wait at the same time."""
+    spans, durations = lap_arrays(learner)
     moments = np.concatenate([[learner.begin], learner.ends])
-    waited = np.concatenate([[0.0], np.cumsum(np.where(span == _WAIT, took, 0.0))])
-    span, took = arrays(sampler)
-    ends = np.array(sampler.ends)[span == _WAIT]
-    begins = ends - took[span == _WAIT]
+    waited = np.concatenate([[0.0], np.cumsum(np.where(spans == _WAIT, durations, 0.0))])
+    spans, durations = lap_arrays(worker)
+    ends = np.array(worker.ends)[spans == _WAIT]
+    begins = ends - durations[spans == _WAIT]
     return float((np.interp(ends, moments, waited) - np.interp(begins, moments, waited)).sum())

@@ -15,7 +15,7 @@ import numpy as np
 from headrace.meter import SPANS, Laps
 from headrace.spec import Array
 from headrace.tools import plotting
-from headrace.tools.profile.timeline_plots import draw_timeline, style
+from headrace.tools.profile.timeline_plots import draw_timeline, fill_style
 from headrace.tools.report.history import Curve
 
 # HTML from values: whatever is not markup already is escaped.
@@ -145,7 +145,7 @@ def over_time(name: str, wall_s: Array, seconds: Array) -> Markup:
         edges, base = np.append(0.0, ends), np.zeros(len(ends))
         for span, share in zip(SPANS, shares.T, strict=True):
             if share.any():
-                axes.stairs(base + share, edges, baseline=base, fill=True, **style(span))
+                axes.stairs(base + share, edges, baseline=base, fill=True, **fill_style(span))
             base = base + share
         axes.set(ylim=(0, 100), xlim=(0, edges[-1]), xlabel=unit)
         axes.set_yticks([0, 50, 100], ["0", "50 %", "100 %"])

@@ -130,9 +130,11 @@ def time_line(history: History) -> Markup:
         how = tag("code", "headrace train ... --timeline")
         what = " keeps what each process did when."
         return tag("p", "This run kept none. ", how, what, class_="note")
-    begin, end = timeline_plots.window(history.laps, _UPDATES)
+    begin, end = timeline_plots.last_updates(history.laps, _UPDATES)
     edges = np.array([begin, max(end, begin + 1e-6)])
-    shares = np.sum([timeline_plots.mixture(of, edges)[0] for of in history.laps.values()], axis=0)
+    shares = np.sum(
+        [timeline_plots.span_shares(of, edges)[0] for of in history.laps.values()], axis=0
+    )
     used = [span for span, share in zip(SPANS, shares, strict=True) if share >= _LEAST]
     picture = figures.timeline(history.laps, begin, end)
     text = "The last updates of the learner. Where spans are shorter than can be seen, each fills "
