@@ -134,7 +134,7 @@ class Watch:
         program = Path(words[0]).name
         if pid == self._driver:
             role = "driver"
-        elif program.startswith("ray::RemoteRank"):
+        elif program.startswith("ray::LearnerActor"):
             role = "learner"
         elif program.startswith("ray::WorkerActor"):
             role = "worker"

@@ -110,7 +110,7 @@ def test_one_rank_over_nccl_is_alone(collected):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
     job = JoinedRanks(RankInfo(0, 1, 0), store, "auto", torch.device("cuda", 0), 60.0)
     try:
-        assert job.way == "nccl"
+        assert job.transport == "nccl"
         assert job.gather_bytes(b"said") == [b"said"]
         over_nccl = learn(collected, "cuda:0", job)
     finally:

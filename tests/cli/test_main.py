@@ -278,7 +278,7 @@ def test_a_signal_saves_and_exits_with_its_code(tmp_path, workers, number, code)
         os.killpg(process.pid, number)  # as a terminal or `timeout` does: to every process
         out, err = process.stdout.read(), process.stderr.read()
     assert process.returncode == code, err
-    assert err == "\nStopping after this step, and saving. Once more: stop at once.\n"
+    assert err == "\nStopping: saving after this step. Again: stop without saving.\n"
     assert f"Stopped by {number.name}" in out
     assert "To go on: headrace resume run\n" in out
     assert checkpoint.newest(tmp_path / "run").manifest["counters"]["env_steps"] > 0
@@ -336,7 +336,7 @@ def test_a_second_interrupt_does_not_wait_for_the_save(tmp_path):
     while "stepping" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGINT)
-    while "Once more: stop at once" not in process.stderr.readline():
+    while "Again: stop without saving" not in process.stderr.readline():
         pass
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=50)

@@ -212,7 +212,7 @@ def test_the_backend_follows_the_device():
 
 
 def ways(ranks):
-    return ranks.way, ranks.gather_bytes(b"%d" % ranks.rank)
+    return ranks.transport, ranks.gather_bytes(b"%d" % ranks.rank)
 
 
 @pytest.mark.slow

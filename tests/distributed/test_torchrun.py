@@ -83,14 +83,14 @@ def test_an_attempt_sees_nothing_of_what_is_in_torchrun_s_store(stores):
 import os
 from headrace.distributed.torchrun import joined
 attempt = joined(os.environ)
-print(attempt.goes_on, attempt.store.check(["0"]))
+print(attempt.is_restart, attempt.store.check(["0"]))
 """
     for restarts, expected in ((0, "False False"), (2, "True False")):
         done = run_again(stores, restarts, "-c", code)
         assert done.stdout.strip() == expected, done.stderr
 
 
-def test_an_attempt_goes_on_with_its_own_run_only(stores, tmp_path):
+def test_a_restarted_attempt_continues_only_its_own_run(stores, tmp_path):
     run = headrace.train("CartPole-v1", total_env_steps=512, run_dir=tmp_path / "run", quiet=True)
     train = ["-m", "headrace", "train", "CartPole-v1", "--total-env-steps", 512]
     done = run_again(stores, 1, *train, "--run-dir", run.dir)
@@ -117,5 +117,5 @@ def test_half_of_torchrun_s_environment_is_refused_in_words():
 def test_ranks_that_do_not_join_are_named(stores):
     stores[0].set_timeout(datetime.timedelta(seconds=0.2))
     stores[0].queue_push("to rank 0", json.dumps({"hello": "rank/dead"}))
-    with pytest.raises(RankError, match=r"Of 3 ranks, these did not come: \[1, 2\]"):
+    with pytest.raises(RankError, match=r"Of 3 ranks, these did not join: \[1, 2\]"):
         meet(stores[0], RankInfo(0, SIZE, 0), 0)

@@ -68,7 +68,7 @@ def until(true, within_s, what):
 
 
 def actors(kind, below=None):
-    """Process ids of actors ("WorkerActor", "RemoteRank"), of a machine or of all."""
+    """Process ids of actors ("WorkerActor", "LearnerActor"), of a machine or of all."""
     found = []
     for pid in children():
         with contextlib.suppress(OSError, IndexError):  # gone meanwhile

@@ -126,7 +126,7 @@ def test_a_learner_is_killed_and_the_group_is_formed_again(tmp_path, measured):
     ):  # fmt: skip
         for which in (0, 1):
             run.updates(8)
-            pids = until(lambda: found if len(found := actors("RemoteRank")) == 2 else 0, 60, str)
+            pids = until(lambda: found if len(found := actors("LearnerActor")) == 2 else 0, 60, str)
             os.kill(pids[which], signal.SIGKILL)
             killed = time.monotonic()
             seen = run.heard("^Learner . was lost", since=killed)

@@ -190,7 +190,7 @@ def test_f20_the_driver_is_killed_and_the_run_resumed(tmp_path, measured, where)
             killed = time.monotonic()
             assert still_alive(theirs, 50) == []
             gone = time.monotonic() - killed
-        assert not any(map(actors, ("WorkerActor", "RemoteRank")))
+        assert not any(map(actors, ("WorkerActor", "LearnerActor")))
         (tmp_path / "hurry").touch()
         env = "tests.faults.cluster_support:Paced"
         with Run(tmp_path, "--env", env, "--cluster", address, verb="resume") as resumed:

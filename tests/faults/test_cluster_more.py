@@ -160,7 +160,7 @@ def test_a_learner_s_machine_is_about_to_be_taken_away(tmp_path, measured):
         Run(tmp_path, *paced(cluster, tmp_path, *PPO)) as run,
     ):
         run.updates(3)
-        (its_own,) = (n for n in cluster.worker_nodes if actors("RemoteRank", raylet_of(n)))
+        (its_own,) = (n for n in cluster.worker_nodes if actors("LearnerActor", raylet_of(n)))
         joins(cluster, **one)
         drain(cluster, its_own, NOTICE_S)
         told = time.monotonic()
@@ -186,7 +186,7 @@ def test_a_learner_s_machine_is_lost(tmp_path, measured):
         Run(tmp_path, *paced(cluster, tmp_path, *PPO), "--checkpoint-every-s", 2) as run,
     ):
         run.updates(8)
-        (its_own,) = (n for n in cluster.worker_nodes if actors("RemoteRank", raylet_of(n)))
+        (its_own,) = (n for n in cluster.worker_nodes if actors("LearnerActor", raylet_of(n)))
         joins(cluster, **one)
         cluster.remove_node(its_own, allow_graceful=False)
         lost_at = time.monotonic()

@@ -16,7 +16,7 @@ def test_what_a_connection_has_brought_is_told_by_who_sent_it(monkeypatch):
         line.format(200, 100, 2, " bytes_sent:40"),
         line.format(300, 100, 9, " bytes_received:5"),  # somebody else's
     ]
-    words = {1: "ray::RemoteRank.run", 2: "ray::WorkerActor.fill"}
+    words = {1: "ray::LearnerActor.run", 2: "ray::WorkerActor.fill"}
     ours = {pid: processes.Process(pid, 0, (name,), 0.0) for pid, name in words.items()}
     monkeypatch.setattr(measure_bytes.subprocess, "check_output", lambda *a, **k: "\n".join(lines))
     monkeypatch.setattr(measure_bytes.processes, "descendants", lambda pid: ours)

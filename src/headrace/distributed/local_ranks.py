@@ -1,10 +1,8 @@
-"""The other learners of `--num-learners N`: processes that this one, rank 0, starts and outlives.
+"""The other learners of `--num-learners N`: processes that rank 0 starts, watches and ends.
 
-Each is a fresh Python (it will start workers of its own) that gets what to run through an inherited
-pipe, and reports through it what failed. They find each other over a port of the loopback that the
-system chooses, so that two jobs never want the same one. The kernel ends them with rank 0.
-
-Left out: ranks that torchrun starts (`torchrun.py`), and what a rank does.
+Each is a fresh Python (it starts workers of its own) that gets its task through an inherited pipe
+and reports errors through it. Ranks meet on a port of the loopback that the system chooses, so two
+jobs never collide. The kernel ends them with rank 0.
 """
 
 import contextlib
@@ -17,9 +15,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import Pipe, connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -29,12 +27,9 @@ from headrace.distributed.ranks import Backend, JoinedRanks, RankInfo, device_of
 from headrace.errors import HeadraceError, RankError, UsageError
 
 _JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
-_NOTICE_WITHIN_S = 5.0  # that another rank is lost
-_REPORT_WITHIN_S = 3.0  # between a rank's death as others see it, and its own words
+_NOTICE_WITHIN_S = 5.0  # for rank 0, that another rank is lost
+_REPORT_WITHIN_S = 3.0  # for a rank, to report its own error after others saw it end
 _END_WITHIN_S = 10.0
-
-Follow = Callable[..., None]
-"""What another rank runs: `follow(job, *arguments)`."""
 
 
 @contextlib.contextmanager
@@ -44,43 +39,46 @@ def launch_ranks(
     device: str,
     limit_s: float,
     on_loss: Callable[[], None],
-    follow: Follow,
+    follow: Callable[..., None],
     *arguments: Any,
 ) -> Iterator[tuple[JoinedRanks, list[int]]]:
-    """Start ranks 1 to `size - 1`, and be rank 0; gives the job and their process ids.
+    """Start ranks 1 to `size - 1`, and join them as rank 0; yield the ranks and process ids.
 
-    A rank 0 that neither meets the others nor stops when one of them is lost is stuck: the process
-    ends then, with its stacks.
+    If another rank is lost and rank 0 neither notices nor stops, this process prints its stacks
+    and ends.
 
     Args:
         size: how many ranks, this one included.
         backend: see `JoinedRanks`.
+        device: the setting; each rank takes its own.
         limit_s: see `JoinedRanks`.
-        device: setting; each rank takes its own.
-        on_loss: called, from a thread, when another rank is lost; is to stop this one's sampling.
-        follow: run by each of the others.
-        arguments: sent to them by cloudpickle.
+        on_loss: called by a thread when another rank is lost; must stop this rank's workers.
+        follow: each other rank runs `follow(ranks, *arguments)`; sent by cloudpickle.
+        arguments: likewise.
 
     Raises:
-        HeadraceError: the first that a rank raised, with its rank; RankError if one died.
+        HeadraceError: the first error of a rank, with its rank; RankError if one died.
     """
-    own, *_ = [device_of(device, rank) for rank in range(size)]  # before anything is started
-    others: list[_Other] = []
+    # All devices are checked before a process is started.
+    first_device, *_ = [device_of(device, rank) for rank in range(size)]
+    others: list[_OtherRank] = []
     stack = contextlib.ExitStack()
     try:
         stack.enter_context(_loopback_only())
         store = host_store("127.0.0.1")
-        orders = pickled((follow, store.port, size, backend, device, limit_s, arguments))
-        others += (_Other(rank, size, orders) for rank in range(1, size))
+        task = pickled(
+            (follow, store.port, size, backend, device, limit_s, arguments), "other learners"
+        )
+        others += (_OtherRank(rank, size, task) for rank in range(1, size))
         for other in others:
             other.wait_until_ready()
-        job = JoinedRanks(RankInfo(0, size, 0), store, backend, own, limit_s)
-        with contextlib.closing(job), _watched(others, on_loss):
-            yield job, [other.process.pid for other in others]
+        ranks = JoinedRanks(RankInfo(0, size, 0), store, backend, first_device, limit_s)
+        with contextlib.closing(ranks), _watched(others, on_loss):
+            yield ranks, [other.process.pid for other in others]
         for other in others:
             other.finish()
     except RankError as error:
-        raise _cause(others) or error from error
+        raise _error_of(others) or error from error
     finally:
         stack.close()
         for other in others:
@@ -89,7 +87,7 @@ def launch_ranks(
 
 @contextlib.contextmanager
 def _loopback_only() -> Iterator[None]:
-    """Meanwhile, gloo and NCCL listen there, here and in processes that are started."""
+    """Within the `with`, have gloo and NCCL listen there, here and in processes started."""
     names = {f"{library}_SOCKET_IFNAME": "lo" for library in ("GLOO", "NCCL")}
     added = {name: value for name, value in names.items() if name not in os.environ}
     os.environ.update(added)
@@ -100,21 +98,43 @@ def _loopback_only() -> Iterator[None]:
             del os.environ[name]
 
 
-def pickled(orders: Any, to: str = "other learners") -> bytes:
-    """What other processes are told, to be sent; UsageError if it cannot be."""
+def pickled(message: Any, receiver: str) -> bytes:
+    """Return `message` as bytes for other processes; UsageError if it cannot be sent."""
     try:
-        return bytes(cloudpickle.dumps(orders))
+        return bytes(cloudpickle.dumps(message))
     except Exception as error:
         raise UsageError(
-            f"The run cannot be sent to {to}: {type(error).__name__}: {error}.\n"
+            f"The run cannot be sent to {receiver}: {type(error).__name__}: {error}.\n"
             "What makes the environment must not carry open files, locks or devices."
         ) from error
 
 
-class _Other:
-    """Rank 0's end of another rank."""
+class Failure(NamedTuple):
+    """The failure of a rank; `at` is infinite if it died without a report."""
 
-    def __init__(self, rank: int, size: int, orders: bytes) -> None:
+    at: float
+    rank: int
+    error: HeadraceError
+
+
+def first_cause(failures: Iterable[Failure]) -> Failure | None:
+    """Return the failure that caused the others.
+
+    It is the first error that is more than the loss of another rank; else a death; else the first
+    report of a loss.
+    """
+
+    def precedence(failure: Failure) -> tuple[int, float, int]:
+        is_loss = type(failure.error) is RankError
+        return is_loss + (is_loss and failure.at < float("inf")), failure.at, failure.rank
+
+    return min(failures, key=precedence, default=None)
+
+
+class _OtherRank:
+    """Rank 0's end of another rank's process."""
+
+    def __init__(self, rank: int, size: int, task: bytes) -> None:
         self.rank, self._size = rank, size
         self.pipe, theirs = Pipe()
         code = f"from headrace.distributed.local_ranks import main; main({theirs.fileno()}, {rank})"
@@ -123,19 +143,18 @@ class _Other:
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                process_group=0,  # a Ctrl-C comes to rank 0, which passes it on
+                process_group=0,  # Ctrl-C reaches rank 0 alone, which passes it on
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
-        self.pipe.send(orders)
+        self.pipe.send(task)
 
     def wait_until_ready(self) -> None:
-        """Until it has its orders; RankError if it cannot."""
-        said = self._receive(_JOIN_WITHIN_S)
-        if said != "ready":
+        """Wait until it has its task; RankError if it does not come."""
+        if self._receive(_JOIN_WITHIN_S) != "ready":
             raise RankError(f"Rank {self.rank} of {self._size} did not start.")
 
     def finish(self) -> None:
-        """Wait for its end; RankError if it failed."""
+        """Wait until it ends; RankError if it fails."""
         try:
             self.process.wait(_END_WITHIN_S)
         except subprocess.TimeoutExpired:
@@ -143,20 +162,19 @@ class _Other:
         if self.process.returncode:
             raise RankError(f"Rank {self.rank} failed.")
 
-    def failure(self, deadline: float) -> tuple[float, HeadraceError] | None:
-        """When it failed and of what, as it says itself; a death without words counts as last."""
-        said = self._receive(deadline - time.monotonic())
-        if isinstance(said, tuple):
-            at, error = said
-            return at, error.of_rank(self.rank, self._size)
+    def failure(self, deadline: float) -> Failure | None:
+        """Return its failure, by its report or its exit code; None if it runs on."""
+        report = self._receive(deadline - time.monotonic())
+        if isinstance(report, tuple):
+            at, error = report
+            return Failure(at, self.rank, error.of_rank(self.rank, self._size))
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, deadline - time.monotonic()))
-        code = self.process.returncode
-        if code is None:
+        if (code := self.process.returncode) is None:
             return None
         died, advice = cause_of_death(code)
-        said = f"Rank {self.rank} of {self._size} {died}."
-        return float("inf"), RankError("\n".join(filter(None, (said, advice))))
+        text = f"Rank {self.rank} of {self._size} {died}."
+        return Failure(float("inf"), self.rank, RankError("\n".join(filter(None, (text, advice)))))
 
     def _receive(self, within_s: float) -> Any:
         try:
@@ -165,14 +183,14 @@ class _Other:
             return None
 
     def end(self) -> None:
-        """Whatever it does."""
+        """End the process, whatever it does."""
         self.process.kill()
         self.process.wait()
         self.pipe.close()
 
 
 @contextlib.contextmanager
-def _watched(others: list[_Other], on_loss: Callable[[], None]) -> Iterator[None]:
+def _watched(others: list[_OtherRank], on_loss: Callable[[], None]) -> Iterator[None]:
     ended, waker = Pipe()
 
     def watch() -> None:
@@ -199,29 +217,23 @@ def _watched(others: list[_Other], on_loss: Callable[[], None]) -> Iterator[None
         ended.close()
 
 
-def _end_here(others: list[_Other]) -> None:
-    """Say why, and what this process is stuck in; end it and the others."""
-    print(f"{_cause(others)}\nRank 0 is stuck as well, here:", file=sys.stderr, flush=True)
+def _end_here(others: list[_OtherRank]) -> None:
+    """Print the cause and the stacks of this process; end all ranks."""
+    print(f"{_error_of(others)}\nRank 0 is stuck as well, here:", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(2)
     for other in others:
         other.process.kill()
     os._exit(1)
 
 
-def _cause(others: list[_Other]) -> HeadraceError | None:
-    """What began it: the first error that is more than the loss of another rank."""
+def _error_of(others: list[_OtherRank]) -> HeadraceError | None:
     deadline = time.monotonic() + _REPORT_WITHIN_S
-    found = [failure for other in others if (failure := other.failure(deadline))]
-    own = [failure for failure in found if type(failure[1]) is not RankError]
-    died = [failure for failure in found if failure[0] == float("inf")]
-    for candidates in (own, died, found):
-        if candidates:
-            return min(candidates, key=lambda failure: failure[0])[1]
-    return None
+    cause = first_cause(filter(None, (other.failure(deadline) for other in others)))
+    return cause.error if cause else None
 
 
 def main(fd: int, rank: int) -> None:
-    """Another rank's process, from its first line to its last."""
+    """Run the process of another rank."""
     faulthandler.enable()
     end_with_parent()
     pipe: Any = connection.Connection(fd)
@@ -229,10 +241,10 @@ def main(fd: int, rank: int) -> None:
         follow, port, size, backend, device, limit_s, arguments = cloudpickle.loads(pipe.recv())
         pipe.send("ready")
         store = connect_store("127.0.0.1", port)
-        place = RankInfo(rank, size, rank)
-        job = JoinedRanks(place, store, backend, device_of(device, rank), limit_s)
-        with contextlib.closing(job):
-            follow(job, *arguments)
+        info = RankInfo(rank, size, rank)
+        ranks = JoinedRanks(info, store, backend, device_of(device, rank), limit_s)
+        with contextlib.closing(ranks):
+            follow(ranks, *arguments)
     except EOFError:
         sys.exit(1)  # rank 0 is gone
     except HeadraceError as error:
@@ -248,22 +260,17 @@ def _report(pipe: Any, error: HeadraceError) -> None:
 
 
 def host_store(host: str) -> TCPStore:
-    """A job's store, on a port of this address: TCPStore by itself listens on all addresses."""
+    """Open a job's store on a port of this address; TCPStore alone listens on all addresses."""
     listening = socket.create_server((host, 0), backlog=128)
     port = listening.getsockname()[1]
     return _store(host, port, is_master=True, master_listen_fd=listening.detach())
 
 
 def connect_store(host: str, port: int) -> TCPStore:
-    """The same store, from another process."""
+    """Connect to the store of another process."""
     return _store(host, port, is_master=False)
 
 
-def _store(host: str, port: int, **how: Any) -> TCPStore:
-    return TCPStore(
-        host,
-        port,
-        wait_for_workers=False,
-        timeout=datetime.timedelta(seconds=_JOIN_WITHIN_S),
-        **how,
-    )
+def _store(host: str, port: int, **options: Any) -> TCPStore:
+    limit = datetime.timedelta(seconds=_JOIN_WITHIN_S)
+    return TCPStore(host, port, wait_for_workers=False, timeout=limit, **options)

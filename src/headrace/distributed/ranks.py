@@ -1,12 +1,8 @@
-"""The ranks of a job: which one this is, and what they tell each other.
+"""The ranks of a job: which one this process is, and how ranks exchange data.
 
-A rank is one learner with samplers of its own. Ranks meet in three places only: gradients (through
-`wrap`), a few numbers per update, and, for checkpoints, the state of the samplers. All that is
-gathered is the same on every rank, in the order of ranks, so that what is decided on it is decided
-alike everywhere.
-
-Left out: starting ranks (`distributed/local_ranks.py`), memory between ranks of one host
-(`shm_collectives.py`).
+A rank is one learner with workers of its own. Everything that is gathered is the same on every
+rank, in the order of ranks: decisions on it are the same everywhere. Left out: starting ranks
+(`local_ranks.py`, `torchrun.py`), memory between ranks of one host (`shm_collectives.py`).
 """
 
 import contextlib
@@ -19,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -35,79 +31,52 @@ from headrace.meter import Meter
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
 
 
-class Ranks(Protocol):
-    """What a rank knows of the others.
+class Ranks:
+    """The ranks of a job, as one of them sees them. This one is alone.
 
     Attributes:
         rank, size: which of how many.
         local_rank: which of those on this host: its GPU.
-        way: how they reach each other, in words.
+        transport: how the ranks exchange data.
     """
 
-    rank: int
-    size: int
-    local_rank: int
-    way: str
+    rank, size, local_rank = 0, 1, 0
+    transport = "nothing"
 
     def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
-        """`module`, whose gradients become their mean over all ranks in `backward`.
+        """Return `module` with gradients that become their mean over all ranks in `backward`.
 
         Args:
             module: a loss.
             meter: of this process.
             may_skip: whether a loss may leave out some of the parameters.
         """
+        return module
 
     def mean(self, gradient: Tensor, meter: Meter) -> None:
-        """Replace a gradient (contiguous, of one shape and dtype everywhere) by its mean."""
+        """Replace a gradient (contiguous, same shape and dtype on all ranks) by its mean."""
 
     def meeting(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, the loss of another rank is a RankError (`backward` has errors of torch's)."""
+        """Raise RankError within the `with` if another rank is lost: torch raises its own."""
+        return contextlib.nullcontext()
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """`[size, ...]`: `tensor` (of one shape and dtype everywhere) of every rank."""
+        """Return `[size, ...]`: the `tensor` (same shape and dtype) of every rank."""
+        return tensor.unsqueeze(0)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """What each rank brings, of any length."""
+        """Return the data, of any length, of every rank."""
+        return [data]
 
     def close(self) -> None:
         """Leave the job."""
 
 
-class SingleRank:
-    """The only rank."""
-
-    rank, size, local_rank = 0, 1, 0
-    way = "no way"
-
-    def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
-        """See `Ranks`."""
-        return module
-
-    def mean(self, gradient: Tensor, meter: Meter) -> None:
-        """See `Ranks`."""
-
-    def meeting(self) -> contextlib.AbstractContextManager[None]:
-        """See `Ranks`."""
-        return contextlib.nullcontext()
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        """See `Ranks`."""
-        return tensor.unsqueeze(0)
-
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """See `Ranks`."""
-        return [data]
-
-    def close(self) -> None:
-        """See `Ranks`."""
-
-
-SINGLE_RANK = SingleRank()
+SINGLE_RANK = Ranks()
 
 
 def gather_json(ranks: Ranks, data: Any) -> list[Any]:
-    """Plain data of every rank."""
+    """Return the plain data of every rank."""
     if ranks.size == 1:
         return [data]
     return [json.loads(each) for each in ranks.gather_bytes(json.dumps(data).encode())]
@@ -115,47 +84,42 @@ def gather_json(ranks: Ranks, data: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where a process stands in its job.
-
-    Attributes:
-        rank, size: which of how many.
-        local_rank: which of those on this host: its GPU.
-    """
+    """Which rank of a job a process is; see `Ranks`."""
 
     rank: int
     size: int
     local_rank: int
 
 
-class JoinedRanks:
+class JoinedRanks(Ranks):
     """A rank among others, over `torch.distributed`.
 
-    Ranks on the CPUs of one host use shared memory instead, unless a backend was asked for.
+    With the backend `auto`, ranks on the CPUs of one host use shared memory instead.
 
     Args:
-        place: which rank this is.
-        store: where the ranks find each other; None: MPI's own way.
+        info: which rank this is.
+        store: where the ranks find each other; None: MPI needs none.
         backend: see `--backend`.
         device: what this rank computes on.
         limit_s: how long a rank may let the others wait.
 
     Raises:
         ConfigError: torch was built without the backend, or it does not fit the device.
-        RankError: the others did not come.
+        RankError: another rank did not join.
     """
 
     def __init__(
         self,
-        place: RankInfo,
+        info: RankInfo,
         store: Store | None,
         backend: Backend,
         device: torch.device,
         limit_s: float,
     ) -> None:
-        self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
+        self.rank, self.size, self.local_rank = info.rank, info.size, info.local_rank
         self._exchange: Exchange | None = None
         self._cpu: dist.ProcessGroup | None = None
-        self.way = chosen = backend_for(backend, device)
+        self.transport = chosen = backend_for(backend, device)
         if store is None and chosen != "mpi":
             raise ConfigError(
                 "RANK and WORLD_SIZE are set in the environment, as torchrun does, but MASTER_ADDR "
@@ -173,24 +137,23 @@ class JoinedRanks:
             dist.init_process_group(
                 chosen,
                 store=store,
-                rank=-1 if store is None else place.rank,
-                world_size=-1 if store is None else place.size,
+                rank=-1 if store is None else info.rank,
+                world_size=-1 if store is None else info.size,
                 timeout=limit,
                 device_id=device if chosen == "nccl" else None,
             )
-            # What is gathered for decisions lies on the CPU.
+            # Decisions are made on data of the CPU.
             self._cpu = dist.new_group(backend="gloo") if chosen == "nccl" else dist.group.WORLD
-            here = set(self.gather_bytes(_host().encode()))
-            if backend == "auto" and chosen == "gloo" and len(here) == 1 and self.size > 1:
-                self.way = "shared memory"
+            hosts = set(self.gather_bytes(_host().encode()))
+            if backend == "auto" and chosen == "gloo" and len(hosts) == 1 and self.size > 1:
+                self.transport = "shared memory"
                 shared = dist.distributed_c10d._get_default_store()
+
+                def lookup(name: str) -> str:
+                    return str(shared.get(name).decode())
+
                 self._exchange = Exchange(
-                    self.rank,
-                    self.size,
-                    shared.set,
-                    lambda name: shared.get(name).decode(),
-                    _CAPACITY,
-                    limit_s,
+                    self.rank, self.size, shared.set, lookup, _CAPACITY, limit_s
                 )
             stack.pop_all()
 
@@ -287,21 +250,21 @@ def _mean_over_ranks(
     state: tuple[JoinedRanks, Meter],
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP checks the annotation
 ) -> torch.futures.Future[Tensor]:
-    """What `DistributedDataParallel` calls with gradients that are ready."""
-    job, meter = state
-    job.mean(bucket.buffer(), meter)
+    """Average the gradients that `DistributedDataParallel` has ready."""
+    ranks, meter = state
+    ranks.mean(bucket.buffer(), meter)
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
 def visible_gpus(name: str) -> int:
-    """How many learners of this machine can have one each, by the setting of the device."""
+    """Return how many learners of this machine can have a GPU each, with the setting `device`."""
     return 0 if name == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
 
 
 def device_of(name: str, local_rank: int) -> torch.device:
-    """What a rank computes on, by the setting; ConfigError if there is no such device."""
+    """Return the device of a rank, with the setting `device`; ConfigError if there is none."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "device='cuda', but torch finds no CUDA device (see `headrace doctor`).\n"
@@ -320,7 +283,7 @@ def device_of(name: str, local_rank: int) -> torch.device:
 
 
 def backend_for(backend: Backend, device: torch.device) -> str:
-    """torch.distributed's name of what was asked for; ConfigError if it does not fit."""
+    """Return torch.distributed's name of a backend; ConfigError if it does not fit the device."""
     if backend == "auto":
         return "nccl" if device.type == "cuda" else "gloo"
     if backend == "nccl" and device.type != "cuda":
@@ -334,7 +297,7 @@ def backend_for(backend: Backend, device: torch.device) -> str:
 
 
 def _host() -> str:
-    """Two ranks with the same can share memory and sockets."""
+    """Return an id of this host: ranks with the same id can share memory and sockets."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     if not boot.exists():
         return f"{os.uname().nodename}-{os.getpid()}"

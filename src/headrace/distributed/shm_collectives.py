@@ -1,12 +1,10 @@
-"""Data from every rank to every rank of one host, through anonymous shared memory.
+"""Collectives among the ranks of one host, through anonymous shared memory.
 
-Each rank has a piece of memory that it writes and the others read, and a socket to each other rank.
+Each rank writes to memory of its own, which the others read, and has a socket to each other rank.
 A round: write your part, send each other rank a byte, wait for a byte from each, read their parts.
-The bytes order the memory's accesses and wake the sleeper; a socket at its end is a rank that died.
-Pieces are halved and the rounds take turns, so that nobody overwrites what another still reads:
-whoever has sent the byte of round k + 1 has read all of round k.
-
-Left out: ranks on several hosts and on GPUs (`torch.distributed`'s own way: `ranks.py`).
+The bytes order the accesses and wake sleeping ranks; a socket that ends is a rank that died. Rounds
+alternate between two halves of the memory: a rank that sent the byte of round k + 1 has read all of
+round k. Left out: several hosts and GPUs (`ranks.py`).
 """
 
 import contextlib
@@ -27,7 +25,7 @@ from torch import Tensor
 from headrace.errors import RankError
 
 SPIN_S = 50e-6
-"""Waited in a loop before sleeping: a rank that is a little late costs no wake-up then."""
+"""How long to poll before sleeping: a rank that is a little late costs no wake-up then."""
 
 Publish = Callable[[str, str], None]
 Lookup = Callable[[str], str]
@@ -38,12 +36,12 @@ class Exchange:
 
     Args:
         rank, size: which of how many.
-        publish, lookup: put and get strings by name, seen by all ranks (`get` waits).
-        capacity: bytes that a rank may bring to a round; longer data takes several.
+        publish, lookup: put and get strings by name, for all ranks; `lookup` waits.
+        capacity: bytes of a rank in a round; longer data takes several rounds.
         limit_s: how long to wait for a rank that is alive but late.
 
     Raises:
-        RankError: a rank did not come.
+        RankError: a rank did not join.
     """
 
     def __init__(
@@ -69,14 +67,14 @@ class Exchange:
     def sum(self, data: Tensor) -> None:
         """Replace the numbers in `data` (contiguous, on the CPU) by their sums over all ranks.
 
-        Added in the order of ranks: the bits are the same on each of them.
+        They are added in the order of ranks: the bits are the same on each of them.
         """
         flat = data.view(-1)
         count = self._capacity // data.element_size()
         for first in range(0, len(flat), count):
             part = flat[first : first + count]
             size = part.numel() * part.element_size()
-            parts = [torch.from_numpy(of[:size]).view(data.dtype) for of in self._next()]
+            parts = [torch.from_numpy(m[:size]).view(data.dtype) for m in self._next()]
             parts[self._rank].copy_(part)
             self._meet()
             torch.add(parts[0], parts[1], out=part)
@@ -84,7 +82,7 @@ class Exchange:
                 part += other
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What each rank brought, by rank."""
+        """Return the data of each rank, by rank."""
         mine = np.frombuffer(data, np.uint8)
         sizes = self._gather_once(np.array([len(mine)], np.int64).view(np.uint8), [8] * self.size)
         lengths = [int(size.view(np.int64)[0]) for size in sizes]
@@ -98,11 +96,11 @@ class Exchange:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self._sockets) + 1
 
     def close(self) -> None:
-        """Leave: to the others, this rank is gone."""
+        """Leave the job: the others see this rank end."""
         for peer in self._sockets.values():
             peer.close()
 
@@ -110,14 +108,14 @@ class Exchange:
         memory = self._next()
         memory[self._rank][: len(mine)] = mine
         self._meet()
-        return [of[:size].copy() for of, size in zip(memory, sizes, strict=True)]
+        return [m[:size].copy() for m, size in zip(memory, sizes, strict=True)]
 
     def _next(self) -> list[NDArray[np.uint8]]:
         self._round += 1
         return self._halves[self._round % 2]
 
     def _meet(self) -> None:
-        """Tell the others that my part is there, and wait for theirs."""
+        """Announce this rank's part, and wait for the others'."""
         for rank, peer in self._sockets.items():
             try:
                 peer.send(b"\0")
@@ -141,7 +139,7 @@ class Exchange:
 
 
 def _take(rank: int, peer: socket.socket) -> bool:
-    """Whether the rank's byte of this round was there."""
+    """Return whether the rank's byte of this round was there."""
     try:
         if peer.recv(1):
             return True
@@ -157,7 +155,7 @@ def _gone(rank: int) -> RankError:
 
 
 def _user_of(peer: socket.socket) -> int:
-    """Who is at the other end."""
+    """Return the user id at the other end."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[1])
 
@@ -165,14 +163,14 @@ def _user_of(peer: socket.socket) -> int:
 def _connect(
     rank: int, size: int, fd: int, publish: Publish, lookup: Lookup, limit_s: float
 ) -> tuple[dict[int, socket.socket], dict[int, int]]:
-    """A socket to each other rank, and its memory."""
+    """Return a socket to each other rank, and its memory's file descriptor."""
     sockets: dict[int, socket.socket] = {}
     fds: dict[int, int] = {}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         name = f"headrace-{secrets.token_hex(16)}"  # no file: gone with the process
-        door.bind(f"\0{name}")
-        door.listen(size)
-        door.settimeout(limit_s)
+        listener.bind(f"\0{name}")
+        listener.listen(size)
+        listener.settimeout(limit_s)
         publish(f"exchange/{rank}", name)
         try:
             for other in range(rank):
@@ -183,13 +181,13 @@ def _connect(
                 _, (fds[other],), _, _ = socket.recv_fds(peer, 4, 1)
                 sockets[other] = peer
             while len(sockets) < size - 1:
-                peer, _ = door.accept()
-                if _user_of(peer) != os.getuid():  # the name is no secret on this machine
+                peer, _ = listener.accept()
+                if _user_of(peer) != os.getuid():  # other users can see the name
                     peer.close()
                     continue
                 peer.settimeout(limit_s)
-                said, (theirs,), _, _ = socket.recv_fds(peer, 4, 1)
-                other = int.from_bytes(said)
+                number, (theirs,), _, _ = socket.recv_fds(peer, 4, 1)
+                other = int.from_bytes(number)
                 socket.send_fds(peer, [rank.to_bytes(4)], [fd])
                 sockets[other], fds[other] = peer, theirs
         except (OSError, ValueError) as error:

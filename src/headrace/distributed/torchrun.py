@@ -1,10 +1,8 @@
-"""Ranks that torchrun starts: which one this is, where they meet, whether they are to go on.
+"""Ranks that torchrun starts: which rank this is, where they meet, and whether a job is restarted.
 
-torchrun's store outlives an attempt that failed, and still holds the addresses of its dead ranks;
-and on several nodes, each node counts restarts for itself. So ranks first find out who is there in
-this attempt, and then meet under a name that no other attempt has.
-
-Left out: ranks that a process of ours starts (`local_ranks.py`), and what ranks tell each other.
+torchrun's store outlives a failed attempt and keeps the addresses of its dead ranks, and each node
+counts restarts for itself. So ranks first find out which of them are there in this attempt, and
+then meet under a name that no other attempt has.
 """
 
 import datetime
@@ -29,74 +27,74 @@ class Attempt:
     """One attempt of a job at its run.
 
     Attributes:
-        place: which rank this is.
-        store: of this attempt alone; None: MPI, which has no need of one.
-        goes_on: an attempt before this one failed.
-        may_restart: if this one fails, another is made.
+        info: which rank this is.
+        store: of this attempt alone; None: MPI needs none.
+        is_restart: an earlier attempt failed.
+        may_restart: torchrun makes another attempt if this one fails.
     """
 
-    place: RankInfo
+    info: RankInfo
     store: Store | None
-    goes_on: bool
+    is_restart: bool
     may_restart: bool
 
 
 def joined(environ: Mapping[str, str]) -> Attempt | None:
-    """The attempt that this process is a rank of, by environment variables; None without them.
+    """Join the attempt that this process is a rank of; return None outside torchrun.
 
-    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT and
-    TORCHELASTIC_MAX_RESTARTS, as https://docs.pytorch.org/docs/stable/elastic/run.html has them.
+    It reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT and
+    TORCHELASTIC_MAX_RESTARTS: https://docs.pytorch.org/docs/stable/elastic/run.html.
 
     Raises:
-        RankError: the other ranks did not come.
+        RankError: another rank did not join.
     """
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
     end_with_parent()
     rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    place = RankInfo(rank, size, int(environ.get("LOCAL_RANK", 0)))
+    info = RankInfo(rank, size, int(environ.get("LOCAL_RANK", 0)))
     restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     may_restart = int(environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
     if "MASTER_ADDR" not in environ:
-        return Attempt(place, None, restarts > 0, may_restart)
+        return Attempt(info, None, restarts > 0, may_restart)
     limit = datetime.timedelta(seconds=_JOIN_WITHIN_S)
     try:
         store, *_ = next(rendezvous("env://", timeout=limit))
-        name, most = meet(store, place, restarts)
+        name, most = meet(store, info, restarts)
     except dist.DistError as error:
-        why = str(error).partition("\n")[0]
-        raise RankError(f"Rank {rank} of {size} could not meet the others: {why}") from None
-    return Attempt(place, PrefixStore(name, store), most > 0, may_restart)
+        cause = str(error).partition("\n")[0]
+        raise RankError(f"Rank {rank} of {size} could not meet the others: {cause}") from None
+    return Attempt(info, PrefixStore(name, store), most > 0, may_restart)
 
 
-def meet(store: Store, place: RankInfo, restarts: int) -> tuple[str, int]:
-    """The name of this attempt, and the most restarts that a rank of it knows of.
+def meet(store: Store, info: RankInfo, restarts: int) -> tuple[str, int]:
+    """Agree on a name of this attempt; return it and the largest number of restarts of a rank.
 
-    What dead ranks left in the store cannot be told from what living ones wrote, except by an
-    answer: every other rank says hello under a name of its own; rank 0 answers each such name with
-    the attempt's, until each rank has signed that. Only then is it published.
+    Messages of dead ranks in the store look like those of living ones, but dead ranks do not
+    answer. So each other rank says hello under a random name, rank 0 answers with the attempt's
+    name, and the rank signs that. When all have signed, rank 0 publishes it.
     """
-    if place.rank:
-        own = f"rank/{secrets.token_hex(8)}"
-        _say(store, hello=own)
-        attempt = store.get(own).decode()
-        _say(store, attempt=attempt, rank=place.rank, restarts=restarts)
+    if info.rank:
+        name = f"rank/{secrets.token_hex(8)}"
+        _send(store, hello=name)
+        attempt = store.get(name).decode()
+        _send(store, attempt=attempt, rank=info.rank, restarts=restarts)
         return attempt, int(store.get(attempt))
     attempt, signed = f"attempt/{secrets.token_hex(8)}", {0: restarts}
-    while len(signed) < place.size:
+    while len(signed) < info.size:
         try:
-            said = json.loads(store.queue_pop(_MAILBOX))
+            message = json.loads(store.queue_pop(_MAILBOX))
         except dist.DistStoreError:
-            missing = sorted(set(range(place.size)) - set(signed))
-            raise RankError(f"Of {place.size} ranks, these did not come: {missing}.") from None
-        if "hello" in said:
-            store.set(said["hello"], attempt)
-        elif said["attempt"] == attempt:
-            signed[said["rank"]] = said["restarts"]
+            missing = sorted(set(range(info.size)) - set(signed))
+            raise RankError(f"Of {info.size} ranks, these did not join: {missing}.") from None
+        if "hello" in message:
+            store.set(message["hello"], attempt)
+        elif message["attempt"] == attempt:
+            signed[message["rank"]] = message["restarts"]
     store.set(attempt, str(max(signed.values())))
     return attempt, max(signed.values())
 
 
-def _say(store: Store, **what: str | int) -> None:
-    """To rank 0."""
-    store.queue_push(_MAILBOX, json.dumps(what))
+def _send(store: Store, **message: str | int) -> None:
+    """Send a message to rank 0."""
+    store.queue_push(_MAILBOX, json.dumps(message))

@@ -80,12 +80,12 @@ def start(
     with _connected(run, attempt) as cores:
         place = run_dir or rundir.default(run.env, run.algo, run.seed)
         task = want.task(place, cores=cores, quiet=out is None)
-        goes_on = attempt is not None and attempt.goes_on
+        goes_on = attempt is not None and attempt.is_restart
         if goes_on and any(task.run_dir.glob("checkpoints/step_*")):
             _refuse_another(task.run_dir, task.settings)
             return _go_on(task.run_dir, want.env, want.code, {}, attempt, meter, on_update, out)
         with _held(task.run_dir, attempt):
-            if attempt is None or not (attempt.place.rank or attempt.goes_on):
+            if attempt is None or not (attempt.info.rank or attempt.is_restart):
                 rundir.refuse_used(task.run_dir)
             return run_job(task, attempt, meter, on_update, out)
 
@@ -183,13 +183,13 @@ def run_job(
 ) -> RunResult:
     """Run one job, as the leader of its ranks or as one of torchrun's."""
     stop = StopSignals()
-    is_first = attempt is None or attempt.place.rank == 0
+    is_first = attempt is None or attempt.info.rank == 0
     display = open_display(out if is_first else None, task.settings.run.total_env_steps)
     try:
         if task.settings.run.cluster:
             from headrace.training.ray import driver  # Ray is an extra
 
-            result = driver.see_through(task, stop, meter, display, on_update)
+            result = driver.run_on_cluster(task, stop, meter, display, on_update)
         else:
             with _job(task, attempt, stop) as ranks:
                 say = display.say if is_first else stderr_say(ranks.rank, quiet=task.quiet)
@@ -222,8 +222,8 @@ def _job(task: Job, attempt: Attempt | None, stop: StopSignals) -> Iterator[Rank
     """The job that this process is part of, or leads."""
     run = task.settings.run
     if attempt is not None:
-        device = device_of(run.device, attempt.place.local_rank)
-        job = JoinedRanks(attempt.place, attempt.store, run.backend, device, run.rank_timeout_s)
+        device = device_of(run.device, attempt.info.local_rank)
+        job = JoinedRanks(attempt.info, attempt.store, run.backend, device, run.rank_timeout_s)
         with contextlib.closing(job):
             try:
                 yield job
@@ -231,7 +231,7 @@ def _job(task: Job, attempt: Attempt | None, stop: StopSignals) -> Iterator[Rank
                 raise error.of_rank(job.rank, job.size) from error
     elif run.num_learners > 1:
         how = (run.num_learners, run.backend, run.device, run.rank_timeout_s)
-        with launch_ranks(*how, stop.give_up, follow, task) as (job, others):
+        with launch_ranks(*how, stop.stop, follow, task) as (job, others):
             stop.pass_on_to = others
             yield job
     else:
@@ -242,7 +242,7 @@ def _learners(attempt: Attempt | None, given: Mapping[str, Any]) -> dict[str, in
     """The setting that torchrun makes; ConfigError if another was given."""
     if attempt is None:
         return {}
-    size = attempt.place.size
+    size = attempt.info.size
     if (asked := given.get("num_learners", size)) != size:
         raise ConfigError(
             f"num_learners={asked}, but torchrun started {size}.\nLeave --num-learners out."
@@ -252,7 +252,7 @@ def _learners(attempt: Attempt | None, given: Mapping[str, Any]) -> dict[str, in
 
 def _held(run_dir: Path, attempt: Attempt | None) -> contextlib.AbstractContextManager[None]:
     """The directory belongs to rank 0: others only read there."""
-    only_reads = attempt is not None and attempt.place.rank > 0
+    only_reads = attempt is not None and attempt.info.rank > 0
     return contextlib.nullcontext() if only_reads else rundir.locked(run_dir)
 
 

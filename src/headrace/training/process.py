@@ -1,10 +1,10 @@
-"""What a run changes of its process: signal handlers, thread counts (put back), open files."""
+"""What a run changes in its process: signal handlers, thread counts, the limit of open files."""
 
 import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import threadpoolctl
 import torch
@@ -12,46 +12,53 @@ import torch
 from headrace.distributed.child_process import SIGNALS, raise_open_files
 from headrace.errors import ConfigError
 
-_FILES_PER_WORKER = 7  # memory, pipes, its end, and what lies ready for it while it starts
-_OTHER_FILES = 24  # the server and the tracker, the log, a checkpoint, and some of the user's own
+_FILES_PER_WORKER = 7  # memory, pipes, a socket, and what a worker needs while it starts
+_OTHER_FILES = 24  # the server, the log, a checkpoint, and some of the user's files
+
+
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Handle SIGINT, SIGTERM and SIGHUP within the `with`, if this is Python's main thread.
+
+    Ignored signals stay ignored: `nohup` lets a job outlive its terminal.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, handler) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class StopSignals:
-    """Ctrl-C, SIGTERM and SIGHUP as a question that the loop asks; a second one interrupts.
+    """A stop that signals request and the loop asks for. A second signal interrupts at once.
 
     Args:
-        patient: a second one does nothing: rank 0 decides.
+        patient: ignore a second signal, since rank 0 decides.
+
+    Attributes:
+        received: the first signal; 0: none came.
+        pass_on_to: process ids of other ranks, which get the first signal too.
     """
 
     def __init__(self, *, patient: bool = False) -> None:
         self.received, self._patient = 0, patient
         self.pass_on_to: list[int] = []
-        """Processes (other ranks) that get the first one as well."""
 
     def __call__(self) -> bool:
-        """Whether the run is to stop."""
+        """Return whether the run is to stop."""
         return self.received != 0
 
-    def give_up(self) -> None:
-        """Stop as if told to: nothing that is sampled can be used any more."""
+    def stop(self) -> None:
+        """Request a stop as SIGTERM does."""
         self.received = self.received or signal.SIGTERM
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle the signals meanwhile (only Python's main thread can)."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {
-            number: signal.signal(number, self._handle)
-            for number in SIGNALS
-            if signal.getsignal(number) != signal.SIG_IGN  # a job that is to outlive its terminal
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def installed(self) -> contextlib.AbstractContextManager[None]:
+        """Handle the signals within a `with`."""
+        return handle_signals(self._handle)
 
     def _handle(self, number: int, _frame: object) -> None:
         if self._patient:
@@ -63,12 +70,12 @@ class StopSignals:
         for pid in self.pass_on_to:
             os.kill(pid, number)
         # Not print: the signal may have come in the middle of one.
-        os.write(2, b"\nStopping after this step, and saving. Once more: stop at once.\n")
+        os.write(2, b"\nStopping: saving after this step. Again: stop without saving.\n")
 
 
 @contextlib.contextmanager
 def math_threads(count: int) -> Iterator[None]:
-    """Give torch `count` threads and NumPy's libraries one, and put it back afterwards."""
+    """Within the `with`, give torch `count` threads and NumPy's libraries one."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -79,7 +86,7 @@ def math_threads(count: int) -> Iterator[None]:
 
 
 def check_open_files(num_workers: int) -> None:
-    """ConfigError if this process may not open the files that so many workers take."""
+    """Raise ConfigError if this process may not open the files that the workers need."""
     needed = len(os.listdir("/proc/self/fd")) + _FILES_PER_WORKER * num_workers + _OTHER_FILES
     allowed = raise_open_files(needed)
     if allowed < needed:

@@ -144,8 +144,8 @@ def describe_start(job: Job, ranks: Ranks) -> str:
     ]
     if ranks.size > 1:
         lines.append(
-            f"  {ranks.size} learners over {ranks.way}, each with {run.num_envs // ranks.size} "
-            f"envs; lr_scale={run.lr_scale}: lr={settings.algo.lr:g}"
+            f"  {ranks.size} learners over {ranks.transport}, each with "
+            f"{run.num_envs // ranks.size} envs; lr_scale={run.lr_scale}: lr={settings.algo.lr:g}"
         )
     flat = settings.flat()
     by_origin: dict[str, list[str]] = {}

@@ -28,7 +28,7 @@ from headrace.errors import ConfigError, EnvError, RunDirError
 from headrace.models.policy import Network
 from headrace.storage import checkpoint
 from headrace.training.ray import connect
-from headrace.training.ray.learner_actor import Words, _check_run_dir
+from headrace.training.ray.learner_actor import QueuedDisplay, _check_run_dir
 from headrace.weights import FlatWeights
 from tests.collectors.test_lag import at_lag_1
 from tests.faults.support import start
@@ -409,16 +409,16 @@ def test_a_learner_that_does_not_see_the_run_directory_says_so(cluster, tmp_path
 
 
 def test_what_is_shown_comes_in_order_and_what_cannot_be_seen_is_left_out():
-    words = Words()
-    words.say("first")
+    display = QueuedDisplay()
+    display.say("first")
     for k in range(100):
-        words.update({"env_steps": k} | ({"eval_return": 1.0} if k == 50 else {}), {})
-    words.on_update(1, {})
-    found = words.fetch(1.0)
+        display.update({"env_steps": k} | ({"eval_return": 1.0} if k == 50 else {}), {})
+    display.on_update(1, {})
+    found = display.fetch(1.0)
     assert [each[0] for each in found] == ["say", "update", "update", "on_update"]
     assert found[2][1]["env_steps"] == 50
-    assert words.env_steps == 99
-    assert words.fetch(0.0) == []
+    assert display.env_steps == 99
+    assert display.fetch(0.0) == []
 
 
 @pytest.mark.parametrize(("cluster", "kept"), [("", ()), ("local", ("cpus_per_worker",))])

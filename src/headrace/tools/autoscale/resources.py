@@ -8,12 +8,10 @@ import contextlib
 import os
 import select
 import signal
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.distributed.child_process import SIGNALS
+from headrace.training.process import handle_signals
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _END_WITHIN_S = 10.0  # a killed process may still be in the middle of reading a disk
@@ -92,15 +90,8 @@ def out_of_memory_kills() -> int:
     return 0
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Meanwhile signals that ask to stop raise KeyboardInterrupt, once, with their number.
-
-    So everything is cleared up after any of them (only Python's main thread can have it so).
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def interruptible() -> contextlib.AbstractContextManager[None]:
+    """Within the `with`, the first signal that asks to stop raises KeyboardInterrupt."""
     received: list[int] = []
 
     def interrupt(number: int, _frame: object) -> None:
@@ -108,16 +99,7 @@ def interruptible() -> Iterator[None]:
             received.append(number)
             raise KeyboardInterrupt(number)
 
-    before = {
-        number: signal.signal(number, interrupt)
-        for number in SIGNALS
-        if signal.getsignal(number) != signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handle_signals(interrupt)
 
 
 def end(session: int) -> None:

@@ -1,7 +1,7 @@
-"""Ray, found or started. Left out: what runs on it (`driver.py`).
+"""The connection to a Ray cluster, which is started here for `--cluster local`.
 
-A Ray that is started here listens on the loopback only, asks each caller for a token that nobody
-else has, has no dashboard, and ends with this process, however that ends.
+A Ray that is started here listens on the loopback only, requires a random token, has no dashboard,
+and ends with this process, however that ends.
 """
 
 import contextlib
@@ -24,26 +24,26 @@ _CONNECT_WITHIN_S = 10.0
 
 @contextlib.contextmanager
 def connected(run: RunConfig) -> Iterator[int]:
-    """Meanwhile this process is a driver of the run's cluster: how many workers it has room for.
+    """Connect this process to the run's cluster; yield how many workers it has room for.
 
     Raises:
-        ConfigError: there is no such cluster, or it does not let us in.
+        ConfigError: there is no such cluster, or it refuses this process.
     """
     with contextlib.ExitStack() as stack:
-        if not ("ray" in sys.modules and _ray().is_initialized()):  # else it is the caller's own
+        if not ("ray" in sys.modules and _ray().is_initialized()):  # else the caller has connected
             if run.cluster == "local":
-                stack.enter_context(_closed())
+                stack.enter_context(_closed_to_others())
             ray = _ray()
-            how: dict[str, Any] = {"address": run.cluster}
+            options: dict[str, Any] = {"address": run.cluster}
             if run.cluster == "local":
                 workers = max(cpu_cores(), run.num_workers) * run.cpus_per_worker
                 learners = run.num_learners * max(1, run.learner_threads)
-                how |= {"num_cpus": math.ceil(workers + learners), "include_dashboard": False}
+                options |= {"num_cpus": math.ceil(workers + learners), "include_dashboard": False}
             stack.callback(ray.shutdown)
             try:
                 if run.cluster != "local":
                     _check_reachable(run.cluster)
-                ray.init(**how, log_to_driver=False, logging_level="ERROR")
+                ray.init(**options, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 raise ConfigError(_refusal(run.cluster, error)) from error
             if run.cluster == "local":
@@ -52,14 +52,14 @@ def connected(run: RunConfig) -> Iterator[int]:
 
 
 def room_for(run: RunConfig, taken: Mapping[str, float]) -> int:
-    """How many workers the machines have room for that meet their demands.
+    """Return how many workers the machines have room for.
 
     Args:
-        run: what a worker needs.
-        taken: cores that are not for workers, by machine.
+        run: says what a worker needs.
+        taken: cores that learners take, by machine.
     """
     amounts, labels = demands(run.worker_resources)
-    found = 0
+    total = 0
     for node in _ray().nodes():
         if not node["Alive"] or any(node["Labels"].get(k) != v for k, v in labels.items()):
             continue
@@ -68,27 +68,27 @@ def room_for(run: RunConfig, taken: Mapping[str, float]) -> int:
         needs = {name: amount for name, amount in amounts.items() if amount}
         needs |= {"CPU": run.cpus_per_worker} if run.cpus_per_worker else {}
         fits = [math.floor(has.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()]
-        found += max(0, min(fits, default=run.num_workers))
-    return found
+        total += max(0, min(fits, default=run.num_workers))
+    return total
 
 
 def _check_reachable(cluster: str) -> None:
-    """Ray itself would try for minutes.
+    """Raise an error at once where Ray would try for minutes.
 
     Raises:
-        ConnectionError: this machine belongs to no cluster, or nobody listens there.
+        ConnectionError: this machine belongs to no cluster, or no cluster is at the address.
         ValueError: it is no address.
         OSError: there is no such machine.
     """
     from ray._private import services
 
-    found = str(services.canonicalize_bootstrap_address_or_die(cluster))
-    host, _, port = found.rpartition(":")
+    address = str(services.canonicalize_bootstrap_address_or_die(cluster))
+    host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=_CONNECT_WITHIN_S).close()
 
 
 def _ray() -> Any:
-    """Imported when it is needed: it reads variables of the environment then."""
+    """Import Ray when it is needed: it reads environment variables then."""
     try:
         import ray
     except ImportError:
@@ -100,23 +100,23 @@ def _ray() -> Any:
 
 
 @contextlib.contextmanager
-def _closed() -> Iterator[None]:
-    """Meanwhile, a Ray that is started listens on 127.0.0.1, and asks for a token.
+def _closed_to_others() -> Iterator[None]:
+    """Within the `with`, a Ray that is started listens on 127.0.0.1 and requires a token.
 
     Its processes have this one's priority.
     """
-    own = {
+    variables = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # By this Ray is told that a machine is on its own, whichever system it has.
+        # Despite its name, this makes Ray keep to one machine on every system.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Else workers, learners among them, get next to nothing of a core that anything else uses.
+        # Otherwise Ray's processes get little of a core that another process uses.
         "RAY_worker_niceness": "0",
     }
-    before = {name: os.environ.get(name) for name in own}
+    before = {name: os.environ.get(name) for name in variables}
     was_imported = "ray" in sys.modules
-    os.environ.update(own)
+    os.environ.update(variables)
     if was_imported:
         _read_again(reachable=False)
     try:
@@ -127,15 +127,15 @@ def _closed() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-        if "ray" in sys.modules:  # else it is not installed, which is being said
+        if "ray" in sys.modules:  # else it is not installed, and an error is under way
             _read_again(reachable=True)
 
 
 @contextlib.contextmanager
 def _ends_with_this_process(ray: Any) -> Iterator[None]:
-    """If this process is killed meanwhile, so are Ray's agents, which would stay for a minute.
+    """Have Ray's agents killed if this process is killed: they would stay for a minute.
 
-    The rest goes by itself. As they live as long as Ray does, their numbers are nobody else's.
+    The rest of Ray ends by itself. The agents live as long as Ray: their ids are not used again.
     """
     raylet = ray._private.worker.global_worker.node.all_processes["raylet"][0].process.pid
     agents = [
@@ -144,7 +144,7 @@ def _ends_with_this_process(ray: Any) -> Iterator[None]:
         for child in listed.read_text().split()
         if b"agent" in Path(f"/proc/{child}/cmdline").read_bytes().lower()
     ]
-    # The end of the pipe is that of this process, if nothing was written to it.
+    # The pipe ends without a line if this process is killed.
     script = 'read done || kill -KILL "$@" 2>/dev/null'
     with subprocess.Popen(
         ["sh", "-c", script, "sh", *agents], stdin=subprocess.PIPE, start_new_session=True
@@ -156,7 +156,7 @@ def _ends_with_this_process(ray: Any) -> Iterator[None]:
 
 
 def _read_again(*, reachable: bool) -> None:
-    """Have Ray read its variables again, which it keeps from when it was imported."""
+    """Make Ray read its environment variables again, which it did when it was imported."""
     from ray._private import ray_constants
 
     compiled: Any = sys.modules["ray._raylet"]

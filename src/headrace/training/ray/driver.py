@@ -1,13 +1,9 @@
-"""A run on a Ray cluster: its learners placed, watched, and formed again when one is lost.
+"""A run on a Ray cluster: its learners are placed, watched, and started again when one is lost.
 
-This process, the driver, starts learners (actors in one placement group), shows what rank 0 tells,
-and passes signals on; neither experience nor weights come here. If a learner is lost, or its
-machine is about to be taken away, all begin again from the newest checkpoint; before a machine is
-taken, that is one that was just saved. If this process is lost, its actors end, and the run can be
-resumed.
-
-Left out: samplers (`collectors/backends/ray_actors.py`), a rank (`learner_actor.py`), Ray's start
-(`connect.py`).
+This process, the driver, starts learners (actors in one placement group), shows the progress of
+rank 0 and passes signals on; neither batches nor weights come here. If a learner is lost or its
+machine is about to be taken away, all start again from the newest checkpoint; before a machine is
+taken away, the run is saved. If the driver dies, its actors end, and the run can be resumed.
 """
 
 import contextlib
@@ -24,9 +20,9 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from headrace.config.run_config import RunConfig, demands
-from headrace.distributed.local_ranks import pickled
+from headrace.distributed.local_ranks import Failure, first_cause, pickled
 from headrace.distributed.ranks import RankInfo
-from headrace.errors import ConfigError, HeadraceError, RankError
+from headrace.errors import ConfigError, RankError
 from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.timeouts import RestartRate
@@ -35,103 +31,130 @@ from headrace.training.log import Display
 from headrace.training.process import StopSignals
 from headrace.training.rank import RunResult
 from headrace.training.ray.connect import room_for
-from headrace.training.ray.learner_actor import RemoteRank
+from headrace.training.ray.learner_actor import LearnerActor
 from headrace.training.reporter import OnUpdate
 
 _ray: Any = ray  # not all of it has types
-_BESIDE = "beside"  # what need not wait for the run's end
-_LOOK_EVERY_S = 0.5
-_WORDS_WITHIN_S = 1.0
-_REPORT_WITHIN_S = 3.0  # between a learner's death as this process sees it, and others' words
+_BESIDE = "beside"  # group of calls that run while a learner trains
+_POLL_EVERY_S = 0.5
+_FETCH_WITHIN_S = 1.0
+_REPORT_WITHIN_S = 3.0  # for other learners to report, after the driver saw one die
 _START_WITHIN_S = 300.0  # imports from a slow disk
 _TRY_FOR_S, _PLACE_WITHIN_S = 5, 600.0  # a machine may have to be started first
 
+_Outcome = tuple[dict[str, Any], int] | Failure  # summary and signal, or the failure
 
-def see_through(
-    task: Job, stop: StopSignals, meter: Meter, display: Display, on_update: OnUpdate | None
+
+def run_on_cluster(
+    job: Job, stop: StopSignals, meter: Meter, display: Display, on_update: OnUpdate | None
 ) -> RunResult:
-    """Run a task on the cluster that this process is connected to.
+    """Run a job on the cluster that this process is connected to.
 
     Args:
-        task: of all ranks.
-        stop: told when to stop.
+        job: of all ranks.
+        stop: asked whether to stop.
         meter: of this process.
-        display: where progress is shown.
+        display: shows the progress of rank 0.
         on_update: called here, after each update.
 
     Raises:
         ConfigError: no machines have room for the learners.
-        RankError: learners were lost again and again.
-        HeadraceError: the first that a rank raised, with its rank.
+        RankError: learners were lost too often.
+        HeadraceError: the first error of a rank, with its rank.
     """
-    begun = time.time() - (time.perf_counter() - meter.started)
-    saved = task.saved and replace(task.saved, path=task.saved.path.resolve())
-    task = replace(task, run_dir=task.run_dir.resolve(), saved=saved)
-    losses = RestartRate(task.settings.run.max_worker_restarts)
+    started = time.time() - (time.perf_counter() - meter.started)
+    saved = job.saved and replace(job.saved, path=job.saved.path.resolve())
+    job = replace(job, run_dir=job.run_dir.resolve(), saved=saved)
+    max_losses = job.settings.run.max_worker_restarts
+    losses = RestartRate(max_losses)
     with stop.installed():
         while True:
-            with _group(task.settings.run, stop, display) as group:
-                if group is None:  # told to stop, before they had begun
+            with _learner_group(job.settings.run, stop, display) as group:
+                if group is None:  # stopped before the learners were placed
                     raise SystemExit(128 + stop.received)
-                summary, stopped_by = group.see_through(task, stop, display, on_update, begun)
-            if summary is not None:
-                break
+                ended = group.run(job, stop, display, on_update, started)
+            if ended is not None:
+                summary, stopped_by = ended
+                return RunResult(job, summary, stopped_by, rank=0)
             if group.lost and not losses.again(time.monotonic()):
                 raise RankError(
-                    f"{group.lost}\nThat was more than {task.settings.run.max_worker_restarts} "
-                    "times in 10 minutes (--max-worker-restarts)."
+                    f"{group.lost}\nThat was more than {max_losses} times in 10 minutes "
+                    "(--max-worker-restarts)."
                 )
-            task = _from_newest(task, group, display)
-    return RunResult(task, summary, stopped_by, rank=0)
+            job = _from_newest_checkpoint(job, group, display)
 
 
-def _from_newest(task: Job, group: "_Group", display: Display) -> Job:
-    """The same task, from its newest checkpoint; or from the beginning, if there is none yet."""
+def _from_newest_checkpoint(job: Job, group: "_LearnerGroup", display: Display) -> Job:
+    """Return the job as it continues from its newest checkpoint, or from the beginning."""
     saved = None
-    if any(task.run_dir.glob("checkpoints/step_*")):
-        saved = checkpoint.newest(task.run_dir)
-    there = 0 if saved is None else int(saved.manifest["counters"]["env_steps"])
-    again = max(0, group.env_steps - there)
-    since = "the beginning" if saved is None else saved.path.name
+    if any(job.run_dir.glob("checkpoints/step_*")):
+        saved = checkpoint.newest(job.run_dir)
+    saved_steps = 0 if saved is None else int(saved.manifest["counters"]["env_steps"])
+    again = max(0, group.env_steps - saved_steps)
     display.say(
         f"{group.lost or 'A machine of the learners is about to be taken away.'}\n"
-        f"The learners begin again from {since}; {again:,} env steps are to be taken again."
+        f"The learners begin again from {'the beginning' if saved is None else saved.path.name}; "
+        f"{again:,} env steps are to be taken again."
     )
-    if saved is not None and (task.saved is None or saved.path != task.saved.path):
-        before = 0  # it was saved since, with the losses before
-    else:
-        before = task.rolled_back or 0
-    return replace(task, saved=saved, rolled_back=before + again)
+    # A checkpoint written since then holds the earlier losses.
+    is_new = saved is not None and (job.saved is None or saved.path != job.saved.path)
+    before = 0 if is_new else job.rolled_back or 0
+    return replace(job, saved=saved, rolled_back=before + again)
 
 
 @contextlib.contextmanager
-def _group(run: RunConfig, stop: StopSignals, display: Display) -> Iterator["_Group | None"]:
-    """Learners, each on a machine with room for it; None: told to stop before there was."""
-    placed = _room(run, stop, display)
+def _learner_group(
+    run: RunConfig, stop: StopSignals, display: Display
+) -> Iterator["_LearnerGroup | None"]:
+    """Place and start the learners; yield None if stopped before there was room."""
+    placement = _wait_for_placement(run, stop, display)
     group = None
     try:
-        if placed is not None:
-            group = _Group(placed, run)
+        if placement is not None:
+            group = _LearnerGroup(placement, run)
         yield group
     finally:
         if group is not None:
             group.end()
-        if placed is not None:
-            remove_placement_group(placed)
+        if placement is not None:
+            remove_placement_group(placement)
 
 
-def _placed(run: RunConfig) -> Any:
-    """A placement group for the learners; the first one here, if it can be."""
-    bundle = _bundle(run)
+def _wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> Any:
+    """Return a placement group with its machines; None if stopped before there was room."""
+    began, is_shown = time.monotonic(), False
+    while not stop():
+        placement = _request_placement(run)
+        for _ in range(_TRY_FOR_S):
+            if _is_placed(placement):
+                return placement
+            if stop():
+                break
+        remove_placement_group(placement)  # Ray may have forgotten it: ask again
+        waited = time.monotonic() - began
+        needs = (
+            f"{run.num_learners} learners need machines that have "
+            f"{_bundle(run) | run.learner_resources} for each; the cluster's have {_nodes()}"
+        )
+        if waited > _PLACE_WITHIN_S:
+            raise ConfigError(f"{needs}.\nWaited {waited:,.0f} s for them.")
+        if not is_shown:
+            is_shown = True
+            display.say(f"Waiting: {needs}.")
+    return None
+
+
+def _request_placement(run: RunConfig) -> Any:
+    """Request a placement group for the learners, the first on this machine if it has room."""
     amounts, labels = demands(run.learner_resources)
-    bundles = [bundle | amounts for _ in range(run.num_learners)]
+    bundles = [_bundle(run) | amounts for _ in range(run.num_learners)]
     here = _ray.get_runtime_context().get_node_id()
     free = _ray._private.state.available_resources_per_node().get(here, {})
-    own = next((name for name in free if name.startswith("node:") and "__" not in name), None)
-    if own and all(free.get(name, 0.0) >= amount for name, amount in bundles[0].items()):
-        bundles[0] = bundles[0] | {own: 0.001}
-    where = {"bundle_label_selector": [labels] * len(bundles)} if labels else {}
-    return placement_group(bundles, strategy="PACK", **where)
+    node = next((name for name in free if name.startswith("node:") and "__" not in name), None)
+    if node and all(free.get(name, 0.0) >= amount for name, amount in bundles[0].items()):
+        bundles[0] = bundles[0] | {node: 0.001}
+    selector = {"bundle_label_selector": [labels] * len(bundles)} if labels else {}
+    return placement_group(bundles, strategy="PACK", **selector)
 
 
 def _bundle(run: RunConfig) -> dict[str, float]:
@@ -139,77 +162,52 @@ def _bundle(run: RunConfig) -> dict[str, float]:
 
 
 def _num_gpus(run: RunConfig) -> int:
-    """Of each learner."""
+    """Return the GPUs of each learner."""
     if run.gpus_per_learner >= 0 or run.device == "cpu":
         return max(0, run.gpus_per_learner)
-    has = _ray.cluster_resources().get("GPU", 0.0)
-    return int(run.device == "cuda" or has >= run.num_learners)
+    gpus = _ray.cluster_resources().get("GPU", 0.0)
+    return int(run.device == "cuda" or gpus >= run.num_learners)
 
 
-def _room(run: RunConfig, stop: StopSignals, display: Display) -> Any:
-    """A placement group that has its place; None: told to stop before it had."""
-    began, said = time.monotonic(), False
-    while not stop():
-        placed = _placed(run)
-        for _ in range(_TRY_FOR_S):
-            if _has_place(placed):
-                return placed
-            if stop():
-                break
-        remove_placement_group(placed)  # it may have been forgotten
-        waited = time.monotonic() - began
-        why = (
-            f"{run.num_learners} learners need machines that have "
-            f"{_bundle(run) | run.learner_resources} for each; the cluster's have {_nodes()}"
-        )
-        if waited > _PLACE_WITHIN_S:
-            raise ConfigError(f"{why}.\nWaited {waited:,.0f} s for them.")
-        if not said:
-            said = True
-            display.say(f"Waiting: {why}.")
-    return None
-
-
-def _has_place(placed: Any) -> bool:
-    """Whether it has within a second."""
+def _is_placed(placement: Any) -> bool:
+    """Return whether a placement group has its machines, waiting for one second."""
     try:
-        return bool(placed.wait(timeout_seconds=1))  # it takes whole seconds
-    except Exception as error:  # it has no name of its own
+        return bool(placement.wait(timeout_seconds=1))  # it takes whole seconds
+    except Exception as error:  # Ray's class of it has no public name
         if "does not exist" not in str(error):
             raise
-        return False  # Ray forgets one, if a machine was just about to have room, or has gone
+        return False  # Ray forgets one if a machine was just about to have room, or has gone
 
 
 def _nodes() -> str:
-    kept = ("CPU", "GPU")
     return "; ".join(
         ", ".join(
             f"{name} {amount:g}"
             for name, amount in sorted(node["Resources"].items())
-            if name in kept or not (name.startswith("node:") or "memory" in name)
+            if not (name.startswith("node:") or "memory" in name)
         )
         for node in _ray.nodes()
         if node["Alive"]
     )
 
 
-class _Group:
-    """The learners, once.
+class _LearnerGroup:
+    """The learners, from one start to their end.
 
     Attributes:
-        env_steps: that they had learned from when they were heard last.
-        lost: how one was lost; "": none was.
+        env_steps: that they had learned from when they were last heard.
+        lost: how a learner was lost; "": none was.
     """
 
-    def __init__(self, placed: Any, run: RunConfig) -> None:
-        nodes = placement_group_table(placed)["bundles_to_node_id"]
+    def __init__(self, placement: Any, run: RunConfig) -> None:
+        nodes = placement_group_table(placement)["bundles_to_node_id"]
         self._nodes = set(nodes.values())
         taken: dict[str, float] = {}
         for node in nodes.values():
             taken[node] = taken.get(node, 0.0) + run.learner_threads
         self._room_for = max(1, room_for(run, taken) // run.num_learners)
-        # Two threads: who waits for words must not hold up who says stop.
-        actor: Any = _ray.remote(concurrency_groups={_BESIDE: 2})(RemoteRank)
+        # Two threads: a call that waits for something to show must not hold up a stop.
+        actor: Any = _ray.remote(concurrency_groups={_BESIDE: 2})(LearnerActor)
         gpus = _num_gpus(run)
         amounts, _ = demands(run.learner_resources)
         self._actors = [
@@ -219,87 +217,91 @@ class _Group:
                 resources=amounts,
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placed, placement_group_bundle_index=rank
+                    placement, placement_group_bundle_index=rank
                 ),
             ).remote(has_gpu=gpus > 0)
             for rank in range(run.num_learners)
         ]
         self.env_steps, self.lost, self._leaving = 0, "", False
-        self._runs: dict[Any, int] = {}  # what is under way, of which rank
+        self._runs: dict[Any, int] = {}  # calls under way, and their ranks
 
-    def see_through(
+    def run(
         self,
-        task: Job,
+        job: Job,
         stop: StopSignals,
         display: Display,
         on_update: OnUpdate | None,
-        begun: float,
-    ) -> tuple[dict[str, Any] | None, int]:
-        """The run's summary, and the signal that stopped it; None: it is to begin again."""
+        started: float,
+    ) -> tuple[dict[str, Any], int] | None:
+        """Return the run's summary and the signal that stopped it; None: start again."""
         try:
-            self._begin(task, begun, wants_updates=on_update is not None)
+            self._begin(job, started, wants_updates=on_update is not None)
         except RayError as error:
             self.lost = f"A learner could not be started: {error}"
-            return None, 0
+            return None
         outcomes = self._watch(stop, display, on_update)
-        self.lost = _raise_or_lost(outcomes)
+        if cause := first_cause(o for o in outcomes.values() if isinstance(o, Failure)):
+            if cause.at < float("inf"):
+                raise cause.error
+            self.lost = str(cause.error)
         if self.lost or (self._leaving and not stop.received):
-            return None, 0
-        _, summary, stopped_by = outcomes[0]
-        return summary, stopped_by
+            return None
+        return outcomes[0]  # type: ignore[return-value]  # no failure
 
-    def _begin(self, task: Job, begun: float, *, wants_updates: bool) -> None:
-        sent, size = pickled(replace(task, room_for=self._room_for)), len(self._actors)
-        meeting = _ray.get(self._actors[0].meet.remote(), timeout=_START_WITHIN_S)
-        here = os.getcwd()
+    def _begin(self, job: Job, started: float, *, wants_updates: bool) -> None:
+        sent = pickled(replace(job, room_for=self._room_for), "other learners")
+        store_address = _ray.get(self._actors[0].open_store.remote(), timeout=_START_WITHIN_S)
         for rank, actor in enumerate(self._actors):
-            place = RankInfo(rank, size, 0)
-            ref = actor.run.remote(sent, place, meeting, begun, here, each=wants_updates)
-            self._runs[ref] = rank
+            info = RankInfo(rank, len(self._actors), 0)
+            call = actor.run.remote(
+                sent, info, store_address, started, os.getcwd(), wants_updates=wants_updates
+            )
+            self._runs[call] = rank
 
     def _watch(
         self, stop: StopSignals, display: Display, on_update: OnUpdate | None
-    ) -> dict[int, Any]:
-        """Until all ranks have ended, or one was lost: what became of each."""
-        words = {self._ask(rank): rank for rank in range(len(self._actors))}
-        outcomes: dict[int, Any] = {}
-        told, looked_at, give_up_at = False, time.monotonic(), float("inf")
+    ) -> dict[int, _Outcome]:
+        """Wait until all ranks have ended or one was lost; return their outcomes."""
+        fetches = {self._fetch(rank): rank for rank in range(len(self._actors))}
+        outcomes: dict[int, _Outcome] = {}
+        stopping, polled_at, give_up_at = False, time.monotonic(), float("inf")
         while self._runs and time.monotonic() < give_up_at:
-            if stop.received and not told:
-                told = self._stop(stop.received)
-            if not self._leaving and time.monotonic() - looked_at > _LOOK_EVERY_S:
-                looked_at = time.monotonic()
+            if stop.received and not stopping:
+                stopping = self._stop(stop.received)
+            if not self._leaving and time.monotonic() - polled_at > _POLL_EVERY_S:
+                polled_at = time.monotonic()
                 if self._nodes & set(_ray._private.state.state.get_draining_nodes()):
                     self._leaving = self._stop(signal.SIGTERM)
-            for ref in _ray.wait([*self._runs, *words], timeout=_LOOK_EVERY_S)[0]:
-                if ref in self._runs:
-                    outcomes[self._runs.pop(ref)] = result = _result(ref)
-                    if result[0] != "ended":  # others may be stuck, and not notice
+            for call in _ray.wait([*self._runs, *fetches], timeout=_POLL_EVERY_S)[0]:
+                if call in self._runs:
+                    rank = self._runs.pop(call)
+                    outcomes[rank] = _outcome(call, rank)
+                    if isinstance(outcomes[rank], Failure):  # others may be stuck and not notice
                         give_up_at = min(give_up_at, time.monotonic() + _REPORT_WITHIN_S)
-                elif self._hear(ref, display, on_update):
-                    words[self._ask(words[ref])] = words[ref]
-                words.pop(ref, None)
-        for ref, rank in words.items():  # what was said last
-            if rank in outcomes and self._hear(ref, display, on_update):
-                self._hear(self._ask(rank, 0.0), display, on_update)
+                elif self._show(call, display, on_update):
+                    fetches[self._fetch(fetches[call])] = fetches[call]
+                fetches.pop(call, None)
+        for call, rank in fetches.items():  # what ranks showed last
+            if rank in outcomes and self._show(call, display, on_update):
+                self._show(self._fetch(rank, 0.0), display, on_update)
         return outcomes
 
-    def _ask(self, rank: int, within_s: float = _WORDS_WITHIN_S) -> Any:
-        return self._actors[rank].words.options(concurrency_group=_BESIDE).remote(within_s)
+    def _fetch(self, rank: int, within_s: float = _FETCH_WITHIN_S) -> Any:
+        return self._actors[rank].fetch.options(concurrency_group=_BESIDE).remote(within_s)
 
-    def _hear(self, ref: Any, display: Display, on_update: OnUpdate | None) -> bool:
-        """Show what a rank tells; whether it is there still."""
+    def _show(self, call: Any, display: Display, on_update: OnUpdate | None) -> bool:
+        """Show what a rank has to show; return whether the rank is alive."""
         try:
-            env_steps, said = _ray.get(ref)
+            env_steps, shown = _ray.get(call)
         except RayError:
             return False
         self.env_steps = max(self.env_steps, env_steps)
-        for kind, *what in said:
-            if kind == "on_update":
+        for method, *arguments in shown:
+            if method == "on_update":
                 assert on_update is not None
-                on_update(*what)
+                on_update(*arguments)
             else:
-                getattr(display, kind)(*what)
+                getattr(display, method)(*arguments)
         return True
 
     def _stop(self, number: int) -> bool:
@@ -308,29 +310,15 @@ class _Group:
         return True
 
     def end(self) -> None:
-        """Whatever they do; their samplers, which they own, end with them."""
+        """End the learners, whatever they do; Ray ends their workers, which they own."""
         for actor in self._actors:
             _ray.kill(actor)
 
 
-def _result(ref: Any) -> tuple[Any, ...]:
-    """What a rank has returned, or ("died", why)."""
+def _outcome(call: Any, rank: int) -> _Outcome:
     try:
-        return tuple(_ray.get(ref))
+        outcome: _Outcome = _ray.get(call)
     except RayError as error:
-        return "died", str(error)
-
-
-def _raise_or_lost(outcomes: dict[int, Any]) -> str:
-    """How a learner was lost; "" if none was. Raises what began it, if that was something else."""
-    failures = sorted((of[1], rank, of[2]) for rank, of in outcomes.items() if of[0] == "failed")
-    errors: list[HeadraceError] = [error for _, _, error in failures]
-    for error in errors:
-        if type(error) is not RankError:
-            raise error
-    for rank, of in sorted(outcomes.items()):
-        if of[0] == "died":
-            return f"Learner {rank + 1} was lost: {of[1]}"
-    if errors:
-        raise errors[0]
-    return ""
+        lost = RankError(f"Learner {rank + 1} was lost: {error}")
+        return Failure(float("inf"), rank, lost)
+    return outcome
