@@ -7,8 +7,7 @@
     checkpoints/latest               the name of the newest, for people and scripts
 
 A checkpoint is written to a new directory, flushed, renamed, and then pointed to; the one before
-is removed only afterwards. Nothing on the way back in is unpickled, and no code is named by a file.
-Left out: what the tensors mean (whoever gives them).
+is removed only afterwards. Reading unpickles nothing, and a file cannot name code to run.
 """
 
 import contextlib
@@ -48,16 +47,16 @@ class Checkpoint:
     manifest: dict[str, Any]
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The named tensors of one of its files; CheckpointError if it holds none."""
+        """Return the tensors of one of its files; CheckpointError if there are none."""
         file = self.path / self._file(name)
         try:
-            # Its header's shapes are held against its size before anything is allocated.
+            # The header's shapes are checked against the file's size before memory is allocated.
             return dict(load(read_capped(file, _memory_bytes(), CheckpointError)))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}.") from None
 
     def arrays(self, name: str) -> dict[str, Array]:
-        """The same as NumPy arrays."""
+        """Return the tensors of one of its files as NumPy arrays."""
         return {key: tensor.numpy() for key, tensor in self.tensors(name).items()}
 
     def section(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -74,7 +73,7 @@ class Checkpoint:
 
 @contextlib.contextmanager
 def as_written(path: Path) -> Iterator[None]:
-    """CheckpointError if what is read within is not what a run writes, checksums or not."""
+    """Raise CheckpointError within the `with` for data that no run writes, sealed or not."""
     try:
         yield
     except HeadraceError:
@@ -91,24 +90,33 @@ def write(
     files: Mapping[str, Mapping[str, Any]],
     manifest: dict[str, Any],
 ) -> Path:
-    """Write one checkpoint, and point `latest` to it.
+    """Write a checkpoint, and point `latest` to it.
 
     Args:
         parent: `checkpoints` or `best` in the run's directory.
-        env_steps: names it.
+        env_steps: names the checkpoint.
         files: file name (without suffix) -> named tensors or arrays.
-        manifest: plain data that goes into the manifest beside format and checksums.
+        manifest: plain data beside format and checksums.
 
     Raises:
-        OSError: the disk is full, for example; nothing of it is left, and the one before is whole.
+        OSError: the disk is full, for example; the earlier checkpoint stays, and no part of this.
     """
     parent.mkdir(mode=0o700, exist_ok=True)
     final = parent / f"step_{env_steps:012d}"
     new = parent / f".{final.name}.{os.getpid()}"
     shutil.rmtree(new, ignore_errors=True)
     try:
-        _write_parts(new, files, manifest)
-        if final.exists():  # passed over as damaged, or written without the pointer
+        new.mkdir(mode=0o700)
+        checksums = {}
+        for name, tensors in files.items():
+            data = to_safetensors(tensors)
+            checksums[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
+            write_flushed(new / f"{name}.safetensors", data)
+        sealed = {"format": FORMAT, **manifest, "files": checksums}
+        sealed["sha256"] = _digest(sealed)
+        write_flushed(new / _MANIFEST, json.dumps(sealed, indent=1).encode())
+        flush_dir(new)
+        if final.exists():  # it was damaged, or `latest` was not written
             shutil.rmtree(final)
         os.rename(new, final)
     except OSError:
@@ -119,23 +127,8 @@ def write(
     return final
 
 
-def _write_parts(
-    new: Path, files: Mapping[str, Mapping[str, Any]], manifest: dict[str, Any]
-) -> None:
-    new.mkdir(mode=0o700)
-    sums = {}
-    for name, tensors in files.items():
-        data = to_safetensors(tensors)
-        sums[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
-        write_flushed(new / f"{name}.safetensors", data)
-    whole = {"format": FORMAT, **manifest, "files": sums}
-    whole["sha256"] = _digest(whole)
-    write_flushed(new / _MANIFEST, json.dumps(whole, indent=1).encode())
-    flush_dir(new)
-
-
 def to_safetensors(tensors: Mapping[str, Any]) -> bytes:
-    """Named tensors or arrays as the bytes of a safetensors file."""
+    """Return named tensors or arrays as the bytes of a safetensors file."""
     return save({key: _contiguous(tensor) for key, tensor in tensors.items()})
 
 
@@ -143,26 +136,22 @@ def prune(keep: int, written: Path) -> None:
     """Remove old checkpoints, damaged ones, and what interrupted writers left.
 
     Args:
-        keep: how many to keep, the one just written among them.
-        written: that one. Any with a higher number was passed over as damaged when the run went on
-            from an earlier one.
+        keep: how many stay, with the one just written.
+        written: that one. Those with higher numbers are damaged: the run resumed from before them.
     """
-    parent = written.parent
-    others = sorted(path for path in parent.glob("step_*") if path != written)
+    others = sorted(path for path in written.parent.glob("step_*") if path != written)
     earlier = [path for path in others if path < written]
     kept = earlier[-(keep - 1) :] if keep > 1 else []
-    for path in others:
+    for path in (*others, *written.parent.glob(".step_*")):
         if path not in kept:
             shutil.rmtree(path)
-    for left in parent.glob(".step_*"):
-        shutil.rmtree(left)
 
 
 def newest(run_dir: Path) -> Checkpoint:
-    """The newest checkpoint that is whole; one that is not is named in a warning and passed over.
+    """Return the newest checkpoint that is not damaged. A warning names damaged ones.
 
     Args:
-        run_dir: a run directory, its `best`, or one checkpoint's own directory.
+        run_dir: a run directory, its `best`, or the directory of a checkpoint.
 
     Raises:
         CheckpointError: there is none.
@@ -174,9 +163,8 @@ def newest(run_dir: Path) -> Checkpoint:
         )
     if (run_dir / _MANIFEST).is_file():
         return _read(run_dir)
-    found = (*run_dir.glob("checkpoints/step_*"), *run_dir.glob("step_*"))
-    candidates = sorted(found, reverse=True)
-    for candidate in candidates:
+    candidates = (*run_dir.glob("checkpoints/step_*"), *run_dir.glob("step_*"))
+    for candidate in sorted(candidates, reverse=True):
         try:
             return _read(candidate)
         except CheckpointError as error:
@@ -191,9 +179,8 @@ def newest(run_dir: Path) -> Checkpoint:
 
 def _read(path: Path) -> Checkpoint:
     try:
-        read = read_capped(path / _MANIFEST, _MAX_MANIFEST_BYTES, CheckpointError)
-        manifest = json.loads(read)
-        sums = dict(manifest["files"])
+        manifest = json.loads(read_capped(path / _MANIFEST, _MAX_MANIFEST_BYTES, CheckpointError))
+        checksums = dict(manifest["files"])
         number, digest = manifest["format"], manifest.pop("sha256")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path / _MANIFEST} is missing or damaged ({error}).") from None
@@ -203,7 +190,7 @@ def _read(path: Path) -> Checkpoint:
         )
     if digest != _digest(manifest):
         raise CheckpointError(f"{path / _MANIFEST} is damaged: its SHA-256 is not its own.")
-    for name, expected in sums.items():
+    for name, expected in checksums.items():
         file = path / name
         if file.name != name or file.suffix != ".safetensors":
             raise CheckpointError(
@@ -221,64 +208,60 @@ def _read(path: Path) -> Checkpoint:
     return Checkpoint(path, manifest)
 
 
-def check_fits(theirs: EnvSpec, spec: EnvSpec, run_dir: Path) -> None:
-    """A checkpoint of another environment could load, and would then act on nonsense.
-
-    Raises:
-        CheckpointError: the spaces of the checkpoint (`theirs`) and the environment differ.
-    """
+def check_fits(saved: EnvSpec, spec: EnvSpec, run_dir: Path) -> None:
+    """Raise CheckpointError if the spaces of a checkpoint and of the environment differ."""
     differing = [
         f"  {role}: checkpoint {a.describe()}, environment {b.describe()}"
         for role, a, b in (
-            ("observation", theirs.observation, spec.observation),
-            ("action", theirs.action, spec.action),
+            ("observation", saved.observation, spec.observation),
+            ("action", saved.action, spec.action),
         )
         if a != b
     ]
     if differing:
         raise CheckpointError(
-            f"The checkpoint in {run_dir} is of another environment ({theirs.id}, not {spec.id}):\n"
+            f"The checkpoint in {run_dir} is of another environment ({saved.id}, not {spec.id}):\n"
             + "\n".join(differing)
             + "\nName the environment that it was trained on, or start a new run."
         )
 
 
 def policies(saved: Checkpoint) -> dict[str, tuple[EnvSpec, Agents]]:
-    """What each of its policies is offered, and the agents that it acts for."""
+    """Return the spec and the agents of each of a checkpoint's policies."""
     with as_written(saved.path):
-        found = {}
-        for name, of in saved.manifest["policies"].items():
-            first, end = of.get("agents", (0, 1))
-            found[name] = EnvSpec.from_json(of["spec"]), Agents(first, end - first)
-        return found
+        specs = {}
+        for name, policy in saved.manifest["policies"].items():
+            first, end = policy.get("agents", (0, 1))
+            specs[name] = EnvSpec.from_json(policy["spec"]), Agents(first, end - first)
+        return specs
 
 
 def check_policies(
-    theirs: Mapping[str, tuple[EnvSpec, Agents]], spec: EnvSpec, run_dir: Path
+    saved: Mapping[str, tuple[EnvSpec, Agents]], spec: EnvSpec, run_dir: Path
 ) -> None:
-    """`check_fits`, of each policy with what its agents are offered here.
+    """Check that policies fit the agents of an environment.
 
     Args:
-        theirs: of the checkpoint; see `policies`.
+        saved: of the checkpoint; see `policies`.
         spec: of the environment.
         run_dir: named in messages.
 
     Raises:
         CheckpointError: spaces differ, or the number of agents.
     """
-    count = sum(agents.size for _, agents in theirs.values())
+    count = sum(agents.size for _, agents in saved.values())
     if count != spec.num_agents:
         raise CheckpointError(
             f"The checkpoint in {run_dir} is of another environment: its policies act for {count} "
             f"agents, and {spec.id} has {spec.num_agents}.\n"
             "Name the environment that it was trained on, or start a new run."
         )
-    for of, agents in theirs.values():
-        check_fits(of, spec.of(agents), run_dir)
+    for saved_spec, agents in saved.values():
+        check_fits(saved_spec, spec.of(agents), run_dir)
 
 
 def gather_arrays(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | Tensor]:
-    """The named arrays of all ranks together."""
+    """Return the named arrays of all ranks together."""
     if ranks.size == 1:
         return dict(arrays)
     together: dict[str, Array | Tensor] = {}
@@ -288,11 +271,7 @@ def gather_arrays(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | T
 
 
 def policy_name(saved: Checkpoint, wanted: str | None) -> str:
-    """The name of one of its policies: the one that is wanted, or the only one.
-
-    Raises:
-        CheckpointError: there are several others.
-    """
+    """Return the name of the wanted policy, or of the only one; CheckpointError if neither is."""
     with as_written(saved.path):
         names = list(saved.manifest["policies"])
         if wanted in names:
@@ -309,24 +288,20 @@ def policy_name(saved: Checkpoint, wanted: str | None) -> str:
 
 
 def load_into(module: nn.Module, saved: Checkpoint, name: str) -> None:
-    """Load a policy's tensors.
-
-    Raises:
-        CheckpointError: they are of another network.
-    """
+    """Load a policy's tensors; CheckpointError if they are of another network."""
     module.load_state_dict(check_shapes(module, saved, name))
 
 
 def check_shapes(module: nn.Module, saved: Checkpoint, name: str) -> dict[str, Tensor]:
-    """A policy's tensors; CheckpointError if they are of another network."""
+    """Return a policy's tensors; CheckpointError if they are of another network."""
     tensors = saved.tensors(f"policy_{name}")
-    own = {name: tuple(t.shape) for name, t in module.state_dict().items()}
-    theirs = {name: tuple(t.shape) for name, t in tensors.items()}
-    if own != theirs:
+    here = {name: tuple(t.shape) for name, t in module.state_dict().items()}
+    there = {name: tuple(t.shape) for name, t in tensors.items()}
+    if here != there:
         differing = [
-            f"  {name}: checkpoint {theirs.get(name, 'has none')}, here {own.get(name, 'is none')}"
-            for name in sorted(own.keys() | theirs.keys())
-            if own.get(name) != theirs.get(name)
+            f"  {name}: checkpoint {there.get(name, 'has none')}, here {here.get(name, 'is none')}"
+            for name in sorted(here.keys() | there.keys())
+            if here.get(name) != there.get(name)
         ]
         raise CheckpointError(
             f"The policy in {saved.path} is of another network:\n"

@@ -1,7 +1,4 @@
-"""Files that a run writes: private, whole or not there at all, and what a full disk does to them.
-
-Left out: what is in them, and checkpoints, which are directories (`checkpoint.py`).
-"""
+"""Files of a run: private, complete or not there at all, and patient when the disk is full."""
 
 import contextlib
 import os
@@ -11,26 +8,21 @@ from pathlib import Path
 
 from headrace.errors import HeadraceError
 
-_KEPT_BYTES = 1 << 24  # of what waits for room on the disk
+_MAX_WAITING_BYTES = 1 << 24
 
 
 def write_flushed(path: Path, data: bytes) -> None:
-    """Write a file (private: 0600) that is on the disk when this returns."""
+    """Write a file (mode 0600) and flush it to the disk."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_capped(path: Path, most_bytes: int, refusal: type[HeadraceError]) -> bytes:
-    """A file's content, if it is no larger than any of its kind.
-
-    Raises:
-        refusal: it is larger.
-        OSError: it cannot be read.
-    """
+def read_capped(path: Path, most_bytes: int, error: type[HeadraceError]) -> bytes:
+    """Return the content of a file; raise `error` if it is too large, OSError if unreadable."""
     if (size := path.stat().st_size) > most_bytes:
-        raise refusal(
+        raise error(
             f"{path} has {size:,} bytes; none of its kind has more than {most_bytes:,}. "
             "It is damaged, or not headrace's."
         )
@@ -38,7 +30,7 @@ def read_capped(path: Path, most_bytes: int, refusal: type[HeadraceError]) -> by
 
 
 def flush_dir(path: Path) -> None:
-    """Bring to the disk which names are in a directory."""
+    """Flush the names in a directory to the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -47,11 +39,7 @@ def flush_dir(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Put a file in place of the one before, whole or not at all.
-
-    Raises:
-        OSError: the disk is full, for example; the one before is as it was.
-    """
+    """Replace a file, completely or not at all; OSError if it cannot be written."""
     new = path.with_name(f".{path.name}.new")
     try:
         write_flushed(new, data)
@@ -63,48 +51,44 @@ def write_whole(path: Path, data: bytes) -> None:
     flush_dir(path.parent)
 
 
-class Obstacle:
-    """What stands in the way of writing something that a run can do without for a while.
-
-    Said once when it begins, and once when it is over.
+class RetriedWrite:
+    """A write that may fail for a while: one warning when that begins, and one when it ends.
 
     Args:
-        what: in the plural, as it is in the warning.
-        path: where to.
+        name: in the plural, for the warning.
+        path: of the files.
+
+    Attributes:
+        error: of the last attempt; None: it was written.
     """
 
-    def __init__(self, what: str, path: Path) -> None:
-        self._what, self._path = what, path
+    def __init__(self, name: str, path: Path) -> None:
+        self._name, self._path = name, path
         self.error: OSError | None = None
-        """Why it cannot be written now."""
 
     @contextlib.contextmanager
-    def passed_over(self) -> Iterator[None]:
-        """Go on after what is within, even if it cannot be written."""
+    def attempt(self) -> Iterator[None]:
+        """Go on after the `with` even if it raised an OSError."""
         try:
             yield
         except OSError as error:
             before, self.error = self.error, error
             if before is None:
                 warnings.warn(
-                    f"{self._what} cannot be written to {self._path}: {error.strerror or error}. "
+                    f"{self._name} cannot be written to {self._path}: {error.strerror or error}. "
                     "Training goes on, and tries again. Make room, or the result is lost.",
                     stacklevel=3,
                 )
         else:
             before, self.error = self.error, None
             if before is not None:
-                warnings.warn(f"{self._what} are written to {self._path} again.", stacklevel=3)
+                warnings.warn(f"{self._name} are written to {self._path} again.", stacklevel=3)
 
 
-class Appended:
-    """A file (private: 0600) that grows, and waits while the disk is full.
+class AppendFile:
+    """A file (mode 0600) to append to, which keeps up to 16 MiB while the disk is full.
 
-    What could not be written is kept, up to 16 MiB, and written once there is room: nothing in the
-    file is torn or doubled.
-
-    Raises:
-        OSError: it cannot be opened.
+    They are written once there is room; no line is torn or doubled.
     """
 
     def __init__(self, path: Path) -> None:
@@ -112,19 +96,15 @@ class Appended:
         self._waiting = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Append, with the next `flush`."""
-        if len(self._waiting) + len(data) <= _KEPT_BYTES:
+        """Append with the next `flush`."""
+        if len(self._waiting) + len(data) <= _MAX_WAITING_BYTES:
             self._waiting += data
 
     def flush(self) -> None:
-        """Bring it to the file.
-
-        Raises:
-            OSError: there is no room, for example; what is left comes with the next flush.
-        """
+        """Write what waits; after an OSError, the rest waits for the next flush."""
         while self._waiting:
             del self._waiting[: os.write(self._fd, self._waiting)]
 
     def close(self) -> None:
-        """Close it, as it is."""
+        """Close without a flush."""
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""A run's directory: made, locked, and described in config.json. Left out: checkpoints, metrics."""
+"""The directory of a run: created, locked, and described in config.json."""
 
 import contextlib
 import fcntl
@@ -21,7 +21,7 @@ _MAX_CONFIG_BYTES = 1 << 20
 
 
 def default(env: str, algo: str, seed: int) -> Path:
-    """A new name below `runs/` that says what is in it."""
+    """Return an unused name below `runs/`, with environment, algorithm, seed and time."""
     plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in env)
     stem = f"{plain}_{algo}_s{seed}_{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = Path("runs") / stem, 1
@@ -33,10 +33,10 @@ def default(env: str, algo: str, seed: int) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Make the directory if need be (private: 0700) and hold it for this process.
+    """Create the directory if needed (mode 0700) and lock it for this process.
 
     Raises:
-        RunDirError: another process holds it, or it cannot be made.
+        RunDirError: another process holds it, or it cannot be created.
     """
     try:
         path.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -61,14 +61,14 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-        if not (path / _CONFIG).exists():  # the run did not come to be: leave no trace
+        if not (path / _CONFIG).exists():  # no run began: leave no trace
             (path / ".lock").unlink()
             with contextlib.suppress(OSError):  # something else is in it
                 path.rmdir()
 
 
 def unusable(path: Path, error: OSError) -> RunDirError:
-    """What to say of a directory that cannot be written to."""
+    """Return the error of a directory that cannot be written to."""
     return RunDirError(
         f"The run directory {path} cannot be used: {error.strerror or error}.\n"
         "Make it writable or make room, or choose another: --run-dir"
@@ -91,11 +91,7 @@ def refuse_used(path: Path) -> None:
 
 
 def write_config(path: Path, config: dict[str, Any]) -> None:
-    """Write config.json, whole or not at all.
-
-    Raises:
-        RunDirError: there is no room for it.
-    """
+    """Write config.json, completely or not at all; RunDirError if there is no room."""
     try:
         write_whole(path / _CONFIG, (json.dumps(config, indent=1) + "\n").encode())
     except OSError as error:
@@ -103,11 +99,7 @@ def write_config(path: Path, config: dict[str, Any]) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read config.json.
-
-    Raises:
-        RunDirError: there is none, or it is damaged.
-    """
+    """Read config.json; RunDirError if there is none, or it is damaged."""
     try:
         config = dict(json.loads(read_capped(path / _CONFIG, _MAX_CONFIG_BYTES, RunDirError)))
         settings = config["settings"] = rename_settings(dict(config["settings"]))

@@ -1,7 +1,7 @@
-"""What every process of a run did when: `timeline.npz`, which `--timeline` leaves in its directory.
+"""The timeline that `--timeline` writes: what every process of a run did when.
 
-One file for each rank, with its learner and its samplers. Left out: keeping laps (`meter.py`), and
-what can be seen in them (`scale/`).
+One `timeline.npz` for each rank, with its learner and its workers. Left out: recording laps
+(`meter.py`), plots (`tools/profile/timeline_plots.py`).
 """
 
 import contextlib
@@ -15,24 +15,24 @@ import numpy as np
 from headrace.distributed.ranks import Ranks
 from headrace.errors import RunDirError
 from headrace.meter import SPANS, Laps
-from headrace.storage.files import Obstacle, read_capped, write_whole
+from headrace.storage.files import RetriedWrite, read_capped, write_whole
 
 _MOST_BYTES = 1 << 31
 
 
-def tracks_of(ranks: Ranks, own: Laps | None, samplers: dict[str, Laps]) -> dict[str, Laps]:
-    """The laps of one rank's processes, by the name of each over all ranks."""
-    of_rank = {} if own is None else {"learner": own}
+def tracks_of(ranks: Ranks, learner: Laps | None, workers: dict[str, Laps]) -> dict[str, Laps]:
+    """Return the laps of one rank's processes, by names that are unique over all ranks."""
+    tracks = ({} if learner is None else {"learner": learner}) | workers
     if ranks.size == 1:
-        return of_rank | samplers
+        return tracks
     return {
         f"rank {ranks.rank}" + ("" if name == "learner" else f", {name}"): laps
-        for name, laps in (of_rank | samplers).items()
+        for name, laps in tracks.items()
     }
 
 
 def write_timeline(run_dir: Path, rank: int, tracks: dict[str, Laps]) -> None:
-    """Write what the processes of a rank did; a warning if there is no room."""
+    """Write the laps of a rank's processes; warn if there is no room."""
     arrays: dict[str, np.ndarray] = {
         "names": np.array(list(tracks)),
         "spans": np.array(SPANS),
@@ -43,13 +43,12 @@ def write_timeline(run_dir: Path, rank: int, tracks: dict[str, Laps]) -> None:
         arrays[f"end{i}"] = np.array(laps.ends)
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)
-    obstacle = Obstacle("The timeline", run_dir)
-    with obstacle.passed_over():
+    with RetriedWrite("The timeline", run_dir).attempt():
         write_whole(_path(run_dir, rank), file.getvalue())
 
 
 def read_timeline(run_dir: Path) -> dict[str, Laps]:
-    """What each process of a run did when, by name; {}: it was not kept.
+    """Return the laps of each process, by name; {} without a timeline.
 
     Raises:
         RunDirError: a file is damaged.
@@ -60,12 +59,12 @@ def read_timeline(run_dir: Path) -> dict[str, Laps]:
         rank += 1
         try:
             data = io.BytesIO(read_capped(path, _MOST_BYTES, RunDirError))
-            with contextlib.closing(np.load(data, allow_pickle=False)) as found:
-                of_file = [SPANS.index(span) for span in found["spans"].tolist()]
-                for i, name in enumerate(found["names"].tolist()):
-                    laps = tracks[name] = Laps(float(found["begin"][i]))
-                    laps.spans = bytearray(of_file[span] for span in found[f"span{i}"].tolist())
-                    laps.ends = array("d", found[f"end{i}"].astype(np.float64))
+            with contextlib.closing(np.load(data, allow_pickle=False)) as arrays:
+                spans = [SPANS.index(span) for span in arrays["spans"].tolist()]
+                for i, name in enumerate(arrays["names"].tolist()):
+                    laps = tracks[name] = Laps(float(arrays["begin"][i]))
+                    laps.spans = bytearray(spans[span] for span in arrays[f"span{i}"].tolist())
+                    laps.ends = array("d", arrays[f"end{i}"].astype(np.float64))
                     if len(laps.spans) != len(laps.ends):
                         raise ValueError(f"{name}: {len(laps.spans)} spans, {len(laps.ends)} ends")
         except (OSError, ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile) as error:

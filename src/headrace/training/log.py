@@ -20,7 +20,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from headrace.errors import RunDirError
-from headrace.storage.files import Appended, Obstacle, read_capped, write_whole
+from headrace.storage.files import AppendFile, RetriedWrite, read_capped, write_whole
 from headrace.storage.run_dir import unusable
 
 _MAX_METRICS_BYTES = 1 << 30
@@ -47,11 +47,11 @@ class MetricsLog:
         try:
             with contextlib.ExitStack() as opened:
                 write_whole(path, b"".join(lines))
-                self._rows = opened.enter_context(contextlib.closing(Appended(path)))
+                self._rows = opened.enter_context(contextlib.closing(AppendFile(path)))
                 events.mkdir(mode=0o700, exist_ok=True)
                 # TensorBoard finds files by the first word, and sorts them by the number.
                 name = f"events.out.tfevents.{time.time_ns():020d}.{platform.node()}.{os.getpid()}"
-                self._events = opened.enter_context(contextlib.closing(Appended(events / name)))
+                self._events = opened.enter_context(contextlib.closing(AppendFile(events / name)))
                 self._records = RecordWriter(self._events)
                 self._add(file_version="brain.Event:2")
                 begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps
@@ -60,7 +60,7 @@ class MetricsLog:
                 opened.pop_all()
         except OSError as error:
             raise unusable(run_dir, error) from None
-        self._obstacle = Obstacle("Metrics", run_dir)
+        self._writing = RetriedWrite("Metrics", run_dir)
 
     def _add(self, **fields: Any) -> None:
         self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
@@ -74,7 +74,7 @@ class MetricsLog:
 
     def flush(self) -> None:
         """Write all rows to the files. While the disk is full, they wait in memory."""
-        with self._obstacle.passed_over():
+        with self._writing.attempt():
             self._rows.flush()
             self._events.flush()
 

@@ -14,7 +14,7 @@ from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.learner.learner import Learns
 from headrace.storage import checkpoint
-from headrace.storage.files import Obstacle, write_whole
+from headrace.storage.files import RetriedWrite, write_whole
 from headrace.storage.sections import Section, SectionState
 from headrace.training.counters import Counters
 from headrace.training.job import Job
@@ -34,8 +34,8 @@ class Saver:
         self._job, self._run, self._ranks = job, job.settings.run, ranks
         self._sections, self._counters, self._learner = sections, counters, learner
         self._saved_at = time.monotonic()
-        self._obstacle = Obstacle("Checkpoints", job.run_dir / "checkpoints")
-        self._best_obstacle = Obstacle("Best policies", job.run_dir / "best")
+        self._writing = RetriedWrite("Checkpoints", job.run_dir / "checkpoints")
+        self._best_writing = RetriedWrite("Best policies", job.run_dir / "best")
         self._saved_version = -1 if job.saved is None else learner.version
 
     def is_due(self) -> bool:
@@ -48,23 +48,23 @@ class Saver:
             return
         states = {section.name: section.state() for section in self._sections}
         self._saved_at = time.monotonic()
-        with self._obstacle.passed_over():
+        with self._writing.attempt():
             if self._ranks.rank == 0:
                 self._write("checkpoints", states, self._run.keep)
         # All ranks must know whether it was written: they try again together.
-        if gather_json(self._ranks, self._obstacle.error is None)[0]:
+        if gather_json(self._ranks, self._writing.error is None)[0]:
             self._saved_version = self._learner.version
 
     def save_best(self) -> bool:
         """Replace the best policy by the current one; return whether it could be written."""
-        with self._best_obstacle.passed_over():
+        with self._best_writing.attempt():
             alone = [section for section in self._sections if not section.is_collective]
             self._write("best", {section.name: section.state() for section in alone}, keep=1)
-        return self._best_obstacle.error is None
+        return self._best_writing.error is None
 
     def check_saved(self) -> None:
         """Raise RunDirError if the last checkpoint of the run could not be written."""
-        if (error := self._obstacle.error) is not None:
+        if (error := self._writing.error) is not None:
             run_dir = self._job.run_dir
             raise RunDirError(
                 f"The run has ended, and its last checkpoint could not be written to {run_dir}: "
