@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster
 
 from headrace.envs.faulty import Faulty
 from headrace.training.log import read_metrics
-from headrace.training.ray.connect import _closed
+from headrace.training.ray.connect import _closed_to_others
 from tests.faults.support import start, with_path
 from tests.python import command
 from tests.support import children
@@ -35,7 +35,7 @@ START_WITHIN_S = 150  # of a machine that is busy
 @contextlib.contextmanager
 def machines(*each):
     """A cluster; of each machine its resources, as in `{"CPU": 2, "sampler": 2}`."""
-    with _closed(), mock.patch.dict(os.environ, with_path(ROOT)):
+    with _closed_to_others(), mock.patch.dict(os.environ, with_path(ROOT)):
         cluster = Cluster(shutdown_at_exit=False)
         try:
             for amounts in each:
