@@ -13,7 +13,7 @@ import torch.distributed as dist
 import headrace
 from headrace.config.resolve import resolve
 from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo
-from headrace.envs.check.plays import Play, play, random_actions, spec_of
+from headrace.envs.check.plays import Play, kernel_spec, play, random_actions
 from headrace.envs.kernels import library
 from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
 from headrace.learner.learner import Learner
@@ -168,7 +168,7 @@ def test_a_kernel_environment_is_the_same_on_cuda(env):
 def test_any_number_of_games_fills_blocks_as_it_may(num_envs):
     """Whole numbers: the same to the bit, over whole episodes."""
     env = TagGridWorld(num_taggers=4, length=6, max_episode_steps=9)
-    spec = spec_of(env)
+    spec = kernel_spec(env)
     action = random_actions(spec, (30, num_envs * env.num_agents), 0)
     what = Play(env, np.arange(num_envs), action, seed=3)
     on_cpu, on_cuda = play(what, "cpu"), play(what, "cuda")

@@ -16,8 +16,8 @@ class Drawn(Ring):
 
     def draw(self, world):
         at = world["at"]
-        kinds = picture.colors(np.array([True, True, False]), world["alive"])
-        return picture.of_agents(at, np.full(3, 4.0), kinds, 8.0)
+        kinds = picture.agent_colors(np.array([True, True, False]), world["alive"])
+        return picture.draw_agents(at, np.full(3, 4.0), kinds, 8.0)
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ def test_of_other_environments_no_episode_is_kept(tmp_path):
 
 def test_a_picture_has_everybody_in_its_color():
     x, y = np.array([0.0, 10.0, 5.0]), np.array([0.0, 10.0, 5.0])
-    kinds = picture.colors(np.array([True, False, False]), np.array([True, True, False]))
-    drawn = picture.of_agents(x, y, kinds, 10.0)
+    kinds = picture.agent_colors(np.array([True, False, False]), np.array([True, True, False]))
+    drawn = picture.draw_agents(x, y, kinds, 10.0)
     assert drawn.shape == (picture.SIDE, picture.SIDE, 3)
     low, high, middle = 16, picture.SIDE - 17, picture.SIDE // 2
     assert tuple(drawn[high, low]) == picture.TAGGER  # (0, 0) is below, left

@@ -102,7 +102,7 @@ class EnvMaker:
         if not isinstance(target, str):
             return self._call(target, render_mode)
         registry.load(target)
-        if (kernel := kernel_registry.registered(target)) is not None:
+        if (kernel := kernel_registry.registered_class(target)) is not None:
             return self._call(kernel, render_mode)
         make = atari.make if target.startswith("ALE/") else gymnasium.make
         # The checker wraps every step for the sake of the first.
@@ -183,7 +183,7 @@ class EnvMaker:
         target = registry.resolve(self.env)
         if isinstance(target, str):
             registry.load(target)
-            if kernel_registry.registered(target) is None:
+            if kernel_registry.registered_class(target) is None:
                 return None
         env = self.made()
         if isinstance(env, KernelEnv):

@@ -153,7 +153,7 @@ def play_episode(
     vector = KernelVector(env, context, autoreset=False)
     vector.restart(seed)
     rows = [_copied(vector)]
-    while not vector.books["over"][0] or len(rows) == 1:
+    while not vector.ended[0] or len(rows) == 1:
         players.play(vector)
         vector.finish()
         rows.append(_copied(vector))

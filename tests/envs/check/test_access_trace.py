@@ -67,7 +67,7 @@ class DeclaredConstant(Wide):
 
 def wider(env):
     vector, _ = vector_of(env, 1, 1, "python")
-    found = compiler.wider(env, vector.world)
+    found = compiler.find_float64(env, vector.world)
     print(*found, sep="\n")
     return found
 

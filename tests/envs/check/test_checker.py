@@ -1,6 +1,6 @@
-"""`headrace check-env`: good environments pass, and each way to break one is reported by name.
+"""`headrace check-env`: correct environments pass, and each kind of error is reported.
 
-Checks are made one after the other as they are asked for, so that most of these need no compiler.
+Checks run lazily, one after the other, so most of these tests need no compiler.
 """
 
 import itertools
@@ -16,8 +16,8 @@ import pytest
 
 import headrace
 from headrace.cli.main import _main
-from headrace.envs.check import kernel_checks as play
-from headrace.envs.check.checker import kernel_checks
+from headrace.envs.check import kernel_checks
+from headrace.envs.check.checker import check_kernel
 from headrace.envs.kernels import compiler
 from headrace.envs.kernels.env import KernelEnv, uniform
 from headrace.envs.kernels.library.cartpole import CartPole
@@ -33,7 +33,7 @@ KERNEL_CHECKS = [
 ]  # fmt: skip
 ONE, HALF = np.float32(1), np.float32(0.5)
 _GENERATOR = np.random.default_rng(0)
-_SEEN = []
+_CALLS = []
 
 
 def line(marker):
@@ -44,20 +44,20 @@ def line(marker):
 
 
 def checked(env, until="gpu"):
-    """Checks by their names; later ones are not made."""
+    """Return checks by name, up to and including `until`."""
     last = KERNEL_CHECKS.index(until) + 1
-    checks = {check.name: check for check in itertools.islice(kernel_checks(env), last)}
+    checks = {check.name: check for check in itertools.islice(check_kernel(env), last)}
     print(*checks.values(), sep="\n")
     return checks
 
 
 def interpreted(env, check):
-    """One of the checks that look at the interpreted play alone."""
-    case = play.case(env, 0, 0)
-    play.check_python(case)
-    found = check(case)
-    print(found)
-    return found
+    """Run one of the checks that need the interpreted play only."""
+    case = kernel_checks.make_case(env, 0, 0)
+    kernel_checks.check_python(case)
+    result = check(case)
+    print(result)
+    return result
 
 
 class Walk(KernelEnv):
@@ -122,26 +122,26 @@ class Team(Walk):
 
 
 @repeats("env", [Ring, CartPole])
-def test_a_good_game_passes(env):
-    said = []
-    report = headrace.check_env(env, say=said.append)
+def test_correct_kernel_environments_pass_every_check(env):
+    printed = []
+    report = headrace.check_env(env, say=printed.append)
     assert report.ok, report
     assert [check.name for check in report.checks] == KERNEL_CHECKS
     assert {check.status for check in report.checks} <= {"ok", "warning"}
-    assert [*said, report.summary] == str(report).splitlines()
+    assert [*printed, report.summary] == str(report).splitlines()
     by_name = {check.name: check for check in report.checks}
     assert ("CUDA simulator" in by_name["gpu"].missing) == (not compiler.has_gpu())
     assert report.to_json()["checks"][0]["status"] == "ok"
 
 
-def test_few_steps_and_other_seeds_are_played_as_asked():
-    checks = kernel_checks(Walk(), num_steps=4, seed=1)
+def test_num_steps_sets_the_length_of_the_play():
+    checks = check_kernel(Walk(), num_steps=4, seed=1)
     assert next(checks).status == "ok"
     assert "over 4 steps" in next(checks).done
 
 
 class Declared(Walk):
-    """Wrong in each way that can be told from the class alone."""
+    """Every declaration is wrong."""
 
     observation_space = gymnasium.spaces.Box(-9, 9, (2, 2), np.float32)
     max_episode_steps = 1.5
@@ -161,25 +161,25 @@ class Declared(Walk):
         """One parameter too many."""
 
 
-def test_what_the_class_declares():
+def test_every_wrong_declaration_is_reported():
     report = headrace.check_env(Declared())
     of_class, *others = report.checks
     expected = [
         "The observation space of the kernel environment Declared",
         "agents['nobody'] is 0",
         "max_episode_steps is 1.5",
-        "state['reward']: the name is taken by what every world has",
+        "state['reward']: the name is in use, by every world",
         "state['x-1']: expected a name",
         "state['z'] is complex64: expected one of bool,",
         "state['s'] has the shape 3",
-        "agent_state['z']: the name is taken by state",
+        "agent_state['z']: the name is in use, by state",
         "constants['g'] is 9.8: expected a number with a dtype, np.float32(9.8)",
         "scratch names 'nothing'",
-        "resets is the text 'reset_env': expected names in a tuple",
+        "resets is the string 'reset_env': expected names in a tuple",
         "phases names observe 0 times",
         "Declared.step_env(w, e, i, j): expected step_env(w, e)",
         "Declared.own: expected a static method",
-        "Declared.missing: expected a static method, and has none",
+        "Declared.missing: expected a static method, and there is none",
     ]
     assert [text[: len(start)] for text, start in zip(of_class.wrong, expected, strict=True)] == (
         expected
@@ -229,7 +229,7 @@ class ReadsOut(Walk):
 
 
 @repeats(
-    ("env", "told", "marker"),
+    ("env", "message", "marker"),
     [
         (Unwritten, "observe: out[1] is not written", "unwritten"),
         (NotFinite, "reward after step 2, env 0 is inf", "infinite"),
@@ -240,9 +240,9 @@ class ReadsOut(Walk):
     ],
     keep=3,
 )
-def test_what_plain_python_shows(env, told, marker):
+def test_errors_of_the_interpreted_play_are_reported_with_their_line(env, message, marker):
     check = checked(env(), "python")["python"]
-    assert told in "".join(check.wrong)
+    assert message in "".join(check.wrong)
     assert line(marker) in "".join(check.wrong + check.warnings)
 
 
@@ -252,17 +252,16 @@ class Raises(Walk):
         w.x[e, 1] = ONE  # raises
 
 
-def test_an_exception_ends_the_checks():
+def test_an_exception_is_reported_and_later_checks_are_skipped():
     report = headrace.check_env(Raises)
-    said = "step_env raised IndexError: too many indices for array: array is 1-dimensional"
-    (told,) = report.checks[1].wrong
-    assert told.startswith(said)
-    assert line("raises") in told
+    (wrong,) = report.checks[1].wrong
+    assert wrong.startswith("step_env raised IndexError: too many indices for array: array is 1-")
+    assert line("raises") in wrong
     assert [check.status for check in report.checks[2:]] == ["not checked"] * 9
 
 
 class Apart(Walk):
-    """NumPy cuts to 8 bits, a compiler does not; and at a wall, a float32 is not a float64."""
+    """NumPy keeps 8 bits, a compiler does not; and 0.3 as float32 is not 0.3 as float64."""
 
     state = {"x": np.float32, "n": np.int8, "far": np.int8}  # noqa: RUF012
 
@@ -278,21 +277,21 @@ class Apart(Walk):
         w.terminated[e] = w.n[e] + w.n[e] < 0  # overflows
 
 
-def test_what_a_compiler_does_otherwise_is_told_and_is_wrong_unless_rounding_explains_it():
+def test_differences_of_the_compiled_play_are_wrong_unless_rounding_explains_them():
     checks = checked(Apart(), "cpu")
     python, cpu = checks["python"], checks["cpu"]
     assert python.warnings[0].startswith("overflow encountered")
     assert line("overflows") in python.warnings[0]
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"terminated after step (\d+), env \d+: True in plain Python, False on the CPU",
         cpu.wrong[0],
     )
-    assert int(found[1]) % 6 == 5
-    found = re.fullmatch(
+    assert int(match[1]) % 6 == 5
+    match = re.fullmatch(
         r"rounding decides: w.far after step (\d+), env \d+: 2 in plain Python, 1 on the CPU",
         cpu.notes[0],
     )
-    assert int(found[1]) % 6 == 3
+    assert int(match[1]) % 6 == 3
     assert "rounding explains" in cpu.done
 
 
@@ -304,7 +303,7 @@ class Left(Walk):
 
 
 class LastAction(Walk):
-    """Its first observation has the last action of the episode before."""
+    """The first observation contains the last action of the previous episode."""
 
     @staticmethod
     def observe(w, e, out):
@@ -326,21 +325,21 @@ class Scratch(Walk):
 
 
 @repeats(
-    ("env", "told", "marker"),
+    ("env", "message", "marker"),
     [
-        (Left, "reset_env: reads n (number 0 of 1), which nothing has written since the e", "left"),
-        (LastAction, "observe: reads action (number 0 of 1), which nothing", "last action"),
-        (Scratch, "n (number 0 of 1), which nothing has written since the step began", "scratch"),
+        (Left, "reset_env: reads n (number 0 of 1), which was not written since the ep", "left"),
+        (LastAction, "observe: reads action (number 0 of 1), which was not", "last action"),
+        (Scratch, "n (number 0 of 1), which was not written since the step began", "scratch"),
     ],
 )
-def test_what_is_not_reset(env, told, marker):
-    (wrong,) = interpreted(env(), play.check_resets).wrong
-    assert told in wrong
+def test_reads_of_numbers_from_an_earlier_episode_or_step_are_reported(env, message, marker):
+    (wrong,) = interpreted(env(), kernel_checks.check_resets).wrong
+    assert message in wrong
     assert line(marker) in wrong
 
 
 class Sees(Team):
-    """Who walks first sees where the others were."""
+    """The first agent reads positions before the others move."""
 
     @staticmethod
     def walk(w, e, i):
@@ -364,7 +363,7 @@ class LastWins(Team):
 
 
 class AllSayTheSame(Team):
-    """This is allowed: whoever is first, the outcome is the same."""
+    """Allowed: all agents write the same value."""
 
     @staticmethod
     def walk(w, e, i):
@@ -374,21 +373,23 @@ class AllSayTheSame(Team):
 
 
 @repeats(
-    ("env", "told", "markers"),
+    ("env", "message", "markers"),
     [
         (Sees, "walk: agent 0 reads at (number 1 of 3), which agent 1 writes", ("sees", "walks")),
         (Adds, "walk: agent 1 reads total (number 0 of 1), which agent 0 writes", ("adds",)),
         (LastWins, "place: agents 0 and 1 both write total (number 0 of 1): 0 and 1", ("wins",)),
     ],
 )
-def test_agents_of_one_phase_that_depend_on_each_other(env, told, markers):
-    wrong = interpreted(env(), play.check_agents).wrong
-    assert any(told in text and all(line(of) in text for of in markers) for text in wrong)
+def test_dependent_agents_of_one_phase_are_reported(env, message, markers):
+    wrong = interpreted(env(), kernel_checks.check_agents).wrong
+    assert any(
+        message in text and all(line(marker) in text for marker in markers) for text in wrong
+    )
 
 
-def test_agents_that_do_not_depend_on_each_other():
+def test_independent_agents_pass():
     for env in (Team(), AllSayTheSame()):
-        assert interpreted(env, play.check_agents).status == "ok"
+        assert interpreted(env, kernel_checks.check_agents).status == "ok"
 
 
 class Wide(Walk):
@@ -406,7 +407,7 @@ class NoNumber(Walk):
 
 
 class NoName(Walk):
-    """Nothing that random play meets."""
+    """The wrong name is in code that random play does not reach."""
 
     @staticmethod
     def step_env(w, e):
@@ -415,7 +416,7 @@ class NoName(Walk):
 
 
 class Crowded(Team):
-    """All agents begin at one place, because all draw the same number."""
+    """All agents begin at the same place, since all draw the same number."""
 
     @staticmethod
     def place(w, e, i):
@@ -423,7 +424,7 @@ class Crowded(Team):
 
 
 class Strict(Walk):
-    """Raises where random play does not come."""
+    """Raises in code that random play does not reach."""
 
     @staticmethod
     def step_env(w, e):
@@ -443,14 +444,14 @@ class Unpaid(Walk):
 
 
 class Drawn(Walk):
-    """Draws itself, with a mistake."""
+    """`draw` uses a field that does not exist."""
 
     def draw(self, world):
         return np.full((4, 4, 3), world["m"], np.uint8)  # m
 
 
 class Grey(Walk):
-    """Draws itself, without colors."""
+    """`draw` returns a picture without colors."""
 
     def draw(self, world):
         return np.zeros((4, 4))
@@ -466,31 +467,32 @@ class Whole(Walk):
         w.many[e] += ONE
 
 
-def test_what_else_authors_do():
+def test_draws_exceptions_rewards_pictures_and_lists_are_reported():
     python = checked(Crowded(), "python")["python"]
     assert python.status == "warning"
     assert "place: draw 3 is drawn again in the same step" in python.warnings[0]
     assert line("drawn") in python.warnings[0]
     assert "uniform(w, e, 2 * i)" in python.remedies[-1]
     (raised,) = checked(Strict(), "types")["types"].warnings
-    assert raised.startswith("raises, and a GPU would go on: " + line("too far"))
-    assert any("paid anything" in of for of in checked(Unpaid(), "play")["play"].warnings)
+    assert raised.startswith("raises, which a GPU ignores: " + line("too far"))
+    warnings = checked(Unpaid(), "play")["play"].warnings
+    assert any("every reward of the random play was 0" in text for text in warnings)
     (wrong,) = checked(Drawn(), "python")["python"].wrong
     assert "draw raised KeyError: 'm'" in wrong
     assert line("m") in wrong
-    assert "the world that draw gets has: " in wrong
+    assert "(draw's argument has: " in wrong
     (wrong,) = checked(Grey(), "python")["python"].wrong
     assert wrong.startswith("draw gave float64 (4, 4): expected an array of uint8")
-    assert "an array of its own" in checked(Whole(), "types")["types"].wrong[0]
+    assert "makes a list or an array" in checked(Whole(), "types")["types"].wrong[0]
     (wrong,) = checked(NoNumber(), "types")["types"].wrong
     assert wrong.splitlines() == [
-        "NoNumber.step_env does not compile: it makes a list, or an array of its own (as w.x[e] + "
-        "1 is, of several numbers)",
+        "NoNumber.step_env does not compile: it makes a list or an array (as w.x[e] + 1 does, of "
+        "several numbers)",
         f"  {line('list')}seen = [w.n[e]]  # list",
     ]
 
 
-def test_types():
+def test_wider_types_and_compile_errors_are_reported_with_their_line():
     wide = checked(Wide(), "types")["types"]
     assert len(wide.wrong) == 1
     assert wide.wrong[0].startswith(line("wide"))
@@ -516,13 +518,13 @@ class OwnGenerator(Walk):
 class Global(Walk):
     @staticmethod
     def reset_env(w, e):
-        _SEEN.append(e)
-        w.n[e] = len(_SEEN)
+        _CALLS.append(e)
+        w.n[e] = len(_CALLS)
         w.x[e] = uniform(w, e, 0)
 
 
 class SeedAlone(Walk):
-    """All environments, and all episodes of a run, are the same one; with 0 those of all runs."""
+    """All environments and episodes of a run are equal; with `chance` 0, those of all runs."""
 
     def __init__(self, chance):
         self.constants = {"chance": np.float32(chance)}
@@ -537,7 +539,7 @@ class SeedAlone(Walk):
         w.x[e] += HALF if w.action[e] == 1 else -HALF
 
 
-def test_chance():
+def test_wrong_randomness_and_counts_are_reported():
     checks = checked(OwnGenerator())
     assert [text[:60] for text in checks["randomness"].wrong] == [
         "the same seed gives other episodes (interpreted): w.x after ",
@@ -545,7 +547,7 @@ def test_chance():
     ]
     assert checks["cpu"].status == checks["gpu"].status == "not checked"
     limit, early, counted = checks["ends"].wrong
-    assert limit == "episodes of 8 steps were met, and max_episode_steps is 6."
+    assert limit == "an episode had 8 steps, and max_episode_steps is 6."
     assert early == "an episode is truncated before step 6."
     assert counted.startswith("after step 1 of env 0, w.step is 4 and w.episode 0.")
     (wrong,) = checked(Global(), "randomness")["randomness"].wrong
@@ -558,12 +560,12 @@ def test_chance():
 
 
 class Astray(Team):
-    """Wrong in many ways, most of which show after many steps.
+    """Errors of many kinds, most of which appear after many steps.
 
-    After a thousand, agents look at others that move at the same time. The first one leaves and
-    comes back; who is out is paid; when all are, nothing ends, not even in time. Places leave the
-    declared bounds, and one depends on the environment before: in a vector of one that is itself.
-    Actions become some that the space does not have.
+    After a thousand steps agents read others that move in the same phase. The first agent leaves
+    and comes back. Agents that left are rewarded. When all have left, the episode goes on, without
+    a time limit. Positions leave the declared bounds, and a total depends on the previous
+    environment (in a vector of one, on itself). Actions leave the space.
     """
 
     max_episode_steps = 0
@@ -583,21 +585,22 @@ class Astray(Team):
 
 
 @pytest.mark.more
-def test_many_steps():
+def test_errors_after_many_steps_are_reported():
     checks = checked(Astray(), "ends")
-    play, agents, chance, ends = (checks[name] for name in ("play", "agents", "randomness", "ends"))
+    names = ("play", "agents", "randomness", "ends")
+    play, agents, randomness, ends = (checks[name] for name in names)
     (wrong,) = agents.wrong
     assert line("late") in wrong
     assert play.wrong == (
-        "action after step 1, env 0, agent 0 is 7, and the space has Discrete(2).",
+        "action after step 1, env 0, agent 0 is 7, outside of the space: Discrete(2).",
     )
-    assert play.warnings[0].startswith("random play met the end of no episode")
+    assert play.warnings[0].startswith("no episode of the random play ended")
     assert re.fullmatch(
         r"observation\[1\] after step \d+, env \d+, agent 0 is 1\d.0, and the space has -9.0 to "
         r"9.0 there.",
         play.warnings[1],
     )
-    (wrong,) = chance.wrong
+    (wrong,) = randomness.wrong
     assert re.match(r"environment 7 depends on others: w.total after step \d, env 7: ", wrong)
     assert ends.wrong == (
         "an agent is back before its episode is over (step 4, env 0, agent 0): w.alive is set "
@@ -640,7 +643,7 @@ class Salted(KernelEnv):
 
 
 @pytest.mark.more
-def test_the_simulator_of_a_gpu_is_another_process_and_what_differs_there_is_told(tmp_path):
+def test_differences_on_the_simulated_gpu_are_reported(tmp_path):
     (tmp_path / "salted.py").write_text(SALTED)
     # As a user without a GPU has it; and nothing of this is kept
     env = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
@@ -661,16 +664,16 @@ def test_the_simulator_of_a_gpu_is_another_process_and_what_differs_there_is_tol
     assert f"{gpu['name']:<12}" in done.stderr  # progress
 
 
-def test_the_command_line_says_what_there_is_not(capsys):
+def test_unknown_environments_and_arguments_are_refused_by_the_command(capsys):
     assert "check-env" in run_verb(capsys, "--help", code=0)
     assert "no module 'nowhere'" in run_verb(capsys, "check-env", "nowhere:Nothing", code=2)
-    said = run_verb(capsys, "check-env", "tests.envs.check.test_checker:Wlak", code=2)
-    assert "no callable 'Wlak'" in said
-    assert "tests.envs.check.test_checker:Walk" in said
-    said = run_verb(
+    output = run_verb(capsys, "check-env", "tests.envs.check.test_checker:Wlak", code=2)
+    assert "no callable 'Wlak'" in output
+    assert "tests.envs.check.test_checker:Walk" in output
+    output = run_verb(
         capsys, "check-env", "tests.envs.check.test_checker:Walk", "--env-kwargs", "size=3", code=2
     )
-    assert "does not take env_kwargs={'size': 3}" in said
+    assert "does not take env_kwargs={'size': 3}" in output
 
 
 def run_verb(capsys, *argv, code):
@@ -678,18 +681,18 @@ def run_verb(capsys, *argv, code):
     return "".join(capsys.readouterr())
 
 
-def test_other_environments_are_handed_to_gymnasiums_checker(capsys):
-    said = run_verb(capsys, "check-env", "CartPole-v1", code=0)
-    assert "A Box observation space minimum value is -infinity" in said
-    assert "CartPole-v1: nothing is wrong (2 warnings)." in said
-    said = run_verb(capsys, "check-env", "tests.envs.check.test_checker:OutOfBounds", code=1)
-    assert "wrong       gymnasium" in said
-    assert "AssertionError: The" in said
-    assert "something is wrong: spaces, gymnasium" in said
+def test_gymnasium_s_checker_is_part_of_the_report(capsys):
+    output = run_verb(capsys, "check-env", "CartPole-v1", code=0)
+    assert "A Box observation space minimum value is -infinity" in output
+    assert "CartPole-v1: nothing is wrong (2 warnings)." in output
+    output = run_verb(capsys, "check-env", "tests.envs.check.test_checker:OutOfBounds", code=1)
+    assert "wrong       gymnasium" in output
+    assert "AssertionError: The" in output
+    assert "something is wrong: spaces, gymnasium" in output
 
 
 class OutOfBounds(gymnasium.Env):
-    """What it observes is not in its space; and no policy of ours has such actions."""
+    """Observations are outside of the space, and no policy here supports the actions."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
     action_space = gymnasium.spaces.Text(3)
@@ -724,7 +727,7 @@ class Columns(Tensors):
         return obs, reward.unsqueeze(-1), *more
 
 
-def test_games_of_pettingzoo_and_environments_that_step_tensors_are_played():
+def test_pettingzoo_and_tensor_environments_are_stepped():
     for env in (Camp, Tensors):
         report = headrace.check_env(env)
         assert report.ok, report
@@ -732,20 +735,20 @@ def test_games_of_pettingzoo_and_environments_that_step_tensors_are_played():
             ("spaces", "ok"), ("play", "ok"), ("randomness", "ok"),
         ]  # fmt: skip
         assert int(re.search(r"(\d+) episodes ended", report.checks[1].done)[1]) > 8
-    *_, chance = headrace.check_env(Unsure).checks
-    assert chance.wrong == ("the same seed and actions give other observations or rewards.",)
+    *_, randomness = headrace.check_env(Unsure).checks
+    assert randomness.wrong == ("the same seed and actions give other observations or rewards.",)
     report = headrace.check_env(Certain)
     assert report.ok
     assert report.checks[-1].warnings[0].startswith("another seed gives the same")
-    play, chance = headrace.check_env(Columns).checks[1:]
+    play, randomness = headrace.check_env(Columns).checks[1:]
     assert "gave a reward as a tensor of (8, 1) torch.float32" in play.wrong[0]
-    assert chance.missing == "stepping fails"
+    assert randomness.missing == "stepping fails"
     (few,) = headrace.check_env(Camp, num_steps=1).checks[1].warnings
     assert few.startswith("no episode ended")
 
 
 class Breaking(gymnasium.Env):
-    """Fails where Gymnasium's checker does not come."""
+    """Fails after more steps than Gymnasium's checker takes."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -762,16 +765,16 @@ class Breaking(gymnasium.Env):
         return self.np_random.random(1, np.float32), 0.0, False, False, {}
 
 
-def test_environments_of_gymnasium_s_form_are_played_too():
-    spaces, play, chance, checker = headrace.check_env(Breaking).checks
-    assert [spaces.status, play.status, chance.status] == ["ok", "wrong", "not checked"]
+def test_an_exception_of_a_gymnasium_environment_is_reported():
+    spaces, play, randomness, checker = headrace.check_env(Breaking).checks
+    assert [spaces.status, play.status, randomness.status] == ["ok", "wrong", "not checked"]
     assert "RuntimeError: at 50" in play.wrong[0]
     assert not checker.wrong
     assert headrace.check_env(Breaking, num_steps=40).ok
 
 
-def test_what_cannot_be_asked_for():
-    with pytest.raises(headrace.HeadraceError, match="is made already"):
+def test_wrong_arguments_are_refused():
+    with pytest.raises(headrace.HeadraceError, match="is an object already"):
         headrace.check_env(Walk(), {"size": 3})
     with pytest.raises(headrace.HeadraceError, match="expected 1 or more"):
         headrace.check_env(Walk, num_steps=-1)

@@ -91,7 +91,6 @@ def test_what_is_compiled_is_found_again_whatever_the_module_is_called(tmp_path)
     script = (
         "import sys; from tests.envs.kernels.support import played; import importlib\n"
         "played(importlib.import_module(sys.argv[1]).Catch(), 2, 3, 'cpu')\n"
-        "import numba; from headrace.envs import kernel\n"
         "print(sum(sum(m.step.stats.cache_hits.values()) for n, m in sys.modules.items()\n"
         "    if n.startswith('headrace_Catch')))"
     )

@@ -324,7 +324,7 @@ def test_registering_costs_nothing_and_gymnasium_s_way_to_name_a_module_works():
 
 @repeats("env_id", IDS, keep=3)
 def test_every_id_of_the_library_names_its_class_and_limit(env_id):
-    assert registry.registered(env_id) is IDS[env_id]
+    assert registry.registered_class(env_id) is IDS[env_id]
     assert gym.spec(env_id).max_episode_steps == IDS[env_id].max_episode_steps
     assert type(EnvMaker(env_id, native=True).kernel()) is IDS[env_id]
 
@@ -386,7 +386,7 @@ def test_wrong_names_and_arguments():
         EnvMaker("headrace/CartPol-v1")()
     with pytest.raises(EnvNotFoundError, match="expected a subclass of headrace's KernelEnv"):
         KernelGymEnv("tests.envs.kernels.test_gym_adapter:drift")
-    with pytest.raises(UsageError, match="is made already takes no"):
+    with pytest.raises(UsageError, match="is an object already, and takes no"):
         KernelGymEnv(Drift(), width=2.0)
     with pytest.raises(UsageError, match="does not draw itself"):
         gym.make_vec("headrace/CartPole-v1", 1, render_mode="rgb_array")

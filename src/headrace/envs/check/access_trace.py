@@ -1,11 +1,8 @@
-"""An environment whose functions are watched as they run, interpreted: who touches which number.
+"""Traces which numbers of a kernel environment's arrays its functions read and write, interpreted.
 
-Each function gets the world's arrays behind a `WatchedArray`, which notes every read and write. So
-what would go wrong only on a GPU, or only in the second episode, shows in a plain loop, with its
-line: agents of one phase that depend on each other, numbers left over from an earlier episode, rows
-of other environments, numbers of an observation that nobody wrote.
-
-Left out: playing (`plays.py`), and what is said about it (`kernel_checks.py`).
+Each function gets the world's arrays as `TracedArray`s. So a plain loop shows, with the line, what
+would fail only on a GPU or in a later episode: agents of one phase that depend on each other,
+numbers left over from an earlier episode, rows of other environments, observations not written.
 """
 
 import copy
@@ -28,229 +25,229 @@ from headrace.errors import EnvError
 from headrace.spec import Array
 
 Kind = Literal["agents", "resets", "rows", "own", "out", "draws"]
-Place = tuple[str, int]
-"""File and line."""
+Line = tuple[str, int]
+"""File and line number."""
 
-_OF_A_STEP = ("action", "reward", "terminated")
-"""What a step begins with; in a reset there are those of the last episode."""
-_OF_THE_DRIVER = ("step", "episode", "env_id")
-"""What functions only read."""
+_STEP_FIELDS = ("action", "reward", "terminated")
+"""Fields that are set before each step; in a reset they are left over from the last episode."""
+_READ_ONLY = ("step", "episode", "env_id")
+
+_OURS = (
+    "headrace/envs/check/access_trace.py",
+    "headrace/envs/kernels/env.py",
+    "headrace/seeding.py",
+)
+"""Files that are not the author's; see `describe_failure`."""
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBA_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+_BUILD_OPS = ("BUILD_LIST", "BUILD_SET", "BUILD_MAP", "BUILD_STRING")
 
 _KernelEnv = TypeVar("_KernelEnv", bound=KernelEnv)
 
 
-class Watch:
-    """What was seen of one environment.
-
-    Args:
-        env: the environment.
+class AccessTrace:
+    """The accesses of one environment's functions, and what is wrong with them.
 
     Attributes:
-        found: kind -> what is wrong, once for each line and field, as it was seen first:
-            `agents`: an agent touches what another one writes in the same phase;
-            `resets`: a number is read that nothing wrote since the episode began;
-            `rows`: another environment's row is touched;
-            `own`: what functions only read is written;
+        findings: kind -> messages, one for each function, field and line:
+            `agents`: an agent reads or writes what another agent writes in the same phase;
+            `resets`: a number is read that was not written since the episode began;
+            `rows`: another environment's row is read or written;
+            `own`: a read-only field or constant is written;
             `out`: a part of an observation is not written;
-            `draws`: a random number is drawn that was drawn before in the same step.
+            `draws`: the same random number is drawn again in the same step.
     """
 
     def __init__(self, env: KernelEnv) -> None:
-        self.found: dict[Kind, list[str]] = {kind: [] for kind in get_args(Kind)}
+        self.findings: dict[Kind, list[str]] = {kind: [] for kind in get_args(Kind)}
         self.function, self.env, self.agent = "", 0, -1
-        self._seen: set[tuple[str, ...]] = set()
+        self.scratch = env.scratch
+        self._reported: set[tuple[str, ...]] = set()
         self._arrays: Any = None
         self._world: Any = None
-        self._fields: dict[str, _Field] = {}
-        self._called: set[int] = set()
+        self._fields: dict[str, _FieldTrace] = {}
+        self._agents_called: set[int] = set()
         self._time: dict[int, tuple[int, int]] = {}
-        self._drawn: dict[tuple[int, ...], Place] = {}
-        self.scratch = env.scratch
-        self._tables = [name for name, of in env.constants.items() if isinstance(of, np.ndarray)]
+        self._draws: dict[tuple[int, ...], Line] = {}
+        self._tables = [k for k, value in env.constants.items() if isinstance(value, np.ndarray)]
 
     def begin(self, function: str, w: Any, e: int, agent: int) -> Any:
-        """A function is about to be called.
+        """Prepare for a call of a function, and return the traced world for it.
 
         Args:
             function: its name.
             w: the world.
             e: the environment.
-            agent: for which; -1: for the environment.
-
-        Returns:
-            The world, watched.
+            agent: the agent; -1: the function is of the environment.
         """
         if self._arrays is not w:
-            self._watch(w)
-        if (function, e) != (self.function, self.env) or agent in self._called:
-            self._called.clear()
+            self._trace_world(w)
+        if (function, e) != (self.function, self.env) or agent in self._agents_called:
+            self._agents_called.clear()
             for field in self._fields.values():
                 field.readers.clear()
                 field.writer.clear()
-        self._called.add(agent)
+        self._agents_called.add(agent)
         self.function, self.env, self.agent = function, e, agent
         episode, step = time = int(w.episode[e]), int(w.step[e])
         before, self._time[e] = self._time.get(e), time
         if step == 0 and (before is None or before[0] != episode):
             for field in self._fields.values():
-                field.age(e, field.name in ("alive", *_OF_THE_DRIVER))
+                field.set_fresh(e, field.name in ("alive", *_READ_ONLY))
         elif before is None:  # in the middle of an episode
             for field in self._fields.values():
-                field.age(e, field.name not in self.scratch)
+                field.set_fresh(e, field.name not in self.scratch)
         elif before[1] != step:
-            for name in _OF_A_STEP:
-                self._fields[name].age(e, True)
+            for name in _STEP_FIELDS:
+                self._fields[name].set_fresh(e, True)
             for name in self.scratch:
-                self._fields[name].age(e, False)
+                self._fields[name].set_fresh(e, False)
         return self._world
 
-    def draw(self, e: int, number: int, place: Place) -> None:
-        """A random number is asked for."""
+    def draw(self, e: int, number: int, line: Line) -> None:
+        """Count a draw of a random number."""
         key = (e, *self._time[e], number)
-        if before := self._drawn.get(key):
+        if before := self._draws.get(key):
             text = f"draw {number} is drawn again in the same step, and gives the same number"
-            self.report("draws", "", text, before, place)
-        self._drawn[key] = place
+            self.report("draws", "", text, before, line)
+        self._draws[key] = line
 
-    def report(self, kind: Kind, field: str, text: str, *places: Place) -> None:
-        """Something is wrong: told once for each function, field and place."""
-        key = (kind, self.function, field, *map(str, places))
-        if key not in self._seen:
-            self._seen.add(key)
-            where = "".join(f"\n  {line_of(place)}" for place in dict.fromkeys(places))
-            self.found[kind].append(f"{self.function}: {text}{where}")
+    def report(self, kind: Kind, field: str, text: str, *lines: Line) -> None:
+        """Add a finding, unless there is one of the same function, field and lines."""
+        key = (kind, self.function, field, *map(str, lines))
+        if key not in self._reported:
+            self._reported.add(key)
+            sources = "".join(f"\n  {show_line(line)}" for line in dict.fromkeys(lines))
+            self.findings[kind].append(f"{self.function}: {text}{sources}")
 
-    def _watch(self, w: Any) -> None:
+    def _trace_world(self, w: Any) -> None:
         self._arrays = w
         self._time.clear()
-        self._drawn.clear()
-        arrays = {name: of for name, of in w._asdict().items() if isinstance(of, np.ndarray)}
-        tables = {name: arrays.pop(name) for name in self._tables}
-        self._fields = {name: _Field(name, array, self) for name, array in arrays.items()}
+        self._draws.clear()
+        arrays = {name: a for name, a in w._asdict().items() if isinstance(a, np.ndarray)}
+        traces: dict[str, _FieldTrace | _ConstantTrace] = {
+            name: _ConstantTrace(self) if name in self._tables else _FieldTrace(name, array, self)
+            for name, array in arrays.items()
+        }
+        self._fields = {k: trace for k, trace in traces.items() if isinstance(trace, _FieldTrace)}
         self._world = w._replace(
             **{
-                name: WatchedArray(array, np.arange(array.size).reshape(array.shape), field)
-                for (name, array), field in zip(arrays.items(), self._fields.values(), strict=True)
-            },
-            **{
-                name: WatchedArray(array, np.arange(array.size).reshape(array.shape), _Table(self))
-                for name, array in tables.items()
-            },
+                name: TracedArray(array, np.arange(array.size).reshape(array.shape), traces[name])
+                for name, array in arrays.items()
+            }
         )
 
 
-class _Field:
-    """Who has touched which numbers of an array. Numbers go by their place in the flat array."""
+class _FieldTrace:
+    """The readers and writers of an array's numbers, by their index in the flat array."""
 
-    def __init__(self, name: str, array: Array, watch: Watch) -> None:
+    def __init__(self, name: str, array: Array, trace: AccessTrace) -> None:
         self.name = name
-        self.readers: dict[int, dict[int, Place]] = {}
-        self.writer: dict[int, tuple[int, Any, Place]] = {}
+        self.readers: dict[int, dict[int, Line]] = {}
+        self.writer: dict[int, tuple[int, Any, Line]] = {}
         self._row_size = array[0].size
         self._fresh = np.zeros(array.size, bool)
-        self._watch = watch
+        self._trace = trace
 
-    def age(self, e: int, fresh: bool) -> None:
-        """A new episode or step: whether what is there belongs to it."""
+    def set_fresh(self, e: int, fresh: bool) -> None:
+        """Set whether a row's numbers belong to the current episode or step."""
         self._fresh[e * self._row_size : (e + 1) * self._row_size] = fresh
 
-    def read(self, number: int, place: Place) -> None:
-        watch, e = self._watch, number // self._row_size
-        if self.name == "env_id" and (asked := _asked(sys._getframe(2))):
-            watch.draw(e, *asked)
-        if e != watch.env:
-            self._touches_row(e, "reads", place)
+    def read(self, number: int, line: Line) -> None:
+        trace, e = self._trace, number // self._row_size
+        if self.name == "env_id" and (draw := _uniform_draw(sys._getframe(2))):
+            trace.draw(e, *draw)
+        if e != trace.env:
+            self._report_row(e, "reads", line)
         elif not self._fresh[number]:
-            began = "step" if self.name in watch.scratch else "episode"
-            watch.report(
+            period = "step" if self.name in trace.scratch else "episode"
+            trace.report(
                 "resets",
                 self.name,
-                f"reads {self._at(number)}, which nothing has written since the {began} began (so "
-                "it is 0, or of an earlier one)",
-                place,
+                f"reads {self._describe(number)}, which was not written since the {period} began "
+                "(so it is 0, or left over)",
+                line,
             )
-        if watch.agent < 0:
+        if trace.agent < 0:
             return
-        agent, _, written = self.writer.get(number, (watch.agent, None, place))
-        if agent != watch.agent:
-            self._depends(number, watch.agent, agent, place, written)
-        self.readers.setdefault(number, {}).setdefault(watch.agent, place)
+        writer, _, written = self.writer.get(number, (trace.agent, None, line))
+        if writer != trace.agent:
+            self._report_dependence(number, trace.agent, writer, line, written)
+        self.readers.setdefault(number, {}).setdefault(trace.agent, line)
 
-    def write(self, number: int, value: Any, was: Any, place: Place) -> None:
-        watch, e = self._watch, number // self._row_size
+    def write(self, number: int, value: Any, old: Any, line: Line) -> None:
+        trace, e = self._trace, number // self._row_size
         self._fresh[number] = True
-        if e != watch.env:
-            self._touches_row(e, "writes to", place)
-        if self.name in _OF_THE_DRIVER:
-            watch.report("own", self.name, f"writes to {self.name} ({was} -> {value})", place)
-        if watch.agent < 0:
+        if e != trace.env:
+            self._report_row(e, "writes to", line)
+        if self.name in _READ_ONLY:
+            trace.report("own", self.name, f"writes to {self.name} ({old} -> {value})", line)
+        if trace.agent < 0:
             return
-        for agent, line in self.readers.get(number, {}).items():
-            if agent != watch.agent:
-                self._depends(number, agent, watch.agent, line, place)
-        agent, other, line = self.writer.setdefault(number, (watch.agent, value, place))
-        if agent != watch.agent and value != other:
-            watch.report(
+        for reader, read in self.readers.get(number, {}).items():
+            if reader != trace.agent:
+                self._report_dependence(number, reader, trace.agent, read, line)
+        writer, other, written = self.writer.setdefault(number, (trace.agent, value, line))
+        if writer != trace.agent and value != other:
+            trace.report(
                 "agents",
                 self.name,
-                f"agents {agent} and {watch.agent} both write {self._at(number)}: {other} and "
-                f"{value}",
+                f"agents {writer} and {trace.agent} both write {self._describe(number)}: {other} "
+                f"and {value}",
+                written,
                 line,
-                place,
             )
 
-    def _depends(self, number: int, reads: int, writes: int, *places: Place) -> None:
-        self._watch.report(
-            "agents",
-            self.name,
-            f"agent {reads} reads {self._at(number)}, which agent {writes} writes",
-            *places,
-        )
+    def _report_dependence(self, number: int, reader: int, writer: int, *lines: Line) -> None:
+        text = f"agent {reader} reads {self._describe(number)}, which agent {writer} writes"
+        self._trace.report("agents", self.name, text, *lines)
 
-    def _touches_row(self, e: int, does: str, place: Place) -> None:
-        text = f"{does} the row of environment {e} of {self.name}, called for {self._watch.env}"
-        self._watch.report("rows", self.name, text, place)
+    def _report_row(self, e: int, verb: str, line: Line) -> None:
+        text = f"{verb} the row of environment {e} of {self.name}, called for {self._trace.env}"
+        self._trace.report("rows", self.name, text, line)
 
-    def _at(self, number: int) -> str:
+    def _describe(self, number: int) -> str:
         return f"{self.name} (number {number % self._row_size} of {self._row_size})"
 
 
-class _Table:
-    """A constant that is an array."""
+class _ConstantTrace:
+    """A constant that is an array: it must not be written."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    def __init__(self, trace: AccessTrace) -> None:
+        self._trace = trace
 
-    def read(self, number: int, place: Place) -> None:
-        """Anybody may, at any time."""
+    def read(self, number: int, line: Line) -> None:
+        """Do nothing: every read is allowed."""
 
-    def write(self, _number: int, now: Any, was: Any, place: Place) -> None:
-        self._watch.report("own", "constant", f"writes to a constant ({was} -> {now})", place)
+    def write(self, _number: int, value: Any, old: Any, line: Line) -> None:
+        self._trace.report("own", "constant", f"writes to a constant ({old} -> {value})", line)
 
 
-class _Out:
-    """Which numbers of an observation were written."""
+class _OutputTrace:
+    """The numbers of an observation that were written."""
 
-    def __init__(self, size: int, watch: Watch) -> None:
+    def __init__(self, size: int, trace: AccessTrace) -> None:
         self.written = np.zeros(size, bool)
-        self._watch = watch
+        self._trace = trace
 
-    def read(self, number: int, place: Place) -> None:
+    def read(self, number: int, line: Line) -> None:
         if not self.written[number]:
             text = f"reads out[{number}] before it is written"
-            self._watch.report("out", str(number), text, place)
+            self._trace.report("out", str(number), text, line)
 
-    def write(self, number: int, _value: Any, _was: Any, _place: Place) -> None:
+    def write(self, number: int, _value: Any, _old: Any, _line: Line) -> None:
         self.written[number] = True
 
 
-class WatchedArray:
-    """An array, or a part of it: an index as for an array, and nothing else (it is not one)."""
+class TracedArray:
+    """An array, or a part of one, that reports its accesses. It supports indexing only."""
 
-    __slots__ = ("_array", "_log", "_numbers")
+    __slots__ = ("_array", "_numbers", "_trace")
 
-    def __init__(self, array: Array, numbers: Array, log: _Field | _Out | _Table) -> None:
-        self._array, self._numbers, self._log = array, numbers, log
+    def __init__(
+        self, array: Array, numbers: Array, trace: _FieldTrace | _OutputTrace | _ConstantTrace
+    ) -> None:
+        self._array, self._numbers, self._trace = array, numbers, trace
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -263,124 +260,113 @@ class WatchedArray:
     def __getitem__(self, index: Any) -> Any:
         value, numbers = self._array[index], self._numbers[index]
         if isinstance(value, np.ndarray):
-            return WatchedArray(value, numbers, self._log)
-        self._log.read(int(numbers), _caller())
+            return TracedArray(value, numbers, self._trace)
+        self._trace.read(int(numbers), _author_line())
         return value
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        was, place = np.copy(self._array[index]), _caller()
+        before, line = np.copy(self._array[index]), _author_line()
         self._array[index] = value
-        touched = np.ravel(self._numbers[index]).tolist()
-        for number, now, old in zip(touched, np.ravel(self._array[index]), was.flat, strict=True):
-            self._log.write(number, now, old, place)
+        numbers = np.ravel(self._numbers[index]).tolist()
+        after = np.ravel(self._array[index])
+        for number, new, old in zip(numbers, after, before.flat, strict=True):
+            self._trace.write(number, new, old, line)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Array:
         for number in self._numbers.flat:
-            self._log.read(int(number), _caller())
+            self._trace.read(int(number), _author_line())
         return np.array(self._array, *args, **kwargs)
 
 
-def watched(env: _KernelEnv, watch: Watch) -> _KernelEnv:
-    """The same environment, whose functions tell `watch`."""
+def trace_env(env: _KernelEnv, trace: AccessTrace) -> _KernelEnv:
+    """Return a copy of the environment whose functions report to `trace`."""
     names = dict.fromkeys((*env.resets, *env.phases))
-    own = {name: staticmethod(_tell(env, name, watch)) for name in names}
+    functions = {name: staticmethod(_trace_function(env, name, trace)) for name in names}
     twin = copy.copy(env)
-    twin.__class__ = type(type(env).__name__, (type(env),), own)
+    twin.__class__ = type(type(env).__name__, (type(env),), functions)
     return twin
 
 
-def _tell(env: KernelEnv, name: str, watch: Watch) -> Callable[..., None]:
+def _trace_function(env: KernelEnv, name: str, trace: AccessTrace) -> Callable[..., None]:
     function, per_agent = env.function(name), env.per_agent(name)
 
     @functools.wraps(function)
     def call(w: Any, e: int, *rest: Any) -> None:
         agent = rest[0] if per_agent else -1
-        world = watch.begin(name, w, e, agent)
+        world = trace.begin(name, w, e, agent)
         if name != "observe":
             function(world, e, *rest)
             return
-        out = _Out(len(rest[-1]), watch)
+        out = _OutputTrace(len(rest[-1]), trace)
         numbers = np.arange(len(rest[-1]))
-        function(world, e, *rest[:-1], WatchedArray(rest[-1], numbers, out))
-        missed = np.flatnonzero(~out.written)
-        if len(missed):
+        function(world, e, *rest[:-1], TracedArray(rest[-1], numbers, out))
+        missing = np.flatnonzero(~out.written)
+        if len(missing):
             code = function.__code__
-            text = f"out[{', '.join(map(str, missed))}] is not written"
-            watch.report("out", "out", text, (code.co_filename, code.co_firstlineno))
+            text = f"out[{', '.join(map(str, missing))}] is not written"
+            trace.report("out", "out", text, (code.co_filename, code.co_firstlineno))
 
     return call
 
 
-def line_of(place: Place) -> str:
-    """`FILE:LINE: the line itself`."""
-    return f"{place[0]}:{place[1]}: {linecache.getline(*place).strip()}"
+def show_line(line: Line) -> str:
+    """Return `FILE:LINE: the line itself`."""
+    return f"{line[0]}:{line[1]}: {linecache.getline(*line).strip()}"
 
 
-def _asked(frame: FrameType) -> tuple[int, Place] | None:
-    """The draw, and the author's line, if the frame is `uniform`'s."""
+def _uniform_draw(frame: FrameType) -> tuple[int, Line] | None:
+    """Return the draw and the author's line, if the frame is a call of `uniform`."""
     if frame.f_code is not uniform.__code__ or frame.f_back is None:
         return None
-    place = (frame.f_back.f_code.co_filename, frame.f_back.f_lineno)
-    return int(frame.f_locals["draw"]), place
+    line = (frame.f_back.f_code.co_filename, frame.f_back.f_lineno)
+    return int(frame.f_locals["draw"]), line
 
 
-def _caller() -> Place:
-    """The author's line that touches an array."""
+def _author_line() -> Line:
+    """Return the line that accesses an array: the caller's caller."""
     frame = sys._getframe(2)
     return frame.f_code.co_filename, frame.f_lineno
 
 
-# Where in the author's code something is, or went wrong.
-
-
-_OURS = (
-    "headrace/envs/check/access_trace.py",
-    "headrace/envs/kernels/env.py",
-    "headrace/seeding.py",
-)
-_COLORS = re.compile(r"\x1b\[[0-9;]*m")
-_IN_NUMBAS_TEXT = re.compile(r'File "([^"]+)", line (\d+)')
-_BUILDS = ("BUILD_LIST", "BUILD_SET", "BUILD_MAP", "BUILD_STRING")
-
-
-def lines_with(env: KernelEnv, *opnames: str) -> list[Place]:
-    """Lines of the author's functions, and of what they call, in which the bytecode has one of."""
-    found = [
+def lines_with(env: KernelEnv, *opnames: str) -> list[Line]:
+    """Find lines of the author's compiled functions with one of these bytecode operations."""
+    lines = [
         (function.__code__.co_filename, instruction.positions.lineno or 0)
-        for function in compiler.functions_of(env)
+        for function in compiler.compiled_functions(env)
         for instruction in dis.get_instructions(function)
         if instruction.opname in opnames and instruction.positions is not None
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(lines))
 
 
-def failure(error: Exception, env: KernelEnv | None = None) -> str:
-    """An exception of the author's code, or of its compiler: what, and at which line of it.
+def describe_failure(error: Exception, env: KernelEnv | None = None) -> str:
+    """Describe an exception of the author's code or of its compiler, with the author's line.
 
     Args:
         error: the exception.
-        env: whose functions are looked through, where a compiler names no line.
+        env: searched for the line if the compiler names none.
     """
     module = type(error).__module__
     if module.startswith("numba.") and module.endswith(".errors"):
-        said = _COLORS.sub("", str(error))  # if colorama is there
-        text = next(line for line in said.splitlines() if not line.startswith("Failed in"))
-        loc = getattr(error, "loc", None)
-        named = [(path, int(line)) for path, line in _IN_NUMBAS_TEXT.findall(said)]
-        named += [(loc.filename, loc.line)] if loc else []
-        own = [place for place in named if "numba" not in Path(place[0]).parts][-1:]
-        if env is not None and not own and "NRT required" in text:
-            text = "it makes a list, or an array of its own (as w.x[e] + 1 is, of several numbers)"
-            own = lines_with(env, *_BUILDS)
-        where = "".join(f"\n  {line_of(place)}" for place in own)
-        name = getattr(error, "__notes__", ["it"])[0]
-        return f"{name} does not compile: {text[:300]}{where}"
-    if isinstance(error, EnvError):  # it has a traceback in it
+        return _describe_numba_error(error, env)
+    if isinstance(error, EnvError):  # its text has a traceback
         return str(error)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.endswith(_OURS)
-    ]
-    place = (frames[-1].filename, frames[-1].lineno or 0)
-    return f"{frames[-1].name} raised {type(error).__name__}: {error}\n  {line_of(place)}"
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = [frame for frame in frames if not frame.filename.endswith(_OURS)][-1]
+    line = show_line((frame.filename, frame.lineno or 0))
+    return f"{frame.name} raised {type(error).__name__}: {error}\n  {line}"
+
+
+def _describe_numba_error(error: Exception, env: KernelEnv | None) -> str:
+    message = _COLORS.sub("", str(error))  # Numba uses colors where colorama is installed
+    text = next(line for line in message.splitlines() if not line.startswith("Failed in"))
+    loc = getattr(error, "loc", None)
+    lines = [(path, int(line)) for path, line in _NUMBA_LINE.findall(message)]
+    lines += [(loc.filename, loc.line)] if loc else []
+    lines = [line for line in lines if "numba" not in Path(line[0]).parts][-1:]
+    if env is not None and not lines and "NRT required" in text:
+        text = "it makes a list or an array (as w.x[e] + 1 does, of several numbers)"
+        lines = lines_with(env, *_BUILD_OPS)
+    sources = "".join(f"\n  {show_line(line)}" for line in lines)
+    name = getattr(error, "__notes__", ["it"])[0]
+    return f"{name} does not compile: {text[:300]}{sources}"

@@ -1,131 +1,131 @@
-"""Whether a kernel environment is the same whatever runs it: interpreted, on the CPU, on a GPU.
+"""Compares a kernel environment on the CPU and on a GPU with its interpreted functions.
 
-From many states, among them those before an end, one step is made by each, and compared. Games
-whose state is of whole numbers are compared over whole episodes as well; where there are floats,
-differences grow. Left out: what a difference is (`plays.py`).
+Each target takes one step from many states, among them states before an end. Environments whose
+state has no floats are compared over whole episodes as well; with floats, differences grow.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from headrace.envs.check.access_trace import failure
-from headrace.envs.check.kernel_checks import Case
+from headrace.envs.check.access_trace import describe_failure
+from headrace.envs.check.kernel_checks import KernelCase
 from headrace.envs.check.plays import (
     TOLERANCE,
     Difference,
     Play,
-    Played,
-    differences,
-    is_rounding,
-    outcomes,
+    PlayResult,
+    compare,
+    explained_by_rounding,
+    observables,
     play,
-    play_all,
+    play_on_gpu,
 )
 from headrace.envs.check.report import Check
 from headrace.envs.kernels import compiler
 from headrace.spec import Array
 
-_MOST_TOLD = 3
-_MOST_TRIED = 40
-"""So many different steps are looked at to see whether rounding explains them."""
+_MAX_REPORTED = 3
+_MAX_EXPLAINED = 40
+"""Differences for which an explanation by rounding is looked for."""
+_NUM_ENVS = 2
+"""Environments that are compared over several steps in a row."""
 
 
-class _Size(NamedTuple):
-    """How much is compared: states from which a step is made, and steps of envs in a row."""
+def check_cpu(case: KernelCase) -> Check:
+    """Compare the environment, compiled for the CPU, with the interpreted one."""
 
-    states: int
-    num_envs: int
-    num_steps: int
+    def run(requests: Sequence[Play]) -> list[PlayResult]:
+        return [play(request, "cpu") for request in requests]
 
-
-def check_cpu(case: Case) -> Check:
-    """Interpreted = compiled for the CPU."""
-    size = _Size(len(case.places), *_in_a_row(case))
-    return _check(case, "cpu", size, lambda plays: [play(what, "cpu") for what in plays], "")
+    return _check(case, "cpu", len(case.places), _num_steps(case), run, "")
 
 
-def check_gpu(case: Case) -> Check:
-    """Interpreted = on the GPU, or on Numba's simulator of one."""
-    agents = case.env.num_agents
-    if compiler.has_gpu():
-        size, missing = _Size(len(case.places), *_in_a_row(case)), ""
-    else:
-        n, num_steps = _in_a_row(case)
-        size = _Size(4 if agents <= 8 else 2, n, min(num_steps, max(2, 12 // agents)))
+def check_gpu(case: KernelCase) -> Check:
+    """Compare the environment, on the GPU or on Numba's simulator, with the interpreted one."""
+    agents, num_states, num_steps, missing = (
+        case.env.num_agents,
+        len(case.places),
+        _num_steps(case),
+        "",
+    )
+    if not compiler.has_gpu():
+        num_states, num_steps = 4 if agents <= 8 else 2, min(num_steps, max(2, 12 // agents))
         missing = "there is no GPU that Numba can use: this is Numba's CUDA simulator"
 
-    def run(plays: Sequence[Play]) -> list[Played]:
-        return play_all(plays, simulated=bool(missing))
+    def run(requests: Sequence[Play]) -> list[PlayResult]:
+        return play_on_gpu(requests, simulated=bool(missing))
 
-    return _check(case, "gpu", size, run, missing)
+    return _check(case, "gpu", num_states, num_steps, run, missing)
+
+
+def _num_steps(case: KernelCase) -> int:
+    """Return the number of steps to compare in a row."""
+    return case.num_traced_steps if case.is_integer else 1
 
 
 def _check(
-    case: Case,
+    case: KernelCase,
     name: str,
-    size: _Size,
-    run: Callable[[Sequence[Play]], list[Played]],
+    num_states: int,
+    num_steps: int,
+    run: Callable[[Sequence[Play]], list[PlayResult]],
     missing: str,
 ) -> Check:
-    """Compare it with plain Python."""
+    """Compare steps from `num_states` states, and `num_steps` steps in a row."""
     assert case.expected is not None
-    places = case.places[: size.states]
-    what = case.one_step(places)
-    in_a_row = case.first(size.num_envs, size.num_steps)
+    places = case.places[:num_states]
+    one_step, in_a_row = case.one_step(places), case.first(_NUM_ENVS, num_steps)
     try:
-        step, row = run([what, in_a_row])
+        step_result, row_result = run([one_step, in_a_row])
     except Exception as error:
-        return Check(name, wrong=(failure(error),), missing=missing)
+        return Check(name, wrong=(describe_failure(error),), missing=missing)
 
-    def told(difference: Difference) -> str:
-        return difference.text(case.env, "in plain Python", f"on the {name.upper()}")
+    def describe(difference: Difference) -> str:
+        return difference.describe(case.env, "in plain Python", f"on the {name.upper()}")
 
-    # Where there are floats, of these only the reset is compared
-    rows = slice(None if case.is_whole else 1)
+    # With floats, only the reset of the steps in a row is compared
+    rows = slice(None if case.is_integer else 1)
     one, two = (
-        {field: of[rows] for field, of in outcomes(played).items()}
-        for played in (play(in_a_row, "python"), row)
+        {field: array[rows] for field, array in observables(result).items()}
+        for result in (play(in_a_row, "python"), row_result)
     )
-    wrong = [told(difference) for difference in differences(one, two, TOLERANCE)]
-    expected, found = (outcomes(of, begin=False) for of in (case.expected, step))
-    expected = {field: of[:, : size.states] for field, of in expected.items()}
-    all_apart = differences(expected, found, TOLERANCE)
-    apart, rounded = _sort_out(case, what, all_apart, found)
-    wrong += [told(_placed(of, places)) for of in apart]
-    done = f"held against plain Python: a step from each of {len(places)} states"
-    if size.num_steps > 1:
-        done += f", {size.num_envs} environments over {size.num_steps} steps"
-    notes = [f"rounding decides: {told(_placed(of, places))}" for of in rounded[:_MOST_TOLD]]
-    if rounded:
-        done += f"; {len(all_apart)} steps differ, and rounding explains {len(rounded)}"
-    return Check(name, done, wrong=tuple(wrong[:_MOST_TOLD]), notes=tuple(notes), missing=missing)
+    wrong = [describe(difference) for difference in compare(one, two, TOLERANCE)]
+    expected = observables(case.expected, with_reset=False)
+    expected = {field: array[:, :num_states] for field, array in expected.items()}
+    result = observables(step_result, with_reset=False)
+    differences = compare(expected, result, TOLERANCE)
+    unexplained, rounding = _split_differences(case, one_step, differences, result)
+    wrong += [describe(_place(difference, places)) for difference in unexplained]
+    done = f"compared with plain Python: a step from each of {len(places)} states"
+    if num_steps > 1:
+        done += f", {_NUM_ENVS} environments over {num_steps} steps"
+    notes = [f"rounding decides: {describe(_place(of, places))}" for of in rounding[:_MAX_REPORTED]]
+    if rounding:
+        done += f"; {len(differences)} steps differ, and rounding explains {len(rounding)}"
+    return Check(
+        name, done, wrong=tuple(wrong[:_MAX_REPORTED]), notes=tuple(notes), missing=missing
+    )
 
 
-def _sort_out(
-    case: Case, what: Play, found: Sequence[Difference], other: dict[str, Array]
+def _split_differences(
+    case: KernelCase, request: Play, differences: Sequence[Difference], result: dict[str, Array]
 ) -> tuple[list[Difference], list[Difference]]:
-    """Differences that are wrong, and those that rounding explains; not all, if they are many."""
+    """Split differences into wrong ones and those that rounding explains, up to a number."""
     wrong: list[Difference] = []
-    rounded: list[Difference] = []
+    rounding: list[Difference] = []
     agents = case.env.num_agents
-    for difference in found[:_MOST_TRIED]:
+    for difference in differences[:_MAX_EXPLAINED]:
         row = slice(difference.env, difference.env + 1)
-        start = {name: of[row] for name, of in what.start.items()}
-        action = what.action[:, row.start * agents : row.stop * agents]
-        one = what._replace(env_id=what.env_id[row], action=action, start=start)
-        near = is_rounding(one, {name: of[:, row] for name, of in other.items()})
-        (rounded if near else wrong).append(difference)
-        if len(wrong) == _MOST_TOLD:
+        start = {name: array[row] for name, array in request.start.items()}
+        action = request.action[:, row.start * agents : row.stop * agents]
+        step = request._replace(env_id=request.env_id[row], action=action, start=start)
+        outcome = {name: array[:, row] for name, array in result.items()}
+        (rounding if explained_by_rounding(step, outcome) else wrong).append(difference)
+        if len(wrong) == _MAX_REPORTED:
             break
-    return wrong, rounded
+    return wrong, rounding
 
 
-def _placed(difference: Difference, places: Array) -> Difference:
-    """Where it is in the play on the CPU, from which the states are."""
+def _place(difference: Difference, places: Array) -> Difference:
+    """Return the difference at its step and environment of the play on the CPU."""
     t, e = places[difference.env].tolist()
     return difference._replace(step=t + 1, env=e)
-
-
-def _in_a_row(case: Case) -> tuple[int, int]:
-    """Environments and steps that are compared without a copy of the state in between."""
-    return 2, case.num_watched if case.is_whole else 1

@@ -1,9 +1,7 @@
-"""Playing a kernel environment, whatever runs it, with all that happens kept as arrays.
+"""Plays kernel environments on any target, keeps all results as arrays, and compares two plays.
 
-Where there is no GPU, Numba's simulator of one stands in, which is chosen as Numba is imported: so
-it runs in a process of its own (`_serve`), unless this one has it already.
-
-Left out: what is made of it (`plays.py`, `kernel_checks.py`).
+Without a GPU, Numba's simulator stands in. It is chosen when Numba is imported, so it runs in a
+process of its own, unless this process has it already.
 """
 
 import os
@@ -28,7 +26,13 @@ from headrace.errors import EnvError
 from headrace.spec import Array, EnvSpec
 
 State = dict[str, Array]
-"""As `KernelVector.state` gives it, with the observations (`obs.`)."""
+"""As returned by `KernelVector.state`, with the observations (`obs.`)."""
+
+TOLERANCE = 1e-5
+"""The allowed difference of floats: absolute, and relative beyond 1."""
+
+_NUM_NEARBY = 24
+"""How many nearby states `explained_by_rounding` tries."""
 
 
 class Play(NamedTuple):
@@ -36,11 +40,11 @@ class Play(NamedTuple):
 
     Attributes:
         env: the environment.
-        env_id: `[n]`, which of a run's.
+        env_id: `[n]`, logical indices.
         action: `[T, n * agents, ...]`, as a policy emits them.
-        seed: of the run.
-        start: where each begins; {}: with an episode.
-        first_episode: then, the index of that episode.
+        seed: the run's seed.
+        start: the states to start from; {}: start with an episode.
+        first_episode: the index of that episode.
     """
 
     env: KernelEnv
@@ -51,16 +55,16 @@ class Play(NamedTuple):
     first_episode: int = 0
 
 
-class Played(NamedTuple):
-    """What happened: `rows` are `[T, n, ...]`, or `[T, n, agents, ...]` if there are several.
+class PlayResult(NamedTuple):
+    """The result of a play: `rows` are `[T, n, ...]`, or `[T, n, agents, ...]` with agents.
 
     Attributes:
-        state: name -> `[T + 1, n, ...]`: the world before each step, and after the last. `step` is
-            `episode_step` here.
-        obs: `[T + 1, n, agents, size]`, as `state`.
+        state: name -> `[T + 1, n, ...]`: the world before each step, and after the last. The field
+            `step` is named `episode_step`.
+        obs: `[T + 1, n, agents, size]`.
         rows: `action` (the environment's), `reward`, `terminated`, `truncated`, `valid`, and
             `final_obs`, which is 0 where none was kept.
-        length: `[T, n]`, steps of an episode that ended there; 0: none did.
+        length: `[T, n]`, steps of the episode that ended there; 0: none did.
     """
 
     state: dict[str, Array]
@@ -69,23 +73,29 @@ class Played(NamedTuple):
     length: Array
 
     @property
-    def num_begun(self) -> int:
-        """Episodes, the unfinished ones included."""
+    def num_episodes(self) -> int:
+        """Episodes that began."""
         return int(self.length.shape[1] + (self.length > 0).sum())
 
+    @property
+    def truncated(self) -> Array:
+        """`[T, n]` bool: an agent's episode was truncated."""
+        by_agent = self.rows["truncated"].reshape(*self.length.shape, -1)
+        return np.asarray(by_agent.any(-1))
+
     def at(self, t: Array, e: Array) -> State:
-        """Rows of states from which to play: `t` and `e` are `[rows]`."""
+        """Return the states at steps `t` of environments `e`, both `[rows]`, to start from."""
         obs = self.obs[t, e].reshape(len(t), -1)
-        return {name: of[t, e] for name, of in self.state.items()} | {"obs.": obs}
+        return {name: array[t, e] for name, array in self.state.items()} | {"obs.": obs}
 
 
-def spec_of(env: KernelEnv) -> EnvSpec:
-    """What the environment offers to an agent; UnsupportedSpaceError."""
+def kernel_spec(env: KernelEnv) -> EnvSpec:
+    """Return what the environment offers to an agent; UnsupportedSpaceError."""
     return spaces.of_kernel(type(env).__name__, env)
 
 
 def random_actions(spec: EnvSpec, shape: tuple[int, int], seed: int) -> Array:
-    """`[T, rows, ...]`: choices, or Gaussian numbers, of which some are out of bounds."""
+    """Return `[T, rows, ...]`: choices, or Gaussian numbers, some of them out of bounds."""
     rng = np.random.default_rng(seed)
     if spec.action.kind == "box":
         return (2 * rng.standard_normal((*shape, spec.action.size))).astype(np.float32)
@@ -93,30 +103,30 @@ def random_actions(spec: EnvSpec, shape: tuple[int, int], seed: int) -> Array:
     return rng.integers(0, nvec, (*shape, *spec.action.shape))
 
 
-def play(what: Play, target: Target, *, quiet: bool = True) -> Played:
-    """Play it, here.
+def play(request: Play, target: Target, *, quiet: bool = True) -> PlayResult:
+    """Play in this process.
 
     Args:
-        what: what to play.
-        target: what runs it.
-        quiet: say nothing of overflows and divisions by zero, where it is interpreted.
+        request: what to play.
+        target: the compiler.
+        quiet: hide NumPy's warnings of overflows and divisions by zero in interpreted code.
 
     Raises:
-        Exception: whatever the environment's functions raise, or their compiler.
+        Exception: anything that the environment's functions or their compiler raise.
     """
-    env, spec, num_agents = what.env, spec_of(what.env), what.env.num_agents
-    num_steps, n = len(what.action), len(what.env_id)
+    env, spec, num_agents = request.env, kernel_spec(request.env), request.env.num_agents
+    num_steps, n = len(request.action), len(request.env_id)
     guards = Guards(enabled=False)
-    context = VectorContext(spec, what.env_id, what.seed, worker="", guards=guards)
+    context = VectorContext(spec, request.env_id, request.seed, worker="", guards=guards)
     vector = KernelVector(env, context, target=target)
     try:
-        if what.start:
-            vector.restore(what.start)
-        elif what.first_episode:
-            vector.start_after(what.first_episode)
+        if request.start:
+            vector.restore(request.start)
+        elif request.first_episode:
+            vector.start_after(request.first_episode)
         columns = batch.columns(spec, {}, num_steps, n * num_agents)
         fragment = batch.allocate(columns, device=vector.device)
-        fragment.action.copy_(torch.from_numpy(what.action))
+        fragment.action.copy_(torch.from_numpy(request.action))
         with np.errstate(all="ignore" if quiet else "warn"):
             vector.bind(fragment)
         states, actions = [vector.state()], []
@@ -125,7 +135,7 @@ def play(what: Play, target: Target, *, quiet: bool = True) -> Played:
                 vector.step(t)
             states.append(vector.state())
             actions.append(vector.world["action"].cpu().numpy().copy())
-        length = vector.books["ended_length"].cpu().numpy().copy()
+        length = vector.ended_length.cpu().numpy().copy()
     finally:
         vector.close()
     agents = (num_agents,) if env.agents else ()
@@ -133,137 +143,124 @@ def play(what: Play, target: Target, *, quiet: bool = True) -> Played:
         name: getattr(fragment, name).cpu().numpy().reshape(num_steps, n, *agents)
         for name in ("reward", "terminated", "truncated", "valid")
     }
-    return Played(
+    return PlayResult(
         {name: np.stack([state[name] for state in states]) for name in states[0]},
-        _of(fragment.obs).reshape(num_steps + 1, n, *agents, -1),
-        {"action": np.stack(actions), **rows, "final_obs": _finals(fragment, (n, *agents))},
+        _to_numpy(fragment.obs).reshape(num_steps + 1, n, *agents, -1),
+        {"action": np.stack(actions), **rows, "final_obs": _final_obs(fragment, (n, *agents))},
         length,
     )
 
 
-def _finals(fragment: Fragment, rows: tuple[int, ...]) -> Array:
-    """`[T, *rows, size]`."""
+def _final_obs(fragment: Fragment, rows: tuple[int, ...]) -> Array:
+    """Return the final observations as `[T, *rows, size]`."""
     num_steps, (obs, step, row) = fragment.num_steps, fragment.finals()
-    found = np.zeros((num_steps, fragment.num_envs, _of(obs).shape[-1]), _of(obs).dtype)
+    source = _to_numpy(obs)
+    result = np.zeros((num_steps, fragment.num_envs, source.shape[-1]), source.dtype)
     used = (step < num_steps).cpu().numpy()
-    found[step.cpu().numpy()[used], row.cpu().numpy()[used]] = _of(obs)[used]
-    return found.reshape(num_steps, *rows, -1)
+    result[step.cpu().numpy()[used], row.cpu().numpy()[used]] = source[used]
+    return result.reshape(num_steps, *rows, -1)
 
 
-def _of(obs: batch.Obs) -> Array:
+def _to_numpy(obs: batch.Obs) -> Array:
     assert isinstance(obs, torch.Tensor)
     array: Array = obs.cpu().numpy()
     return array
 
 
-def play_all(plays: Sequence[Play], *, simulated: bool) -> list[Played]:
-    """Play them on a GPU.
-
-    Args:
-        plays: what to play.
-        simulated: on Numba's simulator, and not on this machine's GPU.
+def play_on_gpu(requests: Sequence[Play], *, simulated: bool) -> list[PlayResult]:
+    """Play on this machine's GPU, or on Numba's simulator.
 
     Raises:
-        EnvError: the process of the simulator failed.
+        EnvError: the simulator's process failed.
         Exception: see `play`.
     """
     if not simulated or compiler.is_simulated():
-        return [play(what, "cuda") for what in plays]
-    # A GPU that is there must not be taken for the simulator's
-    more = {"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return [play(request, "cuda") for request in requests]
+    # Hide a real GPU from the simulator
+    variables = {"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, "-c", "from headrace.envs.check.plays import _serve; _serve()"],
-        input=cloudpickle.dumps(list(plays)),
+        [sys.executable, "-c", f"from {__name__} import _play_from_stdin as f; f()"],
+        input=cloudpickle.dumps(list(requests)),
         capture_output=True,
-        env=os.environ | more | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=os.environ | variables | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        raise EnvError(f"{said}\nThe process of Numba's CUDA simulator ended with an error.")
-    played: list[Played] = cloudpickle.loads(done.stdout)
-    return played
+        output = done.stderr.decode(errors="replace").strip()
+        raise EnvError(f"{output}\nThe process of Numba's CUDA simulator ended with an error.")
+    results: list[PlayResult] = cloudpickle.loads(done.stdout)
+    return results
 
 
-def _serve() -> None:
-    """Plays come from standard input, what happened goes to standard output."""
+def _play_from_stdin() -> None:
+    """Read requests from standard input, and write the results to standard output."""
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what an environment's functions print
-    plays: Any = cloudpickle.load(sys.stdin.buffer)
+    os.dup2(2, 1)  # whatever the environment's functions print goes to stderr
+    requests: Any = cloudpickle.load(sys.stdin.buffer)
     with output:
-        cloudpickle.dump([play(what, "cuda") for what in plays], output)
-
-
-# Where two plays of a kernel environment differ, and whether rounding explains it.
-
-
-TOLERANCE = 1e-5
-"""How far floats may be apart, absolutely or, beyond 1, relatively."""
-
-_NUM_NEAR = 24
-"""So many states are tried near one, to see what rounding can make of it."""
+        cloudpickle.dump([play(request, "cuda") for request in requests], output)
 
 
 class Difference(NamedTuple):
-    """Where two plays differ.
+    """A difference of two plays.
 
     Attributes:
-        step: 0: after the reset with which they begin.
+        step: 0: after the reset at the beginning.
         env: row of the environment.
-        field: `w.` and a name of the state, or what `outcomes` has besides.
-        at: within the environment: the agent, if there are several, and what is inside of it.
+        field: `w.` and a name of the state, or another name of `observables`.
+        position: within the environment: the agent, if there are agents, then the rest.
         one, other: the two values.
     """
 
     step: int
     env: int
     field: str
-    at: tuple[int, ...]
+    position: tuple[int, ...]
     one: object
     other: object
 
-    def text(self, env: KernelEnv, one: str, other: str) -> str:
-        """For people; `one` and `other` say what ran the plays."""
-        inside, where = list(self.at), ""
-        whole = {f"w.{name}" for name in (*env.state, "step")}
-        if env.agents and self.field not in whole:
-            where = f", agent {inside.pop(0)}"
-        part = f"[{', '.join(map(str, inside))}]" if inside else ""
-        when = f"step {self.step}" if self.step else "the first reset"
+    def describe(self, env: KernelEnv, one: str, other: str) -> str:
+        """Describe it for people; `one` and `other` name the two plays."""
+        rest, agent = list(self.position), ""
+        env_fields = {f"w.{name}" for name in (*env.state, "step")}
+        if env.agents and self.field not in env_fields:
+            agent = f", agent {rest.pop(0)}"
+        part = f"[{', '.join(map(str, rest))}]" if rest else ""
+        moment = f"step {self.step}" if self.step else "the first reset"
         return (
-            f"{self.field}{part} after {when}, env {self.env}{where}: {self.one} {one}, "
+            f"{self.field}{part} after {moment}, env {self.env}{agent}: {self.one} {one}, "
             f"{self.other} {other}"
         )
 
 
-def outcomes(played: Played, *, begin: bool = True) -> dict[str, Array]:
-    """Name -> `[T + 1, n, ...]`, all that can be seen: row 0 is after the reset at the beginning.
+def observables(result: PlayResult, *, with_reset: bool = True) -> dict[str, Array]:
+    """Return all that can be compared, name -> `[T + 1, n, ...]`; row 0 is after the reset.
 
     Args:
-        played: what happened.
-        begin: False: without row 0, where the plays begin with given states.
+        result: of a play.
+        with_reset: False: without row 0, for plays that start with given states.
     """
-    first = 0 if begin else 1
+    first = 0 if with_reset else 1
     rows = {
-        name: np.concatenate([np.zeros_like(of[:1]) if begin else of[:0], of])
-        for name, of in played.rows.items()
+        name: np.concatenate([np.zeros_like(column[: 1 - first]), column])
+        for name, column in result.rows.items()
     }
-    kept = ("episode", "so_far", "episode_step")
-    states = {f"w.{name}": of[first:] for name, of in played.state.items() if name not in kept}
-    # In this order differences are told: where an episode ends, all else follows from that
+    omitted = ("episode", "so_far", "episode_step")
+    states = {f"w.{k}": array[first:] for k, array in result.state.items() if k not in omitted}
+    # Differences are reported in this order: where an episode ends, all else follows from that
     return {
         "terminated": rows["terminated"],
         "truncated": rows["truncated"],
         **states,
         "reward": rows["reward"],
-        "observation": played.obs[first:],
+        "observation": result.obs[first:],
         "final observation": rows["final_obs"],
         "valid": rows["valid"],
-        "w.step": played.state["episode_step"][first:],
+        "w.step": result.state["episode_step"][first:],
     }
 
 
-def far(one: Array, other: Array, tolerance: float) -> Array:
-    """Where arrays differ: integers and flags at all, floats by more than the tolerance."""
+def _differ(one: Array, other: Array, tolerance: float) -> Array:
+    """Return where arrays differ; floats, by more than the tolerance."""
     differ: Array = one != other
     if not np.issubdtype(one.dtype, np.floating):
         return differ
@@ -273,61 +270,67 @@ def far(one: Array, other: Array, tolerance: float) -> Array:
     return apart
 
 
-def differences(
+def compare(
     one: dict[str, Array], other: dict[str, Array], tolerance: float = 0.0
 ) -> list[Difference]:
-    """The first difference of each environment that has some, in the order of steps.
+    """Return the first difference of each environment, in the order of steps.
 
     Args:
-        one: from `outcomes`.
-        other: of another play of the same.
-        tolerance: for floats.
+        one: from `observables`.
+        other: likewise, of another play of the same.
+        tolerance: of floats.
     """
-    found: dict[int, Difference] = {}
-    for name, of in one.items():
-        places = np.argwhere(far(of, other[name], tolerance))
+    first_of: dict[int, Difference] = {}
+    for name, array in one.items():
+        places = np.argwhere(_differ(array, other[name], tolerance))
         _, first = np.unique(places[:, 1], return_index=True)
         for step, env, *rest in places[first].tolist():
-            if env not in found or step < found[env].step:
+            if env not in first_of or step < first_of[env].step:
                 place = (step, env, *rest)
-                values = of[place].item(), other[name][place].item()
-                found[env] = Difference(step, env, name, tuple(rest), *values)
-    return sorted(found.values(), key=lambda difference: difference[:2])
+                values = array[place].item(), other[name][place].item()
+                first_of[env] = Difference(step, env, name, tuple(rest), *values)
+    return sorted(first_of.values(), key=lambda difference: difference[:2])
 
 
-def is_rounding(what: Play, other: dict[str, Array]) -> bool:
-    """Whether one step, interpreted, can come out like another if its floats are off by 1e-5.
+def explained_by_rounding(step: Play, result: dict[str, Array]) -> bool:
+    """Return whether a step has this result, interpreted, if its floats change by 1e-5.
 
     Args:
-        what: the step, of one environment.
-        other: `[1, 1, ...]`, what came out elsewhere (`outcomes`).
+        step: one step of one environment.
+        result: `[1, 1, ...]`, the `observables` of another target.
     """
-    floats = [name for name, of in what.start.items() if np.issubdtype(of.dtype, np.floating)]
+    floats = [name for name, array in step.start.items() if _is_float(array)]
     rng = np.random.default_rng(0)
-    near: list[dict[str, Array]] = []
-    for attempt in range(_NUM_NEAR):
-        moved = dict(what.start)
+    nearby: list[dict[str, Array]] = []
+    for attempt in range(_NUM_NEARBY):
+        start = dict(step.start)
         for name in floats:
-            of = what.start[name]
-            by = rng.choice((-1, 1), of.shape) if attempt > 2 else (0, 1, -1)[attempt]
-            moved[name] = (of + by * TOLERANCE * np.maximum(1, np.abs(of))).astype(of.dtype)
-        action = what.action
-        if np.issubdtype(action.dtype, np.floating):
+            array = step.start[name]
+            sign = rng.choice((-1, 1), array.shape) if attempt > 2 else (0, 1, -1)[attempt]
+            moved = array + sign * TOLERANCE * np.maximum(1, np.abs(array))
+            start[name] = moved.astype(array.dtype)
+        action = step.action
+        if _is_float(action):
             action = action + (rng.choice((-1, 1), action.shape) * TOLERANCE).astype(action.dtype)
         try:
-            played = play(what._replace(action=action, start=moved), "python")
+            played = play(step._replace(action=action, start=start), "python")
         except (ArithmeticError, IndexError, ValueError):
-            continue  # a state that is near one that was met need not be one that can be met
-        near.append(outcomes(played, begin=False))
-    return bool(near) and all(
-        _is_among(np.stack([of[name] for of in near]), value) for name, value in other.items()
+            continue  # a state near a possible one need not be possible
+        nearby.append(observables(played, with_reset=False))
+    return bool(nearby) and all(
+        _is_among(np.stack([other[name] for other in nearby]), value)
+        for name, value in result.items()
     )
 
 
 def _is_among(near: Array, value: Array) -> bool:
-    """Whether each number is between those of `near`, `[k, ...]`; a whole one: is one of them."""
-    if not np.issubdtype(value.dtype, np.floating):
+    """Return whether each float is within the range of `near`, `[k, ...]`, or is one of them."""
+    if not _is_float(value):
         return bool((near == value).any(0).all())
-    room = TOLERANCE * np.maximum(1, np.abs(value))
-    between = (near.min(0) - room <= value) & (value <= near.max(0) + room)
+    margin = TOLERANCE * np.maximum(1, np.abs(value))
+    between = (near.min(0) - margin <= value) & (value <= near.max(0) + margin)
     return bool((between | np.isnan(value) & np.isnan(near).any(0)).all())
+
+
+def _is_float(array: Array) -> bool:
+    return np.issubdtype(array.dtype, np.floating)

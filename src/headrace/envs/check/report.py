@@ -1,7 +1,4 @@
-"""What checking an environment says: a line for each check, with what is wrong below it.
-
-Left out: the checks (`check.py` has them in order).
-"""
+"""The report of `check_env`: a line for each check, with its findings below."""
 
 import textwrap
 from dataclasses import dataclass
@@ -15,13 +12,12 @@ class Check:
     """One check.
 
     Attributes:
-        name: of the check.
-        done: what was looked at, in numbers.
-        wrong: what is wrong.
-        warnings: what may be wrong.
-        remedies: what to do about it.
-        notes: what else is worth knowing.
-        missing: why it, or some of it, was not looked at.
+        done: what was checked, in numbers.
+        wrong: errors.
+        warnings: possible errors.
+        remedies: what to do about them.
+        notes: other facts.
+        missing: why it was not checked, or only in part.
     """
 
     name: str
@@ -34,7 +30,7 @@ class Check:
 
     @property
     def status(self) -> Status:
-        """The worst of what was found."""
+        """The worst of the findings."""
         if self.wrong:
             return "wrong"
         if self.warnings:
@@ -42,7 +38,7 @@ class Check:
         return "ok" if self.done else "not checked"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "name": self.name,
             "status": self.status,
@@ -55,8 +51,8 @@ class Check:
         }
 
     def __str__(self) -> str:
-        said = "; ".join(filter(None, (self.done, self.missing)))
-        lines = [f"{self.status:<12}{self.name:<12}{said}"]
+        summary = "; ".join(filter(None, (self.done, self.missing)))
+        lines = [f"{self.status:<12}{self.name:<12}{summary}"]
         for kind, texts in (
             ("wrong", self.wrong),
             ("warning", self.warnings),
@@ -69,24 +65,19 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """All checks of an environment.
-
-    Attributes:
-        env: its name.
-        checks: in the order in which they were made.
-    """
+    """All checks of an environment, in order."""
 
     env: str
     checks: tuple[Check, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if nothing is wrong."""
         return not any(check.wrong for check in self.checks)
 
     @property
     def summary(self) -> str:
-        """A line at the end."""
+        """The last line."""
         wrong = [check.name for check in self.checks if check.wrong]
         num_warnings = sum(len(check.warnings) for check in self.checks)
         more = f"{num_warnings} warning{'s' * (num_warnings != 1)}"
@@ -95,7 +86,7 @@ class Report:
         return f"{self.env}: nothing is wrong ({more})."
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         checks = [check.to_json() for check in self.checks]
         return {"env": self.env, "ok": self.ok, "checks": checks}
 

@@ -1,8 +1,4 @@
-"""Checks of environments that are no kernels: they are stepped as a run would, with its checks.
-
-At random, over some episodes, and twice. Left out: kernel environments (`checker.py` has their
-checks), and a GPU.
-"""
+"""Checks of environments that are no kernel environments: random steps on the CPU, twice."""
 
 from collections.abc import Iterator
 
@@ -19,18 +15,11 @@ from headrace.errors import EnvError
 from headrace.spec import Agents, Array, EnvSpec
 
 _NUM_ENVS, _NUM_STEPS = 8, 200
-_TO_DO = "Draw all random numbers from a generator that reset(seed=...) seeds."
+_REMEDY = "Draw all random numbers from a generator that reset(seed=...) seeds."
 
 
 def vector_checks(maker: EnvMaker, spec: EnvSpec, num_steps: int, seed: int) -> Iterator[Check]:
-    """All checks, each made as it is asked for; args as of `check_env`.
-
-    Args:
-        maker: makes them.
-        spec: what they offer.
-        num_steps: steps of each; 0: 200.
-        seed: of the run, and of actions.
-    """
+    """Yield the checks `play` and `randomness`; see `check_env`."""
     num_steps = num_steps or _NUM_STEPS
     done = f"{_NUM_ENVS} environments stepped at random over {num_steps} steps"
     try:
@@ -39,26 +28,28 @@ def vector_checks(maker: EnvMaker, spec: EnvSpec, num_steps: int, seed: int) -> 
         yield Check("play", done, wrong=(str(error),))
         yield Check("randomness", missing="stepping fails")
         return
-    few = "no episode ended: play longer (--num-steps), or see that episodes end."
+    few = "no episode ended: play longer (--num-steps), or make sure that episodes end."
     yield Check("play", f"{done}, {num_ended} episodes ended", warnings=() if num_ended else (few,))
     wrong, warnings = [], []
-    if not _same(first, _play(maker, spec, num_steps, seed, seed)[0]):
+    if not _are_equal(first, _play(maker, spec, num_steps, seed, seed)[0]):
         wrong.append("the same seed and actions give other observations or rewards.")
-    elif _same(first, _play(maker, spec, num_steps, seed + 1, seed)[0]):
-        warnings.append("another seed gives the same: nothing is random, or seeds are not used.")
+    elif _are_equal(first, _play(maker, spec, num_steps, seed + 1, seed)[0]):
+        warnings.append(
+            "another seed gives the same results: nothing is random, or seeds are not used."
+        )
     yield Check(
         "randomness",
         "the same seed twice, and another one",
         tuple(wrong),
         tuple(warnings),
-        (_TO_DO,) if wrong or warnings else (),
+        (_REMEDY,) if wrong or warnings else (),
     )
 
 
 def _play(
     maker: EnvMaker, spec: EnvSpec, num_steps: int, seed: int, action_seed: int
 ) -> tuple[list[Array], int]:
-    """Everything that was seen and paid, and how many episodes ended; EnvError."""
+    """Return the columns of all fragments, and the number of ended episodes; EnvError."""
     parts = [Agents(i, 1) for i in range(spec.num_agents)]  # each may have its own spaces
     context = VectorContext(spec, np.arange(_NUM_ENVS), seed, worker="check", parts=tuple(parts))
     vector: VectorEnv = (
@@ -89,5 +80,5 @@ def _play(
         vector.close()
 
 
-def _same(one: list[Array], other: list[Array]) -> bool:
+def _are_equal(one: list[Array], other: list[Array]) -> bool:
     return all(np.array_equal(*pair, equal_nan=True) for pair in zip(one, other, strict=True))

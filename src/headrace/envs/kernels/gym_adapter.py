@@ -1,8 +1,7 @@
 """Kernel environments in Gymnasium's forms: one environment, and a vector of them.
 
-For everything that takes Gymnasium's environments; `headrace train` steps kernel environments
-without them (`vector.py`), but where they are wrapped, or interpreted. Left out: games of
-several agents (`pettingzoo_adapter.py`), and drawing.
+These are for other libraries. `headrace train` uses them only where environments are wrapped or
+interpreted; otherwise it steps `vector.py`. Games of several agents: `pettingzoo_adapter.py`.
 """
 
 from copy import deepcopy
@@ -24,43 +23,34 @@ from headrace.envs.kernels.vector import KernelVector
 from headrace.errors import UsageError
 from headrace.spec import Array
 
-# Kernel environments one step at a time, and reset by whoever steps them.
-#
-# What Gymnasium's and PettingZoo's forms share: an array of actions in, arrays of what they led to
-# out, all of them new.
+KernelSource = str | type[KernelEnv] | KernelEnv
 
 
-class Taken(NamedTuple):
-    """What a step led to. Rows are agents: those of env 0, then those of env 1, ...
+class StepResult(NamedTuple):
+    """The result of a step. Rows are agents: those of env 0, then those of env 1, ...
 
     Attributes:
-        obs: `[rows, size]`, also where an episode ended.
+        obs: `[rows, size]`; where an episode ended, its last observation.
         reward: `[rows]` float32.
         terminated, truncated: `[rows]` bool.
-        over: `[envs]` bool: the episode ended.
+        ended: `[envs]` bool: the episode ended.
     """
 
     obs: Array
     reward: Array
     terminated: Array
     truncated: Array
-    over: Array
+    ended: Array
 
 
-def check_choices(space: gymnasium.Space[Any], action: Any) -> None:
-    """A choice that there is not may be an index out of bounds to compiled code: UsageError."""
+def check_discrete_action(space: gymnasium.Space[Any], action: Any) -> None:
+    """UsageError for a discrete action outside of the space: compiled code checks no index."""
     if not isinstance(space, gymnasium.spaces.Box) and not space.contains(action):
         raise UsageError(f"The action {action!r} is not in the action space {space}.")
 
 
-class Stepper:
-    """n environments.
-
-    Args:
-        env: the environment.
-        num_envs: n.
-        target: what it is compiled for.
-        num_threads: of the CPU.
+class KernelStepper:
+    """Kernel environments that the caller steps and resets; every result is a new array.
 
     Raises:
         MissingExtraError: Numba is not installed.
@@ -76,71 +66,66 @@ class Stepper:
         self._vector = KernelVector(env, context, target=target, encoded=False, autoreset=False)
         columns = batch.columns(spec, {}, 1, num_envs * env.num_agents)
         self._fragment = batch.allocate(columns)
-        self._begun = False
+        self._started = False
 
-    def reset(self, seed: int) -> Array:
-        """Begin the first episodes of this seed: the observations, `[rows, size]`."""
-        self._vector.restart(seed)
-        self._begun = True
-        return self._obs()
-
-    def go_on(self, over: Array | None = None) -> Array:
-        """Begin the next episodes where `over`, `[envs]` bool, is True (None: everywhere).
+    def reset(self, seed: int | None, rng: np.random.Generator) -> Array:
+        """Begin the first episodes of a seed; None: the next ones (at first, those of any seed).
 
         Returns:
             All observations, `[rows, size]`.
         """
-        if over is None:
-            over = np.ones(self._num_envs, bool)
-        self._vector.go_on(torch.from_numpy(over))
+        if seed is None and self._started:
+            return self.begin_episodes(np.ones(self._num_envs, bool))
+        self._vector.restart(int(rng.integers(1 << 31) if seed is None else seed))
+        self._started = True
         return self._obs()
 
-    def step(self, action: Array) -> Taken:
-        """Take `action`, `[rows, ...]`, as the space has it.
+    def begin_episodes(self, ended: Array) -> Array:
+        """Begin the next episodes where `ended`, `[envs]` bool, and return all observations."""
+        self._vector.begin_episodes(torch.from_numpy(ended))
+        return self._obs()
+
+    def step(self, action: Array) -> StepResult:
+        """Take `action`, `[rows, ...]`, in the units of the space.
 
         Raises:
             gymnasium.error.ResetNeeded: no episode was begun.
-            UsageError: it has not the shape that it should.
+            UsageError: the action has the wrong shape.
         """
-        if not self._begun:
+        if not self._started:
             raise gymnasium.error.ResetNeeded("step was called before reset.")
-        to = self._fragment.action[0]
-        given = np.asarray(action, np.float32 if self._is_box else np.int64)
-        if given.size != to.numel():
-            raise UsageError(f"Actions of shape {given.shape}; expected {tuple(to.shape)}.")
+        row = self._fragment.action[0]
+        array = np.asarray(action, np.float32 if self._is_box else np.int64)
+        if array.size != row.numel():
+            raise UsageError(f"Actions of shape {array.shape}; expected {tuple(row.shape)}.")
         self._vector.bind(self._fragment)
-        to.copy_(torch.from_numpy(given.reshape(to.shape)))
+        row.copy_(torch.from_numpy(array.reshape(row.shape)))
         self._vector.step(0)
         self._vector.finish()
         now = self._fragment
         assert isinstance(now.obs, torch.Tensor)
-        arrays = (now.obs[1], now.reward[0], now.terminated[0], now.truncated[0])
-        over = self._vector.books["over"]
-        return Taken(*(of.numpy().copy() for of in (*arrays, over)))
+        tensors = (now.obs[1], now.reward[0], now.terminated[0], now.truncated[0])
+        ended = self._vector.ended
+        return StepResult(*(tensor.numpy().copy() for tensor in (*tensors, ended)))
 
     def close(self) -> None:
-        """End what was started."""
+        """End the threads."""
         self._vector.close()
 
     def _obs(self) -> Array:
-        obs = self._vector.obs()["obs."]
-        size = self._vector.spec.observation.size
-        return obs.reshape(-1, size)
-
-
-Kernel = str | type[KernelEnv] | KernelEnv
+        return self._vector.obs()["obs."].reshape(-1, self._vector.spec.observation.size)
 
 
 class KernelGymEnv(gymnasium.Env[Any, Any]):
     """One environment; interpreted, so that a debugger stops in the author's functions.
 
-    `reset(seed=s)` begins the first episode of this seed, and a reset without one the next episode.
+    `reset(seed=s)` begins the first episode of seed s; a reset without a seed begins the next one.
 
     Args:
         kernel_env: `module:Class`, a class, or a kernel environment.
-        compiled: whether to compile it, for the CPU.
-        render_mode: None; for Gymnasium.
-        **kwargs: of the class's constructor, and `max_episode_steps`.
+        compiled: compile it for the CPU.
+        render_mode: only None is allowed.
+        **kwargs: arguments of the class, and `max_episode_steps`.
 
     Raises:
         UsageError: it is a game of several agents, or does not take `kwargs`.
@@ -151,40 +136,31 @@ class KernelGymEnv(gymnasium.Env[Any, Any]):
 
     def __init__(
         self,
-        kernel_env: Kernel,
+        kernel_env: KernelSource,
         *,
         compiled: bool = False,
         render_mode: str | None = None,
         **kwargs: Any,
     ) -> None:
-        env = _of_one_agent(build(kernel_env, **kwargs), render_mode)
-        # Copies: each has a generator of its own to sample with.
+        env = _require_one_agent(build(kernel_env, **kwargs), render_mode)
+        # Copies, since each has its own generator to sample with
         self.observation_space = deepcopy(env.observation_space)
         self.action_space = deepcopy(env.action_space)
-        self._stepper = Stepper(env, 1, "cpu" if compiled else "python")
-        self._begun = False
+        self._stepper = KernelStepper(env, 1, "cpu" if compiled else "python")
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """See Gymnasium; there are no options."""
         super().reset(seed=seed)
-        if seed is None and not self._begun:
-            seed = int(self.np_random.integers(1 << 31))
-        self._begun = True
-        obs = self._stepper.go_on() if seed is None else self._stepper.reset(seed)
-        return obs[0], {}
+        return self._stepper.reset(seed, self.np_random)[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """See Gymnasium.
-
-        Raises:
-            UsageError: the action is not one of the space; a Box's may leave its bounds.
-        """
-        check_choices(self.action_space, action)
-        taken = self._stepper.step(np.expand_dims(action, 0))
-        ends = bool(taken.terminated[0]), bool(taken.truncated[0])
-        return taken.obs[0], float(taken.reward[0]), *ends, {}
+        """See Gymnasium; UsageError for a discrete action outside of the space."""
+        check_discrete_action(self.action_space, action)
+        result = self._stepper.step(np.expand_dims(action, 0))
+        ends = bool(result.terminated[0]), bool(result.truncated[0])
+        return result.obs[0], float(result.reward[0]), *ends, {}
 
     def close(self) -> None:
         """See Gymnasium."""
@@ -194,15 +170,15 @@ class KernelGymEnv(gymnasium.Env[Any, Any]):
 class KernelGymVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """Environments that are compiled for the CPU and stepped together.
 
-    An episode that ends is followed by the next one in the same step; its true last observation is
-    in `info["final_obs"]`. `reset(seed=s)` takes one seed for all: each has its own random numbers.
+    Where an episode ends, the same step begins the next one; `info["final_obs"]` has the true last
+    observation. `reset(seed=s)` takes one seed; each environment has its own random numbers.
 
     Args:
         kernel_env: `module:Class`, a class, or a kernel environment.
-        num_envs: how many.
-        num_threads: of the CPU, among which they are shared out.
-        render_mode: None; for Gymnasium.
-        **kwargs: of the class's constructor, and `max_episode_steps`.
+        num_envs: number of environments.
+        num_threads: threads that share the environments.
+        render_mode: only None is allowed.
+        **kwargs: arguments of the class, and `max_episode_steps`.
 
     Raises:
         UsageError: it is a game of several agents, or does not take `kwargs`.
@@ -216,52 +192,43 @@ class KernelGymVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def __init__(
         self,
-        kernel_env: Kernel,
+        kernel_env: KernelSource,
         num_envs: int = 1,
         *,
         num_threads: int = 1,
         render_mode: str | None = None,
         **kwargs: Any,
     ) -> None:
-        env = _of_one_agent(build(kernel_env, **kwargs), render_mode)
+        env = _require_one_agent(build(kernel_env, **kwargs), render_mode)
         self.num_envs = num_envs
         self.single_observation_space = deepcopy(env.observation_space)
         self.single_action_space = deepcopy(env.action_space)
         self.observation_space = batch_space(env.observation_space, num_envs)
         self.action_space = batch_space(env.action_space, num_envs)
-        self._stepper = Stepper(env, num_envs, "cpu", num_threads)
-        self._begun = False
+        self._stepper = KernelStepper(env, num_envs, "cpu", num_threads)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """See Gymnasium.
-
-        Raises:
-            UsageError: a list of seeds, or the option `reset_mask`: all are reset, with one seed.
-        """
+        """See Gymnasium; UsageError for a list of seeds, and for the option `reset_mask`."""
         if options and "reset_mask" in options:
             raise UsageError("reset_mask: all environments of this vector are reset together.")
         if not (seed is None or isinstance(seed, int | np.integer)):
             raise UsageError(f"seed={seed!r}: expected one number for all environments, or None.")
         super().reset(seed=seed)
-        if seed is None and not self._begun:
-            seed = int(self.np_random.integers(1 << 31))
-        self._begun = True
-        return self._stepper.go_on() if seed is None else self._stepper.reset(int(seed)), {}
+        return self._stepper.reset(seed, self.np_random), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """See Gymnasium; raises UsageError as `KernelGymEnv.step`."""
+        """See Gymnasium; UsageError for discrete actions outside of the space."""
         actions = np.asarray(actions)
-        check_choices(self.action_space, actions)
-        taken = self._stepper.step(actions)
-        obs = taken.obs
+        check_discrete_action(self.action_space, actions)
+        obs, reward, terminated, truncated, ended = self._stepper.step(actions)
         info: dict[str, Any] = {}
-        if taken.over.any():
-            for i in np.flatnonzero(taken.over).tolist():
+        if ended.any():
+            for i in np.flatnonzero(ended).tolist():
                 info = self._add_info(info, {"final_obs": obs[i], "final_info": {}}, i)
-            obs = self._stepper.go_on(taken.over)
-        return obs, taken.reward, taken.terminated, taken.truncated, info
+            obs = self._stepper.begin_episodes(ended)
+        return obs, reward, terminated, truncated, info
 
     def close_extras(self, **kwargs: Any) -> None:
         """See Gymnasium."""
@@ -269,21 +236,24 @@ class KernelGymVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
 
 def from_registry(
-    kernel_env: Kernel, *, compiled: bool = False, render_mode: str | None = None, **kwargs: Any
+    kernel_env: KernelSource,
+    *,
+    compiled: bool = False,
+    render_mode: str | None = None,
+    **kwargs: Any,
 ) -> KernelGymEnv:
-    """One for `gymnasium.make`, whose own wrapper keeps the time limit, as `make` is told."""
+    """Make an environment for `gymnasium.make`, which limits the time by a wrapper of its own."""
     env = build(kernel_env, **kwargs)
     env.max_episode_steps = 0
     return KernelGymEnv(env, compiled=compiled, render_mode=render_mode)
 
 
-def _of_one_agent(env: KernelEnv, render_mode: str | None) -> KernelEnv:
-    """The environment, if it has one of these forms; else UsageError."""
+def _require_one_agent(env: KernelEnv, render_mode: str | None) -> KernelEnv:
     name = type(env).__name__
     if env.agents:
         raise UsageError(
-            f"{name} is a game of several agents ({', '.join(env.agents)}), and Gymnasium's form "
-            "has one.\nUse PettingZoo's form: "
+            f"{name} is a game of several agents ({', '.join(env.agents)}); Gymnasium's form has "
+            "one.\nUse PettingZoo's form: "
             "headrace.envs.kernels.pettingzoo_adapter.KernelParallelEnv."
         )
     if render_mode is not None:

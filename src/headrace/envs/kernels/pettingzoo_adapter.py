@@ -1,7 +1,4 @@
-"""Kernel games of several agents in PettingZoo's form, its parallel API.
-
-Left out: games of others in this form, and drawing.
-"""
+"""Kernel environments of several agents in the form of PettingZoo's parallel API."""
 
 from copy import deepcopy
 from typing import Any
@@ -9,8 +6,8 @@ from typing import Any
 import numpy as np
 
 import headrace.envs.kernels.library  # noqa: F401  # registers its ids
-from headrace.envs.kernels.gym_adapter import Kernel, Stepper, check_choices
-from headrace.envs.kernels.registry import build, registered
+from headrace.envs.kernels.gym_adapter import KernelSource, KernelStepper, check_discrete_action
+from headrace.envs.kernels.registry import build, registered_class
 from headrace.errors import MissingExtraError, UsageError
 from headrace.spec import Array
 
@@ -26,24 +23,23 @@ except ModuleNotFoundError as error:
 class KernelParallelEnv(pettingzoo.ParallelEnv):  # type: ignore[misc]  # PettingZoo has no types
     """One game; interpreted, so that a debugger stops in the author's functions.
 
-    Agents are named by their roles: `tagger_0`, `tagger_1`, ..., `runner_0`. One that has left the
-    game is no longer among `agents`.
-
-    `reset(seed=s)` begins the first episode of this seed, and a reset without one the next episode.
+    Agents are named by their roles: `tagger_0`, `tagger_1`, ..., `runner_0`. An agent that has left
+    the game is no longer in `agents`. `reset(seed=s)` begins the first episode of seed s; a reset
+    without a seed begins the next one.
 
     Args:
         kernel_env: an id, `module:Class`, a class, or a kernel environment.
-        compiled: whether to compile it, for the CPU.
-        **kwargs: of the class's constructor, and `max_episode_steps`.
+        compiled: compile it for the CPU.
+        **kwargs: arguments of the class, and `max_episode_steps`.
 
     Raises:
         UsageError: it does not take `kwargs`.
         MissingExtraError: Numba is not installed.
     """
 
-    def __init__(self, kernel_env: Kernel, *, compiled: bool = False, **kwargs: Any) -> None:
+    def __init__(self, kernel_env: KernelSource, *, compiled: bool = False, **kwargs: Any) -> None:
         if isinstance(kernel_env, str):
-            kernel_env = registered(kernel_env) or kernel_env
+            kernel_env = registered_class(kernel_env) or kernel_env
         env = build(kernel_env, **kwargs)
         self.metadata = {"name": type(env).__name__, "render_modes": [], "is_parallelizable": True}
         roles = env.agents or {"agent": 1}
@@ -52,17 +48,16 @@ class KernelParallelEnv(pettingzoo.ParallelEnv):  # type: ignore[misc]  # Pettin
         ]
         self.agents: list[str] = []
         self.render_mode = None
-        # Copies: each agent has a generator of its own to sample with.
+        # Copies, since each agent has its own generator to sample with
         self.observation_spaces = {
             agent: deepcopy(env.observation_space) for agent in self.possible_agents
         }
         self.action_spaces = {agent: deepcopy(env.action_space) for agent in self.possible_agents}
         self._row = {agent: row for row, agent in enumerate(self.possible_agents)}
-        # Where an agent gives none, for it has left the game.
-        none = np.zeros((env.num_agents, *(env.action_space.shape or ())))
-        self._none = none + getattr(env.action_space, "start", 0)
-        self._stepper = Stepper(env, 1, "cpu" if compiled else "python")
-        self._begun = False
+        # The actions of agents that have left the game
+        zeros = np.zeros((env.num_agents, *(env.action_space.shape or ())))
+        self._default_actions = zeros + getattr(env.action_space, "start", 0)
+        self._stepper = KernelStepper(env, 1, "cpu" if compiled else "python")
 
     def observation_space(self, agent: str) -> Any:
         """See PettingZoo."""
@@ -76,10 +71,7 @@ class KernelParallelEnv(pettingzoo.ParallelEnv):  # type: ignore[misc]  # Pettin
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
         """See PettingZoo; there are no options."""
-        if seed is None and not self._begun:
-            seed = int(np.random.default_rng().integers(1 << 31))
-        self._begun = True
-        obs = self._stepper.go_on() if seed is None else self._stepper.reset(seed)
+        obs = self._stepper.reset(seed, np.random.default_rng())
         self.agents = list(self.possible_agents)
         return dict(zip(self.agents, obs, strict=True)), {agent: {} for agent in self.agents}
 
@@ -87,35 +79,34 @@ class KernelParallelEnv(pettingzoo.ParallelEnv):  # type: ignore[misc]  # Pettin
         """See PettingZoo: observations, rewards, terminations, truncations, infos by agent.
 
         Raises:
-            UsageError: an agent has no action, or one that is not in its space.
+            UsageError: an agent has no action, or a discrete one outside of its space.
             gymnasium.error.ResetNeeded: no episode was begun.
         """
-        taken = self._stepper.step(self._given(actions))
-        found = [(agent, self._row[agent]) for agent in self.agents]
+        result = self._stepper.step(self._rows(actions))
+        rows = [(agent, self._row[agent]) for agent in self.agents]
         terminated, truncated = (
-            {agent: bool(of[row]) for agent, row in found}
-            for of in (taken.terminated, taken.truncated)
+            {agent: bool(column[row]) for agent, row in rows}
+            for column in (result.terminated, result.truncated)
         )
-        self.agents = [a for a, _ in found if not (terminated[a] or truncated[a])]
+        self.agents = [agent for agent, _ in rows if not (terminated[agent] or truncated[agent])]
         return (
-            {agent: taken.obs[row] for agent, row in found},
-            {agent: float(taken.reward[row]) for agent, row in found},
+            {agent: result.obs[row] for agent, row in rows},
+            {agent: float(result.reward[row]) for agent, row in rows},
             terminated,
             truncated,
-            {agent: {} for agent, _ in found},
+            {agent: {} for agent, _ in rows},
         )
 
     def close(self) -> None:
         """See PettingZoo."""
         self._stepper.close()
 
-    def _given(self, actions: dict[str, Any]) -> Array:
-        """`[agents, ...]`, as the space has them."""
-        given = self._none.copy()
+    def _rows(self, actions: dict[str, Any]) -> Array:
+        """Return the actions as `[agents, ...]`, in the units of the space."""
+        rows = self._default_actions.copy()
         for agent in self.agents:
-            space = self.action_spaces[agent]
             if agent not in actions:
                 raise UsageError(f"step: no action for {agent}, which is in the game.")
-            check_choices(space, actions[agent])
-            given[self._row[agent]] = actions[agent]
-        return given
+            check_discrete_action(self.action_spaces[agent], actions[agent])
+            rows[self._row[agent]] = actions[agent]
+        return rows

@@ -1,7 +1,6 @@
-"""Kernel environments by name: ids in Gymnasium's registry, and an environment from its class.
+"""Ids of kernel environments in Gymnasium's registry, and making an environment from its class.
 
-Nothing here imports torch or Numba: registering an id costs nothing. Left out: what an id is made
-into (`gym_adapter.py`, `vector.py`).
+Nothing here imports torch or Numba, so that registering ids is cheap.
 """
 
 import inspect
@@ -13,74 +12,74 @@ from headrace.envs.kernels.env import KernelEnv
 from headrace.errors import EnvNotFoundError, UsageError
 from headrace.importing import load_callable
 
-_VECTOR_FORM = "headrace.envs.kernels.gym_adapter:KernelGymVectorEnv"
+_VECTOR_ENTRY_POINT = "headrace.envs.kernels.gym_adapter:KernelGymVectorEnv"
 
 
 def register(env_id: str, kernel_env: type[KernelEnv]) -> None:
-    """Give a kernel environment an id, for Gymnasium and for `headrace train`.
+    """Register an id for a kernel environment, for Gymnasium and for `headrace train`.
 
     Args:
         env_id: such as `mine/Game-v0`.
-        kernel_env: its class, which its module has by its name. Where it takes a
-            `max_episode_steps`, the default is that of the class.
+        kernel_env: a class at the top level of its module. If its constructor takes
+            `max_episode_steps`, the default must equal the class attribute.
     """
     gymnasium.register(
         env_id,
         entry_point="headrace.envs.kernels.gym_adapter:from_registry",
-        vector_entry_point=_VECTOR_FORM,
+        vector_entry_point=_VECTOR_ENTRY_POINT,
         max_episode_steps=kernel_env.max_episode_steps or None,
         kwargs={"kernel_env": f"{kernel_env.__module__}:{kernel_env.__qualname__}"},
     )
 
 
-def registered(env_id: str) -> type[KernelEnv] | None:
-    """The class of which `register` made this id; None if the id is another's, or there is none."""
+def registered_class(env_id: str) -> type[KernelEnv] | None:
+    """Return the class that was registered with this id; None if `register` did not make it."""
     spec = gymnasium.registry.get(env_id)
-    if spec is None or spec.vector_entry_point != _VECTOR_FORM:
+    if spec is None or spec.vector_entry_point != _VECTOR_ENTRY_POINT:
         return None
-    return _loaded(spec.kwargs["kernel_env"])
+    return _load_class(spec.kwargs["kernel_env"])
 
 
 def build(kernel_env: str | type[KernelEnv] | KernelEnv, **kwargs: Any) -> KernelEnv:
-    """A kernel environment from what names it.
+    """Build a kernel environment.
 
     Args:
-        kernel_env: `module:Class`, the class, or the environment itself (which takes no kwargs).
-        **kwargs: of its constructor. `max_episode_steps` is always taken; below 1: no limit.
+        kernel_env: `module:Class`, a class, or an environment (then without kwargs).
+        **kwargs: arguments of the constructor. `max_episode_steps` is allowed for every class;
+            below 1: no limit.
 
     Raises:
         EnvNotFoundError: there is no such class.
-        UsageError: it does not take these, or makes no kernel environment.
+        UsageError: the class does not take these arguments, or is no kernel environment.
     """
     if isinstance(kernel_env, KernelEnv):
         if kwargs:
-            raise UsageError(
-                f"A {type(kernel_env).__name__} that is made already takes no {kwargs}."
-            )
+            name = type(kernel_env).__name__
+            raise UsageError(f"{name} is an object already, and takes no arguments: {kwargs}.")
         return kernel_env
-    kernel = _loaded(kernel_env) if isinstance(kernel_env, str) else kernel_env
-    if not (isinstance(kernel, type) and issubclass(kernel, KernelEnv)):
+    cls = _load_class(kernel_env) if isinstance(kernel_env, str) else kernel_env
+    if not (isinstance(cls, type) and issubclass(cls, KernelEnv)):
         raise UsageError(
-            f"{kernel!r} is a {type(kernel).__name__}; expected a subclass of headrace's "
-            "KernelEnv, module:Class, or one that is made already."
+            f"{cls!r} is a {type(cls).__name__}; expected a subclass of headrace's KernelEnv, "
+            "module:Class, or an object of such a class."
         )
-    own, limit = dict(kwargs), None
+    arguments, limit = dict(kwargs), None
     if "max_episode_steps" in kwargs:
-        limit = own["max_episode_steps"] = max(0, kwargs["max_episode_steps"])
-        if "max_episode_steps" not in inspect.signature(kernel).parameters:
-            del own["max_episode_steps"]
+        limit = arguments["max_episode_steps"] = max(0, kwargs["max_episode_steps"])
+        if "max_episode_steps" not in inspect.signature(cls).parameters:
+            del arguments["max_episode_steps"]
     try:
-        inspect.signature(kernel).bind(**own)
+        inspect.signature(cls).bind(**arguments)
     except TypeError as error:
-        raise UsageError(f"{kernel.__name__} does not take env_kwargs={kwargs}: {error}") from None
-    env = kernel(**own)
+        raise UsageError(f"{cls.__name__} does not take env_kwargs={kwargs}: {error}") from None
+    env = cls(**arguments)
     if limit is not None:
         env.max_episode_steps = limit
     return env
 
 
-def _loaded(text: str) -> type[KernelEnv]:
-    kernel_env = load_callable(text, EnvNotFoundError)
+def _load_class(path: str) -> type[KernelEnv]:
+    kernel_env = load_callable(path, EnvNotFoundError)
     if not (isinstance(kernel_env, type) and issubclass(kernel_env, KernelEnv)):
-        raise EnvNotFoundError(f"{text}: expected a subclass of headrace's KernelEnv.")
+        raise EnvNotFoundError(f"{path}: expected a subclass of headrace's KernelEnv.")
     return kernel_env

@@ -1,11 +1,9 @@
-"""A kernel environment as a vector: its memory, on whichever device, and the accounts of episodes.
-
-Left out: the program (`codegen.py`, `compiler.py`).
-"""
+"""A vector of kernel environments: its memory, on the CPU or a GPU, and its episodes."""
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,32 +14,33 @@ from headrace.batch import Column, Fragment
 from headrace.envs.api import Episode, Restored, VectorContext, env_error
 from headrace.envs.episodes import DeviceVector
 from headrace.envs.kernels import compiler
-from headrace.envs.kernels.codegen import ROWS, Call, Shape
+from headrace.envs.kernels.codegen import ROWS, KernelFunction, ProgramSpec
 from headrace.envs.kernels.compiler import Target
 from headrace.envs.kernels.env import KernelEnv
 from headrace.seeding import derive
 from headrace.spec import ActionCodec, Agents, Array, EnvSpec
 
-_OF_A_STEP = ("env_id", "terminated", "action", "reward")
-"""Arrays of the world that say nothing once a step is done."""
+_STEP_FIELDS = ("env_id", "terminated", "action", "reward")
+"""Fields of the world that nothing needs after a step."""
 
 
 class KernelVector(DeviceVector):
-    """A `VectorEnv` over a kernel environment.
+    """A vector of kernel environments.
 
-    With several agents, their rows are columns of the fragment: those of env 0, then of env 1, ...
+    The rows of several agents are columns of the fragment: those of env 0, then of env 1, ...
 
     Args:
         env: the environment.
         context: what every vector is built with.
-        target: what it is compiled for: then the fragments are on that device.
-        encoded: whether actions are as a policy emits them; else they are as the space has them.
-        autoreset: whether a step begins the next episode where one has ended; else its true last
-            observation stays in its row, and `go_on` begins the next.
+        target: the compiler, which decides the device of the fragments.
+        encoded: whether actions are as the policy emits them. Otherwise they are in the units of
+            the space.
+        autoreset: whether a step begins the next episode where one has ended. Otherwise the last
+            observation stays in its row, and `begin_episodes` begins the next one.
 
     Attributes:
-        world: all arrays of the world, by name; written in place by the program.
-        books: what the program keeps besides (`_keep_books`).
+        world: all arrays of the world, by name. The program writes to them.
+        ended: `[n]` bool: the episode ended in the last step.
     """
 
     can_be_recorded = True
@@ -57,66 +56,68 @@ class KernelVector(DeviceVector):
     ) -> None:
         on_gpu = target == "cuda" and torch.cuda.is_available()
         super().__init__(context, torch.device("cuda" if on_gpu else "cpu"))
-        spec, env_id = self.spec, self.env_id
+        spec, n = self.spec, len(self.env_id)
         self._limit = env.max_episode_steps if autoreset else 0
         self._scratch = env.scratch
-        shape = replace(shape_of(env, spec, self.parts), autoreset=autoreset)
-        self._program = compiler.program(env, shape, target, context.num_threads)
-        self.world = self._zeros(_world(env, spec, len(env_id)))
-        self.world["env_id"].copy_(torch.from_numpy(env_id))
+        program = replace(program_spec(env, spec, self.parts), autoreset=autoreset)
+        self._program = compiler.make_program(env, program, target, context.num_threads)
+        self.world = self._zeros(_world_columns(env, spec, n))
+        self.world["env_id"].copy_(torch.from_numpy(self.env_id))
         self.world["episode"].fill_(-1)
-        # Held here: a view does not keep its memory.
-        self._tables = {
-            name: torch.tensor(of, device=self.device)
-            for name, of in env.constants.items()
-            if isinstance(of, np.ndarray)
+        self._tables = {  # kept here, since a view does not own its memory
+            name: torch.tensor(value, device=self.device)
+            for name, value in env.constants.items()
+            if isinstance(value, np.ndarray)
         }
-        arrays = {name: self._program.view(of) for name, of in (self.world | self._tables).items()}
-        self._w = self._program.types.World(
-            **dict(env.constants) | arrays, seed=np.uint64(derive(context.seed, context.role))
-        )
-        self._codec = _codec(spec, self.device, encoded=encoded)
-        # Whose row 0 is the current observations
+        world = dict(env.constants) | self._views(self.world | self._tables)
+        self._w = self._program.types.World(**world, seed=self._seed(context.seed))
+        # Row 0 of these has the current observations
         self._current = [
-            batch.allocate(batch.columns(spec, {}, 1, len(env_id) * size), device=self.device)
-            for _, size in self.parts
+            batch.allocate(batch.columns(spec, {}, 1, n * part.size), device=self.device)
+            for part in self.parts
         ]
-        self._so_far = torch.zeros(
-            len(env_id), env.num_agents, dtype=torch.float64, device=self.device
-        )
-        self.books: dict[str, Tensor] = {}
+        # num_truncated: episodes of this fragment; episode_return: of the unfinished episode;
+        # was_alive: as the step began.
+        self._buffers = self._zeros(
+            {
+                "ended": ((n,), torch.bool),
+                "num_truncated": ((n,), torch.int32),
+                "episode_return": ((n, env.num_agents), torch.float64),
+                "was_alive": ((n, env.num_agents), torch.bool),
+            }
+        ) | _codec_tensors(spec, self.device, encoded=encoded)
+        self.ended = self._buffers["ended"]
+        self._resize(1)
         self._fragments: tuple[Fragment, ...] = ()
-        self._r: list[tuple[object, ...]] = []
-        self._num_steps = 0
-        self._begun = False
+        self._started = False
 
     def bind(self, *fragments: Fragment) -> None:
         """Write into these, one of each part; the very first time this resets all envs."""
         if fragments[0].num_steps != self._num_steps:
-            self._keep_books(fragments[0].num_steps)
-        if not self._begun:
-            self._begin()
+            self._resize(fragments[0].num_steps)
+        if not self._started:
+            self._begin_all()
         if [*map(id, fragments)] != [*map(id, self._fragments)]:
             for fragment, part in zip(fragments, self.parts, strict=True):
                 self._write_env_id(fragment, part)
-                self._make_room(fragment)
+                self._place_finals(fragment)
             self._r = [self._rows(fragment) for fragment in fragments]
             self._fragments = fragments
-        # From here on only what a CUDA graph can hold
+        # From here on, only what a CUDA graph can record
         for fragment, current in zip(fragments, self._current, strict=True):
             fragment.obs[0].copy_(current.obs[0])  # type: ignore[index]
-            fragment.final_step.fill_(self._num_steps)  # no place is used yet
-        self.books["num_cut"].zero_()
+            fragment.final_step.fill_(self._num_steps)  # no place is in use yet
+        self._buffers["num_truncated"].zero_()
         self._bound_at = time.monotonic()
 
     def finals_per_row(self, num_steps: int) -> int:
-        """How many episodes of each row can be truncated in so many steps."""
+        """Return how many episodes of each row can be truncated in so many steps."""
         return -(-num_steps // self._limit) if self._limit else 0
 
     def tensors(self) -> list[Tensor]:
-        """All that changes from one fragment to the next."""
-        current = [of.obs for of in self._current]
-        return [*self.world.values(), self._so_far, *current]  # type: ignore[list-item]
+        """Return all tensors that change from one fragment to the next."""
+        current = [fragment.obs for fragment in self._current]
+        return [*self.world.values(), self._buffers["episode_return"], *current]  # type: ignore[list-item]
 
     def step(self, t: int) -> None:
         """Step every env, and begin the next episode of those that ended; raises EnvError."""
@@ -132,50 +133,45 @@ class KernelVector(DeviceVector):
         return self._ended_episodes()
 
     def state(self) -> dict[str, Array]:
-        """The whole world, and the returns so far."""
-        passing = (*_OF_A_STEP, *self._scratch)
-        kept = {name: of for name, of in self.world.items() if name not in passing}
-        kept["episode_step"] = kept.pop("step")
-        kept["so_far"] = self._so_far
-        return {name: tensor.cpu().numpy().copy() for name, tensor in kept.items()}
+        """Return the whole world, and the returns of unfinished episodes."""
+        omitted = (*_STEP_FIELDS, *self._scratch)
+        tensors = {k: tensor for k, tensor in self._state_tensors().items() if k not in omitted}
+        return {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
 
     def obs(self) -> dict[str, Array]:
         """Return the current observations, as `obs.`: `[n, agents * size]`."""
         rows = [current.obs[0].cpu().numpy() for current in self._current]  # type: ignore[index]
-        return {"obs.": np.concatenate([of.reshape(len(self.env_id), -1) for of in rows], 1)}
+        return {"obs.": np.concatenate([row.reshape(len(self.env_id), -1) for row in rows], 1)}
 
     def restore(self, state: dict[str, Array]) -> Restored:
-        """Every env as it was."""
-        arrays = self.world | {"episode_step": self.world["step"], "so_far": self._so_far}
+        """Continue every episode from a state."""
+        tensors = self._state_tensors()
         for name, array in state.items():
-            if name in arrays:
-                arrays[name].copy_(torch.from_numpy(array))
+            if name in tensors:
+                tensors[name].copy_(torch.from_numpy(array))
         size = self.spec.observation.size
-        ends = np.cumsum([agents * size for _, agents in self.parts])
+        ends = np.cumsum([part.size * size for part in self.parts])
         rows = np.split(state["obs."], ends[:-1], 1)
-        for current, of in zip(self._current, rows, strict=True):
-            current.obs[0].copy_(torch.from_numpy(of.reshape(-1, size)))  # type: ignore[index]
-        self._begun = True
+        for current, obs in zip(self._current, rows, strict=True):
+            current.obs[0].copy_(torch.from_numpy(obs.reshape(-1, size)))  # type: ignore[index]
+        self._started = True
         return Restored(set_state=len(self.env_id))
 
     def start_after(self, num_steps: int) -> Restored:
-        """Begin episodes with an index that earlier ones, of one step at least, cannot have had."""
-        self._keep_books(self._num_steps)
+        """Begin new episodes, whose index no run of so many steps can have reached."""
         self.world["episode"].fill_(num_steps - 1)
-        self._begin()
+        self._begin_all()
         return Restored(new_episode=len(self.env_id))
 
     def restart(self, seed: int) -> None:
         """Begin every env's first episode, as if the vector were made with this seed."""
-        self._w = self._w._replace(seed=np.uint64(derive(seed, self.context.role)))
-        if not self.books:
-            self._keep_books(self._num_steps)
+        self._w = self._w._replace(seed=self._seed(seed))
         self.world["episode"].fill_(-1)
-        self._begin()
+        self._begin_all()
 
-    def go_on(self, over: Tensor) -> None:
-        """Begin the next episode where `over`, `[n]` bool, is True, for the next `bind`."""
-        self.books["over"].copy_(over)
+    def begin_episodes(self, ended: Tensor) -> None:
+        """Begin the next episode where `ended`, `[n]` bool, is True, for the next `bind`."""
+        self.ended.copy_(ended)
         rows = [self._rows(current) for current in self._current]
         self._run(self._program.begin, "a reset", *rows)
         self.context.meter.lap("env_reset")
@@ -184,51 +180,46 @@ class KernelVector(DeviceVector):
         """End the program's threads."""
         self._program.close()
 
-    def _begin(self) -> None:
-        self.go_on(torch.ones(len(self.env_id), dtype=torch.bool))
-        self._begun = True
+    def _begin_all(self) -> None:
+        self.begin_episodes(torch.ones(len(self.env_id), dtype=torch.bool))
+        self._started = True
 
-    def _run(self, part: Callable[..., None], doing: str, *args: object) -> None:
-        """A part of the program, which may fail to compile as well."""
+    def _seed(self, seed: int) -> np.uint64:
+        return np.uint64(derive(seed, self.context.role))
+
+    def _state_tensors(self) -> dict[str, Tensor]:
+        tensors = self.world | {"so_far": self._buffers["episode_return"]}
+        tensors["episode_step"] = tensors.pop("step")
+        return tensors
+
+    def _run(self, function: Callable[..., None], moment: str, *args: object) -> None:
+        """Call a function of the program; the first call compiles it."""
         try:
-            part(len(self.env_id), self._w, self._b, *args)
+            function(len(self.env_id), self._w, self._b, *args)
         except Exception as error:
             if not self.context.worker:
                 raise
-            raise env_error(error, f"in {doing}, {self.context.describe_all()}") from error
+            raise env_error(error, f"in {moment}, {self.context.describe_all()}") from error
 
-    def _make_room(self, fragment: Fragment) -> None:
-        """A place for each final observation that there can be."""
+    def _place_finals(self, fragment: Fragment) -> None:
+        """Give each final observation that the fragment may need a place in it."""
         rows = torch.arange(fragment.num_envs, device=self.device)
         num_final = self.finals_per_row(self._num_steps) * len(rows)
         fragment.final_row[:num_final] = rows.repeat(num_final // len(rows))
         fragment.num_final.fill_(num_final)
 
-    def _rows(self, fragment: Fragment) -> tuple[object, ...]:
-        columns = (self._program.view(getattr(fragment, name)) for name in ROWS)
-        return self._program.types.Rows(*columns)  # type: ignore[no-any-return]
+    def _rows(self, fragment: Fragment) -> Any:
+        return self._program.types.Rows(**self._views({k: getattr(fragment, k) for k in ROWS}))
 
-    def _keep_books(self, num_steps: int) -> None:
-        """Allocate what the program keeps besides the world, for fragments of so many steps.
-
-        over: `[n]` bool: the episode ended in this step. num_cut: `[n]`: episodes of this fragment
-        that were truncated. so_far: `[n, agents]`: the return of the episode under way. was_alive:
-        `[n, agents]` bool: as a step began. And `ended_return`, `ended_length`.
-        """
-        n, num_agents = len(self.env_id), sum(size for _, size in self.parts)
+    def _resize(self, num_steps: int) -> None:
+        """Make room for the episodes of fragments of so many steps."""
         self._num_steps = num_steps
         self._allocate_ended(num_steps)
-        self.books = self._zeros(
-            {
-                "over": ((n,), torch.bool),
-                "num_cut": ((n,), torch.int32),
-                "was_alive": ((n, num_agents), torch.bool),
-            }
-        )
-        self.books["so_far"] = self._so_far
-        self.books |= {"ended_return": self.ended_return, "ended_length": self.ended_length}
-        views = {name: self._program.view(of) for name, of in (self.books | self._codec).items()}
-        self._b = self._program.types.Books(**views)
+        ended = {"ended_return": self.ended_return, "ended_length": self.ended_length}
+        self._b = self._program.types.Buffers(**self._views(self._buffers | ended))
+
+    def _views(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        return {name: self._program.view(tensor) for name, tensor in tensors.items()}
 
     def _zeros(self, columns: dict[str, Column]) -> dict[str, Tensor]:
         return {
@@ -237,21 +228,21 @@ class KernelVector(DeviceVector):
         }
 
 
-def shape_of(env: KernelEnv, spec: EnvSpec, parts: tuple[Agents, ...]) -> Shape:
-    """What the text of an environment's program depends on."""
+def program_spec(env: KernelEnv, spec: EnvSpec, parts: tuple[Agents, ...]) -> ProgramSpec:
+    """Return what the text of an environment's program depends on."""
 
-    def call(name: str) -> Call:
-        return Call(name, "agent" if env.per_agent(name) else "env")
+    def function(name: str) -> KernelFunction:
+        return KernelFunction(name, "agent" if env.per_agent(name) else "env")
 
     lanes = 1
     while lanes < min(env.num_agents, compiler.THREADS):
         lanes *= 2
-    return Shape(
-        world=(*_world(env, spec, 1), *env.constants, "seed"),
-        resets=tuple(map(call, env.resets)),
-        phases=tuple(map(call, env.phases)),
+    return ProgramSpec(
+        world=(*_world_columns(env, spec, 1), *env.constants, "seed"),
+        resets=tuple(map(function, env.resets)),
+        phases=tuple(map(function, env.phases)),
         parts=parts,
-        several=bool(env.agents),
+        has_agents=bool(env.agents),
         action_parts=0 if spec.action.kind == "discrete" else spec.action.size,
         is_box=spec.action.kind == "box",
         max_episode_steps=env.max_episode_steps,
@@ -260,8 +251,8 @@ def shape_of(env: KernelEnv, spec: EnvSpec, parts: tuple[Agents, ...]) -> Shape:
     )
 
 
-def _world(env: KernelEnv, spec: EnvSpec, n: int) -> dict[str, Column]:
-    """The arrays of `n` environments."""
+def _world_columns(env: KernelEnv, spec: EnvSpec, n: int) -> dict[str, Column]:
+    """Return shape and dtype of the arrays of `n` environments."""
     rows = (n, env.num_agents) if env.agents else (n,)
     parts = () if spec.action.kind == "discrete" else (spec.action.size,)
     world: dict[str, Column] = {
@@ -281,15 +272,16 @@ def _world(env: KernelEnv, spec: EnvSpec, n: int) -> dict[str, Column]:
     return world
 
 
-def _codec(spec: EnvSpec, device: torch.device, *, encoded: bool) -> dict[str, Tensor]:
-    """From a given action to the environment's: the numbers of `ActionCodec`, or those of none."""
+def _codec_tensors(spec: EnvSpec, device: torch.device, *, encoded: bool) -> dict[str, Tensor]:
+    """Return the numbers of `ActionCodec`; if actions are not encoded, neutral ones."""
     codec = ActionCodec(spec.action)
     is_box = spec.action.kind == "box"
     dtype = torch.float32 if is_box else torch.int64
     numbers = {"scale": codec.scale, "shift": codec.shift, "low": codec.low, "high": codec.high}
     if not encoded:
-        none = {"scale": 1, "shift": 0} | ({"low": -np.inf, "high": np.inf} if is_box else {})
-        numbers |= {name: np.full_like(numbers[name], number) for name, number in none.items()}
+        neutral = {"scale": 1, "shift": 0} | ({"low": -np.inf, "high": np.inf} if is_box else {})
+        numbers |= {name: np.full_like(numbers[name], value) for name, value in neutral.items()}
     return {
-        name: torch.tensor(of, dtype=dtype, device=device).flatten() for name, of in numbers.items()
+        name: torch.tensor(array, dtype=dtype, device=device).flatten()
+        for name, array in numbers.items()
     }

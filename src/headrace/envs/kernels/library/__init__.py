@@ -1,4 +1,4 @@
-"""The kernel environments that come with Headrace, and their ids: importing this registers them."""
+"""The kernel environments that come with Headrace. Importing this registers their ids."""
 
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.library.acrobot import Acrobot
@@ -7,7 +7,7 @@ from headrace.envs.kernels.library.mountain_car import MountainCar, MountainCarC
 from headrace.envs.kernels.library.pendulum import Pendulum
 from headrace.envs.kernels.library.tag_continuous import TagContinuous
 from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
-from headrace.envs.kernels.registry import register, registered
+from headrace.envs.kernels.registry import register, registered_class
 
 IDS: dict[str, type[KernelEnv]] = {
     "headrace/Acrobot-v1": Acrobot,
@@ -18,8 +18,8 @@ IDS: dict[str, type[KernelEnv]] = {
     "headrace/TagContinuous-v0": TagContinuous,
     "headrace/TagGridWorld-v0": TagGridWorld,
 }
-"""Of these, in Gymnasium's registry and for `headrace train`."""
+"""Ids for Gymnasium's registry and for `headrace train`."""
 
 for _env_id, _kernel_env in IDS.items():
-    if registered(_env_id) is None:  # not if this module is loaded again
+    if registered_class(_env_id) is None:  # unless this module is imported again
         register(_env_id, _kernel_env)

@@ -1,7 +1,7 @@
 """Swing the end of two links above their pivot: Gymnasium's Acrobot-v1 (Sutton 1996).
 
-The equations are those of Sutton and Barto's book. Both links are 1 m long, weigh 1 kg, have their
-centre in the middle and a moment of inertia of 1 kg m². Left out: the variant of the NIPS paper.
+The equations are those of Sutton and Barto's book, not the NIPS paper's. Each link is 1 m long,
+weighs 1 kg, and has its centre of mass in the middle and a moment of inertia of 1 kg m².
 """
 
 import math
@@ -18,11 +18,11 @@ _TWO = np.float32(2.0)
 _HALF = np.float32(0.5)
 _PI = np.float32(math.pi)
 _TURN = np.float32(2 * math.pi)
-_INERTIA = np.float32(1.25)  # of a link, about its joint: 1 + 1 * 0.5²
-_INERTIA_BOTH = np.float32(3.5)  # of both about the pivot, where the outer is at a right angle
-_WEIGHT = np.float32(4.9)  # torque of gravity on a link held level, about its joint
-_WEIGHT_BOTH = np.float32(14.7)  # on both, about the pivot, but for that of the outer about its own
-_TAU = np.float32(0.2)  # seconds between two states
+_INERTIA = np.float32(1.25)  # of a link about its joint: 1 + 1 * 0.5²
+_INERTIA_BOTH = np.float32(3.5)  # of both links about the pivot, with the joint at a right angle
+_WEIGHT = np.float32(4.9)  # torque of gravity on a level link, about its joint
+_WEIGHT_BOTH = np.float32(14.7)  # on both about the pivot, without the outer link's about its joint
+_TAU = np.float32(0.2)  # seconds of a step
 _HALF_TAU = np.float32(0.1)
 _SIXTH_TAU = np.float32(0.2 / 6)
 _MOST_THETA1_DOT = np.float32(4 * math.pi)
@@ -33,7 +33,7 @@ _HIGH = np.array([1, 1, 1, 1, _MOST_THETA1_DOT, _MOST_THETA2_DOT], np.float32)
 
 
 def _accelerations(theta1: Any, theta2: Any, theta1_dot: Any, theta2_dot: Any, torque: Any) -> Any:
-    """Of the first link and of the joint, in rad/s²."""
+    """Return the accelerations of the first link and of the joint, in rad/s²."""
     sin1 = np.float32(math.sin(theta1))
     sin2, cos2 = np.float32(math.sin(theta2)), np.float32(math.cos(theta2))
     inertia1, inertia2 = _INERTIA_BOTH + cos2, _INERTIA + _HALF * cos2
@@ -47,7 +47,7 @@ def _accelerations(theta1: Any, theta2: Any, theta1_dot: Any, theta2_dot: Any, t
 
 
 def _wrap(theta: Any) -> Any:
-    """The same angle within [-pi, pi]."""
+    """Return the same angle within [-pi, pi]."""
     while theta > _PI:
         theta -= _TURN
     while theta < -_PI:
@@ -56,7 +56,7 @@ def _wrap(theta: Any) -> Any:
 
 
 class Acrobot(KernelEnv):
-    """Reward -1 for each step until the end is a link's length above the pivot, which ends it."""
+    """Reward -1 for each step, until the end is a link's length above the pivot."""
 
     observation_space = gymnasium.spaces.Box(-_HIGH, _HIGH)
     action_space = gymnasium.spaces.Discrete(3)
@@ -67,7 +67,7 @@ class Acrobot(KernelEnv):
 
     @staticmethod
     def reset_env(w: Any, e: int) -> None:
-        """Hanging down, nearly at rest."""
+        """Begin hanging down, nearly at rest."""
         w.theta1[e] = (uniform(w, e, 0) - _HALF) * _START
         w.theta2[e] = (uniform(w, e, 1) - _HALF) * _START
         w.theta1_dot[e] = (uniform(w, e, 2) - _HALF) * _START
@@ -75,11 +75,11 @@ class Acrobot(KernelEnv):
 
     @staticmethod
     def step_env(w: Any, e: int) -> None:
-        """One step of Runge and Kutta's method of fourth order."""
+        """Take one step of the fourth-order Runge-Kutta method."""
         torque = np.float32(w.action[e] - 1)
         p1, p2, v1, v2 = w.theta1[e], w.theta2[e], w.theta1_dot[e], w.theta2_dot[e]
         a1, a2 = _accelerations(p1, p2, v1, v2, torque)
-        # At three more points: speeds u, x, z and accelerations b, c, d
+        # Three more evaluations: speeds u, x, z and accelerations b, c, d
         u1, u2 = v1 + _HALF_TAU * a1, v2 + _HALF_TAU * a2
         b1, b2 = _accelerations(p1 + _HALF_TAU * v1, p2 + _HALF_TAU * v2, u1, u2, torque)
         x1, x2 = v1 + _HALF_TAU * b1, v2 + _HALF_TAU * b2
@@ -100,7 +100,7 @@ class Acrobot(KernelEnv):
 
     @staticmethod
     def observe(w: Any, e: int, out: Any) -> None:
-        """The state; angles as cosine and sine."""
+        """Write the state, with angles as cosine and sine."""
         out[0] = math.cos(w.theta1[e])
         out[1] = math.sin(w.theta1[e])
         out[2] = math.cos(w.theta2[e])

@@ -1,48 +1,50 @@
-"""Checks of what an environment was made with. Left out: what the arguments mean."""
+"""Checks of an environment's arguments; each raises UsageError."""
 
 import math
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
 
 from headrace.errors import UsageError
 
 
-def whole(env: Any, *names: str, least: int) -> None:
-    """UsageError unless these attributes are whole numbers, and large enough."""
-    for name, value in _each(env, names):
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise _error(env, name, f"a whole number, {least} or more")
+def check_integers(env: Any, *names: str, least: int) -> None:
+    """Check that these attributes are whole numbers of at least `least`."""
+    _check(
+        env, names, lambda x: _is(x, Integral) and x >= least, f"a whole number, {least} or more"
+    )
 
 
-def numbers(env: Any, *names: str, least: float = -math.inf, most: float = math.inf) -> None:
-    """UsageError unless these attributes are finite numbers within bounds, which are allowed."""
+def check_numbers(env: Any, *names: str, least: float = -math.inf, most: float = math.inf) -> None:
+    """Check that these attributes are finite numbers from `least` to `most`."""
     bounds = f", {least:g} or more" if least > -math.inf else ""
     bounds += f", {most:g} or less" if most < math.inf else ""
-    for name, value in _each(env, names):
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not least <= value <= most:
-            raise _error(env, name, f"a finite number{bounds}")
+    _check(
+        env,
+        names,
+        lambda x: _is(x, Real) and math.isfinite(x) and least <= x <= most,
+        f"a finite number{bounds}",
+    )
 
 
-def above_zero(env: Any, *names: str) -> None:
-    """UsageError unless these attributes are finite numbers greater than 0."""
-    numbers(env, *names, least=0)
-    for name, value in _each(env, names):
-        if value == 0:
-            raise _error(env, name, "a number greater than 0")
+def check_positive(env: Any, *names: str) -> None:
+    """Check that these attributes are finite numbers greater than 0."""
+    check_numbers(env, *names, least=0)
+    _check(env, names, lambda x: x > 0, "a number greater than 0")
 
 
-def flags(env: Any, *names: str) -> None:
-    """UsageError unless these attributes are True or False."""
-    for name, value in _each(env, names):
-        if not isinstance(value, bool):
-            raise _error(env, name, "True or False")
+def check_flags(env: Any, *names: str) -> None:
+    """Check that these attributes are True or False."""
+    _check(env, names, lambda x: isinstance(x, bool), "True or False")
 
 
-def _each(env: Any, names: tuple[str, ...]) -> list[tuple[str, Any]]:
-    return [(name, getattr(env, name)) for name in names]
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _error(env: Any, name: str, expected: str) -> UsageError:
-    given = f"{type(env).__name__}: {name}={getattr(env, name)!r}"
-    return UsageError(f"{given}: expected {expected}.")
+def _check(
+    env: Any, names: tuple[str, ...], is_valid: Callable[[Any], bool], expected: str
+) -> None:
+    for name in names:
+        if not is_valid(value := getattr(env, name)):
+            raise UsageError(f"{type(env).__name__}: {name}={value!r}: expected {expected}.")

@@ -13,10 +13,10 @@ _GRAVITY = np.float32(9.8)
 _CART = np.float32(1.0)
 _POLE = np.float32(0.1)
 _TOTAL = _CART + _POLE
-_LENGTH = np.float32(0.5)  # half the pole's
+_LENGTH = np.float32(0.5)  # half of the pole
 _POLE_LENGTH = _POLE * _LENGTH
 _FORCE = np.float32(10.0)
-_TAU = np.float32(0.02)  # seconds between two states
+_TAU = np.float32(0.02)  # seconds of a step
 _FOUR_THIRDS = np.float32(4.0 / 3.0)
 _MOST_THETA = np.float32(math.radians(12))
 _MOST_X = np.float32(2.4)
@@ -27,7 +27,7 @@ _HIGH = np.array([2 * _MOST_X, np.inf, 2 * _MOST_THETA, np.inf], np.float32)
 
 
 class CartPole(KernelEnv):
-    """Reward 1 for each step that the pole stands."""
+    """Reward 1 for each step until the pole falls."""
 
     observation_space = gymnasium.spaces.Box(-_HIGH, _HIGH)
     action_space = gymnasium.spaces.Discrete(2)
@@ -36,7 +36,7 @@ class CartPole(KernelEnv):
 
     @staticmethod
     def reset_env(w: Any, e: int) -> None:
-        """Near the middle, nearly upright."""
+        """Begin near the middle, nearly upright."""
         w.x[e] = (uniform(w, e, 0) - _HALF) * _START
         w.x_dot[e] = (uniform(w, e, 1) - _HALF) * _START
         w.theta[e] = (uniform(w, e, 2) - _HALF) * _START
@@ -44,7 +44,7 @@ class CartPole(KernelEnv):
 
     @staticmethod
     def step_env(w: Any, e: int) -> None:
-        """Euler's method, as in Gymnasium."""
+        """Take one step of Euler's method, as in Gymnasium."""
         force = _FORCE if w.action[e] == 1 else -_FORCE
         theta, theta_dot = w.theta[e], w.theta_dot[e]
         cos, sin = np.float32(math.cos(theta)), np.float32(math.sin(theta))
@@ -62,7 +62,7 @@ class CartPole(KernelEnv):
 
     @staticmethod
     def observe(w: Any, e: int, out: Any) -> None:
-        """The state."""
+        """Write the state."""
         out[0] = w.x[e]
         out[1] = w.x_dot[e]
         out[2] = w.theta[e]

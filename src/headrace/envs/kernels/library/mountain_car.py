@@ -1,7 +1,7 @@
 """Drive out of a valley with too weak an engine: MountainCar-v0 and MountainCarContinuous-v0.
 
-Both are Gymnasium's (Moore 1990): the same valley, with another engine, goal and reward. Left out:
-a goal to be reached with some speed.
+Both are Gymnasium's (Moore 1990): the same valley, with different engines, goals and rewards. The
+car may reach the goal at any speed.
 """
 
 import math
@@ -31,7 +31,7 @@ _EFFORT = np.float32(-0.1)
 
 
 def _move(w: Any, e: int, push: Any) -> None:
-    """One step, with so much speed from the engine. The wall on the left stops the car."""
+    """Take one step; the engine adds `push` to the speed. The wall on the left stops the car."""
     slope = _GRAVITY * np.float32(math.cos(_THREE * w.position[e]))
     velocity = min(max(w.velocity[e] + push - slope, -_MOST_SPEED), _MOST_SPEED)
     position = min(max(w.position[e] + velocity, _LEFT), _RIGHT)
@@ -41,7 +41,7 @@ def _move(w: Any, e: int, push: Any) -> None:
 
 
 class _Valley(KernelEnv):
-    """What both have."""
+    """The common part of both environments."""
 
     observation_space = gymnasium.spaces.Box(
         np.array([_LEFT, -_MOST_SPEED], np.float32), np.array([_RIGHT, _MOST_SPEED], np.float32)
@@ -50,40 +50,40 @@ class _Valley(KernelEnv):
 
     @staticmethod
     def reset_env(w: Any, e: int) -> None:
-        """At rest, near the bottom."""
+        """Begin at rest, near the bottom."""
         w.position[e] = _FIRST_START + uniform(w, e, 0) * _STARTS
         w.velocity[e] = _ZERO
 
     @staticmethod
     def observe(w: Any, e: int, out: Any) -> None:
-        """The state."""
+        """Write the state."""
         out[0] = w.position[e]
         out[1] = w.velocity[e]
 
 
 class MountainCar(_Valley):
-    """Actions left, none, right; reward -1 for each step until the top of the hill on the right."""
+    """Actions left, none, right. Reward -1 for each step until the top of the right hill."""
 
     action_space = gymnasium.spaces.Discrete(3)
     max_episode_steps = 200
 
     @staticmethod
     def step_env(w: Any, e: int) -> None:
-        """Drive."""
+        """Take one step."""
         _move(w, e, np.float32(w.action[e] - 1) * _ENGINE)
         w.terminated[e] = w.position[e] >= _GOAL and w.velocity[e] >= _ZERO
         w.reward[e] = _REWARD
 
 
 class MountainCarContinuous(_Valley):
-    """Reward 100 at the top of the hill on the right, less 0.1 a step for the action's square."""
+    """Reward 100 at the top of the right hill, less 0.1 action² for each step."""
 
     action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
     max_episode_steps = 999
 
     @staticmethod
     def step_env(w: Any, e: int) -> None:
-        """Drive."""
+        """Take one step."""
         throttle = w.action[e, 0]
         _move(w, e, throttle * _CONTINUOUS_ENGINE)
         w.terminated[e] = w.position[e] >= _CONTINUOUS_GOAL and w.velocity[e] >= _ZERO

@@ -1,7 +1,7 @@
 """Swing a pendulum up with too weak a motor, and hold it there: Gymnasium's Pendulum-v1.
 
-The angle is kept within [-pi, pi], where Gymnasium counts turns: nothing depends on them, and a
-float32 near 0 is finer. Left out: another gravity.
+The angle stays within [-pi, pi], while Gymnasium's grows with each turn. Nothing depends on the
+turns, and a float32 near 0 is more precise. Gravity is fixed at 10 m/s².
 """
 
 import math
@@ -15,7 +15,7 @@ from headrace.envs.kernels.env import Field, KernelEnv, uniform
 
 _PI = np.float32(math.pi)
 _TURN = np.float32(2 * math.pi)
-_TAU = np.float32(0.05)  # seconds between two states
+_TAU = np.float32(0.05)  # seconds of a step
 _PULL = np.float32(15.0)  # 3/2 g/l, of a rod: g = 10 m/s², l = 1 m
 _TWIST = np.float32(3.0)  # 3 / (m l²): m = 1 kg
 _MOST_SPEED = np.float32(8.0)
@@ -27,7 +27,7 @@ _HIGH = np.array([1, 1, _MOST_SPEED], np.float32)
 
 
 class Pendulum(KernelEnv):
-    """A cost for each step: angle² (0 is upright) + 0.1 theta_dot² + 0.001 torque²."""
+    """Reward -(theta² + 0.1 theta_dot² + 0.001 torque²) for each step; theta 0 is upright."""
 
     observation_space = gymnasium.spaces.Box(-_HIGH, _HIGH)
     action_space = gymnasium.spaces.Box(-2, 2, (1,), np.float32)
@@ -36,13 +36,13 @@ class Pendulum(KernelEnv):
 
     @staticmethod
     def reset_env(w: Any, e: int) -> None:
-        """At any angle, at up to 1 rad/s."""
+        """Begin at any angle, with up to 1 rad/s."""
         w.theta[e] = (uniform(w, e, 0) - _HALF) * _TURN
         w.theta_dot[e] = (uniform(w, e, 1) - _HALF) * _TWO
 
     @staticmethod
     def step_env(w: Any, e: int) -> None:
-        """Euler's method, the new theta_dot first, as in Gymnasium."""
+        """Take one step of Euler's method, the speed first, as in Gymnasium."""
         theta, theta_dot, torque = w.theta[e], w.theta_dot[e], w.action[e, 0]
         w.reward[e] = -(
             theta * theta + _SPEED_COST * theta_dot * theta_dot + _TORQUE_COST * torque * torque
@@ -58,7 +58,7 @@ class Pendulum(KernelEnv):
 
     @staticmethod
     def observe(w: Any, e: int, out: Any) -> None:
-        """The state; the angle as cosine and sine."""
+        """Write the state, with the angle as cosine and sine."""
         out[0] = math.cos(w.theta[e])
         out[1] = math.sin(w.theta[e])
         out[2] = w.theta_dot[e]

@@ -1,4 +1,4 @@
-"""Pictures of agents in a square, for films. Left out: what they are."""
+"""Draws agents as discs in a square, for videos."""
 
 import numpy as np
 
@@ -10,14 +10,14 @@ _GROUND, _EDGE = (245, 245, 240), (120, 120, 120)
 TAGGER, RUNNER, TAGGED = (200, 40, 40), (40, 90, 200), (190, 190, 190)
 
 
-def of_agents(x: Array, y: Array, colors: Array, length: float) -> Array:
-    """Discs in a square of side `length`; later ones lie over earlier ones.
+def draw_agents(x: Array, y: Array, colors: Array, length: float) -> Array:
+    """Draw a disc for each agent; later agents lie over earlier ones.
 
     Args:
         x: `[agents]`, from the left.
         y: `[agents]`, from below.
         colors: `[agents, 3]` uint8.
-        length: of the square's sides.
+        length: length of the square's sides.
 
     Returns:
         `[SIDE, SIDE, 3]` uint8.
@@ -34,7 +34,7 @@ def of_agents(x: Array, y: Array, colors: Array, length: float) -> Array:
     return picture
 
 
-def colors(is_tagger: Array, alive: Array) -> Array:
-    """`[agents, 3]`: of taggers, runners, and those that have left the game."""
-    sides = np.where(is_tagger[:, None], TAGGER, RUNNER)
-    return np.where(alive[:, None], sides, TAGGED).astype(np.uint8)
+def agent_colors(is_tagger: Array, alive: Array) -> Array:
+    """Return `[agents, 3]`: the colors of taggers, of runners, and of agents that have left."""
+    roles = np.where(is_tagger[:, None], TAGGER, RUNNER)
+    return np.where(alive[:, None], roles, TAGGED).astype(np.uint8)

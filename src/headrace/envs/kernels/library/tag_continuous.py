@@ -1,7 +1,6 @@
-"""Taggers chase runners over a square: all of them steer by turning and by accelerating.
+"""Taggers chase runners over a square; all agents steer by turning and accelerating.
 
-A game with which training on a GPU was first measured (WarpDrive, 2021), after its rules; written
-anew. Left out: the game on a grid (`tag_gridworld.py`).
+The rules are those of WarpDrive's game (2021); the code is new.
 """
 
 import math
@@ -13,8 +12,13 @@ import gymnasium
 import numpy as np
 
 from headrace.envs.kernels.env import KernelEnv, uniform
-from headrace.envs.kernels.library.arguments import above_zero, flags, numbers, whole
-from headrace.envs.kernels.library.picture import colors, of_agents
+from headrace.envs.kernels.library.arguments import (
+    check_flags,
+    check_integers,
+    check_numbers,
+    check_positive,
+)
+from headrace.envs.kernels.library.picture import agent_colors, draw_agents
 from headrace.spec import Array
 
 _ZERO = np.float32(0)
@@ -25,52 +29,53 @@ _FAR = np.float32(np.inf)
 _MOST = np.finfo(np.float32).max
 _FULL_TURN = np.float32(2 * math.pi)
 _PER_TURN = np.float32(1 / (2 * math.pi))
-_EPSILON = 1e-10  # of the rules: `max_speed` may be 0
+_EPSILON = 1e-10  # as in WarpDrive, since `max_speed` may be 0
 
 
 @dataclass(eq=False)
 class TagContinuous(KernelEnv):
-    """A tagger tags each runner within its reach that it is the nearest tagger to.
+    """A runner is tagged by its nearest tagger, if that one is within the tagging distance.
 
-    Action: `(a, b)`, entries of two tables: entry 0 of each changes nothing, the others lie evenly
-    between the bounds. `a` changes the acceleration, by which the speed changes at each step; `b`
-    turns. Speeds are 0 to `max_speed` times one's skill; at either end the acceleration is lost.
+    An action is `(a, b)`, indices into two tables. Entry 0 of each table is 0; the others are
+    evenly spaced. `a` adds to the acceleration, which is added to the speed at each step; `b` adds
+    to the heading. Speeds are between 0 and `max_speed` times the role's skill. At either bound the
+    acceleration becomes 0.
 
-    Observation, of each other that is seen: x and y, relative to one's own, in diagonals of the
-    square; speed and acceleration, relative, in `max_speed`; heading, relative, in full turns; type
-    (0 runner, 1 tagger), and whether it is in the game. First the first of these of all others,
-    then the second, ...; last the share of the time that has passed. Seen are all others in order
-    of their ids, or the nearest that are in the game in order of distance (of equals, the lower id
-    first), then zeros. Whoever has left the game sees zeros (if it sees all: but for types, and for
-    who is in the game).
+    An observation has 7 features of each observed agent: x and y, relative, in diagonals of the
+    square; speed and acceleration, relative, in `max_speed`; heading, relative, in full turns; role
+    (0 runner, 1 tagger); and whether it is in the game. It has the first feature of all observed
+    agents, then the second, ..., and last the fraction of the time limit that has passed. A full
+    observation has all other agents by index. A partial one has the nearest agents in the game by
+    distance (of equals, the lower index first), then zeros. An agent that has left the game
+    observes zeros, except for roles and presence in a full observation.
 
     Args:
-        num_taggers, num_runners: how many.
-        length: of a side of the square.
-        max_episode_steps: time.
+        num_taggers, num_runners: number of agents of each role.
+        length: length of the square's sides.
+        max_episode_steps: the time limit.
         min_acceleration, max_acceleration, num_acceleration_levels: the table of accelerations.
         min_turn, max_turn, num_turn_levels: the table of turns, in radians.
-        max_speed, tagger_skill, runner_skill: how fast one can be.
-        full_observation: whether everybody sees everybody.
-        num_other_agents_observed: how many are seen otherwise.
-        tagging_distance: how far a tagger reaches, in sides of the square.
-        tag_reward, tag_penalty: for the tagger and for the runner (0 or less), at each tag.
-        end_of_game_reward: for runners that are in the game when time is up.
-        step_penalty, step_reward: at each step for taggers (0 or less) and for runners.
-        edge_hit_penalty: at each step on which one runs into an edge (0 or less).
-        runner_exits_game_after_tagged: whether a runner that was tagged leaves the game. Otherwise
-            it pays at each step within reach.
-        fixed_roles: whether agents 0, 1, ... are the taggers. Otherwise it is drawn who they are,
-            once, and all agents are of one role, `agent`.
-        fixed_start: whether all episodes begin with the same positions and headings, drawn once.
-        layout_seed: of what is drawn once. It does not depend on the run's seed, so that an
-            evaluation plays the game that was trained for.
+        max_speed, tagger_skill, runner_skill: the speed limit is `max_speed` times the skill.
+        full_observation: whether agents observe all others.
+        num_other_agents_observed: agents of a partial observation.
+        tagging_distance: in sides of the square.
+        tag_reward, tag_penalty: of the tagger and the runner (0 or less) at each tag.
+        end_of_game_reward: of runners that are in the game at the time limit.
+        step_penalty, step_reward: of taggers (0 or less) and of runners at each step.
+        edge_hit_penalty: of an agent that moves into an edge (0 or less).
+        runner_exits_game_after_tagged: whether a tagged runner leaves the game. Otherwise it is
+            tagged again at each step within the distance.
+        fixed_roles: whether agents 0, 1, ... are the taggers. Otherwise the taggers are drawn once,
+            and all agents have one role, `agent`.
+        fixed_start: whether all episodes have the same initial positions and headings, drawn rng.
+        layout_seed: seed of what is drawn rng. It is independent of the run's seed, so that
+            training and evaluation play the same game.
 
     Attributes:
-        is_tagger: `[agents]` bool, by id.
+        is_tagger: `[agents]` bool, by index.
 
     Raises:
-        UsageError: an argument is not what it can be.
+        UsageError: an argument is out of its bounds.
     """
 
     resets: ClassVar[tuple[str, ...]] = ("place",)
@@ -105,19 +110,19 @@ class TagContinuous(KernelEnv):
     layout_seed: int = 0
 
     def __post_init__(self) -> None:
-        self._check()
+        self._check_arguments()
         num_agents, seen = self.num_taggers + self.num_runners, self.num_other_agents_observed
-        once = np.random.default_rng(self.layout_seed)
+        rng = np.random.default_rng(self.layout_seed)
         self.agents = {"tagger": self.num_taggers, "runner": self.num_runners}
         taggers = np.arange(self.num_taggers)
         if not self.fixed_roles:
             self.agents = {"agent": num_agents}
-            taggers = np.sort(once.choice(num_agents, self.num_taggers, replace=False))
+            taggers = np.sort(rng.choice(num_agents, self.num_taggers, replace=False))
         self.is_tagger: Array = np.isin(np.arange(num_agents), taggers)
         self.agent_state = {
             **dict.fromkeys(("x", "y", "speed", "acceleration", "heading"), np.float32),
             "tagged_by": np.int64,
-            # In a partial observation: squared distances to all, the least of them, and whose
+            # For partial observations: all squared distances, the nearest ones, and their agents
             "distance": (np.float32, (1 if self.full_observation else num_agents,)),
             "near": (np.float32, (seen,)),
             "nearest": (np.int64, (seen,)),
@@ -126,16 +131,16 @@ class TagContinuous(KernelEnv):
         tables = {
             "top_speed": self._by_role(self.tagger_skill, self.runner_skill) * self.max_speed,
             "step_reward": self._by_role(self.step_penalty, self.step_reward),
-            "accelerations": _table(
+            "accelerations": _action_table(
                 self.min_acceleration, self.max_acceleration, self.num_acceleration_levels
             ),
             "turns": np.fmod(
-                _table(self.min_turn, self.max_turn, self.num_turn_levels), 2 * math.pi
+                _action_table(self.min_turn, self.max_turn, self.num_turn_levels), 2 * math.pi
             ),
-            "start": once.random((num_agents, 3), np.float32),
+            "start": rng.random((num_agents, 3), np.float32),
         }
         self.constants = {
-            **self._numbers(),
+            **self._scalars(),
             **{name: table.astype(np.float32) for name, table in tables.items()},
             "is_tagger": self.is_tagger,
             "taggers": taggers,
@@ -146,25 +151,23 @@ class TagContinuous(KernelEnv):
             [self.num_acceleration_levels + 1, self.num_turn_levels + 1]
         )
 
-    def _check(self) -> None:
-        """UsageError unless all arguments are what they can be."""
-        whole(self, "num_taggers", "num_runners", "max_episode_steps", least=1)
-        whole(self, "num_acceleration_levels", "num_turn_levels", least=1)
-        whole(self, "num_other_agents_observed", least=1)
-        whole(self, "layout_seed", least=0)
-        above_zero(self, "length")
-        numbers(self, "max_speed", "tagger_skill", "runner_skill", least=0)
-        numbers(self, "tagging_distance", "tag_reward", "end_of_game_reward", least=0)
-        numbers(self, "step_reward", least=0)
-        numbers(self, "tag_penalty", "step_penalty", "edge_hit_penalty", most=0)
+    def _check_arguments(self) -> None:
+        check_integers(self, "num_taggers", "num_runners", "max_episode_steps", least=1)
+        check_integers(self, "num_acceleration_levels", "num_turn_levels", least=1)
+        check_integers(self, "num_other_agents_observed", least=1)
+        check_integers(self, "layout_seed", least=0)
+        check_positive(self, "length")
+        check_numbers(self, "max_speed", "tagger_skill", "runner_skill", least=0)
+        check_numbers(self, "tagging_distance", "tag_reward", "end_of_game_reward", least=0)
+        check_numbers(self, "step_reward", least=0)
+        check_numbers(self, "tag_penalty", "step_penalty", "edge_hit_penalty", most=0)
         for name in ("acceleration", "turn"):
-            numbers(self, f"min_{name}")
-            numbers(self, f"max_{name}", least=getattr(self, f"min_{name}"))
-        flags(self, "full_observation", "runner_exits_game_after_tagged")
-        flags(self, "fixed_roles", "fixed_start")
+            check_numbers(self, f"min_{name}")
+            check_numbers(self, f"max_{name}", least=getattr(self, f"min_{name}"))
+        check_flags(self, "full_observation", "runner_exits_game_after_tagged")
+        check_flags(self, "fixed_roles", "fixed_start")
 
-    def _numbers(self) -> dict[str, np.generic]:
-        """Constants that are the same for all agents."""
+    def _scalars(self) -> dict[str, np.generic]:
         return {
             "num_agents": np.int64(self.num_taggers + self.num_runners),
             "num_taggers": np.int64(self.num_taggers),
@@ -185,17 +188,16 @@ class TagContinuous(KernelEnv):
         }
 
     def _by_role(self, tagger: float, runner: float) -> Array:
-        """`[agents]`: a number for each."""
         return np.where(self.is_tagger, tagger, runner)
 
     def draw(self, world: Mapping[str, Array]) -> Array:
         """See `KernelEnv`."""
-        shades = colors(self.is_tagger, world["alive"])
-        return of_agents(world["x"], world["y"], shades, self.length)
+        colors = agent_colors(self.is_tagger, world["alive"])
+        return draw_agents(world["x"], world["y"], colors, self.length)
 
     @staticmethod
     def place(w: Any, e: int, i: int) -> None:
-        """Anywhere, along an axis, at rest."""
+        """Begin at a random position, heading along an axis, at rest."""
         if w.fixed_start:
             x, y, heading = w.start[i, 0], w.start[i, 1], w.start[i, 2]
         else:
@@ -209,12 +211,12 @@ class TagContinuous(KernelEnv):
 
     @staticmethod
     def move(w: Any, e: int, i: int) -> None:
-        """Accelerate, turn, then go."""
+        """Accelerate, turn, then move."""
         if not w.alive[e, i]:
             return
         top = w.top_speed[i]
         acceleration = w.acceleration[e, i] + w.accelerations[w.action[e, i, 0]]
-        heading = _turned(w.heading[e, i], w.turns[w.action[e, i, 1]])
+        heading = _turn(w.heading[e, i], w.turns[w.action[e, i, 1]])
         speed = min(max(w.speed[e, i] + acceleration, _ZERO), top)
         if speed <= _ZERO or speed >= top:
             acceleration = _ZERO
@@ -230,15 +232,15 @@ class TagContinuous(KernelEnv):
 
     @staticmethod
     def observe(w: Any, e: int, i: int, out: Any) -> None:
-        """All others, or the nearest; before anybody is tagged."""
+        """Write all others, or the nearest; tags of this step come later."""
         if w.full:
-            _see_all(w, e, i, out)
+            _observe_all(w, e, i, out)
         else:
-            _see_nearest(w, e, i, out)
+            _observe_nearest(w, e, i, out)
 
     @staticmethod
     def reach(w: Any, e: int, i: int) -> None:
-        """Which tagger a runner is tagged by: the nearest one, if it is near enough."""
+        """Find the tagger that tags a runner: the nearest, if it is within the tagging distance."""
         w.tagged_by[e, i] = -1
         if w.is_tagger[i] or not w.alive[e, i]:
             return
@@ -252,7 +254,7 @@ class TagContinuous(KernelEnv):
 
     @staticmethod
     def pay(w: Any, e: int, i: int) -> None:
-        """Who was tagged pays and leaves; a tagger has its reward for each."""
+        """Reward a tagger for each tag; penalize a tagged runner, which may leave the game."""
         if not w.alive[e, i]:
             return
         w.reward[e, i] += w.step_reward[i]
@@ -265,33 +267,33 @@ class TagContinuous(KernelEnv):
         if w.tagged_by[e, i] >= 0:
             w.reward[e, i] += w.tag_penalty
             if w.exits:
-                _leave(w, e, i)
+                _leave_game(w, e, i)
         if w.step[e] == w.limit and w.alive[e, i]:
             w.reward[e, i] += w.end_of_game_reward
 
     @staticmethod
     def end(w: Any, e: int) -> None:
-        """Whether there is nobody left to be tagged."""
+        """End the episode when no runner is left."""
         left = 0
         for i in range(w.num_agents):
             left += w.alive[e, i] and not w.is_tagger[i]
         w.terminated[e] = left == 0
 
 
-def _table(least: float, most: float, levels: int) -> Array:
-    """What actions add: 0, then evenly spaced."""
+def _action_table(least: float, most: float, levels: int) -> Array:
+    """Return a table of actions: 0, then evenly spaced numbers."""
     return np.concatenate([[0.0], np.linspace(least, most, levels)])
 
 
-def _turned(heading: Any, by: Any) -> Any:
-    """A heading in [0, 2 pi) again, after less than a full turn."""
+def _turn(heading: Any, by: Any) -> Any:
+    """Add less than a full turn to a heading; the result is in [0, 2 pi)."""
     heading += by
     if heading < _ZERO:
         heading += _FULL_TURN
     return heading - _FULL_TURN if heading >= _FULL_TURN else heading
 
 
-def _leave(w: Any, e: int, i: int) -> None:
+def _leave_game(w: Any, e: int, i: int) -> None:
     w.alive[e, i] = False
     w.speed[e, i] = _ZERO
     w.acceleration[e, i] = _ZERO
@@ -299,13 +301,13 @@ def _leave(w: Any, e: int, i: int) -> None:
 
 
 def _distance(w: Any, e: int, i: int, j: int) -> Any:
-    """Squared: nobody needs the root."""
+    """Return the squared distance."""
     x, y = w.x[e, j] - w.x[e, i], w.y[e, j] - w.y[e, i]
     return x * x + y * y
 
 
-def _see(w: Any, e: int, i: int, j: int, out: Any, at: int, num_seen: int) -> None:
-    """Agent j, as i sees it, at one place of each block of features."""
+def _write_features(w: Any, e: int, i: int, j: int, out: Any, at: int, num_seen: int) -> None:
+    """Write the features of agent j, relative to i, at index `at` of each block of features."""
     out[at] = (w.x[e, j] - w.x[e, i]) * w.per_diagonal
     out[num_seen + at] = (w.y[e, j] - w.y[e, i]) * w.per_diagonal
     out[2 * num_seen + at] = (w.speed[e, j] - w.speed[e, i]) * w.per_speed
@@ -315,11 +317,11 @@ def _see(w: Any, e: int, i: int, j: int, out: Any, at: int, num_seen: int) -> No
     out[6 * num_seen + at] = _ONE if w.alive[e, j] else _ZERO
 
 
-def _see_all(w: Any, e: int, i: int, out: Any) -> None:
+def _observe_all(w: Any, e: int, i: int, out: Any) -> None:
     others = w.num_agents - 1
     for at in range(others):
         j = at if at < i else at + 1
-        _see(w, e, i, j, out, at, others)
+        _write_features(w, e, i, j, out, at, others)
     out[7 * others] = np.float32(w.step[e]) / w.time
     if not w.alive[e, i]:
         for f in range(5 * others):
@@ -327,66 +329,66 @@ def _see_all(w: Any, e: int, i: int, out: Any) -> None:
         out[7 * others] = _ZERO
 
 
-def _see_nearest(w: Any, e: int, i: int, out: Any) -> None:
-    found = 0
+def _observe_nearest(w: Any, e: int, i: int, out: Any) -> None:
+    count = 0
     time = _ZERO
     if w.alive[e, i]:
-        found = _find_nearest(w, e, i)
+        count = _find_nearest(w, e, i)
         time = np.float32(w.step[e]) / w.time
-    for at in range(found):
-        _see(w, e, i, w.nearest[e, i, at], out, at, w.num_seen)
+    for at in range(count):
+        _write_features(w, e, i, w.nearest[e, i, at], out, at, w.num_seen)
     for f in range(7):
-        for at in range(found, w.num_seen):
+        for at in range(count, w.num_seen):
             out[f * w.num_seen + at] = _ZERO
     out[7 * w.num_seen] = time
 
 
 def _find_nearest(w: Any, e: int, i: int) -> Any:
-    """Into `w.nearest`, in order; how many there are.
+    """Write the nearest agents in the game to `w.nearest`, in order, and return their number.
 
-    Begun with whoever is there, mostly from the step before: hardly anybody else is nearer.
+    The search starts with the nearest of the step before: few others are nearer.
     """
     for j in range(w.num_agents):
         distance = _distance(w, e, i, j)
         w.distance[e, i, j] = distance if w.alive[e, j] else _FAR
     w.distance[e, i, i] = _FAR
-    found = 0
+    count = 0
     for at in range(w.num_seen):
-        found = _take(w, e, i, w.nearest[e, i, at], found)
-    bound = _bound(w, e, i, found)
+        count = _insert(w, e, i, w.nearest[e, i, at], count)
+    bound = _distance_bound(w, e, i, count)
     for j in range(w.num_agents):
         if w.distance[e, i, j] <= bound:
-            found = _take(w, e, i, j, found)
-            bound = _bound(w, e, i, found)
-    return found
+            count = _insert(w, e, i, j, count)
+            bound = _distance_bound(w, e, i, count)
+    return count
 
 
-def _bound(w: Any, e: int, i: int, found: int) -> Any:
-    """How near one must be to be taken."""
-    return w.near[e, i, found - 1] if found == w.num_seen else _MOST
+def _distance_bound(w: Any, e: int, i: int, count: int) -> Any:
+    """Return the greatest distance that still enters the list."""
+    return w.near[e, i, count - 1] if count == w.num_seen else _MOST
 
 
-def _take(w: Any, e: int, i: int, j: int, found: int) -> Any:
-    """Put j in its place among the nearest that were found; how many there are now."""
+def _insert(w: Any, e: int, i: int, j: int, count: int) -> Any:
+    """Insert j into the sorted list of the nearest, and return the list's new length."""
     distance = w.distance[e, i, j]
-    if distance == _FAR:  # taken already, or out of the game
-        return found
+    if distance == _FAR:  # in the list already, or out of the game
+        return count
     w.distance[e, i, j] = _FAR
-    at = found
-    if found == w.num_seen:
-        at = found - 1
-        if not _is_before(w, e, i, distance, j, at):
-            return found
-    while at > 0 and _is_before(w, e, i, distance, j, at - 1):
+    at = count
+    if count == w.num_seen:
+        at = count - 1
+        if not _precedes(w, e, i, distance, j, at):
+            return count
+    while at > 0 and _precedes(w, e, i, distance, j, at - 1):
         w.near[e, i, at] = w.near[e, i, at - 1]
         w.nearest[e, i, at] = w.nearest[e, i, at - 1]
         at -= 1
     w.near[e, i, at] = distance
     w.nearest[e, i, at] = j
-    return min(found + 1, w.num_seen)
+    return min(count + 1, w.num_seen)
 
 
-def _is_before(w: Any, e: int, i: int, distance: Any, j: int, at: int) -> Any:
-    """Whether j comes before the one that is at this place."""
+def _precedes(w: Any, e: int, i: int, distance: Any, j: int, at: int) -> Any:
+    """Return whether j comes before the agent at index `at` of the list."""
     near = w.near[e, i, at]
     return distance < near or (distance == near and j < w.nearest[e, i, at])

@@ -1,8 +1,7 @@
 """Several taggers chase one runner over a grid of cells.
 
-A game with which training on a GPU was first measured (WarpDrive, 2021), after its rules; written
-anew. Everything in it is a whole number, so that it is the same to the bit wherever it runs. Left
-out: the game in continuous space (`tag_continuous.py`).
+The rules are those of WarpDrive's game (2021); the code is new. The state is of whole numbers, so
+that results are equal to the bit on every device.
 """
 
 from collections.abc import Mapping
@@ -13,41 +12,43 @@ import gymnasium
 import numpy as np
 
 from headrace.envs.kernels.env import KernelEnv, uniform
-from headrace.envs.kernels.library.arguments import flags, numbers, whole
-from headrace.envs.kernels.library.picture import colors, of_agents
+from headrace.envs.kernels.library.arguments import check_flags, check_integers, check_numbers
+from headrace.envs.kernels.library.picture import agent_colors, draw_agents
 from headrace.spec import Array
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
-_PAID = ("wall_hit_penalty", "tag_reward", "tag_penalty", "step_cost")
+_REWARDS = ("wall_hit_penalty", "tag_reward", "tag_penalty", "step_cost")
 
 
 @dataclass(eq=False)
 class TagGridWorld(KernelEnv):
-    """Taggers win when one of them stands on the runner's cell; the runner, when time is up.
+    """Taggers win when one of them reaches the runner's cell; the runner wins at the time limit.
 
-    An agent stays (action 0) or moves to a cell beside it: x+1, x-1, y+1, y-1 (1 to 4). Where that
-    would leave the grid it stays, and pays for it. When all have moved, a tagger on the runner's
-    cell ends the episode; to swap places is no tag.
+    Action 0 stays; 1 to 4 move to a neighbouring cell: x+1, x-1, y+1, y-1. An agent that would
+    leave the grid stays, and pays a penalty. After all agents have moved, a tagger on the runner's
+    cell ends the episode. Swapping cells is no tag.
 
-    Observation, full: x / length of all, y / length of all, type of all (0 tagger, 1 runner), which
-    of them one is, and the share of the time that has passed: `4 * (num_taggers + 1) + 1` numbers.
-    Otherwise one's own x and y, those of the other, one's own type, and the time: 6. The other is
-    the runner to a tagger, and the nearest tagger (the first of equals) to the runner.
+    A full observation has `4 * (num_taggers + 1) + 1` numbers: x / length of all agents, y / length
+    of all, the role of all (0 tagger, 1 runner), 1 for the observer among all, and the fraction of
+    the time limit that has passed. A partial observation has 6: the observer's x and y, another
+    agent's x and y, the observer's role, and the time. A tagger observes the runner. The runner
+    observes the nearest tagger (of equals, the first).
 
     Args:
-        num_taggers: agents 0, 1, ...; the last agent is the runner.
-        length: cells have coordinates 0 to `length`, both inclusive.
-        max_episode_steps: time.
-        wall_hit_penalty: paid by whoever runs into a wall.
-        tag_reward: for every tagger, when the runner is tagged.
-        tag_penalty: paid by the runner, when it is tagged.
-        step_cost: paid by every tagger, and had by the runner, at each step without a tag.
-        full_observation: whether everybody sees everybody.
-        fixed_start: taggers begin in the middle, and not anywhere inside; the runner at (0, 0).
+        num_taggers: agents 0, 1, ... are taggers. The last agent is the runner.
+        length: cells have coordinates from 0 to `length`, inclusive.
+        max_episode_steps: the time limit.
+        wall_hit_penalty: subtracted from the reward of an agent that moves into a wall.
+        tag_reward: reward of every tagger when the runner is tagged.
+        tag_penalty: subtracted from the runner's reward when it is tagged.
+        step_cost: at each step without a tag, every tagger loses it and the runner gains it.
+        full_observation: whether agents observe all agents.
+        fixed_start: taggers begin in the middle. Otherwise at random, but not at a wall. The
+            runner always begins at (0, 0).
 
     Raises:
-        UsageError: an argument is not what it can be.
+        UsageError: an argument is out of its bounds.
     """
 
     action_space = gymnasium.spaces.Discrete(5)
@@ -66,33 +67,33 @@ class TagGridWorld(KernelEnv):
     fixed_start: bool = False
 
     def __post_init__(self) -> None:
-        whole(self, "num_taggers", "max_episode_steps", least=1)
-        whole(self, "length", least=2)
-        numbers(self, *_PAID, least=0)
-        flags(self, "full_observation", "fixed_start")
+        check_integers(self, "num_taggers", "max_episode_steps", least=1)
+        check_integers(self, "length", least=2)
+        check_numbers(self, *_REWARDS, least=0)
+        check_flags(self, "full_observation", "fixed_start")
         self.agents = {"tagger": self.num_taggers, "runner": 1}
         self.agent_state = {"x": np.int32, "y": np.int32}
         self.constants = {
             "num_taggers": np.int32(self.num_taggers),
             "length": np.int32(self.length),
             "size": np.float32(self.length),
-            "inside": np.float32(self.length - 1),  # so many cells between two walls
+            "inside": np.float32(self.length - 1),  # cells between two walls
             "time": np.float32(self.max_episode_steps),
             "full": np.bool_(self.full_observation),
             "fixed_start": np.bool_(self.fixed_start),
-        } | {name: np.float32(getattr(self, name)) for name in _PAID}
+        } | {name: np.float32(getattr(self, name)) for name in _REWARDS}
         size = 4 * (self.num_taggers + 1) + 1 if self.full_observation else 6
         self.observation_space = gymnasium.spaces.Box(0, 1, (size,), np.float32)
 
     def draw(self, world: Mapping[str, Array]) -> Array:
-        """See `KernelEnv`; the runner lies over the taggers, grey once it is tagged."""
+        """See `KernelEnv`; the runner lies over the taggers, and is grey once it is tagged."""
         is_tagger = np.arange(self.num_agents) < self.num_taggers
-        shades = colors(is_tagger, is_tagger | ~world["terminated"])
-        return of_agents(world["x"], world["y"], shades, self.length)
+        colors = agent_colors(is_tagger, is_tagger | ~world["terminated"])
+        return draw_agents(world["x"], world["y"], colors, self.length)
 
     @staticmethod
     def place(w: Any, e: int, i: int) -> None:
-        """Taggers anywhere but at the walls, the runner in the corner."""
+        """Place taggers away from the walls, and the runner in the corner."""
         if i == w.num_taggers:
             w.x[e, i] = 0
             w.y[e, i] = 0
@@ -105,7 +106,7 @@ class TagGridWorld(KernelEnv):
 
     @staticmethod
     def move(w: Any, e: int, i: int) -> None:
-        """To the cell beside, unless there is a wall."""
+        """Move to the neighbouring cell, unless there is a wall."""
         action = w.action[e, i]
         x = w.x[e, i] + (action == 1) - (action == 2)
         y = w.y[e, i] + (action == 3) - (action == 4)
@@ -116,7 +117,7 @@ class TagGridWorld(KernelEnv):
 
     @staticmethod
     def tag(w: Any, e: int) -> None:
-        """Whether a tagger stands where the runner does."""
+        """End the episode if a tagger is on the runner's cell."""
         runner = w.num_taggers
         for i in range(w.num_taggers):
             if w.x[e, i] == w.x[e, runner] and w.y[e, i] == w.y[e, runner]:
@@ -124,7 +125,7 @@ class TagGridWorld(KernelEnv):
 
     @staticmethod
     def pay(w: Any, e: int, i: int) -> None:
-        """What one side has the other one pays; all taggers alike."""
+        """Reward one role and charge the other; all taggers get the same."""
         is_tagger = i < w.num_taggers
         if w.terminated[e]:
             w.reward[e, i] += w.tag_reward if is_tagger else -w.tag_penalty
@@ -133,14 +134,14 @@ class TagGridWorld(KernelEnv):
 
     @staticmethod
     def observe(w: Any, e: int, i: int, out: Any) -> None:
-        """Everybody, or one other."""
+        """Write all agents, or the observer and another one."""
         if w.full:
-            _see_all(w, e, i, out)
+            _observe_all(w, e, i, out)
         else:
-            _see_one(w, e, i, out)
+            _observe_one(w, e, i, out)
 
 
-def _see_all(w: Any, e: int, i: int, out: Any) -> None:
+def _observe_all(w: Any, e: int, i: int, out: Any) -> None:
     num_agents = w.num_taggers + 1
     for j in range(num_agents):
         out[j] = np.float32(w.x[e, j]) / w.size
@@ -150,7 +151,7 @@ def _see_all(w: Any, e: int, i: int, out: Any) -> None:
     out[4 * num_agents] = np.float32(w.step[e]) / w.time
 
 
-def _see_one(w: Any, e: int, i: int, out: Any) -> None:
+def _observe_one(w: Any, e: int, i: int, out: Any) -> None:
     other = w.num_taggers
     if i == w.num_taggers:
         other = _nearest_tagger(w, e, i)
@@ -163,7 +164,7 @@ def _see_one(w: Any, e: int, i: int, out: Any) -> None:
 
 
 def _nearest_tagger(w: Any, e: int, i: int) -> int:
-    """The first of the nearest ones."""
+    """Return the nearest tagger; of equals, the first."""
     nearest = 0
     least = 0
     for j in range(w.num_taggers):
