@@ -1,9 +1,9 @@
-"""A kernel environment of one's own: a ball falls, and a paddle is to be below it.
+"""A kernel environment: a ball falls, and the agent moves a paddle to catch it.
 
-    headrace check-env catch:Catch       # from this folder: is it right?
+    headrace check-env catch:Catch       # in this folder
     headrace train catch:Catch --num-envs 1024 --num-steps 32 --total-env-steps 500000
 
-docs/kernels.md goes through it line by line.
+docs/kernels.md explains it.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ ACROSS, DOWN = np.float32(1 / (WIDTH - 1)), np.float32(1 / (HEIGHT - 1))
 
 
 class Catch(KernelEnv):
-    """The reward comes at the end: 1 if the ball is caught, else -1."""
+    """The reward at the end is 1 if the ball is caught, else -1."""
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(3)  # left, stay, right
@@ -28,7 +28,7 @@ class Catch(KernelEnv):
 
     @staticmethod
     def reset_env(w: Any, e: int) -> None:
-        """The ball begins at the top, anywhere; the paddle in the middle."""
+        """Put the ball in a random column of the top row, and the paddle in the middle."""
         w.column[e] = int(uniform(w, e, 0) * COLUMNS)
         w.row[e] = HEIGHT - 1
         w.paddle[e] = WIDTH // 2
@@ -44,7 +44,7 @@ class Catch(KernelEnv):
 
     @staticmethod
     def observe(w: Any, e: int, out: Any) -> None:
-        """Where the ball is, and the paddle."""
+        """Write the positions of the ball and the paddle."""
         out[0] = np.float32(w.column[e]) * ACROSS
         out[1] = np.float32(w.row[e]) * DOWN
         out[2] = np.float32(w.paddle[e]) * ACROSS

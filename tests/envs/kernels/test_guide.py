@@ -1,4 +1,4 @@
-"""The guide to kernel environments (docs/kernels.md): its code is what it says, and runs."""
+"""The code of docs/kernels.md runs, and the example in it learns."""
 
 import re
 from pathlib import Path
@@ -16,19 +16,19 @@ ROOT = Path(__file__).parents[3]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/kernels.md").read_text(), re.S)
 
 
-def test_the_guide_shows_the_example_whole():
+def test_guide_contains_the_whole_example():
     assert BLOCKS[0] == (ROOT / "examples/catch.py").read_text()
     assert len(BLOCKS[0].splitlines()) < 60
 
 
-def test_the_guide_s_other_code_runs():
+def test_guide_s_registration_code_runs():
     exec(BLOCKS[1], {"Catch": Catch})
     import gymnasium
 
     assert gymnasium.spec("mine/Catch-v0").max_episode_steps is None
 
 
-def test_the_ball_falls_and_is_caught_or_not():
+def test_catch_rewards_the_caught_ball():
     env = KernelGymEnv(Catch())
     for seed in range(20):
         obs, _ = env.reset(seed=seed)
@@ -44,11 +44,11 @@ def test_the_ball_falls_and_is_caught_or_not():
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
-def test_it_is_the_same_compiled(target):
+def test_catch_is_equal_compiled_and_interpreted(target):
     assert_equal(played(Catch(), 4, 12, target), played(Catch(), 4, 12, "python"))
 
 
-def test_it_is_learned(tmp_path):
+def test_ppo_learns_catch(tmp_path):
     run = headrace.train(
         Catch, num_envs=256, num_steps=32, total_env_steps=300_000, lr=1e-3, seed=1, quiet=True,
         run_dir=tmp_path / "r",
@@ -56,7 +56,7 @@ def test_it_is_learned(tmp_path):
     assert run.mean_return > 0.9  # at random: -0.6
 
 
-def test_it_is_trained_from_the_command_line_in_its_folder(tmp_path):
+def test_command_line_trains_the_example_in_its_folder(tmp_path):
     done = python.run(
         python.command("train", "catch:Catch", "--num-envs", "8",
          "--num-steps", "16", "--total-env-steps", "128", "--run-dir", str(tmp_path / "r")),
