@@ -162,7 +162,7 @@ def test_each_step_is_stamped_with_the_weights_that_took_it(arithmetic):
     for version in itertools.count():
         policies[version] = policy_for(plan, seed=version)
         collector.publish(policies[version], version)
-        if version % 20:
+        if version % 5:
             looks = [True, False]  # one: 0.1 s, or until a fragment is there
             collector.run_until(looks.pop)
             continue

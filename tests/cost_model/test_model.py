@@ -48,6 +48,7 @@ def test_distribution_of_many_samples_keeps_mean_and_tail():
 
 
 def test_tail_weight_is_time_share_of_slowest_hundredth():
+    assert TimeDistribution.from_samples([0.0]).tail_weight == 0.01  # nothing took any time
     assert TimeDistribution.from_samples(np.ones(1000)).tail_weight == pytest.approx(0.01)
     # 1 of 100 takes 99 s, the others 1 s: half of all time
     assert mixture((1.0, 0.99), (99.0, 0.01)).tail_weight == pytest.approx(0.5)

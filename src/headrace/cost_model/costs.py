@@ -66,7 +66,7 @@ class TimeDistribution:
         """Share of the total time that the slowest 1 % take: 0.01 if all durations are equal."""
         before = np.concatenate([[0.0], np.cumsum(self.weights)[:-1]])
         in_tail = np.clip(before + self.weights - (1 - _TAIL), 0.0, self.weights)
-        return float(in_tail @ self.values) / self.mean
+        return float(in_tail @ self.values) / self.mean if self.mean else _TAIL
 
     def mean_of_slowest(self, count: float) -> float:
         """Return the expected maximum of `count` independent durations, in seconds."""

@@ -244,7 +244,7 @@ def test_command_prints_json_and_writes_picture_and_trace(tmp_path, quick, capsy
     picture, trace = tmp_path / "p.png", tmp_path / "p.json"
     flags = (
         "CartPole-v1", "--num-envs", 4, "--num-steps", 16, "--num-workers", 2,
-        "--envs-per-vector", 2, "--seconds", 2,
+        "--envs-per-vector", 2, "--seconds", 4,
         "--plot", picture, "--trace", trace, "--json",
     )  # fmt: skip
     assert _main(["profile", *map(str, flags)]) == 0
