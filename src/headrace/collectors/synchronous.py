@@ -5,7 +5,7 @@ a fragment. A batch is a fragment of every vector, made with the same weights. A
 batch is made while this one is learned from. Left out: `asynchronous.py`.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 from headrace.collectors.api import Collected
 from headrace.collectors.backends.api import WorkOrder
@@ -19,11 +19,8 @@ class SynchronousCollector(WorkerPool):
     """A pool of workers whose batches are those of `InlineCollector`. Args: see `WorkerPool`."""
 
     repeats_steps = True
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._version = 0
-        self._held: list[RolloutResult] = []  # of the batch that was collected last
+    _version = 0
+    _held: Sequence[RolloutResult] = ()  # of the batch that was collected last
 
     def publish(self, policy: Policy, version: int) -> None:
         """Hand out the weights for the next batch."""
@@ -78,7 +75,7 @@ class SynchronousCollector(WorkerPool):
             for worker in self.workers
         )
 
-    def _lose_batch(self, results: list[RolloutResult]) -> None:
+    def _lose_batch(self, results: Sequence[RolloutResult]) -> None:
         self.ledger.lost += sum(result.kept for result in results)
 
     def _take(self) -> list[RolloutResult] | None:

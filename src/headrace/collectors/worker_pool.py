@@ -40,7 +40,7 @@ _CLOSE_WITHIN_S = 3.0
 
 
 class WorkerPool(Collector):
-    """The workers of a rank; what they are to fill is for collectors, which are pools, to say.
+    """The workers of a rank. The two collectors derive from it, and say what is to be filled.
 
     Args:
         plan: what to sample.
@@ -50,17 +50,13 @@ class WorkerPool(Collector):
         say: receives what the user should know: lost workers, dropped episodes.
         make_backend: makes the workers: processes of this machine, or Ray actors.
 
-    Attributes:
-        workers: one handle for each.
-        repeats_steps: whether a new process takes the steps again that the lost one took.
-
     Raises:
         ConfigError: workers cannot run there.
         EnvError: an environment could not be made.
         WorkerError: a worker did not start.
     """
 
-    repeats_steps: ClassVar[bool]
+    repeats_steps: ClassVar[bool]  # a new process takes the steps of the lost one again
 
     def __init__(
         self,

@@ -17,33 +17,20 @@ from headrace.spec import Array
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker's process receives at its start, besides the plan.
-
-    Attributes:
-        name: in messages.
-        generation: counts the processes of this worker.
-        vectors: by their index in the run.
-        state: of the vectors; {}: they begin.
-        begin_after: see `RolloutWorker.restore`.
-    """
+    """What a worker's process receives at its start, besides the plan."""
 
     name: str
-    generation: int
+    generation: int  # counts the processes of this worker
     vectors: list[int]
-    state: dict[str, Array]
-    begin_after: int
+    state: dict[str, Array]  # of the vectors; {}: they begin
+    begin_after: int  # see `RolloutWorker.restore`
 
 
 class WorkOrder(NamedTuple):
-    """An order to fill fragments, one after the other.
+    """An order to fill fragments, one after the other."""
 
-    Attributes:
-        fragments: vector, buffer, and steps that each env of the vector has taken before.
-        version: of the weights; None: the newest at each step.
-    """
-
-    fragments: tuple[tuple[int, int, int], ...]
-    version: int | None
+    fragments: tuple[tuple[int, int, int], ...]  # vector, buffer, steps of each env before
+    version: int | None  # of the weights; None: the newest at each step
 
 
 class Ready(NamedTuple):
@@ -71,15 +58,10 @@ class Failed(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """The worker's process has ended.
+    """The worker's process has ended."""
 
-    Attributes:
-        cause: in words.
-        counts: see `Supervisor.lost`.
-    """
-
-    cause: str
-    counts: bool = True
+    cause: str  # in words
+    counts: bool = True  # see `Supervisor.lost`
 
 
 Message = Ready | Done | Failed | Exited
@@ -93,16 +75,11 @@ class LostWork(NamedTuple):
 
 
 class Timings:
-    """Where the time of one worker went, over all its processes.
-
-    Attributes:
-        usual_s: see `Meter.usual_s`.
-        laps: None: they are not kept.
-    """
+    """Where the time of one worker went, over all its processes."""
 
     def __init__(self) -> None:
-        self.usual_s = 0.0
-        self.laps: Laps | None = None
+        self.usual_s = 0.0  # see `Meter.usual_s`
+        self.laps: Laps | None = None  # if they are kept
         self._past: dict[str, float] = {}
         self._latest: dict[str, float] = {}
 
@@ -125,21 +102,13 @@ class Timings:
 
 
 class WorkerHandle(Protocol):
-    """One worker, as the learner holds it. After a loss another process does its work.
+    """One worker, as the learner holds it. After a loss another process does its work."""
 
-    Attributes:
-        index: among the workers of the rank.
-        name: in messages.
-        vectors: that it steps, by their index in the run.
-        timings: over all its processes.
-        lost_steps: taken by lost processes in the order under way.
-    """
-
-    index: int
+    index: int  # among the workers of the rank
     name: str
-    vectors: list[int]
+    vectors: list[int]  # that it steps, by their index in the run
     timings: Timings
-    lost_steps: int
+    lost_steps: int  # taken by lost processes in the order under way
 
     def __init__(self, index: int, vectors: list[int]) -> None:
         self.index, self.name, self.vectors = index, f"worker {index}", vectors
@@ -179,11 +148,7 @@ class WorkerHandle(Protocol):
 
 
 class WorkerBackend(Protocol):
-    """The workers of a rank, and what they share. Nothing waits here, but for `wait` and `close`.
-
-    Attributes:
-        workers: one for each list of vectors.
-    """
+    """The workers of a rank, and what they share. Only `wait` and `close` wait."""
 
     workers: Sequence[WorkerHandle]
 
@@ -193,8 +158,7 @@ class WorkerBackend(Protocol):
     def wait(self, wait_s: float) -> Iterable[WorkerHandle]:
         """Return the workers that have messages, within `wait_s`.
 
-        Raises:
-            WorkerError: what all workers share is broken.
+        Raises WorkerError if what all workers share is broken.
         """
 
     def departures(self) -> Iterable[tuple[WorkerHandle, int]]:
@@ -220,11 +184,7 @@ class WorkerBackend(Protocol):
         return {}
 
     def close(self, within_s: float) -> None:
-        """End all workers: by force what has not ended within `within_s`.
-
-        Raises:
-            EnvError: an environment failed in closing.
-        """
+        """End all workers, after `within_s` by force. EnvError: one failed in closing."""
 
 
 BackendFactory = Callable[[SamplingPlan, list[list[int]]], WorkerBackend]

@@ -44,12 +44,7 @@ from headrace.weights import Published
 class ProcessWorker(WorkerHandle):
     """A worker process and its piece of shared memory, which outlives the process.
 
-    Args:
-        index: among the workers.
-        vectors: that it steps.
-        memory: its piece.
-        fds: file descriptors that its process inherits: weights, memory and plan.
-        inference: computes its actions; None: the worker does.
+    `fds` are inherited by the process (weights, memory, plan); `inference` is None where it acts.
     """
 
     def __init__(
@@ -67,19 +62,15 @@ class ProcessWorker(WorkerHandle):
 
     @property
     def is_running(self) -> bool:
-        """Whether it has a process."""
         return self.child is not None
 
     def fragment(self, vector: int, buffer: int) -> Fragment:
-        """Return a fragment in shared memory."""
         return self.memory.fragments[vector][buffer]
 
     def prepare(self, order: WorkOrder) -> None:
-        """Mark the fragments as unwritten."""
         mark_unwritten(chain(*self._ordered([order]).values()))
 
     def start(self, setup: WorkerSetup) -> None:
-        """Fork a process."""
         orders = cloudpickle.dumps((setup, self.memory.offset))
         with contextlib.ExitStack() as stack:
             fds = list(self._fds)
@@ -96,7 +87,6 @@ class ProcessWorker(WorkerHandle):
                 self.child.channel.send(order)
 
     def poll(self) -> list[Message]:
-        """Read the channel, and see whether the process has ended."""
         if self.child is None:
             return []
         has_ended = self.child.has_ended  # before reading: what it sent last is read
@@ -115,11 +105,9 @@ class ProcessWorker(WorkerHandle):
         return self.memory.laps[0], self._unwritten(orders)
 
     def stack(self) -> str:
-        """Ask the process for its stack."""
         return "" if self.child is None else self.child.stack()
 
     def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
-        """Describe the position by what is written in the fragments."""
         if not orders or self.memory.laps[0] == self._laps_at_order:
             return f"between two fragments, {self.name}"
         if self._inference is None:  # one order after the other
@@ -140,12 +128,7 @@ class ProcessWorker(WorkerHandle):
         return LostWork(sum(fragment.reward.numel() for fragment in fragments) - left, left)
 
     def end(self, deadline: float) -> None:
-        """End the process, by force at `deadline` (monotonic).
-
-        Raises:
-            WorkerError: it cannot be killed.
-            EnvError: an environment failed in closing.
-        """
+        """End the process, by force at `deadline`. EnvError: an environment failed in closing."""
         if self.child is not None:
             try:
                 messages = self.child.end(deadline)
@@ -168,10 +151,6 @@ class ProcessWorker(WorkerHandle):
 
 class ProcessBackend(WorkerBackend):
     """The worker processes of a rank.
-
-    Args:
-        plan: what to sample.
-        shares: the vectors of each worker.
 
     Raises:
         ConfigError: this platform has no anonymous shared memory.
@@ -202,11 +181,9 @@ class ProcessBackend(WorkerBackend):
             self.workers.append(ProcessWorker(i, share, piece, self._fds, self._inference))
 
     def publish(self, policy: Policy, version: int) -> None:
-        """Write weights to shared memory."""
         self._published.publish(policy, version)
 
     def wait(self, wait_s: float) -> Iterable[ProcessWorker]:
-        """Wait for a channel or the end of a process."""
         if self._inference is not None:
             self._inference.check()
         watched: dict[Any, ProcessWorker] = {}
@@ -217,29 +194,23 @@ class ProcessBackend(WorkerBackend):
         return sorted({watched[each] for each in ready}, key=lambda worker: worker.index)
 
     def check(self, now: float, limit_s: float) -> None:
-        """Check that the inference server answers."""
         if self._inference is not None:
             self._inference.watch(now, limit_s)
 
     def stop(self) -> None:
-        """Set a flag in shared memory."""
         self._published.stop[0] = 1
 
     def meters(self) -> dict[str, dict[str, float]]:
-        """Return the seconds of the inference server."""
         return {} if self._inference is None else {"inference": self._inference.seconds()}
 
     def laps(self) -> dict[str, Laps]:
-        """Return the laps of the inference server."""
         laps = None if self._inference is None else self._inference.laps()
         return {"inference": laps} if laps else {}
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the inference server."""
         return {} if self._inference is None else self._inference.metrics()
 
     def close(self, within_s: float) -> None:
-        """End the processes, then free what they share."""
         for worker in self.workers:
             worker.send(None)
         deadline = time.monotonic() + within_s

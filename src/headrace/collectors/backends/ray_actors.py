@@ -97,7 +97,6 @@ class _Actor:
 
     @property
     def is_up(self) -> bool:
-        """Whether workers can run here."""
         return bool(self.node)
 
     def control(self, method: str, *arguments: Any) -> Any:
@@ -137,38 +136,26 @@ def cause(error: RayError, node: str) -> Exited:
 
 
 class RayWorkerHandle(WorkerHandle):
-    """A worker in an actor: its own, or for a while another worker's.
-
-    Attributes:
-        own: its own actor, from when it is asked for.
-        host: the actor in which it runs.
-        waiting: its setup, and since when it waits for an actor.
-        messages: that nobody has read yet.
-        fragments: the last one of each vector and buffer.
-        given_back: env steps of orders that a worker gives back because it moves; None: it stays.
-    """
+    """A worker in an actor: its own, or for a while another worker's."""
 
     def __init__(self, index: int, vectors: list[int], backend: "RayBackend") -> None:
         super().__init__(index, vectors)
         self._backend = backend
-        self.own: _Actor | None = None
-        self.host: _Actor | None = None
-        self.waiting: tuple[WorkerSetup, float] | None = None
-        self.messages: list[Message] = []
-        self.fragments: dict[tuple[int, int], Fragment] = {}
-        self.given_back: int | None = None
+        self.own: _Actor | None = None  # from when it is asked for
+        self.host: _Actor | None = None  # in which it runs
+        self.waiting: tuple[WorkerSetup, float] | None = None  # for an actor, since when
+        self.messages: list[Message] = []  # that nobody has read yet
+        self.fragments: dict[tuple[int, int], Fragment] = {}  # by vector and buffer
+        self.given_back: int | None = None  # env steps, because it moves; None: it stays
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs in an actor."""
         return self.host is not None
 
     def fragment(self, vector: int, buffer: int) -> Fragment:
-        """Return a fragment in the object store."""
         return self.fragments[vector, buffer]
 
     def start(self, setup: WorkerSetup) -> None:
-        """Wait for an actor."""
         self.waiting = setup, time.monotonic()
         self._backend.place_workers()
 
@@ -189,7 +176,6 @@ class RayWorkerHandle(WorkerHandle):
             self._backend.calls[ref] = self
 
     def poll(self) -> list[Message]:
-        """Return what `RayBackend.wait` has received."""
         messages, self.messages = self.messages, []
         return messages
 
@@ -201,7 +187,6 @@ class RayWorkerHandle(WorkerHandle):
         return beat and (beat.laps, beat.taken)
 
     def stack(self) -> str:
-        """Ask the actor for its stack."""
         if self.host is None:
             return ""
         try:
@@ -210,7 +195,6 @@ class RayWorkerHandle(WorkerHandle):
             return ""
 
     def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
-        """Describe the position by the last sign of life."""
         beat = self._beat(orders)
         if beat is None or beat.order is None:
             return f"between two fragments, or in the first seconds of one, {self.name}"
@@ -245,20 +229,7 @@ class RayWorkerHandle(WorkerHandle):
 
 
 class RayBackend(WorkerBackend):
-    """The actors of a rank.
-
-    Args:
-        plan: what to sample.
-        shares: the vectors of each worker.
-        needs: what an actor needs.
-
-    Attributes:
-        weights: by version: the newest two.
-        calls: under way, and whose they are.
-
-    Raises:
-        UsageError: the environment cannot be sent to another process.
-    """
+    """The actors of a rank. Raises UsageError if the environment cannot be sent to them."""
 
     workers: list[RayWorkerHandle]
 
@@ -270,9 +241,9 @@ class RayBackend(WorkerBackend):
         template = policies.build(plan.spec, plan.network, 0, plan.model)
         self._flat = np.zeros(FlatWeights.num_bytes(template), np.uint8)
         self._to_send = FlatWeights(template, self._flat)
-        self.weights: dict[int, Any] = {}
+        self.weights: dict[int, Any] = {}  # by version: the newest two
         self.workers = [RayWorkerHandle(i, share, self) for i, share in enumerate(shares)]
-        self.calls: dict[Any, RayWorkerHandle] = {}
+        self.calls: dict[Any, RayWorkerHandle] = {}  # under way, and whose they are
         self._num_asked = 0  # actors, so far
         self._leaving: list[_Actor] = []  # their machines are about to be taken away
         self._draining: dict[str, float] = {}  # machines, until when they are there (epoch, s)
@@ -294,7 +265,6 @@ class RayBackend(WorkerBackend):
                 self._send_newest(actor)
 
     def wait(self, wait_s: float) -> list[RayWorkerHandle]:
-        """Wait for calls to return, or actors to come up."""
         now = time.monotonic()
         if now - self._checked_at >= self._check_every_s:
             self._checked_at = now
@@ -344,7 +314,6 @@ class RayBackend(WorkerBackend):
                     self.lose_actor(actor, Exited(silent, counts=False))
 
     def stop(self) -> None:
-        """Tell all actors to give up where they are."""
         for actor in {*self._up(), *self._leaving}:
             actor.control("stop")
 
@@ -355,7 +324,6 @@ class RayBackend(WorkerBackend):
         return metrics | {"workers_up": float(len(self._up()))}
 
     def close(self, within_s: float) -> None:
-        """Close the environments, and kill the actors."""
         actors, failed = self._actors(), None
         closing = [actor.actor.close.remote() for actor in actors if actor.is_up]
         try:

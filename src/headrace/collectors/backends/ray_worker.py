@@ -28,8 +28,8 @@ from torch import nn
 from headrace import batch
 from headrace.batch import Fragment, pack
 from headrace.collectors.api import SamplingPlan
-from headrace.collectors.backends.api import Done, Failed, Message, Ready, WorkerSetup, WorkOrder
-from headrace.collectors.backends.worker_main import LatestWeights
+from headrace.collectors.backends.api import Done, Failed, Message, WorkerSetup, WorkOrder
+from headrace.collectors.backends.worker_main import LatestWeights, start_worker
 from headrace.collectors.rollout import RolloutTask, RolloutWorker
 from headrace.collectors.snapshots import count_unwritten, mark_unwritten
 from headrace.errors import HeadraceError, UsageError, WorkerError
@@ -43,17 +43,11 @@ INSTALLED_THERE = "What the environment is made of must be installed there, in t
 
 
 class Beat(NamedTuple):
-    """A sign of life of a worker.
+    """A sign of life of a worker."""
 
-    Attributes:
-        laps: of its meter, so far.
-        order: that it carries out.
-        taken: env steps of the order, so far.
-    """
-
-    laps: int
-    order: WorkOrder | None
-    taken: int
+    laps: int  # of its meter, so far
+    order: WorkOrder | None  # that it carries out
+    taken: int  # env steps of the order, so far
 
 
 class ReceivedWeights:
@@ -108,9 +102,7 @@ class _Hosted:
 class WorkerActor:
     """A process in which one worker runs, or several where machines are few.
 
-    Args:
-        plan: pickled.
-        folder: the working directory of the learner.
+    `plan` is pickled, `folder` the working directory of the learner.
     """
 
     def __init__(self, plan: bytes, folder: str) -> None:
@@ -132,34 +124,21 @@ class WorkerActor:
         return str(ray.get_runtime_context().get_node_id())
 
     def start(self, packed: bytes) -> tuple[Any, ...]:
-        """Start a worker here.
-
-        Args:
-            packed: pickled: its index, and its `WorkerSetup`.
-
-        Returns:
-            See `_guarded`; the message is `Ready`.
-        """
-        index: int
+        """Start a worker: `packed` is its index and `WorkerSetup`. Return `Ready`, guarded."""
         setup: WorkerSetup
         index, setup = cloudpickle.loads(packed)
 
         def start() -> tuple[Message, _Packed]:
-            meter, size = Meter(keeps_laps=self._plan.timeline), batch.num_bytes(self._plan.layout)
-            worker = RolloutWorker(self._plan, setup.vectors, meter, setup.name)
-            restored = worker.restore(setup.state, setup.begin_after)
-            states = worker.states() if setup.begin_after else {}
+            meter, layout = Meter(keeps_laps=self._plan.timeline), self._plan.layout
+            worker, ready = start_worker(self._plan, setup, meter)
             meter.lap("start")
-            memory = {v: np.empty(size, np.uint8) for v in setup.vectors}
+            memory = {v: np.empty(batch.num_bytes(layout), np.uint8) for v in setup.vectors}
+            fragments = {v: batch.allocate(layout, of) for v, of in memory.items()}
+            weights = LatestWeights(self._weights, worker, meter)
             self._workers[index] = _Hosted(
-                worker,
-                setup.generation,
-                meter,
-                LatestWeights(self._weights, worker, meter),
-                memory,
-                {v: batch.allocate(self._plan.layout, of) for v, of in memory.items()},
+                worker, setup.generation, meter, weights, memory, fragments
             )
-            return Ready(setup.generation, restored, states), []
+            return ready, []
 
         return self._guarded(setup.name, start)
 
@@ -171,9 +150,8 @@ class WorkerActor:
             flat: the weights; None: they were sent before.
 
         Returns:
-            See `_guarded`; the message is `Done`.
+            `Done`, guarded.
         """
-        index: int
         order: WorkOrder
         index, order, version = cloudpickle.loads(packed)
         hosted = self._workers[index]
@@ -190,8 +168,8 @@ class WorkerActor:
             )
             hosted.order = None
             done = Done(hosted.generation, order, result, hosted.meter.readings())
-            whole = [task.vector for task in tasks] if result.whole else []
-            return done, [pack(self._plan.layout, hosted.memory[v]) for v in whole]
+            whole = tasks if result.whole else []
+            return done, [pack(self._plan.layout, hosted.memory[task.vector]) for task in whole]
 
         returned = self._guarded(f"worker {index}", fill)
         hosted.meter.lap("transport")

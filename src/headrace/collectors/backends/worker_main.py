@@ -50,17 +50,17 @@ _ALIVE_EVERY_S = 0.1  # a worker that waits shows that it is alive
 
 
 class WorkerMemory:
-    """A worker's piece of shared memory: some numbers, then the fragments of its vectors.
+    """A worker's piece of shared memory: three numbers, then the fragments of its vectors.
 
     Args:
         memory: of all workers.
         offset: where this piece begins, in bytes.
         plan: the run's.
         vectors: that have fragments here.
-        fresh: poison them.
+        fresh: poison the fragments.
 
     Attributes:
-        laps: counts those of the worker's meter; a sequence of one number, as the next two.
+        laps: of the worker's meter, counted (a sequence of one number, as the next two).
         generation: of the process that writes.
         turn: the vector that is being stepped, where they take turns; else -1.
         fragments: by vector, its buffers.
@@ -91,22 +91,13 @@ class WorkerMemory:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What a worker carries orders out with.
-
-    Attributes:
-        learner: sends orders, and receives what was done.
-        generation: of this process.
-        memory: its piece.
-        worker: its vectors.
-        published: weights, and the flag to stop.
-        meter: of this process.
-    """
+    """What a worker carries orders out with."""
 
     learner: Channel
     generation: int
     memory: WorkerMemory
     worker: RolloutWorker
-    published: Published
+    published: Published  # weights, and the flag to stop
     meter: Meter
 
     def tasks(self, order: WorkOrder) -> list[RolloutTask]:
@@ -186,19 +177,40 @@ class LatestWeights:
         return lag > 0 and self._pinned is None
 
 
+@dataclass
+class _OpenOrder:
+    """An order under way, and how many of its fragments are."""
+
+    order: WorkOrder
+    num_left: int
+    result: RolloutResult = field(default_factory=RolloutResult)
+
+
 class RemoteInference:
-    """An `ActorSource`, and its `Actor`, for one fragment: the inference server acts."""
+    """An `ActorSource`, and its `Actor`, for one fragment: the inference server acts.
+
+    Args:
+        requests: a socket to it.
+        fragment: vector, buffer and steps, as in the order.
+        open_order: of which the fragment is.
+        published: weights, of which the newest version is read.
+
+    Attributes:
+        steps: the rollout of the fragment.
+    """
 
     waits = True
+    steps: Rollout
 
     def __init__(
         self,
         requests: socket.socket,
         fragment: tuple[int, int, int],
-        version: int | None,
+        open_order: _OpenOrder,
         published: Published,
     ) -> None:
         self._requests, self._indices, self._published = requests, fragment, published
+        self.open_order, version = open_order, open_order.order.version
         self._wanted = NEWEST if version is None else version
         self.version = -1  # of the last answer
         self.lag_sum = self.lag_max = 0
@@ -229,24 +241,6 @@ class RemoteInference:
         return False
 
 
-@dataclass
-class _OpenOrder:
-    """An order under way, and how many of its fragments are."""
-
-    order: WorkOrder
-    num_left: int
-    result: RolloutResult = field(default_factory=RolloutResult)
-
-
-@dataclass
-class _OpenFragment:
-    """A fragment under way."""
-
-    order: _OpenOrder
-    weights: RemoteInference
-    steps: Rollout
-
-
 class InterleavedRollouts:
     """Carries out many orders at a time; those of one vector in their order.
 
@@ -257,8 +251,10 @@ class InterleavedRollouts:
 
     def __init__(self, context: WorkerContext, requests: socket.socket) -> None:
         self._context, self._requests = context, requests
-        self._next: dict[int, deque[_OpenFragment]] = {v: deque() for v in context.memory.fragments}
-        self._waiting: dict[int, _OpenFragment] = {}  # by vector
+        self._next: dict[int, deque[RemoteInference]] = {
+            v: deque() for v in context.memory.fragments
+        }
+        self._waiting: dict[int, RemoteInference] = {}  # by vector
 
     def run(self) -> None:
         """Carry orders out until there are no more."""
@@ -273,7 +269,7 @@ class InterleavedRollouts:
             for fd, _ in ready:
                 if fd == self._requests.fileno():
                     for vector, version in self._answers():
-                        self._waiting[vector].weights.version = version
+                        self._waiting[vector].version = version
                         self._step(vector)
                     continue
                 for order in learner.take():
@@ -291,9 +287,9 @@ class InterleavedRollouts:
     def _begin(self, order: WorkOrder) -> None:
         context, open_order = self._context, _OpenOrder(order, len(order.fragments))
         for fragment, task in zip(order.fragments, context.tasks(order), strict=True):
-            weights = RemoteInference(self._requests, fragment, order.version, context.published)
-            steps = context.worker.fill(task, weights, context.should_stop, open_order.result)
-            self._next[task.vector].append(_OpenFragment(open_order, weights, steps))
+            source = RemoteInference(self._requests, fragment, open_order, context.published)
+            source.steps = context.worker.fill(task, source, context.should_stop, open_order.result)
+            self._next[task.vector].append(source)
         for v, _, _ in order.fragments:
             self._start(v)
 
@@ -314,16 +310,27 @@ class InterleavedRollouts:
         finally:
             self._context.memory.turn[0] = -1
 
-    def _end(self, fragment: _OpenFragment) -> None:
+    def _end(self, source: RemoteInference) -> None:
         """End a fragment that is full, or was given up."""
-        weights, order = fragment.weights, fragment.order
-        order.num_left -= 1
-        order.result.lag_sum += weights.lag_sum
-        order.result.lag_max = max(order.result.lag_max, weights.lag_max)
-        if not order.num_left:
-            order.result.whole = len(order.result.states) == len(order.order.fragments)
+        open_order = source.open_order
+        order, result = open_order.order, open_order.result
+        result.lag_sum += source.lag_sum
+        result.lag_max = max(result.lag_max, source.lag_max)
+        open_order.num_left -= 1
+        if not open_order.num_left:
+            result.whole = len(result.states) == len(order.fragments)
             self._context.meter.lap("rollout")
-            self._context.deliver(order.order, order.result)
+            self._context.deliver(order, result)
+
+
+def start_worker(
+    plan: SamplingPlan, setup: WorkerSetup, meter: Meter, *, acts: bool = True
+) -> tuple[RolloutWorker, Ready]:
+    """Make the environments of a worker, and restore their states. Return what to report, too."""
+    worker = RolloutWorker(plan, setup.vectors, meter, setup.name, acts=acts)
+    restored = worker.restore(setup.state, setup.begin_after)
+    states = worker.states() if setup.begin_after else {}
+    return worker, Ready(setup.generation, restored, states)
 
 
 def main(
@@ -335,16 +342,11 @@ def main(
     plan: int,
     requests: int | None = None,
 ) -> None:
-    """Run a worker process. Arguments are file descriptors.
+    """Run a worker process.
 
-    Args:
-        channel: to the learner.
-        stack: a pipe for the stack of a process that crashes or hangs.
-        orders: a file with the pickled `WorkerSetup`, and the offset in `memory`.
-        weights: shared memory: `Published`.
-        memory: shared memory of all workers: `WorkerMemory`.
-        plan: a file with the pickled plan.
-        requests: a socket to the inference server; None: this process computes actions.
+    Arguments are file descriptors: of the channel to the learner, the pipe for the stack of a
+    process that hangs, a file with the pickled `WorkerSetup` and the offset in `memory`, shared
+    memory with weights and fragments, a file with the plan, a socket to the inference server.
     """
     # A collection would look at each of torch's objects, and so copy pages that workers share.
     gc.freeze()
@@ -392,10 +394,9 @@ def _run(
     memory = WorkerMemory(shared, offset, plan, setup.vectors, fresh=False)
     memory.turn[0] = -1
     meter = Meter(beats=memory.laps, keeps_laps=plan.timeline)
-    worker = RolloutWorker(plan, setup.vectors, meter, setup.name, acts=server is None)
+    worker, ready = start_worker(plan, setup, meter, acts=server is None)
     published = Published(worker.policy if server is None else None, weights)
-    restored = worker.restore(setup.state, setup.begin_after)
-    learner.send(Ready(setup.generation, restored, worker.states() if setup.begin_after else {}))
+    learner.send(ready)
     meter.lap("start")
     context = WorkerContext(learner, setup.generation, memory, worker, published, meter)
     if server is None:
