@@ -1,9 +1,9 @@
-"""What can go wrong, as a tree; the messages say what was given, what was expected and what to do.
+"""The errors. Their messages say what was given, what was expected and what to do.
 
 HeadraceError
-├── UsageError (also a ValueError)   the caller asked for something that cannot be: exit code 2
+├── UsageError (also a ValueError)   the request is impossible: exit code 2
 │   ├── ConfigError                  an unknown, ill-typed or contradictory setting
-│   ├── EnvNotFoundError             no such environment (with the near misses)
+│   ├── EnvNotFoundError             no such environment
 │   ├── MissingExtraError            a package that an optional feature needs is not installed
 │   └── UnsupportedSpaceError        a space, named with its key, that no policy here can handle
 ├── RunDirError                      a run directory in use, incomplete, or of something else
@@ -12,8 +12,6 @@ HeadraceError
 ├── WorkerError                      a worker process died or failed
 ├── RankError                        another learner of the job died, failed or does not answer
 └── NonFiniteError                   NaN or infinity in the loss, a gradient or a parameter
-
-Left out: how they are printed and which exit code follows (`main.py`).
 """
 
 import difflib
@@ -21,15 +19,15 @@ from collections.abc import Iterable
 
 
 class HeadraceError(Exception):
-    """The root: everything that Headrace raises on purpose."""
+    """The base of all errors that Headrace raises on purpose."""
 
     def of_rank(self, rank: int, size: int) -> "HeadraceError":
-        """The same, saying on which rank of a job."""
+        """Return the same error with the rank in its message."""
         return type(self)(f"{self}\n(rank {rank} of {size})")
 
 
 class UsageError(HeadraceError, ValueError):
-    """The caller asked for something that cannot be; nothing was started."""
+    """An impossible request; nothing was started."""
 
 
 class ConfigError(UsageError):
@@ -37,11 +35,11 @@ class ConfigError(UsageError):
 
 
 class EnvNotFoundError(UsageError):
-    """The environment that was named does not exist or cannot be imported."""
+    """An environment that does not exist or cannot be imported."""
 
 
 class MissingExtraError(UsageError):
-    """A package is missing; the message names the extra that brings it."""
+    """A missing package; the message names its extra."""
 
 
 class UnsupportedSpaceError(UsageError):
@@ -49,34 +47,34 @@ class UnsupportedSpaceError(UsageError):
 
 
 class RunDirError(HeadraceError):
-    """A run directory is in use, holds nothing to resume, or belongs to something else."""
+    """A run directory that is in use, holds nothing to resume, or is another run's."""
 
 
 class CheckpointError(RunDirError):
-    """A checkpoint is damaged or does not fit what it is loaded into."""
+    """A checkpoint that is damaged or does not fit."""
 
 
 class EnvError(HeadraceError):
-    """An environment raised, or returned what its spaces rule out.
+    """An environment's exception, or a value outside its spaces.
 
-    The message begins with the environment's own traceback and ends with where it happened:
-    env index, worker, seed, episode, step and last action.
+    The message begins with the environment's own traceback and ends with the position: env index,
+    worker, seed, episode, step and last action.
     """
 
 
 class WorkerError(HeadraceError):
-    """A worker process died, or failed in a way that is no environment's."""
+    """A worker process that died or failed, not by an environment's error."""
 
 
 class RankError(HeadraceError):
-    """Another rank (learner) of the job died, failed, or does not answer."""
+    """Another rank of the job that died, failed, or does not answer."""
 
 
 class NonFiniteError(HeadraceError):
-    """NaN or infinity reached the loss, a gradient or a parameter; training stopped."""
+    """NaN or infinity in the loss, a gradient or a parameter; training stopped."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the known ones that are like it, if any are."""
+    """Return the end of a message about an unknown name: similar known names, if any."""
     near = difflib.get_close_matches(name, list(known), n=2)
     return f" Did you mean {' or '.join(near)}?" if near else ""

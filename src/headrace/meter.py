@@ -1,27 +1,26 @@
-"""Where the time of one process goes: every second belongs to exactly one span.
+"""A meter of one process: every second belongs to exactly one span.
 
-A lap gives the time since the last lap to a span, so that the spans of a process always add up to
-its life, and a step of the loop costs one reading of the clock, not two. The spans:
+A lap gives the time since the last lap to a span. So the spans add up to the life of the process,
+and a step of the loop reads the clock once. The spans:
 
     start        imports, building environments and models, waiting for workers to come up
-    env_step     environments' own step
-    env_reset    environments' own reset
+    env_step     the environments' step
+    env_reset    the environments' reset
     infer        the policy's forward pass, sampling, writing its outputs
     rollout      the rest of a sampler's inner loop: noise table, bookkeeping of episodes
-    wait         learner: for samplers; sampler: for the next command
+    wait         learner: for workers; worker: for the next order
     transport    joining fragments into a batch, moving it to the learner's device
     learn        targets, loss, backward, optimizer, normalizers
     allreduce    summing gradients over ranks, waiting for them (CPU ranks of one host)
-    ranks        what ranks tell each other besides: counts, moments, states of samplers
-    publish      handing weights to samplers
+    ranks        exchanging counts, moments and states of workers between ranks
+    publish      publishing weights to workers
     eval         evaluating the policy during training
     log          metrics files and display
     checkpoint   saving and restoring
-    other        whatever is left
+    other        the rest
 
-Each lap is also a heartbeat, which another process can see, and how long environments take is
-counted. Where a timeline is wanted, each lap is kept. Left out: adding up over processes and
-printing (`training/log.py`), and files (`storage/timeline.py`).
+Each lap is also a heartbeat that another process can see. Laps of environments are counted by their
+duration. With a timeline, each lap is kept.
 """
 
 import math
@@ -48,7 +47,7 @@ SPANS = (
 )
 
 MOST_LAPS = 500_000
-"""That are kept of each process, at least; half an hour, where each lap takes 4 ms."""
+"""Laps kept of each process, at least: half an hour of laps of 4 ms."""
 
 _INDEX = {span: i for i, span in enumerate(SPANS)}
 _EXPONENTS = 64
@@ -56,17 +55,14 @@ _FINEST = -40  # 2^-40 s: the first bucket's upper edge
 
 
 class Laps:
-    """What one process did when: laps that follow each other, the newest of them.
-
-    Args:
-        begin: when the first one begins (seconds, of one clock for all).
+    """The newest laps of one process, one after the other.
 
     Attributes:
-        begin: likewise; later, where the oldest were dropped.
-        spans: index in `SPANS` of each.
-        ends: when each ended.
+        begin: of the first lap that is kept (s, of one clock for all).
+        spans: index in `SPANS` of each lap.
+        ends: of each lap (s).
         cpu_s: seconds that the process computed meanwhile, dropped laps included.
-        queued_s: seconds that it waited for a core, likewise (0 where the system does not say).
+        queued_s: seconds that it waited for a core, likewise (0 if the system does not count them).
     """
 
     def __init__(self, begin: float, cpu_s: float = 0.0, queued_s: float = 0.0) -> None:
@@ -74,7 +70,7 @@ class Laps:
         self.cpu_s, self.queued_s = cpu_s, queued_s
 
     def add(self, span: int, end: float) -> None:
-        """A lap ended; of the same span as the one before, it is part of that."""
+        """Add a lap. A lap of the same span as the one before extends that one."""
         if self.spans and self.spans[-1] == span:
             self.ends[-1] = end
             return
@@ -84,7 +80,7 @@ class Laps:
             self._drop(MOST_LAPS)
 
     def join(self, later: "Laps") -> None:
-        """Go on with those of the same process, or of the one in its place."""
+        """Append later laps of the same process, or of its replacement."""
         if self.spans and later.begin > self.ends[-1]:
             self.add(SPANS.index("other"), later.begin)
         elif not self.spans:
@@ -96,7 +92,7 @@ class Laps:
         self._drop(len(self.spans) - 2 * MOST_LAPS)
 
     def shifted(self, by: float) -> "Laps":
-        """The same on another clock."""
+        """Return the laps on a clock that is `by` seconds ahead."""
         moved = Laps(self.begin + by, self.cpu_s, self.queued_s)
         moved.spans, moved.ends = self.spans[:], array("d", [end + by for end in self.ends])
         return moved
@@ -108,13 +104,7 @@ class Laps:
 
 
 class Readings(NamedTuple):
-    """Of a meter, as it is told to another process.
-
-    Attributes:
-        seconds: see `Meter.seconds`.
-        usual_s: see `Meter.usual_s`.
-        laps: since the last reading; None: they are not kept.
-    """
+    """A meter's results, sent to another process. `laps` are those since the last reading."""
 
     seconds: dict[str, float]
     usual_s: float
@@ -126,7 +116,7 @@ class Meter:
 
     Args:
         started: a reading of `time.perf_counter`; default: now.
-        beats: its first element counts laps; default: memory of its own.
+        beats: memory whose first element counts laps; default: a list.
         keeps_laps: for a timeline.
     """
 
@@ -142,12 +132,12 @@ class Meter:
         self._last = self.started
         self._seconds = dict.fromkeys(SPANS, 0.0)
         self._histograms = {span: [0] * _EXPONENTS for span in ("env_step", "env_reset")}
-        self.keep_laps(wanted=keeps_laps)
+        self.keep_laps(keep=keeps_laps)
 
-    def keep_laps(self, *, wanted: bool = True) -> None:
-        """Keep what was done when, from here on; or do not."""
-        self._laps = Laps(self._last) if wanted else None
-        self._of_cores = _of_cores() if wanted else (0.0, 0.0)
+    def keep_laps(self, *, keep: bool = True) -> None:
+        """Keep the laps from now on, or stop."""
+        self._laps = Laps(self._last) if keep else None
+        self._core_s = _core_seconds() if keep else (0.0, 0.0)
 
     def lap(self, span: str) -> None:
         """Give the time since the last lap to `span` (KeyError if there is no such span)."""
@@ -163,33 +153,30 @@ class Meter:
             self._laps.add(_INDEX[span], now)
 
     def usual_s(self) -> float:
-        """What 99.9 % of laps of environments stay below (s), within a factor of 2; 0: none yet."""
+        """Return the 99.9th percentile of environments' laps (s), up to twofold; 0: none yet."""
         return max(map(_percentile, self._histograms.values()))
 
     def seconds(self) -> dict[str, float]:
-        """Seconds so far by span, without the empty ones; the time since the last lap is `other`.
-
-        They add up to the time since `started`.
-        """
+        """Return span -> seconds since `started`. The time since the last lap is `other`."""
         self.lap("other")
         return {span: s for span, s in self._seconds.items() if s > 0.0}
 
     def readings(self) -> Readings:
-        """What there is to tell."""
+        """Return all results; the laps are those since the last call."""
         return Readings(self.seconds(), self.usual_s(), self.take_laps())
 
     def take_laps(self) -> Laps | None:
-        """Since the last time, in seconds since 1970 (what other machines have, too)."""
+        """Return the laps since the last call, in seconds since 1970, which all machines share."""
         if (laps := self._laps) is None:
             return None
-        before = self._of_cores
-        self._laps, self._of_cores = Laps(self._last), _of_cores()
-        laps.cpu_s, laps.queued_s = (now - b for now, b in zip(self._of_cores, before, strict=True))
+        before = self._core_s
+        self._laps, self._core_s = Laps(self._last), _core_seconds()
+        laps.cpu_s, laps.queued_s = (now - b for now, b in zip(self._core_s, before, strict=True))
         return laps.shifted(time.time() - time.perf_counter())
 
 
-def _of_cores() -> tuple[float, float]:
-    """Seconds that this process has computed; and that it has waited for a core, if Linux says."""
+def _core_seconds() -> tuple[float, float]:
+    """Return the seconds that this process computed, and that it waited for a core (on Linux)."""
     try:
         with open("/proc/self/schedstat") as file:
             queued_ns = int(file.read().split()[1])
@@ -199,10 +186,10 @@ def _of_cores() -> tuple[float, float]:
 
 
 def _percentile(histogram: list[int]) -> float:
-    """The upper edge of the bucket in which the 99.9th percentile lies."""
-    wanted, seen = 0.999 * sum(histogram), 0
+    """Return the upper edge of the bucket that holds the 99.9th percentile."""
+    rank, seen = 0.999 * sum(histogram), 0
     for exponent, count in enumerate(histogram, start=_FINEST):
         seen += count
-        if seen >= wanted:
+        if seen >= rank:
             return math.ldexp(1.0, exponent) if seen else 0.0
     return 0.0

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def _check(name: str, reference: Tensor, **others: Tensor) -> None:
-    """Rank and shape at the door: broadcasting would make a wrong answer of a wrong shape."""
+    """Check ranks and shapes: broadcasting would turn a wrong shape into a wrong result."""
     if reference.dim() != 2:
         raise ValueError(f"{name}: expected [T, n] tensors, got shape {tuple(reference.shape)}")
     for key, tensor in others.items():
@@ -67,7 +67,7 @@ def gae(
 
 
 def _accumulated(delta: Tensor, decay: Tensor) -> Tensor:
-    """A_t = δ_t + decay_t A_{t+1}, from nothing after the last row."""
+    """Return A_t = δ_t + decay_t A_{t+1}, with 0 after the last row."""
     total = torch.empty_like(delta)
     trace = torch.zeros_like(delta[0])
     rows = zip(delta.unbind(), decay.unbind(), total.unbind(), strict=True)
@@ -77,7 +77,7 @@ def _accumulated(delta: Tensor, decay: Tensor) -> Tensor:
 
 
 class VTrace(NamedTuple):
-    """What `vtrace` gives, `[T, n]` each.
+    """The results of `vtrace`, `[T, n]` each.
 
     Attributes:
         target: v_t, what the value is to become.
@@ -147,7 +147,7 @@ def vtrace(
 
 
 def discounted_sum(reward: Tensor, done: Tensor, start: Tensor, gamma: float) -> Tensor:
-    """The return so far, R_t = r_t + γ R_{t-1}, begun anew after each end of an episode.
+    """Return the return so far, R_t = r_t + γ R_{t-1}, with 0 before each episode.
 
     Its spread scales rewards (Engstrom et al. 2020, arXiv:2005.12729, section 3).
 

@@ -1,15 +1,13 @@
-"""How long something may be silent, and how often it may be begun again.
+"""Limits: seconds without progress, and restarts in a window of time.
 
-The clock is given with each call (seconds, monotonic), so that tests can bring their own. Left out:
-what is done about it (`collectors/supervisor.py`, `collectors/watchdog.py`,
-`envs/gym/python_vector.py`).
+Each call gets the time (seconds, monotonic), so that tests can use a clock of their own.
 """
 
 from collections import deque
 from typing import Any
 
 WINDOW_S = 600.0
-"""Restarts are counted over so many seconds."""
+"""Seconds over which restarts are counted."""
 LEAST_LIMIT_S = 60.0
 TIMES_USUAL = 20
 
@@ -22,7 +20,7 @@ class RestartRate:
         self._at: deque[float] = deque()
 
     def again(self, now: float) -> bool:
-        """Count one more; whether it is still within the limit."""
+        """Count one more restart. Return whether it is within the limit."""
         while self._at and now - self._at[0] > WINDOW_S:
             self._at.popleft()
         self._at.append(now)
@@ -30,10 +28,10 @@ class RestartRate:
 
 
 class StallTimer:
-    """How long something has shown no progress, in time that was seen to pass.
+    """Seconds without progress, of time that the watcher saw pass.
 
-    Whoever watches may itself have been stopped for a while (a suspended laptop, Ctrl-Z): a gap
-    between two looks counts as `_LONGEST_GAP_S` at most.
+    The watcher may have been stopped itself (a suspended laptop, Ctrl-Z). So a gap between two
+    calls counts as `_LONGEST_GAP_S` at most.
     """
 
     _LONGEST_GAP_S = 1.0
@@ -43,11 +41,11 @@ class StallTimer:
         self._seen_at = self._lasted = 0.0
 
     def begin(self, now: float) -> None:
-        """It is expected to make progress from now on."""
+        """Expect progress from now on."""
         self._progress, self._seen_at, self._lasted = None, now, 0.0
 
     def lasts(self, now: float, progress: Any) -> float:
-        """Seconds without a change of `progress`, whatever that is."""
+        """Return the seconds without a change of `progress`, any value."""
         if progress != self._progress:
             self.begin(now)
             self._progress = progress
@@ -56,11 +54,11 @@ class StallTimer:
         return self._lasted
 
 
-def step_timeout(given_s: float, usual_s: float) -> float:
-    """How long a step or reset of an environment may take, in seconds.
+def step_timeout(explicit_s: float, usual_s: float) -> float:
+    """Return the seconds that a step or reset of an environment may take.
 
     Args:
-        given_s: by the user; 0: to be found.
-        usual_s: the 99.9th percentile of what was seen (0: nothing yet).
+        explicit_s: set by the user; 0: derive the limit from `usual_s`.
+        usual_s: the 99.9th percentile so far (0: none yet).
     """
-    return given_s or max(LEAST_LIMIT_S, TIMES_USUAL * usual_s)
+    return explicit_s or max(LEAST_LIMIT_S, TIMES_USUAL * usual_s)

@@ -1,6 +1,6 @@
 """A module's parameters and buffers as one flat piece of memory, for publishing and pulling.
 
-The learner writes, samplers read. Left out: files (`storage/checkpoint.py`).
+The learner writes, workers read.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ class FlatWeights:
     """
 
     def __init__(self, module: nn.Module, buffer: Any = None) -> None:
-        """Lay out `buffer` (at least `num_bytes(module)`; writable, to publish; default: the heap).
+        """Lay out `buffer`, a uint8 tensor or an object with a buffer; default: the heap.
 
-        A tensor of uint8 will do, or what has a buffer.
+        It has at least `num_bytes(module)`, and is writable if it is published to.
         """
         if buffer is None:
             raw = torch.empty(self.num_bytes(module), dtype=torch.uint8)
@@ -37,7 +37,7 @@ class FlatWeights:
 
     @staticmethod
     def num_bytes(module: nn.Module) -> int:
-        """The size of the flat vector."""
+        """Return the size of the flat vector."""
         tensors = module.state_dict().values()
         return sum(_aligned(tensor.numel() * tensor.element_size()) for tensor in tensors)
 
@@ -65,8 +65,8 @@ class Published:
     overtaken twice while it reads takes the newest again.
 
     Args:
-        module: whose weights; None: only their numbers are of interest here.
-        buffer: writable memory of `num_bytes(module)`; default: the heap. Zeroed, at first.
+        module: the owner of the weights; None: only version numbers are read.
+        buffer: writable memory of `num_bytes(module)`, zeroed at first; default: the heap.
     """
 
     _HEADER = 64
@@ -85,32 +85,27 @@ class Published:
 
     @classmethod
     def num_bytes(cls, module: nn.Module) -> int:
-        """How much memory it takes."""
+        """Return the size of the buffer."""
         return cls._HEADER + 2 * FlatWeights.num_bytes(module)
 
     @property
     def newest(self) -> int:
-        """The version that was published last."""
+        """The newest published version."""
         return self._written[0]
 
     def publish(self, module: nn.Module, version: int) -> None:
-        """Write a version: the one after `newest`, but for the first."""
+        """Write the version after `newest`, or any first version."""
         self._begun[0] = version
         self._parts[version % 2].publish(module)
         self._written[0] = version
 
     def pull(self, module: nn.Module, version: int | None = None) -> int:
-        """Copy a version into the module, and say which.
-
-        Args:
-            module: of the same layout.
-            version: the newest or the one before; None: the newest.
-        """
+        """Copy the newest version, or one that is the newest or the one before; return which."""
         while True:
-            found = self.newest if version is None else version
-            self._parts[found % 2].pull(module)
-            # The next one lies elsewhere; the one after it, here. (Around each of torch's copies
-            # Python's lock is given and taken: on any machine, that orders them with the numbers.)
-            if self._begun[0] < found + 2:
-                return found
+            pulled = self.newest if version is None else version
+            self._parts[pulled % 2].pull(module)
+            # The next version lies in the other part, the one after it in this one. (Python's lock is
+            # released and taken around torch's copies, which orders them with the numbers.)
+            if self._begun[0] < pulled + 2:
+                return pulled
             assert version is None, f"version {version} is gone: {self._begun[0]} is being written"

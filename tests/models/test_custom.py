@@ -102,7 +102,7 @@ def with_layer(layer):
         (lambda spec: 3, "is a int: expected .* torch.nn.Module"),
         (lambda: 3, "too many .*takes the environment's spec"),
         (nn.Linear(4, 2), "not the module itself"),
-        (wrong_shape, r"gave shapes \[\(2, 8\), \(2,\)\] .*\[n, 2\]"),
+        (wrong_shape, r"returned shapes \[\(2, 8\), \(2,\)\] .*\[n, 2\]"),
         (raises, r"Linear failed: RuntimeError.*\n?.*expected that forward"),
         ("tests.models.test_custom:Linea", "Did you mean tests.models.test_custom:Linear"),
         ("tests.nowhere:Linear", "no module"),

@@ -192,3 +192,33 @@ def test_files_and_functions_stay_readable(path):
             most = 90 if name_of(path) == "training/loop.py" and node.name == "train" else 60
             length = node.end_lineno - node.lineno + 1
             assert length <= most, f"{name_of(path)}: {node.name} has {length} lines"
+
+
+def test_public_methods_have_a_docstring_of_their_own_or_their_base_s():
+    classes = {
+        node.name: node
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def is_documented(owner, method):
+        if owner not in classes:
+            return False
+        node = classes[owner]
+        for each in node.body:
+            is_it = isinstance(each, ast.FunctionDef) and each.name == method
+            if is_it and ast.get_docstring(each):
+                return True
+        bases = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
+        return any(is_documented(base, method) for base in bases)
+
+    missing = [
+        f"{name}.{method.name}"
+        for name, node in classes.items()
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and not (name + method.name).startswith("_")
+        if not method.name.startswith("_") and not is_documented(name, method.name)
+    ]
+    # nn.Module's own `forward` needs no word where the class says what it maps to what
+    assert [name for name in missing if not name.endswith(".forward")] == []

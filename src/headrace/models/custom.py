@@ -1,7 +1,4 @@
-"""Networks of the user's own: made, and tried before anything depends on them.
-
-Left out: our own network, and what a policy is (`policy.py`).
-"""
+"""Custom networks: made, and tried before anything depends on them."""
 
 import inspect
 from collections.abc import Callable
@@ -15,23 +12,22 @@ from headrace.models.distributions import head_for
 from headrace.spec import PLAIN, EnvSpec
 
 ModelFactory = Callable[[EnvSpec], nn.Module]
-"""Makes a network of the user's own: a module whose `forward(obs)` gives `(params, value)`, see
-`ActorCritic.forward`. It gets `spec.seen` observations, and must make as many params as
-`num_params(spec)` says."""
+"""Makes a custom network: a module whose `forward(obs)` returns `(params, value)` as
+`ActorCritic.forward` does, from `spec.seen` observations, with `num_params(spec)` params."""
 
 
 def num_params(spec: EnvSpec) -> int:
-    """How many numbers the distribution over actions takes: logits, or means."""
+    """Return how many numbers the distribution over actions takes: logits, or means."""
     return head_for(spec.action).num_params
 
 
 def made(factory: ModelFactory, spec: EnvSpec) -> nn.Module:
-    """Make one, and try it on two observations; UsageError if it is not as `ModelFactory` says."""
+    """Make a custom network and try it; UsageError if it is not as `ModelFactory` says."""
     name = getattr(factory, "__name__", type(factory).__name__)
     if isinstance(factory, nn.Module) or not callable(factory):
         raise UsageError(
-            f"model={name}: expected what makes a torch.nn.Module from the environment's spec, "
-            "such as its class; not the module itself."
+            f"model={name}: expected a callable that makes a torch.nn.Module from the "
+            "environment's spec, such as its class; not the module itself."
         )
     try:
         inspect.signature(factory).bind(spec)
@@ -41,13 +37,13 @@ def made(factory: ModelFactory, spec: EnvSpec) -> nn.Module:
             "the environment's spec, as in examples/own_network.py."
         ) from None
     except ValueError:
-        pass  # built-ins do not tell their signature
+        pass  # built-ins have no signature
     return _checked(factory(spec), spec)
 
 
 @torch.no_grad()
 def _checked(model: Any, spec: EnvSpec) -> nn.Module:
-    """Try a model of the user's own on two observations."""
+    """Try a custom network on two observations."""
     expected = (
         f"expected that forward(obs) gives (params, value) of shapes [n, {num_params(spec)}] and "
         f"[n], for {spec.seen.describe()} observations"
@@ -58,28 +54,28 @@ def _checked(model: Any, spec: EnvSpec) -> nn.Module:
             "environment's spec makes a torch.nn.Module."
         )
     tried = {
-        # Choices may be few; of numbers, not 0, which would hide what a layer does
+        # 0 is the one choice that every space has; numbers of 0 would hide what a layer does
         key: torch.full((2, *part.shape), int(part.kind == "box"), dtype=getattr(torch, part.dtype))
         for key, part in spec.seen.leaves
     }
     obs = tried if spec.seen.kind == "dict" else tried[PLAIN]
     before = [buffer.clone() for buffer in model.buffers()]
     try:
-        given, again = model(obs), model(obs)
-        shapes = [tuple(part.shape) for part in given]
+        first, second = model(obs), model(obs)
+        shapes = [tuple(part.shape) for part in first]
     except Exception as error:
         raise UsageError(
             f"The model {type(model).__name__} failed: {type(error).__name__}: {error}\n{expected}."
         ) from error
     if shapes != [(2, num_params(spec)), (2,)]:
         raise UsageError(
-            f"The model {type(model).__name__} gave shapes {shapes} for n=2: {expected}."
+            f"The model {type(model).__name__} returned shapes {shapes} for n=2: {expected}."
         )
-    pairs = [*zip(given, again, strict=True), *zip(before, model.buffers(), strict=True)]
-    if not all(torch.equal(first, second) for first, second in pairs):
+    pairs = [*zip(first, second, strict=True), *zip(before, model.buffers(), strict=True)]
+    if not all(torch.equal(*pair) for pair in pairs):
         raise UsageError(
-            f"The model {type(model).__name__} gave other values for the same observations, or "
-            "changed itself when it was called: what acted would not be what is learned from.\n"
+            f"The model {type(model).__name__} returned other values for the same observations, or "
+            "changed itself when it was called, so that acting and learning would differ.\n"
             "Leave out such layers (Dropout, BatchNorm); LayerNorm is a substitute."
         )
     return model

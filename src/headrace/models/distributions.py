@@ -1,10 +1,8 @@
 """Distributions over actions, as heads on a network's output.
 
-Sampling turns uniform noise that the caller brings into actions (inverse CDF), so that an action
-depends on its env's noise alone: `torch.distributions` draws from a generator of its own, and takes
-longer for its checks than the network for its products at the batch sizes of a vector.
-
-Left out: what an action means to the environment (`spec.ActionCodec`).
+Sampling turns the caller's uniform noise into actions by inverse CDF, so that an action depends on
+its env's noise alone. `torch.distributions` draws from a generator of its own, and its checks take
+longer than the network's products at the batch sizes of a vector.
 """
 
 import math
@@ -28,17 +26,17 @@ class Categorical(nn.Module):
         self.num_params = num_choices
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions by inverse CDF from `noise` in (0, 1), `[..., 1]`; and their log-probs."""
+        """Return actions, from noise in (0, 1) `[..., num_draws]`, and their log-probabilities."""
         log_p = params.log_softmax(-1)
         choice = _inverse_cdf(log_p, noise)
         return choice, _at(log_p, choice)
 
     def mode(self, params: Tensor) -> Tensor:
-        """The likeliest action."""
+        """Return the likeliest action."""
         return params.argmax(-1)
 
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of `action`, and entropy: `[...]` each."""
+        """Return the log-probability of `action` and the entropy, `[...]` each."""
         log_p = params.log_softmax(-1)
         return _at(log_p, action), -(log_p.exp() * log_p).sum(-1)
 
@@ -57,19 +55,19 @@ class MultiCategorical(nn.Module):
         self.num_params, self.num_draws = sum(nvec), len(nvec)
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions by inverse CDF from `noise` in (0, 1), `[..., draws]`; and their log-probs."""
+        """Return actions, from noise in (0, 1) `[..., num_draws]`, and their log-probabilities."""
         logits, draws = torch.split(params, self.sizes, -1), torch.split(noise, 1, -1)
         each = [c.sample(*of) for c, *of in zip(self._choices, logits, draws, strict=True)]
         action, log_prob = zip(*each, strict=True)
         return torch.stack(action, -1), torch.stack(log_prob, -1).sum(-1)
 
     def mode(self, params: Tensor) -> Tensor:
-        """The likeliest action."""
+        """Return the likeliest action."""
         logits = torch.split(params, self.sizes, -1)
         return torch.stack([part.argmax(-1) for part in logits], -1)
 
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of `action`, and entropy: `[...]` each."""
+        """Return the log-probability of `action` and the entropy, `[...]` each."""
         logits, chosen = torch.split(params, self.sizes, -1), action.unbind(-1)
         each = [c.evaluate(*of) for c, *of in zip(self._choices, logits, chosen, strict=True)]
         log_prob, entropy = zip(*each, strict=True)
@@ -81,7 +79,7 @@ def _at(log_p: Tensor, choice: Tensor) -> Tensor:
 
 
 def _inverse_cdf(log_p: Tensor, uniform: Tensor) -> Tensor:
-    """The first choice whose cumulative probability reaches `uniform`, `[..., 1]`.
+    """Return the first choice whose cumulative probability reaches `uniform`, `[..., 1]`.
 
     Scaled by the total instead of 1 and compared strictly: rounding can then neither run past the
     last choice nor land on one of probability 0.
@@ -92,7 +90,7 @@ def _inverse_cdf(log_p: Tensor, uniform: Tensor) -> Tensor:
 
 
 class Gaussian(nn.Module):
-    """A Gaussian with a mean from the network and a spread that is learned but the same everywhere.
+    """A Gaussian with a mean from the network and one learned spread for all observations.
 
     Parameters are means `[..., size]`; actions are float32 `[..., size]`, not clipped (the
     environment gets the clipped one, the log-probability is of the unclipped one).
@@ -104,16 +102,16 @@ class Gaussian(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(size))
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions by inverse CDF from `noise` in (0, 1), `[..., size]`; with their log-probs."""
+        """Return actions, from noise in (0, 1) `[..., num_draws]`, and their log-probabilities."""
         action = params + self.log_std.exp() * torch.special.ndtri(noise)
         return action, self._log_prob(params, action)
 
     def mode(self, params: Tensor) -> Tensor:
-        """The likeliest action."""
+        """Return the likeliest action."""
         return params
 
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of `action`, and entropy: `[...]` each."""
+        """Return the log-probability of `action` and the entropy, `[...]` each."""
         entropy = (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
         return self._log_prob(params, action), entropy.expand(params.shape[:-1])
 
@@ -126,7 +124,7 @@ Head = Categorical | MultiCategorical | Gaussian
 
 
 def head_for(space: Space) -> Head:
-    """The distribution that fits an action space."""
+    """Return the distribution over the actions of a space."""
     if space.kind == "box":
         return Gaussian(space.size)
     if space.kind == "discrete":

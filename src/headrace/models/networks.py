@@ -1,4 +1,4 @@
-"""Layers and how they begin. Left out: what goes through them (`networks.py`, `policy.py`)."""
+"""Layers, and encoders from observations to features by the kind of the space."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
-    """A linear layer with orthogonal weights (Saxe et al. 2014, arXiv:1312.6120) and zero bias."""
+    """Make a linear layer: orthogonal weights (Saxe et al. 2014, arXiv:1312.6120), zero bias."""
     layer = nn.Linear(num_in, num_out)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -29,7 +29,7 @@ def linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
 
 
 def conv(num_in: int, num_out: int, kernel: int, *, stride: int = 1, padding: int = 0) -> nn.Conv2d:
-    """A convolution with orthogonal weights, gain sqrt 2, and zero bias."""
+    """Make a convolution with orthogonal weights, gain sqrt 2, and zero bias."""
     layer = nn.Conv2d(num_in, num_out, kernel, stride, padding)
     nn.init.orthogonal_(layer.weight, math.sqrt(2))
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
@@ -50,13 +50,9 @@ class Mlp(nn.Module):
         self._activation = ACTIVATIONS[activation]
 
     def forward(self, features: Tensor) -> Tensor:
-        """The last layer's activations."""
         for layer in self.layers:
             features = self._activation(layer(features))
         return features
-
-
-# From observations to features, by the kind of the space: numbers, choices, images, dictionaries.
 
 
 ImageNet = Literal["auto", "nature", "impala", "small"]
@@ -65,12 +61,11 @@ _LEAST_SIDE = {"nature": 36, "impala": 8, "small": 1}  # pixels
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """How an image's shape is read.
+    """The layout of an image in its array.
 
     Attributes:
-        channels: of all frames that are stacked, together.
-        height, width: in pixels.
-        order: permutation of the image's own dimensions to (stack and channels, height, width).
+        channels: of all stacked frames together.
+        order: permutation of the array's dimensions to (stack and channels, height, width).
     """
 
     channels: int
@@ -80,11 +75,11 @@ class ImageLayout:
 
 
 def image_layout(space: Space) -> ImageLayout | None:
-    """How to read a space as an image; None for anything but uint8 of 2 to 4 dimensions.
+    """Return the image layout of a space; None for anything but uint8 of 2 to 4 dimensions.
 
     Two dimensions are height and width. Of three, the channels (or stacked frames) are the last, or
-    the first if that is smaller: `(96, 96, 3)` and `(4, 84, 84)` are both understood. Of four, the
-    first is a stack of such images.
+    the first if that is smaller: `(96, 96, 3)` and `(4, 84, 84)` both work. Of four, the first is
+    a stack of such images.
     """
     if space.kind != "box" or space.dtype != "uint8" or len(space.shape) not in (2, 3, 4):
         return None
@@ -115,7 +110,6 @@ class FlatEncoder(nn.Module):
         self.num_features: int = sum(space.nvec) if choices else space.size
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Encode a batch of observations."""
         if self._space.kind in ("box", "multi_binary"):
             num_dims = len(self._space.shape)
             return (obs.flatten(-num_dims) if num_dims else obs.unsqueeze(-1)).float()
@@ -167,14 +161,13 @@ class ImageEncoder(nn.Module):
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Encode a batch of images."""
         batch = obs.shape[: obs.dim() - self._num_dims]
         rows = obs.reshape(-1, *obs.shape[obs.dim() - self._num_dims :])
         images = rows.permute(0, *(d + 1 for d in self._layout.order)).reshape(
             len(rows), self._layout.channels, self._layout.height, self._layout.width
         )
         if obs.dtype == torch.uint8:
-            # Laid out before it is made wide: a quarter of the bytes to move
+            # channels-last before float: a quarter of the bytes to move
             images = images.contiguous(memory_format=torch.channels_last).float() / 255
         features: Tensor = self.net(images)
         return features.reshape(*batch, self.num_features)
@@ -208,7 +201,7 @@ def _small(channels: int) -> tuple[nn.Sequential, int]:
 
 
 class _Residual(nn.Module):
-    """x + conv(relu(conv(relu(x)))), all of one size."""
+    """A residual block: x + conv(relu(conv(relu(x)))), all of one size."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -225,18 +218,17 @@ class _Residual(nn.Module):
 
 
 class DictEncoder(nn.Module):
-    """An encoder for each part of a Dict observation; their features side by side."""
+    """An encoder for each part of a Dict observation; features side by side."""
 
     def __init__(self, space: Space, image_net: ImageNet) -> None:
         super().__init__()
         self._keys = [key for key, _ in space.parts]
-        # By position: a key may hold what the name of a module may not
+        # By position: a key may hold characters that a module's name may not
         encoders: list[Encoder] = [encoder_for(part, image_net) for _, part in space.parts]
         self.parts = nn.ModuleList(encoders)
         self.num_features: int = sum(encoder.num_features for encoder in encoders)
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """Encode a batch: `[..., num_features]`."""
         arrays = [obs[key] for key in self._keys]
         return torch.cat([part(a) for part, a in zip(self.parts, arrays, strict=True)], -1)
 
@@ -245,7 +237,7 @@ Encoder: TypeAlias = FlatEncoder | ImageEncoder | DictEncoder
 
 
 def encoder_for(space: Space, image_net: ImageNet) -> Encoder:
-    """The encoder that fits an observation space; it maps to `[..., num_features]`."""
+    """Return the encoder of an observation space; it maps to `[..., num_features]`."""
     if space.kind == "dict":
         return DictEncoder(space, image_net)
     return FlatEncoder(space) if image_layout(space) is None else ImageEncoder(space, image_net)

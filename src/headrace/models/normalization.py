@@ -1,7 +1,6 @@
 """Running normalizers. They live in the model, so that they are published and saved with it.
 
-Frozen while acting and while learning from what was acted; updated between updates only, by
-`update`. Left out: when that is (`learner/learner.py`).
+They are frozen while a batch is made and learned from; the learner updates them in between.
 """
 
 from collections.abc import Callable
@@ -20,13 +19,9 @@ CLIP = 10.0
 
 
 def merged(moments: Tensor) -> Tensor:
-    """The moments of all of several samples together (Chan, Golub, LeVeque 1979, eq. 2.1).
+    """Merge the count, mean and variance of samples (Chan, Golub, LeVeque 1979, eq. 2.1).
 
-    Args:
-        moments: `[samples, 3, ...]`: count, mean and variance of each.
-
-    Returns:
-        `[3, ...]`.
+    `[samples, 3, ...]` becomes `[3, ...]`.
     """
     whole, *others = moments.unbind()
     for other in others:
@@ -39,10 +34,7 @@ def merged(moments: Tensor) -> Tensor:
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all that was seen, per element.
-
-    Kept in float64: a count of 1e8 would swallow float32 increments.
-    """
+    """Running mean and variance per element; float64, as 1e8 would swallow float32 increments."""
 
     mean: Tensor
     var: Tensor
@@ -56,10 +48,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor, ranks: Ranks = SINGLE_RANK) -> None:
-        """Merge `[rows, ...]` of all ranks; dimensions where the moments have length 1 are pooled.
-
-        Afterwards they are the same on every rank.
-        """
+        """Merge `[rows, ...]` of all ranks; pool dimensions where the moments have length 1."""
         pooled = [0, *(d + 1 for d, length in enumerate(self.mean.shape) if length == 1)]
         count = torch.full_like(self.mean, rows.numel() // max(1, self.mean.numel()))
         mean = var = torch.zeros_like(self.mean)
@@ -73,7 +62,7 @@ class RunningMoments(nn.Module):
         self.var.copy_(var)
 
     def scaling(self) -> tuple[Tensor, Tensor]:
-        """What to subtract, and what to multiply by then: float32, of the moments' shape."""
+        """Return what to subtract and what to multiply by then, float32."""
         return self.mean.float(), (self.var + _EPS).rsqrt().float()
 
 
@@ -94,7 +83,7 @@ class NormalizeObs(nn.Module):
         self.moments = nn.ModuleList(RunningMoments(_by_channel(parts[k])) for k in self._index)
 
     def of(self, key: str) -> RunningMoments:
-        """The moments of an observation's key (PLAIN: of the only array)."""
+        """Return the moments of a key of the observation (PLAIN: of the only array)."""
         return self.moments[self._index[key]]  # type: ignore[return-value]
 
     def _each(self, function: Callable[[str, Tensor], Any], obs: Obs) -> Any:
@@ -104,8 +93,6 @@ class NormalizeObs(nn.Module):
         return function(PLAIN, obs)  # type: ignore[arg-type]
 
     def forward(self, obs: Obs) -> Obs:
-        """Normalize observations of any leading shape."""
-
         def normalized(key: str, part: Tensor) -> Tensor:
             if key not in self._index:
                 return part
@@ -115,7 +102,7 @@ class NormalizeObs(nn.Module):
         return self._each(normalized, obs)  # type: ignore[no-any-return]
 
     def update(self, obs: Obs, valid: Tensor, ranks: Ranks = SINGLE_RANK) -> None:
-        """Merge the valid ones of `[T, n, ...]` observations of all ranks into the moments."""
+        """Merge the valid observations `[T, n, ...]` of all ranks."""
 
         def merge(key: str, part: Tensor) -> None:
             if key in self._index:
@@ -131,12 +118,11 @@ class NormalizeReward(RunningMoments):
         super().__init__(())
 
     def forward(self, reward: Tensor) -> Tensor:
-        """Scale rewards of any shape."""
         return (reward * self.scaling()[1]).clamp(-CLIP, CLIP)
 
 
 def _by_channel(space: Space) -> tuple[int, ...]:
-    """The shape of a box's moments: its own; of an image, 1 in height and width."""
+    """Return the shape of a box's moments: its own; 1 in height and width of an image."""
     layout = image_layout(space)
     if layout is None:
         return space.shape

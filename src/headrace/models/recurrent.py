@@ -1,8 +1,7 @@
-"""A recurrent core: what a policy remembers of an episode, between its encoder and its trunks.
+"""The recurrent core of a policy, between its encoder and its trunks.
 
 The state of an env is one flat row of float32: an LSTM's output and cell side by side, a GRU's
-output. It is zero when an episode begins. Left out: where states are kept (a fragment's
-`recurrent_state`), and who carries them on (`PolicyActor` in `policy.py`, `collectors/rollout.py`).
+output. It is zero when an episode begins.
 """
 
 import itertools
@@ -16,7 +15,7 @@ _PARTS = {"none": 0, "lstm": 2, "gru": 1}  # tensors of `size` numbers in a stat
 
 
 def state_size(kind: CoreKind, size: int) -> int:
-    """How many numbers the state of one env takes, S; 0 without a core."""
+    """Return S, the numbers in the state of one env; 0 without a core."""
     return _PARTS[kind] * size
 
 
@@ -25,11 +24,6 @@ class Core(nn.Module):
 
     Weights are orthogonal and biases zero, as in PPO's reference implementation with an LSTM
     (Huang et al. 2022, "The 37 implementation details of PPO").
-
-    Args:
-        kind: which.
-        num_features: what it sees of each row.
-        size: of its output, in units.
     """
 
     def __init__(self, kind: CoreKind, num_features: int, size: int) -> None:
@@ -43,15 +37,7 @@ class Core(nn.Module):
                 nn.init.zeros_(parameter)
 
     def one_row(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One row: what acts.
-
-        Args:
-            features: `[n, num_features]`.
-            state: `[n, S]`, before it.
-
-        Returns:
-            Outputs `[n, size]`, and the state after it `[n, S]`.
-        """
+        """Return outputs `[n, size]` and the next state, from one row `[n, num_features]`."""
         rnn: Any = self.rnn
         # The module's own call, for one row, takes up to three times as long.
         weights = rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0
@@ -63,33 +49,33 @@ class Core(nn.Module):
         return output, output
 
     def stay_out_of_graphs(self) -> None:
-        """Leave learning from rows in sequence out of compiled losses: its cuts are in the data.
+        """Keep `forward` out of compiled losses, since its cuts depend on the data.
 
-        Not by a decorator: what it imports takes as long as the rest of torch.
+        A decorator would do the same, but its imports take as long as the rest of torch.
         """
         self.forward = torch.compiler.disable(self.forward)  # type: ignore
 
     def forward(self, features: Tensor, state: Tensor, reset: Tensor) -> Tensor:
-        """Rows in sequence, from which is learned: outputs `[T, n, size]`; see `with_states`."""
+        """Return the outputs `[T, n, size]` of rows in sequence, for learning."""
         return self.with_states(features, state, reset)[0]
 
     def with_states(
         self, features: Tensor, state: Tensor, reset: Tensor
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Rows in sequence.
+        """Return the outputs of rows in sequence, and states between them.
 
-        Torch's own kernels take whole stretches of rows: from one at which an episode begins, in
-        any env, to the next. (A loop over rows took 4 to 17 times as long for an LSTM over 2 to 8
-        envs with long episodes, and no less for a GRU, or for 32 envs with short episodes.)
+        Torch's own kernels take whole stretches of rows, cut where an episode begins in any env.
+        (A loop over rows took 4 to 17 times as long for an LSTM over 2 to 8 envs with long
+        episodes, and no less for a GRU, or for 32 envs with short episodes.)
 
         Args:
             features: `[T, n, num_features]`.
             state: `[n, S]`, before the first row.
-            reset: `[T, n]` bool: an episode begins with this row: the state before it is zero.
+            reset: `[T, n]` bool: an episode begins with this row, so the state before it is zero.
 
         Returns:
-            Outputs `[T, n, size]`; and the state `[n, S]` after the last row of each stretch, by
-            that row: those of ends and the very last are among them, and not zeroed for an end.
+            Outputs `[T, n, size]`; and last row of each stretch -> the state `[n, S]` after it, not
+            zeroed for an end.
         """
         begins = reset.any(1).nonzero().flatten().tolist()
         cuts = [0, *(t for t in begins if t > 0), len(features)]
@@ -103,7 +89,7 @@ class Core(nn.Module):
         return torch.cat(outputs), after
 
     def _stretch(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows in which no episode begins, but with the first."""
+        """Return outputs and last state of rows in which only the first may begin an episode."""
         if isinstance(self.rnn, nn.LSTM):
             parts = tuple(part.unsqueeze(0).contiguous() for part in state.chunk(2, -1))
             output, parts = self.rnn(features, parts)

@@ -76,7 +76,7 @@ def run_rank(
     about this rank's workers.
     """
     run, is_first = job.settings.run, ranks.rank == 0
-    meter.keep_laps(wanted=run.timeline)
+    meter.keep_laps(keep=run.timeline)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop.installed())
         stack.enter_context(math_threads(run.learner_threads))
