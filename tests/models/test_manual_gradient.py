@@ -133,7 +133,7 @@ def test_the_optimizer_takes_the_same_steps_with_either(num_parts):
         states.append({name: moment.clone() for name, moment in optimizer.state().items()})
         # A gradient that is not finite changes nothing, and is counted.
         optimizer.step(minibatch | {"target": minibatch["target"] * float("nan")}, 1e-2)
-        assert float(optimizer.nonfinite) == 1 and float(optimizer.broken()) == 1
+        assert float(optimizer.nonfinite) == 1 and float(optimizer.num_nonfinite()) == 1
         assert all(optimizer.state()[name].equal(moment) for name, moment in states[-1].items())
         # What is loaded is what is stepped from.
         optimizer.load_state({name: moment * 0 for name, moment in states[-1].items()})
