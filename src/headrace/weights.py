@@ -104,8 +104,8 @@ class Published:
         while True:
             pulled = self.newest if version is None else version
             self._parts[pulled % 2].pull(module)
-            # The next version lies in the other part, the one after it in this one. (Each of torch's
-            # copies releases Python's lock, which orders it with the numbers.)
+            # The next version lies in the other part, the one after it in this one. (Each of
+            # torch's copies releases Python's lock, which orders it with the numbers.)
             if self._begun[0] < pulled + 2:
                 return pulled
             assert version is None, f"version {version} is gone: {self._begun[0]} is being written"

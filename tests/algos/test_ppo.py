@@ -163,10 +163,10 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted():
     assert float(optimizer.nonfinite) == 1
     step(1.0)
     assert not torch.equal(before["weight"], layer.weight)
-    assert float(optimizer.nonfinite) == float(optimizer.broken()) == 1
+    assert float(optimizer.nonfinite) == float(optimizer.num_nonfinite()) == 1
     with torch.no_grad():
         layer.weight[0, 0] = float("inf")
-    assert float(optimizer.broken()) == 2
+    assert float(optimizer.num_nonfinite()) == 2
 
 
 def test_gradients_are_clipped_by_their_norm():

@@ -44,7 +44,7 @@ def test_an_own_network_trains_with_workers_resumes_and_loads(tmp_path):
     given = dict(env="CartPole-v1", model=Linear, **TINY)
     whole = headrace.train(run_dir=tmp_path / "a", total_env_steps=192, num_workers=2, **given)
     headrace.train(run_dir=tmp_path / "b", total_env_steps=64, schedule_env_steps=192, **given)
-    with pytest.raises(ConfigError, match=r"Name it again: --model tests[.]models[.]test_custom:Linear"):
+    with pytest.raises(ConfigError, match=r"again: --model tests[.]models[.]test_custom:Linear"):
         headrace.resume(tmp_path / "b")
     again = headrace.resume(tmp_path / "b", model=Linear, total_env_steps=192, quiet=True)
     policy = headrace.load_policy(tmp_path / "a", model="tests.models.test_custom:Linear")
@@ -162,7 +162,7 @@ def test_wrappers_are_applied_and_must_be_named_again(tmp_path):
     assert run.evaluate(episodes=2).returns == (20, 20)
     settings = json.loads((run.dir / "config.json").read_text())["settings"]
     assert settings["wrapper"] == ["tests.models.test_custom:wrapped_twice", "Doubled"]
-    with pytest.raises(ConfigError, match=r"--wrapper tests[.]models[.]test_custom:wrapped_twice Doubled"):
+    with pytest.raises(ConfigError, match=r"tests[.]models[.]test_custom:wrapped_twice Doubled"):
         headrace.resume(run.dir, env=env)
     again = headrace.resume(
         run.dir, env=env, wrapper=[wrapped_twice, Doubled], total_env_steps=128, quiet=True
