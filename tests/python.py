@@ -15,6 +15,9 @@ import sys
 import types
 from pathlib import Path
 
+ONE_THREAD = [f"{library}_NUM_THREADS" for library in ("OMP", "OPENBLAS", "MKL")]
+"""A process with threads cannot be forked."""
+
 
 def command(*words):
     """Return the command `headrace WORDS`, as a list that starts with the interpreter."""
@@ -55,7 +58,7 @@ def server():
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.python_server", str(theirs.fileno())],
             cwd=Path(__file__).parents[1], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-            start_new_session=True,
+            start_new_session=True, env=os.environ | dict.fromkeys(ONE_THREAD, "1"),
         )  # fmt: skip
     atexit.register(lambda: (ours.close(), process.wait()))
     return process, ours
@@ -104,7 +107,9 @@ class Python(subprocess.Popen):
         self._close_pipe_fds(*pipes)
 
     def _read_report(self):
-        return int.from_bytes(os.read(self._report, 8), sys.byteorder, signed=True)
+        number = os.read(self._report, 8)
+        assert number, "the process that forks has ended"
+        return int.from_bytes(number, sys.byteorder, signed=True)
 
     def _wait(self, timeout):
         if self.returncode is None:
