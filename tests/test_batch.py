@@ -133,7 +133,7 @@ def test_what_is_packed_comes_out_as_it_was_even_of_memory_that_is_read_only(k):
     layout = batch.columns(SPEC, OUT, 4, 2, state_size=3)
     memory = np.empty(batch.num_bytes(layout), np.uint8)
     ours = batch.allocate(layout, memory)
-    for number, tensor in enumerate(batch.named(ours).values()):
+    for number, tensor in enumerate(batch.named_tensors(ours).values()):
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + number)
     ours.num_final[0] = k
     count, parts = pack(layout, memory)
@@ -142,7 +142,7 @@ def test_what_is_packed_comes_out_as_it_was_even_of_memory_that_is_read_only(k):
     assert sum(part.nbytes for part in parts) <= memory.nbytes - (8 - k) * room_for_one + 128
     for part in parts:
         part.flags.writeable = False
-    theirs = batch.named(unpack(layout, count, iter(parts)))
-    for name, tensor in batch.named(batch.written(ours)).items():
+    theirs = batch.named_tensors(unpack(layout, count, iter(parts)))
+    for name, tensor in batch.named_tensors(batch.trim(ours)).items():
         assert theirs[name].dtype == tensor.dtype
         assert theirs[name].equal(tensor), name

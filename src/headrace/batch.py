@@ -1,4 +1,4 @@
-"""Experience in memory: allocated once, written in place by the sampler that owns it.
+"""Fragments and batches in memory: allocated once, written in place by their owner.
 
 Shape legend, used all over the package (time-major; `...` is the shape of one element):
 
@@ -24,9 +24,11 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
     num_final       [1]             int64: and how many of these places there are (on the CPU)
     stored_outputs  name -> [T, n, ...]   what else the algorithm asked the policy to emit
 
-Left out: what fills it (`collectors/rollout.py`) and what is learned from it (`algos/`).
+`collectors/rollout.py` fills a fragment. Workers on other machines send it packed (`pack`).
 """
 
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -36,7 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.spec import Array, EnvSpec, Space
+from headrace.spec import Array, EnvSpec
 
 Column = tuple[tuple[int, ...], torch.dtype]
 StoredOutputs = Mapping[str, Column]
@@ -50,10 +52,14 @@ Minibatch = dict[str, Any]
 for `obs`, which is an `Obs`."""
 
 _ALIGNMENT = 64  # a cache line, so that no two columns share one
+_TIME_MAJOR = (
+    "obs", "action", "reward", "terminated", "truncated", "valid", "policy_version",
+    "recurrent_state",
+)  # fmt: skip
 
 
 def each(function: Callable[..., Any], *obs: Any) -> Any:
-    """`function` of an observation's array; of a Dict's, of each of its arrays (same keys)."""
+    """Apply `function` to an observation's array, or to each array of a Dict's (same keys)."""
     if isinstance(obs[0], dict):
         return {key: function(*(o[key] for o in obs)) for key in obs[0]}
     return function(*obs)
@@ -61,7 +67,7 @@ def each(function: Callable[..., Any], *obs: Any) -> Any:
 
 @dataclass
 class Fragment:
-    """`[T, n]` of experience from one vector, or a batch of them side by side. See the legend."""
+    """`[T, n]` of one vector, or a batch of fragments side by side; see the legend."""
 
     obs: Obs
     action: Tensor
@@ -89,16 +95,16 @@ class Fragment:
         return self.reward.shape[1]
 
     def resets(self) -> Tensor:
-        """Where the state of a recurrent core is zeroed: `[T + 1, n]` bool, before that row.
+        """Return whether the recurrent state is zeroed before each row, `[T + 1, n]` bool.
 
-        After an end, and after a row that was only a reset. Row 0 is not told: row 0 of
+        It is zeroed after an end, and after a row that was only a reset. Row 0 is False: row 0 of
         `recurrent_state` is as it must be.
         """
         ended = self.terminated | self.truncated | ~self.valid
         return torch.cat([torch.zeros_like(ended[:1]), ended])
 
     def carry(self, t: int) -> None:
-        """Make row 1 of `recurrent_state`, which is after row t - 1, what row t begins with."""
+        """Turn row 1 of `recurrent_state` from the state after row t - 1 to that before row t."""
         start, current = self.recurrent_state
         if not current.numel():
             return
@@ -109,16 +115,9 @@ class Fragment:
             current.masked_fill_(ended.unsqueeze(-1), 0.0)
 
     def finals(self) -> tuple[Obs, Tensor, Tensor]:
-        """The final observations that were written: `([k, ...], t [k], column [k])`."""
+        """Return the final observations that were written: `([k, ...], t [k], column [k])`."""
         k = int(self.num_final)
         return each(lambda o: o[:k], self.final_obs), self.final_step[:k], self.final_row[:k]
-
-
-def _stored_action(space: Space) -> Column:
-    """Of a policy's action: zero-based choices, or the flat sample of a Gaussian."""
-    if space.kind == "box":
-        return (space.size,), torch.float32
-    return space.shape, torch.int64
 
 
 def columns(
@@ -129,27 +128,24 @@ def columns(
     state_size: int = 0,
     capacity: int | None = None,
 ) -> dict[str, Column]:
-    """Name -> (whole shape, dtype) of every array of a fragment, in memory's order.
+    """Return name -> (whole shape, dtype) of every array of a fragment, in memory's order.
 
-    Args:
-        spec: what the policy sees and does.
-        stored_outputs: what else the algorithm asked it to emit.
-        num_steps: T.
-        num_envs: n.
-        state_size: S.
-        capacity: K; default: as many as there can be, of which those that stay untouched cost no
-            memory (on the CPU).
+    The default capacity K is the most that there can be. Places that stay untouched cost no memory
+    on the CPU.
     """
     rows = (num_steps, num_envs)
     leaves = {
         f".{key}" if spec.observation.kind == "dict" else "": (s.shape, getattr(torch, s.dtype))
         for key, s in spec.observation.leaves
     }
-    action_shape, action_dtype = _stored_action(spec.action)
+    # Zero-based choices, or the flat sample of a Gaussian
+    action: Column = (spec.action.shape, torch.int64)
+    if spec.action.kind == "box":
+        action = (spec.action.size,), torch.float32
     capacity = num_steps * num_envs if capacity is None else capacity
     return {
         **{f"obs{key}": ((num_steps + 1, num_envs, *s), d) for key, (s, d) in leaves.items()},
-        "action": (rows + action_shape, action_dtype),
+        "action": (rows + action[0], action[1]),
         "reward": (rows, torch.float32),
         "terminated": (rows, torch.bool),
         "truncated": (rows, torch.bool),
@@ -166,19 +162,17 @@ def columns(
 
 
 def extents(layout: Mapping[str, Column]) -> Iterator[tuple[str, int, int]]:
-    """(name, offset, bytes) of each column, the offsets aligned; last the end as ("", end, 0)."""
+    """Yield each column's (name, aligned offset, bytes), and last the end as ("", end, 0)."""
     offset = 0
     for name, (shape, dtype) in layout.items():
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
+        size = dtype.itemsize * math.prod(shape)
         yield name, offset, size
         offset += -(-size // _ALIGNMENT) * _ALIGNMENT
     yield "", offset, 0
 
 
 def num_bytes(layout: Mapping[str, Column]) -> int:
-    """How much memory a fragment with this layout takes."""
+    """Return the size of a fragment with this layout."""
     return list(extents(layout))[-1][1]
 
 
@@ -195,11 +189,8 @@ def allocate(
         layout: from `columns`.
         buffer: writable memory of at least `num_bytes(layout)` (shared memory); default: the heap.
         fresh: poison it, so that reading what was never written is loud. Final observations are
-            not: nobody sees rows past `num_final`, and untouched pages cost no memory.
-        device: where; default: the CPU.
-
-    Returns:
-        A fragment whose tensors are views into the buffer.
+            not poisoned: nobody sees rows past `num_final`, and untouched pages cost no memory.
+        device: default: the CPU.
     """
     if buffer is None:
         raw = torch.empty(num_bytes(layout), dtype=torch.uint8, device=device)
@@ -213,48 +204,47 @@ def allocate(
         arrays["num_final"].zero_()
     if device is not None:
         arrays["num_final"] = torch.zeros(1, dtype=torch.int64)
-    return of_named(arrays)
+    return from_named_tensors(arrays)
 
 
-def named(fragment: Fragment) -> dict[str, Tensor]:
-    """Its tensors by name, `group.key` where there are several; see the legend."""
-    found: dict[str, Tensor] = {}
+def named_tensors(fragment: Fragment) -> dict[str, Tensor]:
+    """Return a fragment's tensors by name, `group.key` where there are several."""
+    tensors: dict[str, Tensor] = {}
     for name, value in vars(fragment).items():
-        of_name = value if isinstance(value, dict) else {"": value}
-        found |= {f"{name}.{key}".rstrip("."): tensor for key, tensor in of_name.items()}
-    return found
+        group = value if isinstance(value, dict) else {"": value}
+        tensors |= {f"{name}.{key}".rstrip("."): tensor for key, tensor in group.items()}
+    return tensors
 
 
-def of_named(tensors: Mapping[str, Tensor]) -> Fragment:
-    """The inverse of `named`."""
-    arrays: dict[str, Any] = {"stored_outputs": {}}
+def from_named_tensors(tensors: Mapping[str, Tensor]) -> Fragment:
+    """Undo `named_tensors`."""
+    fields: dict[str, Any] = {"stored_outputs": {}}
     for name, tensor in tensors.items():
         group, dot, key = name.partition(".")
         if dot:
-            arrays.setdefault(group, {})[key] = tensor
+            fields.setdefault(group, {})[key] = tensor
         else:
-            arrays[group] = tensor
-    return Fragment(**arrays)
+            fields[group] = tensor
+    return Fragment(**fields)
 
 
 def views(layout: Mapping[str, Column], raw: Tensor) -> dict[str, Tensor]:
-    """The columns by name, in memory `[at least num_bytes(layout)]` uint8."""
-    found: dict[str, Tensor] = {}
-    for name, offset, size in extents(layout):
-        if name:
-            shape, dtype = layout[name]
-            found[name] = raw[offset : offset + size].view(dtype).view(shape)
-    return found
+    """Return the columns by name, in memory `[at least num_bytes(layout)]` uint8."""
+    return {
+        name: raw[offset : offset + size].view(layout[name][1]).view(layout[name][0])
+        for name, offset, size in extents(layout)
+        if name
+    }
 
 
-def written(fragment: Fragment) -> Fragment:
-    """The same without the room for final observations that nobody has written."""
+def trim(fragment: Fragment) -> Fragment:
+    """Return the same without the unused room for final observations."""
     obs, step, row = fragment.finals()
     return replace(fragment, final_obs=obs, final_step=step, final_row=row)
 
 
 def poison(tensor: Tensor) -> None:
-    """Fill with what no environment or policy writes: NaN, or the least integer of the dtype."""
+    """Fill with a value that nothing else writes: NaN, or the least integer of the dtype."""
     if tensor.dtype.is_floating_point:
         tensor.fill_(float("nan"))
     elif tensor.dtype == torch.bool:
@@ -264,39 +254,24 @@ def poison(tensor: Tensor) -> None:
 
 
 def join(fragments: list[Fragment], device: torch.device, *, copy: bool = True) -> Fragment:
-    """Fragments side by side as one `[T, N]` batch on `device`, in the order given.
+    """Join fragments side by side as one `[T, N]` batch on `device`, in the order given.
 
-    Args:
-        fragments: at least one.
-        device: where the batch is to be.
-        copy: whether the fragments' memory may change while the batch is used. If not, a single one
-            that is there already is the batch.
+    Without `copy`, a single fragment that is on the device already is the batch. Then its memory
+    must not change while the batch is used.
     """
     if not copy and len(fragments) == 1 and fragments[0].reward.device == device:
-        return written(fragments[0])
+        return trim(fragments[0])
 
     def beside(tensors: list[Any], dim: int) -> Any:
         return each(lambda *t: torch.cat(t, dim).to(device, non_blocking=True), *tensors)
 
     finals = [fragment.finals() for fragment in fragments]
-    first_row = 0
-    final_rows = []
-    for fragment, (_, _, row) in zip(fragments, finals, strict=True):
-        final_rows.append(row + first_row)
-        first_row += fragment.num_envs
+    first_row = itertools.accumulate((f.num_envs for f in fragments), initial=0)
+    final_rows = [row + first for (_, _, row), first in zip(finals, first_row, strict=False)]
     return Fragment(
         **{
             name: beside([getattr(fragment, name) for fragment in fragments], 1)
-            for name in (
-                "obs",
-                "action",
-                "reward",
-                "terminated",
-                "truncated",
-                "valid",
-                "policy_version",
-                "recurrent_state",
-            )
+            for name in _TIME_MAJOR
         },
         env_id=beside([fragment.env_id for fragment in fragments], 0),
         final_obs=beside([obs for obs, _, _ in finals], 0),
@@ -336,22 +311,21 @@ def stratify(order: Tensor, num_minibatches: int) -> Tensor:
 def whole_runs(
     place: Tensor, num_steps: int, num_envs: int, num_minibatches: int
 ) -> tuple[Tensor, list[int]]:
-    """Share whole runs of envs out to minibatches: what a recurrent core learns from.
+    """Assign whole runs of envs to minibatches: what a recurrent core learns from.
 
-    Each minibatch takes all T steps of N / num_minibatches envs. Of these, a learner among others
-    holds as many as it happens to, or none.
+    Each minibatch takes all T steps of N / M envs. Of these, one of several learners may hold any
+    number, or none.
 
     Args:
-        place: `[E, n]`: where each env of this learner stands in an order of all N, in each of E
-            epochs.
+        place: `[E, n]`: the position of each env of this learner in an order of all N, by epoch.
         num_steps: T.
         num_envs: N.
         num_minibatches: M, a divisor of N.
 
     Returns:
         `[E * M, R]`: indices into a batch that was flattened to `[T * n, ...]`, step after step;
-        and how many of each row's R count. The rest is there to fill up. Where none counts, the
-        first T are the run of some env.
+        and how many of each row's R count. The rest is padding. Where none counts, the first T
+        are the run of some env.
 
     Raises:
         ValueError: if M does not divide N.
@@ -371,19 +345,16 @@ def whole_runs(
     return index, sizes
 
 
-# A fragment as it travels between machines: one or two pieces of memory.
-
-
 def pack(layout: Mapping[str, Column], memory: Array) -> tuple[int, list[Array]]:
-    """A fragment on the CPU, to be sent: without the room for final observations that is unused.
+    """Pack a fragment on the CPU for sending, without the unused room for final observations.
 
     Args:
         layout: from `columns`.
-        memory: `[num_bytes(layout)]` uint8: where the fragment lies.
+        memory: `[num_bytes(layout)]` uint8: the fragment's memory.
 
     Returns:
-        How many final observations there are, and parts of one dimension, uint8: a piece of the
-        memory itself, and, if there are any, these.
+        The number of final observations, and one or two parts of uint8: a piece of the memory
+        itself, and a copy of the final observations if there are any.
     """
     fragment = allocate(layout, memory, fresh=False)
     k = int(fragment.num_final)
@@ -392,14 +363,14 @@ def pack(layout: Mapping[str, Column], memory: Array) -> tuple[int, list[Array]]
     parts: list[Array] = [memory[:first]]
     if k:
         parts.append(np.empty(num_bytes(finals), np.uint8))
-        whole = named(written(fragment))
+        whole = named_tensors(trim(fragment))
         for name, view in views(finals, torch.from_numpy(parts[1])).items():
             view.copy_(whole[name])
     return k, parts
 
 
 def unpack(layout: Mapping[str, Column], k: int, parts: Iterator[Array]) -> Fragment:
-    """The inverse of `pack`: takes a fragment's parts from those of several.
+    """Undo `pack`: take one fragment's parts from those of several.
 
     Where parts are read-only, nobody may write to the fragment.
     """
@@ -411,13 +382,14 @@ def unpack(layout: Mapping[str, Column], k: int, parts: Iterator[Array]) -> Frag
         rest = torch.from_numpy(next(parts)) if k else None
     if rest is None:
         rest = torch.zeros(num_bytes(finals), dtype=torch.uint8)
-    return of_named(views(head, first) | views(finals, rest))
+    return from_named_tensors(views(head, first) | views(finals, rest))
 
 
 def _finals(layout: Mapping[str, Column], k: int) -> dict[str, Column]:
-    """The columns of final observations, which are the last, with room for k of them."""
-    of = {name: column for name, column in layout.items() if name.startswith("final_")}
-    return {
-        **{name: ((k, *shape[1:]), dtype) for name, (shape, dtype) in of.items()},
-        "num_final": layout["num_final"],
+    """Return the columns of final observations, the last ones, with room for k of them."""
+    resized: dict[str, Column] = {
+        name: ((k, *shape[1:]), dtype)
+        for name, (shape, dtype) in layout.items()
+        if name.startswith("final_")
     }
+    return resized | {"num_final": layout["num_final"]}

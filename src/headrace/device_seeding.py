@@ -1,6 +1,6 @@
 """The random numbers of `seeding.py`, computed on a device: the same, to the bit.
 
-The words of 32 bits are held in int64: what torch has no unsigned arithmetic for.
+Words of 32 bits are held in int64, as torch has no unsigned arithmetic.
 """
 
 import torch
@@ -12,9 +12,9 @@ _LOW32, _32 = PHILOX[4:]
 
 
 def _words(seed: int, role: str, row_id: Tensor, first: Tensor, *rest: Tensor | int) -> Tensor:
-    """`[..., 4, n]`: for each row, and each counter."""
+    """Return Philox words `[..., 4, n]` for each row and each counter."""
     key = torch.tensor(derive(seed, role), device=row_id.device), row_id
-    counter = (first, *(torch.as_tensor(of, device=row_id.device) for of in rest))
+    counter = (first, *(torch.as_tensor(part, device=row_id.device) for part in rest))
     words = philox(key, counter, PHILOX)  # type: ignore[arg-type]
     return torch.stack(torch.broadcast_tensors(*words), -2)  # type: ignore[no-untyped-call]
 
@@ -22,7 +22,7 @@ def _words(seed: int, role: str, row_id: Tensor, first: Tensor, *rest: Tensor | 
 def action_noise(
     seed: int, row_id: Tensor, first_step: int, num_steps: int, num_draws: int
 ) -> Tensor:
-    """See `seeding.action_noise`; `row_id` is `[n]` int64, on the device."""
+    """Return `seeding.action_noise`; `row_id` is `[n]` int64, on the device."""
     first, end = first_step * num_draws, (first_step + num_steps) * num_draws
     four = torch.arange(first // 4, -(-end // 4), device=row_id.device).unsqueeze(1)
     words = _words(seed, "action", row_id, four & _LOW32, four >> _32, 0, 0)
@@ -32,11 +32,11 @@ def action_noise(
 
 
 def permutations(seed: int, row_id: Tensor, update: int, num_epochs: int, num_steps: int) -> Tensor:
-    """See `seeding.permutations`; `row_id` is `[n]` int64, on the device."""
+    """Return `seeding.permutations`; `row_id` is `[n]` int64, on the device."""
     step = torch.arange(num_steps, device=row_id.device).unsqueeze(1)
     four = torch.arange(-(-num_epochs // 4), device=row_id.device).view(-1, 1, 1)
     words = _words(seed, "minibatch", row_id, step, four, update & _LOW32, update >> _32)
     words = words.movedim(-2, 1).reshape(-1, num_steps, len(row_id))[:num_epochs]
-    # Less by half of what there is: the order of signed numbers is that of the words then.
+    # Shifted by half of the range, so that signed numbers sort as the words do.
     keys = (words - (1 << 31)) << _32 | step
     return keys.sort(1).values & _LOW32

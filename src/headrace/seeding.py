@@ -1,11 +1,8 @@
-"""Every random number from one root seed, addressed by what it is for and never by who draws it.
+"""All random numbers come from one root seed, addressed by their purpose.
 
-An environment's seed belongs to the *logical* env (its index over the whole run) and its episode;
-action noise and minibatch order belong to the env and its step. So the same batch comes out
-whichever process steps the envs, and any of it can be made again from its address alone: there is
-no generator state to save.
-
-Left out: random numbers inside environments (Gymnasium's own generators, from the seeds made here).
+An environment's seed belongs to the *logical* env (its index over the whole run) and its episode.
+Action noise and minibatch order belong to the env and its step. So any process makes the same
+batch, any part of it can be made again from its address, and there is no generator state to save.
 """
 
 from typing import Any
@@ -19,9 +16,9 @@ U64 = NDArray[np.uint64]
 
 
 def derive(seed: int, role: str, *path: int) -> int:
-    """One 31-bit seed for `role`, at `path` below it: `derive(7, "env", env, episode)`.
+    """Return a 31-bit seed for `role`, at `path` below it: `derive(7, "env", env, episode)`.
 
-    NumPy's SeedSequence mixes the address, so that neighbours are unrelated (`seed + i` is not).
+    NumPy's SeedSequence mixes the address, so that neighbours are unrelated (unlike `seed + i`).
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(ROLES[role], *path))
     return int(sequence.generate_state(1)[0]) >> 1
@@ -38,14 +35,12 @@ def philox(
     counter: tuple[Any, Any, Any, Any],
     constants: tuple[Any, ...] = _UINT64,
 ) -> tuple[Any, Any, Any, Any]:
-    """Philox4x32-10: four 32-bit words for each key and counter, held in 64 bits.
+    """Return four 32-bit words, held in 64 bits, for each key and counter (Philox4x32-10).
 
     Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
-    Args:
-        key: two words, and
-        counter: four: uint64 numbers, or arrays of them that broadcast against each other.
-        constants: `PHILOX`, of the same type.
+    The words of key and counter are uint64 numbers, or arrays of them that broadcast against each
+    other. `constants` is `PHILOX`, of the same type.
     """
     k0, k1 = key
     c0, c1, c2, c3 = counter
@@ -53,7 +48,7 @@ def philox(
     for _ in range(10):
         product0, product1 = c0 * multiplier0, c2 * multiplier1
         c0, c1, c2, c3 = (
-            # Where the 64 bits are those of a signed number, a shift brings its sign in.
+            # With signed 64-bit numbers, a shift brings the sign in.
             (product1 >> half) & low32 ^ c1 ^ k0,
             product1 & low32,
             (product0 >> half) & low32 ^ c3 ^ k1,
@@ -64,19 +59,19 @@ def philox(
 
 
 def _address(seed: int, role: str, env_id: NDArray[np.int64]) -> tuple[U64, U64]:
-    """The Philox key of each env: the run's seed for this role, and the env's index."""
+    """Return the Philox key of each env: the run's seed for this role, and the env's index."""
     return np.asarray(derive(seed, role), dtype=np.uint64), env_id.astype(np.uint64)
 
 
 def action_noise(
     seed: int, env_id: NDArray[np.int64], first_step: int, num_steps: int, num_draws: int
 ) -> NDArray[np.float32]:
-    """Uniform noise for the actions of one fragment.
+    """Return uniform noise for the actions of one fragment.
 
     Args:
         seed: the run's seed.
         env_id: `[n]`, logical env indices.
-        first_step: how many steps each env has taken before this fragment.
+        first_step: steps that each env has taken before this fragment.
         num_steps: T.
         num_draws: numbers needed per action, or 0.
 
@@ -89,46 +84,31 @@ def action_noise(
     words = np.stack(philox(_address(seed, "action", env_id), counter), 1)
     bits = words.reshape(-1, len(env_id))[first % 4 :][: end - first]
     bits = bits.reshape(num_steps, num_draws, len(env_id)).swapaxes(1, 2)
-    # The upper 23 bits, and half a step: both are exact in float32, and 0 and 1 are never reached.
+    # The upper 23 bits and half a step are exact in float32, and never reach 0 or 1.
     return ((bits >> np.uint64(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
 def permutations(
     seed: int, env_id: NDArray[np.int64], update: int, num_epochs: int, num_steps: int
 ) -> NDArray[np.int64]:
-    """Orders of the T steps of a batch, for each env and epoch.
+    """Return orders of the T steps of a batch, for each env and each of E epochs.
 
-    Args:
-        seed: the run's seed.
-        env_id: `[n]`, logical env indices.
-        update: index of the learner's update.
-        num_epochs: E, of the update.
-        num_steps: T.
-
-    Returns:
-        `[E, T, n]`: each column is a permutation of `0..T-1`.
+    Each column of the result, `[E, T, n]`, is a permutation of `0..T-1`.
     """
     step = np.arange(num_steps, dtype=np.uint64)[:, None]
     four = np.arange(-(-num_epochs // 4), dtype=np.uint64)[:, None, None]
     counter = (step, four, np.uint64(update) & _LOW32, np.uint64(update) >> _32)
     words = np.stack(philox(_address(seed, "minibatch", env_id), counter), 1)
-    # The step below its word: what has been sorted is the order itself, and no two are alike.
+    # With the step below its word, no two keys are equal, and sorted keys hold the order.
     keys = words.reshape(-1, num_steps, len(env_id))[:num_epochs] << _32 | step
     keys.sort(axis=1)
     return (keys & _LOW32).astype(np.int64)
 
 
 def env_orders(seed: int, num_envs: int, update: int, num_epochs: int) -> NDArray[np.int64]:
-    """Orders of all envs of a run, for each epoch: who shares a minibatch where whole runs do.
+    """Return orders of all N envs of a run, for each of E epochs, to share out whole runs.
 
-    Args:
-        seed: the run's seed.
-        num_envs: N, of all ranks.
-        update: index of the learner's update.
-        num_epochs: E, of the update.
-
-    Returns:
-        `[E, N]`: the place of each env, a permutation of `0..N-1` in each row.
+    The result, `[E, N]`, has the position of each env: each row is a permutation of `0..N-1`.
     """
     env = np.arange(num_envs)
     four = np.arange(-(-num_epochs // 4), dtype=np.uint64)[:, None]

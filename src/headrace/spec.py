@@ -1,7 +1,7 @@
 """What an environment looks like from outside, as plain data: spaces and their encodings.
 
 A spec is free of torch and gymnasium, travels as JSON inside checkpoints, and is all that a policy
-is built from. `envs/factory.py` makes one from Gymnasium's spaces.
+is built from. `envs/spaces.py` makes one from Gymnasium's spaces.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,8 +13,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _UNBOUNDED = 1e30
 
 Kind = Literal["gym", "kernel", "tensor", "parallel"]
-"""What an environment is: Gymnasium's; a kernel environment; one of many that step tensors as one
-vector; a game in PettingZoo's parallel form."""
+"""Gymnasium's environments, kernel environments, vectors that step tensors, and games in
+PettingZoo's parallel form."""
 
 
 @dataclass(frozen=True)
@@ -48,39 +48,28 @@ class Space:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; the inverse of `from_json`. Infinite bounds become strings, for JSON."""
-        return {
-            "kind": self.kind,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "low": [str(x) if np.isinf(x) else x for x in self.low],
-            "high": [str(x) if np.isinf(x) else x for x in self.high],
-            "nvec": list(self.nvec),
-            "start": list(self.start),
-            "parts": [[key, part.to_json()] for key, part in self.parts],
-        }
+        """Return plain data. Infinite bounds become strings, for JSON."""
+        data = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(self).items()}
+        for bound in ("low", "high"):
+            data[bound] = [str(x) if np.isinf(x) else x for x in data[bound]]
+        return data | {"parts": [[key, part.to_json()] for key, part in self.parts]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Space":
         """Rebuild from `to_json`."""
-        return cls(
-            kind=data["kind"],
-            shape=tuple(data["shape"]),
-            dtype=data["dtype"],
-            low=tuple(float(x) for x in data["low"]),
-            high=tuple(float(x) for x in data["high"]),
-            nvec=tuple(data["nvec"]),
-            start=tuple(data["start"]),
-            parts=tuple((key, cls.from_json(part)) for key, part in data["parts"]),
-        )
+        fields = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
+        for bound in ("low", "high"):
+            fields[bound] = tuple(float(x) for x in data[bound])
+        parts = tuple((key, cls.from_json(part)) for key, part in data["parts"])
+        return cls(**fields | {"parts": parts})
 
     @property
     def leaves(self) -> tuple[tuple[str, "Space"], ...]:
-        """(key, space) of each part; for anything but a Dict itself, under the key ""."""
+        """(key, space) of each part; for anything but a Dict the space itself, with the key ""."""
         return self.parts if self.kind == "dict" else (("", self),)
 
     def describe(self) -> str:
-        """A short name for messages, such as `Box(4,) float32` or `Discrete(2)`."""
+        """Return a short name for messages, such as `Box(4,) float32` or `Discrete(2)`."""
         if self.kind == "dict":
             inner = ", ".join(f"{key}: {part.describe()}" for key, part in self.parts)
             return f"Dict({inner})"
@@ -98,14 +87,14 @@ class Agents(NamedTuple):
     size: int
 
     def ids(self, env_id: Array, num_agents: int) -> Array:
-        """`[n * size]`: the index of each, env after env, among all agents of a run.
+        """Return each agent's index among all agents of a run, `[n * size]`, env after env.
 
         Args:
             env_id: `[n]`, logical indices of environments.
-            num_agents: of each of them.
+            num_agents: agents of each environment.
         """
-        found: Array = env_id[:, None] * num_agents + np.arange(self.first, self.first + self.size)
-        return found.ravel()
+        ids: Array = env_id[:, None] * num_agents + np.arange(self.first, self.first + self.size)
+        return ids.ravel()
 
 
 PLAIN = ""
@@ -114,21 +103,22 @@ PLAIN = ""
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What a policy needs to know of an environment.
+    """What a policy needs to know about an environment.
+
+    With several agents, observations and actions are those of one agent.
 
     Attributes:
-        id: the environment's name, for people and for messages.
+        id: the environment's name, for messages.
         observation: the space of one observation as it is stored. Where `info` has an action mask,
             the mask is stored as one more key of it (beside `PLAIN`, if it was no Dict).
         action: the space of one action.
         mask_key: the key of the observation that says which actions are allowed; "" for none.
-        mask_in_info: whether the environment gives it in `info`.
-        roles: (role, how many agents play it), in the order of their ids; (): there is one agent.
-            What is said of observations and actions is said of each agent's.
-        of_each: (observation, action) of each agent, where these are not all the same; what is said
-            of observations and actions is then said of the first one's.
+        mask_in_info: whether the environment gives the mask in `info`.
+        roles: (role, number of its agents), in the order of their ids; (): there is one agent.
+        agent_spaces: (observation, action) of each agent, where these differ. `observation` and
+            `action` are then the first agent's.
         notes: what was changed to fit, for people.
-        kind: what it is. A kernel environment can be compiled, and need not be.
+        kind: the kind of environment. A kernel environment can be compiled, and need not be.
     """
 
     id: str
@@ -137,21 +127,21 @@ class EnvSpec:
     mask_key: str = ""
     mask_in_info: bool = False
     roles: tuple[tuple[str, int], ...] = ()
-    of_each: tuple[tuple[Space, Space], ...] = ()
+    agent_spaces: tuple[tuple[Space, Space], ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
     kind: Kind = field(default="gym", compare=False)
 
     @property
     def num_agents(self) -> int:
-        """Of one environment."""
+        """Number of agents in one environment."""
         return sum(size for _, size in self.roles) if self.roles else 1
 
-    def of(self, agents: Agents) -> "EnvSpec":
-        """What the policy of these agents needs to know: all of them see and do the same."""
-        if not self.of_each:
+    def for_agents(self, agents: Agents) -> "EnvSpec":
+        """Return the spec for the policy of these agents, whose spaces are all the same."""
+        if not self.agent_spaces:
             return self
-        observation, action = self.of_each[agents.first]
-        return replace(self, observation=observation, action=action, of_each=())
+        observation, action = self.agent_spaces[agents.first]
+        return replace(self, observation=observation, action=action, agent_spaces=())
 
     @property
     def seen(self) -> Space:
@@ -162,7 +152,7 @@ class EnvSpec:
         return parts[0][1] if [key for key, _ in parts] == [PLAIN] else Space("dict", parts=parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; the inverse of `from_json`."""
+        """Return plain data."""
         return {
             "id": self.id,
             "observation": self.observation.to_json(),
@@ -170,20 +160,20 @@ class EnvSpec:
             "mask_key": self.mask_key,
             "mask_in_info": self.mask_in_info,
             "roles": [[role, size] for role, size in self.roles],
-            "of_each": [[space.to_json() for space in of] for of in self.of_each],
+            "of_each": [[space.to_json() for space in spaces] for spaces in self.agent_spaces],
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "EnvSpec":
         """Rebuild from `to_json`."""
         return cls(
-            id=data["id"],
-            observation=Space.from_json(data["observation"]),
-            action=Space.from_json(data["action"]),
-            mask_key=data["mask_key"],
-            mask_in_info=data["mask_in_info"],
-            roles=tuple((role, size) for role, size in data.get("roles", ())),
-            of_each=tuple(
+            data["id"],
+            Space.from_json(data["observation"]),
+            Space.from_json(data["action"]),
+            data["mask_key"],
+            data["mask_in_info"],
+            tuple((role, size) for role, size in data.get("roles", ())),
+            tuple(
                 (Space.from_json(observation), Space.from_json(action))
                 for observation, action in data.get("of_each", ())
             ),
@@ -191,11 +181,11 @@ class EnvSpec:
 
 
 class ActionCodec:
-    """From what a policy emits to what an environment expects.
+    """Turns what a policy emits into what an environment expects.
 
-    A policy's action is zero-based integers, or for a Box the flat sample of a Gaussian: it is
-    stretched so that [-1, 1] becomes the space's bounds, where both are finite, and then clipped to
-    the bounds that there are.
+    A policy's action is zero-based integers, or for a Box the flat sample of a Gaussian. The sample
+    is scaled so that [-1, 1] becomes the space's bounds, where both are finite, and then clipped to
+    the bounds that exist.
 
     Attributes:
         scale, shift, low, high: per component: `clip(action * scale + shift, low, high)`.
@@ -216,13 +206,10 @@ class ActionCodec:
             self.scale = np.ones_like(self.shift)
 
     def to_env(self, action: Array) -> Array:
-        """Map a batch of policy actions to environment actions.
+        """Map policy actions to environment actions `[n, *space.shape]`.
 
         Args:
             action: `[n]` (discrete), `[n, components]` (multi_discrete) or `[n, size]` (box).
-
-        Returns:
-            `[n, *space.shape]`, ready to be handed row by row to `env.step`.
         """
         if self.space.kind == "box":
             scaled = action.astype(self.space.dtype, copy=False) * self.scale + self.shift

@@ -114,7 +114,7 @@ def played_plainly(make, spec, parts, actions, seed, num_steps, env_id):
             playing, given = [a for a in game.agents if a not in gone], {}
             for agent in game.agents:
                 p, row = where[agent]
-                codec = ActionCodec(spec.of(parts[p]).action)
+                codec = ActionCodec(spec.for_agents(parts[p]).action)
                 given[agent] = codec.to_env(actions[p][t][row : row + 1])[0]
             for agent in playing:
                 p, row = where[agent]

@@ -11,7 +11,7 @@ import torch
 import headrace
 from headrace import batch
 from headrace.envs.api import Episode, VectorContext
-from headrace.envs.episode_replay import NO_LIMIT, inside
+from headrace.envs.episode_replay import NO_LIMIT, unwrap
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.gym.python_vector import GymVector
 from headrace.errors import (
@@ -347,17 +347,17 @@ def test_highway_trains_from_its_id(tmp_path):
 def test_time_limits_inside_of_other_wrappers_stay_theirs():
     """Only wrappers that do no more than count are passed by; what they limit is still cut."""
     limited = gym.make("CartPole-v1", max_episode_steps=7)
-    assert inside(limited) == (limited.unwrapped, 7)
+    assert unwrap(limited) == (limited.unwrapped, 7)
     both = gym.wrappers.TimeLimit(limited, max_episode_steps=9)
-    assert inside(both) == (limited.unwrapped, 7)
+    assert unwrap(both) == (limited.unwrapped, 7)
     scaled = gym.wrappers.TransformReward(limited, lambda reward: 2 * reward)
-    assert inside(scaled) == (scaled, NO_LIMIT)
+    assert unwrap(scaled) == (scaled, NO_LIMIT)
 
     class Stricter(gym.wrappers.TimeLimit):
         pass
 
     stricter = Stricter(limited, max_episode_steps=3)
-    assert inside(stricter) == (stricter, NO_LIMIT)
+    assert unwrap(stricter) == (stricter, NO_LIMIT)
     for make in (lambda: limited, lambda: scaled):
         vector, fragment = vector_of(make, n=1, num_steps=30)
         episodes = run(vector, fragment)

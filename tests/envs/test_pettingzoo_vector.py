@@ -48,14 +48,15 @@ def vector_of(make, n=3, num_steps=16, env_id=None, parts=None, seed=3, **kwargs
     context = VectorContext(spec, env_id, seed, parts=tuple(parts), **kwargs)
     vector = ParallelVector([make() for _ in env_id], context)
     fragments = [
-        batch.allocate(batch.columns(spec.of(part), {}, num_steps, n * part.size)) for part in parts
+        batch.allocate(batch.columns(spec.for_agents(part), {}, num_steps, n * part.size))
+        for part in parts
     ]
     return vector, fragments
 
 
 def act(fragments, vector, parts, rng):
     for fragment, part in zip(fragments, parts, strict=True):
-        act_at_random([fragment], vector.spec.of(part), rng)
+        act_at_random([fragment], vector.spec.for_agents(part), rng)
 
 
 GAMES = {
@@ -82,7 +83,7 @@ def test_rows_are_those_of_a_plain_loop(game):
     for fragment, rows, part in zip(fragments, expected, parts, strict=True):
         for name in ("reward", "terminated", "truncated", "valid"):
             np.testing.assert_array_equal(getattr(fragment, name).numpy(), rows[name], name)
-        obs, space = fragment.obs.numpy(), spec.of(part).observation
+        obs, space = fragment.obs.numpy(), spec.for_agents(part).observation
         absent = np.zeros(space.shape, space.dtype) + (space.start[0] if space.start else 0)
         for t in range(num_steps + 1):
             for i in range(obs.shape[1]):
@@ -312,7 +313,7 @@ def test_each_policy_is_saved_loaded_frozen_and_played_with_its_own_spaces(tmp_p
 def test_policies_take_agents_that_are_offered_the_same(tmp_path):
     spec = env_spec(EnvMaker(TAG))
     assert spec.roles == (("adversary", 3), ("agent", 1))
-    assert spec.of(Agents(3, 1)).observation.shape == (14,)
+    assert spec.for_agents(Agents(3, 1)).observation.shape == (14,)
     assert EnvSpec.from_json(spec.to_json()) == spec
     run = train(tmp_path, "r", policies={"a": "0:1", "b": "1:3", "c": "3:"})
     assert set(run.policies) == {"a", "b", "c"}
@@ -320,8 +321,8 @@ def test_policies_take_agents_that_are_offered_the_same(tmp_path):
         with pytest.raises(ConfigError, match=r"agents \d and 3 of policy '\w+' have different"):
             train(tmp_path, "none", policies=policies)
     spread = env_spec(EnvMaker(SPREAD))
-    assert spread.of_each == ()
-    assert spread.of(Agents(1, 1)) is spread
+    assert spread.agent_spaces == ()
+    assert spread.for_agents(Agents(1, 1)) is spread
 
 
 @pytest.mark.more

@@ -121,7 +121,7 @@ class DeviceCollector:
         plan = self._plan
         rows = plan.num_envs * of.agents.size
         layout = batch.columns(
-            plan.spec.of(of.agents),
+            plan.spec.for_agents(of.agents),
             plan.stored_outputs if of.learns else {},
             plan.num_steps,
             rows,
@@ -165,7 +165,7 @@ class DeviceCollector:
         for fragment, memory in zip(self._fragments, self._memory, strict=True):
             fragment.recurrent_state[0] = memory
         actors = [
-            actor_for(policy, self._plan.spec.of(of.agents), of.network)
+            actor_for(policy, self._plan.spec.for_agents(of.agents), of.network)
             for policy, of in zip(self._policies, self._acting, strict=True)
         ]
         weights = FixedActors(actors, self._version)

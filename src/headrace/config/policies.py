@@ -99,7 +99,7 @@ def _check(shares: Mapping[str, Agents], spec: EnvSpec) -> None:
             )
 
     for name, share in shares.items():
-        spaces = spec.of_each[share.first : share.first + share.size]
+        spaces = spec.agent_spaces[share.first : share.first + share.size]
         for i, of in enumerate(spaces):
             if of != spaces[0]:
                 raise ConfigError(

@@ -222,7 +222,7 @@ def env_error(error: BaseException, where: str) -> EnvError:
     return EnvError("".join(lines) + f"\nThe environment failed {where}.")
 
 
-def in_a_line(error: EnvError) -> str:
+def summarize_error(error: EnvError) -> str:
     """An environment's failure, for a run that goes on: what, at which line of code, and where."""
     raised, has_traceback, where = str(error).rpartition("\n\n")
     if not has_traceback:

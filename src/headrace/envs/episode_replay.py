@@ -1,9 +1,7 @@
-"""Bringing back an episode that was under way when a run was saved.
+"""Restores an unfinished episode after a resume; nothing here is ever pickled.
 
-Three ways, the best that the environment allows: its own `get_state` / `set_state`; a reset with
-the episode's seed and its recorded actions once more; a new episode.
-
-Left out: what is written to disk (`storage/checkpoint.py`); nothing here is ever pickled.
+There are three ways, and the best that the environment allows is taken: its own `get_state` /
+`set_state`; a reset with the episode's seed and its recorded actions once more; a new episode.
 """
 
 from collections import deque
@@ -14,18 +12,16 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from headrace.spec import Array
 
-# What is inside of Gymnasium's own wrappers that only count steps or check what is checked anyway.
-#
-# Stepping it directly saves two calls in each step; the time limit is then kept by whoever
-# steps.
-
-
 _TRANSPARENT = (OrderEnforcing, PassiveEnvChecker, TimeLimit)
 NO_LIMIT = 1 << 62
 
 
-def inside(env: Any) -> tuple[Any, int]:
-    """The environment inside of wrappers that may be passed by, and their time limit (steps)."""
+def unwrap(env: Any) -> tuple[Any, int]:
+    """Return the environment inside of Gymnasium's transparent wrappers, and its time limit.
+
+    Those wrappers only count steps, or check what is checked anyway. Stepping without them saves
+    two calls per step; the caller keeps the time limit.
+    """
     limit = NO_LIMIT
     while type(env) in _TRANSPARENT:  # not a subclass, which may do more
         if type(env) is TimeLimit:
@@ -35,7 +31,7 @@ def inside(env: Any) -> tuple[Any, int]:
 
 
 class ActionLog:
-    """The environment actions of the episodes under way, in pieces of a fragment each."""
+    """The environment actions of unfinished episodes, in pieces of a fragment each."""
 
     def __init__(self) -> None:
         self._pieces: deque[Array] = deque()
@@ -49,7 +45,7 @@ class ActionLog:
             self._length -= len(self._pieces.popleft())
 
     def last(self, column: int, count: int) -> Array | None:
-        """The last `count` actions of one env, `[count, ...]`; None if they are not all here."""
+        """Return the last `count` actions of one env, `[count, ...]`; None if some are missing."""
         if count > self._length:
             return None
         if count == 0:
@@ -58,17 +54,16 @@ class ActionLog:
 
 
 def get_state(env: Any) -> dict[str, Array] | None:
-    """The environment's own state as named arrays, or None if it does not offer one that is safe.
+    """Return the environment's own state as named arrays, or None if it offers no safe one.
 
     `get_state` may return an array, bytes, or a dict of those.
     """
-    holder, _ = inside(env)
-    if not _has_state(holder):
+    env, _ = unwrap(env)
+    if not _has_state(env):
         return None
-    state = holder.get_state()
-    named = state if isinstance(state, dict) else {"": state}
+    state = env.get_state()
     arrays = {}
-    for key, value in named.items():
+    for key, value in (state if isinstance(state, dict) else {"": state}).items():
         if isinstance(value, bytes):
             arrays[f"bytes:{key}"] = np.frombuffer(value, np.uint8).copy()
         elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
@@ -80,26 +75,26 @@ def get_state(env: Any) -> dict[str, Array] | None:
 
 def set_state(env: Any, arrays: dict[str, Array]) -> None:
     """Undo `get_state`; the environment has been reset before."""
-    holder, _ = inside(env)
-    if not _has_state(holder):
+    env, _ = unwrap(env)
+    if not _has_state(env):
         raise ValueError("the environment has no set_state any more")
     state: dict[str, Any] = {}
     for name, array in arrays.items():
         kind, _, key = name.partition(":")
         state[key] = array.tobytes() if kind == "bytes" else array
-    holder.set_state(state[""] if set(state) == {""} else state)
+    env.set_state(state[""] if set(state) == {""} else state)
 
 
 def _has_state(env: Any) -> bool:
-    # vars of the class: some wrappers forward attributes that are not their own
+    # Asked of the class: some wrappers forward attributes that are not their own.
     return all(hasattr(type(env), name) for name in ("get_state", "set_state"))
 
 
 def replay(env: Any, seed: int, actions: Array) -> tuple[Any, Any] | None:
-    """Reset with `seed` and take `actions` again.
+    """Reset with `seed` and repeat `actions`.
 
     Returns:
-        The observation and info where that leads; None if the episode ended on the way.
+        The last observation and info; None if the episode ended on the way.
     """
     obs, info = env.reset(seed=seed)
     for action in actions:

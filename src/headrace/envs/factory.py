@@ -1,8 +1,7 @@
-"""From what a user calls an environment to something that makes it, in any process.
+"""Makes environments from an id or a callable, in any process, and reads their spec.
 
 A kernel environment is made as it is where its own vector form is stepped, and in Gymnasium's form
-where it is interpreted or wrapped. Left out: stepping (`python_vector.py`, `native_vector.py`,
-`device.py`), whose ids are whose (`registry.py`), and which ids a preset knows (`run/presets`).
+where it is interpreted or wrapped.
 """
 
 import contextlib
@@ -26,11 +25,15 @@ from headrace.errors import ConfigError, UsageError
 from headrace.spec import EnvSpec
 
 EnvLike = str | Callable[..., Any]
-"""An id, `module:EnvId`, `module:callable`, or a callable that makes an environment; a kernel
-environment's class is one. What takes `num_envs` and `device` makes many that step tensors."""
+"""An id, `module:EnvId`, `module:callable`, or a callable that makes an environment, such as a
+kernel environment's class. If it takes `num_envs` and `device`, it makes a vector of tensors."""
 
 WrapperLike = str | Callable[[Any], Any]
-"""`module:callable`, or a callable: gets an environment and gives it back, wrapped."""
+"""`module:callable`, or a callable: takes an environment and returns it wrapped."""
+
+_CHOICES = (
+    gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete, gymnasium.spaces.MultiBinary,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,24 +58,24 @@ class EnvMaker:
 
     @property
     def name(self) -> str:
-        """What to call it in messages and run directories."""
+        """The environment's name in messages and run directories."""
         name = self.env if isinstance(self.env, str) else getattr(self.env, "__name__", "env")
         return "env" if name == "<lambda>" else name
 
     @property
     def is_code(self) -> bool:
-        """Whether making it imports or runs code that the user named (not a registered id)."""
+        """Whether making it runs code that the user named, and not a registered id."""
         return not isinstance(self.env, str) or ":" in self.env
 
     @property
     def steps_tensors(self) -> bool:
-        """Whether it makes many environments at a time, which step tensors: see `tensors`."""
+        """Whether it makes many environments at a time that step tensors: see `tensors`."""
         target = registry.resolve(self.env)
         if isinstance(target, str) or not callable(target):
             return False
         try:
             return {"num_envs", "device"} <= inspect.signature(target).parameters.keys()
-        except ValueError:  # built-ins do not tell their signature
+        except ValueError:  # built-ins have no signature
             return False
 
     def __call__(self, *, render_mode: str | None = None) -> Any:
@@ -84,10 +87,10 @@ class EnvMaker:
             UsageError: what was made is no environment.
             EnvError: making or wrapping it raised.
         """
-        return self.make_wrapped(self.made(render_mode=render_mode))
+        return self.make_wrapped(self.make_raw(render_mode=render_mode))
 
-    def made(self, *, render_mode: str | None = None) -> Any:
-        """One environment as the id or callable gives it, which may be a `KernelEnv`.
+    def make_raw(self, *, render_mode: str | None = None) -> Any:
+        """Make one environment as the id or callable gives it, which may be a `KernelEnv`.
 
         Raises:
             UsageError: it steps tensors, or what was made is no environment.
@@ -105,16 +108,18 @@ class EnvMaker:
         if (kernel := kernel_registry.registered_class(target)) is not None:
             return self._call(kernel, render_mode)
         make = atari.make if target.startswith("ALE/") else gymnasium.make
-        # The checker wraps every step for the sake of the first.
-        more = {"disable_env_checker": True} | ({"render_mode": render_mode} if render_mode else {})
-        return registry.made(target, self.kwargs, lambda: make(target, **self.kwargs | more))
+        # Gymnasium's checker wraps every step, and checks the first.
+        kwargs = self.kwargs | {"disable_env_checker": True}
+        if render_mode:
+            kwargs["render_mode"] = render_mode
+        return registry.make_registered(target, self.kwargs, lambda: make(target, **kwargs))
 
     def make_wrapped(self, env: Any) -> Any:
-        """What `made` gave, in its Python form, wrapped.
+        """Turn what `make_raw` made into its Python form, wrapped.
 
         Raises:
-            UsageError: it is no environment, or a kernel environment of several agents; or it is to
-                be wrapped, and is a game in PettingZoo's form.
+            UsageError: it is no environment, a kernel environment of several agents, or a game in
+                PettingZoo's form that is to be wrapped.
             EnvError: wrapping it raised.
         """
         if isinstance(env, KernelEnv):
@@ -135,17 +140,14 @@ class EnvMaker:
             return env
         _check_is_env(env, self.name)
         for wrapper in self.wrappers:
-            wrap = (
-                importing.load_callable(wrapper, ConfigError)
-                if isinstance(wrapper, str)
-                else wrapper
-            )
+            wrap, name = wrapper, getattr(wrapper, "__name__", wrapper)
+            if isinstance(wrap, str):
+                wrap = importing.load_callable(wrap, ConfigError)
             try:
                 env = wrap(env)
             except Exception as error:
-                name = wrapper if isinstance(wrapper, str) else getattr(wrap, "__name__", "wrapper")
                 raise env_error(error, f"while {name} wrapped {self.name}") from error
-            _check_is_env(env, getattr(wrapper, "__name__", wrapper))
+            _check_is_env(env, name)
         return env
 
     def _call(self, target: Callable[..., Any], render_mode: str | None, **more: Any) -> Any:
@@ -164,7 +166,7 @@ class EnvMaker:
         except TypeError as error:
             raise UsageError(f"{self.name} does not take env_kwargs={kwargs}: {error}") from None
         except ValueError:
-            pass  # built-ins do not tell their signature
+            pass  # built-ins have no signature
         try:
             return target(**kwargs)
         except UsageError:
@@ -173,10 +175,10 @@ class EnvMaker:
             raise env_error(error, f"while making {self.name} with {kwargs}") from error
 
     def kernel(self) -> KernelEnv | None:
-        """The kernel environment that is to be stepped compiled; None if there is none.
+        """Make the kernel environment that is stepped compiled; None if it is not one.
 
         Raises:
-            UsageError, EnvError: as when one is made.
+            UsageError, EnvError: as `make_raw`.
         """
         if not self.native or self.wrappers or self.steps_tensors:
             return None
@@ -185,7 +187,7 @@ class EnvMaker:
             registry.load(target)
             if kernel_registry.registered_class(target) is None:
                 return None
-        env = self.made()
+        env = self.make_raw()
         if isinstance(env, KernelEnv):
             return env
         _check_is_env(env, self.name)
@@ -193,11 +195,7 @@ class EnvMaker:
         return None
 
     def tensors(self, num_envs: int, device: str) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-        """Make environments that step tensors, all as one.
-
-        Args:
-            num_envs: how many.
-            device: where their tensors are, as torch names it.
+        """Make environments that step tensors on torch's device, all as one.
 
         Raises:
             UsageError: they are to be wrapped, or what was made is no such vector.
@@ -208,28 +206,26 @@ class EnvMaker:
                 f"{self.name} makes many environments that step tensors as one, and these are not "
                 "wrapped here.\nLeave --wrapper out, and let a callable of your own wrap them."
             )
-        if ours := {"num_envs", "device"} & self.kwargs.keys():
+        if reserved := {"num_envs", "device"} & self.kwargs.keys():
             raise UsageError(
-                f"env_kwargs={self.kwargs}: {self.name} gets {' and '.join(sorted(ours))} from "
+                f"env_kwargs={self.kwargs}: {self.name} gets {' and '.join(sorted(reserved))} from "
                 "--num-envs and --device. Leave it out there."
             )
         target = registry.resolve(self.env)
         assert callable(target), self.name
-        made = self._call(target, None, num_envs=num_envs, device=device)
-        if not isinstance(made, gymnasium.vector.VectorEnv):
+        vector = self._call(target, None, num_envs=num_envs, device=device)
+        if not isinstance(vector, gymnasium.vector.VectorEnv):
             raise UsageError(
                 f"{self.name} takes num_envs and device, as what makes environments that step "
-                f"tensors, and made a {type(made).__name__}.\n"
+                f"tensors, and made a {type(vector).__name__}.\n"
                 "Expected a gymnasium.vector.VectorEnv of so many."
             )
-        return made
+        return vector
 
     def vector(self, num_envs: int, num_threads: int) -> Any:
         """Make the environment's own vector form, a `gymnasium.vector.VectorEnv`.
 
-        Args:
-            num_envs: how many environments it holds.
-            num_threads: how many threads it may use, where it can be told.
+        It uses so many threads where it has such an option.
 
         Raises:
             ConfigError: it has no such form, or is to be wrapped.
@@ -252,7 +248,7 @@ class EnvMaker:
         kwargs = self.kwargs
         if target.startswith("ALE/"):
             kwargs = atari.vector_kwargs(num_threads) | kwargs
-        return registry.made(
+        return registry.make_registered(
             target,
             self.kwargs,
             lambda: gymnasium.make_vec(target, num_envs, "vector_entry_point", **kwargs),
@@ -269,8 +265,8 @@ def _check_is_env(env: Any, maker: Any) -> None:
 
 
 def make_all(maker: EnvMaker, count: int) -> list[Any]:
-    """So many environments; if one cannot be made, those before it are closed."""
-    with contextlib.ExitStack() as stack, mujoco.muted():
+    """Make so many environments; if one cannot be made, those before it are closed."""
+    with contextlib.ExitStack() as stack, mujoco.mute_warnings():
         envs = []
         for _ in range(count):
             envs.append(maker())
@@ -291,21 +287,21 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
     }  # fmt: skip
     env: Any = maker.tensors(1, "cpu") if maker.steps_tensors else maker.kernel()
     if env is None:
-        env = maker.vector(1, num_threads=1) if maker.native else maker.made()
+        env = maker.vector(1, num_threads=1) if maker.native else maker.make_raw()
     if isinstance(env, KernelEnv) and not maker.wrappers:
-        return spaces.of_kernel(maker.name, env, **options)
+        return spaces.read_kernel(maker.name, env, **options)
     is_vector = maker.native or maker.steps_tensors
     if not is_vector:
         env = maker.make_wrapped(env)
     try:
         if is_parallel(env):
             info = _first_info(maker, env, map(env.action_space, env.possible_agents))
-            return spaces.of_parallel(maker.name, env, info, **options)
+            return spaces.read_parallel(maker.name, env, info, **options)
         single = "single_" if is_vector else ""
         observation, action = (
             getattr(env, f"{single}{role}_space") for role in ("observation", "action")
         )
-        read = spaces.of_tensors if maker.steps_tensors else spaces.read
+        read = spaces.read_tensors if maker.steps_tensors else spaces.read
         info = _first_info(maker, env, [action])
         return read(maker.name, observation, action, info, **options)
     finally:
@@ -318,23 +314,15 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
 
 
 def _first_info(maker: EnvMaker, env: Any, actions: Iterable[Any]) -> Mapping[str, Any]:
-    """What a reset says beside the observations, if there may be an action mask in it."""
-    has_choices = any(
-        isinstance(
-            action,
-            gymnasium.spaces.Discrete
-            | gymnasium.spaces.MultiDiscrete
-            | gymnasium.spaces.MultiBinary,
-        )
-        for action in actions
-    )
+    """Return the info of a reset, if there may be an action mask in it."""
+    has_choices = any(isinstance(action, _CHOICES) for action in actions)
     if not has_choices or maker.action_mask not in ("auto", "info"):
         return {}
-    where = f"env 0 of {maker.name}, episode 0, to see what it offers: reset(seed=0)"
+    position = f"env 0 of {maker.name}, episode 0, to see what it offers: reset(seed=0)"
     try:
         result = env.reset(seed=0)
     except Exception as error:
-        raise env_error(error, f"in reset of {where}") from error
-    check_fields("reset", result, where)
+        raise env_error(error, f"in reset of {position}") from error
+    check_fields("reset", result, position)
     info: Mapping[str, Any] = result[1]
     return info

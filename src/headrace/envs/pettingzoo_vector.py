@@ -123,7 +123,7 @@ class ParallelVector(DeviceVector):
         spec, env_id = self.spec, self.env_id
         self._envs = list(envs)
         self._policy_rows = [
-            AgentRows(spec.of(agents), agents, len(env_id)) for agents in self.parts
+            AgentRows(spec.for_agents(agents), agents, len(env_id)) for agents in self.parts
         ]
         self._rows_of = [rows for rows in self._policy_rows for _ in range(rows.agents.size)]
         self._id_of = {agent: i for i, agent in enumerate(self._envs[0].possible_agents)}

@@ -1,7 +1,4 @@
-"""Families of ids: which package registers them, which extra brings it, and ids that are not there.
-
-Left out: what is made of an id (`factory.py`).
-"""
+"""Families of ids: the package that registers them, the extra that brings it, and near misses."""
 
 import difflib
 import importlib
@@ -15,7 +12,7 @@ from headrace.envs.api import env_error
 from headrace.envs.gym import mujoco
 from headrace.errors import EnvNotFoundError, MissingExtraError, UsageError
 
-# (what an id begins with, package that registers it or None if Gymnasium does, our extra)
+# (prefix of the ids, package that registers them or None if Gymnasium does, our extra)
 _FAMILIES: tuple[tuple[str, str | None, str], ...] = (
     ("headrace/", "headrace.envs.kernels.library", "kernels"),
     ("ALE/", "ale_py", "atari"),
@@ -43,7 +40,7 @@ _FAMILIES: tuple[tuple[str, str | None, str], ...] = (
 
 
 def resolve(env: str | Callable[..., Any]) -> str | Callable[..., Any]:
-    """`module:name` to the callable, or to the id that the module registered."""
+    """Resolve `module:name` to the callable, or to the id that the module registered."""
     if not isinstance(env, str) or ":" not in env:
         return env
     module, name, target = importing.load(env, EnvNotFoundError)
@@ -58,7 +55,7 @@ def resolve(env: str | Callable[..., Any]) -> str | Callable[..., Any]:
 
 
 def load(env_id: str) -> tuple[str, str | None, str] | None:
-    """Import the package that registers the id, if we know it."""
+    """Import the package that registers the id, if its family is known; return the family."""
     family = next((f for f in _FAMILIES if env_id.startswith(f[0])), None)
     if family and family[1]:
         try:
@@ -68,15 +65,15 @@ def load(env_id: str) -> tuple[str, str | None, str] | None:
     return family
 
 
-def made(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
-    """Call `make`, with the errors that registered ids can have."""
+def make_registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
+    """Call `make`, which makes a registered id with `kwargs`, and explain its errors."""
     family = load(env_id)
     try:
         if family and family[2] == "mujoco":
-            mujoco.listen()
+            mujoco.print_warnings_once()
         return make()
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
-        raise EnvNotFoundError(_near_misses(env_id)) from None
+        raise EnvNotFoundError(_not_found(env_id)) from None
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise _missing(env_id, family[2] if family else None, error) from None
     except Exception as error:
@@ -92,7 +89,7 @@ def _missing(env_id: str, extra: str | None, error: Exception) -> MissingExtraEr
     )
 
 
-def _near_misses(env_id: str) -> str:
+def _not_found(env_id: str) -> str:
     known = sorted(gymnasium.registry)
     lowered = {name.lower(): name for name in known}
     near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""From Gymnasium's spaces to a spec. Left out: making environments (`factory.py`)."""
+"""Reads Gymnasium's spaces, and PettingZoo's games, into a spec."""
 
 import itertools
 import re
@@ -31,9 +31,9 @@ def read(
     Args:
         env_id: its name.
         observation: Gymnasium's space of observations.
-        action: of actions.
-        info: what a reset gave: it may hold an action mask.
-        drop_obs_keys: keys of a Dict observation that nobody looks at.
+        action: Gymnasium's space of actions.
+        info: what a reset returned: it may hold an action mask.
+        drop_obs_keys: keys of a Dict observation to leave out.
         action_mask: `auto` (an observation or info called `action_mask` that fits the actions),
             `off`, `info`, or the key of an observation.
 
@@ -41,42 +41,33 @@ def read(
         UnsupportedSpaceError: naming the space and its key.
         ConfigError: there is no such key, or no such mask.
     """
-    acts = _action(action)
+    act_space = _action(action)
     notes: list[str] = []
     if isinstance(observation, gymnasium.spaces.Dict):
-        sees = _dict(observation, drop_obs_keys, notes)
+        obs_space = _dict(observation, drop_obs_keys, notes)
     elif drop_obs_keys:
         raise ConfigError(
             f"drop_obs_keys={drop_obs_keys}, but {env_id} has no Dict observation: {observation}."
         )
     else:
-        sees = _leaf("observation", observation, notes, "")
-    key = _mask_key(sees, acts, info, action_mask)
-    in_info = key == MASK and action_mask in ("auto", "info") and MASK not in dict(sees.parts)
+        obs_space = _leaf("observation", observation, notes, "")
+    key = _mask_key(obs_space, act_space, info, action_mask)
+    in_info = key == MASK and action_mask in ("auto", "info") and MASK not in dict(obs_space.parts)
     if in_info:
-        bits = Space("multi_binary", (sum(acts.nvec),), "int8")
-        parts = sees.parts if sees.kind == "dict" else ((PLAIN, sees),)
-        sees = Space("dict", parts=(*parts, (MASK, bits)))
+        bits = Space("multi_binary", (sum(act_space.nvec),), "int8")
+        parts = obs_space.parts if obs_space.kind == "dict" else ((PLAIN, obs_space),)
+        obs_space = Space("dict", parts=(*parts, (MASK, bits)))
     if key:
         notes.append(f"actions are masked by {'info' if in_info else 'the observation'}[{key!r}]")
-    return EnvSpec(env_id, sees, acts, key, in_info, notes=tuple(notes))
+    return EnvSpec(env_id, obs_space, act_space, key, in_info, notes=tuple(notes))
 
 
-def of_kernel(
-    env_id: str,
-    env: KernelEnv,
-    *,
-    drop_obs_keys: tuple[str, ...] = (),
-    action_mask: str = "auto",
-) -> EnvSpec:
-    """Describe a kernel environment's spaces, those of one agent; args and errors as of `read`."""
-    spec = read(
-        env_id, env.observation_space, env.action_space, {},
-        drop_obs_keys=drop_obs_keys, action_mask=action_mask,
-    )  # fmt: skip
+def read_kernel(env_id: str, env: KernelEnv, **options: Any) -> EnvSpec:
+    """Describe a kernel environment's spaces, those of one agent; see `read`."""
+    spec = read(env_id, env.observation_space, env.action_space, {}, **options)
     for role, space in (("observation", spec.observation), ("action", spec.action)):
-        boxes = ("box",) if role == "observation" else ("box", "discrete", "multi_discrete")
-        if space.kind not in boxes or (space.kind == "box" and len(space.shape) != 1):
+        kinds = ("box",) if role == "observation" else ("box", "discrete", "multi_discrete")
+        if space.kind not in kinds or (space.kind == "box" and len(space.shape) != 1):
             raise UnsupportedSpaceError(
                 f"The {role} space of the kernel environment {env_id} cannot be used: "
                 f"{space.describe()}.\nExpected a Box of one dimension"
@@ -85,7 +76,7 @@ def of_kernel(
     return replace(spec, kind="kernel", roles=tuple(env.agents.items()))
 
 
-def of_tensors(
+def read_tensors(
     env_id: str, observation: Any, action: Any, info: Mapping[str, Any], **options: Any
 ) -> EnvSpec:
     """Describe the spaces of environments that step tensors; args and errors as of `read`."""
@@ -94,54 +85,46 @@ def of_tensors(
     return replace(spec, kind="tensor")
 
 
-def of_parallel(
+def read_parallel(
     env_id: str, env: Any, infos: Mapping[Any, Mapping[str, Any]], **options: Any
 ) -> EnvSpec:
-    """Describe the spaces of a game in PettingZoo's parallel form.
+    """Describe the spaces of a game in PettingZoo's parallel form; options and errors as of `read`.
 
-    Args:
-        env_id: its name.
-        env: the game.
-        infos: what a reset gave, by agent.
-        **options: as of `read`.
-
-    Raises:
-        UnsupportedSpaceError, ConfigError: as of `read`.
+    `infos` is what a reset returned, by agent.
     """
-    agents, of_each, notes = list(env.possible_agents), [], []
+    agents, agent_spaces, notes = list(env.possible_agents), [], []
     if not agents:
         raise UsageError(f"{env_id} has no possible_agents: expected a list of their names.")
     for agent in agents:
-        its = env.observation_space(agent), env.action_space(agent)
+        spaces = env.observation_space(agent), env.action_space(agent)
         try:
-            spec = read(env_id, *its, infos.get(agent, {}), **options)
+            spec = read(env_id, *spaces, infos.get(agent, {}), **options)
         except UsageError as error:
             raise type(error)(f"{error}\n(agent {agent} of {env_id})") from None
         _check_one_array(spec, f"of {env_id}, agent {agent},")
-        of_each.append((spec.observation, spec.action))
+        agent_spaces.append((spec.observation, spec.action))
         notes += [note for note in spec.notes if note not in notes]
-    roles = parallel_roles(agents)
-    if differ := len(set(of_each)) > 1:
-        for i, (observation, action) in enumerate(of_each):
-            if not i or of_each[i] != of_each[i - 1]:
-                seen, done = observation.describe(), action.describe()
-                notes.append(f"from agent {agents[i]} on: observation {seen}, action {done}")
+    if differ := len(set(agent_spaces)) > 1:
+        for i, (observation, action) in enumerate(agent_spaces):
+            if not i or agent_spaces[i] != agent_spaces[i - 1]:
+                notes.append(
+                    f"from agent {agents[i]} on: observation {observation.describe()}, "
+                    f"action {action.describe()}"
+                )
     return EnvSpec(
-        env_id, *of_each[0],
-        roles=roles, of_each=tuple(of_each) if differ else (), notes=tuple(notes), kind="parallel",
+        env_id, *agent_spaces[0],
+        roles=parallel_roles(agents), agent_spaces=tuple(agent_spaces) if differ else (),
+        notes=tuple(notes), kind="parallel",
     )  # fmt: skip
 
 
 def is_parallel(env: Any) -> bool:
-    """Whether it is a game in PettingZoo's parallel form; that package need not be there.
+    """Return whether it is a game in PettingZoo's parallel form (which need not be installed).
 
     Raises:
-        UsageError: it is in its other form, or does not name its agents.
+        UsageError: it is in PettingZoo's other form, or does not name its agents.
     """
-    if not (
-        callable(getattr(env, "observation_space", None))
-        and callable(getattr(env, "action_space", None))
-    ):
+    if not all(callable(getattr(env, f"{role}_space", None)) for role in ("observation", "action")):
         return False
     if hasattr(env, "agent_iter"):
         raise UsageError(
@@ -161,16 +144,16 @@ _ROLE = re.compile(r"(.*?)(?:(?:^|_)\d+)?", re.DOTALL)
 
 
 def parallel_roles(agents: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    """Roles of PettingZoo's agents: names up to a number, of those that follow each other.
+    """Return the roles of PettingZoo's agents: names up to a number, of those in sequence.
 
     A role is the name of a policy, and of its files: of letters, digits, - and _. One that comes
     back after another gets a number of its own.
     """
     names = []
     for agent in agents:
-        found = _ROLE.fullmatch(str(agent))
-        assert found is not None, agent
-        name = re.sub(r"[^A-Za-z0-9_-]", "-", found[1])
+        match = _ROLE.fullmatch(str(agent))
+        assert match is not None, agent
+        name = re.sub(r"[^A-Za-z0-9_-]", "-", match[1])
         names.append(name if re.match("[A-Za-z]", name) else f"agent-{name}".rstrip("-"))
     roles: dict[str, int] = {}
     for name, group in itertools.groupby(names):
@@ -182,7 +165,7 @@ def parallel_roles(agents: Sequence[Any]) -> tuple[tuple[str, int], ...]:
 
 
 def _check_one_array(spec: EnvSpec, whose: str) -> None:
-    """Where rows are written many at a time there are no keys: UnsupportedSpaceError."""
+    """Raise UnsupportedSpaceError where the observation has keys, or a mask."""
     if spec.mask_in_info:
         raise UnsupportedSpaceError(
             f"The info {whose} has an action mask, and masks are read from Gymnasium's "
@@ -197,41 +180,39 @@ def _check_one_array(spec: EnvSpec, whose: str) -> None:
 
 
 def flat_mask(mask: Any) -> Array:
-    """A mask as one vector of 0 and 1; MultiDiscrete's may be a tuple of one per component."""
+    """Flatten a mask to a vector of bool; MultiDiscrete's may be a tuple of one per component."""
     if isinstance(mask, tuple | list):
         mask = np.concatenate([np.asarray(part).ravel() for part in mask])
     bits: Array = np.asarray(mask).ravel() != 0
     return bits
 
 
-def _mask_key(sees: Space, acts: Space, info: Mapping[str, Any], wanted: str) -> str:
-    """Where the mask is stored; "" for none."""
-    count = sum(acts.nvec)
-    parts = dict(sees.parts)
-    if wanted == "auto":
+def _mask_key(obs_space: Space, act_space: Space, info: Mapping[str, Any], action_mask: str) -> str:
+    """Return the key under which the mask is stored; "" for none."""
+    count, parts = sum(act_space.nvec), dict(obs_space.parts)
+    info_size = flat_mask(info[MASK]).size if MASK in info else None
+    if action_mask == "auto":
         fits = MASK in parts and parts[MASK].size == count and parts[MASK].kind != "discrete"
-        in_info = MASK in info and flat_mask(info[MASK]).size == count
-        return MASK if count and (fits or (in_info and MASK not in parts)) else ""
-    if wanted == "off":
+        return MASK if count and (fits or (info_size == count and MASK not in parts)) else ""
+    if action_mask == "off":
         return ""
     if not count:
         raise ConfigError(
-            f"action_mask={wanted!r}: masks are for Discrete and MultiDiscrete actions, and these "
-            f"are {acts.describe()}."
+            f"action_mask={action_mask!r}: masks are for Discrete and MultiDiscrete actions, and "
+            f"these are {act_space.describe()}."
         )
-    if wanted == "info":
-        size = flat_mask(info[MASK]).size if MASK in info else None
-        given = f"keys {sorted(info)}" if size is None else f"{size} entries"
+    if action_mask == "info":
+        key, place, size, keys = MASK, f"info[{MASK!r}]", info_size, sorted(info)
     else:
-        size = parts[wanted].size if wanted in parts else None
-        given = f"keys {[key for key, _ in sees.parts]}" if size is None else f"{size} entries"
+        key, place, keys = action_mask, f"the observation {action_mask!r}", list(parts)
+        size = parts[key].size if key in parts else None
     if size != count:
-        where = f"info[{MASK!r}]" if wanted == "info" else f"the observation {wanted!r}"
+        actual = f"keys {keys}" if size is None else f"{size} entries"
         raise ConfigError(
-            f"action_mask={wanted!r}: expected {where} with {count} entries, one per choice of "
-            f"{acts.describe()}; got {given}."
+            f"action_mask={action_mask!r}: expected {place} with {count} entries, one per choice "
+            f"of {act_space.describe()}; got {actual}."
         )
-    return MASK if wanted == "info" else wanted
+    return key
 
 
 def _dict(space: Any, drop: tuple[str, ...], notes: list[str]) -> Space:
@@ -252,7 +233,7 @@ def _dict(space: Any, drop: tuple[str, ...], notes: list[str]) -> Space:
 def _leaf(role: str, space: Any, notes: list[str], key: str) -> Space:
     match space:
         case gymnasium.spaces.Box():
-            # Floats are stored as float32 whatever they are declared as; integers as they are.
+            # All floats are stored as float32, integers as they are.
             dtype = "float32" if np.issubdtype(space.dtype, np.floating) else str(space.dtype)
             if dtype in ("uint16", "uint32", "uint64"):
                 raise _unsupported(role, space, f"dtype {dtype} has no equal in torch", key)
@@ -264,11 +245,10 @@ def _leaf(role: str, space: Any, notes: list[str], key: str) -> Space:
     if (choices := _choices(space)) is not None:
         return choices
     raise _unsupported(
-        role,
-        space,
+        role, space,
         "supported: Box, Discrete, MultiBinary, MultiDiscrete of one dimension, a Dict of these",
         key,
-    )
+    )  # fmt: skip
 
 
 def _choices(space: Any) -> Space | None:
@@ -289,7 +269,7 @@ def _action(space: Any) -> Space:
             high = tuple(float(x) for x in space.high.ravel())
             return Space("box", space.shape, str(space.dtype), low, high)
         case gymnasium.spaces.MultiBinary() if len(space.shape) == 1:
-            count = len(space.sample())
+            count = int(space.shape[0])
             return Space("multi_discrete", (count,), "int64", nvec=(2,) * count, start=(0,) * count)
     if (choices := _choices(space)) is not None:
         return choices
@@ -299,7 +279,7 @@ def _action(space: Any) -> Space:
     )  # fmt: skip
 
 
-def _unsupported(role: str, space: Any, why: str, key: str) -> UnsupportedSpaceError:
+def _unsupported(role: str, space: Any, reason: str, key: str) -> UnsupportedSpaceError:
     keys = ""
     if isinstance(space, gymnasium.spaces.Dict):
         keys = " with the keys " + ", ".join(f"{key!r}: {part}" for key, part in space.items())
@@ -307,6 +287,6 @@ def _unsupported(role: str, space: Any, why: str, key: str) -> UnsupportedSpaceE
     if key:
         remedy += f", or leave it out: --drop-obs-keys {key}"
     return UnsupportedSpaceError(
-        f"The {role} space cannot be used: {type(space).__name__}{keys or f' {space}'} ({why}).\n"
-        f"{remedy}."
+        f"The {role} space cannot be used: {type(space).__name__}{keys or f' {space}'} ({reason})."
+        f"\n{remedy}."
     )

@@ -1,4 +1,4 @@
-"""Filming an environment's first episode. Left out: environments that cannot draw themselves."""
+"""Records an environment's first episode as a video, if the environment can draw itself."""
 
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -8,27 +8,26 @@ from headrace.envs.factory import EnvMaker
 from headrace.errors import MissingExtraError, UsageError
 
 
-class _Film:
+class _Recorder:
     """Writes a frame after the first reset and after each step of the first episode.
 
-    Not a Gymnasium wrapper: those refuse an environment that is only like Gymnasium's.
+    It is not a Gymnasium wrapper: those refuse an environment that is only like Gymnasium's.
     """
 
     def __init__(self, env: Any, path: Path, write_frames: Any) -> None:
         self.env = env
         self._path, self._write_frames = path, write_frames
         self._writer: Any = None
-        self._resets = 0
+        self._num_resets = 0
 
     def reset(self, **kwargs: Any) -> Any:
-        self._resets += 1
-        if self._resets > 1:
+        self._num_resets += 1
+        if self._num_resets > 1:
             self._finish()
         result = self.env.reset(**kwargs)
-        if self._resets == 1:
-            frame = self._frame()
+        if self._num_resets == 1:
             fps = getattr(self.env, "metadata", {}).get("render_fps", 30)
-            self._writer = _begun(self._path, frame, fps, self._write_frames)
+            self._writer = _open_writer(self._path, self._frame(), fps, self._write_frames)
         return result
 
     def step(self, action: Any) -> Any:
@@ -42,8 +41,7 @@ class _Film:
         self.env.close()
 
     def _frame(self) -> Any:
-        frame: Any = self.env.render()
-        return frame.copy(order="C")
+        return self.env.render().copy(order="C")
 
     def _finish(self) -> None:
         if self._writer is not None:
@@ -51,14 +49,14 @@ class _Film:
             self._writer = None
 
 
-def filmed(maker: EnvMaker, path: Path) -> Any:
-    """One environment that writes its first episode to `path` (MP4).
+def record_first_episode(maker: EnvMaker, path: Path) -> Any:
+    """Make one environment that writes its first episode to `path` (MP4).
 
     Raises:
         MissingExtraError: imageio-ffmpeg is not installed.
         UsageError: the environment does not draw itself into arrays.
     """
-    write_frames = _writing(path)
+    write_frames = _load_encoder(path)
     env = maker(render_mode="rgb_array")
     if getattr(env, "render_mode", None) != "rgb_array":
         raise UsageError(
@@ -66,27 +64,26 @@ def filmed(maker: EnvMaker, path: Path) -> Any:
             f"(it has {getattr(env, 'metadata', {}).get('render_modes', [])}).\n"
             "Let your callable take render_mode and pass it on to the environment."
         )
-    return _Film(env, path, write_frames)
+    return _Recorder(env, path, write_frames)
 
 
-def write_film(path: Path, frames: Iterable[Any], fps: int) -> None:
-    """Write pictures `[height, width, 3]` uint8, all of one size, to `path` (MP4).
+def write_video(path: Path, frames: Iterable[Any], fps: int) -> None:
+    """Write frames `[height, width, 3]` uint8, all of one size, to `path` (MP4).
 
     Raises:
         MissingExtraError: imageio-ffmpeg is not installed.
-        UsageError: it is no name of a video.
+        UsageError: the path does not end in .mp4.
     """
-    write_frames, pictures = _writing(path), iter(frames)
-    writer = _begun(path, next(pictures), fps, write_frames)
+    write_frames, frames = _load_encoder(path), iter(frames)
+    writer = _open_writer(path, next(frames), fps, write_frames)
     try:
-        for picture in pictures:
-            writer.send(picture)
+        for frame in frames:
+            writer.send(frame)
     finally:
         writer.close()
 
 
-def _writing(path: Path) -> Any:
-    """What writes a video."""
+def _load_encoder(path: Path) -> Any:
     if path.suffix != ".mp4":
         raise UsageError(f"The video {path} cannot be written: expected a name that ends in .mp4.")
     try:
@@ -100,17 +97,14 @@ def _writing(path: Path) -> Any:
     return write_frames
 
 
-def _begun(path: Path, first: Any, fps: int, write_frames: Any) -> Generator[None, Any, None]:
-    """A film with its first picture; it is sent the others."""
+def _open_writer(path: Path, first: Any, fps: int, write_frames: Any) -> Generator[None, Any, None]:
+    """Begin a video with its first frame, and return a generator that takes the others."""
     height, width = first.shape[:2]
     # macro_block_size 2: H.264 needs even sides, and no more
     writer: Generator[None, Any, None] = write_frames(
-        str(path),
-        (width, height),
-        fps=fps,
-        macro_block_size=2,
+        str(path), (width, height), fps=fps, macro_block_size=2,
         output_params=["-loglevel", "error"],
-    )
+    )  # fmt: skip
     writer.send(None)
     writer.send(first)
     return writer

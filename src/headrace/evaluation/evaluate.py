@@ -25,7 +25,7 @@ from headrace.envs.factory import EnvMaker, env_spec, make_all
 from headrace.envs.gym.python_vector import GymVector
 from headrace.envs.kernels.vector import KernelVector
 from headrace.envs.vectors import device_vector, is_one_vector, make_vector
-from headrace.envs.video import filmed, write_film
+from headrace.envs.video import record_first_episode, write_video
 from headrace.errors import ConfigError, EnvError, UsageError
 from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.meter import Meter
@@ -173,7 +173,7 @@ def film_episode(episode: Mapping[str, Array], maker: EnvMaker, path: Path) -> N
     env = maker.kernel()
     assert env is not None, maker.name
     steps = range(len(episode["step"]))
-    write_film(path, (env.draw({k: of[t] for k, of in episode.items()}) for t in steps), _FPS)
+    write_video(path, (env.draw({k: of[t] for k, of in episode.items()}) for t in steps), _FPS)
 
 
 def _copied(vector: KernelVector) -> dict[str, Array]:
@@ -323,4 +323,4 @@ def _vector(
     if video is None:
         return make_vector(maker, context)
     maker = replace(maker, native=False)
-    return GymVector([filmed(maker, video), *make_all(maker, num_envs - 1)], context)
+    return GymVector([record_first_episode(maker, video), *make_all(maker, num_envs - 1)], context)

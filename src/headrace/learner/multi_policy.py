@@ -65,7 +65,7 @@ class MultiPolicyLearner:
         self.learners: dict[str, Learner] = {}
         self._steps_before = 0  # as the run was saved
         for name, share in shares.items():
-            own, offered = settings.of(name), spec.of(share)
+            own, offered = settings.of(name), spec.for_agents(share)
             self.networks[name] = own.network
             if (source := settings.run.frozen.get(name)) is None:
                 self.learners[name] = Learner(
@@ -151,7 +151,7 @@ def opponents(
     """
     check_frozen(frozen, shares, settings.run.model)
     return {
-        name: _frozen(source, name, settings.of(name), spec.of(shares[name]), model)
+        name: _frozen(source, name, settings.of(name), spec.for_agents(shares[name]), model)
         for name, source in frozen.items()
     }
 

@@ -257,7 +257,7 @@ def check_policies(
             "Name the environment that it was trained on, or start a new run."
         )
     for saved_spec, agents in saved.values():
-        check_fits(saved_spec, spec.of(agents), run_dir)
+        check_fits(saved_spec, spec.for_agents(agents), run_dir)
 
 
 def gather_arrays(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | Tensor]:

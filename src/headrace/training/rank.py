@@ -149,7 +149,7 @@ def build_learner(
         )
     [(name, share)] = shares.items()
     return Learner(
-        settings.of(name), job.spec.of(share), job.model, device, meter, ranks,
+        settings.of(name), job.spec.for_agents(share), job.model, device, meter, ranks,
         name=name, num_agents=share.size,
     )  # fmt: skip
 
@@ -164,7 +164,7 @@ def _load_initial_weights(job: Job, learner: Learns) -> None:
             saved_name = checkpoint.policy_name(saved, name)
             with checkpoint.as_written(saved.path):
                 spec = EnvSpec.from_json(saved.manifest["policies"][saved_name]["spec"])
-            checkpoint.check_fits(spec, job.spec.of(job.shares[name]), Path(source))
+            checkpoint.check_fits(spec, job.spec.for_agents(job.shares[name]), Path(source))
             checkpoint.load_into(policy, saved, saved_name)
 
 

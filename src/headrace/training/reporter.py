@@ -135,7 +135,7 @@ def describe_start(job: Job, ranks: Ranks) -> str:
     """Return the first lines of a run: sizes, and each setting that is no default, by origin."""
     settings, spec, run = job.settings, job.spec, job.settings.run
     spaces = f"observation {spec.seen.describe()}, action {spec.action.describe()}"
-    if spec.of_each:
+    if spec.agent_spaces:
         spaces = "observations and actions differ among agents: see the notes"
     lines = [
         f"headrace {headrace.__version__}: {run.algo} on {run.env} ({spaces}), "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 import headrace
-from headrace.batch import Fragment, named
+from headrace.batch import Fragment, named_tensors
 from headrace.collectors.api import ShouldStop
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.errors import RunDirError
@@ -82,7 +82,7 @@ class Saver:
         tensors = {
             f"{policy}/{name}".lstrip("/"): tensor.cpu()
             for policy, fragment in fragments.items()
-            for name, tensor in named(fragment).items()
+            for name, tensor in named_tensors(fragment).items()
         }
         rank, size = self._ranks.rank, self._ranks.size
         finite = gather_json(self._ranks, all(bool(t.isfinite().all()) for t in tensors.values()))
@@ -114,7 +114,7 @@ class Saver:
                     "algo": self._run.algo,
                     "network": asdict(self._learner.networks[name]),
                     "model": self._run.model,
-                    "spec": self._job.spec.of(share).to_json(),
+                    "spec": self._job.spec.for_agents(share).to_json(),
                     "agents": [share.first, share.first + share.size],
                 }
                 for name, share in self._job.shares.items()
@@ -152,7 +152,9 @@ class Evaluator:
             return {}
         policies = {
             name: TrainedPolicy(
-                job.spec.of(job.shares[name]), copy.deepcopy(policy).cpu(), learner.networks[name]
+                job.spec.for_agents(job.shares[name]),
+                copy.deepcopy(policy).cpu(),
+                learner.networks[name],
             )
             for name, policy in learner.policies.items()
         }

@@ -91,7 +91,7 @@ class Ring(KernelEnv):
 
 
 def spec_of(env):
-    return spaces.of_kernel(type(env).__name__, env)
+    return spaces.read_kernel(type(env).__name__, env)
 
 
 def vector_of(env, n, num_steps, target="cpu", seed=3, parts=(), autoreset=True, **kwargs):

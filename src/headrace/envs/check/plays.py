@@ -91,7 +91,7 @@ class PlayResult(NamedTuple):
 
 def kernel_spec(env: KernelEnv) -> EnvSpec:
     """Return what the environment offers to an agent; UnsupportedSpaceError."""
-    return spaces.of_kernel(type(env).__name__, env)
+    return spaces.read_kernel(type(env).__name__, env)
 
 
 def random_actions(spec: EnvSpec, shape: tuple[int, int], seed: int) -> Array:

@@ -60,7 +60,7 @@ def _play(
     fragments = []
     try:
         for part in parts:
-            own = spec.of(part)
+            own = spec.for_agents(part)
             fragment = batch.allocate(batch.columns(own, {}, num_steps, _NUM_ENVS))
             action = random_actions(own, (num_steps, _NUM_ENVS), action_seed)
             fragment.action.copy_(torch.from_numpy(action))

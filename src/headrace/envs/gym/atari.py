@@ -1,10 +1,9 @@
-"""The Python form of ALE's games, as their own vector form plays them.
+"""The Python form of ALE's games, which plays them as their own vector form does.
 
 84×84 gray, four frames stacked, four frames skipped, up to 30 no-ops at the start and FIRE pressed
 where the game has it (Mnih et al. 2015; Machado et al. 2018, arXiv:1709.06009, for sticky actions,
-which the id decides). Needed where the vector form will not do: for wrappers and for films.
-
-Left out: clipping of rewards (an option of the learner).
+which the id decides). Wrappers and videos need this form. Rewards are not clipped here: that is an
+option of the learner.
 """
 
 import os
@@ -13,7 +12,7 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-_OF_VECTOR = "reward_clipping", "autoreset_mode", "num_threads", "thread_affinity_offset"
+_VECTOR_ONLY = "reward_clipping", "autoreset_mode", "num_threads", "thread_affinity_offset"
 
 _PREPROCESSING = {
     "noop_max": "noop_max",
@@ -25,12 +24,12 @@ _PREPROCESSING = {
 
 
 def vector_kwargs(num_threads: int) -> dict[str, Any]:
-    """What ALE's vector form is told, unlike its own defaults."""
+    """Return arguments of ALE's vector form that differ from its defaults."""
     kwargs = {"reward_clipping": False, "autoreset_mode": "SameStep", "num_threads": num_threads}
-    ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    if ours == os.cpu_count() == num_threads:
-        # Each thread keeps a core: the scheduler puts two of them on one now and then, for a whole
-        # step, while another core is idle. Not where a core may be somebody else's.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    if cores == os.cpu_count() == num_threads:
+        # Each thread keeps a core: now and then the scheduler puts two of them on one, for a whole
+        # step, while another core is idle. Not where other processes may use the cores.
         kwargs["thread_affinity_offset"] = 0
     return kwargs
 
@@ -45,18 +44,16 @@ class _Fire(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make(env_id: str, **kwargs: Any) -> Any:
-    """One game; takes what ALE's vector form takes, and what the game itself takes.
+    """Make one game; it takes the arguments of ALE's vector form, and of the game itself.
 
     With `obs_type` (`ram`, `rgb`, ...) it is the bare game.
     """
     if "obs_type" in kwargs:
         return gymnasium.make(env_id, **kwargs)
-    kwargs = {name: v for name, v in kwargs.items() if name not in _OF_VECTOR}
+    kwargs = {name: v for name, v in kwargs.items() if name not in _VECTOR_ONLY}
     stack, fire = kwargs.pop("stack_num", 4), kwargs.pop("use_fire_reset", True)
     size = kwargs.pop("img_width", 84), kwargs.pop("img_height", 84)
-    preprocessing = {
-        theirs: kwargs.pop(ours) for ours, theirs in _PREPROCESSING.items() if ours in kwargs
-    }
+    preprocessing = {name: kwargs.pop(key) for key, name in _PREPROCESSING.items() if key in kwargs}
     env: Any = gymnasium.make(env_id, frameskip=1, **kwargs)
     env = AtariPreprocessing(env, screen_size=size, **preprocessing)
     if fire and env.unwrapped.get_action_meanings()[1:2] == ["FIRE"]:

@@ -1,4 +1,4 @@
-"""MuJoCo says what it has to say once. Left out: what it says.
+"""Prints each of MuJoCo's warnings once.
 
 MuJoCo 4 warns of each model that it compiles; a run compiles the same one for every environment.
 """
@@ -7,21 +7,21 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-_said: set[str] = set()
+_seen: set[str] = set()
 _muted = False
 
 
-def listen() -> None:
+def print_warnings_once() -> None:
     """Print each warning of this process once, to standard error."""
     import mujoco
 
     if hasattr(mujoco, "set_mju_user_warning"):
-        mujoco.set_mju_user_warning(_hear)
+        mujoco.set_mju_user_warning(_on_warning)
 
 
 @contextlib.contextmanager
-def muted() -> Iterator[None]:
-    """While environments are made that are like one made before: its warnings were heard then."""
+def mute_warnings() -> Iterator[None]:
+    """Mute warnings while environments are made that are like one made before."""
     global _muted
     before, _muted = _muted, True
     try:
@@ -30,7 +30,7 @@ def muted() -> Iterator[None]:
         _muted = before
 
 
-def _hear(text: str) -> None:
-    if text not in _said and not _muted:
+def _on_warning(text: str) -> None:
+    if text not in _seen and not _muted:
         print(f"headrace: warning of MuJoCo: {text}", file=sys.stderr)
-    _said.add(text)
+    _seen.add(text)

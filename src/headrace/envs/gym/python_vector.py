@@ -18,9 +18,9 @@ from headrace.envs.api import (
     check_fields,
     close_all,
     env_error,
-    in_a_line,
+    summarize_error,
 )
-from headrace.envs.episode_replay import get_state, inside, replay, set_state
+from headrace.envs.episode_replay import get_state, replay, set_state, unwrap
 from headrace.envs.episodes import HostVector
 from headrace.errors import EnvError
 from headrace.spec import PLAIN, Array
@@ -45,7 +45,7 @@ class GymVector(HostVector):
     ) -> None:
         super().__init__(context)
         self._envs = list(envs)
-        unwrapped = [inside(env) for env in self._envs]
+        unwrapped = [unwrap(env) for env in self._envs]
         self._steps: list[Callable[..., Any]] = [env.step for env, _ in unwrapped]
         self._limit = np.array([limit for _, limit in unwrapped])  # steps of an episode
         self._guards, self._remake = context.guards, remake
@@ -191,7 +191,7 @@ class GymVector(HostVector):
                 self._envs[i].close()
             try:
                 self._envs[i] = self._remake()
-                env, self._limit[i] = inside(self._envs[i])
+                env, self._limit[i] = unwrap(self._envs[i])
                 self._steps[i] = env.step
                 self._reset(i, obs, always_seeded=True)
                 return
@@ -218,7 +218,7 @@ class GymVector(HostVector):
             raise EnvError(
                 f"{error}\nIt failed more than {most} times in 10 minutes (--max-worker-restarts)."
             ) from error
-        self.dropped.append(in_a_line(error))
+        self.dropped.append(summarize_error(error))
 
     def _step_error(self, i: int, result: Any, error: BaseException, action: Array) -> EnvError:
         """Return the error to show for an exception in or after an env's step."""

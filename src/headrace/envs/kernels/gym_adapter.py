@@ -57,7 +57,7 @@ class KernelStepper:
     """
 
     def __init__(self, env: KernelEnv, num_envs: int, target: Target, num_threads: int = 1) -> None:
-        spec = spaces.of_kernel(type(env).__name__, env)
+        spec = spaces.read_kernel(type(env).__name__, env)
         self._is_box, self._num_envs = spec.action.kind == "box", num_envs
         context = VectorContext(
             spec, np.arange(num_envs), 0,

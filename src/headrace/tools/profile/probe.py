@@ -285,7 +285,7 @@ class Probe:
             collector.publish(learner.policy, 0)
             collected = collector.collect()
             assert collected is not None
-            return batch.named(collected.fragments[0])
+            return batch.named_tensors(collected.fragments[0])
 
 
 class _Learning:
@@ -343,7 +343,7 @@ def _busy_s(collector: Collector) -> float:
 def _repeat_steps(few: dict[str, Tensor], plan: SamplingPlan) -> Fragment:
     """Build a batch that repeats a few steps of one environment."""
     fragment = batch.allocate(plan.layout)
-    for name, array in batch.named(fragment).items():
+    for name, array in batch.named_tensors(fragment).items():
         if not name.startswith(("final_", "num_final", "env_id")):
             rows = torch.arange(array.shape[0]) % few[name].shape[0]
             array.copy_(few[name][rows].expand_as(array))
