@@ -296,7 +296,7 @@ def stratify(order: Tensor, num_minibatches: int) -> Tensor:
         num_minibatches: M, a divisor of T.
 
     Returns:
-        `[M, T / M * n]`: indices into a batch that was flattened to `[T * n, ...]`.
+        `[M, T / M * n]`: indices of rows, `[T * n, ...]`.
 
     Raises:
         ValueError: if M does not divide T.
@@ -313,19 +313,13 @@ def whole_runs(
 ) -> tuple[Tensor, list[int]]:
     """Assign whole runs of envs to minibatches: what a recurrent core learns from.
 
-    Each minibatch takes all T steps of N / M envs. Of these, one of several learners may hold any
-    number, or none.
-
-    Args:
-        place: `[E, n]`: the position of each env of this learner in an order of all N, by epoch.
-        num_steps: T.
-        num_envs: N.
-        num_minibatches: M, a divisor of N.
+    Each of M minibatches takes all T steps of N / M envs. Of these, one of several learners may
+    hold any number, or none. `place`, `[E, n]`, has the position of each env of this learner in an
+    order of all N, by epoch.
 
     Returns:
-        `[E * M, R]`: indices into a batch that was flattened to `[T * n, ...]`, step after step;
-        and how many of each row's R count. The rest is padding. Where none counts, the first T
-        are the run of some env.
+        `[E * M, R]`: indices of rows, `[T * n, ...]`, step after step; and how many of each line's
+        R count. The rest is padding. Where none counts, the first T are the run of some env.
 
     Raises:
         ValueError: if M does not divide N.

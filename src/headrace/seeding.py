@@ -66,17 +66,9 @@ def _address(seed: int, role: str, env_id: NDArray[np.int64]) -> tuple[U64, U64]
 def action_noise(
     seed: int, env_id: NDArray[np.int64], first_step: int, num_steps: int, num_draws: int
 ) -> NDArray[np.float32]:
-    """Return uniform noise for the actions of one fragment.
+    """Return uniform noise for the actions of one fragment of T steps, from `first_step` on.
 
-    Args:
-        seed: the run's seed.
-        env_id: `[n]`, logical env indices.
-        first_step: steps that each env has taken before this fragment.
-        num_steps: T.
-        num_draws: numbers needed per action, or 0.
-
-    Returns:
-        `[T, n, num_draws]` float32, strictly inside (0, 1), on a grid of 2^-23.
+    It is `[T, n, num_draws]` float32, strictly inside (0, 1), on a grid of 2^-23.
     """
     first, end = first_step * num_draws, (first_step + num_steps) * num_draws
     four = np.arange(first // 4, -(-end // 4), dtype=np.uint64)[:, None]

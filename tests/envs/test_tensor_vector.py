@@ -257,7 +257,9 @@ def test_an_error_of_a_reset_and_of_closing_is_named():
     vector, fragment = vector_of(Failing(4, "cpu"))
     with pytest.raises(EnvError, match="no road\n\nThe environment failed in reset, envs 0 to 3"):
         vector.bind(fragment)
-    with pytest.raises(EnvError, match="no depot\n\nThe environment failed while closing Tensors"):
+    with pytest.raises(
+        EnvError, match="no depot\n\nThe environment failed while closing, envs 0 to 3 of "
+    ):
         vector.close()
 
 

@@ -1,7 +1,4 @@
-"""What a sampler needs of environments: a vector of them that writes into the caller's memory.
-
-Left out: how one is made (`factory.py`) and stepped (`python_vector.py`).
-"""
+"""The interface of a vector of environments, and messages about environments that fail."""
 
 import traceback
 from abc import ABC, abstractmethod
@@ -19,15 +16,15 @@ from headrace.spec import Agents, Array, EnvSpec
 
 
 class Episode(NamedTuple):
-    """One finished episode; sorted by when it ended, whoever stepped it.
+    """One finished episode; episodes sort by the step in which they ended.
 
     Attributes:
         ended_at: step of the fragment in which it ended, 0..T-1.
         env_id: logical index of its env.
         total_reward: undiscounted.
         num_steps: its length.
-        by_policy: where several policies act, in their order: the mean over the agents of each;
-            `total_reward` is then the mean over all agents.
+        by_policy: the mean over each policy's agents, where several policies act; `total_reward`
+            is then the mean over all agents.
     """
 
     ended_at: int
@@ -39,14 +36,14 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class Guards:
-    """What is done about environments that fail, and about samplers that are lost.
+    """What to check, and what to do about failing environments and lost workers.
 
     Attributes:
-        on_env_error: what an exception or a bad value leads to: the run's end, or a new episode.
-        on_worker_loss: what death and silence lead to: another sampler, or the run's end.
-        env_timeout_s: how long a step or reset may take; 0: by what is usual (`patience.limit`).
-        max_restarts: of each sampler and each env, in 10 minutes.
-        enabled: check what environments give, and watch for silence.
+        on_env_error: what follows an exception or a bad value: the run's end, or a new episode.
+        on_worker_loss: what follows a worker's death or hang: a new worker, or the run's end.
+        env_timeout_s: time limit of a step or reset; 0: chosen by `timeouts.step_timeout`.
+        max_restarts: of each worker and each env, in 10 minutes.
+        enabled: check what environments return, and watch for hangs.
     """
 
     on_env_error: Literal["fail", "restart"] = "fail"
@@ -61,7 +58,7 @@ GUARDS = Guards()
 
 @dataclass
 class Restored:
-    """How the episodes under way came back after a resume, in numbers of envs."""
+    """How unfinished episodes were restored after a resume, in numbers of envs."""
 
     set_state: int = 0
     replayed: int = 0
@@ -84,15 +81,13 @@ class VectorContext:
         seed: the run's seed, from which all of the environments' seeds are derived.
         meter: counts the time of steps and resets.
         role: `env` for training, `eval` for evaluation: their seeds differ.
-        worker: the worker's name, for error messages; "" (kernel environments only): exceptions
-            are raised as they are.
+        worker: for error messages; "" (kernel environments only): exceptions are raised as is.
         guards: what to check, and what to do when an environment fails.
-        reseed: seed every episode, so that it can be replayed. Otherwise only the first one.
+        reseed: seed every episode, so that it can be replayed, or only the first one.
         replay_limit_s: time limit for replaying unfinished episodes after a resume.
         parts: the agents whose rows each fragment holds; (): one fragment holds all agents.
         num_threads: threads of a compiled or native vector.
-        last_episodes: `finish` returns at most so many episodes, the last ones; 0: all (vectors on
-            the learner's device only).
+        last_episodes: `finish` of a `DeviceVector` returns only so many, the last ones; 0: all.
     """
 
     spec: EnvSpec
@@ -128,11 +123,10 @@ class VectorContext:
 class VectorEnv(ABC):
     """n environments that are stepped together and reset themselves.
 
-    The caller owns the memory. `bind` names the fragments to write into, one for each policy, and
-    fills their row 0 of observations. `step(t)` takes row t of actions, as the policy emitted
-    them, and writes row t of rewards and ends and row t + 1 of observations. Where an episode
-    ended, that row is the next episode's first observation (Gymnasium's SAME_STEP). The true next
-    observation of a truncated step goes to the final observations.
+    The caller owns the memory. `step(t)` takes row t of actions, as the policy emitted them, and
+    writes row t of rewards and ends and row t + 1 of observations. Where an episode ended, that row
+    is the next episode's first observation (Gymnasium's SAME_STEP). The true next observation of a
+    truncated step goes to the final observations.
 
     Attributes:
         context: what it was built with.
@@ -151,23 +145,18 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def bind(self, *fragments: Fragment) -> None:
-        """Write into these from now on; the very first time this resets all envs."""
+        """Write into these from now on, one of each policy, and fill their observation row 0.
+
+        The very first time this resets all envs.
+        """
 
     @abstractmethod
     def step(self, t: int) -> None:
-        """Step all envs, and begin the next episode of those that ended.
-
-        Raises:
-            EnvError: an env failed or gave a bad value, and is not to be restarted.
-        """
+        """Step all envs, and begin the next episode where one ended; EnvError if an env fails."""
 
     @abstractmethod
     def finish(self) -> list[Episode]:
-        """Check the full fragment, and return the episodes that ended in it.
-
-        Raises:
-            EnvError: an env gave NaN or infinity.
-        """
+        """Return the episodes that ended in the full fragment; EnvError for NaN and infinity."""
 
     @abstractmethod
     def state(self) -> dict[str, Array]:
@@ -181,55 +170,46 @@ class VectorEnv(ABC):
         """Return the current observations, as `obs.KEY`; {} if `restore` does not need them."""
         return {}
 
-    @abstractmethod
     def restore(self, state: dict[str, Array]) -> Restored:
-        """Continue from `state`, before the first `bind`."""
+        """Continue from `state` before the first `bind`; by default with new episodes."""
+        return self.start_after(state["episode"])
 
     @abstractmethod
-    def start_after(self, num_steps: int) -> Restored:
-        """Begin episodes with an index that no run of `num_steps` steps has reached."""
+    def start_after(self, episode: int | Array) -> Restored:
+        """Begin episodes with an index above `episode`, which earlier ones cannot have."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close all envs.
-
-        Raises:
-            EnvError: closing one failed; the others are closed all the same.
-        """
+        """Close all envs, even if closing one fails; then raise its EnvError."""
 
 
-def close_all(envs: Sequence[Any], where: Callable[[int], str]) -> None:
-    """Close all, whatever one of them does; then raise EnvError if one failed.
-
-    Args:
-        envs: what has a `close`.
-        where: who the i-th of them is, in words.
-    """
+def close_all(envs: Sequence[Any], describe: Callable[[int], str]) -> None:
+    """Close all, even if one fails; then raise EnvError, with `describe` of its index."""
     failed = None
     for i, env in enumerate(envs):
         try:
             env.close()
         except Exception as error:
-            failed = failed or env_error(error, f"while closing, {where(i)}")
+            failed = failed or env_error(error, f"while closing, {describe(i)}")
     if failed is not None:
         raise failed
 
 
-def env_error(error: BaseException, where: str) -> EnvError:
-    """The environment's own traceback, without our frame that called it; then where it happened."""
-    own = error.__traceback__.tb_next if error.__traceback__ else None
-    lines = traceback.format_exception(type(error), error, own)
-    return EnvError("".join(lines) + f"\nThe environment failed {where}.")
+def env_error(error: BaseException, position: str) -> EnvError:
+    """Return the environment's traceback, without our frame that called it, and the position."""
+    traceback_ = error.__traceback__.tb_next if error.__traceback__ else None
+    lines = traceback.format_exception(type(error), error, traceback_)
+    return EnvError("".join(lines) + f"\nThe environment failed {position}.")
 
 
 def summarize_error(error: EnvError) -> str:
-    """An environment's failure, for a run that goes on: what, at which line of code, and where."""
-    raised, has_traceback, where = str(error).rpartition("\n\n")
+    """Return a failure in one line: the exception, its line of code, and the position."""
+    raised, has_traceback, position = str(error).rpartition("\n\n")
     if not has_traceback:
         return " ".join(str(error).splitlines())
     lines = raised.splitlines()
     places = [line.strip() for line in lines if line.startswith("  File ")]
-    return f"{lines[-1]} ({places[-1]}). {where}" if places else f"{lines[-1]}. {where}"
+    return f"{lines[-1]} ({places[-1]}). {position}" if places else f"{lines[-1]}. {position}"
 
 
 _FIELDS = {
@@ -238,19 +218,19 @@ _FIELDS = {
 }
 
 
-def check_fields(method: str, result: Any, where: str) -> None:
+def check_fields(method: str, result: Any, position: str) -> None:
     """Raise EnvError unless `result` is what Gymnasium's `reset` or `step` returns."""
     fields = _FIELDS[method]
     if not isinstance(result, tuple | list) or len(result) != len(fields):
         length = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         raise EnvError(
             f"{method} returned a {type(result).__name__}{length}; expected "
-            f"({', '.join(fields)}) ({where}).\n"
+            f"({', '.join(fields)}) ({position}).\n"
             "Environments of Gym before 0.26 returned less: see "
             "https://gymnasium.farama.org/introduction/migration_guide/"
         )
     if method == "step" and (result[1] is None or np.ndim(result[1]) != 0):
-        raise EnvError(f"step returned the reward {result[1]!r}; expected a number ({where}).")
+        raise EnvError(f"step returned the reward {result[1]!r}; expected a number ({position}).")
 
 
 def describe_position(
@@ -258,13 +238,8 @@ def describe_position(
 ) -> str:
     """Describe an env's position for messages.
 
-    Args:
-        env: its index and name.
-        worker: the worker's name.
-        episode: index of the episode.
-        seed: of the reset that began it; None: it had none.
-        num_steps: steps taken in it so far.
-        action: of the current step; None: outside of a step.
+    `seed` is that of the episode's reset (None: it had none), `num_steps` counts its steps so far,
+    and `action` is that of the current step (None: outside of a step).
     """
     return (
         ("" if action is None else f"step {num_steps + 1} with action {action}, ")

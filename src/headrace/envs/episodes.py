@@ -24,10 +24,7 @@ DescribeRow = Callable[[int, int, bool], str]
 
 
 class ObsWriter:
-    """Writes what an environment returns into rows of a fragment.
-
-    It writes one environment at a time (`put`), or a whole batch (`put_all`).
-    """
+    """Writes what an environment, or a whole batch of them, returns into rows of a fragment."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self._spec = spec
@@ -39,11 +36,7 @@ class ObsWriter:
         ]
 
     def put(self, rows: Any, i: int, obs: Any, info: Any, *, ended: bool) -> None:
-        """Write one environment's observation (and mask) to row i.
-
-        Raises:
-            KeyError: a key, or the mask that `info` had before, is missing.
-        """
+        """Write one environment's observation (and mask) to row i; KeyError if one is missing."""
         if self.is_plain:
             rows[i] = obs
             return
@@ -140,7 +133,7 @@ class FragmentWriter:
         self._num_final[0] = 0
         self.valid[:] = True
         fragment.env_id.numpy()[:] = self._env_id
-        each(_copy, self.row(0), self.current)
+        each(np.copyto, self.row(0), self.current)
 
     def row(self, t: int) -> Any:
         """Return row t of the bound fragment's observations, `[n, ...]`."""
@@ -149,7 +142,7 @@ class FragmentWriter:
     def keep_final(self, t: int, i: int, obs: Any) -> None:
         """Keep the true next observation of step t of env i, which was truncated."""
         k = int(self._num_final[0])
-        each(lambda final, o: _copy(final[k : k + 1], o), self._final_obs, obs)
+        each(lambda final, o: np.copyto(final[k : k + 1], o), self._final_obs, obs)
         self._final_step[k], self._final_row[k] = t, i
         self._num_final[0] = k + 1
 
@@ -195,16 +188,12 @@ class FragmentWriter:
         return [int(i) for i in np.flatnonzero(bad)]
 
     def finish(self, describe: DescribeRow) -> list[Episode]:
-        """Check the full fragment, and return the episodes that ended in it.
-
-        Raises:
-            EnvError: NaN, infinity, or a mask that allows nothing.
-        """
+        """Return the episodes that ended; EnvError for NaN, infinity, masks that allow nothing."""
         if self._checks:
             self._check_finite(describe)
             if self._spec.mask_key:
                 self._check_masks(describe)
-        each(_copy, self.current, self.row(len(self.reward)))
+        each(np.copyto, self.current, self.row(len(self.reward)))
         finished, self._finished = self._finished, []
         return finished
 
@@ -217,7 +206,7 @@ class FragmentWriter:
         }
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Undo `state`, and the vector's `obs`."""
+        """Undo `state`, and `obs` of the vector."""
         self.episode[:] = state["episode"]
         self.episode_step[:] = state["episode_step"]
         self.episode_reward[:] = state["episode_reward"]
@@ -283,10 +272,6 @@ def _refuse_nonfinite(
             f"The environment gave {name} that is not finite: {rows[bad]}\n"
             f"({describe(row[bad], step[bad], before_reset)})."
         )
-
-
-def _copy(to: Array, array: Array) -> None:
-    to[:] = array
 
 
 class HostVector(VectorEnv):

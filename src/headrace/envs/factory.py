@@ -84,18 +84,13 @@ class EnvMaker:
         Raises:
             EnvNotFoundError: there is no such id, module or callable.
             MissingExtraError: a package that it needs is not installed.
-            UsageError: what was made is no environment.
+            UsageError: what was made is no environment, or has not the form that is needed.
             EnvError: making or wrapping it raised.
         """
         return self.make_wrapped(self.make_raw(render_mode=render_mode))
 
     def make_raw(self, *, render_mode: str | None = None) -> Any:
-        """Make one environment as the id or callable gives it, which may be a `KernelEnv`.
-
-        Raises:
-            UsageError: it steps tensors, or what was made is no environment.
-            EnvError: making it raised.
-        """
+        """Make one environment as the id or callable gives it, which may be a `KernelEnv`."""
         if self.steps_tensors:
             raise UsageError(
                 f"{self.name} makes many environments that step tensors as one: there is no single "
@@ -112,16 +107,10 @@ class EnvMaker:
         kwargs = self.kwargs | {"disable_env_checker": True}
         if render_mode:
             kwargs["render_mode"] = render_mode
-        return registry.make_registered(target, self.kwargs, lambda: make(target, **kwargs))
+        return registry.make_registered(target, self.kwargs, partial(make, target, **kwargs))
 
     def make_wrapped(self, env: Any) -> Any:
-        """Turn what `make_raw` made into its Python form, wrapped.
-
-        Raises:
-            UsageError: it is no environment, a kernel environment of several agents, or a game in
-                PettingZoo's form that is to be wrapped.
-            EnvError: wrapping it raised.
-        """
+        """Turn what `make_raw` made into its Python form, wrapped."""
         if isinstance(env, KernelEnv):
             if env.agents:
                 raise UsageError(
@@ -175,11 +164,7 @@ class EnvMaker:
             raise env_error(error, f"while making {self.name} with {kwargs}") from error
 
     def kernel(self) -> KernelEnv | None:
-        """Make the kernel environment that is stepped compiled; None if it is not one.
-
-        Raises:
-            UsageError, EnvError: as `make_raw`.
-        """
+        """Make the kernel environment that is stepped compiled; None if it is not one."""
         if not self.native or self.wrappers or self.steps_tensors:
             return None
         target = registry.resolve(self.env)
@@ -195,12 +180,7 @@ class EnvMaker:
         return None
 
     def tensors(self, num_envs: int, device: str) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-        """Make environments that step tensors on torch's device, all as one.
-
-        Raises:
-            UsageError: they are to be wrapped, or what was made is no such vector.
-            EnvError: making it raised.
-        """
+        """Make environments that step tensors on torch's `device`, all as one."""
         if self.wrappers:
             raise UsageError(
                 f"{self.name} makes many environments that step tensors as one, and these are not "
@@ -223,19 +203,15 @@ class EnvMaker:
         return vector
 
     def vector(self, num_envs: int, num_threads: int) -> Any:
-        """Make the environment's own vector form, a `gymnasium.vector.VectorEnv`.
+        """Make the environment's own vector form; ConfigError if it has none, or has wrappers.
 
         It uses so many threads where it has such an option.
-
-        Raises:
-            ConfigError: it has no such form, or is to be wrapped.
-            EnvNotFoundError, MissingExtraError, EnvError: as for one environment.
         """
         target = registry.resolve(self.env)
         if not isinstance(target, str) or self.wrappers:
-            what = "wrapped" if self.wrappers else "made by a callable"
+            reason = "wrapped" if self.wrappers else "made by a callable"
             raise ConfigError(
-                f"vectorization='native', but {self.name} is {what}: only a registered id, or a "
+                f"vectorization='native', but {self.name} is {reason}: only a registered id, or a "
                 "kernel environment, can have a vector form of its own.\n"
                 "Use --vectorization python (or auto)."
             )
@@ -248,11 +224,8 @@ class EnvMaker:
         kwargs = self.kwargs
         if target.startswith("ALE/"):
             kwargs = atari.vector_kwargs(num_threads) | kwargs
-        return registry.make_registered(
-            target,
-            self.kwargs,
-            lambda: gymnasium.make_vec(target, num_envs, "vector_entry_point", **kwargs),
-        )
+        make = partial(gymnasium.make_vec, target, num_envs, "vector_entry_point", **kwargs)
+        return registry.make_registered(target, self.kwargs, make)
 
 
 def _check_is_env(env: Any, maker: Any) -> None:
@@ -282,9 +255,7 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         UnsupportedSpaceError: naming the space and its key.
         EnvError: it failed.
     """
-    options: dict[str, Any] = {
-        "drop_obs_keys": maker.drop_obs_keys, "action_mask": maker.action_mask,
-    }  # fmt: skip
+    options = {name: getattr(maker, name) for name in ("drop_obs_keys", "action_mask")}
     env: Any = maker.tensors(1, "cpu") if maker.steps_tensors else maker.kernel()
     if env is None:
         env = maker.vector(1, num_threads=1) if maker.native else maker.make_raw()
@@ -298,9 +269,8 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
             info = _first_info(maker, env, map(env.action_space, env.possible_agents))
             return spaces.read_parallel(maker.name, env, info, **options)
         single = "single_" if is_vector else ""
-        observation, action = (
-            getattr(env, f"{single}{role}_space") for role in ("observation", "action")
-        )
+        observation = getattr(env, f"{single}observation_space")
+        action = getattr(env, f"{single}action_space")
         read = spaces.read_tensors if maker.steps_tensors else spaces.read
         info = _first_info(maker, env, [action])
         return read(maker.name, observation, action, info, **options)

@@ -1,8 +1,6 @@
-"""An environment that fails when it is told to: for trying what a run does then.
+"""An environment that fails on command, to try what a run does then (docs/faults.md).
 
-    headrace train headrace.envs.faulty:Faulty --env-kwargs faults="segv@500 nan@900"
-
-Left out: what follows (docs/faults.md).
+headrace train headrace.envs.faulty:Faulty --env-kwargs faults="segv@500 nan@900"
 """
 
 import ctypes
@@ -21,7 +19,7 @@ from headrace.errors import UsageError
 
 
 class FaultyError(RuntimeError):
-    """What `crash` raises; it cannot be pickled, as many an environment's own."""
+    """What `crash` raises; it cannot be pickled, like many exceptions of environments."""
 
     def __init__(self, when: str, number: int) -> None:
         super().__init__(f"told to crash at {when} ({number} steps so far)")
@@ -32,19 +30,17 @@ def _spin() -> None:
         pass
 
 
-_ENDLESS_S = 1_000_000
 _PLACES = ("init", "reset", "close")
-_DO: dict[str, Callable[[], Any]] = {
+_ACTIONS: dict[str, Callable[[], Any]] = {
     "exit": lambda: os._exit(3),
     "segv": lambda: ctypes.string_at(0),
     "abort": os.abort,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hang": threading.Event().wait,
     "spin": _spin,
-    # With Python's lock held, as an extension may
-    "hold": lambda: ctypes.PyDLL(None).sleep(_ENDLESS_S),
+    "hold": lambda: ctypes.PyDLL(None).sleep(1_000_000),  # s, with Python's lock held
 }
-_GIVE: dict[str, Callable[[Any, float], tuple[Any, Any]]] = {
+_BAD_VALUES: dict[str, Callable[[Any, float], tuple[Any, Any]]] = {
     "nan": lambda obs, reward: (np.full_like(obs, np.nan), reward),
     "inf": lambda obs, reward: (obs, np.inf),
     "wrong_shape": lambda obs, reward: (obs[:1], reward),
@@ -53,16 +49,16 @@ _GIVE: dict[str, Callable[[Any, float], tuple[Any, Any]]] = {
 
 
 class Faulty(gymnasium.Env[Any, Any]):
-    """A random walk to ±10 within 100 steps, reward 1 for each step, that fails as told.
+    """A random walk to ±10 within 100 steps, reward 1 for each step, with failures.
 
     Args:
         faults: words `KIND@WHEN`. WHEN is a number (the n-th step of this object, over all its
             episodes), `init`, `reset` or `close`. KIND is `crash` (raise); `exit`, `segv`, `abort`,
             `kill` (the process ends); `hang`, `spin`, `hold` (it never returns: it sleeps,
-            computes, or sleeps with Python's lock held); or, of steps, what they give: `nan`,
+            computes, or sleeps with Python's lock held); or a bad value of a step: `nan`,
             `inf` (the reward), `wrong_shape`, `wrong_dtype`.
-        once: a folder that remembers what has happened: each fault happens once then, over all
-            environments and processes.
+        once: a folder that remembers faults, so that each happens once over all environments and
+            processes.
         slow_step, slow_reset: seconds that each takes.
     """
 
@@ -71,13 +67,13 @@ class Faulty(gymnasium.Env[Any, Any]):
     ) -> None:
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(2)
-        self._faults = {when: kind for kind, when in map(_read, faults.split())}
+        self._faults = {when: kind for kind, when in map(_parse, faults.split())}
         self._once, self._slow_step, self._slow_reset = once, slow_step, slow_reset
-        self._steps_in_all = self._t = self._position = 0
+        self._total_steps = self._t = self._position = 0
         self._fail("init")
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Begin in the middle."""
+        """Begin in the middle of the walk."""
         super().reset(seed=seed)
         time.sleep(self._slow_reset)
         self._t = self._position = 0
@@ -87,18 +83,18 @@ class Faulty(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         """Go one to the left (0) or right (1), or the other way in one of ten steps."""
         time.sleep(self._slow_step)
-        self._steps_in_all += 1
+        self._total_steps += 1
         self._t += 1
         slip = self.np_random.random() < 0.1
         self._position += 1 if bool(action) != slip else -1
-        give = self._fail(str(self._steps_in_all))
+        make_bad = self._fail(str(self._total_steps))
         obs, reward = self._obs(action), 1.0
-        if give is not None:
-            obs, reward = give(obs, reward)
+        if make_bad is not None:
+            obs, reward = make_bad(obs, reward)
         return obs, reward, abs(self._position) >= 10, self._t >= 100, {}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing, or fail."""
         self._fail("close")
 
     def _obs(self, action: Any) -> Any:
@@ -110,10 +106,10 @@ class Faulty(gymnasium.Env[Any, Any]):
         if kind is None or not self._first_time(f"{kind}@{when}"):
             return None
         if kind == "crash":
-            raise FaultyError(when, self._steps_in_all)
-        if kind in _DO:
-            _DO[kind]()
-        return _GIVE.get(kind)
+            raise FaultyError(when, self._total_steps)
+        if kind in _ACTIONS:
+            _ACTIONS[kind]()
+        return _BAD_VALUES.get(kind)
 
     def _first_time(self, fault: str) -> bool:
         if not self._once:
@@ -125,14 +121,14 @@ class Faulty(gymnasium.Env[Any, Any]):
         return True
 
 
-def _read(word: str) -> tuple[str, str]:
+def _parse(word: str) -> tuple[str, str]:
     kind, _, when = word.partition("@")
-    known = ("crash", *_DO, *_GIVE)
+    known = ("crash", *_ACTIONS, *_BAD_VALUES)
     if kind not in known or not (when.isdigit() or when in _PLACES):
         raise UsageError(
             f"faults: {word!r}: expected KIND@WHEN, as in segv@500, with a KIND of "
             f"{', '.join(known)}, and the number of a step, or {', '.join(_PLACES)}."
         )
-    if kind in _GIVE and not when.isdigit():
+    if kind in _BAD_VALUES and not when.isdigit():
         raise UsageError(f"faults: {word!r}: {kind} is of steps: give the number of one.")
     return kind, when

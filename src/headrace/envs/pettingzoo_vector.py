@@ -25,14 +25,11 @@ from headrace.spec import ActionCodec, Agents, Array, EnvSpec
 class AgentRows:
     """The rows of one policy's agents: on the CPU until a step is whole, then in the fragment.
 
-    Args:
-        spec: what each of the agents is offered.
-        agents: the policy's agents in each game.
-        n: number of games.
-
     Attributes:
+        spec: what each of the agents is offered.
+        agents: the policy's agents in each of n games.
         obs: `[n, size, ...]`: current observations.
-        obs_writer: checks what they should be.
+        obs_writer: checks their shape and dtype.
     """
 
     def __init__(self, spec: EnvSpec, agents: Agents, n: int) -> None:
@@ -60,9 +57,7 @@ class AgentRows:
     def write(self, t: int, *columns: Array) -> None:
         """Write row t, and row t + 1 of observations.
 
-        Args:
-            t: the step.
-            *columns: `[n, agents]`, of all agents: valid, reward, terminated, truncated.
+        The columns are `[n, agents]`, of all agents: valid, reward, terminated, truncated.
         """
         fragment, (first, size) = self._fragment, self.agents
         targets = fragment.valid, fragment.reward, fragment.terminated, fragment.truncated
@@ -106,13 +101,9 @@ class AgentRows:
 
 
 class ParallelVector(DeviceVector):
-    """A `VectorEnv` over games in PettingZoo's parallel form.
+    """A `VectorEnv` over games in PettingZoo's parallel form, which it closes.
 
     Their rows are columns of the fragment as those of `KernelVector`: of env 0, then of env 1, ...
-
-    Args:
-        envs: the games, already made; they are closed with the vector.
-        context: what every vector is built with.
 
     Raises:
         UsageError: `possible_agents` differ between them.
@@ -185,14 +176,9 @@ class ParallelVector(DeviceVector):
         """Return the index of each env's episode."""
         return {"episode": self._episode.copy()}
 
-    def restore(self, state: dict[str, Array]) -> Restored:
-        """Begin an episode after the unfinished one, in every env."""
-        self._episode[:] = state["episode"]
-        return Restored(new_episode=len(self._envs))
-
-    def start_after(self, num_steps: int) -> Restored:
-        """Begin episodes with an index that no run of `num_steps` steps has reached."""
-        self._episode[:] = num_steps
+    def start_after(self, episode: int | Array) -> Restored:
+        """Begin the next episodes at the next `bind`; see `VectorEnv`."""
+        self._episode[:] = episode
         return Restored(new_episode=len(self._envs))
 
     def close(self) -> None:

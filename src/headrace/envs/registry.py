@@ -12,31 +12,23 @@ from headrace.envs.api import env_error
 from headrace.envs.gym import mujoco
 from headrace.errors import EnvNotFoundError, MissingExtraError, UsageError
 
-# (prefix of the ids, package that registers them or None if Gymnasium does, our extra)
-_FAMILIES: tuple[tuple[str, str | None, str], ...] = (
-    ("headrace/", "headrace.envs.kernels.library", "kernels"),
-    ("ALE/", "ale_py", "atari"),
-    ("MiniGrid-", "minigrid", "minigrid"),
-    ("BabyAI-", "minigrid", "minigrid"),
-    ("highway-", "highway_env", "highway"),
-    ("merge-", "highway_env", "highway"),
-    ("roundabout-", "highway_env", "highway"),
-    ("parking-", "highway_env", "highway"),
-    ("intersection-", "highway_env", "highway"),
-    ("racetrack-", "highway_env", "highway"),
-    *((name, None, "box2d") for name in ("LunarLander", "BipedalWalker", "CarRacing")),
-    *(
-        (name, None, "mujoco")
-        for name in (
-            "Ant-", "HalfCheetah-", "Hopper-", "Humanoid", "InvertedDoublePendulum-",
-            "InvertedPendulum-", "Pusher-", "Reacher-", "Swimmer-", "Walker2d-",
-        )
+# extra -> (package that registers the ids, None if Gymnasium does; their prefixes)
+_FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "kernels": ("headrace.envs.kernels.library", ("headrace/",)),
+    "atari": ("ale_py", ("ALE/",)),
+    "minigrid": ("minigrid", ("MiniGrid-", "BabyAI-")),
+    "highway": (
+        "highway_env",
+        ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-"),
     ),
-    *(
-        (name, None, "classic-control")
-        for name in ("Acrobot-", "CartPole-", "MountainCar", "Pendulum-")
+    "box2d": (None, ("LunarLander", "BipedalWalker", "CarRacing")),
+    "mujoco": (
+        None,
+        ("Ant-", "HalfCheetah-", "Hopper-", "Humanoid", "InvertedDoublePendulum-",
+         "InvertedPendulum-", "Pusher-", "Reacher-", "Swimmer-", "Walker2d-"),
     ),
-)  # fmt: skip
+    "classic-control": (None, ("Acrobot-", "CartPole-", "MountainCar", "Pendulum-")),
+}  # fmt: skip
 
 
 def resolve(env: str | Callable[..., Any]) -> str | Callable[..., Any]:
@@ -54,35 +46,36 @@ def resolve(env: str | Callable[..., Any]) -> str | Callable[..., Any]:
     )
 
 
-def load(env_id: str) -> tuple[str, str | None, str] | None:
-    """Import the package that registers the id, if its family is known; return the family."""
-    family = next((f for f in _FAMILIES if env_id.startswith(f[0])), None)
-    if family and family[1]:
-        try:
-            importlib.import_module(family[1])  # importing it registers its ids
-        except ModuleNotFoundError as error:
-            raise _missing(env_id, family[2], error) from None
-    return family
+def load(env_id: str) -> str:
+    """Import the package that registers the id; return the extra that brings it, or ""."""
+    for extra, (package, prefixes) in _FAMILIES.items():
+        if env_id.startswith(prefixes):
+            try:
+                importlib.import_module(package or "gymnasium")
+            except ModuleNotFoundError as error:
+                raise _missing(env_id, extra, error) from None
+            return extra
+    return ""
 
 
 def make_registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
     """Call `make`, which makes a registered id with `kwargs`, and explain its errors."""
-    family = load(env_id)
+    extra = load(env_id)
     try:
-        if family and family[2] == "mujoco":
+        if extra == "mujoco":
             mujoco.print_warnings_once()
         return make()
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv):
         raise EnvNotFoundError(_not_found(env_id)) from None
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise _missing(env_id, family[2] if family else None, error) from None
+        raise _missing(env_id, extra, error) from None
     except Exception as error:
         if kwargs and isinstance(error, TypeError):
             raise UsageError(f"{env_id} does not take env_kwargs={kwargs}: {error}") from error
         raise env_error(error, f"while making {env_id} with {kwargs}") from error
 
 
-def _missing(env_id: str, extra: str | None, error: Exception) -> MissingExtraError:
+def _missing(env_id: str, extra: str, error: Exception) -> MissingExtraError:
     remedy = f"pip install 'headrace[{extra}]'" if extra else "install the package that it names"
     return MissingExtraError(
         f"{env_id} needs a package that is not installed ({error}).\nTo install it: {remedy}"

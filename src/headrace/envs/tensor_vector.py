@@ -18,21 +18,16 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from headrace.batch import Fragment
-from headrace.envs.api import Episode, Restored, VectorContext, env_error
+from headrace.envs.api import Episode, Restored, VectorContext, close_all, env_error
 from headrace.envs.episodes import DeviceVector
 from headrace.errors import EnvError, UsageError
 from headrace.spec import ActionCodec, Array, EnvSpec
 
 
 class TensorVector(DeviceVector):
-    """A `VectorEnv` over an environment that steps tensors.
+    """A `VectorEnv` over an environment that steps tensors on `device`, and which it closes.
 
     The environment gets one seed, derived from the first env's index.
-
-    Args:
-        env: already made, for `n` environments; it is closed with this.
-        context: what every vector is built with.
-        device: where its tensors are.
 
     Raises:
         UsageError: its autoreset mode is not SAME_STEP.
@@ -121,19 +116,16 @@ class TensorVector(DeviceVector):
 
     def restore(self, state: dict[str, Array]) -> Restored:
         """Begin new episodes: the unfinished ones cannot be brought back."""
-        return self.start_after(int(state["episode"][0]) + 1)
+        return self.start_after(state["episode"] + 1)
 
-    def start_after(self, num_steps: int) -> Restored:
-        """Begin episodes that no run of `num_steps` steps has had."""
-        self._episode = num_steps
+    def start_after(self, episode: int | Array) -> Restored:
+        """Begin new episodes at the next `bind`; see `VectorEnv`."""
+        self._episode = int(np.max(episode))
         return Restored(new_episode=len(self.env_id))
 
     def close(self) -> None:
         """Close the environment; see `VectorEnv`."""
-        try:
-            self._env.close()
-        except Exception as error:
-            raise env_error(error, f"while closing {self.spec.id}") from error
+        close_all([self._env], lambda _: self.context.describe_all())
 
     def _reset(self) -> Tensor:
         seed = self.context.episode_seed(0, self._episode)

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from headrace.batch import Fragment, each
-from headrace.envs.api import Episode, Restored, VectorContext, env_error
+from headrace.envs.api import Episode, Restored, VectorContext, close_all, env_error
 from headrace.envs.episodes import HostVector
 from headrace.envs.spaces import MASK
 from headrace.errors import EnvError
@@ -21,14 +21,10 @@ from headrace.spec import Array
 
 
 class NativeVector(HostVector):
-    """A `VectorEnv` over a `gymnasium.vector.VectorEnv`.
+    """A `VectorEnv` over a `gymnasium.vector.VectorEnv`, which it closes.
 
     Each env gets one seed, at its first reset, and goes on with its own random numbers. An error
     always ends the run: one env of it cannot be made anew.
-
-    Args:
-        vector: already made; it is closed with this.
-        context: what every vector is built with.
     """
 
     def __init__(self, vector: Any, context: VectorContext) -> None:
@@ -69,22 +65,14 @@ class NativeVector(HostVector):
         self._count(len(self._writer.reward))
         return super().finish()
 
-    def restore(self, state: dict[str, Array]) -> Restored:
-        """Begin an episode after the unfinished one, in every env."""
-        self._writer.restore(state)
-        return self._begin()
-
-    def start_after(self, num_steps: int) -> Restored:
-        """Begin episodes with an index that no run of `num_steps` steps has reached."""
-        self._writer.episode[:] = num_steps
+    def start_after(self, episode: int | Array) -> Restored:
+        """Begin the next episode in every env; see `VectorEnv`."""
+        self._writer.episode[:] = episode
         return self._begin()
 
     def close(self) -> None:
         """Close the vector; see `VectorEnv`."""
-        try:
-            self._vector.close()
-        except Exception as error:
-            raise env_error(error, f"while closing {self.spec.id}") from error
+        close_all([self._vector], lambda _: self.context.describe_all())
 
     def _end(self, t: int, ended: Array, obs: Any, info: Any) -> None:
         """Keep final observations, count episodes, and reset where the vector does not."""

@@ -28,20 +28,13 @@ from headrace.timeouts import RestartRate
 
 
 class GymVector(HostVector):
-    """A `VectorEnv` over Gymnasium environments.
+    """A `VectorEnv` over Gymnasium environments, which it closes.
 
-    Args:
-        envs: the environments, already made; they are closed with the vector.
-        context: what every vector is built with.
-        remake: makes one more environment, in place of one that failed.
+    `remake` makes one more environment, in place of one that failed.
     """
 
     def __init__(
-        self,
-        envs: Sequence[Any],
-        context: VectorContext,
-        *,
-        remake: Callable[[], Any] | None = None,
+        self, envs: Sequence[Any], context: VectorContext, remake: Callable[[], Any] | None = None
     ) -> None:
         super().__init__(context)
         self._envs = list(envs)
@@ -131,9 +124,9 @@ class GymVector(HostVector):
                 restored.new_episode += 1
         return restored
 
-    def start_after(self, num_steps: int) -> Restored:
-        """Begin episodes with an index that no run of `num_steps` steps has reached."""
-        self._writer.episode[:] = num_steps
+    def start_after(self, episode: int | Array) -> Restored:
+        """Begin the next episode in every env; see `VectorEnv`."""
+        self._writer.episode[:] = episode
         self._begun = True
         for i in range(len(self._envs)):
             self._begin_anew(i)

@@ -157,9 +157,9 @@ class KernelVector(DeviceVector):
         self._started = True
         return Restored(set_state=len(self.env_id))
 
-    def start_after(self, num_steps: int) -> Restored:
-        """Begin new episodes, whose index no run of so many steps can have reached."""
-        self.world["episode"].fill_(num_steps - 1)
+    def start_after(self, episode: int | Array) -> Restored:
+        """Begin the next episode in every env; see `VectorEnv`."""
+        self.world["episode"].copy_(torch.as_tensor(episode) - 1)
         self._begin_all()
         return Restored(new_episode=len(self.env_id))
 
