@@ -1,8 +1,8 @@
-"""CartPole that shows only where cart and pole are, not how fast they move: a task for memory.
+"""CartPole without velocities: the policy needs a memory.
 
     headrace train examples.cartpole_without_velocities:make --core lstm --normalize-obs
 
-A network that sees one observation at a time cannot tell a pole that falls from one that rises.
+One observation does not show whether the pole falls or rises; a recurrent network remembers.
 """
 
 import gymnasium as gym
@@ -19,10 +19,10 @@ class WithoutVelocities(gym.ObservationWrapper):
         self.observation_space = gym.spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
-        """What is left of it."""
+        """Return the positions only."""
         return observation[::2]
 
 
 def make() -> gym.Env:
-    """One environment."""
+    """Make one environment."""
     return WithoutVelocities(gym.make("CartPole-v1"))

@@ -1,7 +1,7 @@
-"""An environment that steps tensors: a boat that is to reach a buoy, many of them at a time.
+"""An environment that steps tensors: many boats at a time, each of which is to reach a buoy.
 
-Any `gymnasium.vector.VectorEnv` whose arrays are torch's can be trained on, on the CPU or on a GPU:
-nothing leaves the device. What makes it takes `num_envs` and `device`.
+You can train on any `gymnasium.vector.VectorEnv` whose arrays are torch's, on the CPU or on a GPU.
+Nothing leaves the device. The callable that makes it takes `num_envs` and `device`.
 
     python examples/tensor_env.py
     headrace train tensor_env:Boats --num-envs 256 --num-steps 32     # in this folder
@@ -20,7 +20,7 @@ REACHED = 0.1
 
 
 class Boats(gymnasium.vector.VectorEnv):
-    """Observed: where the buoy is from here, and the speed. The action pushes; drifting costs."""
+    """Boats observe the way to the buoy and their speed. The action pushes, distance costs."""
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
@@ -48,7 +48,7 @@ class Boats(gymnasium.vector.VectorEnv):
         truncated = (self.steps >= MAX_STEPS) & ~terminated
         reward = terminated.float() - 0.1 * self.to_buoy.norm(dim=-1)
         final, ended = self._obs(), terminated | truncated
-        # All draw, and those that ended take it: so the host need not know which did.
+        # Draw for all boats, and use it where an episode ended: the host need not know where.
         to_buoy, speed, steps = self._start()
         self.to_buoy = torch.where(ended.unsqueeze(-1), to_buoy, self.to_buoy)
         self.speed = torch.where(ended.unsqueeze(-1), speed, self.speed)
@@ -66,7 +66,7 @@ class Boats(gymnasium.vector.VectorEnv):
 
 
 def main(total_env_steps: int = 1_000_000) -> None:
-    """Train, and play."""
+    """Train, then evaluate."""
     run = headrace.train(
         Boats, num_envs=256, num_steps=32, total_env_steps=total_env_steps, device="cpu"
     )

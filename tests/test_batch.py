@@ -53,7 +53,7 @@ def test_columns_do_not_overlap_and_two_views_of_one_memory_agree():
         assert (column == number).all()
 
 
-def test_join_puts_envs_beside_each_other_and_moves_final_rows_along():
+def test_join_puts_envs_side_by_side_and_shifts_final_rows():
     a, b = fragment(), fragment(num_envs=3)
     for number, f in enumerate((a, b)):
         f.obs.fill_(number)
@@ -81,7 +81,7 @@ def test_each_minibatch_has_the_same_number_of_steps_of_every_env():
     assert torch.equal(minibatches.flatten().sort().values, torch.arange(60))
 
 
-def test_minibatches_of_two_halves_are_those_of_the_whole():
+def test_minibatches_of_two_learners_equal_those_of_one():
     """What lets two learners make the minibatches that one makes: rows depend on the env alone."""
     order = torch.stack([torch.randperm(8) for _ in range(4)], 1)
     whole = batch.stratify(order, 2)
@@ -98,7 +98,7 @@ def test_minibatches_that_do_not_divide_are_refused():
         batch.stratify(torch.zeros(10, 2, dtype=torch.int64), 3)
 
 
-def test_whole_runs_share_every_env_out_once_wherever_it_is_held():
+def test_whole_runs_assign_every_env_once_for_any_split():
     """8 envs in 4 minibatches, held by two learners: together they are those of one."""
     T, M = 3, 4
     place = torch.tensor([[5, 0, 2, 7, 1, 4, 6, 3], [0, 1, 2, 3, 4, 5, 6, 7]])
@@ -129,7 +129,7 @@ def test_whole_runs_need_a_divisor_of_the_envs():
 
 
 @pytest.mark.parametrize("k", [0, 3])
-def test_what_is_packed_comes_out_as_it_was_even_of_memory_that_is_read_only(k):
+def test_unpack_restores_a_packed_fragment_from_read_only_memory(k):
     layout = batch.columns(SPEC, OUT, 4, 2, state_size=3)
     memory = np.empty(batch.num_bytes(layout), np.uint8)
     ours = batch.allocate(layout, memory)

@@ -30,7 +30,7 @@ def test_philox_known_answers(key, counter, expected):
     assert tuple(int(w) for w in words) == expected
 
 
-def test_noise_is_the_env_s_and_the_step_s_own():
+def test_noise_depends_on_env_and_step_only():
     whole = action_noise(5, np.arange(6), 0, 20, 3)
     assert whole.shape == (20, 6, 3)
     # Any cut by envs or by steps gives the same numbers.
@@ -57,7 +57,7 @@ def test_the_step_counter_is_64_bits():
 
 
 @pytest.mark.parametrize("num_epochs", [1, 4, 6])
-def test_permutations_are_of_the_env_the_update_and_the_epoch(num_epochs):
+def test_permutations_depend_on_env_update_and_epoch(num_epochs):
     orders = permutations(7, np.arange(5), 3, num_epochs, 64)
     assert orders.shape == (num_epochs, 64, 5) and orders.dtype == np.int64
     assert (np.sort(orders, axis=1) == np.arange(64)[:, None]).all()
@@ -81,7 +81,7 @@ def test_permutations_are_uniform():
     assert np.abs(np.array(counts) - 500).max() < 110
 
 
-def test_orders_of_envs_are_of_the_update_and_the_epoch_and_uniform():
+def test_env_orders_depend_on_update_and_epoch_and_are_uniform():
     orders = env_orders(7, 16, 3, 6)
     assert orders.shape == (6, 16) and orders.dtype == np.int64
     assert (np.sort(orders) == np.arange(16)).all()

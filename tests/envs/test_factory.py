@@ -42,7 +42,7 @@ def run(vector, fragment, action=None):
     return vector.finish()
 
 
-def test_a_time_limit_keeps_the_final_observation_and_goes_on_with_the_next_episode():
+def test_a_truncated_step_keeps_the_final_observation_and_the_next_episode_begins():
     vector, fragment = vector_of(lambda: Counting(truncate_at=4))
     episodes = run(vector, fragment)
     # Steps count 1 2 3 4|1 2 3 4|1 2; row t + 1 of obs is after step t, or the next reset (0).
@@ -56,14 +56,14 @@ def test_a_time_limit_keeps_the_final_observation_and_goes_on_with_the_next_epis
     assert episodes == [Episode(t, i, 4.0, 4) for t in (3, 7) for i in (0, 1)]
 
 
-def test_termination_needs_no_final_observation_and_wins_over_a_time_limit():
+def test_a_terminated_step_has_no_final_observation_even_at_the_time_limit():
     vector, fragment = vector_of(lambda: Counting(terminate_at=4, truncate_at=4))
     run(vector, fragment)
     assert torch.nonzero(fragment.terminated[:, 0]).flatten().tolist() == [3, 7]
     assert len(fragment.finals()[0]) == 0
 
 
-def test_every_episode_has_its_own_seed_that_depends_on_the_env_alone():
+def test_seeds_differ_by_env_and_episode_only():
     def salts(env_id):
         make = lambda: Counting(truncate_at=2)  # noqa: E731
         spec = env_spec(EnvMaker(make))
@@ -78,7 +78,7 @@ def test_every_episode_has_its_own_seed_that_depends_on_the_env_alone():
     assert len(both.unique()) == both.numel()
 
 
-def test_the_fast_vector_equals_gymnasium_s_own():
+def test_gym_vector_equals_gymnasium_s_sync_vector():
     """The same seeds and actions through Gymnasium's SyncVectorEnv in its SAME_STEP mode."""
     n, T = 3, 60
     vector, fragment = vector_of(lambda: gym.make("CartPole-v1"), n, T, reseed=False)
@@ -139,7 +139,7 @@ def test_unsupported_spaces_are_refused_by_name(role, space, words):
         assert word in str(caught.value)
 
 
-def test_unknown_ids_come_with_near_misses():
+def test_an_unknown_id_is_refused_with_near_misses():
     with pytest.raises(EnvNotFoundError, match="Did you mean CartPole-v1"):
         EnvMaker("Cartpole-v1")()
     with pytest.raises(EnvNotFoundError, match="CartPole-v"):
@@ -160,7 +160,7 @@ def test_unknown_ids_come_with_near_misses():
         ("highway-v0", "highway_env", "highway"),
     ],
 )
-def test_a_missing_package_comes_with_the_extra_that_brings_it(monkeypatch, env, package, extra):
+def test_a_missing_package_is_refused_with_its_extra(monkeypatch, env, package, extra):
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     for module in [
         m for m in sys.modules if m.startswith(("gymnasium.envs.box2d", "gymnasium.envs.mujoco"))
@@ -183,7 +183,7 @@ def test_environments_can_be_named_in_every_way():
     assert EnvMaker("tests.support:Counting", {"truncate_at": 3})().truncate_at == 3
 
 
-def test_wrong_arguments_and_things_that_are_no_environment():
+def test_wrong_arguments_and_other_objects_are_refused():
     with pytest.raises(UsageError, match="does not take env_kwargs"):
         EnvMaker("CartPole-v1", {"colour": 3})()
     with pytest.raises(UsageError, match="dict made a dict, which has no `reset`"):
@@ -245,7 +245,7 @@ class TwoArgumentsError(Exception):
 
 
 @pytest.mark.parametrize("how", ["reset", "step"])
-def test_an_environment_s_error_is_shown_as_its_own(how):
+def test_an_environment_s_exception_keeps_its_traceback(how):
     with pytest.raises(EnvError) as caught:
         run(*vector_of(lambda: Broken(how)))
     message = str(caught.value)
@@ -280,7 +280,7 @@ def test_an_environment_s_error_is_shown_as_its_own(how):
         ("old step", r"step returned a tuple of 4; expected \(observation, reward, terminated"),
     ],
 )
-def test_what_an_environment_must_not_give_is_named(how, words):
+def test_bad_results_of_an_environment_are_refused(how, words):
     with pytest.raises(EnvError, match=words):
         run(*vector_of(lambda: Broken(how)))
 
@@ -321,7 +321,7 @@ def test_a_bad_value_comes_with_the_episode_and_its_seed(what, at):
 
 
 @repeats("num_workers", [0, 2])
-def test_mujoco_says_what_it_has_to_say_once(tmp_path, num_workers):
+def test_mujoco_warnings_are_printed_once(tmp_path, num_workers):
     """MuJoCo 4 warns of every model that it compiles; an older version may have nothing to say."""
     code = (
         "import headrace; headrace.train('HalfCheetah-v5', num_envs=4, num_steps=16,"
@@ -344,7 +344,7 @@ def test_highway_trains_from_its_id(tmp_path):
     assert run.summary["env_steps"] == 16
 
 
-def test_time_limits_inside_of_other_wrappers_stay_theirs():
+def test_unwrap_stops_at_other_wrappers():
     """Only wrappers that do no more than count are passed by; what they limit is still cut."""
     limited = gym.make("CartPole-v1", max_episode_steps=7)
     assert unwrap(limited) == (limited.unwrapped, 7)

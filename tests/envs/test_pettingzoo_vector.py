@@ -70,7 +70,7 @@ GAMES = {
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_rows_are_those_of_a_plain_loop(game):
+def test_rows_equal_those_of_a_plain_loop(game):
     make, num_steps, env_id = GAMES[game], 40, np.array([4, 5, 6])
     spec = env_spec(EnvMaker(make))
     parts = list(assign_agents({}, spec).values())
@@ -110,7 +110,7 @@ def test_rows_are_those_of_a_plain_loop(game):
         assert all(seen.values()), seen
 
 
-def test_fragments_go_on_where_the_last_ended():
+def test_short_fragments_equal_one_long_fragment():
     make = GAMES["camp"]
     long, fragments = vector_of(make, num_steps=24)
     act(fragments, long, long.parts, np.random.default_rng(5))
@@ -129,7 +129,7 @@ def test_fragments_go_on_where_the_last_ended():
     assert told == episodes
 
 
-def test_a_kernel_game_in_this_form_gives_the_rows_that_it_gives_itself():
+def test_a_kernel_game_in_pettingzoo_form_gives_the_same_rows():
     num_steps, n, parts = 60, 3, [Agents(0, 2), Agents(2, 1)]
     make = partial(KernelParallelEnv, Ring, compiled=True)
     # Each env is seeded once, and goes on by itself
@@ -163,7 +163,7 @@ def test_a_kernel_game_in_this_form_gives_the_rows_that_it_gives_itself():
         own.close()
 
 
-def test_seeds_are_of_the_env_and_its_episode():
+def test_games_are_seeded_by_env_and_episode():
     for reseed in (True, False):
         vector, fragments = vector_of(Camp, n=2, env_id=np.array([3, 8]), reseed=reseed)
         act(fragments, vector, vector.parts, np.random.default_rng(5))
@@ -237,7 +237,7 @@ class Echo:
         return {a: np.eye(n, dtype=np.float32)[self.said[a]] for a, n in self.words.items()}
 
 
-def test_a_game_is_learned_by_policies_that_see_different_things(tmp_path):
+def test_policies_with_different_spaces_train_in_one_game(tmp_path):
     run = headrace.train(
         Echo, run_dir=tmp_path / "r", quiet=True, num_envs=8, num_steps=32, seed=1, lr=1e-2,
         total_env_steps=10_000,
@@ -265,7 +265,7 @@ class Crowd(Echo):
     words = {"child_0": 2, "child_1": 2, "child_2": 2, "parent_0": 4}  # noqa: RUF012
 
 
-def test_another_game_is_refused_when_a_run_goes_on_or_is_evaluated(tmp_path):
+def test_resume_and_evaluate_refuse_another_game(tmp_path):
     run = train(tmp_path, "r", Echo)
     with pytest.raises(CheckpointError, match=r"policies act for 3 agents, and Crowd has 4"):
         headrace.resume(run.dir, env=Crowd, total_env_steps=300, quiet=True)
@@ -310,7 +310,7 @@ def test_each_policy_is_saved_loaded_frozen_and_played_with_its_own_spaces(tmp_p
             headrace.resume(second.dir, env=env, total_env_steps=300, quiet=True)
 
 
-def test_policies_take_agents_that_are_offered_the_same(tmp_path):
+def test_a_policy_plays_only_agents_with_equal_spaces(tmp_path):
     spec = env_spec(EnvMaker(TAG))
     assert spec.roles == (("adversary", 3), ("agent", 1))
     assert spec.for_agents(Agents(3, 1)).observation.shape == (14,)
@@ -331,7 +331,7 @@ def test_two_learners_have_half_of_the_games_each(tmp_path):
     assert run.summary["env_steps"] == 100
 
 
-def test_the_command_line_trains_evaluates_and_goes_on(tmp_path):
+def test_command_line_trains_evaluates_and_resumes_a_game(tmp_path):
     game, here = "mpe2.simple_spread_v3:parallel_env", str(tmp_path / "r")
     for words in (
         ["train", game, "--env-kwargs", "N=2", "max_cycles=5", "--num-envs", "2", "--num-steps",
@@ -344,7 +344,7 @@ def test_the_command_line_trains_evaluates_and_goes_on(tmp_path):
     assert json.loads(done.stdout.splitlines()[-1])["env_steps"] == 64
 
 
-def test_pettingzoo_need_not_be_there(tmp_path):
+def test_games_train_without_pettingzoo_installed(tmp_path):
     code = (
         "import sys; sys.modules['pettingzoo'] = None\n"
         "import headrace; from tests.envs.pettingzoo_support import Camp\n"
@@ -420,7 +420,7 @@ PLACE = r"env [01] of Wrong, inline, episode \d+ \(reset seed \d+, \d+ steps so 
         ({"obs": joined("guest_9")}, "not in `possible_agents`"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named_with_agent_and_place(how, message):
+def test_bad_values_of_a_game_are_refused_with_agent_and_position(how, message):
     class Long(wrong(**how)):
         def reset(self, seed=None, options=None):
             found = super().reset(seed, options)
@@ -436,7 +436,7 @@ def test_what_does_not_fit_is_named_with_agent_and_place(how, message):
         run(vector, fragments)
 
 
-def test_an_error_of_a_reset_and_of_closing_is_named():
+def test_errors_of_reset_and_close_are_reported():
     class Failing(Camp):
         def reset(self, seed=None, options=None):
             if len(self.resets) == 2:
@@ -522,12 +522,12 @@ class Texts(Camp):
         (Texts, {}, UnsupportedSpaceError, r"Text(.|\n)*agent guest_0 of Texts"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, env, more, error, message):
+def test_unsupported_settings_are_refused(tmp_path, env, more, error, message):
     with pytest.raises(error, match=message):
         train(tmp_path, "r", env, **more)
 
 
-def test_there_is_no_film(tmp_path):
+def test_games_cannot_be_filmed(tmp_path):
     run = train(tmp_path, "r", Camp)
     with pytest.raises(HeadraceError, match="There is no film of Camp"):
         run.evaluate(episodes=2, video=tmp_path / "film.mp4")

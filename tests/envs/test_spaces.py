@@ -62,7 +62,7 @@ def of(observation, action=TWO, info=None, **kwargs):
     return read("x", observation, action, info or {}, **kwargs)
 
 
-def test_every_kind_of_part_is_read_and_what_is_changed_is_noted():
+def test_every_kind_of_space_is_read_and_changes_are_noted():
     spec = of(Everything().observation_space, drop_obs_keys=("text",))
     assert spec.observation.describe() == (
         "Dict(bits: MultiBinary(2, 2) int8, choice: Discrete(3), image: Box(8, 8, 3) uint8, "
@@ -87,7 +87,7 @@ def test_every_kind_of_part_is_read_and_what_is_changed_is_noted():
         (TWO, {"drop_obs_keys": ("a",)}, ConfigError, "no Dict observation"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(observation, kwargs, kind, words):
+def test_unsupported_spaces_are_refused_by_name_and_key(observation, kwargs, kind, words):
     with pytest.raises(kind, match=words):
         of(observation, **kwargs)
 
@@ -162,7 +162,7 @@ def test_images_are_read_in_every_layout(shape, channels, size):
     assert encoder(image.unsqueeze(0)).shape == (1, 2, encoder.num_features)
 
 
-def test_what_is_no_image_and_which_net_sees_which():
+def test_image_nets_are_chosen_by_shape():
     for space in (
         Space("box", (84, 84, 3), "float32"),
         Space("box", (128,), "uint8"),
@@ -210,7 +210,7 @@ def test_images_are_normalized_by_channel_and_numbers_each_on_its_own():
     assert torch.equal(out["choice"], obs["choice"])
 
 
-def test_minigrid_s_preset_drops_the_text_and_says_so(tmp_path, capsys):
+def test_minigrid_s_preset_drops_the_text_with_a_note(tmp_path, capsys):
     pytest.importorskip("minigrid")
     run = headrace.train(
         "MiniGrid-Empty-5x5-v0", run_dir=tmp_path / "run", total_env_steps=2048, num_workers=2

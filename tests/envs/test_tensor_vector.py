@@ -98,9 +98,7 @@ def on_device(plan, state=None):
 
 @pytest.mark.parametrize("action", SPACES)
 @pytest.mark.parametrize("core", ["none", "gru"])
-def test_what_steps_tensors_makes_the_batches_of_its_twin_that_steps_arrays(
-    arrays_id, action, core
-):
+def test_tensor_environments_make_the_batches_of_their_numpy_twins(arrays_id, action, core):
     more = {
         "network": Network(core=core, hidden_sizes=(8,), core_size=8), "num_envs": 6,
         "envs_per_vector": 6, "num_steps": 20, "native": True, "kwargs": {"action": action},
@@ -140,7 +138,7 @@ def vector_of(env, n=4, num_steps=6, env_id=None, spec=None, **kwargs):
     return vector, fragment
 
 
-def test_seeds_are_other_ones_for_other_envs_for_evaluation_and_after_each_resume():
+def test_tensor_seeds_differ_by_env_role_and_resume():
     Tensors.seeds.clear()
     for env_id, role in ((np.arange(4), "env"), (np.arange(4, 8), "env"), (np.arange(4), "eval")):
         vector, fragment = vector_of(Tensors(4, "cpu"), env_id=env_id, role=role)
@@ -157,7 +155,7 @@ def test_seeds_are_other_ones_for_other_envs_for_evaluation_and_after_each_resum
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])
-def test_a_run_that_goes_on_begins_new_episodes_and_says_so(tmp_path, capsys, core):
+def test_resume_of_tensor_environments_begins_new_episodes(tmp_path, capsys, core):
     Tensors.seeds.clear()
     settings = {"num_envs": 4, "num_steps": 7, "seed": 5, "network": Network(core=core)}
     headrace.train(
@@ -230,13 +228,13 @@ def with_nan(tensor):
         ({"info": lambda i: {"final_obs": torch.zeros(4)}}, r"a final observation as a tensor"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named_with_its_place(how, message):
+def test_bad_values_of_tensor_environments_are_refused_with_position(how, message):
     vector, fragment = vector_of(changed(Tensors, **how))
     with pytest.raises(EnvError, match=message):
         run(vector, [fragment])
 
 
-def test_a_final_observation_that_nobody_needs_may_be_anything():
+def test_unused_final_observations_may_be_anything():
     how = {
         "truncated": torch.zeros_like,
         "info": lambda i: {"final_obs": torch.full((4, 4), 1e999)},
@@ -246,7 +244,7 @@ def test_a_final_observation_that_nobody_needs_may_be_anything():
     assert fragment.final_obs[: int(fragment.num_final)].isfinite().all()
 
 
-def test_an_error_of_a_reset_and_of_closing_is_named():
+def test_errors_of_reset_and_close_are_reported():
     class Failing(Tensors):
         def reset(self, **kwargs):
             raise RuntimeError("no road")
@@ -276,7 +274,7 @@ class Choices(Tensors):
         return self.start.astype(np.int64)
 
 
-def test_choices_are_observed_and_those_that_there_are_not_are_refused():
+def test_observed_choices_outside_of_the_space_are_refused():
     maker = EnvMaker(Choices)
     spec = env_spec(maker)
     vector, fragment = vector_of(Choices(4, "cpu"), spec=spec)
@@ -322,20 +320,20 @@ def single(num_envs, device):
         (single, {}, UsageError, "made a TimeLimit"),
     ],
 )
-def test_what_cannot_be_is_refused_before_there_is_a_run(tmp_path, env, more, error, message):
+def test_unsupported_settings_are_refused_before_a_run(tmp_path, env, more, error, message):
     with pytest.raises(error, match=message):
         headrace.train(env, run_dir=tmp_path / "r", quiet=True, num_envs=4, num_steps=8, **more)
     assert not (tmp_path / "r/config.json").exists()
 
 
-def test_masks_may_be_left_out_of_account(tmp_path):
+def test_masks_can_be_switched_off(tmp_path):
     headrace.train(
         Masked, run_dir=tmp_path / "r", quiet=True, num_envs=4, num_steps=8, total_env_steps=32,
         action_mask="off",
     )  # fmt: skip
 
 
-def test_there_is_no_single_one_and_no_film(tmp_path):
+def test_tensor_environments_have_no_python_form_and_no_film(tmp_path):
     with pytest.raises(UsageError, match="no single one"):
         EnvMaker(Tensors)()
     run = headrace.train(

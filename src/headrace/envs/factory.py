@@ -15,7 +15,7 @@ import gymnasium
 
 from headrace import importing
 from headrace.envs import registry, spaces
-from headrace.envs.api import check_fields, env_error
+from headrace.envs.api import check_fields, close_all, env_error
 from headrace.envs.gym import atari, mujoco
 from headrace.envs.kernels import registry as kernel_registry
 from headrace.envs.kernels.env import KernelEnv
@@ -275,12 +275,7 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         info = _first_info(maker, env, [action])
         return read(maker.name, observation, action, info, **options)
     finally:
-        try:
-            env.close()
-        except Exception as error:
-            raise env_error(
-                error, f"while closing {maker.name}, which was made for its spaces"
-            ) from error
+        close_all([env], lambda _: f"{maker.name}, which was made for its spaces")
 
 
 def _first_info(maker: EnvMaker, env: Any, actions: Iterable[Any]) -> Mapping[str, Any]:

@@ -28,14 +28,8 @@ def read(
 ) -> EnvSpec:
     """Describe an environment's spaces.
 
-    Args:
-        env_id: its name.
-        observation: Gymnasium's space of observations.
-        action: Gymnasium's space of actions.
-        info: what a reset returned: it may hold an action mask.
-        drop_obs_keys: keys of a Dict observation to leave out.
-        action_mask: `auto` (an observation or info called `action_mask` that fits the actions),
-            `off`, `info`, or the key of an observation.
+    `info`, which a reset returned, may hold an action mask. `action_mask` is `auto` (an observation
+    or info called `action_mask` that fits the actions), `off`, `info`, or an observation's key.
 
     Raises:
         UnsupportedSpaceError: naming the space and its key.
@@ -216,8 +210,7 @@ def _mask_key(obs_space: Space, act_space: Space, info: Mapping[str, Any], actio
 
 
 def _dict(space: Any, drop: tuple[str, ...], notes: list[str]) -> Space:
-    unknown = [key for key in drop if key not in space.spaces]
-    if unknown:
+    if unknown := [key for key in drop if key not in space.spaces]:
         raise ConfigError(
             f"drop_obs_keys={drop}: the observation has no {unknown[0]!r}, its keys are "
             f"{', '.join(space.spaces)}."
@@ -231,52 +224,38 @@ def _dict(space: Any, drop: tuple[str, ...], notes: list[str]) -> Space:
 
 
 def _leaf(role: str, space: Any, notes: list[str], key: str) -> Space:
-    match space:
-        case gymnasium.spaces.Box():
-            # All floats are stored as float32, integers as they are.
-            dtype = "float32" if np.issubdtype(space.dtype, np.floating) else str(space.dtype)
-            if dtype in ("uint16", "uint32", "uint64"):
-                raise _unsupported(role, space, f"dtype {dtype} has no equal in torch", key)
-            if space.dtype == np.float64:
-                notes.append(f"the {role} is float64, and stored as float32")
-            return Space("box", space.shape, dtype)
-        case gymnasium.spaces.MultiBinary():
-            return Space("multi_binary", space.shape, "int8")
-    if (choices := _choices(space)) is not None:
-        return choices
-    raise _unsupported(
-        role, space,
-        "supported: Box, Discrete, MultiBinary, MultiDiscrete of one dimension, a Dict of these",
-        key,
-    )  # fmt: skip
-
-
-def _choices(space: Any) -> Space | None:
-    match space:
-        case gymnasium.spaces.Discrete():
-            return Space("discrete", (), "int64", nvec=(int(space.n),), start=(int(space.start),))
-        case gymnasium.spaces.MultiDiscrete() if len(space.shape) == 1:
-            nvec = tuple(int(n) for n in space.nvec)
-            start = tuple(int(n) for n in space.start)
-            return Space("multi_discrete", space.shape, "int64", nvec=nvec, start=start)
-    return None
+    if isinstance(space, gymnasium.spaces.Box):
+        # All floats are stored as float32, integers as they are.
+        dtype = "float32" if np.issubdtype(space.dtype, np.floating) else str(space.dtype)
+        if dtype in ("uint16", "uint32", "uint64"):
+            raise _unsupported(role, space, f"dtype {dtype} has no equal in torch", key)
+        if space.dtype == np.float64:
+            notes.append(f"the {role} is float64, and stored as float32")
+        return Space("box", space.shape, dtype)
+    if isinstance(space, gymnasium.spaces.MultiBinary):
+        return Space("multi_binary", space.shape, "int8")
+    supported = "Box, Discrete, MultiBinary, MultiDiscrete of one dimension, a Dict of these"
+    return _choices(role, space, supported, key)
 
 
 def _action(space: Any) -> Space:
-    match space:
-        case gymnasium.spaces.Box() if np.issubdtype(space.dtype, np.floating):
-            low = tuple(float(x) for x in space.low.ravel())
-            high = tuple(float(x) for x in space.high.ravel())
-            return Space("box", space.shape, str(space.dtype), low, high)
-        case gymnasium.spaces.MultiBinary() if len(space.shape) == 1:
-            count = int(space.shape[0])
-            return Space("multi_discrete", (count,), "int64", nvec=(2,) * count, start=(0,) * count)
-    if (choices := _choices(space)) is not None:
-        return choices
-    raise _unsupported(
-        "action", space, "supported: Box of floats, Discrete, MultiBinary and MultiDiscrete of one "
-        "dimension", "",
-    )  # fmt: skip
+    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = (tuple(map(float, bound.ravel())) for bound in (space.low, space.high))
+        return Space("box", space.shape, str(space.dtype), low, high)
+    if isinstance(space, gymnasium.spaces.MultiBinary) and len(space.shape) == 1:
+        count = space.shape[0]
+        return Space("multi_discrete", (count,), "int64", nvec=(2,) * count, start=(0,) * count)
+    supported = "Box of floats, Discrete, MultiBinary and MultiDiscrete of one dimension"
+    return _choices("action", space, supported, "")
+
+
+def _choices(role: str, space: Any, supported: str, key: str) -> Space:
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return Space("discrete", (), "int64", nvec=(int(space.n),), start=(int(space.start),))
+    if isinstance(space, gymnasium.spaces.MultiDiscrete) and len(space.shape) == 1:
+        nvec, start = tuple(map(int, space.nvec)), tuple(map(int, space.start))
+        return Space("multi_discrete", space.shape, "int64", nvec=nvec, start=start)
+    raise _unsupported(role, space, f"supported: {supported}", key)
 
 
 def _unsupported(role: str, space: Any, reason: str, key: str) -> UnsupportedSpaceError:

@@ -164,7 +164,7 @@ def test_a_registered_vector_form_trains_and_counts_valid_steps_only(tmp_path):
     assert resumed.summary["env_steps"] >= 1500
 
 
-def test_no_vector_form_is_said_with_the_remedy():
+def test_a_missing_vector_form_is_refused_with_the_remedy():
     for env, kwargs, words in (
         ("Pendulum-v1", {}, "registers no vector_entry_point"),
         (cartpole, {}, "made by a callable"),
@@ -189,7 +189,7 @@ class Failing(gym.vector.VectorEnv):
         raise RuntimeError("the vector's own message")
 
 
-def test_a_vector_s_error_is_shown_as_its_own():
+def test_a_native_vector_s_exception_keeps_its_traceback():
     spec = env_spec(EnvMaker(lambda: gym.make("CartPole-v1")))
     from dataclasses import replace
 
@@ -210,7 +210,7 @@ def test_a_vector_s_error_is_shown_as_its_own():
     assert "envs [4, 5]" in lines[-1]
 
 
-def test_ale_s_vector_form_and_its_python_form_see_the_same():
+def test_ale_s_vector_and_python_forms_give_the_same_observations():
     """Without the random start and FIRE: the same frames, rewards and ends, action by action."""
     kwargs = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.0}
     maker = EnvMaker("ALE/Breakout-v5", kwargs, native=True)
@@ -252,7 +252,7 @@ def test_ale_s_rewards_are_not_clipped_and_its_actions_stick_as_the_id_says(monk
     ("cores", "threads", "pinned"),
     [("all", "all", True), ("all", "fewer", False), ("some", "some", False)],
 )
-def test_ale_s_threads_keep_a_core_each_where_all_are_theirs(cores, threads, pinned):
+def test_ale_s_threads_are_pinned_only_if_all_cores_are_free(cores, threads, pinned):
     """Of a machine that is not all ours, the cores may be somebody else's."""
     every = sorted(os.sched_getaffinity(0))
     if len(every) < 2 or len(every) != os.cpu_count():
@@ -293,7 +293,7 @@ def test_ale_inline_equals_workers_and_resume_begins_anew():
 
 
 @pytest.mark.parametrize("env", ["ALE/Breakout-v5", "CartPole-v1"])
-def test_each_env_of_a_vector_has_a_random_start_of_its_own(env):
+def test_each_env_of_a_vector_has_another_random_start(env):
     maker = EnvMaker(env, native=True)
     spec = env_spec(maker)
     vector = NativeVector(maker.vector(4, num_threads=1), VectorContext(spec, np.arange(4), 1))
@@ -322,7 +322,7 @@ def test_atari_trains_from_its_preset_with_clipped_rewards(tmp_path, capsys):
     assert run.policy.module.scaled(rewards).tolist() == [-1, 0.5, 1]
 
 
-def test_the_python_form_takes_what_the_vector_form_takes():
+def test_ale_s_python_form_takes_the_vector_form_s_arguments():
     env = atari.make("ALE/Breakout-v5", img_width=64, img_height=48, stack_num=2, frameskip=2,
                      reward_clipping=False, disable_env_checker=True)  # fmt: skip
     assert env.observation_space.shape == (2, 48, 64)
