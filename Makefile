@@ -22,7 +22,7 @@ demo: $(VENV)/.demo
 	$(BIN)/headrace eval $(RUN) --episodes 20 --video $(RUN)/agent.mp4
 
 # Two processes run the tests, each file in one of them.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 ## Lint, types, and each kind of test once: five minutes on two cores.
 test: $(VENV)/.dev browser

@@ -1,6 +1,7 @@
 """One torch thread everywhere: these nets are small, and the suite shares two cores."""
 
 import os
+import re
 import signal
 import subprocess
 
@@ -32,6 +33,14 @@ from tests.faults.table import FaultTable
 
 _TABLE = pytest.StashKey[FaultTable]()
 _GUARD = pytest.StashKey[subprocess.Popen]()
+
+
+SLOW = re.compile(r"tests/(training/ray|faults|distributed|ladder|collectors|tools/(auto|prof))")
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with what takes long, so that at the end no process waits long for another."""
+    items.sort(key=lambda item: not SLOW.match(item.nodeid))
 
 
 @pytest.fixture(autouse=True)

@@ -490,6 +490,7 @@ def two_nodes():
     return [("--nnodes", "2", "--nproc-per-node", "1", *meet_at)] * 2
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("nodes", ["one node", pytest.param("two nodes", marks=pytest.mark.slow)])
 def test_torchrun_goes_on_from_the_checkpoint(tmp_path, nodes):
     before = children()
@@ -624,7 +625,6 @@ def test_two_learners_learn_cartpole(tmp_path, started_by, seed):
     assert summary(done)["mean_return"] >= 475
 
 
-@pytest.mark.more
 def test_torchrun_ends_all_ranks_when_one_fails(tmp_path):
     words = own_env(tmp_path, 'os.environ["RANK"] == "1"', 'raise KeyError("on rank 1")')
     before = children()

@@ -231,7 +231,7 @@ def assert_same(found, expected, twin):
     return near.sum(), (near & other).sum()
 
 
-@each_twin
+@repeats("name", TWINS, keep=2)
 def test_a_step_is_gymnasiums(name):
     twin = TWINS[name]
     states = [random_states(twin, 45_000), states_before_decisions(twin, 5_000)]
