@@ -64,7 +64,7 @@ def plan_for(
     model=None,
     guards=GUARDS,
     lag=0,
-    first_ready=False,
+    asynchronous=False,
     inference_device=None,
     **of_maker,
 ):
@@ -84,7 +84,7 @@ def plan_for(
         replay_limit_s=30.0,
         threads_per_worker=1,
         lag=lag,
-        first_ready=first_ready,
+        asynchronous=asynchronous,
         inference_device=inference_device,
         guards=guards,
     )

@@ -114,7 +114,7 @@ def nonstop(plan, num_workers=2, stop=never, say=print):
 
 
 def nonstop_plan(env, lag=2, **more):
-    return plan_for(env, lag=lag, first_ready=True, **more)
+    return plan_for(env, lag=lag, asynchronous=True, **more)
 
 
 def test_fragments_of_samplers_that_never_stop_are_those_of_batches_in_turn():

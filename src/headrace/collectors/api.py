@@ -1,4 +1,4 @@
-"""What the loop needs of whoever samples for it. Left out: every way of doing it (beside this)."""
+"""The interface between the training loop and the collectors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -17,194 +17,146 @@ from headrace.spec import Array, EnvSpec
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """What every sampler of a run is told; which vectors are its own comes on top.
+    """What all workers of a rank know of the run.
 
     Attributes:
-        maker: makes one environment.
-        spec: what it offers.
-        network: shape of the policy, to build a copy.
-        model: makes the user's own network, if there is one.
-        stored_outputs: what the algorithm wants stored with each step.
-        num_steps: T.
-        num_envs: N, of this rank.
-        first_env: index over all ranks of the first of them.
-        envs_per_vector: n.
-        seed: the run's seed.
-        reseed_episodes: see `GymVector`.
-        replay_limit_s: see `GymVector`.
-        threads_per_worker: see `EnvMaker.vector`.
-        lag: how many updates old the weights may be when a step is taken.
-        first_ready: at lag 1 or more: whether samplers never stop, with the newest weights at each
-            step, and the fragments that are there first make a batch; else all are made with the
-            weights of the update before the last.
+        asynchronous: workers never stop, and act with the newest weights at each step; the first
+            fragments that are there make a batch. Else all of a batch is made with the same
+            weights, at lag 1 those of the update before the last.
         inference_device: the learner's process acts for all workers, on this device; None: each
-            sampler acts itself.
-        guards: what is done about environments that fail and samplers that are lost.
-        timeline: whether samplers keep what they did when.
+            worker acts itself.
     """
 
     maker: EnvMaker
     spec: EnvSpec
     network: Network
-    model: ModelFactory | None
-    stored_outputs: StoredOutputs
-    num_steps: int
-    num_envs: int
-    first_env: int
-    envs_per_vector: int
+    model: ModelFactory | None  # makes the user's network
+    stored_outputs: StoredOutputs  # of the algorithm, for each step
+    num_steps: int  # T
+    num_envs: int  # N, of this rank
+    first_env: int  # the index over all ranks of the first of them
+    envs_per_vector: int  # n
     seed: int
     reseed_episodes: bool
     replay_limit_s: float
     threads_per_worker: int
-    lag: int = 0
-    first_ready: bool = False
+    lag: int = 0  # updates by which the weights of a step may be old
+    asynchronous: bool = False
     inference_device: torch.device | None = None
     guards: Guards = GUARDS
-    timeline: bool = False
+    timeline: bool = False  # keep what each process did when
 
     @property
     def layout(self) -> dict[str, Column]:
-        """Of one vector's fragment."""
+        """The columns of one vector's fragment."""
         n, state_size = self.envs_per_vector, self.network.state_size
         return columns(self.spec, self.stored_outputs, self.num_steps, n, state_size)
 
     @property
     def num_vectors(self) -> int:
-        """How many vectors the envs make."""
+        """How many vectors the rank has."""
         return self.num_envs // self.envs_per_vector
 
     @property
     def num_buffers(self) -> int:
         """Fragments of each vector that there is memory for."""
-        return 1 + self.lag if self.first_ready else 1
+        return 1 + self.lag if self.asynchronous else 1
 
     @property
     def vectors(self) -> range:
-        """Their indices over all ranks: vector v has the envs `v * n .. (v + 1) * n - 1`."""
+        """The rank's vectors, by index over all: v has the envs `v * n .. (v + 1) * n - 1`."""
         first = self.first_env // self.envs_per_vector
         return range(first, first + self.num_vectors)
 
 
 WINDOW = 100
-"""`mean_return` is over so many of the last finished training episodes."""
+"""`mean_return` is the mean of so many finished episodes, the last ones."""
 
 
 @dataclass
 class Collected:
-    """One batch.
+    """One batch."""
 
-    Attributes:
-        fragments: as many as there are vectors, in their order; of some none, of others several,
-            where the first that are there make a batch.
-        env_steps: in them.
-        episodes: that ended in them.
-        metrics: of how they came about.
-        agent_steps: in them, if agents are not environments.
-        num_episodes: that ended, if `episodes` are but the last `WINDOW` of them.
-    """
-
-    fragments: list[Fragment]
+    fragments: list[Fragment]  # one of each vector, in order; asynchronous: the first ones
     env_steps: int
-    episodes: list[Episode] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)  # that ended, at least the last `WINDOW`
     metrics: dict[str, float] = field(default_factory=dict)
-    agent_steps: int = 0
-    num_episodes: int | None = None
+    agent_steps: int = 0  # where agents are not environments
+    num_episodes: int | None = None  # that ended; None: `episodes` has all
 
 
 Say = Callable[[str], None]
-"""Told what the user should know of."""
-_DROPS_SAID = 20
+"""Receives what the user should know."""
+ShouldStop = Callable[[], bool]
+"""Asked between two steps: give up the fragment under way?"""
+_MOST_DROPS_SHOWN = 20
 
 
 @dataclass
 class Ledger:
-    """Where the env steps went that samplers took: each was learned from, or is in one of these.
-
-    Attributes:
-        collected: taken, by whomever.
-        lost: given up: unfinished when the run was stopped, or of a lost sampler.
-        remade: of a lost sampler, and taken again to the bit by another.
-        restarts: samplers that were started in the place of lost ones.
-        dropped_episodes: given up because their environment failed.
-    """
+    """Where the collected env steps went: each was learned from, or is lost or remade."""
 
     collected: int = 0
-    lost: int = 0
-    remade: int = 0
-    restarts: int = 0
-    dropped_episodes: int = 0
+    lost: int = 0  # unfinished when the run stopped, or of a lost worker
+    remade: int = 0  # of a lost worker, and taken again to the bit
+    restarts: int = 0  # processes started in the place of lost ones
+    dropped_episodes: int = 0  # whose environment failed
 
     def count(self, taken: int, lost: int, *, whole: bool) -> None:
-        """Count what a sampler did.
-
-        Args:
-            taken: env steps.
-            lost: of them, those that failed.
-            whole: whether it filled what it was to fill; else all of them are lost.
-        """
+        """Count the env steps of a result, and those that failed; if it is not whole, all did."""
         self.collected += taken
         self.lost += lost if whole else taken
 
     def drop(self, episodes: list[str], say: Say) -> None:
-        """Count episodes that were given up, each in a line; the first of the run are said."""
+        """Count dropped episodes, each described by a line. Show the first of the run."""
         for line in episodes:
             self.dropped_episodes += 1
-            if self.dropped_episodes <= _DROPS_SAID:
+            if self.dropped_episodes <= _MOST_DROPS_SHOWN:
                 say(f"An episode was dropped: {line}")
-            if self.dropped_episodes == _DROPS_SAID:
-                say("Those that are dropped from here on are counted, and not shown.")
+            if self.dropped_episodes == _MOST_DROPS_SHOWN:
+                say("Further dropped episodes are counted, but not shown.")
 
     def __add__(self, other: "Ledger") -> "Ledger":
         return Ledger(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Ledger)))
 
 
 class Collector(Protocol):
-    """Steps the envs of a rank for T steps at a time, with the weights that were published.
+    """Steps the envs of a rank for T steps at a time, with the weights that were published."""
 
-    Attributes:
-        restored: how the episodes came back that were under way when the run was saved.
-        ledger: of the env steps so far.
-    """
-
-    restored: Restored
+    restored: Restored  # how the episodes came back that were under way when the run was saved
     ledger: Ledger
 
     def publish(self, policy: Policy, version: int) -> None:
-        """Hand out weights: at lag 0, those that the next batch is to be made with."""
+        """Hand out weights: at lag 0, those for the next batch."""
 
     def collect(self) -> Collected | None:
-        """The next batch; None if it was given up because the run is to stop.
+        """Return the next batch, valid until the next call; None: the run is to stop.
 
-        The fragments are valid until the next call. Raises EnvError or WorkerError.
+        Raises:
+            EnvError: an environment failed.
+            WorkerError: a worker was lost, and is not replaced.
         """
 
     def release_batch(self, *, more: bool) -> None:
-        """The batch that was collected last counts, and nobody reads its fragments any more.
+        """Count the last batch, whose fragments are read. `more`: another will be collected.
 
-        At lag 1 and above samplers go on from here, while it is learned from.
-
-        Args:
-            more: another one will be collected.
+        At lag 1 and above workers go on from here, while the batch is learned from.
         """
 
     def discard_batch(self) -> None:
-        """The batch that was collected last is not learned from: it does not count."""
+        """Count the last batch as lost: it is not learned from."""
 
     def halt(self) -> None:
-        """Nothing more is collected: samplers stop, and what they have is lost; see `ledger`."""
+        """Stop the workers, and count what they have as lost."""
 
     def state(self) -> dict[str, Array]:
-        """Everything needed to go on from the last batch that counts, as named arrays."""
+        """Return what is needed to go on after the last batch that counts, as named arrays."""
 
     def meters(self) -> dict[str, dict[str, float]]:
-        """Seconds by span of every sampler that is not this process, by name."""
+        """Return the seconds by span of each worker outside of this process, by name."""
 
     def laps(self) -> dict[str, Laps]:
-        """What each of them did when, if the plan wants a timeline; asked for once, at the end."""
+        """Return what each of them did when, if the plan wants a timeline. Called once."""
 
     def close(self) -> None:
-        """End every sampler, and leave nothing behind; EnvError if an env failed in closing."""
-
-
-ShouldStop = Callable[[], bool]
-"""Asked between two steps: give the fragment under way up?"""
+        """End all workers. Raise EnvError if an environment failed in closing."""

@@ -95,7 +95,6 @@ class AsynchronousCollector(WorkerPool):
         self._held: list[RolloutResult] = []  # of the batch that was collected last
 
     def collect(self) -> Collected | None:
-        """Wait until the queue has a batch, and take it."""
         if self._stop():
             return None
         self.release_batch(more=True)
@@ -122,11 +121,9 @@ class AsynchronousCollector(WorkerPool):
         self.submit(orders)
 
     def discard_batch(self) -> None:
-        """Count the batch as lost."""
         self.ledger.lost += sum(result.kept for result in self._held)
 
     def halt(self) -> None:
-        """Stop the workers, and count what is in the queue as lost."""
         super().halt()
         self._enqueue()
         self.ledger.lost += sum(result.kept for result in self._queued.values())

@@ -23,12 +23,10 @@ class SynchronousCollector(WorkerPool):
     _held: Sequence[RolloutResult] = ()  # of the batch that was collected last
 
     def publish(self, policy: Policy, version: int) -> None:
-        """Hand out the weights for the next batch."""
         super().publish(policy, version)
         self._version = version
 
     def collect(self) -> Collected | None:
-        """Have a batch made, unless one is under way, and wait for it."""
         self._snapshots.accept()
         if self._stop():
             return None
@@ -47,23 +45,19 @@ class SynchronousCollector(WorkerPool):
         return Collected(list(fragments.values()), env_steps, episodes, metrics)
 
     def release_batch(self, *, more: bool) -> None:
-        """Count the batch. At lag 1, have the next one made."""
         self._snapshots.accept()
         if self._plan.lag and more:
             self._order()
 
     def discard_batch(self) -> None:
-        """Count the batch as lost."""
         self._snapshots.drop()
         self._lose_batch(self._held)
 
     def halt(self) -> None:
-        """Stop the workers, and count the batch under way as lost."""
         super().halt()
         self._lose_batch(self._take() or [])
 
     def state(self) -> dict[str, Array]:
-        """Return where the environments are after the batch that was collected last."""
         self._snapshots.accept()
         return super().state()
 

@@ -1,9 +1,7 @@
-"""Ends a process whose own environment hangs: there is nothing else to be killed then.
+"""Ends a process whose own environment hangs: there is no worker to kill.
 
-By a thread that sees no progress for too long. An extension that holds Python's lock while it hangs
-holds this thread as well: only from another process (a worker's learner) can that be seen.
-
-Left out: hanging workers (`supervisor.py`).
+A thread sees that there is no progress. An extension that holds Python's lock while it hangs stops
+this thread as well; only another process (a worker's learner) can see that.
 """
 
 import faulthandler
@@ -17,31 +15,36 @@ from headrace import timeouts
 from headrace.envs.api import Guards
 from headrace.meter import Meter
 
-_LOOK_EVERY_S = 0.5
+_CHECK_EVERY_S = 0.5
 
 
 class Watchdog:
     """Watches while it is entered.
 
     Args:
-        meter: of this process: its laps are progress.
-        guards: say how long a step or reset may take.
-        left: how many env steps are left to be taken: progress as well.
-        where: the environments are, in words.
+        meter: of this process; its laps are progress.
+        guards: the time limit of a step or reset.
+        count_left: returns how many env steps are not taken yet, which is progress as well.
+        position: describes where the environments are.
     """
 
     def __init__(
-        self, meter: Meter, guards: Guards, left: Callable[[], int], where: Callable[[], str]
+        self,
+        meter: Meter,
+        guards: Guards,
+        count_left: Callable[[], int],
+        position: Callable[[], str],
     ) -> None:
-        self._meter, self._guards, self._left, self._where = meter, guards, left, where
+        self._meter, self._guards = meter, guards
+        self._count_left, self._position = count_left, position
         self._entered, self._closed = False, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._silence = timeouts.StallTimer()
+        self._stall = timeouts.StallTimer()
 
     def __enter__(self) -> None:
         if self._guards.enabled and self._thread.ident is None:
             self._thread.start()
-        self._silence.begin(time.monotonic())
+        self._stall.begin(time.monotonic())
         self._entered = True
 
     def __exit__(self, *_: object) -> None:
@@ -54,11 +57,11 @@ class Watchdog:
             self._thread.join()
 
     def _watch(self) -> None:
-        while not self._closed.wait(min(_LOOK_EVERY_S, self._limit_s() / 4)):
+        while not self._closed.wait(min(_CHECK_EVERY_S, self._limit_s() / 4)):
             if self._entered:
-                progress = self._meter.beats[0], self._left()
+                progress = self._meter.beats[0], self._count_left()
                 limit_s = self._limit_s()
-                if self._silence.lasts(time.monotonic(), progress) > limit_s and self._entered:
+                if self._stall.lasts(time.monotonic(), progress) > limit_s and self._entered:
                     self._end(limit_s)
 
     def _limit_s(self) -> float:
@@ -67,7 +70,7 @@ class Watchdog:
     def _end(self, limit_s: float) -> None:
         print(
             f"\nheadrace: the environment has not answered for {limit_s:g} s (--env-timeout-s), "
-            f"{self._where()}. It is stuck here, in this process, which ends:",
+            f"{self._position()}. It is stuck here, in this process, which ends:",
             file=sys.stderr,
             flush=True,
         )

@@ -99,7 +99,6 @@ class WorkerPool(Collector):
         return self._stop_at < float("inf")
 
     def publish(self, policy: Policy, version: int) -> None:
-        """Hand out weights."""
         self._backend.publish(policy, version)
 
     def fragment(self, vector: int, buffer: int) -> Fragment:
@@ -142,20 +141,16 @@ class WorkerPool(Collector):
             self._end_stalled(now)
 
     def halt(self) -> None:
-        """Have workers stop where they are, and wait until they say what they have done."""
         self._begin_stop()
         self.run_until(lambda: not self.pending)
 
     def state(self) -> dict[str, Array]:
-        """Return where the environments are after the last fragments that count."""
         return self._snapshots.state()
 
     def meters(self) -> dict[str, dict[str, float]]:
-        """Return the seconds by span of the workers, and of what works beside them."""
         return self._worker_seconds() | self._backend.meters()
 
     def laps(self) -> dict[str, Laps]:
-        """Return the laps of the workers, and of what works beside them."""
         laps = {worker.name: worker.timings.laps for worker in self.workers}
         return {name: of for name, of in laps.items() if of} | self._backend.laps()
 

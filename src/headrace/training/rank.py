@@ -212,7 +212,7 @@ def sampling_plan(
         threads_per_worker=_threads_per_worker(run, ranks.size),
         lag=run.lag,
         timeline=run.timeline,
-        first_ready=run.lag > 0 and job.settings.algo_module.CORRECTS_LAG,
+        asynchronous=run.lag > 0 and job.settings.algo_module.CORRECTS_LAG,
         inference_device=device if run.inference == "learner" else None,
         guards=Guards(
             on_env_error=run.on_env_error,
@@ -252,7 +252,7 @@ def _build_collector(
         return DeviceCollector(plan, acting_policies(job, learner), device, meter, stop, saved)
     if num_workers == 0:
         return InlineCollector(plan, meter, stop, saved, say)
-    kind = AsynchronousCollector if plan.first_ready else SynchronousCollector
+    kind = AsynchronousCollector if plan.asynchronous else SynchronousCollector
     if run.cluster:
         return kind(plan, num_workers, stop, saved, say, _ray_backend(run, job.room_for))
     check_open_files(num_workers)

@@ -151,7 +151,7 @@ def test_at_lag_1_it_acts_with_the_weights_of_the_update_before():
 
 
 def test_each_step_is_stamped_with_the_weights_that_took_it():
-    plan = learner_plan(slow, num_envs=8, num_steps=48, lag=2, first_ready=True)
+    plan = learner_plan(slow, num_envs=8, num_steps=48, lag=2, asynchronous=True)
     collector, policies = AsynchronousCollector(plan, 2, never), {}
     mixed, last = 0, dict.fromkeys(range(0, 8, 2), 0)
     for version in itertools.count():
@@ -319,7 +319,7 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(gate):
 @repeats("lag", [0, 2])
 def test_workers_that_are_killed_at_any_time_are_replaced(lag):
     sizes, batches = {"num_envs": 8, "num_steps": 32}, 6
-    plan = learner_plan(short_cartpole, lag=lag, first_ready=lag > 0, **sizes)
+    plan = learner_plan(short_cartpole, lag=lag, asynchronous=lag > 0, **sizes)
     collector = AsynchronousCollector(plan, 2, never) if lag else workers(plan)
     expected = inline(plan_for(short_cartpole, **sizes))
     made = {v: [] for v in plan.vectors}

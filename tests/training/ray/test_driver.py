@@ -141,7 +141,7 @@ def _of(fields):
 
 @pytest.mark.more
 def test_samplers_that_never_stop_act_with_newer_weights_and_none_is_learned_from_twice(cluster):
-    plan = plan_for(Counting, num_steps=8, lag=2, first_ready=True)
+    plan = plan_for(Counting, num_steps=8, lag=2, asynchronous=True)
     collector = actors(plan, kind=AsynchronousCollector)
     seen = {v: [] for v in plan.vectors}
     versions = {v: [] for v in plan.vectors}
@@ -228,7 +228,7 @@ class _Nothing:
 def test_who_moves_while_samplers_never_stop_loses_what_it_has_begun_and_nothing_else(
     cluster, no_patience
 ):
-    plan = plan_for(Counting, num_steps=50, lag=2, first_ready=True)
+    plan = plan_for(Counting, num_steps=50, lag=2, asynchronous=True)
     keep = ray.remote(num_cpus=CORES - 1)(_Nothing).remote()
     ray.get(keep.__ray_ready__.remote())
     collector = actors(plan, kind=AsynchronousCollector, at_once=1)

@@ -80,7 +80,6 @@ class ProcessWorker(WorkerHandle):
             self.child = ChildProcess(worker_main.main, orders, fds)
 
     def send(self, order: WorkOrder | None) -> None:
-        """Send an order through the channel. None: end."""
         self._laps_at_order = self.memory.laps[0]
         if self.child is not None:
             with contextlib.suppress(OSError):  # it is gone, which `poll` says

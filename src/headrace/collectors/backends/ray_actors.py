@@ -160,7 +160,6 @@ class RayWorkerHandle(WorkerHandle):
         self._backend.place_workers()
 
     def send(self, order: WorkOrder) -> None:
-        """Call the actor, with the weights if it may not have them."""
         weights, host = self._backend.weights, self.host
         version = max(weights) if order.version is None else order.version
         has_weights = order.version is None and host is not None and host.has_weights
@@ -254,13 +253,12 @@ class RayBackend(WorkerBackend):
         self._num_bytes = dict.fromkeys(("fragments", "fragments_remote", "weights"), 0)
 
     def publish(self, policy: Policy, version: int) -> None:
-        """Put weights into the object store; small ones go along with a call."""
         self._to_send.publish(policy)
         is_small = self._flat.nbytes <= _WITH_A_CALL
         self.weights[version] = self._flat.tobytes() if is_small else ray.put(self._flat)
         self.weights.pop(version - 2, None)
         self._num_bytes["weights"] += self._flat.nbytes
-        if self.plan.first_ready:
+        if self.plan.asynchronous:
             for actor in self._up():
                 self._send_newest(actor)
 
@@ -284,7 +282,6 @@ class RayBackend(WorkerBackend):
         return [worker for worker in self.workers if worker.messages]
 
     def departures(self) -> Iterator[tuple[RayWorkerHandle, int]]:
-        """Yield workers that move to their own actors, or whose machines are taken away."""
         for worker in self.workers:
             host = worker.host
             if host is None or worker.messages or not self._is_leaving(worker, host):
@@ -294,13 +291,12 @@ class RayBackend(WorkerBackend):
                 self._leave(worker, host)
                 given_back, worker.given_back = worker.given_back or 0, None
                 yield worker, given_back
-            elif self.plan.first_ready and worker.given_back is None:
+            elif self.plan.asynchronous and worker.given_back is None:
                 # Else there is a moment without orders, before the next batch.
                 worker.given_back = 0
                 host.control("leave", worker.index)
 
     def check(self, now: float, limit_s: float) -> None:
-        """Give up actors that have not answered for too long."""
         self._check_every_s = min(_CHECK_EVERY_S, limit_s / 4)  # answers are read at the next one
         usual_s = limit_s if limit_s > LEAST_LIMIT_S else 0.0
         # A step that holds Python's lock gives no sign of life either.
@@ -318,7 +314,6 @@ class RayBackend(WorkerBackend):
             actor.control("stop")
 
     def metrics(self) -> dict[str, float]:
-        """Return bytes that came and went since the last call, and the number of actors."""
         metrics = {f"{name}_bytes": float(count) for name, count in self._num_bytes.items()}
         self._num_bytes = dict.fromkeys(self._num_bytes, 0)
         return metrics | {"workers_up": float(len(self._up()))}
@@ -413,7 +408,7 @@ class RayBackend(WorkerBackend):
                     f"{INSTALLED_THERE}"
                 ) from None
         else:
-            if self.plan.first_ready and self.weights:
+            if self.plan.asynchronous and self.weights:
                 self._send_newest(actor)
 
     def _send_newest(self, actor: _Actor) -> None:

@@ -220,7 +220,7 @@ class Probe:
         plan = self._run_plan
         return replace(
             plan, num_envs=num_envs, envs_per_vector=n, num_steps=num_steps or plan.num_steps,
-            lag=0, first_ready=False, inference_device=None, timeline=True,
+            lag=0, asynchronous=False, inference_device=None, timeline=True,
         )  # fmt: skip
 
     def _learner(self, num_envs: int, num_steps: int) -> tuple[Meter, Learns]:
