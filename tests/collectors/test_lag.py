@@ -362,4 +362,4 @@ def test_lags_that_cannot_be_are_refused_in_words(given, says):
 def test_the_usual_lag_follows_algo_and_workers(given, lag):
     settings = resolve({"env": "Taxi-v3", "num_envs": 4} | given)
     assert settings.run.lag == lag
-    assert settings.origin["lag"] == "follows algo and num_workers"
+    assert settings.source["lag"] == "follows algo and num_workers"

@@ -66,7 +66,7 @@ def test_former_names_in_a_config_file_set_the_new_settings(tmp_path):
     file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in OLD.items()))
     settings = resolve({"env": "X"}, file)
     assert {name: settings.flat()[name] for name in NEW} == NEW
-    assert {settings.origin[name] for name in NEW} == {f"config {file}"}
+    assert {settings.source[name] for name in NEW} == {f"config {file}"}
 
 
 def test_a_setting_under_both_names_is_refused():

@@ -19,15 +19,15 @@ def test_precedence_flag_config_preset_default(tmp_path):
     file.write_text('lr = 0.5\ngamma = 0.5\nhidden_sizes = [32, 32]\nseed = 7\nactivation = "relu"')
     settings = resolve({"env": "CartPole-v1", "lr": 0.25}, file)
     assert settings.algo.lr == 0.25
-    assert settings.origin["lr"] == "given"
+    assert settings.source["lr"] == "given"
     assert settings.algo.gamma == 0.5
-    assert settings.origin["gamma"] == f"config {file}"
+    assert settings.source["gamma"] == f"config {file}"
     assert settings.algo.gae_lambda == 0.9
-    assert settings.origin["gae_lambda"] == "preset classic_control"
+    assert settings.source["gae_lambda"] == "preset classic_control"
     assert settings.algo.vf_coef == 0.5
-    assert settings.origin["vf_coef"] == "default"
+    assert settings.source["vf_coef"] == "default"
     assert settings.network.hidden_sizes == (32, 32)
-    assert set(settings.origin) == set(settings.flat())
+    assert set(settings.source) == set(settings.flat())
 
 
 def test_environment_and_algorithm_may_stand_in_the_file(tmp_path):
@@ -38,7 +38,7 @@ def test_environment_and_algorithm_may_stand_in_the_file(tmp_path):
 
 def test_without_a_preset_the_class_defaults_apply():
     settings = resolve({"env": "Something-v3"})
-    assert {o for o in settings.origin.values() if o.startswith("preset")} == set()
+    assert {o for o in settings.source.values() if o.startswith("preset")} == set()
     assert settings.algo == PPO()
 
 
@@ -170,7 +170,7 @@ def test_one_worker_for_each_core(monkeypatch, cores, given, workers):
     monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda: cores)
     settings = resolve({"env": "Something-v3", "num_workers": -1} | given)
     assert settings.run.num_workers == workers
-    assert settings.origin["num_workers"] == f"given, {cores} cores"
+    assert settings.source["num_workers"] == f"given, {cores} cores"
 
 
 def test_presets_of_slow_environments_use_all_cores(monkeypatch):
@@ -179,7 +179,7 @@ def test_presets_of_slow_environments_use_all_cores(monkeypatch):
     for env in ("HalfCheetah-v5", "LunarLander-v3", "MiniGrid-Empty-8x8-v0"):
         settings = resolve({"env": env})
         assert settings.run.num_workers == 2
-        assert settings.origin["num_workers"].endswith(", 2 cores")
+        assert settings.source["num_workers"].endswith(", 2 cores")
     assert resolve({"env": "CartPole-v1"}).run.num_workers == 0
     with pytest.raises(ConfigError, match=r"num_workers=-2 \(given\): expected at least 0 \(or -1"):
         resolve({"env": "CartPole-v1", "num_workers": -2})

@@ -16,7 +16,7 @@ import torch
 from torch.distributed import TCPStore, is_initialized
 
 import headrace
-from headrace.config.resolve import given_for_resume, resolve
+from headrace.config.resolve import resolve, values_for_resume
 from headrace.distributed.ranks import JoinedRanks, RankInfo, backend_for, device_of
 from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError
 from headrace.learner.learner import Learner
@@ -153,10 +153,10 @@ def test_the_learning_rate_is_scaled_once_and_said(scale, learners, lr):
     given = {"env": "Pendulum-v1", "algo": "a2c", "lr": 1e-3, "num_envs": 16}
     settings = resolve(given | {"num_learners": learners, "lr_scale": scale})
     assert settings.algo.lr == pytest.approx(lr)
-    assert ("0.001 x" in settings.origin["lr"]) == (lr != 1e-3)
+    assert ("0.001 x" in settings.source["lr"]) == (lr != 1e-3)
     # The batch of a run stays, and so does its rate.
-    config = {"settings": settings.flat(), "origin": settings.origin}
-    again, _ = given_for_resume(config, {"num_learners": 2})
+    config = {"settings": settings.flat(), "origin": settings.source}
+    again, _ = values_for_resume(config, {"num_learners": 2})
     assert resolve(again).algo.lr == pytest.approx(lr)
 
 
@@ -164,7 +164,7 @@ def test_a_preset_fits_itself_to_more_learners():
     assert resolve({"env": "CartPole-v1"}).run.envs_per_vector == 4
     shared = resolve({"env": "CartPole-v1", "num_learners": 4})
     assert shared.run.envs_per_vector == 2
-    assert "to fit 2 envs of each learner" in shared.origin["envs_per_vector"]
+    assert "to fit 2 envs of each learner" in shared.source["envs_per_vector"]
     with pytest.raises(ConfigError, match="2 = 0 x 4 \\+ 2"):
         resolve({"env": "CartPole-v1", "num_learners": 4, "envs_per_vector": 4})
     with pytest.raises(ConfigError, match=r"num_learners=0 .*expected at least 1"):

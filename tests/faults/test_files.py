@@ -18,7 +18,6 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 import headrace
 from headrace.config.resolve import resolve
-from headrace.config.user_code import NO_CODE
 from headrace.errors import (
     CheckpointError,
     ConfigError,
@@ -28,7 +27,7 @@ from headrace.errors import (
 )
 from headrace.storage import checkpoint
 from headrace.storage.run_dir import read_config
-from headrace.training.job import settings_of_run
+from headrace.training.job import RunRequest, settings_of_run
 from headrace.training.log import MetricsLog, read_metrics
 from tests.faults.support import FLAGS, TINY, UPDATE, heard, run, small_disk
 from tests.marks import repeats
@@ -303,7 +302,7 @@ def test_a_damaged_config_is_refused_in_words_or_harmless(copied):
     for trial in range(500):
         file.write_bytes(damage(rng, original))
         try:
-            settings_of_run(copied, None, NO_CODE)
+            settings_of_run(copied, RunRequest())
         except HeadraceError as error:
             refused += 1
             assert len(str(error)) > 20, f"trial {trial}"

@@ -8,7 +8,7 @@ from benchmarks import diagnosis, gpu_autoscale, predict, timed
 from headrace.config.resolve import resolve
 from headrace.cost_model.model import simulate
 from headrace.tools.profile.advice import topology_of
-from headrace.training.job import inspect_request
+from headrace.training.job import RunRequest, inspect_request
 from tests.cost_model.test_model import SLEEPS
 
 
@@ -77,7 +77,8 @@ def test_the_published_figures_come_out_of_the_model():
 
 
 def test_timed_is_an_environment_that_trains():
-    task = inspect_request({"env": predict.ENV, "env_kwargs": {"times": "stalls"}}).task(None)
+    request = RunRequest({"env": predict.ENV, "env_kwargs": {"times": "stalls"}})
+    task = inspect_request(request).job(None)
     assert json.dumps(task.settings.flat()) and task.spec.action.nvec == (2,)
 
 

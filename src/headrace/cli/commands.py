@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -20,7 +20,6 @@ from headrace.cli.flags import (
     parse,
     with_settings,
 )
-from headrace.config.resolve import changes
 from headrace.config.run_config import Frozen, KeyValues
 from headrace.config.user_code import code
 from headrace.envs.check.checker import check_env as check
@@ -34,7 +33,7 @@ from headrace.storage import run_dir as rundir
 from headrace.tools.doctor import describe, examine
 from headrace.tools.plotting import draw_curves
 from headrace.training import launch
-from headrace.training.job import settings_of_run
+from headrace.training.job import RunRequest, settings_of_run
 from headrace.training.rank import RunResult
 
 
@@ -110,29 +109,29 @@ def train(argv: list[str], description: str) -> int:
     """`headrace train`."""
     started = _started()
     flags = parse("train", description, with_settings(TrainFlags, argv), argv)
-    given = explicit(argv, flags)
+    request = RunRequest(explicit(argv, flags), config_file=flags.config)
     out = sys.stderr if flags.json else sys.stdout
-    result = launch.start(
-        given,
-        config_file=flags.config,
-        run_dir=flags.run_dir,
-        out=out,
-        started=started,
-        found=_auto_scaled(given, flags, out) if flags.auto_scale else None,
-    )
+    if flags.auto_scale:
+        request = replace(request, measured=_auto_scaled(request, flags, out))
+    result = launch.start(request, run_dir=flags.run_dir, out=out, started=started)
     return _end(result, flags.json)
 
 
-def _auto_scaled(given: dict[str, Any], flags: Any, out: TextIO) -> dict[str, int]:
-    """Sizes that were measured, now or before."""
+def _auto_scaled(request: RunRequest, flags: Any, out: TextIO) -> dict[str, int]:
+    """Return sizes that are measured now, or were before."""
     from headrace.tools.autoscale.autoscale import find  # who does not measure need not wait for it
 
     if flags.run_dir is not None:
         rundir.refuse_used(flags.run_dir)
     say = partial(print, file=out, flush=True)
-    found = find(given, config_file=flags.config, say=say)
+    found = find(request, say=say)
     say(found.describe())
     return found.settings
+
+
+def _request_again(flags: RunFlags) -> RunRequest:
+    """Return what a run's directory may not name: its code."""
+    return RunRequest(env=flags.env or None, code=code(flags.wrapper, flags.model))
 
 
 def resume(argv: list[str], description: str) -> int:
@@ -141,9 +140,7 @@ def resume(argv: list[str], description: str) -> int:
     flags = parse("resume", description, ResumeFlags, argv)
     result = launch.resume_run(
         flags.run_dir,
-        env=flags.env or None,
-        code=code(flags.wrapper, flags.model),
-        changed=changes(explicit(argv, flags)),
+        replace(_request_again(flags), explicit=explicit(argv, flags)),
         out=sys.stderr if flags.json else sys.stdout,
         started=started,
     )
@@ -159,17 +156,17 @@ def _end(result: RunResult, as_json: bool) -> int:
 def evaluate(argv: list[str], description: str) -> int:
     """`headrace eval`."""
     flags = parse("eval", description, _EvalFlags, argv)
-    own = code(flags.wrapper, flags.model)
-    settings, maker = settings_of_run(flags.run_dir, flags.env or None, own)
+    request = _request_again(flags)
+    settings, maker = settings_of_run(flags.run_dir, request)
     best = flags.run_dir / "best"
     if flags.best and not best.is_dir():
         raise ConfigError(
             f"{flags.run_dir} has no best policy: it was trained without --eval-every N, or ended "
             "before the first evaluation.\nLeave out --best to play with the newest policy."
         )
-    policies, shares = load_policies(best if flags.best else flags.run_dir, own.model)
+    policies, shares = load_policies(best if flags.best else flags.run_dir, request.code.model)
     spec = env_spec(maker)
-    others = opponents(flags.frozen, shares, settings, spec, own.model)
+    others = opponents(flags.frozen, shares, settings, spec, request.code.model)
     theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
     checkpoint.check_policies(theirs, spec, flags.run_dir)
     played = run_episodes(

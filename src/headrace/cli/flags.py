@@ -109,11 +109,12 @@ def parse(verb: str, description: str, flags: type[Any], argv: list[str]) -> Any
 def explicit(argv: list[str], flags: Any) -> dict[str, Any]:
     """Return the settings that the command line names; a preset may fill the others."""
     names = _flag_names(argv)
-    groups = [value for value in vars(flags).values() if is_dataclass(value)] or [flags]
+    groups = [value for value in vars(flags).values() if is_dataclass(value)]
+    settings = [(flags, f) for f in fields(flags) if f.name in MAY_CHANGE]  # resume's
+    settings += [(group, f) for group in groups for f in fields(group)]
     return {
         f.name: getattr(group, f.name)
-        for group in groups
-        for f in fields(group)
+        for group, f in settings
         if f.name in names
         or f"no_{f.name}" in names
         or (isinstance(group, EnvConfig) and f.name == "env" and group.env)

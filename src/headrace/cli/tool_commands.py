@@ -26,7 +26,7 @@ from headrace.tools.profile import timeline_plots
 from headrace.tools.profile.profiler import profile_env, profile_run
 from headrace.tools.profile.result import format_profile
 from headrace.tools.report.page import write_report
-from headrace.training.job import inspect_request
+from headrace.training.job import RunRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +62,16 @@ def profile(argv: list[str], description: str) -> int:
                 f"{', '.join(others)}: a run's directory is profiled with the settings that it was "
                 "trained with.\nLeave these out, or name the environment in place of the directory."
             )
-        result = profile_run(
-            run_dir, env=flags.env, code=code(*own), seconds=flags.seconds, say=say
-        )
+        request = RunRequest(env=flags.env, code=code(*own))
+        result = profile_run(run_dir, request, flags.seconds, say)
     else:
         if flags.env is not None:
             raise ConfigError(
                 f"--env {flags.env}: it names the code of a run's directory again, and "
                 f"{flags.environment.env!r} is none.\nLeave it out."
             )
-        result = profile_env(inspect_request(given, config_file=flags.config), flags.seconds, say)
+        request = RunRequest(given, config_file=flags.config)
+        result = profile_env(request, flags.seconds, say)
     print(format_profile(result), file=out)
     if flags.plot is not None:
         timeline_plots.draw_profile(flags.plot, result.tracks)
@@ -157,8 +157,7 @@ def autoscale(argv: list[str], description: str) -> int:
     out = sys.stderr if flags.json else sys.stdout
     say = partial(print, file=out, flush=True)
     found = find(
-        explicit(argv, flags),
-        config_file=flags.config,
+        RunRequest(explicit(argv, flags), config_file=flags.config),
         budget_s=flags.budget_s,
         memory_gib=flags.memory_gib,
         batch_size=flags.batch_size,

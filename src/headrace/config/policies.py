@@ -1,7 +1,4 @@
-"""Which policy acts for which agents of an environment.
-
-Left out: what they learn (`multi_policy.py`).
-"""
+"""Which policy acts for which agents of an environment."""
 
 import re
 from collections.abc import Mapping
@@ -17,13 +14,12 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 def assign_agents(policies: Mapping[str, Any], spec: EnvSpec) -> dict[str, Agents]:
-    """The agents of each policy, in the order of their ids.
+    """Return the agents of each policy, in the order of their ids.
 
     Args:
-        policies: the setting: name -> `first:end` (the end is not in it), or a table of settings,
-            of which `agents` is one; of a role's name, its agents are known. {}: one policy for
-            each role.
-        spec: of the environment.
+        policies: the setting: name -> `first:end` (without the end), or a table of settings, of
+            which `agents` is one. A role's name needs no agents. {}: one policy for each role.
+        spec: the environment's.
 
     Raises:
         ConfigError: an agent has no policy, or several.
@@ -31,20 +27,18 @@ def assign_agents(policies: Mapping[str, Any], spec: EnvSpec) -> dict[str, Agent
     roles: dict[str, Agents] = {}
     for role, size in spec.roles:
         roles[role] = Agents(sum(other.size for other in roles.values()), size)
-    given = {
-        name: of.get("agents") if isinstance(of, dict) else of for name, of in policies.items()
-    }
+    agents = {name: _table(value).get("agents") for name, value in policies.items()}
     if not policies and len(roles) < 2:
         alone = {DEFAULT: Agents(0, spec.num_agents)}
         _check(alone, spec)
         return alone
-    shares = {} if any(given.values()) else dict(roles)
-    for name, text in given.items():
+    shares = {} if any(agents.values()) else dict(roles)
+    for name, text in agents.items():
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"policies: {name!r} is no name: expected letters, digits, - and _.")
+            raise ConfigError(f"policies: {name!r}: expected a name of letters, digits, - and _.")
         if text is None and name not in roles:
             raise ConfigError(
-                f"policies: {name!r} says nothing of its agents, and is no role of {spec.id} "
+                f"policies: {name!r} names no agents, and {spec.id} has no role of that name "
                 f"({', '.join(roles) or 'it has none'}).{did_you_mean(name, list(roles))}\n"
                 f"Say which: --policies {name}=0:{spec.num_agents}"
             )
@@ -53,29 +47,29 @@ def assign_agents(policies: Mapping[str, Any], spec: EnvSpec) -> dict[str, Agent
     return dict(sorted(shares.items(), key=lambda item: item[1].first))
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """The setting, where a file says some of it and flags more: agents, and own settings."""
-    both = {name: _table(below[name]) | _table(above[name]) for name in below.keys() & above.keys()}
-    return {**below, **above, **both}
+def merge_policies(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the setting where a file has a part of it and flags another; `upper` comes first."""
+    both = lower.keys() & upper.keys()
+    return {**lower, **upper} | {name: _table(lower[name]) | _table(upper[name]) for name in both}
 
 
-def _table(of: Any) -> dict[str, Any]:
-    return of if isinstance(of, dict) else {"agents": of}
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {"agents": value}
 
 
-def own_settings(policies: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings that each policy has of its own."""
+def policy_settings(policies: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings that single policies change, by policy."""
     return {
-        name: {key: value for key, value in of.items() if key != "agents"}
-        for name, of in policies.items()
-        if isinstance(of, dict)
+        name: {key: setting for key, setting in value.items() if key != "agents"}
+        for name, value in policies.items()
+        if isinstance(value, dict)
     }
 
 
 def _slice(name: str, text: Any, spec: EnvSpec) -> Agents:
-    found = _SLICE.fullmatch(text) if isinstance(text, str) else None
-    if found:
-        first, end = int(found[1] or 0), int(found[2] or spec.num_agents)
+    match = _SLICE.fullmatch(text) if isinstance(text, str) else None
+    if match:
+        first, end = int(match[1] or 0), int(match[2] or spec.num_agents)
         if 0 <= first < end <= spec.num_agents:
             return Agents(first, end - first)
     raise ConfigError(
@@ -85,19 +79,15 @@ def _slice(name: str, text: Any, spec: EnvSpec) -> Agents:
 
 
 def _check(shares: Mapping[str, Agents], spec: EnvSpec) -> None:
-    """Each agent has one policy, and those of one policy have the same spaces."""
-    owners: dict[int, list[str]] = {i: [] for i in range(spec.num_agents)}
-    for name, (first, size) in shares.items():
-        for i in range(first, first + size):
-            owners[i].append(name)
-    for i, names in owners.items():
+    """Refuse agents without exactly one policy, and a policy for agents with different spaces."""
+    for i in range(spec.num_agents):
+        names = [name for name, (first, size) in shares.items() if first <= i < first + size]
         if len(names) != 1:
-            whose = f"of {' and '.join(names)}" if names else "of none"
+            whose = " and ".join(names) or "none"
             raise ConfigError(
-                f"policies: agent {i} of {spec.id} is {whose}: expected one policy for each of its "
-                f"{spec.num_agents} agents ({format_assignment(shares)})."
+                f"policies: agent {i} of {spec.id} is of {whose}: expected one policy for each of "
+                f"its {spec.num_agents} agents ({format_assignment(shares)})."
             )
-
     for name, share in shares.items():
         spaces = spec.agent_spaces[share.first : share.first + share.size]
         for i, of in enumerate(spaces):
@@ -114,5 +104,5 @@ def _spaces(of: tuple[Space, Space]) -> str:
 
 
 def format_assignment(shares: Mapping[str, Agents]) -> str:
-    """In words, as they are given."""
+    """Return the agents of each policy as --policies takes them."""
     return ", ".join(f"{name}={first}:{first + size}" for name, (first, size) in shares.items())

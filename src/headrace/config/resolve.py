@@ -25,7 +25,7 @@ from headrace.config.checks import (
     without_cluster,
 )
 from headrace.config.old_names import rename_settings
-from headrace.config.policies import merged, own_settings
+from headrace.config.policies import merge_policies, policy_settings
 from headrace.config.run_config import RunConfig
 from headrace.configclass import Between, check_values
 from headrace.distributed.ranks import visible_gpus
@@ -44,18 +44,18 @@ ALGOS: dict[str, tuple[ModuleType, type[Any]]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a run, resolved, and where each came from.
+    """All settings of a run, and where each comes from.
 
     Attributes:
-        run, network, algo: the groups.
-        origin: name -> `given` (by flag or argument), `config FILE`, `preset NAME`, `default`, or
-            what it follows from.
+        run, network, algo: the settings.
+        source: name -> `given` (by flag or keyword), `config FILE`, `auto-scale`, `preset NAME`,
+            `default`, or what it follows from.
     """
 
     run: RunConfig
     network: Network
     algo: Any
-    origin: dict[str, str]
+    source: dict[str, str]
 
     @property
     def algo_module(self) -> ModuleType:
@@ -63,153 +63,174 @@ class Settings:
         return ALGOS[self.run.algo][0]
 
     def of(self, policy: str) -> "Settings":
-        """Those of one policy: `[policies.NAME]` may have some of its own.
+        """Return the settings of one policy: `[policies.NAME]` may change some.
 
         Raises:
             ConfigError: an unknown name, or a value of the wrong type.
         """
-        own = own_settings(self.run.policies).get(policy, {})
+        changes = policy_settings(self.run.policies).get(policy, {})
         configs: tuple[Any, ...] = (self.network, self.algo)
         source = f"policies.{policy}"
-        _check_names(source, own, tuple(map(type, configs)))
+        _check_names(source, changes, tuple(map(type, configs)))
         network, algo = (
-            replace(config, **check_values(type(config), _part(type(config), own), source))
+            replace(config, **check_values(type(config), _part(type(config), changes), source))
             for config in configs
         )
-        if "lr" in own:
+        if "lr" in changes:
             algo = replace(algo, lr=algo.lr * _lr_factor(self.run))
         return replace(self, network=network, algo=algo)
 
     def ended_schedules(self) -> list[str]:
-        """What will have fallen to 0 before the run ends."""
+        """Return which schedules will have fallen to 0 before the run ends."""
         ends_early = self.run.total_env_steps > self.run.schedule_env_steps
         names = [f.name for f in fields(self.algo) if f.name.endswith("_schedule")]
         return [n for n in names if ends_early and getattr(self.algo, n) == "linear"]
 
     def flat(self) -> dict[str, Any]:
-        """Name -> value over all groups, as plain data."""
+        """Return name -> value of all settings, as plain data."""
         return {
-            f.name: getattr(group, f.name)
-            for group in (self.run, self.network, self.algo)
-            for f in fields(group)
+            f.name: getattr(config, f.name)
+            for config in (self.run, self.network, self.algo)
+            for f in fields(config)
         }
+
+    def is_native(self, kind: Kind = "gym") -> bool:
+        """Return whether the environment's own vector form is stepped."""
+        run = self.run
+        if run.vectorization == "auto" or (run.wrapper and self.source["vectorization"] != "given"):
+            return not run.wrapper and (run.env.startswith("ALE/") or kind in ("kernel", "tensor"))
+        return run.vectorization == "native"
+
+    def follow(self, source: str, **values: Any) -> "Settings":
+        """Return the settings with some of the run replaced; a `source` of +... is added."""
+        sources = {
+            name: self.source[name] + source[1:] if source.startswith("+") else source
+            for name in values
+        }
+        return replace(self, run=replace(self.run, **values), source=self.source | sources)
 
 
 def resolve(
-    given: Mapping[str, Any],
+    explicit: Mapping[str, Any],
     config_file: Path | None = None,
     *,
     kind: Kind = "gym",
     cores: int | None = None,
-    found: Mapping[str, Any] | None = None,
+    measured: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Bring flags, file, preset and defaults together, and check that they fit.
+    """Read settings and derive the others; arguments are those of `read_settings` and `derive`."""
+    return derive(read_settings(explicit, config_file, measured), kind, cores)
+
+
+def read_settings(
+    explicit: Mapping[str, Any],
+    config_file: Path | None = None,
+    measured: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Return the settings of flags, file, preset and defaults, before any is derived.
 
     Args:
-        given: name -> value from flags or Python arguments; `env` may be there or in the file.
+        explicit: name -> value from flags or keywords; `env` may be there or in the file.
         config_file: TOML with settings at the top level.
-        kind: what the environment is, which its name does not tell.
-        cores: that workers can have; default: those of this process. On a cluster, at least one
-            for each worker that was asked for.
-        found: what was measured to be fast, for what is not given or in the file.
+        measured: what `headrace autoscale` found to be fast, for what is left open.
 
     Raises:
-        ConfigError: an unknown name, a value of the wrong type, or sizes that contradict.
+        ConfigError: an unknown name, or a value of the wrong type or out of bounds.
     """
-    given = rename_settings(given)
+    explicit = rename_settings(explicit)
     from_file = rename_settings(_read_toml(config_file)) if config_file else {}
-    env = given.get("env", from_file.get("env"))
+    env = explicit.get("env", from_file.get("env"))
     if not env:
         raise ConfigError(
             "No environment was given; it comes first, before flags that take several values.\n"
             "Example: headrace train CartPole-v1"
         )
-    algo = given.get("algo", from_file.get("algo", "ppo"))
+    algo = explicit.get("algo", from_file.get("algo", "ppo"))
     if algo not in ALGOS:
         raise ConfigError(f"algo={algo!r}: expected one of {', '.join(ALGOS)}.")
     preset_name, from_preset = preset(env, algo)
     layers: tuple[tuple[str, Mapping[str, Any]], ...] = (
-        ("given", given),
-        (f"config {config_file}", from_file),
-        ("auto-scale", found or {}),
         (f"preset {preset_name}", from_preset),
+        ("auto-scale", measured or {}),
+        (f"config {config_file}", from_file),
+        ("given", explicit),
     )
-    groups = (RunConfig, Network, ALGOS[algo][1])
+    classes = (RunConfig, Network, ALGOS[algo][1])
+    values: list[dict[str, Any]] = [{} for _ in classes]
+    sources = {f.name: "default" for cls in classes for f in fields(cls)}
     for source, layer in layers:
-        _check_names(source, layer, groups)
-    sources: dict[str, str] = {}
-    built: list[Any] = []
-    for group in groups:
-        values: dict[str, Any] = {}
-        sources |= {f.name: "default" for f in fields(group)}
-        for source, layer in reversed(layers):
-            part = check_values(group, _part(group, layer), source)
-            if "policies" in part and values.get("policies"):
-                part["policies"] = merged(values["policies"], part["policies"])
-                source = f"{sources['policies']}, {source}"
-            sources |= dict.fromkeys(part, source)
-            values |= part
-        built.append(group(**values))
+        _check_names(source, layer, classes)
+        for cls, lower in zip(classes, values, strict=True):
+            part = check_values(cls, _part(cls, layer), source)
+            part_sources = dict.fromkeys(part, source)
+            if "policies" in part and lower.get("policies"):
+                part["policies"] = merge_policies(lower["policies"], part["policies"])
+                part_sources["policies"] = f"{sources['policies']}, {source}"
+            lower |= part
+            sources |= part_sources
+    run, network, config = (cls(**v) for cls, v in zip(classes, values, strict=True))
+    return Settings(run, network, config, sources)
+
+
+def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> Settings:
+    """Return the settings with those that follow from others, and check that all fit together.
+
+    Args:
+        settings: as read.
+        kind: what the environment is, which its name does not tell.
+        cores: CPU cores for workers; default: those of this process. On a cluster, at least one
+            for each worker that was asked for.
+
+    Raises:
+        ConfigError: sizes or settings contradict each other.
+    """
     cores = cores or cpu_cores()
-    if built[0].cluster:
-        cores = max(cores, built[0].num_workers)
-    return _derive(built[0], built[1], built[2], sources, kind, cores)
+    if settings.run.cluster:
+        cores = max(cores, settings.run.num_workers)
+    if not settings.run.schedule_env_steps:
+        total = settings.run.total_env_steps
+        settings = settings.follow("follows total_env_steps", schedule_env_steps=total)
+    if not settings.run.learner_threads:
+        settings = settings.follow(f"follows {cpu_cores()} cores", learner_threads=cpu_cores())
+    settings = _derive_vectors(_derive_learners(settings), kind, cores)
+    if settings.run.lag == -1:
+        usual = _USUAL_LAG if settings.algo_module.CORRECTS_LAG else 0
+        lag = usual if settings.run.num_workers else 0
+        settings = settings.follow("follows algo and num_workers", lag=lag)
+    run = settings.run
+    check_guards(run)
+    _check_workers(run)
+    check_cluster(run)
+    for each in (settings, *map(settings.of, policy_settings(run.policies))):
+        _check_bounds(each.algo)
+        check_divisibility(run, each.network, each.algo)
+    return settings
 
 
-def _derive(
-    run: RunConfig, network: Network, algo: Any, origin: dict[str, str], kind: Kind, cores: int
-) -> Settings:
-    """Fill what follows from other settings, then check all sums."""
-    derived: dict[str, Any] = {}
-    if not run.schedule_env_steps:
-        derived["schedule_env_steps"] = run.total_env_steps
-        origin["schedule_env_steps"] = "follows total_env_steps"
+def _derive_learners(settings: Settings) -> Settings:
+    """How many learners there are, and what depends on that."""
+    run = settings.run
     if run.num_learners == -1:
         check_auto(run)
         gpus = visible_gpus(run.device)
-        run = replace(run, num_learners=max(1, gpus))
-        origin["num_learners"] += f", follows {gpus or 'no'} GPUs"
-    learners = run.num_learners
+        source = f"+, follows {gpus or 'no'} GPUs"
+        settings = settings.follow(source, num_learners=max(1, gpus))
+    learners = settings.run.num_learners
     if run.num_envs_per_learner:
-        if origin["num_envs"] == "given":
+        if settings.source["num_envs"] == "given":
             raise ConfigError(
                 f"num_envs={run.num_envs} and num_envs_per_learner={run.num_envs_per_learner}: "
-                "expected one of the two."
+                "expected one of the two.\nLeave one out."
             )
-        derived["num_envs"] = run.num_envs_per_learner * learners
-        origin["num_envs"] = f"follows num_envs_per_learner, {learners} learners"
-        run = replace(run, num_envs=derived["num_envs"])
-    if (factor := _lr_factor(run)) != 1:
-        origin["lr"] = (
-            f"{origin['lr']} {algo.lr:g} x {factor:g} ({run.lr_scale}, {learners} learners)"
+        source = f"follows num_envs_per_learner, {learners} learners"
+        settings = settings.follow(source, num_envs=run.num_envs_per_learner * learners)
+    if (factor := _lr_factor(settings.run)) != 1:
+        lr = settings.algo.lr
+        source = (
+            f"{settings.source['lr']} {lr:g} x {factor:g} ({run.lr_scale}, {learners} learners)"
         )
-        algo = replace(algo, lr=algo.lr * factor)
-    if run.vectorization == "auto" or (run.wrapper and origin["vectorization"] != "given"):
-        has_own = run.env.startswith("ALE/") or kind in ("kernel", "tensor")
-        native = has_own and not run.wrapper
-        derived["vectorization"] = "native" if native else "python"
-        origin["vectorization"] = "follows env and wrapper"
-    if not run.learner_threads:
-        derived["learner_threads"] = cpu_cores()
-        origin["learner_threads"] = f"follows {cpu_cores()} cores"
-    if run.cluster and origin["num_workers"] == "default" and kind == "gym":
-        run, origin["num_workers"] = replace(run, num_workers=-1), "follows cluster"
-    native = derived.get("vectorization", run.vectorization) == "native"
-    # A vector of either has threads of its own, or cannot have any.
-    whole = kind in ("tensor", "parallel") or (native and not (run.cluster and run.num_workers))
-    derived |= _shared_out(run, origin, cores, whole=whole)
-    if run.lag == -1:
-        beside = ALGOS[run.algo][0].CORRECTS_LAG and derived.get("num_workers", run.num_workers) > 0
-        derived["lag"] = _USUAL_LAG if beside else 0
-        origin["lag"] = "follows algo and num_workers"
-    run = type(run)(**{f.name: getattr(run, f.name) for f in fields(run)} | derived)
-    check_guards(run)
-    settings = Settings(run, network, algo, origin)
-    _check_workers(run)
-    check_cluster(run)
-    for each in (settings, *map(settings.of, own_settings(run.policies))):
-        _check_bounds(each.algo)
-        check_divisibility(run, each.network, each.algo)
+        algo = replace(settings.algo, lr=lr * factor)
+        settings = replace(settings, algo=algo, source=settings.source | {"lr": source})
     return settings
 
 
@@ -219,31 +240,40 @@ def _lr_factor(run: RunConfig) -> float:
     return scale[run.lr_scale]
 
 
-def _shared_out(
-    run: RunConfig, origin: dict[str, str], cores: int, *, whole: bool
-) -> dict[str, Any]:
+def _derive_vectors(settings: Settings, kind: Kind, cores: int) -> Settings:
     """How many environments a vector has, and how many workers there are."""
+    form = "native" if settings.is_native(kind) else "python"
+    if form != settings.run.vectorization:
+        settings = settings.follow("follows env and wrapper", vectorization=form)
+    if settings.run.cluster and settings.source["num_workers"] == "default" and kind == "gym":
+        settings = settings.follow("follows cluster", num_workers=-1)
+    run = settings.run
+    # A vector of either has threads of its own, or cannot have any.
+    whole = kind in ("tensor", "parallel") or (
+        form == "native" and not (run.cluster and run.num_workers)
+    )
     learners, size = run.num_learners, run.envs_per_vector
     share, of_cores = run.num_envs // learners, max(1, cores // learners)
     workers = of_cores if run.num_workers == -1 else max(1, run.num_workers // learners)
     # Where the learner acts, one vector of a worker is stepped while another one waits.
     vectors_each = 2 if run.inference == "learner" else 1
-    is_preset = origin["envs_per_vector"].startswith("preset")
-    found: dict[str, Any] = {}
+    is_preset = settings.source["envs_per_vector"].startswith("preset")
+    source = ""
     if vectors_each > 1 and (not size or (is_preset and share // size < vectors_each * workers)):
         size = largest_divisor(share, max(1, share // (vectors_each * workers)))
-        origin["envs_per_vector"] = f"follows num_envs, for {vectors_each} vectors of each worker"
+        source = f"follows num_envs, for {vectors_each} vectors of each worker"
     elif not size:
         size = largest_divisor(share, max(1, share // (1 if whole else of_cores)))
-        origin["envs_per_vector"] = "follows num_envs" + ("" if whole else f" / {cores} cores")
+        source = "follows num_envs" + ("" if whole else f" / {cores} cores")
     elif learners > 1 and share % size and is_preset:
         size = largest_divisor(share, size)
-        origin["envs_per_vector"] += f", to fit {share} envs of each learner"
-    found["envs_per_vector"] = size
+        source = f"+, to fit {share} envs of each learner"
+    if source:
+        settings = settings.follow(source, envs_per_vector=size)
     if run.num_workers == -1:
-        found["num_workers"] = learners * max(1, min(workers, share // size))
-        origin["num_workers"] += f", {cores} cores"
-    return found
+        workers = learners * max(1, min(workers, share // size))
+        settings = settings.follow(f"+, {cores} cores", num_workers=workers)
+    return settings
 
 
 _USUAL_LAG = 2
@@ -336,41 +366,35 @@ def _check_names(source: str, values: Mapping[str, Any], groups: tuple[type[Any]
             raise ConfigError(f"Unknown setting {name!r} ({source}).{did_you_mean(name, known)}")
 
 
-def given_for_resume(
-    config: dict[str, Any], changed: Mapping[str, Any]
+def values_for_resume(
+    config: dict[str, Any], changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """All settings of a run as it was started, but for those that resume is to change; origins.
+    """Return all settings of config.json with some changed, and where they come from.
 
-    Other learners have another share of the environments and workers: those are made to fit. A
-    machine on its own need not have what machines of a cluster had to have.
+    Another number of learners means another share of the environments and workers: those are made
+    to fit. A run that leaves its cluster loses what the cluster's machines had to have.
     """
-    given, origin = dict(config["settings"]), dict(config["origin"])
-    given |= dict(changed)
-    if given["num_learners"] == -1:
-        given["num_learners"] = max(1, visible_gpus(given["device"]))
-    origin |= dict.fromkeys(changed, "given to resume")
-    left = without_cluster(changed.get("cluster"))
-    given, origin = given | left, origin | dict.fromkeys(left, "default")
-    share = given["num_envs"] // given["num_learners"]
-    if "num_learners" in changed and share % given["envs_per_vector"]:
-        given["envs_per_vector"] = largest_divisor(share, given["envs_per_vector"])
-        origin["envs_per_vector"] = f"follows {given['num_learners']} learners"
-    if "num_learners" in changed and given["num_workers"] % given["num_learners"]:
-        of_each = max(1, given["num_workers"] // given["num_learners"])
-        given["num_workers"] = given["num_learners"] * of_each
-        origin["num_workers"] = f"follows {given['num_learners']} learners"
+    values, sources = config["settings"] | changes, dict(config["origin"])
+    sources |= dict.fromkeys(changes, "given to resume")
+    if values["num_learners"] == -1:
+        values["num_learners"] = max(1, visible_gpus(values["device"]))
+    left = without_cluster(changes.get("cluster"))
+    values, sources = values | left, sources | dict.fromkeys(left, "default")
+    learners = values["num_learners"]
+    share = values["num_envs"] // learners
+    if "num_learners" in changes and share % values["envs_per_vector"]:
+        values["envs_per_vector"] = largest_divisor(share, values["envs_per_vector"])
+        sources["envs_per_vector"] = f"follows {learners} learners"
+    if "num_learners" in changes and values["num_workers"] % learners:
+        values["num_workers"] = learners * max(1, values["num_workers"] // learners)
+        sources["num_workers"] = f"follows {learners} learners"
     # The number of environments is settled, and with it the learning rate.
     settled = {"num_envs_per_learner": 0, "lr_scale": "none"}
-    return given | settled, origin | dict.fromkeys(settled, "default")
+    return values | settled, sources | dict.fromkeys(settled, "default")
 
 
 MAY_CHANGE = (
     "total_env_steps", "schedule_env_steps", "num_learners", "on_env_error", "on_worker_loss",
     "env_timeout_s", "max_worker_restarts", "cluster", "stop_after_s",
 )  # fmt: skip
-"""What may be another when a run goes on."""
-
-
-def changes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What `given_for_resume` is to change: what was given, and may be; None is not given."""
-    return {name: given[name] for name in MAY_CHANGE if given.get(name) is not None}
+"""The settings that resume may change."""

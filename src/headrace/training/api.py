@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.old_names import rename_settings
-from headrace.config.resolve import ALGOS, MAY_CHANGE, changes
+from headrace.config.resolve import ALGOS, MAY_CHANGE
 from headrace.config.user_code import Code, code
 from headrace.configclass import explicit_values
 from headrace.envs.factory import EnvLike, WrapperLike
@@ -20,6 +20,7 @@ from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network
 from headrace.spec import Array
 from headrace.training import launch
+from headrace.training.job import RunRequest
 from headrace.training.rank import RunResult
 from headrace.training.reporter import OnUpdate
 
@@ -138,10 +139,7 @@ def train(
     """
     return _finish(
         launch.start(
-            given_by(settings, algo, network),
-            env=env,
-            code=code_of(wrapper, model),
-            config_file=None if config is None else Path(config),
+            request_by(env, settings, algo, network, model, wrapper, config),
             run_dir=None if run_dir is None else Path(run_dir),
             on_update=on_update,
             out=None if quiet else sys.stdout,
@@ -149,25 +147,34 @@ def train(
     )
 
 
-def given_by(settings: Mapping[str, Any], algo: Any, network: Network | None) -> dict[str, Any]:
-    """What the caller named, by its name, as flags would have it; arguments are those of `train`.
+def request_by(
+    env: EnvLike,
+    settings: Mapping[str, Any],
+    algo: Any,
+    network: Network | None,
+    model: str | ModelFactory | None,
+    wrapper: WrapperLike | Sequence[WrapperLike],
+    config: str | os.PathLike[str] | None,
+) -> RunRequest:
+    """Return the request that the arguments of `train` make.
 
     Raises:
-        ConfigError: algorithm or network are something else.
+        ConfigError: algorithm, network or model are something else.
     """
-    given = rename_settings(settings)
+    explicit = rename_settings(settings)
     if isinstance(algo, str):
-        given["algo"] = algo
+        explicit["algo"] = algo
     elif algo is not None:
         name = next((n for n, (_, cls) in ALGOS.items() if type(algo) is cls), None)
         if name is None:
             raise ConfigError(f"algo={algo!r}: expected settings such as headrace.PPO(lr=3e-4).")
-        given |= explicit_values(algo) | {"algo": name}
+        explicit |= explicit_values(algo) | {"algo": name}
     if isinstance(network, Network):
-        given |= explicit_values(network)
+        explicit |= explicit_values(network)
     elif network is not None:
         raise ConfigError(f"network={network!r}: expected headrace.Network(hidden_sizes=...).")
-    return given
+    file = None if config is None else Path(config)
+    return RunRequest(explicit, env, _code_of(wrapper, model), file)
 
 
 def resume(
@@ -206,20 +213,20 @@ def resume(
             raise ConfigError(
                 f"A run goes on with the {name} that it has; resume takes {', '.join(MAY_CHANGE)}."
             )
+    changes = {name: value for name, value in changed.items() if value is not None}
     return _finish(
         launch.resume_run(
             Path(run_dir),
-            env=env,
-            code=code_of(wrapper, model),
-            changed=changes(changed),
+            RunRequest(changes, env, _code_of(wrapper, model)),
             on_update=on_update,
             out=None if quiet else sys.stdout,
         )
     )
 
 
-def code_of(wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFactory | None) -> Code:
-    """The caller's own code, as `train` takes it."""
+def _code_of(
+    wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFactory | None
+) -> Code:
     one = isinstance(wrapper, str) or callable(wrapper)
     return code((wrapper,) if one else tuple(wrapper), model)  # type: ignore[arg-type]
 

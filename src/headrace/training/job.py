@@ -1,48 +1,64 @@
-"""What all ranks of a run are told.
+"""Builds a `Job`, which all ranks of a run receive, from the caller's request.
 
-Left out: how it came about (`launch.py`), and what a rank does with it (`rank.py`).
+Left out: what a rank does with it (`rank.py`).
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headrace import timeouts
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.collectors.watchdog import Watchdog
-from headrace.config.policies import assign_agents
-from headrace.config.resolve import Settings, given_for_resume, resolve
+from headrace.config.policies import assign_agents, format_assignment
+from headrace.config.resolve import Settings, derive, read_settings, resolve, values_for_resume
 from headrace.config.run_config import RunConfig
 from headrace.config.user_code import NO_CODE, Code
 from headrace.envs.api import Guards
-from headrace.envs.factory import EnvLike, EnvMaker, WrapperLike, env_spec
+from headrace.envs.factory import EnvLike, EnvMaker, env_spec
 from headrace.envs.vectors import is_one_vector
-from headrace.errors import ConfigError
+from headrace.errors import CheckpointError, ConfigError
 from headrace.importing import load_callable
 from headrace.learner.multi_policy import check_frozen
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
 from headrace.spec import Agents, EnvSpec
+from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
-class Job:
-    """Orders to a rank.
+class RunRequest:
+    """What a caller asks for.
 
     Attributes:
-        settings: resolved.
-        maker: makes environments.
-        model: makes the network, if it is the user's own.
-        spec: of the environment.
-        run_dir: where rank 0 writes.
-        shares: the agents of each policy.
+        explicit: settings by name, from flags or keywords.
+        env: an environment or what makes one; None: the setting of that name.
+        code: wrappers and a network as callables; by default what the settings name.
+        config_file: TOML with more settings.
+        measured: sizes that `headrace autoscale` measured, for what is left open.
+    """
+
+    explicit: Mapping[str, Any] = field(default_factory=dict)
+    env: EnvLike | None = None
+    code: Code = NO_CODE
+    config_file: Path | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+    def change(self, **settings: Any) -> "RunRequest":
+        """Return the request with other settings."""
+        return replace(self, explicit={**self.explicit, **settings})
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks of a run receive.
+
+    Attributes:
         saved: what to go on from; its directory must be there on every rank's machine.
-        quiet: say nothing but errors.
         room_for: on a cluster: how many workers of a rank there is room for as it begins.
         rolled_back: on a cluster: env steps that were learned from, and are taken again since a
             learner was lost; None: it is the first time that the run begins here.
@@ -60,94 +76,84 @@ class Job:
     rolled_back: int | None = None
 
 
-# From what the caller wants to what all ranks are told: settings, environment, policies.
-
-
 @dataclass(frozen=True)
-class RunRequest:
-    """What the caller wants, as far as that is known without the machines it is to run on.
+class InspectedRequest:
+    """A request whose environment was looked at.
 
     Attributes:
-        asked: settings by name.
-        config_file: TOML with more settings.
-        env: an environment or what makes one.
-        code: wrappers and a network as callables.
-        settings: resolved for a plain environment.
-        spec: of the environment.
-        found: settings that were measured, for what is not asked for or in the file.
+        request: with code loaded and the environment named.
+        settings: as read: what the machine decides is still open.
+        spec: the environment's.
     """
 
-    asked: Mapping[str, Any]
-    config_file: Path | None
-    env: EnvLike
-    code: Code
+    request: RunRequest
     settings: Settings
     spec: EnvSpec
-    found: Mapping[str, Any] = field(default_factory=dict)
 
-    def task(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Job:
-        """What ranks are told of a new run.
+    def change(self, **settings: Any) -> "InspectedRequest":
+        """Return the request with other settings, for the same environment."""
+        request = self.request.change(**settings)
+        return InspectedRequest(request, _read(request), self.spec)
+
+    def job(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Job:
+        """Derive the remaining settings and return the job of a new run.
 
         Args:
             run_dir: where it is to write.
-            cores: that workers can have; default: those of this process.
-            quiet: say nothing but errors.
+            cores: CPU cores for workers; default: those of this process.
+            quiet: show nothing but errors.
+
+        Raises:
+            ConfigError: settings contradict each other or the environment.
         """
-        spec, wrappers = self.spec, self.code.wrappers
-        resolved = partial(resolve, self.asked, self.config_file, found=self.found)
-        if spec.kind != "gym":
-            _check_kind(resolved().run, spec)
-        settings = resolved(kind=spec.kind, cores=cores)
-        maker = maker_of(settings, self.env, wrappers)
+        spec, request = self.spec, self.request
+        _check_kind(self.settings.run, spec)
+        settings = derive(self.settings, spec.kind, cores)
+        maker = maker_of(settings, request)
         if spec.kind != "gym":
             _check_whole(settings.run, maker, spec)
         shares = shares_of(settings, spec)
-        return Job(settings, maker, self.code.model, spec, shares, run_dir, None, quiet)
+        return Job(settings, maker, request.code.model, spec, shares, run_dir, None, quiet)
 
 
-def inspect_request(
-    given: Mapping[str, Any],
-    env: EnvLike | None = None,
-    code: Code = NO_CODE,
-    config_file: Path | None = None,
-    found: Mapping[str, Any] | None = None,
-) -> RunRequest:
-    """Look at what the caller wants; one environment is made for that.
-
-    Args:
-        given: settings by name.
-        env: an environment or what makes one; default: the setting of that name.
-        code: wrappers and a network as callables; default: what the settings name.
-        config_file: TOML with more settings.
-        found: settings that were measured, for what is not given or in the file.
+def inspect_request(request: RunRequest) -> InspectedRequest:
+    """Read the settings, then make one environment and look at it.
 
     Raises:
-        ConfigError, EnvError: it cannot be.
+        ConfigError: settings or environment cannot be.
+        EnvError: the environment raised.
     """
+    env, code = request.env, request.code
+    request = request.change(**code.names())
     if env is not None:
-        given = {**given, "env": EnvMaker(env).name}
-    asked = {**given, **code.names()}
-    settings = resolve(asked, config_file, found=found)
+        request = request.change(env=EnvMaker(env).name)
+    settings = _read(request)
     run = settings.run
     if code.model is None and run.model:
         code = replace(code, model=load_callable(run.model, ConfigError))
-    env = run.env if env is None else env
     code = replace(code, wrappers=code.wrappers or run.wrapper)
-    spec = spec_of(maker_of(settings, env, code.wrappers), run)
-    return RunRequest(asked, config_file, env, code, settings, spec, found or {})
+    request = replace(request, env=run.env if env is None else env, code=code)
+    return InspectedRequest(request, settings, spec_of(maker_of(settings, request), run))
 
 
-def settings_of_run(
-    run_dir: Path, env: EnvLike | None, code: Code, changed: Mapping[str, Any] | None = None
-) -> tuple[Settings, EnvMaker]:
-    """The settings and the environment of a run; code only if the caller names it again.
+def _read(request: RunRequest) -> Settings:
+    return read_settings(request.explicit, request.config_file, request.measured)
+
+
+def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMaker]:
+    """Return the settings and the environment of a run.
+
+    Args:
+        run_dir: the run's directory.
+        request: its environment and code again, where they are code; settings that change.
 
     Raises:
-        ConfigError: some of it is code, and was not named.
+        ConfigError: some of it is code, and was not named again.
     """
     config = rundir.read_config(run_dir)
-    given, origin = given_for_resume(config, changed or {})
-    name, wrappers, model = given["env"], given["wrapper"], given["model"]
+    values, source = values_for_resume(config, request.explicit)
+    name, wrappers, model = values["env"], values["wrapper"], values["model"]
+    env, code = request.env, request.code
     again: list[str] = []
     if env is None and (config["env_is_code"] or ":" in name):
         again.append(f"--env {name if ':' in name else 'module:callable'} (env=... in Python)")
@@ -161,22 +167,41 @@ def settings_of_run(
             "run.\nName it again: " + ", ".join(again)
         )
     if env is not None:
-        given["env"] = EnvMaker(env).name
-    settings = replace(resolve(given), origin=origin)
-    return settings, maker_of(settings, given["env"] if env is None else env, code.wrappers)
+        values["env"] = EnvMaker(env).name
+    settings = replace(resolve(values), source=source)
+    return settings, maker_of(settings, replace(request, env=values["env"] if env is None else env))
 
 
-def task_of_run(run_dir: Path, env: EnvLike | None, code: Code) -> Job:
-    """What ranks were told of a run, as it began; `env` and `code` as in `settings_of_run`."""
-    settings, maker = settings_of_run(run_dir, env, code)
+def job_of_run(
+    run_dir: Path,
+    settings: Settings,
+    maker: EnvMaker,
+    model: ModelFactory | None,
+    *,
+    saved: Checkpoint | None = None,
+    quiet: bool = True,
+) -> Job:
+    """Return the job of a run, to go on from a checkpoint.
+
+    Raises:
+        CheckpointError: it has other policies than the environment.
+    """
     spec = spec_of(maker, settings.run)
-    return Job(
-        settings, maker, code.model, spec, shares_of(settings, spec), run_dir, None, quiet=True
-    )
+    if saved is not None:
+        theirs = checkpoint.policies(saved)
+        checkpoint.check_policies(theirs, spec, run_dir)
+    shares = shares_of(settings, spec)
+    if saved and (before := {name: agents for name, (_, agents) in theirs.items()}) != shares:
+        raise CheckpointError(
+            f"The checkpoint in {run_dir} has the policies {format_assignment(before)}; "
+            f"those of {spec.id} would be {format_assignment(shares)}.\n"
+            "Name the environment that it was trained on."
+        )
+    return Job(settings, maker, model, spec, shares, run_dir, saved, quiet)
 
 
 def spec_of(maker: EnvMaker, run: RunConfig) -> EnvSpec:
-    """Of the environment: one is made, and watched as those of the run are."""
+    """Make one environment, watched as the run's are, and return its spec."""
     limit_s = TIMES_AS_LONG_TO_START * timeouts.step_timeout(run.env_timeout_s, 0.0)
     watchdog = Watchdog(
         Meter(),
@@ -189,18 +214,20 @@ def spec_of(maker: EnvMaker, run: RunConfig) -> EnvSpec:
 
 
 def shares_of(settings: Settings, spec: EnvSpec) -> dict[str, Agents]:
-    """The agents of each policy; ConfigError if something does not go with several."""
+    """Return the agents of each policy; ConfigError if a setting does not go with several."""
     run = settings.run
     shares = assign_agents(run.policies, spec)
     _check_kind(run, spec)
     check_frozen(run.frozen, shares, run.model)
     if set(shares) == set(run.frozen):
-        raise ConfigError(f"frozen: nobody learns ({', '.join(shares)} are all frozen).")
+        raise ConfigError(
+            f"frozen: all policies ({', '.join(shares)}) are frozen.\nLeave one out, to be trained."
+        )
     return shares
 
 
 def _check_kind(run: RunConfig, spec: EnvSpec) -> None:
-    """Refuse what is only done to single environments, and by workers."""
+    """Refuse settings that need single environments, which workers can step."""
     several = f"has {spec.num_agents} agents" if spec.num_agents > 1 else ""
     what = {"tensor": "steps tensors", "parallel": "is a game in PettingZoo's form"}
     if not (why := what.get(spec.kind, several)):
@@ -218,7 +245,7 @@ def _check_kind(run: RunConfig, spec: EnvSpec) -> None:
 
 
 def _check_whole(run: RunConfig, maker: EnvMaker, spec: EnvSpec) -> None:
-    """Refuse what says nothing where all environments are one vector of this process."""
+    """Refuse settings that mean nothing where all environments are one vector."""
     refused = None
     if spec.kind == "tensor" and run.vectorization != "native":
         refused = "vectorization", "these step tensors, many at a time"
@@ -236,14 +263,15 @@ def _check_whole(run: RunConfig, maker: EnvMaker, spec: EnvSpec) -> None:
         )
 
 
-def maker_of(settings: Settings, env: EnvLike, wrappers: Sequence[WrapperLike]) -> EnvMaker:
-    """Makes the run's environments."""
+def maker_of(settings: Settings, request: RunRequest) -> EnvMaker:
+    """Return what makes the run's environments."""
     run = settings.run
+    assert request.env is not None  # inspected
     return EnvMaker(
-        env,
+        request.env,
         run.env_kwargs,
-        tuple(wrappers),
-        native=run.vectorization == "native",
+        tuple(request.code.wrappers),
+        native=settings.is_native(),
         drop_obs_keys=run.drop_obs_keys,
         action_mask=run.action_mask,
     )

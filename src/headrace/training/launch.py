@@ -1,28 +1,21 @@
-"""A run, seen through: its directory, and the job's ranks.
+"""Launches a run: holds its directory, and starts or joins its ranks.
 
-A run is seen through by one process; or by rank 0, which starts the others (`--num-learners`); or
-by one of the ranks that torchrun started (`torchrun.py`). Left out: what is to be run
-(`job.py`), and what a rank does (`rank.py`).
+One process runs it alone; or rank 0 starts the others (`--num-learners`); or torchrun started all.
 """
 
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from headrace.config.policies import format_assignment
 from headrace.config.resolve import Settings
 from headrace.config.run_config import RunConfig
-from headrace.config.user_code import NO_CODE, Code
 from headrace.distributed import torchrun
 from headrace.distributed.local_ranks import launch_ranks
 from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, Ranks, device_of
-from headrace.distributed.torchrun import Attempt
-from headrace.envs.factory import EnvLike
 from headrace.errors import (
-    CheckpointError,
     ConfigError,
     EnvError,
     HeadraceError,
@@ -33,7 +26,7 @@ from headrace.errors import (
 from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
-from headrace.training.job import Job, inspect_request, settings_of_run, shares_of, spec_of
+from headrace.training.job import Job, RunRequest, inspect_request, job_of_run, settings_of_run
 from headrace.training.log import open_display
 from headrace.training.process import StopSignals
 from headrace.training.rank import RunResult, follow, run_rank, stderr_say
@@ -41,98 +34,61 @@ from headrace.training.reporter import OnUpdate, describe_end, resume_command
 
 
 def start(
-    given: dict[str, Any],
+    request: RunRequest,
     *,
-    env: EnvLike | None = None,
-    code: Code = NO_CODE,
-    config_file: Path | None = None,
     run_dir: Path | None = None,
     on_update: OnUpdate | None = None,
     out: TextIO | None = None,
     started: float | None = None,
-    found: Mapping[str, Any] | None = None,
 ) -> RunResult:
-    """Start a run and see it through.
+    """Start a run and follow it to its end.
 
     Args:
-        given: settings by name that the caller wants.
-        env: an environment or what makes one; default: the setting of that name.
-        code: wrappers and a network as callables; default: what the settings name.
-        config_file: TOML with more settings.
-        run_dir: where to; default: a new one below `runs/`.
+        request: what to train.
+        run_dir: where to write; default: a new directory below `runs/`.
         on_update: called after each update.
         out: where progress is shown; None: nowhere.
         started: when the process began, as `time.perf_counter` has it; default: now.
-        found: settings that were measured (`headrace autoscale`), for what was left open.
 
     Raises:
         HeadraceError: see `headrace.errors`.
     """
-    meter = Meter(started)
-    attempt = torchrun.joined(os.environ)
+    launch = _Launch(on_update, out, started)
+    attempt = launch.attempt
     if attempt is not None and attempt.may_restart and run_dir is None:
         raise ConfigError(
             "torchrun is to begin this job again after a failure (--max-restarts), and then it has "
             "no run directory to go on from.\nGive one: --run-dir PATH."
         )
-    want = inspect_request({**given, **_learners(attempt, given)}, env, code, config_file, found)
-    run = want.settings.run
-    with _connected(run, attempt) as cores:
-        place = run_dir or rundir.default(run.env, run.algo, run.seed)
-        task = want.task(place, cores=cores, quiet=out is None)
-        goes_on = attempt is not None and attempt.is_restart
-        if goes_on and any(task.run_dir.glob("checkpoints/step_*")):
-            _refuse_another(task.run_dir, task.settings)
-            return _go_on(task.run_dir, want.env, want.code, {}, attempt, meter, on_update, out)
-        with _held(task.run_dir, attempt):
+    inspected = inspect_request(launch.with_learners(request))
+    run = inspected.settings.run
+    with launch.connected(run) as cores:
+        run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
+        job = inspected.job(run_dir, cores=cores, quiet=out is None)
+        is_restart = attempt is not None and attempt.is_restart
+        if is_restart and any(run_dir.glob("checkpoints/step_*")):
+            _refuse_another(run_dir, job.settings)
+            again = RunRequest(env=inspected.request.env, code=inspected.request.code)
+            return launch.resume(run_dir, again)
+        with launch.held(run_dir):
             if attempt is None or not (attempt.info.rank or attempt.is_restart):
-                rundir.refuse_used(task.run_dir)
-            return run_job(task, attempt, meter, on_update, out)
-
-
-def check_alone() -> None:
-    """ConfigError in a rank of torchrun's: what is measured for all is measured by one process."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        raise ConfigError(
-            "This process is one of torchrun's, and sizes are measured by one process for all.\n"
-            "Measure without torchrun: headrace autoscale ENV."
-        )
-
-
-@contextlib.contextmanager
-def _connected(run: RunConfig, attempt: Attempt | None) -> Iterator[int | None]:
-    """Meanwhile the run's cluster can be used: cores for its workers; None: it is on none."""
-    if not run.cluster:
-        yield None
-        return
-    if attempt is not None:
-        raise ConfigError(
-            f"cluster={run.cluster!r}, but this process was started by torchrun.\n"
-            "Use --num-learners in place of torchrun: Ray starts the learners."
-        )
-    from headrace.training.ray import connect  # Ray is an extra
-
-    with connect.connected(run) as cores:
-        yield cores
+                rundir.refuse_used(run_dir)
+            return launch.run(job)
 
 
 def resume_run(
     run_dir: Path,
+    request: RunRequest,
     *,
-    env: EnvLike | None = None,
-    code: Code = NO_CODE,
-    changed: Mapping[str, Any] | None = None,
     on_update: OnUpdate | None = None,
     out: TextIO | None = None,
     started: float | None = None,
 ) -> RunResult:
-    """Go on with a run from its newest whole checkpoint.
+    """Go on with a run from its newest whole checkpoint; arguments are as in `start`.
 
     Args:
-        run_dir: of the run.
-        env: must be given again where the run's environment is code of the user's own.
-        code: wrappers and a network must be given again where the run has them.
-        changed: settings that are to be others, see `config.MAY_CHANGE`.
+        run_dir: the run's directory.
+        request: its environment and code again, where they are code; settings that change.
         on_update: called after each update.
         out: where progress is shown; None: nowhere.
         started: when the process began.
@@ -140,120 +96,127 @@ def resume_run(
     Raises:
         HeadraceError: see `headrace.errors`.
     """
-    meter = Meter(started)
-    attempt = torchrun.joined(os.environ)
-    return _go_on(run_dir, env, code, changed or {}, attempt, meter, on_update, out)
+    return _Launch(on_update, out, started).resume(run_dir, request)
 
 
-def _go_on(
-    run_dir: Path,
-    env: EnvLike | None,
-    code: Code,
-    changed: Mapping[str, Any],
-    attempt: Attempt | None,
-    meter: Meter,
-    on_update: OnUpdate | None,
-    out: TextIO | None,
-) -> RunResult:
-    settings, maker = settings_of_run(
-        run_dir, env, code, {**changed, **_learners(attempt, changed)}
-    )
-    with _connected(settings.run, attempt), _held(run_dir, attempt):
-        saved = checkpoint.newest(run_dir)
-        spec = spec_of(maker, settings.run)
-        theirs = checkpoint.policies(saved)
-        checkpoint.check_policies(theirs, spec, run_dir)
-        shares = shares_of(settings, spec)
-        if (before := {name: agents for name, (_, agents) in theirs.items()}) != shares:
-            raise CheckpointError(
-                f"The checkpoint in {run_dir} has the policies {format_assignment(before)}; "
-                f"those of {spec.id} would be {format_assignment(shares)}.\n"
-                "Name the environment that it was trained on."
+class _Launch:
+    """This process's part in a run: the whole of it, the lead, or one of torchrun's ranks."""
+
+    def __init__(
+        self, on_update: OnUpdate | None, out: TextIO | None, started: float | None
+    ) -> None:
+        self.meter = Meter(started)
+        self.attempt = torchrun.joined(os.environ)
+        self._on_update, self._out = on_update, out
+
+    def resume(self, run_dir: Path, request: RunRequest) -> RunResult:
+        """Run what is left of a run."""
+        request = self.with_learners(request)
+        settings, maker = settings_of_run(run_dir, request)
+        with self.connected(settings.run), self.held(run_dir):
+            saved, model = checkpoint.newest(run_dir), request.code.model
+            quiet = self._out is None
+            return self.run(job_of_run(run_dir, settings, maker, model, saved=saved, quiet=quiet))
+
+    def run(self, job: Job) -> RunResult:
+        """Run one job, as the leader of its ranks or as one of torchrun's."""
+        stop, run = StopSignals(), job.settings.run
+        is_first = self.attempt is None or self.attempt.info.rank == 0
+        display = open_display(self._out if is_first else None, run.total_env_steps)
+        try:
+            if run.cluster:
+                from headrace.training.ray import driver  # Ray is an extra
+
+                result = driver.run_on_cluster(job, stop, self.meter, display, self._on_update)
+            else:
+                with self._ranks(job, stop) as ranks:
+                    say = display.say if is_first else stderr_say(ranks.rank, quiet=job.quiet)
+                    result = run_rank(job, ranks, stop, self.meter, display, say, self._on_update)
+            display.say(describe_end(result.summary, result.stopped_by, job))
+            return result
+        except (EnvError, WorkerError, RankError) as error:
+            if self.attempt is None:  # torchrun's command is another one
+                for note in _advice(job, error):
+                    error.add_note(note)
+            raise
+
+    @contextlib.contextmanager
+    def connected(self, run: RunConfig) -> Iterator[int | None]:
+        """Connect to the run's cluster; yield the cores for its workers, None without a cluster."""
+        if not run.cluster:
+            yield None
+            return
+        if self.attempt is not None:
+            raise ConfigError(
+                f"cluster={run.cluster!r}, but this process was started by torchrun.\n"
+                "Use --num-learners in place of torchrun: Ray starts the learners."
             )
-        task = Job(settings, maker, code.model, spec, shares, run_dir, saved, quiet=out is None)
-        return run_job(task, attempt, meter, on_update, out)
+        from headrace.training.ray import connect  # Ray is an extra
 
+        with connect.connected(run) as cores:
+            yield cores
 
-def run_job(
-    task: Job,
-    attempt: Attempt | None,
-    meter: Meter,
-    on_update: OnUpdate | None,
-    out: TextIO | None,
-) -> RunResult:
-    """Run one job, as the leader of its ranks or as one of torchrun's."""
-    stop = StopSignals()
-    is_first = attempt is None or attempt.info.rank == 0
-    display = open_display(out if is_first else None, task.settings.run.total_env_steps)
-    try:
-        if task.settings.run.cluster:
-            from headrace.training.ray import driver  # Ray is an extra
-
-            result = driver.run_on_cluster(task, stop, meter, display, on_update)
+    @contextlib.contextmanager
+    def _ranks(self, job: Job, stop: StopSignals) -> Iterator[Ranks]:
+        """Start or join the job's ranks."""
+        run, attempt = job.settings.run, self.attempt
+        if attempt is not None:
+            device = device_of(run.device, attempt.info.local_rank)
+            ranks = JoinedRanks(
+                attempt.info, attempt.store, run.backend, device, run.rank_timeout_s
+            )
+            with contextlib.closing(ranks):
+                try:
+                    yield ranks
+                except HeadraceError as error:
+                    raise error.of_rank(ranks.rank, ranks.size) from error
+        elif run.num_learners > 1:
+            settings = (run.num_learners, run.backend, run.device, run.rank_timeout_s)
+            with launch_ranks(*settings, stop.stop, follow, job) as (ranks, others):
+                stop.pass_on_to = others
+                yield ranks
         else:
-            with _job(task, attempt, stop) as ranks:
-                say = display.say if is_first else stderr_say(ranks.rank, quiet=task.quiet)
-                result = run_rank(task, ranks, stop, meter, display, say, on_update)
-        display.say(describe_end(result.summary, result.stopped_by, task))
-        return result
-    except (EnvError, WorkerError, RankError) as error:
-        for note in () if attempt else _advice(task, error):  # torchrun's is another command
-            error.add_note(note)
-        raise
+            yield SINGLE_RANK
+
+    def with_learners(self, request: RunRequest) -> RunRequest:
+        """Set num_learners to what torchrun started; ConfigError if the request has another."""
+        if self.attempt is None:
+            return request
+        size = self.attempt.info.size
+        if (learners := request.explicit.get("num_learners", size)) != size:
+            raise ConfigError(
+                f"num_learners={learners}, but torchrun started {size}.\nLeave --num-learners out."
+            )
+        return request.change(num_learners=size)
+
+    def held(self, run_dir: Path) -> contextlib.AbstractContextManager[None]:
+        """Hold the directory for this process, unless another rank does: others only read."""
+        only_reads = self.attempt is not None and self.attempt.info.rank > 0
+        return contextlib.nullcontext() if only_reads else rundir.locked(run_dir)
 
 
-def _advice(task: Job, error: HeadraceError) -> Iterator[str]:
-    run = task.settings.run
+def check_alone() -> None:
+    """Raise ConfigError in a rank of torchrun's: one process measures for all."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        raise ConfigError(
+            "This process is one of torchrun's, and sizes are measured by one process for all.\n"
+            "Measure without torchrun: headrace autoscale ENV."
+        )
+
+
+def _advice(job: Job, error: HeadraceError) -> Iterator[str]:
+    run = job.settings.run
     could_drop = (
         isinstance(error, EnvError)
         and run.on_env_error == "fail"
         and run.vectorization != "native"
-        and task.spec.kind != "parallel"
+        and job.spec.kind != "parallel"
     )
     flag = " --on-env-error restart" if could_drop else ""
     if could_drop:
         yield f"With{flag} such an episode is dropped, and the run goes on."
-    if any(task.run_dir.glob("checkpoints/step_*")):
-        yield resume_command(task) + flag
-
-
-@contextlib.contextmanager
-def _job(task: Job, attempt: Attempt | None, stop: StopSignals) -> Iterator[Ranks]:
-    """The job that this process is part of, or leads."""
-    run = task.settings.run
-    if attempt is not None:
-        device = device_of(run.device, attempt.info.local_rank)
-        job = JoinedRanks(attempt.info, attempt.store, run.backend, device, run.rank_timeout_s)
-        with contextlib.closing(job):
-            try:
-                yield job
-            except HeadraceError as error:
-                raise error.of_rank(job.rank, job.size) from error
-    elif run.num_learners > 1:
-        how = (run.num_learners, run.backend, run.device, run.rank_timeout_s)
-        with launch_ranks(*how, stop.stop, follow, task) as (job, others):
-            stop.pass_on_to = others
-            yield job
-    else:
-        yield SINGLE_RANK
-
-
-def _learners(attempt: Attempt | None, given: Mapping[str, Any]) -> dict[str, int]:
-    """The setting that torchrun makes; ConfigError if another was given."""
-    if attempt is None:
-        return {}
-    size = attempt.info.size
-    if (asked := given.get("num_learners", size)) != size:
-        raise ConfigError(
-            f"num_learners={asked}, but torchrun started {size}.\nLeave --num-learners out."
-        )
-    return {"num_learners": size}
-
-
-def _held(run_dir: Path, attempt: Attempt | None) -> contextlib.AbstractContextManager[None]:
-    """The directory belongs to rank 0: others only read there."""
-    only_reads = attempt is not None and attempt.info.rank > 0
-    return contextlib.nullcontext() if only_reads else rundir.locked(run_dir)
+    if any(job.run_dir.glob("checkpoints/step_*")):
+        yield resume_command(job) + flag
 
 
 _FOLLOWS_LEARNERS = {

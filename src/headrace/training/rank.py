@@ -320,7 +320,7 @@ def _describe(job: Job) -> dict[str, Any]:
     return {
         "headrace": headrace.__version__,
         "settings": job.settings.flat(),
-        "origin": job.settings.origin,
+        "origin": job.settings.source,
         "env_is_code": job.maker.is_code,
         "versions": {
             "python": platform.python_version(),

@@ -149,7 +149,7 @@ def describe_start(job: Job, ranks: Ranks) -> str:
         )
     flat = settings.flat()
     by_origin: dict[str, list[str]] = {}
-    for name, origin in settings.origin.items():
+    for name, origin in settings.source.items():
         if origin != "default" and name != "env":
             by_origin.setdefault(origin, []).append(f"{name}={flat[name]}")
     lines += [f"  {origin}: {' '.join(names)}" for origin, names in by_origin.items()]

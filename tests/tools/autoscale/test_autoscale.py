@@ -15,6 +15,7 @@ from headrace.tools.autoscale import autoscale, result
 from headrace.tools.autoscale.autoscale import find
 from headrace.tools.autoscale.result import Found
 from headrace.tools.autoscale.trial import Limits
+from headrace.training.job import RunRequest
 from tests.support import Counting
 
 ONE = {"num_workers": 0, "num_learners": 1, "num_envs": 4, "num_steps": 32}
@@ -47,7 +48,8 @@ def test_what_was_measured_is_kept_and_used_again(monkeypatch):
 
     def found(**more):
         said.clear()
-        return find({"env": "CartPole-v1", "envs_per_vector": 4, **ONE}, say=said.append, **more)
+        request = RunRequest({"env": "CartPole-v1", "envs_per_vector": 4, **ONE})
+        return find(request, say=said.append, **more)
 
     first = found()
     assert first.settings == {}  # all was fixed
@@ -120,11 +122,11 @@ def test_a_run_records_what_was_found_and_that_it_was_measured(tmp_path, headrac
 def test_what_was_found_is_a_layer_between_file_and_preset(tmp_path):
     (tmp_path / "my.toml").write_text("num_steps = 16\n")
     found = {"num_envs": 16, "envs_per_vector": 16, "num_steps": 8}
-    settings = resolve({"env": "CartPole-v1"}, tmp_path / "my.toml", found=found)
+    settings = resolve({"env": "CartPole-v1"}, tmp_path / "my.toml", measured=found)
     assert (settings.run.num_envs, settings.run.num_steps) == (16, 16)
-    assert settings.origin["num_envs"] == "auto-scale"
-    assert settings.origin["num_steps"].startswith("config ")
-    assert settings.origin["num_epochs"] == "preset classic_control"
+    assert settings.source["num_envs"] == "auto-scale"
+    assert settings.source["num_steps"].startswith("config ")
+    assert settings.source["num_epochs"] == "preset classic_control"
 
 
 @pytest.mark.parametrize(
@@ -139,14 +141,14 @@ def test_what_was_found_is_a_layer_between_file_and_preset(tmp_path):
 )
 def test_what_cannot_be_is_refused_in_words(given, more, words):
     with pytest.raises(ConfigError, match=words):
-        find({"env": "CartPole-v1", **given}, **more)
+        find(RunRequest({"env": "CartPole-v1", **given}), **more)
 
 
 def test_torchrun_s_ranks_do_not_measure(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="Measure without torchrun"):
-        find({"env": "CartPole-v1"})
+        find(RunRequest({"env": "CartPole-v1"}))
 
 
 def test_its_own_flags_are_no_flags_of_train():
@@ -184,10 +186,10 @@ def test_a_learner_for_each_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     settings = resolve({"env": "CartPole-v1", "num_learners": -1})
     assert settings.run.num_learners == 4
-    assert settings.origin["num_learners"] == "given, follows 4 GPUs"
+    assert settings.source["num_learners"] == "given, follows 4 GPUs"
     on_cpu = resolve({"env": "CartPole-v1", "num_learners": -1, "device": "cpu"})
     assert on_cpu.run.num_learners == 1
-    assert on_cpu.origin["num_learners"] == "given, follows no GPUs"
+    assert on_cpu.source["num_learners"] == "given, follows no GPUs"
     with pytest.raises(ConfigError, match="counts the GPUs of this machine"):
         resolve({"env": "CartPole-v1", "num_learners": -1, "cluster": "local"})
     with pytest.raises(ConfigError, match=r"num_learners=-2 .*expected at least 1 \(or -1"):

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.config.user_code import NO_CODE
 from headrace.distributed import child_process
 from headrace.errors import ConfigError, EnvError
 from headrace.tools.autoscale import resources
 from headrace.tools.autoscale.trial import Limits, Progress, Trained, run_trial
+from headrace.training.job import RunRequest
 from tests import python
 from tests.marks import repeats
 from tests.support import Counting, children, still_alive
@@ -39,7 +39,7 @@ def _scratch(tmp_path, monkeypatch):
 
 
 def trial(env, limits=QUICK, **sizes):
-    trained = Trained({}, env, NO_CODE, None, schedule_env_steps=10**6)
+    trained = Trained(RunRequest(env=env), schedule_env_steps=10**6)
     before = children()
     try:
         return run_trial(trained, SIZES | sizes, BATCH, limits)

@@ -18,7 +18,7 @@ from headrace.tools.profile.probe import Probe
 from headrace.tools.profile.profiler import profile_env, profile_run
 from headrace.tools.profile.result import format_profile
 from headrace.tools.profile.timeline_plots import FOR_LEARNER, FOR_WORKERS
-from headrace.training.job import inspect_request
+from headrace.training.job import RunRequest, inspect_request
 from tests import python
 from tests.cost_model.test_model import COMPUTES, SLEEPS, STALLS
 
@@ -74,7 +74,7 @@ def test_worker_waits_for_learner_of_its_rank():
 
 
 def probed(seconds=1.0, **given):
-    return Probe(inspect_request(given).task(None), seconds, lambda text: None).costs()
+    return Probe(inspect_request(RunRequest(given)).job(None), seconds, lambda text: None).costs()
 
 
 def test_sleeping_environments_have_small_cpu_share():
@@ -198,7 +198,7 @@ def quick(monkeypatch):
 
 
 def test_run_with_timeline_can_be_profiled(run_dir, quick):
-    found = profile_run(run_dir, env=FAULTY, seconds=2.0)
+    found = profile_run(run_dir, RunRequest(env=FAULTY), 2.0)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     passed = rows[-1]["wall_s"] - rows[0]["wall_s"]
     assert found.env_steps_per_s == pytest.approx((640 - 64) / passed)
@@ -223,16 +223,16 @@ def test_run_with_timeline_can_be_profiled(run_dir, quick):
 
 def test_runs_that_cannot_be_profiled_are_refused(run_dir, tmp_path):
     with pytest.raises(ConfigError, match="Name it again: --env"):
-        profile_run(run_dir, seconds=10.0)
+        profile_run(run_dir, RunRequest(), 10.0)
     plain = headrace.train(
         "CartPole-v1", run_dir=tmp_path / "run", total_env_steps=64, quiet=True, **SIZES
     )
     with pytest.raises(ConfigError, match=r"(?s)no timeline.*headrace profile ENV"):
-        profile_run(plain.dir, seconds=10.0)
+        profile_run(plain.dir, RunRequest(), 10.0)
     with pytest.raises(ConfigError, match="seconds=1: expected 10 or more"):
-        profile_env(inspect_request({"env": "CartPole-v1"}), 1.0)
+        profile_env(RunRequest({"env": "CartPole-v1"}), 1.0)
     with pytest.raises(ConfigError, match="cluster='local': a profile is made on one machine"):
-        profile_env(inspect_request({"env": "CartPole-v1", "cluster": "local"}), 10.0)
+        profile_env(RunRequest({"env": "CartPole-v1", "cluster": "local"}), 10.0)
 
 
 def headrace_profile(*flags):
@@ -264,7 +264,7 @@ def test_advice_respects_settings_of_config_file(tmp_path):
     config = tmp_path / "four.toml"
     config.write_text("num_envs = 4\nnum_workers = 2\nenvs_per_vector = 1\n")
     given = {"env": FAULTY, "env_kwargs": {"slow_step": 0.01}}
-    found = profile_env(inspect_request(given, config_file=config), 10.0)
+    found = profile_env(RunRequest(given, config_file=config), 10.0)
     # Four workers cannot share out the one vector that is the default.
     assert found.changes[0].settings == {"num_workers": 4} and found.changes[0].gain > 1.5
 

@@ -20,7 +20,7 @@ from headrace.collectors.backends import ray_actors
 from headrace.collectors.backends.ray_actors import Needs, RayBackend
 from headrace.collectors.backends.ray_worker import ReceivedWeights
 from headrace.collectors.synchronous import SynchronousCollector
-from headrace.config.resolve import given_for_resume, resolve
+from headrace.config.resolve import resolve, values_for_resume
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.ranks import RankInfo
 from headrace.envs.api import Guards
@@ -427,11 +427,11 @@ def test_who_leaves_a_cluster_needs_nothing_of_its_machines(cluster, kept):
     of_it = {"cpus_per_worker": 2.0, "worker_resources": {"a": 1.0}, "learner_resources": {"b": 1}}
     before = {"env": "CartPole-v1", "cluster": "10.0.0.1:6379", "num_workers": 2} | of_it
     config = {"settings": resolve(before).flat(), "origin": dict.fromkeys(before, "given")}
-    again = resolve(given_for_resume(config, {"cluster": cluster})[0]).run
+    again = resolve(values_for_resume(config, {"cluster": cluster})[0]).run
     for name, value in of_it.items():
         default = getattr(RunConfig(), name)
         assert getattr(again, name) == (value if name in kept else default)
-    moved = resolve(given_for_resume(config, {"cluster": "10.0.0.2:6379"})[0]).run
+    moved = resolve(values_for_resume(config, {"cluster": "10.0.0.2:6379"})[0]).run
     assert {name: getattr(moved, name) for name in of_it} == of_it
 
 

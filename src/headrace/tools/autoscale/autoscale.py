@@ -6,13 +6,12 @@ measuring (`measure.py`), the verb (`tool_commands.py`).
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from headrace.config.resolve import Settings
-from headrace.config.user_code import NO_CODE, Code
 from headrace.distributed.ranks import visible_gpus
 from headrace.envs.factory import EnvLike, WrapperLike
 from headrace.envs.vectors import is_one_vector
@@ -25,8 +24,8 @@ from headrace.tools.autoscale.result import Found
 from headrace.tools.autoscale.sizes import FREE, Sizes, Space, fixed
 from headrace.tools.autoscale.trial import Limits, Trained
 from headrace.training import launch
-from headrace.training.api import code_of, given_by
-from headrace.training.job import inspect_request
+from headrace.training.api import request_by
+from headrace.training.job import RunRequest, inspect_request
 
 BUDGET_S = 80.0
 """For a whole search, unless the user gives another."""
@@ -79,10 +78,7 @@ def autoscale(
         KeyboardInterrupt: nothing is left of the trials.
     """
     return find(
-        given_by(settings, algo, network),
-        env=env,
-        code=code_of(wrapper, model),
-        config_file=None if config is None else Path(config),
+        request_by(env, settings, algo, network, model, wrapper, config),
         budget_s=budget_s,
         memory_gib=memory_gib,
         batch_size=batch_size,
@@ -92,30 +88,27 @@ def autoscale(
 
 
 def find(
-    given: Mapping[str, Any],
+    request: RunRequest,
     *,
-    env: EnvLike | None = None,
-    code: Code = NO_CODE,
-    config_file: Path | None = None,
     budget_s: float = BUDGET_S,
     memory_gib: float | None = None,
     batch_size: int | None = None,
     again: bool = False,
     say: Say = print,
 ) -> Found:
-    """See `autoscale`; `given`, `env`, `code` and `config_file` are as `launch.start` has them."""
+    """Find sizes for a request; the other arguments are those of `autoscale`."""
     began = time.perf_counter()
     for name, value in (("budget_s", budget_s), ("memory_gib", memory_gib)):
         if value is not None and not value > 0.0:
             raise ConfigError(f"{name}={value}: expected more than 0.")
     launch.check_alone()
-    want = inspect_request(given, env, code, config_file)
+    want = inspect_request(request)
     if cluster := want.settings.run.cluster:
         raise ConfigError(
             f"cluster={cluster!r}, but sizes are measured on this machine alone.\n"
             "Leave --cluster out."
         )
-    task = want.task(Path())
+    task = want.job(Path())
     run, gpus = task.settings.run, visible_gpus(task.settings.run.device)
     one_vector = not run.num_workers and is_one_vector(task.maker, task.spec)
     space = _space(task.settings, one_vector=one_vector, batch_size=batch_size)
@@ -126,7 +119,7 @@ def find(
         "batch": space.batch,
         "memory_gib": memory_gib,
     }
-    has_name = not _has_own_code(env, code)
+    has_name = not _has_own_code(request)
     kept = None if again or not has_name else result.kept(key)
     # What time has ended may be worse than what there is time for now.
     if kept is not None and (kept["finished"] or kept["budget_s"] >= budget_s):
@@ -134,7 +127,7 @@ def find(
         say(f"Measured before on this machine ({found.path}; --again measures anew).")
         return found
     trained = Trained(
-        given, env, code, config_file, run.schedule_env_steps,
+        request, run.schedule_env_steps,
         compiles=task.spec.kind == "kernel" or run.compile or gpus > 0,
         on_gpu=one_vector and gpus > 0,
     )  # fmt: skip
@@ -155,17 +148,18 @@ def _kept(found: Found, key: dict[str, Any], say: Say) -> Found:
         return found
 
 
-def _has_own_code(env: EnvLike | None, code: Code) -> bool:
+def _has_own_code(request: RunRequest) -> bool:
     """Whether something was given that has no name, so that it could be another the next time."""
-    wrappers_have_names = all(isinstance(wrapper, str) for wrapper in code.wrappers)
-    return callable(env) or code.model is not None or not wrappers_have_names
+    code, wrappers = request.code, request.code.wrappers
+    wrappers_have_names = all(isinstance(wrapper, str) for wrapper in wrappers)
+    return callable(request.env) or code.model is not None or not wrappers_have_names
 
 
 def _space(settings: Settings, *, one_vector: bool, batch_size: int | None) -> Space:
     """What there is to search, by what the user has fixed; ConfigError: it contradicts itself."""
     run = settings.run
     base = Sizes(*(getattr(run, name) for name in FREE))
-    free = frozenset(FREE) - fixed(settings.origin)
+    free = frozenset(FREE) - fixed(settings.source)
     if run.num_envs_per_learner:
         free -= {"num_envs"}
     if one_vector:

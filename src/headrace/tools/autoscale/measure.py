@@ -17,7 +17,7 @@ from headrace.tools.autoscale.result import Found
 from headrace.tools.autoscale.search import Search
 from headrace.tools.autoscale.sizes import FREE, Sizes, Space
 from headrace.tools.autoscale.trial import SHARE, Limits, Trained, Trial, gib, run_trial
-from headrace.training.job import RunRequest
+from headrace.training.job import InspectedRequest
 
 Say = Callable[[str], None]
 
@@ -42,7 +42,7 @@ class Measuring:
     def __init__(
         self,
         trained: Trained,
-        want: RunRequest,
+        want: InspectedRequest,
         space: Space,
         limits: Limits,
         deadline: float,
@@ -98,9 +98,8 @@ class Measuring:
 
     def _allowed(self, sizes: Sizes) -> bool:
         """Whether a run would begin with them."""
-        asked = {**self._want.asked, **self._space.settings(sizes)}
         try:
-            replace(self._want, asked=asked).task(Path())
+            self._want.change(**self._space.settings(sizes)).job(Path())
         except ConfigError:
             return False
         return True

@@ -26,13 +26,12 @@ from typing import Any, Literal
 import cloudpickle
 import torch
 
-from headrace.config.user_code import Code
 from headrace.distributed import child_process
 from headrace.distributed.local_ranks import pickled
-from headrace.envs.factory import EnvLike
 from headrace.errors import EnvError, HeadraceError, UsageError
 from headrace.tools.autoscale import resources
 from headrace.training import launch
+from headrace.training.job import RunRequest
 
 # How fast a training is, by when its updates end; and when enough of them were seen.
 
@@ -130,16 +129,12 @@ class Trained:
     """What all trials of a search train.
 
     Attributes:
-        given, env, code, config_file: as `launch.start` takes them.
         schedule_env_steps: of the run that is to come.
         compiles: whether a first update may take long because something is compiled.
         on_gpu: environments are where the learner is, on a GPU.
     """
 
-    given: Mapping[str, Any]
-    env: EnvLike | None
-    code: Code
-    config_file: Path | None
+    request: RunRequest
     schedule_env_steps: int
     compiles: bool = False
     on_gpu: bool = False
@@ -373,12 +368,9 @@ def _main(orders: bytes, words: Any) -> None:
     try:
         if trained.on_gpu:
             says.gpu_budget = _limit_gpu(gpu_bytes)
+        schedule = trained.schedule_env_steps
         ended = launch.start(
-            {**trained.given, **_ONLY_TRIED, "schedule_env_steps": trained.schedule_env_steps}
-            | sizes,
-            env=trained.env,
-            code=trained.code,
-            config_file=trained.config_file,
+            trained.request.change(**_ONLY_TRIED, schedule_env_steps=schedule, **sizes),
             run_dir=Path(folder) / "run",
             on_update=says.update,
         )

@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headrace.config.resolve import Settings, cpu_cores, resolve
-from headrace.config.user_code import NO_CODE, Code
+from headrace.config.resolve import Settings, cpu_cores, derive, resolve
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import gains, simulate
 from headrace.envs.factory import EnvLike, WrapperLike
@@ -27,8 +26,14 @@ from headrace.tools.profile.probe import Probe
 from headrace.tools.profile.result import Profile, format_profile
 from headrace.tools.profile.timeline_plots import seconds_by_process
 from headrace.training import launch
-from headrace.training.api import code_of, given_by
-from headrace.training.job import Job, RunRequest, inspect_request, task_of_run
+from headrace.training.api import request_by
+from headrace.training.job import (
+    Job,
+    RunRequest,
+    inspect_request,
+    job_of_run,
+    settings_of_run,
+)
 from headrace.training.log import read_metrics
 from headrace.training.rank import is_on_device
 
@@ -69,10 +74,7 @@ def profile(
         HeadraceError: see `headrace.errors`.
         KeyboardInterrupt: the profile was interrupted; nothing is left of it.
     """
-    config_file = None if config is None else Path(config)
-    request = inspect_request(
-        given_by(settings, algo, network), env, code_of(wrapper, model), config_file
-    )
+    request = request_by(env, settings, algo, network, model, wrapper, config)
     result = profile_env(request, seconds, (lambda _: None) if quiet else print)
     if not quiet:
         print(format_profile(result))
@@ -94,29 +96,24 @@ def profile_env(
     """
     _check_seconds(seconds)
     with tempfile.TemporaryDirectory(prefix="headrace-profile-") as scratch:
-        job = request.task(Path(scratch) / "run")
+        inspected = inspect_request(request)
+        job = inspected.job(Path(scratch) / "run")
         _refuse_cluster(job)
         say(f"Training for {seconds / 2:.0f} s")
-        changed = {
-            "total_env_steps": _NO_GOAL,
-            "schedule_env_steps": job.settings.run.schedule_env_steps,
-            "stop_after_s": seconds / 2,
-            "stop_at_return": None,
-            "timeline": True,
-        }
-        ended = launch.start(
-            {**request.asked, **changed},
-            env=request.env,
-            code=request.code,
-            config_file=request.config_file,
-            run_dir=job.run_dir,
+        timed = inspected.request.change(
+            total_env_steps=_NO_GOAL,
+            schedule_env_steps=job.settings.run.schedule_env_steps,
+            stop_after_s=seconds / 2,
+            stop_at_return=None,
+            timeline=True,
         )
+        ended = launch.start(timed, run_dir=job.run_dir)
         if ended.stopped_by:
             raise KeyboardInterrupt(ended.stopped_by)
         tracks, summary = read_timeline(job.run_dir), ended.summary
 
     def resolve_changed(changed: Mapping[str, Any]) -> Settings:
-        return resolve({**request.asked, **changed}, request.config_file, kind=job.spec.kind)
+        return derive(inspected.change(**changed).settings, job.spec.kind)
 
     resets_per_step = summary["episodes"] / max(1, summary["env_steps"])
     rate = summary["env_steps_per_s"]
@@ -124,12 +121,7 @@ def profile_env(
 
 
 def profile_run(
-    run_dir: Path,
-    *,
-    env: EnvLike | None = None,
-    code: Code = NO_CODE,
-    seconds: float = 60.0,
-    say: Print = lambda text: None,
+    run_dir: Path, request: RunRequest, seconds: float = 60.0, say: Print = lambda text: None
 ) -> Profile:
     """Profile a run that was made with `timeline`; measure its parts now.
 
@@ -138,7 +130,7 @@ def profile_run(
         HeadraceError: see `headrace.errors`.
     """
     _check_seconds(seconds)
-    job = task_of_run(run_dir, env, code)
+    job = job_of_run(run_dir, *settings_of_run(run_dir, request), request.code.model)
     _refuse_cluster(job)
     tracks = read_timeline(run_dir)
     if not tracks:
@@ -149,8 +141,8 @@ def profile_run(
         )
     rows = read_metrics(run_dir)
     resets_per_step = rows[-1]["episodes"] / rows[-1]["env_steps"] if rows else 0.0
-    flat, origin = job.settings.flat(), job.settings.origin
-    explicit = {name: flat[name] for name in flat if origin[name].startswith(_EXPLICIT)}
+    flat, source = job.settings.flat(), job.settings.source
+    explicit = {name: flat[name] for name in flat if source[name].startswith(_EXPLICIT)}
     explicit["env"] = job.settings.run.env
 
     def resolve_changed(changed: Mapping[str, Any]) -> Settings:
