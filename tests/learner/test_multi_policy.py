@@ -57,7 +57,7 @@ def test_each_role_has_a_policy_unless_told_otherwise(spec):
         ({"a": "x"}, "expected agents as first:end"),
         ({"a": 3}, "expected agents as first:end"),
         ({"secondx": {"lr": 1.0}}, "Did you mean second"),
-        ({"../x": "0:3"}, "is no name"),
+        ({"../x": "0:3"}, "expected a name of letters"),
     ],
 )
 def test_policies_that_do_not_fit_are_refused(spec, policies, message):
@@ -209,7 +209,7 @@ def test_a_random_policy_is_uniform(tmp_path):
     ("more", "message"),
     [
         ({"frozen": {"third": "random"}}, "there is no policy 'third', but first, second"),
-        ({"frozen": {"first": "random", "second": "random"}}, "nobody learns"),
+        ({"frozen": {"first": "random", "second": "random"}}, "are frozen.\nLeave one out"),
         ({"num_workers": 1}, "num_workers=1, but Ring has 3 agents"),
         ({"envs_per_vector": 2}, "envs_per_vector=2, but of Ring all .* one vector: all 4"),
         ({"lag": 1}, "lag=1, but of Ring all are stepped together"),
