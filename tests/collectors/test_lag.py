@@ -1,4 +1,4 @@
-"""Sampling beside learning: a fixed lag of 1, and samplers that never stop."""
+"""Sampling beside learning: a fixed lag of 1, and workers that never stop."""
 
 import itertools
 import os
@@ -58,7 +58,7 @@ def at_lag_1(collector, plan, batches):
     assert (ledger.lost, ledger.collected) == (0, batches * plan.num_steps * plan.num_envs)
 
 
-def test_at_lag_1_batch_k_is_made_with_the_weights_of_update_k_minus_2_inline_or_not():
+def test_lag_1_batch_is_made_with_the_weights_of_two_updates_before():
     plan = plan_for(short_cartpole, num_steps=20, num_envs=6, lag=1)
     # At lag 0, with the weights that each batch of lag 1 has: the same to the bit.
     reference = inline(plan_for(short_cartpole, num_steps=20, num_envs=6))
@@ -75,7 +75,7 @@ def test_at_lag_1_batch_k_is_made_with_the_weights_of_update_k_minus_2_inline_or
 
 
 @repeats("algo", ["ppo", "a2c"])
-def test_training_at_lag_1_can_be_repeated_to_the_bit_with_any_workers(tmp_path, algo):
+def test_lag_1_training_is_repeated_to_the_bit_with_any_workers(tmp_path, algo):
     runs = [
         train(tmp_path / str(i), algo, num_workers=w, lag=1) for i, w in enumerate((2, 2, 1, 0))
     ]
@@ -93,7 +93,7 @@ def test_training_at_lag_1_can_be_repeated_to_the_bit_with_any_workers(tmp_path,
 
 
 @repeats(("algo", "lag"), [("ppo", 1), ("appo", 2)])
-def test_a_signal_gives_up_what_is_under_way_and_resume_goes_on(tmp_path, algo, lag):
+def test_signal_gives_up_the_batch_under_way_and_resume_goes_on(tmp_path, algo, lag):
     def interrupt(iteration, metrics):
         if iteration == 5:
             signal.raise_signal(signal.SIGINT)
@@ -117,7 +117,7 @@ def nonstop_plan(env, lag=2, **more):
     return plan_for(env, lag=lag, asynchronous=True, **more)
 
 
-def test_fragments_of_samplers_that_never_stop_are_those_of_batches_in_turn():
+def test_asynchronous_fragments_equal_those_of_batches_in_turn():
     """With weights that stay, each vector's n-th is the n-th, whoever is ahead, or was killed."""
     plan = nonstop_plan(short_cartpole, num_envs=6)
     reference, collector = inline(plan_for(short_cartpole, num_envs=6)), nonstop(plan, 3)
@@ -154,7 +154,7 @@ def slow():
 
 
 @repeats("arithmetic", ["plain", "auto"])
-def test_each_step_is_stamped_with_the_weights_that_took_it(arithmetic):
+def test_each_step_has_the_version_of_its_weights(arithmetic):
     network = Network(arithmetic=arithmetic)
     plan = nonstop_plan(slow, num_steps=64, network=network)
     collector, policies = nonstop(plan), {}
@@ -205,7 +205,7 @@ class OneStops(Counting):
         return super().step(action)
 
 
-def test_the_learner_waits_for_no_one_in_particular(tmp_path):
+def test_asynchronous_learner_does_not_wait_for_a_hanging_worker(tmp_path):
     """One of three workers hangs in its first step: batches are made of what the others bring."""
     os.mkfifo(tmp_path / "pipe")
     stuck = {"pipe": tmp_path / "pipe", "learner": os.getpid(), "stuck": derive(3, "env", 0, 0)}
@@ -222,7 +222,7 @@ def test_the_learner_waits_for_no_one_in_particular(tmp_path):
     collector.close()
 
 
-def test_samplers_that_are_too_far_ahead_wait_and_nothing_is_dropped():
+def test_workers_too_far_ahead_wait_and_drop_nothing():
     plan = nonstop_plan(Counting, lag=2)
     collector = nonstop(plan)
     collector.publish(policy_for(plan), 0)
@@ -268,7 +268,7 @@ def test_rung_7_at_lag_0_vtrace_learns_what_gae_1_does(corrects, plain):
 
 
 @repeats("algo", ["appo", "impala"])
-def test_training_that_never_stops_ends_well_and_measures_lag(tmp_path, algo):
+def test_asynchronous_training_ends_and_measures_lag(tmp_path, algo):
     run = train(tmp_path / "run", algo, lag=2, normalize_reward=True)
     assert_balanced(run.summary)
     assert run.summary["env_steps"] == SMALL["total_env_steps"]
@@ -286,7 +286,7 @@ def test_training_that_never_stops_ends_well_and_measures_lag(tmp_path, algo):
 
 
 @pytest.mark.more
-def test_learners_of_many_ranks_each_have_samplers_that_never_stop(tmp_path):
+def test_each_of_many_ranks_has_asynchronous_workers(tmp_path):
     run = train(tmp_path / "run", "appo", lag=1, num_learners=2)
     assert_balanced(run.summary)
     assert run.summary["env_steps"] == SMALL["total_env_steps"]
@@ -325,7 +325,7 @@ def test_reward_normalization_follows_each_env_through_a_batch_of_mixed_fragment
         torch.testing.assert_close(tensor, mixed.policy.normalize_reward.state_dict()[name])
 
 
-def test_minibatches_of_a_core_are_even_where_a_vector_is_there_twice():
+def test_recurrent_minibatches_are_even_when_a_vector_comes_twice():
     more = {"core": "gru", "num_minibatches": 4, "num_epochs": 3, "total_env_steps": 64}
     learner, plan = learner_of_mixed(**more)
     sizes, step = [], learner.optimizer.step
@@ -350,7 +350,7 @@ def test_minibatches_of_a_core_are_even_where_a_vector_is_there_twice():
         ({"algo": "appo", "is_clip": 0.5}, "is_clip=0.5: expected at least 1"),
     ],
 )
-def test_lags_that_cannot_be_are_refused_in_words(given, says):
+def test_impossible_lags_are_refused(given, says):
     with pytest.raises(ConfigError, match=f"(?s){says}"):
         resolve({"env": "CartPole-v1"} | given)
 
@@ -359,7 +359,7 @@ def test_lags_that_cannot_be_are_refused_in_words(given, says):
     ("given", "lag"),
     [({"algo": "appo", "num_workers": 2}, 2), ({"algo": "impala"}, 0), ({"num_workers": 2}, 0)],
 )
-def test_the_usual_lag_follows_algo_and_workers(given, lag):
+def test_default_lag_follows_algorithm_and_workers(given, lag):
     settings = resolve({"env": "Taxi-v3", "num_envs": 4} | given)
     assert settings.run.lag == lag
     assert settings.source["lag"] == "follows algo and num_workers"

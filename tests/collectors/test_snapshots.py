@@ -1,4 +1,4 @@
-"""The samplers' state in vectors of another size."""
+"""The workers' state in vectors of another size."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ NUM_ENVS = 8
 
 
 def state(envs_per_vector, without=()):
-    """As samplers save it: columns of a vector, arrays of one environment, and what is neither."""
+    """As workers save it: columns of a vector, arrays of one environment, and what is neither."""
     made = {"round": np.array(7)}
     for v in range(NUM_ENVS // envs_per_vector):
         envs = range(v * envs_per_vector, (v + 1) * envs_per_vector)
@@ -33,11 +33,11 @@ def same(a, b):
 
 @pytest.mark.parametrize("now", [1, 2, 4, 8])
 @pytest.mark.parametrize("before", [1, 2, 4, 8])
-def test_each_environment_keeps_what_is_its_own(before, now):
+def test_regrouped_environments_keep_their_states(before, now):
     same(regroup(state(before), NUM_ENVS, now), state(now))
 
 
-def test_a_vector_that_lacks_the_state_of_one_environment_has_none():
+def test_regrouped_vector_without_one_environment_s_state_has_none():
     found = regroup(state(2, without=(2,)), NUM_ENVS, 4)
     same(found, state(4, without=(2,)))
     assert "vector0.episode" not in found and "vector1.episode" in found

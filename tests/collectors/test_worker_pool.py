@@ -46,7 +46,7 @@ class Dying(Counting):
         return super().step(action)
 
 
-def test_an_error_in_a_worker_is_the_environment_s_own():
+def test_error_in_a_worker_has_the_environment_s_traceback():
     plan = plan_for(lambda: Broken("step"))
     collector = workers(plan)
     collector.publish(policy_for(plan), 0)
@@ -58,7 +58,7 @@ def test_an_error_in_a_worker_is_the_environment_s_own():
     assert "worker " in str(caught.value)
 
 
-def test_an_error_while_a_worker_starts_is_too():
+def test_error_while_a_worker_starts_has_the_environment_s_message():
     class FailsInWorkers(Counting):
         def __init__(self, pid):
             super().__init__()
@@ -77,7 +77,7 @@ class Interrupted(Counting):
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_that_an_environment_raises_is_an_error():
+def test_interrupt_raised_by_an_environment_is_a_worker_error():
     plan = plan_for(Interrupted)
     collector = workers(plan)
     collector.publish(policy_for(plan), 0)
@@ -86,7 +86,7 @@ def test_an_interrupt_that_an_environment_raises_is_an_error():
     collector.close()
 
 
-def test_a_worker_that_is_killed_ends_the_run_with_its_signal():
+def test_killed_worker_ends_the_run_with_its_signal():
     plan = plan_for(Dying, guards=Guards(on_worker_loss="fail"))
     collector = workers(plan)
     collector.publish(policy_for(plan), 0)
@@ -109,7 +109,7 @@ class StopLater:
         return self._stopping.is_set()
 
 
-def test_told_to_stop_workers_give_their_fragments_up_and_count_the_steps():
+def test_stopped_workers_give_up_fragments_and_count_steps():
     plan, stop = plan_for(lambda: Sleepy(0.05), num_steps=1000), StopLater(1.0)
     collector = workers(plan, stop=stop)
     collector.publish(policy_for(plan), 0)
@@ -135,7 +135,7 @@ class OneFast(Sleepy):
                 self.seconds = 0.0
 
 
-def test_a_fragment_that_was_full_counts_only_with_its_batch(tmp_path):
+def test_full_fragment_counts_only_with_its_batch(tmp_path):
     """One worker is done when the other gives up: both go back to where the batch began."""
     plan = plan_for(OneFast, num_steps=130, kwargs={"folder": tmp_path, "learner": os.getpid()})
     stop = StopLater(1.5)
@@ -148,7 +148,7 @@ def test_a_fragment_that_was_full_counts_only_with_its_batch(tmp_path):
     collector.close()
 
 
-def test_a_worker_that_does_not_stop_is_ended_and_its_envs_begin_anew(tmp_path):
+def test_worker_that_does_not_stop_is_killed_and_its_envs_begin_anew(tmp_path):
     plan, stop = plan_for(lambda: Sleepy(600), num_steps=1000), StopLater(0.5)
     collector = workers(plan, stop=stop)
     collector.publish(policy_for(plan), 0)
@@ -167,7 +167,7 @@ def test_a_worker_that_does_not_stop_is_ended_and_its_envs_begin_anew(tmp_path):
     assert int(state["steps"]) == 0
 
 
-def test_a_worker_that_dies_between_batches_is_noticed():
+def test_worker_that_dies_between_batches_is_replaced():
     plan, said = plan_for(short_cartpole), []
     collector = workers(plan, say=said.append)
     collector.publish(policy_for(plan), 0)
@@ -191,7 +191,7 @@ class Fussy(Counting):
 
 
 @pytest.mark.parametrize("make", [inline, workers])
-def test_an_error_in_get_state_is_the_environment_s_own(make):
+def test_error_in_get_state_has_the_environment_s_message(make):
     plan = plan_for(Fussy)
     collector = make(plan)
     collector.publish(policy_for(plan), 0)
@@ -200,14 +200,14 @@ def test_an_error_in_get_state_is_the_environment_s_own(make):
     collector.close()
 
 
-def test_what_cannot_be_sent_to_a_worker_is_refused_in_words():
+def test_environment_that_cannot_be_pickled_is_refused():
     lock = threading.Lock()
     plan = plan_for(lambda: Counting() if lock else None)
     with pytest.raises(UsageError, match=r"cannot be sent to worker processes: TypeError: .*lock"):
         workers(plan)
 
 
-def test_a_process_ends_even_if_nobody_closed_its_workers(tmp_path):
+def test_process_with_unclosed_workers_ends(tmp_path):
     process = script(
         tmp_path,
         """
@@ -221,7 +221,7 @@ def test_a_process_ends_even_if_nobody_closed_its_workers(tmp_path):
     assert process.returncode == 0
 
 
-def test_runs_in_two_threads_leave_the_script_alone(tmp_path):
+def test_runs_in_two_threads_keep_the_main_module(tmp_path):
     process = script(
         tmp_path,
         """
@@ -242,7 +242,7 @@ def test_runs_in_two_threads_leave_the_script_alone(tmp_path):
     assert (process.returncode, out, err) == (0, "script runs\nTrue\n", "")
 
 
-def test_nothing_is_left_behind():
+def test_closed_workers_leave_nothing_behind():
     plan = plan_for(short_cartpole)
     before = children()
     segments = set(os.listdir("/dev/shm"))
@@ -272,7 +272,7 @@ def script(tmp_path, text):
     )
 
 
-def test_a_script_without_a_main_guard_and_with_a_lambda_works(tmp_path):
+def test_script_without_a_main_guard_and_with_a_lambda_runs(tmp_path):
     process = script(
         tmp_path,
         """
@@ -293,7 +293,7 @@ def test_a_script_without_a_main_guard_and_with_a_lambda_works(tmp_path):
 @pytest.mark.parametrize(
     "trial", [0, *(pytest.param(n, marks=pytest.mark.faults) for n in range(1, 20))]
 )
-def test_when_the_main_process_is_killed_no_worker_stays(tmp_path, trial):
+def test_workers_end_when_the_main_process_is_killed(tmp_path, trial):
     """F11, with a worker inside a step: once with every test run, 20 times with the fault tests."""
     process = script(
         tmp_path,

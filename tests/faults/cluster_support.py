@@ -34,7 +34,7 @@ START_WITHIN_S = 150  # of a machine that is busy
 
 @contextlib.contextmanager
 def machines(*each):
-    """A cluster; of each machine its resources, as in `{"CPU": 2, "sampler": 2}`."""
+    """A cluster; of each machine its resources, as in `{"CPU": 2, "worker": 2}`."""
     with _closed_to_others(), mock.patch.dict(os.environ, with_path(ROOT)):
         cluster = Cluster(shutdown_at_exit=False)
         try:
@@ -140,14 +140,14 @@ class Run:
         rows = self.rows()
         return rows[-1]["iteration"] if rows else 0
 
-    def samplers(self, count, within_s=START_WITHIN_S, *, but=()):
+    def workers(self, count, within_s=START_WITHIN_S, *, but=()):
         """Their processes, once there are so many, and none of these."""
 
         def found():
             pids = actors("WorkerActor")
             return pids if len(pids) == count and not set(pids) & set(but) else None
 
-        return self._until(found, within_s, f"{count} samplers")
+        return self._until(found, within_s, f"{count} workers")
 
     def _until(self, true, within_s, what):
         def alive():
@@ -218,7 +218,7 @@ UPDATE = 4 * 16
 GOAL = 500 * UPDATE
 PPO = ["--num-minibatches", 2, "--num-epochs", 1]
 APPO = ["--algo", "appo", "--lag", 2]
-LEARNER, SAMPLER = {"learner": 8}, {"sampler": 8}
+LEARNER, WORKER = {"learner": 8}, {"worker": 8}
 """What machines have, so that each is used as it is to be."""
 
 
@@ -228,6 +228,6 @@ def paced(cluster, folder, *words, faults=""):
     return [
         "tests.faults.cluster_support:Paced", "--env-kwargs", f"folder={folder}",
         f"faults={faults}", "--cluster", cluster if isinstance(cluster, str) else cluster.address,
-        "--learner-resources", "learner=1", "--worker-resources", "sampler=1", *shape,
+        "--learner-resources", "learner=1", "--worker-resources", "worker=1", *shape,
         "--total-env-steps", GOAL, *words,
     ]  # fmt: skip

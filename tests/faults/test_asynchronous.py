@@ -1,8 +1,8 @@
 """F26 for sampling that never stops: queue and supervisor in 10,000 schedules, on a fake clock.
 
 As in `test_protocol.py` the world here does what processes do, and a schedule is a seed. The
-learner of this world learns for a while, in which it hears nothing; samplers work on until they
-have no memory left. Then real samplers are killed.
+learner of this world learns for a while, in which it hears nothing; workers work on until they
+have no memory left. Then real workers are killed.
 """
 
 import random
@@ -25,10 +25,10 @@ LIMIT_S = 5.0
 
 
 class Process:
-    """One sampler process, as the world knows it."""
+    """One worker process, as the world knows it."""
 
-    def __init__(self, slot, generation, now, places):
-        self.slot, self.generation, self.places = slot, generation, places
+    def __init__(self, worker, generation, now, places):
+        self.worker, self.generation, self.places = worker, generation, places
         self.alive, self.hangs, self.up, self.progress_at = True, False, False, now
         self.orders = deque()  # (vector, buffer, number of the fragment)
         self.mailbox = []  # what it has said and nobody has heard
@@ -36,23 +36,23 @@ class Process:
 
 
 class World:
-    """Slots with vectors, buffers of these, processes, weights, and the ledger."""
+    """Workers with vectors, buffers of these, processes, weights, and the ledger."""
 
     def __init__(self, seed):
         self.rng = rng = random.Random(seed)
         self.now, self.version = 0.0, 0
-        self.num_slots, self.lag = rng.randint(1, 3), rng.randint(1, 4)
-        self.shares = [[] for _ in range(self.num_slots)]
-        for v in range(self.num_slots * rng.randint(1, 2)):
-            self.shares[v % self.num_slots].append(v)
+        self.num_workers, self.lag = rng.randint(1, 3), rng.randint(1, 4)
+        self.shares = [[] for _ in range(self.num_workers)]
+        for v in range(self.num_workers * rng.randint(1, 2)):
+            self.shares[v % self.num_workers].append(v)
         self.vectors = sorted(v for share in self.shares for v in share)
-        self.slow = {slot: rng.choice([1.0, 1.0, 0.1]) for slot in range(self.num_slots)}
+        self.slow = {worker: rng.choice([1.0, 1.0, 0.1]) for worker in range(self.num_workers)}
         self.in_turns = rng.random() < 0.5  # several orders at a time, where another acts
         self.queue = Queue(self.vectors, self.lag)
-        self.supervisor = Supervisor(self.num_slots, restart=True, max_restarts=rng.randint(0, 6))
-        self.process = [None] * self.num_slots
+        self.supervisor = Supervisor(self.num_workers, restart=True, max_restarts=rng.randint(0, 6))
+        self.process = [None] * self.num_workers
         self.memory = {}  # buffer -> steps in it: (generation, fragment's number, version)
-        self.owner = {}  # buffer -> "sampler", "queue" or "learner"
+        self.owner = {}  # buffer -> "worker", "queue" or "learner"
         self.ordered = dict.fromkeys(self.vectors, 0)
         self.delivered = dict.fromkeys(self.vectors, 0)  # fragments, heard of
         self.learned_up_to = dict.fromkeys(self.vectors, 0)
@@ -72,7 +72,7 @@ class World:
             elif not process.up:
                 process.up, process.progress_at = True, self.now
                 process.mailbox.append(("ready", process.generation, None))
-            elif process.orders and self.rng.random() < self.slow[process.slot]:
+            elif process.orders and self.rng.random() < self.slow[process.worker]:
                 self.step(process)
 
     def step(self, process):
@@ -82,7 +82,7 @@ class World:
             firsts = {v: i for i, (v, _, _) in reversed(list(enumerate(process.orders)))}
             i = self.rng.choice(sorted(firsts.values()))
         v, buffer, number = order = process.orders[i]
-        assert self.owner[v, buffer] == "sampler"  # nobody reads it, nobody else writes
+        assert self.owner[v, buffer] == "worker"  # nobody reads it, nobody else writes
         assert number == process.places[v]  # right after what this vector did before
         steps = self.memory[v, buffer]
         if steps and steps[0][0] != process.generation:
@@ -100,32 +100,32 @@ class World:
     def order(self):
         for v, buffer in self.queue.to_order():
             assert self.owner.get((v, buffer)) != "queue"
-            self.owner[v, buffer], self.memory[v, buffer] = "sampler", []
-            self.supervisor.order(v % self.num_slots, (v, buffer, self.ordered[v]))
+            self.owner[v, buffer], self.memory[v, buffer] = "worker", []
+            self.supervisor.order(v % self.num_workers, (v, buffer, self.ordered[v]))
             self.ordered[v] += 1
 
-    def lose(self, slot):
-        """What the crew does: bury the process first; only then may another come."""
-        process, self.process[slot] = self.process[slot], None
+    def lose(self, worker):
+        """Do what the pool does: end the process first; only then may another come."""
+        process, self.process[worker] = self.process[worker], None
         process.alive = False
-        unfinished = [self.memory[v, b] for v, b, _ in self.supervisor.orders(slot)]
+        unfinished = [self.memory[v, b] for v, b, _ in self.supervisor.orders(worker)]
         self.lost += sum(map(len, unfinished))
         for steps in unfinished:
             steps.clear()
-        if self.supervisor.lost(slot, self.now, None) is None:
+        if self.supervisor.lost(worker, self.now, None) is None:
             self.failed = True
 
     def listen(self, process):
-        slot, ended = process.slot, not process.alive
+        worker, ended = process.worker, not process.alive
         heard, process.mailbox = process.mailbox, []
         if self.rng.random() < 0.05:  # words of one that was there before, late
             late = self.rng.choice(["ready", "done"])
-            orders = self.supervisor.orders(slot)
+            orders = self.supervisor.orders(worker)
             heard.insert(0, (late, process.generation - 1, orders[0] if orders else None))
         for kind, generation, order in heard:
             if kind == "ready":
-                self.supervisor.ready(slot, generation)
-            elif self.supervisor.delivered(slot, generation, order):
+                self.supervisor.ready(worker, generation)
+            elif self.supervisor.delivered(worker, generation, order):
                 v, buffer, number = order
                 assert [s[:2] for s in self.memory[v, buffer]] == [(generation, number)] * T
                 assert number == self.delivered[v]  # each once, in order
@@ -133,18 +133,18 @@ class World:
                 self.queue.deliver((v, buffer))
                 self.owner[v, buffer] = "queue"
         if ended:
-            self.lose(slot)
+            self.lose(worker)
 
     def learner_looks(self):
-        """One round of the crew's loop."""
+        """Do one round of the pool's loop."""
         sup = self.supervisor
-        for slot in sup.due(self.now):
-            assert self.process[slot] is None  # never two in a slot
-            generation, _ = sup.begin(slot, self.now)
-            places = {v: self.delivered[v] for v in self.shares[slot]}
-            self.process[slot] = Process(slot, generation, self.now, places)
-        for slot, order in sup.to_send(self.now):
-            process = self.process[slot]
+        for worker in sup.due(self.now):
+            assert self.process[worker] is None  # never two in a worker
+            generation, _ = sup.begin(worker, self.now)
+            places = {v: self.delivered[v] for v in self.shares[worker]}
+            self.process[worker] = Process(worker, generation, self.now, places)
+        for worker, order in sup.to_send(self.now):
+            process = self.process[worker]
             if not process.orders:
                 process.progress_at = self.now
             process.orders.append(order)
@@ -154,13 +154,13 @@ class World:
             if self.failed:
                 return
 
-        def progress(slot):
-            process = self.process[slot]
+        def progress(worker):
+            process = self.process[worker]
             return (process.generation, process.up, process.beats) if process else None
 
-        for slot, _ in sup.stalled(self.now, LIMIT_S, progress):
-            assert self.now - self.process[slot].progress_at > LIMIT_S  # nobody who goes on
-            self.lose(slot)
+        for worker, _ in sup.stalled(self.now, LIMIT_S, progress):
+            assert self.now - self.process[worker].progress_at > LIMIT_S  # nobody who goes on
+            self.lose(worker)
             if self.failed:
                 return
 
@@ -192,11 +192,11 @@ class World:
             self.learned += T
 
     def learn(self):
-        """Samplers work on, and nobody listens."""
+        """Workers work on, and nobody listens."""
         self.queue.release()
         self.order()
-        for slot, order in self.supervisor.to_send(self.now):
-            self.process[slot].orders.append(order)
+        for worker, order in self.supervisor.to_send(self.now):
+            self.process[worker].orders.append(order)
         for _ in range(self.rng.choice([0, 5, 100])):
             self.now += 0.1
             self.run_processes()
@@ -216,7 +216,7 @@ class World:
 
 @pytest.mark.fault_a
 @pytest.mark.parametrize("first", range(0, len(SEEDS), 1000))
-def test_f26_no_schedule_of_samplers_that_never_stop_breaks_an_invariant(first):
+def test_f26_all_asynchronous_schedules_keep_the_invariants(first):
     ended, uneven = {True: 0, False: 0}, 0
     for seed in SEEDS[first : first + 1000]:
         world = World(seed)
@@ -232,7 +232,7 @@ def test_f26_no_schedule_of_samplers_that_never_stop_breaks_an_invariant(first):
 
 
 @pytest.mark.fault_a
-def test_f01_kills_among_samplers_that_never_stop_cost_a_fragment_each(tmp_path, measured, losses):
+def test_f01_killed_asynchronous_workers_lose_a_fragment_each(tmp_path, measured, losses):
     chaos = Chaos(random.Random(1), within_s=0.03)
 
     def kill_now_and_then(iteration, metrics):
@@ -260,7 +260,7 @@ def test_f01_kills_among_samplers_that_never_stop_cost_a_fragment_each(tmp_path,
 
 
 @pytest.mark.fault_a
-def test_f03_f05_errors_and_hangs_of_samplers_that_never_stop(tmp_path, capsys):
+def test_f03_f05_errors_and_hangs_of_asynchronous_workers(tmp_path, capsys):
     """An environment's own error ends the run; a hang costs the one that hangs its fragment."""
     (tmp_path / "once").mkdir()
     kwargs = {"faults": "hang@40", "once": str(tmp_path / "once"), "slow_step": 0.005}

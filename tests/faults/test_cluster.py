@@ -1,4 +1,4 @@
-"""F20: samplers, machines and learners of a cluster are lost, and the run goes on.
+"""F20: workers, machines and learners of a cluster are lost, and the run goes on.
 
 Left out: how it ends by errors and signals (`test_cluster_ends.py`), and networks that are
 cut (`test_network.py`).
@@ -17,9 +17,9 @@ from tests.faults.cluster_support import (
     GOAL,
     LEARNER,
     PPO,
-    SAMPLER,
     SHAPE,
     UPDATE,
+    WORKER,
     Paced,
     Run,
     actors,
@@ -47,23 +47,23 @@ def assert_as_undisturbed(run, **more):
 
 
 def all_home(run, count, since):
-    """Until an update after that one has had all samplers at home; when that was seen."""
+    """Wait for an update after that one with each worker in its own process. Return when."""
     run.row(lambda row: row["iteration"] > since and row["workers_up"] == count)
     return time.monotonic()
 
 
 @pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
-def test_a_sampler_is_killed(tmp_path, measured, algo):
+def test_killed_worker_is_replaced(tmp_path, measured, algo):
     with (
-        machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster,
+        machines({"CPU": 1} | LEARNER, {"CPU": 2} | WORKER) as cluster,
         Run(tmp_path, *paced(cluster, tmp_path, *algo)) as run,
     ):
         run.updates(3)
-        before = run.samplers(2)
+        before = run.workers(2)
         os.kill(before[0], signal.SIGKILL)
         killed = time.monotonic()
         seen = run.heard("^Worker . died")
-        run.samplers(2, but=before[:1])
+        run.workers(2, but=before[:1])
         back = all_home(run, 2, run.iteration)
         summary = run.finished()
     assert_balanced(summary)
@@ -75,23 +75,23 @@ def test_a_sampler_is_killed(tmp_path, measured, algo):
     else:  # and what was unfinished at the end
         assert ledger["remade"] == 0 <= ledger["lost"] <= 3 * UPDATE + 2 * 16
     measured(
-        "F20", f"kill -9 of a sampler on a cluster, {'lag 0' if algo is PPO else 'APPO'}",
+        "F20", f"kill -9 of a worker on a cluster, {'lag 0' if algo is PPO else 'APPO'}",
         detect_s=seen - killed, recover_s=back - seen, recover_within_s=30,
         lost_env_steps=ledger["lost"],
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
-def test_a_machine_of_samplers_is_lost_and_another_comes(tmp_path, measured, algo):
-    """Meanwhile they are guests; a lost machine does not count for their restarts."""
-    one = {"CPU": 1} | SAMPLER
+def test_lost_machine_of_workers_is_replaced_by_another(tmp_path, measured, algo):
+    """Meanwhile workers share actors; a lost machine does not count for their restarts."""
+    one = {"CPU": 1} | WORKER
     with (
         machines({"CPU": 1} | LEARNER, one, one) as cluster,
         Run(tmp_path, *paced(cluster, tmp_path, *algo, "--max-worker-restarts", 0)) as run,
     ):
         run.updates(3)
         first, _ = cluster.worker_nodes
-        run.samplers(2)
+        run.workers(2)
         lost_at, iteration = time.monotonic(), run.iteration
         cluster.remove_node(first, allow_graceful=False)
         seen = run.heard("^Worker . (was on a machine that is gone|cannot be reached)")
@@ -107,18 +107,18 @@ def test_a_machine_of_samplers_is_lost_and_another_comes(tmp_path, measured, alg
         assert_as_undisturbed(run)
     what = "lag 0" if algo is PPO else "APPO"
     measured(
-        "F20", f"a machine of samplers is lost, {what}", detect_s=seen - lost_at, within_s=30,
+        "F20", f"a machine of workers is lost, {what}", detect_s=seen - lost_at, within_s=30,
         recover_s=going_on - seen, recover_within_s=30, lost_env_steps=summary["ledger"]["lost"],
     )  # fmt: skip
     measured(
-        "F20", f"a machine comes, and samplers go home, {what}", recover_s=home - joined,
+        "F20", f"a machine comes, and workers move there, {what}", recover_s=home - joined,
         recover_within_s=30,
     )  # fmt: skip
 
 
 def test_a_learner_is_killed_and_the_group_is_formed_again(tmp_path, measured):
     with (
-        machines({"CPU": 2} | LEARNER, {"CPU": 2} | SAMPLER) as cluster,
+        machines({"CPU": 2} | LEARNER, {"CPU": 2} | WORKER) as cluster,
         Run(
             tmp_path, *paced(cluster, tmp_path, *PPO), "--num-learners", 2,
             "--checkpoint-every-s", 2,

@@ -17,7 +17,7 @@ from tests.faults.cluster_support import (
     LEARNER,
     PPO,
     ROOT,
-    SAMPLER,
+    WORKER,
     Run,
     actors,
     machines,
@@ -101,19 +101,19 @@ LACKS = """
 import ray
 from headrace.envs.faulty import Faulty as Env
 
-if ray.is_initialized() and "sampler" in ray.get_runtime_context().get_assigned_resources():
+if ray.is_initialized() and "worker" in ray.get_runtime_context().get_assigned_resources():
     raise ModuleNotFoundError(f"No module named {__name__!r}", name=__name__)
 """
 
 
-def test_f03_a_package_that_a_sampler_s_machine_lacks(tmp_path):
+def test_f03_package_that_a_worker_s_machine_lacks_is_named(tmp_path):
     """As if it were not there: machines made of processes have the same files."""
     (tmp_path / "mine.py").write_text(LACKS)
     with (
-        machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster,
+        machines({"CPU": 1} | LEARNER, {"CPU": 2} | WORKER) as cluster,
         Run(
             tmp_path, "mine:Env", "--cluster", cluster.address, "--num-workers", 2, *PPO,
-            "--learner-resources", "learner=1", "--worker-resources", "sampler=1",
+            "--learner-resources", "learner=1", "--worker-resources", "worker=1",
         ) as run,
     ):  # fmt: skip
         run.ended(code=1)
@@ -123,7 +123,7 @@ def test_f03_a_package_that_a_sampler_s_machine_lacks(tmp_path):
 
 def anywhere(words):
     """On machines that have nothing special."""
-    return words[: words.index("--learner-resources")] + words[words.index("sampler=1") + 1 :]
+    return words[: words.index("--learner-resources")] + words[words.index("worker=1") + 1 :]
 
 
 def group_of(run):
@@ -178,7 +178,7 @@ def test_f12_a_signal_to_a_run_with_a_ray_of_its_own(
 
 @pytest.mark.parametrize("where", ["local", "there"])
 def test_f20_the_driver_is_killed_and_the_run_resumed(tmp_path, measured, where):
-    with machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster:
+    with machines({"CPU": 1} | LEARNER, {"CPU": 2} | WORKER) as cluster:
         address = "local" if where == "local" else cluster.address
         words = paced(address, tmp_path, *PPO, "--checkpoint-every-s", 1)
         words = anywhere(words) if where == "local" else words
@@ -209,7 +209,7 @@ def test_f20_the_cluster_itself_is_lost_and_the_run_resumed_without_it(
 ):
     """Ray waits a minute for its head, and then ends who needs it."""
     monkeypatch.setenv("PYTHONPATH", ROOT)
-    with machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster:
+    with machines({"CPU": 1} | LEARNER, {"CPU": 2} | WORKER) as cluster:
         words = paced(cluster.address, tmp_path, *PPO, "--checkpoint-every-s", 1)
         with Run(tmp_path, *words) as run:
             run.updates(5)

@@ -1,4 +1,4 @@
-"""F20: stores that are full, samplers that hang, machines that leave and join.
+"""F20: stores that are full, workers that hang, machines that leave and join.
 
 Left out: what is killed (`test_cluster.py`).
 """
@@ -15,8 +15,8 @@ from tests.faults.cluster_support import (
     LEARNER,
     PPO,
     RAY,
-    SAMPLER,
     UPDATE,
+    WORKER,
     Run,
     actors,
     joins,
@@ -42,7 +42,7 @@ class Holder:
         self.refs = [ray.put(np.ones(size, np.uint8)) for _ in range(15)]
         self.used = [ray.get(ref) for ref in self.refs]
 
-holders = [Holder.options(resources={name: 0.1}).remote() for name in ("learner", "sampler")]
+holders = [Holder.options(resources={name: 0.1}).remote() for name in ("learner", "worker")]
 ray.get([holder.fill.remote(10 << 20) for holder in holders])
 print("full", flush=True)
 sys.stdin.read()
@@ -52,7 +52,7 @@ sys.stdin.read()
 def test_object_stores_are_full(tmp_path, measured):
     """Half as much again as there is room for, on each machine: Ray has it on disk."""
     with (
-        machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster,
+        machines({"CPU": 1} | LEARNER, {"CPU": 2} | WORKER) as cluster,
         Run(tmp_path, *paced(cluster, tmp_path, *PPO)) as run,
     ):
         run.updates(3)
@@ -75,19 +75,19 @@ def test_object_stores_are_full(tmp_path, measured):
 
 
 @pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
-def test_a_sampler_hangs(tmp_path, measured, algo):
+def test_hanging_worker_is_replaced(tmp_path, measured, algo):
     """It is killed and replaced; the other of its machine goes on."""
     with (
-        machines({"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER) as cluster,
+        machines({"CPU": 1} | LEARNER, {"CPU": 2} | WORKER) as cluster,
         Run(
             tmp_path, *paced(cluster, tmp_path, *algo, "--env-timeout-s", 3, faults="hang@60")
         ) as run,
     ):
-        before = run.samplers(2)
+        before = run.workers(2)
         until(lambda: (tmp_path / "hang@60").exists(), 60, lambda: run.text)
         hung = time.monotonic()
         seen = run.heard("^Worker . has not answered for 3 s and was killed")
-        after = run.samplers(2, but=())
+        after = run.workers(2, but=())
         until(lambda: len(set(actors("WorkerActor")) - set(before)) == 1, 60, lambda: run.text)
         back = all_home(run, 2, run.iteration)
         assert len(set(actors("WorkerActor")) & set(before)) == 1, after
@@ -98,7 +98,7 @@ def test_a_sampler_hangs(tmp_path, measured, algo):
         assert summary["ledger"]["lost"] == 0 < summary["ledger"]["remade"] <= 2 * 16
         assert_as_undisturbed(run)
     measured(
-        "F20", f"a sampler hangs on a cluster, limit 3 s, {'lag 0' if algo is PPO else 'APPO'}",
+        "F20", f"a worker hangs on a cluster, limit 3 s, {'lag 0' if algo is PPO else 'APPO'}",
         detect_s=seen - hung, within_s=6, recover_s=back - seen, recover_within_s=30,
         lost_env_steps=summary["ledger"]["lost"],
     )  # fmt: skip
@@ -118,14 +118,14 @@ NOTICE_S = 30
 
 
 @pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
-def test_a_machine_of_samplers_is_about_to_be_taken_away(tmp_path, measured, algo):
-    one = {"CPU": 1} | SAMPLER
+def test_workers_leave_a_machine_before_it_is_taken_away(tmp_path, measured, algo):
+    one = {"CPU": 1} | WORKER
     with (
         machines({"CPU": 1} | LEARNER, one, one) as cluster,
         Run(tmp_path, *paced(cluster, tmp_path, *algo, "--max-worker-restarts", 0)) as run,
     ):
         run.updates(3)
-        before = run.samplers(2)
+        before = run.workers(2)
         first = cluster.worker_nodes.copy().pop()
         [leaves] = actors("WorkerActor", raylet_of(first))
         drain(cluster, first, NOTICE_S)
@@ -144,11 +144,11 @@ def test_a_machine_of_samplers_is_about_to_be_taken_away(tmp_path, measured, alg
         assert_as_undisturbed(run)
     what = "lag 0" if algo is PPO else "APPO"
     measured(
-        "F20", f"notice of {NOTICE_S} s that a machine of samplers is taken away: left, {what}",
+        "F20", f"notice of {NOTICE_S} s that a machine of workers is taken away: left, {what}",
         recover_s=gone, recover_within_s=NOTICE_S, lost_env_steps=summary["ledger"]["lost"],
     )  # fmt: skip
     measured(
-        "F20", f"another comes, and samplers go home, {what}", recover_s=home, recover_within_s=30
+        "F20", f"another comes, and workers move there, {what}", recover_s=home, recover_within_s=30
     )
 
 
@@ -156,7 +156,7 @@ def test_a_learner_s_machine_is_about_to_be_taken_away(tmp_path, measured):
     """It saves, and another takes over: nothing is taken again."""
     one = {"CPU": 1} | LEARNER
     with (
-        machines({"CPU": 1}, one, {"CPU": 2} | SAMPLER) as cluster,
+        machines({"CPU": 1}, one, {"CPU": 2} | WORKER) as cluster,
         Run(tmp_path, *paced(cluster, tmp_path, *PPO)) as run,
     ):
         run.updates(3)
@@ -182,7 +182,7 @@ def test_a_learner_s_machine_is_about_to_be_taken_away(tmp_path, measured):
 def test_a_learner_s_machine_is_lost(tmp_path, measured):
     one = {"CPU": 1} | LEARNER
     with (
-        machines({"CPU": 1}, one, {"CPU": 2} | SAMPLER) as cluster,
+        machines({"CPU": 1}, one, {"CPU": 2} | WORKER) as cluster,
         Run(tmp_path, *paced(cluster, tmp_path, *PPO), "--checkpoint-every-s", 2) as run,
     ):
         run.updates(8)
@@ -205,8 +205,8 @@ def test_a_learner_s_machine_is_lost(tmp_path, measured):
     )  # fmt: skip
 
 
-def test_samplers_outnumber_the_cluster_until_a_machine_joins(tmp_path, measured):
-    two = {"CPU": 2} | SAMPLER
+def test_workers_share_actors_until_a_machine_joins(tmp_path, measured):
+    two = {"CPU": 2} | WORKER
     with (
         machines({"CPU": 1} | LEARNER, two) as cluster,
         Run(tmp_path, *paced(cluster, tmp_path, *PPO, "--num-envs", 8, "--num-workers", 4)) as run,
@@ -220,6 +220,6 @@ def test_samplers_outnumber_the_cluster_until_a_machine_joins(tmp_path, measured
     assert_balanced(summary)
     assert summary["ledger"]["lost"] == summary["ledger"]["restarts"] == 0
     measured(
-        "F20", "4 samplers, room for 2, a machine joins: all at home", recover_s=home,
+        "F20", "4 workers, room for 2, a machine joins: each has its own process", recover_s=home,
         recover_within_s=30,
     )  # fmt: skip

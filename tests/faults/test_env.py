@@ -61,7 +61,7 @@ DEATHS = {"segv": "SIGSEGV", "abort": "SIGABRT", "exit": "exit code 3", "kill": 
 
 
 @repeats("kind", DEATHS, keep=2)
-def test_f02_a_death_in_a_step_is_named_and_the_run_goes_on_to_the_bit(
+def test_f02_death_in_a_step_is_reported_and_the_run_goes_on_to_the_bit(
     tmp_path, capsys, undisturbed, measured, kind
 ):
     (tmp_path / "once").mkdir()
@@ -84,7 +84,7 @@ def test_f02_a_death_in_a_step_is_named_and_the_run_goes_on_to_the_bit(
     measured("F02", f"{kind} in a step, replaced", lost_env_steps=run.summary["ledger"]["lost"])
 
 
-def test_f02_where_it_is_to_fail_it_fails_in_words(tmp_path):
+def test_f02_death_without_restart_fails_with_its_cause(tmp_path):
     with pytest.raises(WorkerError, match=r"died \(SIGSEGV\), in step \d+ with action") as caught:
         (tmp_path / "once").mkdir()
         train(tmp_path / "run", faults="segv@40", once=tmp_path / "once", on_worker_loss="fail")
@@ -110,7 +110,7 @@ class DiesInItsThird(Counting):
 
 
 @repeats("num_steps", [32, 17, 16, 4], keep=2)
-def test_f02_the_place_is_the_right_one_in_whichever_fragment(num_steps):
+def test_f02_reported_position_is_right_in_any_fragment(num_steps):
     """Step 18 of the env: in the first fragment, its last step but one, its second's first, ..."""
     plan = plan_for(
         DiesInItsThird, num_steps=num_steps, num_envs=1, envs_per_vector=1,
@@ -131,7 +131,7 @@ def test_f02_the_place_is_the_right_one_in_whichever_fragment(num_steps):
 
 
 @repeats(("when", "num_workers"), [("init", 0), ("reset", 2), ("30", 0), ("close", 2)], keep=2)
-def test_f03_an_exception_is_the_environment_s_own_in_two_seconds(tmp_path, when, num_workers):
+def test_f03_exception_reaches_the_user_in_two_seconds(tmp_path, when, num_workers):
     words = ["faults=" + f"crash@{when}"]
     flags = [
         *("--num-envs", "4", "--envs-per-vector", "2", "--num-steps", "16"),
@@ -168,7 +168,7 @@ def test_f03_seconds_from_the_exception_to_the_caller(measured, num_workers):
     collector.close()
 
 
-def test_f04_a_worker_that_crashes_at_every_start_is_given_up(tmp_path, measured):
+def test_f04_worker_that_crashes_at_every_start_ends_the_run(tmp_path, measured):
     class OnlyHere(Faulty):
         def __init__(self, learner):
             super().__init__("" if os.getpid() == learner else "exit@init")
@@ -196,7 +196,7 @@ LIMITS_S = [1.0, pytest.param(3.0, marks=pytest.mark.faults)]
     [(kind, when) for when in ("step", "reset") for kind in ("hang", "spin", "hold")],
     keep=3,
 )
-def test_f05_a_worker_that_hangs_is_killed_and_replaced(tmp_path, measured, kind, when, limit_s):
+def test_f05_hanging_worker_is_killed_and_replaced(tmp_path, measured, kind, when, limit_s):
     """The other worker's fragment stays; the stack says where it hung."""
     told = []
     fault = f"{kind}@{40 if when == 'step' else 'reset'}"
@@ -246,7 +246,7 @@ class Hanging(Faulty):
 
 @pytest.mark.parametrize("limit_s", LIMITS_S)
 @repeats("kind", ["hang", "spin"])
-def test_f05_in_the_learner_s_process_it_shows_the_stack_and_ends(
+def test_f05_hang_in_the_learner_s_process_prints_the_stack_and_ends(
     tmp_path, measured, kind, limit_s
 ):
     began = time.monotonic()
@@ -265,7 +265,7 @@ def test_f05_in_the_learner_s_process_it_shows_the_stack_and_ends(
     measured("F05", what, recover_s=took)
 
 
-def test_f05_a_slow_environment_in_the_learner_s_process_is_none_that_hangs(tmp_path):
+def test_f05_slow_environment_in_the_learner_s_process_goes_on(tmp_path):
     done = run_in(
         command("train", "headrace.envs.faulty:Faulty",
          "--env-kwargs", "slow_step=0.2", "slow_reset=0.2", "--env-timeout-s", "0.6",
@@ -276,7 +276,7 @@ def test_f05_a_slow_environment_in_the_learner_s_process_is_none_that_hangs(tmp_
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_f05_a_slow_environment_is_not_taken_for_one_that_hangs():
+def test_f05_slow_environment_in_a_worker_goes_on():
     """Each step shorter than the limit, all of a vector's together longer; so are resets."""
     plan = plan_for(
         Faulty, kwargs={"slow_step": 0.2, "slow_reset": 0.2}, num_envs=4, envs_per_vector=4,
@@ -331,7 +331,7 @@ BAD = {
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # of the policy, which has seen it
 @repeats(("make", "how"), [(make, how) for make in (inline, workers) for how in BAD], len(BAD) + 1)
-def test_f08_a_bad_value_stops_and_is_named(make, how):
+def test_f08_bad_value_ends_the_run_and_is_named(make, how):
     plan = plan_for(Bad, kwargs={"how": how, "choices": how == "no choice"})
     collector = make(plan)
     collector.publish(policy_for(plan), 0)
@@ -341,7 +341,7 @@ def test_f08_a_bad_value_stops_and_is_named(make, how):
 
 
 @repeats(("make", "how"), [(make, how) for make in (inline, workers) for how in BAD], len(BAD) + 1)
-def test_f08_or_that_episode_is_dropped(make, how):
+def test_f08_bad_value_drops_the_episode_on_restart(make, how):
     said = []
     choices = how == "no choice"
     plan = plan_for(
@@ -379,7 +379,7 @@ def test_f08_or_that_episode_is_dropped(make, how):
 
 
 @repeats("num_workers", [0, 2])
-def test_f08_a_run_with_dropped_episodes_ends_with_its_books_in_order(tmp_path, num_workers):
+def test_f08_run_with_dropped_episodes_has_a_balanced_ledger(tmp_path, num_workers):
     faults = "crash@40 nan@50 wrong_shape@60"
     run = train(
         tmp_path / "run", num_workers, faults=faults, on_env_error="restart",
@@ -393,7 +393,7 @@ def test_f08_a_run_with_dropped_episodes_ends_with_its_books_in_order(tmp_path, 
         assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
-def test_f08_a_safe_cast_is_named_once(tmp_path, capsys):
+def test_f08_safe_cast_is_reported_once(tmp_path, capsys):
     class Doubles(Counting):
         def __init__(self):
             super().__init__(truncate_at=12)
@@ -406,14 +406,14 @@ def test_f08_a_safe_cast_is_named_once(tmp_path, capsys):
     assert capsys.readouterr().out.count("is float64, and stored as float32") == 1
 
 
-def test_a_native_vector_cannot_drop_an_episode_and_says_so(tmp_path):
+def test_native_vector_refuses_to_drop_episodes(tmp_path):
     with pytest.raises(UsageError, match="on_env_error='restart', but one env"):
         headrace.train(
             "CartPole-v1", vectorization="native", on_env_error="restart", run_dir=tmp_path / "run"
         )
 
 
-def test_unknown_faults_are_refused_in_words():
+def test_unknown_faults_are_refused():
     for faults, words in (
         ("sgv@3", "expected KIND@WHEN, as in segv@500"),
         ("nan@reset", "nan is of steps"),
@@ -423,7 +423,7 @@ def test_unknown_faults_are_refused_in_words():
             Faulty(faults)
 
 
-def test_nothing_stays_after_an_error(tmp_path):
+def test_error_leaves_no_process(tmp_path):
     before = children()
     with pytest.raises(WorkerError):
         train(tmp_path / "run", faults="segv@40", on_worker_loss="fail")
@@ -448,7 +448,7 @@ class AlwaysThere(Faulty):
         return super().step(action)
 
 
-def test_what_would_happen_again_and_again_ends_with_new_episodes():
+def test_repeated_failure_ends_with_new_episodes():
     """Episodes whose seed is odd kill their worker, always at the same step."""
     said = []
     plan = plan_for(
@@ -466,7 +466,7 @@ def test_what_would_happen_again_and_again_ends_with_new_episodes():
     collector.close()
 
 
-def test_a_run_that_an_environment_ended_goes_on_with_another_answer_to_that(tmp_path):
+def test_run_ended_by_an_environment_resumes_with_restart(tmp_path):
     """It would fail at the same step again: all of it is repeated, to the bit."""
     where = tmp_path / "run"
     with pytest.raises(EnvError, match="FaultyError: told to crash at 70") as caught:
@@ -490,7 +490,7 @@ def test_a_run_that_an_environment_ended_goes_on_with_another_answer_to_that(tmp
 
 
 @repeats("when", ["init", "reset", "close"])
-def test_f05_the_first_environment_that_is_made_is_watched_too(tmp_path, when):
+def test_f05_first_environment_is_watched_too(tmp_path, when):
     """Ten times the limit, as for all that are made; masks are looked for in a first reset."""
     done = run_in(
         command("train", "headrace.envs.faulty:Faulty",
@@ -505,7 +505,7 @@ def test_f05_the_first_environment_that_is_made_is_watched_too(tmp_path, when):
 
 
 @pytest.mark.more
-def test_what_the_samplers_of_other_learners_lose_is_said_too(tmp_path):
+def test_losses_of_other_learners_workers_are_shown(tmp_path):
     done = run_in(
         command("train", "headrace.envs.faulty:Faulty",
          "--env-kwargs", "faults=crash@20", "--on-env-error", "restart",
@@ -526,7 +526,7 @@ def test_what_the_samplers_of_other_learners_lose_is_said_too(tmp_path):
 
 
 @pytest.mark.parametrize("make", [inline, workers])
-def test_a_first_reset_that_fails_is_said_as_well(tmp_path, make):
+def test_failed_first_reset_is_reported(tmp_path, make):
     said, done = [], tmp_path / "crash@reset"
     done.touch()  # not in the one that is made to read the spaces
     plan = plan_for(
@@ -542,7 +542,7 @@ def test_a_first_reset_that_fails_is_said_as_well(tmp_path, make):
     collector.close()
 
 
-def test_a_failure_is_json_too_and_says_what_can_be_done(tmp_path):
+def test_failure_is_json_with_advice(tmp_path):
     done = run_in(
         command("train", "headrace.envs.faulty:Faulty", "--env-kwargs", "faults=crash@5",
          "--json", "--run-dir", str(tmp_path / "run")),
@@ -557,7 +557,7 @@ def test_a_failure_is_json_too_and_says_what_can_be_done(tmp_path):
 
 
 @repeats(("num_learners", "where"), [(1, "True"), (2, "sys.argv[0] == '-c'")])
-def test_f02_in_a_learner_s_own_process_a_crash_leaves_its_stack(tmp_path, num_learners, where):
+def test_f02_crash_in_the_learner_s_process_prints_its_stack(tmp_path, num_learners, where):
     """With two learners, in the one that the first has started."""
     (tmp_path / "own.py").write_text(
         "import sys\nfrom headrace.envs.faulty import Faulty\n"
@@ -573,7 +573,7 @@ def test_f02_in_a_learner_s_own_process_a_crash_leaves_its_stack(tmp_path, num_l
 
 
 @pytest.mark.parametrize("make", [inline, workers])
-def test_of_many_dropped_episodes_the_first_are_said(make):
+def test_first_dropped_episodes_are_shown(make):
     said = []
     plan = plan_for(
         Faulty, kwargs={"faults": "crash@1"}, num_steps=30,

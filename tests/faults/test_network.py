@@ -1,4 +1,4 @@
-"""F18: the network between a learner's host and a sampler's is cut.
+"""F18: the network between a learner's host and a worker's is cut.
 
 Hosts are two network namespaces with a wire between them; each runs `ray start`, as one would
 there. Left out: losses of processes and machines (`test_cluster.py`).
@@ -21,7 +21,7 @@ from tests.faults.cluster_support import (
     PPO,
     RAY,
     ROOT,
-    SAMPLER,
+    WORKER,
     Run,
     actors,
     paced,
@@ -125,10 +125,10 @@ def begin(hosts, folder, *words, here, there):
 @pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
 def test_f18_a_short_cut_is_a_pause(tmp_path, hosts, measured, algo):
     _, second = hosts
-    here, there = {"CPU": 1} | LEARNER, {"CPU": 2} | SAMPLER
+    here, there = {"CPU": 1} | LEARNER, {"CPU": 2} | WORKER
     with begin(hosts, tmp_path, *algo, here=here, there=there) as run:
         run.updates(3)
-        run.samplers(2)
+        run.workers(2)
         cut(second, whole=False)
         time.sleep(4)
         cut(second, whole=True)
@@ -148,9 +148,9 @@ def test_f18_a_short_cut_is_a_pause(tmp_path, hosts, measured, algo):
 
 
 @pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
-def test_f18_after_a_long_cut_samplers_are_used_there_again(tmp_path, hosts, measured, algo):
+def test_f18_machine_is_used_again_after_a_long_cut(tmp_path, hosts, measured, algo):
     _, second = hosts
-    here, there = {"CPU": 2, "sampler": 1} | LEARNER, {"CPU": 1, "sampler": 1}
+    here, there = {"CPU": 2, "worker": 1} | LEARNER, {"CPU": 1, "worker": 1}
     with begin(hosts, tmp_path, *algo, here=here, there=there) as run:
         run.updates(3)
         run.row(lambda row: row["workers_up"] == 2)
@@ -175,10 +175,10 @@ def test_f18_after_a_long_cut_samplers_are_used_there_again(tmp_path, hosts, mea
         assert_as_undisturbed(run)
     what = "lag 0" if algo is PPO else "APPO"
     measured(
-        "F18", f"network cut for 60 s, {what}: the sampler there is dropped", detect_s=seen,
+        "F18", f"network cut for 60 s, {what}: the worker there is dropped", detect_s=seen,
         within_s=30, recover_s=going_on, recover_within_s=30, lost_env_steps=ledger["lost"],
     )  # fmt: skip
     measured(
-        "F18", f"the machine is started again, {what}: its sampler is at home", recover_s=home,
+        "F18", f"the machine is started again, {what}: its worker is back there", recover_s=home,
         recover_within_s=30,
     )  # fmt: skip

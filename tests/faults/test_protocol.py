@@ -1,4 +1,4 @@
-"""F26: the supervisor against samplers of our own, on a clock of our own, in 10,000 schedules.
+"""F26: the supervisor against workers of our own, on a clock of our own, in 10,000 schedules.
 
 The world here does what processes do: they start, take steps, deliver, crash, hang, are stopped and
 go on, and what a process wrote before its end may be heard after it. A schedule is a seed; a
@@ -20,11 +20,11 @@ LIMIT_S = 5.0
 
 
 class Process:
-    """One sampler process, as the world knows it."""
+    """One worker process, as the world knows it."""
 
-    def __init__(self, slot, generation, now, place):
+    def __init__(self, worker, generation, now, place):
         self.place = place  # batches that its environments have behind them
-        self.slot, self.generation = slot, generation
+        self.worker, self.generation = worker, generation
         self.alive, self.stopped, self.hangs = True, False, False
         self.up, self.progress_at = False, now
         self.batch = None  # that it is filling
@@ -32,30 +32,30 @@ class Process:
 
 
 class World:
-    """Slots with memory, processes in them, and the ledger of their steps."""
+    """Workers with memory, processes in them, and the ledger of their steps."""
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
         self.now = 0.0
-        self.num_slots = self.rng.randint(1, 4)
+        self.num_workers = self.rng.randint(1, 4)
         self.supervisor = Supervisor(
-            self.num_slots, restart=self.rng.random() < 0.9, max_restarts=self.rng.randint(0, 6)
+            self.num_workers, restart=self.rng.random() < 0.9, max_restarts=self.rng.randint(0, 6)
         )
-        self.process = [None] * self.num_slots
-        self.memory = [(None, None, 0)] * self.num_slots  # (generation, batch, steps written)
+        self.process = [None] * self.num_workers
+        self.memory = [(None, None, 0)] * self.num_workers  # (generation, batch, steps written)
         self.delivered = {}
         self.batch, self.entered = -1, 0
         self.goes_on = self.rng.choice([0.3, 0.02])  # how soon a process that was stopped does
         self.collected = self.learned = self.lost = 0
-        self.starts = [[] for _ in range(self.num_slots)]
+        self.starts = [[] for _ in range(self.num_workers)]
         self.failed = False
 
     def write(self, process):
-        """A step: into the memory of the slot, which must not have two writers."""
-        generation, batch, steps = self.memory[process.slot]
+        """A step: into the memory of the worker, which must not have two writers."""
+        generation, batch, steps = self.memory[process.worker]
         if (generation, batch) != (process.generation, process.batch):
             steps = 0
-        self.memory[process.slot] = (process.generation, process.batch, steps + 1)
+        self.memory[process.worker] = (process.generation, process.batch, steps + 1)
         self.collected += 1
         process.progress_at = self.now
 
@@ -75,7 +75,7 @@ class World:
                 process.mailbox.append(("ready", process.generation, None))
             elif process.batch is not None:
                 self.write(process)
-                if self.memory[process.slot][2] == T:
+                if self.memory[process.worker][2] == T:
                     process.mailbox.append(("done", process.generation, process.batch))
                     process.batch = None
 
@@ -84,71 +84,71 @@ class World:
             if process is not None and process.stopped and self.rng.random() < self.goes_on:
                 process.stopped = False
 
-    def lose(self, slot):
-        """What the collector does: bury the process first; only then may another come."""
-        process, self.process[slot] = self.process[slot], None
+    def lose(self, worker):
+        """Do what the pool does: end the process first; only then may another come."""
+        process, self.process[worker] = self.process[worker], None
         process.alive = False
-        generation, batch, steps = self.memory[slot]
+        generation, batch, steps = self.memory[worker]
         if (generation, batch) != (process.generation, self.batch):
             steps = 0
-        if slot in self.supervisor.pending:
+        if worker in self.supervisor.pending:
             self.lost += steps
-        if self.supervisor.lost(slot, self.now, steps) is None:
+        if self.supervisor.lost(worker, self.now, steps) is None:
             self.failed = True
 
     def learner_looks(self):
-        """One round of the collector's loop."""
+        """Do one round of the pool's loop."""
         sup = self.supervisor
-        for slot in sup.due(self.now):
-            assert self.process[slot] is None  # never two in a slot
-            generation, anew = sup.begin(slot, self.now)
-            assert generation == len(self.starts[slot]) + 1
-            self.starts[slot].append((self.now, anew))
-            self.process[slot] = Process(slot, generation, self.now, self.entered)
-        for slot, batch in sup.to_send(self.now):
-            assert self.process[slot].up
-            self.process[slot].batch, self.process[slot].progress_at = batch, self.now
+        for worker in sup.due(self.now):
+            assert self.process[worker] is None  # never two in a worker
+            generation, anew = sup.begin(worker, self.now)
+            assert generation == len(self.starts[worker]) + 1
+            self.starts[worker].append((self.now, anew))
+            self.process[worker] = Process(worker, generation, self.now, self.entered)
+        for worker, batch in sup.to_send(self.now):
+            assert self.process[worker].up
+            self.process[worker].batch, self.process[worker].progress_at = batch, self.now
         for process in self.process:
             if process is not None:
                 self.listen(process)
             if self.failed:
                 return
 
-        def progress(slot):
-            process = self.process[slot]
-            return (process.generation, process.up, self.memory[slot]) if process else None
+        def progress(worker):
+            process = self.process[worker]
+            return (process.generation, process.up, self.memory[worker]) if process else None
 
-        for slot, _ in sup.stalled(self.now, LIMIT_S, progress):
-            assert self.now - self.process[slot].progress_at > LIMIT_S  # nobody who goes on
-            self.lose(slot)
+        for worker, _ in sup.stalled(self.now, LIMIT_S, progress):
+            assert self.now - self.process[worker].progress_at > LIMIT_S  # nobody who goes on
+            self.lose(worker)
             if self.failed:
                 return
 
     def listen(self, process):
-        slot, ended = process.slot, not process.alive
+        worker, ended = process.worker, not process.alive
         heard, process.mailbox = process.mailbox, []
         if self.rng.random() < 0.05:  # words of one that was there before, late
             late = self.rng.choice(["ready", "done"])
             heard.insert(0, (late, process.generation - 1, self.batch))
         for kind, generation, batch in heard:
             if kind == "ready":
-                self.supervisor.ready(slot, generation)
-            elif self.supervisor.delivered(slot, generation, batch):
+                self.supervisor.ready(worker, generation)
+            elif self.supervisor.delivered(worker, generation, batch):
                 assert batch == self.batch
-                assert self.memory[slot] == (process.generation, self.batch, T)
+                assert self.memory[worker] == (process.generation, self.batch, T)
                 assert process.place == self.batch  # it went on from where the last batch ended
                 process.place += 1
-                assert slot not in self.delivered
-                self.delivered[slot] = generation
+                assert worker not in self.delivered
+                self.delivered[worker] = generation
         if ended:
-            self.lose(slot)
+            self.lose(worker)
 
     def collect(self):
         self.batch += 1
         self.entered = self.batch  # the one before counts: who comes now goes on after it
         self.delivered = {}
-        for slot in range(self.num_slots):
-            self.supervisor.order(slot, self.batch)
+        for worker in range(self.num_workers):
+            self.supervisor.order(worker, self.batch)
         for _ in range(10_000):
             self.now += self.rng.choice([0.01, 0.1, 0.4])
             self.run_processes()
@@ -157,8 +157,8 @@ class World:
             if self.failed:
                 return False
             if not self.supervisor.pending:
-                assert set(self.delivered) == set(range(self.num_slots))
-                self.learned += self.num_slots * T
+                assert set(self.delivered) == set(range(self.num_workers))
+                self.learned += self.num_workers * T
                 return True
         raise AssertionError("it never ends")
 
@@ -171,7 +171,7 @@ class World:
 
 
 @pytest.mark.parametrize("first", range(0, len(SEEDS), 1000))
-def test_f26_no_schedule_breaks_an_invariant(first):
+def test_f26_all_schedules_keep_the_invariants(first):
     ended = {True: 0, False: 0}
     for seed in SEEDS[first : first + 1000]:
         world = World(seed)
@@ -180,11 +180,11 @@ def test_f26_no_schedule_breaks_an_invariant(first):
         except AssertionError as error:
             raise AssertionError(f"schedule {seed}") from error
         in_flight = sum(
-            world.memory[slot][2] for slot in world.supervisor.pending
-            if world.process[slot] is not None
-            and world.memory[slot][:2] == (world.process[slot].generation, world.batch)
+            world.memory[worker][2] for worker in world.supervisor.pending
+            if world.process[worker] is not None
+            and world.memory[worker][:2] == (world.process[worker].generation, world.batch)
         )  # fmt: skip
-        # Delivered in a batch that another slot failed in: neither lost nor learned from.
+        # Delivered in a batch that another worker failed in: neither lost nor learned from.
         if world.failed:
             in_flight += T * len(world.delivered)
         assert world.collected == world.learned + world.lost + in_flight, f"schedule {seed}"
@@ -201,7 +201,7 @@ def assert_backed_off(starts, seed):
         assert anew <= number, f"schedule {seed}"
 
 
-def test_f26_the_rate_of_restarts_has_a_window():
+def test_f26_restart_rate_has_a_window():
     supervisor = Supervisor(1, restart=True, max_restarts=2)
     waits = []
     for now in (0.0, 10.0, 20.0):
@@ -218,7 +218,7 @@ def test_f26_the_rate_of_restarts_has_a_window():
     assert waits == [0.0, 0.5, 1.0, 2.0]
 
 
-def test_f26_a_fragment_that_is_delivered_ends_the_waiting():
+def test_f26_delivered_fragment_resets_the_backoff():
     supervisor = Supervisor(1, restart=True, max_restarts=9)
     waits = []
     for generation in range(1, 5):
@@ -233,7 +233,7 @@ def test_f26_a_fragment_that_is_delivered_ends_the_waiting():
     assert waits == [0.0, 0.5, 0.0, 0.5]
 
 
-def test_f26_a_fragment_lost_twice_at_one_place_is_made_anew():
+def test_f26_fragment_lost_twice_at_one_place_gets_new_episodes():
     supervisor = Supervisor(1, restart=True, max_restarts=9)
     assert supervisor.begin(0, 0.0) == (1, 0)
     assert supervisor.ready(0, 1)
@@ -252,32 +252,32 @@ def test_f26_a_fragment_lost_twice_at_one_place_is_made_anew():
     assert supervisor.restarts == 5
 
 
-def test_f26_only_silence_that_was_seen_counts():
+def test_f26_only_observed_stalls_count():
     """Whoever watches may have been asleep: nobody is killed for that."""
     supervisor = Supervisor(1, restart=True, max_restarts=9)
     supervisor.begin(0, 0.0)
     supervisor.ready(0, 1)
     supervisor.order(0, "it")
     supervisor.to_send(0.0)
-    assert supervisor.stalled(0.1, LIMIT_S, lambda slot: 7) == []
-    assert supervisor.stalled(1000.0, LIMIT_S, lambda slot: 7) == []
-    assert supervisor.stalled(1000.1, LIMIT_S, lambda slot: 8) == []
+    assert supervisor.stalled(0.1, LIMIT_S, lambda worker: 7) == []
+    assert supervisor.stalled(1000.0, LIMIT_S, lambda worker: 7) == []
+    assert supervisor.stalled(1000.1, LIMIT_S, lambda worker: 8) == []
     now = 1000.1
     supervisor_starting = Supervisor(1, restart=True, max_restarts=9)
     supervisor_starting.begin(0, now)
-    while not supervisor.stalled(now, LIMIT_S, lambda slot: 8):
+    while not supervisor.stalled(now, LIMIT_S, lambda worker: 8):
         now += 0.1
-        assert supervisor_starting.stalled(now, LIMIT_S, lambda slot: 8) == []
+        assert supervisor_starting.stalled(now, LIMIT_S, lambda worker: 8) == []
     assert LIMIT_S < now - 1000.1 < LIMIT_S + 0.3
-    while not supervisor_starting.stalled(now, LIMIT_S, lambda slot: 8):
+    while not supervisor_starting.stalled(now, LIMIT_S, lambda worker: 8):
         now += 0.1
     assert 10 * LIMIT_S < now - 1000.1 < 10 * LIMIT_S + 0.5  # making environments takes longer
     supervisor_starting.lost(0, now, None)
     supervisor_starting.begin(0, now)  # the next has all of it again, and nothing to show yet
-    assert supervisor_starting.stalled(now + 0.1, LIMIT_S, lambda slot: 8) == []
+    assert supervisor_starting.stalled(now + 0.1, LIMIT_S, lambda worker: 8) == []
 
 
-def test_f26_a_fragment_that_is_delivered_is_a_sign_of_life():
+def test_f26_delivered_fragment_is_a_sign_of_life():
     """Whatever else is seen of who made it, and however late."""
     supervisor = Supervisor(1, restart=True, max_restarts=9)
     supervisor.begin(0, 0.0)
@@ -289,9 +289,9 @@ def test_f26_a_fragment_that_is_delivered_is_a_sign_of_life():
     for k in range(10):
         for _ in range(6):
             now += LIMIT_S / 10
-            assert supervisor.stalled(now, LIMIT_S, lambda slot: 7) == []
+            assert supervisor.stalled(now, LIMIT_S, lambda worker: 7) == []
         assert supervisor.delivered(0, 1, k)
     for _ in range(20):
         now += LIMIT_S / 10
-        found = supervisor.stalled(now, LIMIT_S, lambda slot: 7)
+        found = supervisor.stalled(now, LIMIT_S, lambda worker: 7)
     assert found == [(0, LIMIT_S)]

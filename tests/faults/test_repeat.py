@@ -136,7 +136,7 @@ def test_the_same_seed_is_the_same_run(tmp_path, env, who):
 
 
 @repeats("env", ENVS)
-def test_any_number_of_workers_is_the_same_run(tmp_path, env):
+def test_run_is_the_same_with_any_number_of_workers(tmp_path, env):
     settings = SETTINGS | {"total_env_steps": 3 * UPDATE} | ENVS[env]
     one, other = (
         content(headrace.train(run_dir=tmp_path / who, **settings | WHO[who]).dir)

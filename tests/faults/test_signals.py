@@ -110,7 +110,7 @@ def _more(*case):
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
 )
-def test_a_signal_ends_a_run_and_what_was_saved_is_whole(
+def test_signal_ends_a_run_and_keeps_a_whole_checkpoint(
     tmp_path, phase, who, signals, measured, request
 ):
     text = PHASES.replace("PHASE", repr(phase), 1).replace("COUNT", str(TIMES[phase]))

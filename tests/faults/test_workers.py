@@ -88,7 +88,7 @@ def losses(monkeypatch):
 
 @pytest.mark.fault_a
 @repeats("kills", [5, 20])
-def test_f01_kills_at_random_times_in_one_run(tmp_path, measured, losses, kills):
+def test_f01_run_with_random_kills_equals_the_whole_run(tmp_path, measured, losses, kills):
     settings = RUN | {"total_env_steps": 4 * 32 * (7 * kills + 10)}
     whole = headrace.train("CartPole-v1", run_dir=tmp_path / "whole", num_workers=2, **settings)
     chaos = Chaos(random.Random(1), within_s=0.03)
@@ -124,7 +124,7 @@ def first_worker(collector):
 @pytest.mark.fault_a
 @pytest.mark.parametrize("limit_s", LIMITS_S)
 @pytest.mark.parametrize("replaced", [False, True])
-def test_f06_a_stopped_worker(measured, limit_s, replaced):
+def test_f06_stopped_worker_is_replaced_after_the_limit(measured, limit_s, replaced):
     """Shorter than the limit it is a pause; longer, it is killed and another takes its place."""
     told = []
     pause_s = limit_s * (2 if replaced else 1 / 3)
@@ -171,7 +171,7 @@ def resume(pid):
 
 
 @pytest.mark.fault_a
-def test_the_default_limit_follows_what_was_seen():
+def test_default_limit_follows_the_measured_steps():
     """20 times the 99.9th percentile, and not less than a minute."""
     meter = Meter()
     assert step_timeout(0.0, meter.usual_s()) == 60.0
@@ -188,7 +188,7 @@ def test_the_default_limit_follows_what_was_seen():
 
 
 @pytest.mark.fault_a
-def test_a_worker_that_dies_while_the_run_stops_does_not_hold_it_up():
+def test_worker_that_dies_while_the_run_stops_is_not_awaited():
     stop = threading.Event()
     plan = plan_for(lambda: Faulty(slow_step=0.05), num_steps=1000)
     collector = workers(plan, stop=stop.is_set)
@@ -273,7 +273,7 @@ def slope_per_minute(points):
 
 
 @pytest.mark.fault_a
-def test_an_episode_survives_any_number_of_workers():
+def test_episode_survives_the_loss_of_many_workers():
     """It goes on through all batches, and in each of them its worker is lost."""
     plan = plan_for(Counting, guards=Guards(max_restarts=100))  # which never ends
     collectors = workers(plan), inline(plan)
@@ -291,7 +291,7 @@ def test_an_episode_survives_any_number_of_workers():
 
 
 @pytest.mark.fault_a
-def test_nothing_accumulates_over_restarts():
+def test_restarts_accumulate_no_files_and_processes():
     """File descriptors and processes after many replacements."""
     plan = plan_for(short_cartpole, guards=Guards(max_restarts=100))
     collector = workers(plan)

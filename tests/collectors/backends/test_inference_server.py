@@ -1,6 +1,6 @@
-"""Acting for workers in the learner's process: the same contract as a sampler that acts itself.
+"""Acting for workers in the learner's process: the same contract as a worker that acts itself.
 
-A batch of another shape rounds differently: log-probs and values are those of a sampler within
+A batch of another shape rounds differently: log-probs and values are those of a worker within
 4e-6, and so are Gaussian actions. A discrete action differs only where its noise is as close as
 that to the boundary between two, and no such noise is among these.
 """
@@ -132,25 +132,25 @@ def compare(plan, theirs, ours, batches=3):
     ],
     ids=["discrete", "normalized", "gaussian", "dict", "lstm"],
 )
-def test_at_lag_0_it_makes_the_fragments_of_samplers_that_act_themselves(env, network, arithmetic):
+def test_server_at_lag_0_makes_the_fragments_of_acting_workers(env, network, arithmetic):
     sizes = {"num_steps": 40, "num_envs": 8, "network": Network(arithmetic=arithmetic, **network)}
     plan = plan_for(env, **sizes)
     assert compare(plan, inline(plan), workers(learner_plan(env, **sizes))) > 10
 
 
-def test_at_lag_0_any_number_of_workers_makes_the_same_batches():
+def test_server_makes_the_same_batches_with_any_number_of_workers():
     plan = learner_plan(short_cartpole, num_steps=40, num_envs=6)
     assert compare(plan, workers(plan, 1), workers(plan, 2)) > 10
 
 
-def test_at_lag_1_it_acts_with_the_weights_of_the_update_before():
+def test_server_at_lag_1_acts_with_the_weights_of_the_update_before():
     sizes = {"num_steps": 20, "num_envs": 8, "lag": 1}
     theirs = inline(plan_for(short_cartpole, **sizes))
     ours = workers(learner_plan(short_cartpole, **sizes))
     compare(plan_for(short_cartpole, **sizes), theirs, ours, batches=4)
 
 
-def test_each_step_is_stamped_with_the_weights_that_took_it():
+def test_each_step_has_the_version_of_its_weights():
     plan = learner_plan(slow, num_envs=8, num_steps=48, lag=2, asynchronous=True)
     collector, policies = AsynchronousCollector(plan, 2, never), {}
     mixed, last = 0, dict.fromkeys(range(0, 8, 2), 0)
@@ -227,7 +227,7 @@ def all_wait(collector):
     assert all(fragment.reward.isnan().all() for fragment in fragments)
 
 
-def test_no_vector_waits_for_another_one_to_be_answered(gate):
+def test_requests_of_several_vectors_make_one_batch(gate):
     plan = learner_plan(Counting, num_envs=8, num_steps=8, model=Gated)
     collector = workers(plan, 1)
     all_wait(collector)
@@ -236,7 +236,7 @@ def test_no_vector_waits_for_another_one_to_be_answered(gate):
     collector.close()
 
 
-def test_an_error_of_the_network_reaches_the_user_as_itself(gate):
+def test_error_of_the_network_reaches_the_user_unchanged(gate):
     gate.set()
     Gated.fails_at = 5
     plan = learner_plan(Counting, model=Gated)
@@ -248,7 +248,7 @@ def test_an_error_of_the_network_reaches_the_user_as_itself(gate):
     collector.close()
 
 
-def test_a_network_that_hangs_ends_the_run_in_words(gate, monkeypatch):
+def test_hanging_network_ends_the_run_with_its_stack(gate, monkeypatch):
     plan = learner_plan(Counting, model=Gated)
     collector = workers(plan)
     all_wait(collector)
@@ -260,7 +260,7 @@ def test_a_network_that_hangs_ends_the_run_in_words(gate, monkeypatch):
     collector.close()
 
 
-def test_a_worker_that_waits_long_for_the_network_is_not_taken_for_stuck(gate):
+def test_worker_that_waits_long_for_the_network_is_not_killed(gate):
     plan, said = learner_plan(Counting, model=Gated, guards=Guards(env_timeout_s=0.5)), []
     collector = workers(plan, say=said.append)
     all_wait(collector)
@@ -273,7 +273,7 @@ def test_a_worker_that_waits_long_for_the_network_is_not_taken_for_stuck(gate):
     collector.close()
 
 
-def test_for_one_that_is_dismissed_nothing_is_written_any_more(gate):
+def test_server_writes_nothing_for_a_dismissed_worker(gate):
     plan = learner_plan(Counting, model=Gated)
     policy = policy_for(plan)
     published = Published(policy)
@@ -300,12 +300,12 @@ def test_for_one_that_is_dismissed_nothing_is_written_any_more(gate):
     inference.close()
 
 
-def test_a_worker_that_is_killed_while_it_waits_is_replaced(gate):
+def test_worker_killed_while_it_waits_is_replaced(gate):
     plan, said = learner_plan(Counting, model=Gated), []
     collector = workers(plan, say=said.append)
     all_wait(collector)
     os.kill(collector.workers[0].child.process.pid, signal.SIGKILL)
-    threading.Timer(1.0, gate.set).start()  # while the crew waits for the round to end
+    threading.Timer(1.0, gate.set).start()  # while the pool waits for the round to end
     expected = inline(plan_for(Counting, model=Gated))
     expected.publish(policy_for(plan), 0)
     for a, b in zip(collector.collect().fragments, expected.collect().fragments, strict=True):
@@ -317,7 +317,7 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(gate):
 
 
 @repeats("lag", [0, 2])
-def test_workers_that_are_killed_at_any_time_are_replaced(lag):
+def test_workers_killed_at_any_time_are_replaced(lag):
     sizes, batches = {"num_envs": 8, "num_steps": 32}, 6
     plan = learner_plan(short_cartpole, lag=lag, asynchronous=lag > 0, **sizes)
     collector = AsynchronousCollector(plan, 2, never) if lag else workers(plan)
@@ -367,7 +367,7 @@ class Alone(Counting):
         return super().step(action)
 
 
-def test_one_that_dies_in_a_step_is_told_of_by_the_env_whose_turn_it_was():
+def test_death_in_a_step_is_reported_with_the_env_whose_turn_it_was():
     which = {"learner": os.getpid(), "seed": derive(3, "env", 5, 0)}
     guards = Guards(on_worker_loss="fail")
     plan = learner_plan(Alone, num_envs=8, kwargs=which, guards=guards)
@@ -378,7 +378,7 @@ def test_one_that_dies_in_a_step_is_told_of_by_the_env_whose_turn_it_was():
     collector.close()
 
 
-def test_an_error_in_a_step_is_the_environment_s_own():
+def test_error_in_a_step_has_the_environment_s_message():
     plan = learner_plan(lambda: Broken("step"), num_envs=8)
     collector = workers(plan)
     collector.publish(policy_for(plan), 0)
@@ -387,7 +387,7 @@ def test_an_error_in_a_step_is_the_environment_s_own():
     collector.close()
 
 
-def test_a_step_that_hangs_costs_its_worker_s_fragments(tmp_path, capsys):
+def test_hanging_step_loses_its_worker_s_fragments(tmp_path, capsys):
     (tmp_path / "once").mkdir()
     run = headrace.train(
         "headrace.envs.faulty:Faulty", algo="appo", lag=1, run_dir=tmp_path / "run",
@@ -400,7 +400,7 @@ def test_a_step_that_hangs_costs_its_worker_s_fragments(tmp_path, capsys):
     assert_balanced(run.summary)
 
 
-def test_told_to_stop_workers_give_their_fragments_up_and_count_the_steps():
+def test_stopped_workers_give_up_fragments_and_count_steps():
     plan, stop = learner_plan(lambda: Sleepy(0.02), num_envs=8, num_steps=1000), StopLater(0.5)
     collector = workers(plan, stop=stop)
     collector.publish(policy_for(plan), 0)
@@ -410,7 +410,7 @@ def test_told_to_stop_workers_give_their_fragments_up_and_count_the_steps():
     collector.close()
 
 
-def test_nothing_is_left_behind():
+def test_closed_workers_leave_nothing_behind():
     plan = learner_plan(short_cartpole, num_envs=8)
     workers(plan).close()  # starts what stays: the server that forks
     before, threads = children(), threading.enumerate()
@@ -428,7 +428,7 @@ def test_nothing_is_left_behind():
 
 
 @repeats(("algo", "lag", "least"), [(FAST, 0, 9.0), ("appo", 2, 7.0)])
-def test_it_learns(tmp_path, algo, lag, least):
+def test_training_with_the_server_learns(tmp_path, algo, lag, least):
     more = {} if lag == 0 else {"lr": 3e-3, "gamma": 0.5, "num_epochs": 4, "num_minibatches": 4}
     run = headrace.train(
         Identity, algo=algo, total_env_steps=12_000, run_dir=tmp_path / "run", lag=lag,
@@ -440,7 +440,7 @@ def test_it_learns(tmp_path, algo, lag, least):
     assert all(1 <= row["inference_batch"] <= 4 for row in read_metrics(run.dir))
 
 
-def test_without_workers_it_is_refused_in_words():
+def test_server_without_workers_is_refused():
     with pytest.raises(ConfigError, match=r"(?s)inference='learner' .* none: num_workers=0"):
         resolve({"env": "Taxi-v3", "inference": "learner"})
 
@@ -451,16 +451,16 @@ def test_without_workers_it_is_refused_in_words():
         ({}, 2),
         ({"num_envs": 7}, 1),
         ({"num_envs": 64, "num_learners": 2}, 16),
-        ({"env": "CartPole-v1"}, 2),  # a preset's vectors are those of samplers that act
+        ({"env": "CartPole-v1"}, 2),  # a preset's vectors are those of workers that act
         ({"envs_per_vector": 4}, 4),
     ],
 )
-def test_each_worker_has_two_vectors_unless_it_is_told_otherwise(given, envs_per_vector):
+def test_each_worker_has_two_vectors_by_default(given, envs_per_vector):
     settings = resolve({"env": "Taxi-v3", "num_workers": 2, "inference": "learner"} | given)
     assert settings.run.envs_per_vector == envs_per_vector
 
 
-def test_it_is_said_if_a_worker_has_one_vector_only(tmp_path, capsys):
+def test_worker_with_one_vector_is_noted(tmp_path, capsys):
     headrace.train(
         "CartPole-v1", num_workers=2, inference="learner", envs_per_vector=4, num_steps=16,
         total_env_steps=128, run_dir=tmp_path / "run",

@@ -57,7 +57,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def cluster():
-    """One of this machine, with room for `CORES` samplers or learners."""
+    """One of this machine, with room for `CORES` workers or learners."""
     before = children()
     with connect.connected(RunConfig(cluster="local", num_workers=CORES - 1)):
         ours = children() - before
@@ -140,7 +140,7 @@ def _of(fields):
 
 
 @pytest.mark.more
-def test_samplers_that_never_stop_act_with_newer_weights_and_none_is_learned_from_twice(cluster):
+def test_asynchronous_workers_act_with_newer_weights_and_deliver_each_step_once(cluster):
     plan = plan_for(Counting, num_steps=8, lag=2, asynchronous=True)
     collector = actors(plan, kind=AsynchronousCollector)
     seen = {v: [] for v in plan.vectors}
@@ -165,7 +165,7 @@ def test_samplers_that_never_stop_act_with_newer_weights_and_none_is_learned_fro
     assert ledger.collected == learned + ledger.lost
 
 
-def test_weights_that_come_late_do_not_become_the_newest():
+def test_late_weights_do_not_become_the_newest():
     plan = plan_for(Counting)
     policies = [policy_for(plan, seed=version) for version in range(3)]
     flat = []
@@ -194,7 +194,7 @@ def no_patience(monkeypatch):
 
 
 @pytest.mark.more
-def test_samplers_without_a_machine_are_guests_until_there_is_one(cluster, no_patience):
+def test_workers_share_an_actor_until_there_is_a_machine(cluster, no_patience):
     """And the fragments are the same as if each had its own."""
     plan = plan_for(short_cartpole, num_steps=20, num_envs=6)
     keep = ray.remote(num_cpus=CORES - 1)(_Nothing).remote()  # room for one is left
@@ -225,9 +225,7 @@ class _Nothing:
 
 
 @pytest.mark.slow
-def test_who_moves_while_samplers_never_stop_loses_what_it_has_begun_and_nothing_else(
-    cluster, no_patience
-):
+def test_asynchronous_worker_that_moves_loses_only_its_begun_fragments(cluster, no_patience):
     plan = plan_for(Counting, num_steps=50, lag=2, asynchronous=True)
     keep = ray.remote(num_cpus=CORES - 1)(_Nothing).remote()
     ray.get(keep.__ray_ready__.remote())
@@ -257,7 +255,7 @@ class FailsAt20(Counting):
         return super().step(action)
 
 
-def test_an_exception_of_an_environment_comes_with_its_own_traceback(cluster):
+def test_environment_s_exception_has_its_traceback(cluster):
     collector = actors(plan_for(FailsAt20))
     collector.publish(policy_for(plan_for(Counting)), 0)
     collector.collect()
@@ -267,7 +265,7 @@ def test_an_exception_of_an_environment_comes_with_its_own_traceback(cluster):
 
 
 @pytest.mark.more
-def test_a_machine_that_lacks_what_the_environment_is_made_of_is_named_at_once(cluster):
+def test_machine_that_lacks_a_module_ends_the_start(cluster):
     plan = plan_for(functools.partial(_import_there, os.getpid()))
     with pytest.raises(EnvError, match="ModuleNotFoundError: No module named 'not_there'"):
         actors(plan)
@@ -279,7 +277,7 @@ def _import_there(here):
     return Counting()
 
 
-def test_a_sampler_that_dies_is_replaced_and_its_fragment_made_again(cluster, tmp_path):
+def test_dead_worker_is_replaced_and_repeats_its_fragment(cluster, tmp_path):
     flag = tmp_path / "died"
     plan = plan_for(
         functools.partial(DiesOnce, flag, os.getpid()), num_steps=20, guards=Guards(max_restarts=1)
@@ -310,13 +308,13 @@ class DiesOnce(Counting):
     def step(self, action):
         if self.t == 30 and os.getpid() != self.here:
             with contextlib.suppress(FileExistsError):
-                self.flag.touch(exist_ok=False)  # both samplers may be here at a time
+                self.flag.touch(exist_ok=False)  # both workers may be here at a time
                 os.kill(os.getpid(), 9)
         return super().step(action)
 
 
 @pytest.mark.more
-def test_who_goes_on_is_not_taken_for_silent_however_short_the_limit(cluster):
+def test_working_actor_is_not_given_up_at_a_short_limit(cluster):
     """Though its fragment takes three times as long."""
     collector = actors(plan_for(Slow, num_steps=80, guards=Guards(env_timeout_s=0.8)))
     collector.publish(policy_for(plan_for(Counting)), 0)
@@ -502,8 +500,8 @@ def _ask(address):
 
 
 @pytest.mark.more
-def test_a_sampler_starts_without_a_compiler():
-    """Its imports are most of what a sampler's start takes."""
+def test_worker_starts_without_a_compiler():
+    """Its imports are most of what a worker's start takes."""
     code = (
         "import sys, headrace.collectors.backends.ray_worker;print('torch._dynamo' in sys.modules)"
     )
