@@ -67,29 +67,29 @@ class DeclaredConstant(Wide):
 
 def wider(env):
     vector, _ = vector_of(env, 1, 1, "python")
-    found = compiler.find_float64(env, vector.world)
-    print(*found, sep="\n")
-    return found
+    findings = compiler.find_float64(env, vector.world)
+    print(*findings, sep="\n")
+    return findings
 
 
 LIBRARY = [Acrobot, CartPole, MountainCar, MountainCarContinuous, Pendulum]
 
 
 @pytest.mark.parametrize("env", [*LIBRARY, TagContinuous, TagGridWorld])
-def test_nothing_of_the_library_is_wider_than_declared(env):
+def test_library_has_no_wider_types_than_declared(env):
     assert wider(env()) == []
 
 
-def test_what_is_wider_is_named_with_its_line():
-    found = wider(Wide())
+def test_wider_values_are_reported_with_their_line():
+    findings = wider(Wide())
     lines = Path(__file__).read_text().splitlines()
     expected = [n for n, line in enumerate(lines, 1) if line.endswith(" is float64")]
-    assert [report.split(": ")[0] for report in found] == [f"{__file__}:{n}" for n in expected]
-    for report, n in zip(found, expected, strict=True):
+    assert [report.split(": ")[0] for report in findings] == [f"{__file__}:{n}" for n in expected]
+    for report, n in zip(findings, expected, strict=True):
         what = lines[n - 1].split("# wide: ")[1]
         assert report == f"{__file__}:{n}: {what}: {lines[n - 1].strip()}"
 
 
 @pytest.mark.parametrize("env", [DeclaredField, DeclaredConstant])
-def test_what_is_declared_is_not_wider(env):
+def test_declared_float64_is_not_reported(env):
     assert wider(env()) == []

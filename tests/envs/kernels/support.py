@@ -1,4 +1,4 @@
-"""A small game of whole numbers, and how to step kernel environments for tests."""
+"""A small game with an integer state, and helpers that step kernel environments."""
 
 import gymnasium
 import numpy as np
@@ -13,7 +13,7 @@ from headrace.envs.kernels.vector import KernelVector
 
 
 def add(a, b):
-    """Called by the game: what an author's functions call is compiled as well."""
+    """A function that the game's functions call: it must be compiled as well."""
     return a + b
 
 
@@ -95,7 +95,7 @@ def spec_of(env):
 
 
 def vector_of(env, n, num_steps, target="cpu", seed=3, parts=(), autoreset=True, **kwargs):
-    """A vector, and a fragment for each part that it is bound to."""
+    """Return a vector, and a fragment for each part."""
     spec = spec_of(env)
     context = VectorContext(spec, np.arange(n), seed, parts=tuple(parts), **kwargs)
     vector = KernelVector(env, context, target=target, autoreset=autoreset)
@@ -127,7 +127,7 @@ def run(vector, fragments):
 
 
 def played(env, n, num_steps, target, num_fragments=2, **kwargs):
-    """Fragments of random actions, one after the other: all that is in them, and the episodes."""
+    """Step fragments of random actions; return the contents of each, and its episodes."""
     vector, fragments = vector_of(env, n, num_steps, target, **kwargs)
     rng = np.random.default_rng(5)
     seen = []
@@ -140,21 +140,21 @@ def played(env, n, num_steps, target, num_fragments=2, **kwargs):
 
 
 def contents(fragment):
-    """All columns that a vector writes; final observations that are used, in order."""
+    """Return all columns that a vector writes, and the used final observations in order."""
     names = ("obs", "action", "reward", "terminated", "truncated", "valid", "env_id")
-    found = {name: each(lambda o: o.cpu().clone(), getattr(fragment, name)) for name in names}
-    obs, step, row = (of.cpu() for of in fragment.finals())
+    actual = {name: each(lambda o: o.cpu().clone(), getattr(fragment, name)) for name in names}
+    obs, step, row = (item.cpu() for item in fragment.finals())
     used = step < fragment.num_steps
     order = torch.argsort(step[used] * fragment.num_envs + row[used])
     for name, column in (("final_obs", obs), ("final_step", step), ("final_row", row)):
-        found[name] = column[used][order].clone()
-    return found
+        actual[name] = column[used][order].clone()
+    return actual
 
 
 def assert_equal(one, other):
-    """Two results of `played` are the same, to the bit."""
+    """Assert that two results of `played` are equal to the bit."""
     for (fragments, episodes), (others, other_episodes) in zip(one, other, strict=True):
         assert episodes == other_episodes
-        for found, expected in zip(fragments, others, strict=True):
-            for name, column in found.items():
+        for actual, expected in zip(fragments, others, strict=True):
+            for name, column in actual.items():
                 assert torch.equal(column, expected[name]), name

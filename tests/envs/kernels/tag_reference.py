@@ -1,4 +1,4 @@
-"""The rules of the Tag games in NumPy, for all environments at once: what kernels are held against.
+"""The rules of the Tag games in NumPy, for all environments at once: the reference of the kernels.
 
 Written from the rules, not from the kernels. Arrays have a row per environment, and a column per
 agent.
@@ -15,7 +15,7 @@ LOW32 = np.uint64(0xFFFFFFFF)
 
 
 def uniform(seed, env_id, episode, num_draws):
-    """`[n, num_draws]`: the random numbers of a reset, by their addresses."""
+    """Return the random numbers of a reset, `[n, num_draws]`."""
     draw = np.arange(num_draws)
     key = (np.uint64(derive(seed, "env")), env_id.astype(np.uint64)[:, None])
     episode = np.asarray(episode, np.uint64).reshape(-1, 1)
@@ -25,14 +25,14 @@ def uniform(seed, env_id, episode, num_draws):
 
 
 class Grid:
-    """`TagGridWorld`, made of its arguments."""
+    """The rules of `TagGridWorld`."""
 
     def __init__(self, env):
         self.env, self.N = env, env.num_taggers
         self.type = np.arange(self.N + 1) == self.N
 
     def start(self, seed, env_id, episode):
-        """`[n, agents, 2]`: cells."""
+        """Return the initial cells, `[n, agents, 2]`."""
         L, n = self.env.length, len(env_id)
         at = np.zeros((n, self.N + 1, 2), int)
         if self.env.fixed_start:
@@ -43,7 +43,7 @@ class Grid:
         return at
 
     def step(self, at, action):
-        """Where they are then, `[n, agents]` rewards, and `[n]`: whether the runner was tagged."""
+        """Return the new cells, the rewards `[n, agents]`, and `[n]`: the runner was tagged."""
         env = self.env
         moves = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]])
         wanted = at + moves[action]
@@ -56,23 +56,23 @@ class Grid:
         return at, reward.astype(F), tagged
 
     def observe(self, at, t):
-        """`[n, agents, features]`, at times `[n]`."""
+        """Return the observations `[n, agents, features]` at times `[n]`."""
         n, agents, _ = at.shape
-        where = at.astype(F) / F(self.env.length)
+        position = at.astype(F) / F(self.env.length)
         time = np.broadcast_to(
             (t / F(self.env.max_episode_steps)).astype(F)[:, None, None], (n, agents, 1)
         )
         if self.env.full_observation:
-            x, y = (np.repeat(where[:, None, :, c], agents, 1) for c in range(2))
+            x, y = (np.repeat(position[:, None, :, c], agents, 1) for c in range(2))
             types = np.broadcast_to(self.type.astype(F), x.shape)
-            own = np.broadcast_to(np.eye(agents, dtype=F), x.shape)
-            return np.concatenate([x, y, types, own, time], -1)
+            is_self = np.broadcast_to(np.eye(agents, dtype=F), x.shape)
+            return np.concatenate([x, y, types, is_self, time], -1)
         far = ((at[:, :-1] - at[:, -1:]) ** 2).sum(-1)
         other = np.full((n, agents), self.N)
         other[:, -1] = far.argmin(-1)  # the first of equals
         types = np.broadcast_to(self.type.astype(F)[:, None], (n, agents, 1))
-        seen = np.take_along_axis(where, other[..., None], 1)
-        return np.concatenate([where, seen, types, time], -1)
+        seen = np.take_along_axis(position, other[..., None], 1)
+        return np.concatenate([position, seen, types, time], -1)
 
     def play(self, seed, env_id, actions):
         """Whole episodes, of actions `[T, n, agents]`: obs (one row more), reward, and ends.
@@ -103,7 +103,7 @@ FEATURES = ("x", "y", "speed", "acceleration", "heading")
 
 @dataclass
 class Step:
-    """What a step of `Continuous` led to, and where it hung by less than 1e-5 (`unsure_...`)."""
+    """The result of a step of `Continuous`; `unsure_...`: decided by less than 1e-5."""
 
     state: dict  # name -> [n, agents]
     reward: np.ndarray
@@ -117,7 +117,7 @@ class Step:
 
 
 class Continuous:
-    """`TagContinuous`, made of its arguments."""
+    """The rules of `TagContinuous`."""
 
     def __init__(self, env):
         self.env, self.tagger = env, env.is_tagger
@@ -134,7 +134,7 @@ class Continuous:
         self.top = (env.max_speed * skill).astype(F)
 
     def start(self, seed, env_id, episode):
-        """The state as an episode begins, unless it is a fixed one."""
+        """Return the random state at the beginning of an episode."""
         agents = len(self.tagger)
         u = uniform(seed, env_id, episode, 3 * agents).reshape(-1, agents, 3)
         quarter = np.floor(u[..., 2] * 4)
@@ -144,7 +144,7 @@ class Continuous:
         return state | {"alive": np.ones(state["x"].shape, bool)}
 
     def step(self, before, action, t):
-        """From a state, by actions `[n, agents, 2]`, to what is then; `t`: the step, `[n]`."""
+        """Step from a state by actions `[n, agents, 2]`; `t` is the step, `[n]`."""
         env, alive = self.env, before["alive"]
         state, edge, unsure_edge = self.move(before, action)
         far = self.distances(state)
@@ -172,7 +172,7 @@ class Continuous:
         )  # fmt: skip
 
     def move(self, s, action):
-        """The state, who ran into an edge, and for whom that is unsure."""
+        """Return the state, the agents that hit an edge, and those for which that is unsure."""
         a = s["acceleration"] + self.add["acceleration"][action[..., 0]]
         heading = np.mod(s["heading"] + self.add["turn"][action[..., 1]], F(2 * np.pi))
         v = np.clip(s["speed"] + a, F(0), self.top)
@@ -180,18 +180,18 @@ class Continuous:
         to = np.stack([s["x"] + v * np.cos(heading), s["y"] + v * np.sin(heading)])
         x, y = np.clip(to, F(0), self.size)
         new = {"x": x, "y": y, "speed": v, "acceleration": a, "heading": heading}
-        state = {name: np.where(s["alive"], of, s[name]).astype(F) for name, of in new.items()}
+        state = {name: np.where(s["alive"], item, s[name]).astype(F) for name, item in new.items()}
         edge = ((to < 0) | (to > self.size)).any(0)
         unsure = ((abs(to) < 1e-5) | (abs(to - self.size) < 1e-5)).any(0)
         return state | {"alive": s["alive"]}, edge, unsure & s["alive"]
 
     def distances(self, state):
-        """`[n, agents, agents]`, squared."""
+        """Return the squared distances, `[n, agents, agents]`."""
         x, y = (state[name][:, None, :] - state[name][:, :, None] for name in "xy")
         return x * x + y * y
 
     def unsure_tag(self, to_taggers, might):
-        """`[n]`: whether who is tagged by whom hangs by less than 1e-5."""
+        """Return `[n]`: a tag is decided by less than 1e-5."""
         far = np.sort(np.sqrt(to_taggers.astype(float)), -1)
         reach = self.env.tagging_distance * self.env.length
         unsure = abs(far[..., 0] - reach) < 1e-5
@@ -200,7 +200,7 @@ class Continuous:
         return (unsure & might).any(-1)
 
     def observe(self, state, t):
-        """Observations, who is seen, and for whom it is unsure who is."""
+        """Return the observations, the observed agents, and where these are unsure."""
         n, agents = state["x"].shape
         alive = state["alive"]
         if self.env.full_observation:
@@ -216,7 +216,7 @@ class Continuous:
         return np.concatenate([obs.reshape(n, agents, -1), time[..., None]], -1), seen, unsure
 
     def nearest(self, state):
-        """The ids of the nearest others that are alive, by (distance, id)."""
+        """Return the nearest other agents in the game, by (distance, index)."""
         k, (n, agents) = self.env.num_other_agents_observed, state["x"].shape
         far = self.distances(state)
         far[:, np.arange(agents), np.arange(agents)] = np.inf
@@ -231,7 +231,7 @@ class Continuous:
         return np.concatenate([ids[..., :k], missing], -1), (gap < 1e-5).any(-1) & state["alive"]
 
     def blocks(self, state, seen):
-        """`[n, agents, 7, seen]`: a block per feature; zeros where nobody is seen."""
+        """Return `[n, agents, 7, seen]`: a block for each feature, with zeros for no agent."""
         env = self.env
         per = dict.fromkeys(("x", "y"), np.sqrt(2) * env.length) | {"heading": 2 * np.pi}
         per |= dict.fromkeys(("speed", "acceleration"), env.max_speed + 1e-10)

@@ -25,25 +25,25 @@ from tests.marks import repeats
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 @repeats("parts", [(), (Agents(0, 2), Agents(2, 1)), (Agents(2, 1), Agents(0, 2))], keep=2)
-def test_a_game_is_the_same_whatever_runs_it(target, parts):
+def test_targets_give_equal_results(target, parts):
     reference = played(Ring(), 3, 12, "python", parts=parts)
     assert_equal(played(Ring(), 3, 12, target, parts=parts), reference)
     fragments, episodes = reference[1]
-    ends = torch.cat([found["terminated"].flatten() for found in fragments])
-    cuts = torch.cat([found["truncated"].flatten() for found in fragments])
+    ends = torch.cat([actual["terminated"].flatten() for actual in fragments])
+    cuts = torch.cat([actual["truncated"].flatten() for actual in fragments])
     assert ends.any()
     assert cuts.any()
     assert episodes
 
 
-def test_a_constant_may_be_a_table():
+def test_constants_may_be_arrays():
     fragments, _ = played(Ring(), 200, 12, "cpu", num_fragments=1)[0]
     paid = set(fragments[0]["reward"].flatten().tolist())
     assert {1, 4, 9} < paid  # alone, two in a cell, all three
     assert paid <= {0, 1, 4, 9, 1 - 10, 4 - 10, 9 - 10}  # the bomb costs 10
 
 
-def test_a_world_goes_on_where_it_was_kept():
+def test_restored_state_continues_equally():
     first, fragments = vector_of(Ring(), 5, 12)
     act_at_random(fragments, first.spec, np.random.default_rng(1))
     run(first, fragments)
@@ -57,13 +57,13 @@ def test_a_world_goes_on_where_it_was_kept():
     assert_equal([([contents(f) for f in fragments], 0)], [([contents(f) for f in others], 0)])
 
 
-def test_threads_share_the_environments_out():
+def test_number_of_threads_does_not_change_results():
     alone, shared = (played(Ring(), 7, 20, "cpu", num_threads=n) for n in (1, 3))
     assert_equal(shared, alone)
 
 
 @repeats("count", [2, 3])
-def test_of_processes_that_start_together_one_compiles(tmp_path, count):
+def test_one_of_several_processes_compiles(tmp_path, count):
     script = (
         "import sys; from tests.envs.kernels.support import Ring, played\n"
         "print(flush=True); input()\n"
@@ -84,10 +84,10 @@ def test_of_processes_that_start_together_one_compiles(tmp_path, count):
         process.stdin.write("\n")
         process.stdin.flush()
     hits = [process.communicate(timeout=120)[0].split() for process in started]
-    assert [sum(int(of[f]) for of in hits) for f in (0, 1)] == [count - 1] * 2
+    assert [sum(int(item[f]) for item in hits) for f in (0, 1)] == [count - 1] * 2
 
 
-def test_what_is_compiled_is_found_again_whatever_the_module_is_called(tmp_path):
+def test_cached_code_is_used_under_another_module_name(tmp_path):
     text = (Path(__file__).parents[3] / "examples/catch.py").read_text()
     script = (
         "import sys; from tests.envs.kernels.support import played; import importlib\n"

@@ -1,4 +1,4 @@
-"""Kernel environments in Gymnasium's forms, and how they are found by name, class and callable."""
+"""Kernel environments in Gymnasium's forms, and naming them by id, class and callable."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ _TWO = np.float32(2.0)
 
 
 class Drift(KernelEnv):
-    """Moves by the action, in two dimensions, until it is too far out in the first."""
+    """The action moves a point in two dimensions; the first coordinate ends the episode."""
 
     observation_space = gym.spaces.Box(-100, 100, (3,), np.float32)
     action_space = gym.spaces.Box(np.float32([-1, 0]), np.float32([3, 0.5]))
@@ -66,7 +66,7 @@ class Drift(KernelEnv):
 
 
 class Choice(KernelEnv):
-    """Pays the first number of the action, which begins at 5."""
+    """The reward is the first number of the action, whose choices start at 5."""
 
     observation_space = gym.spaces.Box(0, 100, (1,), np.float32)
     action_space = gym.spaces.Discrete(3, start=5)
@@ -86,7 +86,7 @@ class Choice(KernelEnv):
 
 
 class Long(Drift):
-    """Takes its time limit as an argument, and shows it."""
+    """The time limit is an argument, and part of the observation."""
 
     def __init__(self, max_episode_steps=6):
         super().__init__(width=1e9)
@@ -101,7 +101,7 @@ class Long(Drift):
 
 
 class Failing(Drift):
-    """Nobody may step or reset it."""
+    """Every call raises."""
 
     @staticmethod
     def reset_env(w, e):
@@ -109,7 +109,7 @@ class Failing(Drift):
 
 
 class Mistyped(Drift):
-    """Names what is not there."""
+    """A function uses a name that does not exist."""
 
     @staticmethod
     def step_env(w, e):
@@ -122,7 +122,7 @@ def drift(width=4.0):
 
 @pytest.fixture
 def ids():
-    """Ids for the environments of this file."""
+    """Register ids for the environments of this file."""
     for kernel_env in (Drift, Choice, Long, Ring):
         registry.register(f"tests/{kernel_env.__name__}-v0", kernel_env)
     yield
@@ -142,12 +142,12 @@ def is_of_several(kernel_env):
     ["tests/Drift-v0", "tests/Choice-v0", *(i for i, k in IDS.items() if not is_of_several(k))],
     keep=3,
 )
-def test_gymnasium_s_own_check_passes(ids, env_id, compiled):
+def test_gymnasium_s_checker_passes(ids, env_id, compiled):
     check_env(gym.make(env_id, compiled=compiled).unwrapped)
 
 
 def reference(env, n, num_steps):
-    """What samplers step: a fragment of random actions, and its actions as the space has them."""
+    """Step a worker's vector at random; return its fragment, and its actions in the space."""
     vector, fragments = vector_of(env, n, num_steps, "python", seed=3)
     act_at_random(fragments, vector.spec, np.random.default_rng(5))
     run(vector, fragments)
@@ -161,7 +161,7 @@ def reference(env, n, num_steps):
 
 @repeats("env", [Drift, Choice, CartPole], keep=2)
 @pytest.mark.parametrize("form", ["interpreted", "compiled"])
-def test_one_environment_plays_what_samplers_play(env, form):
+def test_gym_env_plays_what_workers_play(env, form):
     """Reset with a seed, then without: the episodes of a vector with this seed, one by one."""
     fragment, actions, finals = reference(env(), 1, 60)
     one = KernelGymEnv(env, compiled=form == "compiled")
@@ -184,7 +184,7 @@ def test_one_environment_plays_what_samplers_play(env, form):
 
 
 @repeats("env", [Drift, Choice, CartPole], keep=2)
-def test_a_vector_plays_what_samplers_play(env):
+def test_gym_vector_plays_what_workers_play(env):
     fragment, actions, finals = reference(env(), 3, 60)
     vector = KernelGymVectorEnv(env, 3, num_threads=2)
     obs, _ = vector.reset(seed=3)
@@ -214,7 +214,7 @@ def test_a_vector_plays_what_samplers_play(env):
     vector.close()
 
 
-def test_without_a_seed_the_first_episode_is_another_each_time():
+def test_first_episode_without_a_seed_is_random():
     starts = [KernelGymEnv(CartPole).reset()[0] for _ in range(2)]
     vectors = [KernelGymVectorEnv(CartPole, 2).reset()[0] for _ in range(2)]
     assert (starts[0] != starts[1]).any()
@@ -232,7 +232,7 @@ def steps_until_truncated(env):
     return None
 
 
-def test_a_time_limit_is_there_once_and_as_it_was_told(ids):
+def test_time_limit_is_applied_once(ids):
     make, make_vec = partial(gym.make, "tests/Drift-v0"), partial(gym.make_vec, "tests/Drift-v0", 1)
     assert gym.spec("tests/Drift-v0").max_episode_steps == 6
     for env in (make(), KernelGymEnv(Drift), make_vec(), KernelGymVectorEnv(Drift)):
@@ -252,7 +252,7 @@ def test_a_time_limit_is_there_once_and_as_it_was_told(ids):
     assert steps_until_truncated(sync) == 6
 
 
-def test_an_environment_that_takes_its_time_limit_is_given_it(ids):
+def test_time_limit_is_passed_to_constructors_that_take_it(ids):
     assert KernelGymEnv(Long, max_episode_steps=9).reset()[0][0] == 9
     assert gym.make_vec("tests/Long-v0", 1, max_episode_steps=9).reset()[0][0, 0] == 9
     assert EnvMaker("tests/Long-v0", {"max_episode_steps": 9}, native=True).kernel().constants[
@@ -260,8 +260,8 @@ def test_an_environment_that_takes_its_time_limit_is_given_it(ids):
     ] == 9  # fmt: skip
 
 
-def test_a_box_s_actions_reach_the_environment_as_they_are():
-    """Neither stretched nor clipped: that is a policy's affair."""
+def test_box_actions_are_not_scaled():
+    """Only a policy's actions are scaled and clipped."""
     one = KernelGymEnv(Drift)
     (x, *_), _ = one.reset(seed=1)
     (after, *_), *_ = one.step(np.array([-3.5, 0]))
@@ -271,7 +271,7 @@ def test_a_box_s_actions_reach_the_environment_as_they_are():
 
 
 @pytest.mark.parametrize("action", [4, 8, 5.0, [5]])
-def test_a_choice_that_there_is_not_is_refused(action):
+def test_discrete_action_outside_of_the_space_is_refused(action):
     one, vector = KernelGymEnv(Choice), KernelGymVectorEnv(Choice, 2)
     one.reset(), vector.reset()
     with pytest.raises(UsageError, match="is not in the action space Discrete"):
@@ -280,7 +280,7 @@ def test_a_choice_that_there_is_not_is_refused(action):
         vector.step(np.array([5, action] if action != [5] else action))
 
 
-def test_the_order_of_calls_and_what_a_vector_cannot_do():
+def test_wrong_calls_are_refused():
     for env in (KernelGymEnv(Choice), KernelGymVectorEnv(Choice, 1)):
         with pytest.raises(gym.error.ResetNeeded, match="before reset"):
             env.step(env.action_space.sample())
@@ -291,7 +291,7 @@ def test_the_order_of_calls_and_what_a_vector_cannot_do():
         vector.reset(options={"reset_mask": np.array([True, False])})
 
 
-def test_games_of_several_agents_are_sent_to_pettingzoo(ids):
+def test_games_of_several_agents_are_refused(ids):
     for make in (
         lambda: KernelGymEnv(Ring),
         lambda: KernelGymVectorEnv(Ring, 2),
@@ -306,7 +306,7 @@ def test_games_of_several_agents_are_sent_to_pettingzoo(ids):
             make()
 
 
-def test_registering_costs_nothing_and_gymnasium_s_way_to_name_a_module_works():
+def test_importing_the_library_imports_neither_torch_nor_numba():
     code = (
         "import sys, gymnasium, headrace.envs.kernels.library;"
         "print([m for m in sys.modules if m in ('torch', 'numba')],"
@@ -323,7 +323,7 @@ def test_registering_costs_nothing_and_gymnasium_s_way_to_name_a_module_works():
 
 
 @repeats("env_id", IDS, keep=3)
-def test_every_id_of_the_library_names_its_class_and_limit(env_id):
+def test_library_id_has_its_class_and_time_limit(env_id):
     assert registry.registered_class(env_id) is IDS[env_id]
     assert gym.spec(env_id).max_episode_steps == IDS[env_id].max_episode_steps
     assert type(EnvMaker(env_id, native=True).kernel()) is IDS[env_id]
@@ -336,7 +336,7 @@ def test_every_id_of_the_library_names_its_class_and_limit(env_id):
      Drift, Ring, partial(Drift, 2.0),
      lambda: Drift(2.0)],
 )  # fmt: skip
-def test_a_kernel_environment_is_known_however_it_is_named(ids, env):
+def test_every_way_to_name_a_kernel_environment_is_recognized(ids, env):
     assert isinstance(EnvMaker(env, native=True).kernel(), KernelEnv)
     assert EnvMaker(env).kernel() is None  # interpreted
     for native in (False, True):
@@ -345,7 +345,7 @@ def test_a_kernel_environment_is_known_however_it_is_named(ids, env):
         assert spec.observation.kind == "box"
 
 
-def test_what_is_none_is_not_made_into_one():
+def test_other_environments_are_not_kernel_environments():
     made = []
 
     def cartpole():
@@ -362,14 +362,14 @@ def test_what_is_none_is_not_made_into_one():
         env_spec(EnvMaker(cartpole, native=True))
 
 
-def test_spaces_are_read_without_a_step():
+def test_spaces_are_read_without_a_reset():
     for native in (False, True):
         assert env_spec(EnvMaker(Failing, native=native)).action.low == (-1.0, 0.0)
     with pytest.raises(RuntimeError, match="reset"):
         KernelGymEnv(Failing).reset()
 
 
-def test_spaces_that_a_kernel_cannot_write_to_are_refused():
+def test_observation_space_of_two_dimensions_is_refused():
     image = type("Image", (Drift,), {"observation_space": gym.spaces.Box(0, 1, (3, 3))})
     with pytest.raises(
         UnsupportedSpaceError, match=r"observation space .* Image .*\n.*one dimension"
@@ -377,7 +377,7 @@ def test_spaces_that_a_kernel_cannot_write_to_are_refused():
         env_spec(EnvMaker(image))
 
 
-def test_wrong_names_and_arguments():
+def test_wrong_names_and_arguments_are_refused():
     with pytest.raises(UsageError, match=r"Drift does not take env_kwargs=.'colour': 3"):
         EnvMaker(Drift, {"colour": 3}, native=True).kernel()
     with pytest.raises(UsageError, match="CartPole does not take env_kwargs"):
@@ -392,7 +392,7 @@ def test_wrong_names_and_arguments():
         gym.make_vec("headrace/CartPole-v1", 1, render_mode="rgb_array")
 
 
-def test_numba_is_asked_for_by_its_extra(monkeypatch):
+def test_missing_numba_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)  # as if it were not installed
     KernelGymEnv(CartPole).reset()
     for make in (
@@ -403,7 +403,7 @@ def test_numba_is_asked_for_by_its_extra(monkeypatch):
             make()
 
 
-def test_a_vector_is_compiled_where_it_is_native():
+def test_native_vector_is_compiled():
     def made(**kwargs):
         maker = EnvMaker("headrace/CartPole-v1", **kwargs)
         return make_vector(maker, VectorContext(env_spec(maker), np.arange(2), 0))
@@ -432,9 +432,7 @@ TINY = {"num_envs": 4, "num_steps": 16, "total_env_steps": 128, "quiet": True, "
     ],
     keep=3,
 )
-def test_training_compiles_a_kernel_environment_unless_it_is_told_otherwise(
-    tmp_path, env, settings, form
-):
+def test_training_compiles_kernel_environments_by_default(tmp_path, env, settings, form):
     run = headrace.train(env, run_dir=tmp_path / "run", **TINY | settings)
     assert run.summary["env_steps"] == 128
     config = json.loads((tmp_path / "run/config.json").read_text())
@@ -456,6 +454,6 @@ def test_training_compiles_a_kernel_environment_unless_it_is_told_otherwise(
         (Mistyped, "python", r"'nothing'(.|\n)*in step 1 with action (.|\n)*env 0 of Mistyped"),
     ],
 )
-def test_what_the_author_did_wrong_is_named(tmp_path, env, form, words):
+def test_author_s_error_is_described(tmp_path, env, form, words):
     with pytest.raises(EnvError, match=words):
         headrace.train(env, vectorization=form, run_dir=tmp_path / "run", **TINY)

@@ -45,7 +45,7 @@ def near_car(goal, state, by):
 
 
 class Twin(NamedTuple):
-    """A kernel environment, and what the tests need to know of it.
+    """A kernel environment, and its counterpart in Gymnasium.
 
     States are in the order of `env.state`. random: bounds of random states; starts: of the first
     states; brink: a state in which the episode ends with the next step, for good if it can. near:
@@ -114,7 +114,7 @@ each_twin = pytest.mark.parametrize("name", TWINS)
 
 
 class Steps(NamedTuple):
-    """One step of many environments. What a reset has overwritten is NaN."""
+    """One step of many environments. Values that a reset has overwritten are NaN."""
 
     before: np.ndarray
     action: np.ndarray
@@ -156,11 +156,11 @@ def random_states(twin, n):
 def states_before_decisions(twin, n):
     """Their next states lie on both sides of thresholds, most within 0.002 (if there are any)."""
     states = random_states(twin, 200_000)
-    found = states[twin.near(from_states(twin, "cpu", states).after, 1e-3)]
-    if not len(found):
+    actual = states[twin.near(from_states(twin, "cpu", states).after, 1e-3)]
+    if not len(actual):
         return states[:n]
     rng = np.random.default_rng(4)
-    around = np.resize(found, (n, found.shape[1])) + rng.normal(scale=1e-3, size=(n, 1))
+    around = np.resize(actual, (n, actual.shape[1])) + rng.normal(scale=1e-3, size=(n, 1))
     return np.clip(around, *np.transpose(twin.random)).astype(np.float32)
 
 
@@ -197,42 +197,42 @@ def along_play(twin, n, num_fragments, num_steps):
 
 
 def of_gymnasium(name, steps):
-    """The same steps, by Gymnasium's environment in float64."""
+    """Take the same steps in Gymnasium's environment, in float64."""
     env = gymnasium.make(name).unwrapped
     env.reset(seed=0)
-    found = []
+    actual = []
     actions = steps.action.tolist() if steps.action.ndim == 1 else steps.action
     for state, action in zip(steps.before, actions, strict=True):
         env.state, env.steps_beyond_terminated = state, None
         obs, reward, terminated, _, _ = env.step(action)
-        found.append((env.state, obs, reward, terminated))
+        actual.append((env.state, obs, reward, terminated))
     env.close()
-    after, obs, reward, terminated = (np.array(of) for of in zip(*found, strict=True))
+    after, obs, reward, terminated = (np.array(item) for item in zip(*actual, strict=True))
     return Steps(steps.before, steps.action, after, obs, reward, terminated, steps.truncated)
 
 
-def far_apart(found, expected):
-    """By more than 1e-5, absolutely or, beyond 1, relatively; NaN is as far as any."""
-    return ~(np.abs(found - expected) <= TOLERANCE * np.maximum(1, np.abs(expected)))
+def far_apart(actual, expected):
+    """Return where values differ by more than 1e-5, relatively beyond 1; NaN always differs."""
+    return ~(np.abs(actual - expected) <= TOLERANCE * np.maximum(1, np.abs(expected)))
 
 
-def assert_same(found, expected, twin):
+def assert_same(actual, expected, twin):
     """Equal but for those near a decision: how many these are, and how many of them differ."""
-    near = twin.near(expected.after, TOLERANCE) | twin.near(found.after, TOLERANCE)
-    other = found.terminated != expected.terminated
+    near = twin.near(expected.after, TOLERANCE) | twin.near(actual.after, TOLERANCE)
+    other = actual.terminated != expected.terminated
     assert not (other & ~near).any()
-    assert not (far_apart(found.reward, expected.reward) & ~near).any()
-    goes_on = ~near & ~found.terminated
-    assert not far_apart(found.obs, expected.obs)[goes_on].any()
-    after, angles = found.after.copy(), slice(0, twin.num_angles)
+    assert not (far_apart(actual.reward, expected.reward) & ~near).any()
+    goes_on = ~near & ~actual.terminated
+    assert not far_apart(actual.obs, expected.obs)[goes_on].any()
+    after, angles = actual.after.copy(), slice(0, twin.num_angles)
     turns = np.rint((after[:, angles] - expected.after[:, angles]) / (2 * PI))
     after[:, angles] -= 2 * PI * turns
-    assert not far_apart(after, expected.after)[goes_on & ~found.truncated].any()
+    assert not far_apart(after, expected.after)[goes_on & ~actual.truncated].any()
     return near.sum(), (near & other).sum()
 
 
 @repeats("name", TWINS, keep=2)
-def test_a_step_is_gymnasiums(name):
+def test_step_equals_gymnasium_s(name):
     twin = TWINS[name]
     states = [random_states(twin, 45_000), states_before_decisions(twin, 5_000)]
     parts = from_states(twin, "cpu", np.concatenate(states)), along_play(twin, 2_500, 20, 20)
@@ -249,7 +249,7 @@ def test_a_step_is_gymnasiums(name):
 
 
 @each_twin
-def test_spaces_and_time_limits_are_gymnasiums(name):
+def test_spaces_and_time_limit_equal_gymnasium_s(name):
     env, twin = TWINS[name].env(), TWINS[name]
     expected = gymnasium.make(name)
     assert env.observation_space == expected.observation_space
@@ -279,13 +279,13 @@ def assert_uniform(sample, bounds):
         assert (column >= np.float32(low)).all()
         assert (column <= np.float32(high)).all()
         if low < high:
-            found = np.sort((column - low) / (high - low))
-            assert max(found[0], 1 - found[-1]) < 10 / len(sample)
-            assert np.abs(found - quantiles).max() < 2 / math.sqrt(len(sample))
+            actual = np.sort((column - low) / (high - low))
+            assert max(actual[0], 1 - actual[-1]) < 10 / len(sample)
+            assert np.abs(actual - quantiles).max() < 2 / math.sqrt(len(sample))
 
 
 @repeats("name", TWINS, keep=2)
-def test_starts_are_as_gymnasiums(name):
+def test_initial_states_have_gymnasium_s_distribution(name):
     env, twin, n = TWINS[name].env(), TWINS[name], 20_000
     other = gymnasium.make(name).unwrapped
     other.reset(seed=0)
@@ -312,18 +312,18 @@ def test_starts_are_as_gymnasiums(name):
 
 @repeats("name", TWINS, keep=2)
 @repeats(("target", "n"), [("cpu", 2_000), ("cuda", 20)])
-def test_a_step_is_the_same_whatever_runs_it(name, target, n):
+def test_step_is_equal_on_all_targets(name, target, n):
     twin = TWINS[name]
     states = random_states(twin, n)
-    found, expected = (from_states(twin, of, states) for of in (target, "python"))
-    assert np.array_equal(found.before, expected.before)
-    assert np.array_equal(found.truncated, expected.truncated)
-    assert_same(found, expected, twin)
+    actual, expected = (from_states(twin, item, states) for item in (target, "python"))
+    assert np.array_equal(actual.before, expected.before)
+    assert np.array_equal(actual.truncated, expected.truncated)
+    assert_same(actual, expected, twin)
     assert expected.truncated.any()
 
 
 def played(twin, target, num_steps=9):
-    """Few environments: one that is about to end, two about to be cut off, one of them both."""
+    """Few environments: one about to terminate, two about to be truncated, one of them both."""
     env, n = twin.env(), 4
     vector, (fragment,) = vector_of(env, n, num_steps, target)
     act_at_random([fragment], vector.spec, np.random.default_rng(3))
@@ -342,13 +342,15 @@ def played(twin, target, num_steps=9):
 
 @repeats("name", TWINS, keep=2)
 @repeats("target", ["cpu", "cuda"])
-def test_episodes_are_the_same_whatever_runs_them(name, target):
-    (found, episodes), (expected, others) = (played(TWINS[name], of) for of in (target, "python"))
+def test_episodes_are_equal_on_all_targets(name, target):
+    (actual, episodes), (expected, others) = (
+        played(TWINS[name], item) for item in (target, "python")
+    )
     for column in ("terminated", "truncated", "valid", "action"):
-        assert torch.equal(getattr(found, column), getattr(expected, column))
+        assert torch.equal(getattr(actual, column), getattr(expected, column))
     close = {"rtol": TOLERANCE, "atol": TOLERANCE}
-    torch.testing.assert_close(found.obs[1:], expected.obs[1:], **close)
-    torch.testing.assert_close(found.reward, expected.reward, **close)
+    torch.testing.assert_close(actual.obs[1:], expected.obs[1:], **close)
+    torch.testing.assert_close(actual.reward, expected.reward, **close)
     assert [episode[:2] for episode in episodes] == [other[:2] for other in others]
     ends = name != "Pendulum-v1"
     assert expected.terminated[0].tolist() == [ends, ends, False, False]

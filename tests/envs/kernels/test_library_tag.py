@@ -64,7 +64,7 @@ BENCHMARK = {
 @repeats(
     ("target", "n", "num_steps"), [("python", 4, 30), ("cpu", 300, 60), ("cuda", 2, 9)], keep=2
 )
-def test_whole_episodes_on_the_grid(target, n, num_steps, full):
+def test_grid_episodes_equal_the_reference(target, n, num_steps, full):
     env = TagGridWorld(**GRID, full_observation=full)
     vector, fragments = vector_of(env, n, num_steps, target, seed=SEED)
     act_at_random(fragments, vector.spec, np.random.default_rng(7))
@@ -73,8 +73,8 @@ def test_whole_episodes_on_the_grid(target, n, num_steps, full):
     actions = fragment.action.numpy().reshape(num_steps, n, 4)
     expected = tag_reference.Grid(env).play(SEED, np.arange(n), actions)
     by_env = {"terminated": fragment.terminated, "truncated": fragment.truncated}
-    for name, found in by_env.items():
-        assert torch.equal(found.view(num_steps, n, 4), of_all(expected[name])), name
+    for name, actual in by_env.items():
+        assert torch.equal(actual.view(num_steps, n, 4), of_all(expected[name])), name
     assert fragment.valid.all()
     assert np.array_equal(fragment.reward.numpy().reshape(num_steps, n, 4), expected["reward"])
     size = fragment.obs.shape[-1]
@@ -93,8 +93,8 @@ def of_all(flag):
 
 
 def check_finals(fragment, last, check):
-    """Truncated rows, and no others, have the last observation of their episode."""
-    obs, step, row = (of.numpy() for of in fragment.finals())
+    """Check that truncated rows, and no others, have their episode's last observation."""
+    obs, step, row = (item.numpy() for item in fragment.finals())
     used = step < fragment.num_steps
     places = sorted(zip(step[used], row[used], strict=True))
     assert places == [tuple(place) for place in fragment.truncated.nonzero().tolist()]
@@ -123,7 +123,7 @@ BOTH = pytest.mark.parametrize("target", ["python", "cpu"])
 
 
 @BOTH
-def test_several_taggers_at_once(target):
+def test_all_taggers_are_rewarded_for_a_tag(target):
     env = TagGridWorld(**GRID)
     # From either side, and one that stays away: all three have the reward, the runner pays once.
     vector, fragment = placed(env, [1, 2, 0, 0], target, x=[1, 3, 4, 2], y=[2, 2, 4, 2])
@@ -136,7 +136,7 @@ def test_several_taggers_at_once(target):
 
 
 @BOTH
-def test_swapping_places_is_no_tag(target):
+def test_swapping_cells_is_no_tag(target):
     _, fragment = placed(TagGridWorld(**GRID), [1, 0, 0, 2], target, x=[1, 4, 4, 2], y=[2, 4, 4, 2])
     assert fragment.reward[0].tolist() == pytest.approx([-0.01] * 3 + [0.01])
     assert not fragment.terminated.any()
@@ -144,7 +144,7 @@ def test_swapping_places_is_no_tag(target):
 
 
 @BOTH
-def test_a_tag_at_the_last_step_only_terminates(target):
+def test_tag_at_the_last_step_terminates_without_truncation(target):
     world = {"x": [1, 3, 4, 2], "y": [2, 3, 4, 2]}
     _, fragment = placed(TagGridWorld(**GRID), [1, 0, 0, 0], target, step=7, **world)
     assert fragment.terminated[0].all()
@@ -155,7 +155,7 @@ def test_a_tag_at_the_last_step_only_terminates(target):
 
 
 @BOTH
-def test_walls_are_paid_for_on_each_side(target):
+def test_moves_into_each_wall_are_penalized(target):
     env = TagGridWorld(**GRID, wall_hit_penalty=0.5)
     vector, fragment = placed(env, [1, 2, 3, 4], target, x=[4, 0, 2, 3], y=[1, 1, 4, 0])
     assert fragment.reward[0].tolist() == pytest.approx([-0.51] * 3 + [-0.49])
@@ -164,7 +164,7 @@ def test_walls_are_paid_for_on_each_side(target):
 
 
 @BOTH
-def test_the_first_of_the_nearest_taggers_is_seen(target):
+def test_runner_observes_the_first_of_equally_near_taggers(target):
     env = TagGridWorld(**GRID, full_observation=False)
     _, fragment = placed(env, [0, 0, 0, 0], target, x=[4, 3, 1, 2], y=[4, 2, 2, 2])
     assert fragment.obs[1, 3].tolist() == pytest.approx([0.5, 0.5, 0.75, 0.5, 1, 1 / 7])
@@ -190,7 +190,7 @@ FLAVOURS = {
 
 
 @repeats("flavour", FLAVOURS, keep=2)
-def test_each_step_in_continuous_space(flavour):
+def test_continuous_steps_equal_the_reference(flavour):
     arguments, n, num_steps = FLAVOURS[flavour]
     count = compare(TagContinuous(**arguments), n, num_steps, "cpu")
     assert count["tags"] > 100
@@ -203,7 +203,7 @@ def test_each_step_in_continuous_space(flavour):
 
 @repeats(("target", "num_steps"), [("python", 14), ("cuda", 7)])
 @repeats("flavour", ["exits", "full"])
-def test_each_step_on_other_targets(target, num_steps, flavour):
+def test_continuous_steps_equal_the_reference_on_other_targets(target, num_steps, flavour):
     compare(TagContinuous(**FLAVOURS[flavour][0]), 2, num_steps, target)
 
 
@@ -230,12 +230,12 @@ def compare(env, n, num_steps, target):
         def after(of_begun, of_step, over=over):
             return np.where(over.reshape(-1, *[1] * (of_step.ndim - 1)), of_begun, of_step)
 
-        state = {name: after(begun[name], of) for name, of in step.state.items()}
+        state = {name: after(begun[name], item) for name, item in step.state.items()}
         check_state(world_of(vector), state, sure)
         obs, ids, unsure = map(after, first, (step.obs, step.neighbours, step.unsure_order))
         sees = sure[:, None] & ~unsure
-        found = fragment.obs[t + 1].numpy().reshape(obs.shape)
-        check_obs(found[sees], obs[sees])
+        actual = fragment.obs[t + 1].numpy().reshape(obs.shape)
+        check_obs(actual[sees], obs[sees])
         if not env.full_observation:
             nearest = np.where(ids >= 0, vector.world["nearest"].numpy(), -1)
             assert np.array_equal(nearest[sees], ids[sees])
@@ -245,15 +245,15 @@ def compare(env, n, num_steps, target):
             order=unsure.sum(), tags=step.tagged.sum(),
             terminated=step.terminated.sum(), truncated=(over & ~step.terminated).sum(),
         )  # fmt: skip
-    check_finals(fragment, last, lambda found, of_last: check_obs(found, of_last))
-    print({name: int(of) for name, of in count.items()})
+    check_finals(fragment, last, lambda actual, of_last: check_obs(actual, of_last))
+    print({name: int(item) for name, item in count.items()})
     assert count["tag"] + count["order"] < 1e-3 * count["states"]
     assert count["edge"] < 5e-2 * count["states"]  # who goes along an edge is always near it
     return count
 
 
 def world_of(vector):
-    return {name: of.numpy().copy() for name, of in vector.world.items()}
+    return {name: item.numpy().copy() for name, item in vector.world.items()}
 
 
 def rows_of(fragment, t, n):
@@ -262,7 +262,7 @@ def rows_of(fragment, t, n):
 
 
 def check_rows(row, alive, step, over, sure):
-    """What is learned from: rewards, and who was in the game, left it, or was cut off."""
+    """Check rewards, presence in the game, terminations and truncations."""
     assert np.array_equal(row["valid"], alive)
     rewarded = sure[:, None] & ~step.unsure_edge
     np.testing.assert_allclose(row["reward"][rewarded], step.reward[rewarded], 1e-5, 1e-5)
@@ -281,17 +281,17 @@ def check_state(world, expected, sure):
     assert (world["heading"] < np.float32(2 * np.pi)).all()
 
 
-def check_turns(found, expected):
-    away = found - expected
+def check_turns(actual, expected):
+    away = actual - expected
     np.testing.assert_allclose(away - away.round(), 0, atol=1e-5 / (2 * np.pi))
 
 
-def check_obs(found, expected):
+def check_obs(actual, expected):
     """Observations `[rows, features]`; headings are equal modulo a full turn."""
-    turns = slice(4 * found.shape[1] // 7, 5 * (found.shape[1] // 7))
-    check_turns(found[:, turns], expected[:, turns])
+    turns = slice(4 * actual.shape[1] // 7, 5 * (actual.shape[1] // 7))
+    check_turns(actual[:, turns], expected[:, turns])
     for part in (slice(turns.start), slice(turns.stop, None)):
-        np.testing.assert_allclose(found[:, part], expected[:, part], 1e-5, 1e-5)
+        np.testing.assert_allclose(actual[:, part], expected[:, part], 1e-5, 1e-5)
 
 
 # Nobody moves where the speed is 0 and the action nothing
@@ -303,13 +303,13 @@ NEAR_RUNNER_3 = {"x": [1.0, 4.0, 9.0, 1.5, 9.0, 5.0, 7.0], "y": [1.0, 1.0, 1.0, 
 
 
 def tag(target, x, y, step=1, action=NOTHING, **arguments):
-    """One step of agents that stand at these places: taggers 0 to 2, runners 3 to 6."""
+    """Take one step of agents at these positions: taggers 0 to 2, runners 3 to 6."""
     env = TagContinuous(**SMALL | arguments)
     return placed(env, action, target, step=step, **STILL, x=x, y=y)
 
 
 @BOTH
-def test_a_tagger_has_its_reward_for_each_runner_that_it_tags(target):
+def test_tagger_is_rewarded_for_each_tagged_runner(target):
     x, y = [5.0, 1.0, 1.0, 5.5, 5.0, 4.4, 9.0], [5.0, 1.0, 2.0, 5.0, 4.5, 5.0, 9.0]
     vector, fragment = tag(target, x, y, step_penalty=-0.5, step_reward=0.25)
     assert fragment.reward[0].tolist() == [29.5, -0.5, -0.5, -4.75, -4.75, -4.75, 0.25]
@@ -319,7 +319,7 @@ def test_a_tagger_has_its_reward_for_each_runner_that_it_tags(target):
 
 
 @BOTH
-def test_who_has_left_sees_nothing_does_nothing_and_is_not_seen(target):
+def test_agent_that_left_neither_observes_nor_acts_nor_is_observed(target):
     vector, fragment = tag(target, **NEAR_RUNNER_3)
     seen = vector.world["nearest"][0, 0, 0].item()
     assert seen == 3, "the step's observation is of before the tag"
@@ -338,7 +338,7 @@ def test_who_has_left_sees_nothing_does_nothing_and_is_not_seen(target):
 
 
 @BOTH
-def test_whoever_has_left_is_still_in_a_full_observation(target):
+def test_full_observation_includes_agents_that_left(target):
     vector, fragment = tag(target, **NEAR_RUNNER_3, full_observation=True)
     again(vector, [fragment], NOTHING)
     blocks = fragment.obs[1, :, :-1].view(7, 7, 6)
@@ -351,7 +351,7 @@ def test_whoever_has_left_is_still_in_a_full_observation(target):
 
 
 @BOTH
-def test_the_first_of_equal_taggers_tags_and_reach_is_exclusive(target):
+def test_first_of_equally_near_taggers_tags_within_the_distance(target):
     # Runner 3 is half a unit from taggers 1 and 2; runner 4 exactly one unit, its reach, from 0.
     x, y = [1.0, 5.0, 6.0, 5.5, 2.0, 9.0, 9.0], [1.0, 5.0, 5.0, 5.0, 1.0, 9.0, 8.0]
     vector, fragment = tag(target, x, y)
@@ -360,7 +360,7 @@ def test_the_first_of_equal_taggers_tags_and_reach_is_exclusive(target):
 
 
 @BOTH
-def test_equals_are_seen_in_the_order_of_their_ids(target):
+def test_equally_near_agents_are_observed_by_index(target):
     # Around agent 6: four in falling order of ids, and agent 0 far away; then five equally far
     x, y = [5.0, 5.0, 5.0, 6.5, 6.0, 1.0, 5.0], [9.5, 8.0, 2.5, 5.0, 5.0, 1.0, 5.0]
     vector, fragment = tag(target, x, y, tagging_distance=0.0)
@@ -375,7 +375,7 @@ def test_equals_are_seen_in_the_order_of_their_ids(target):
 
 
 @BOTH
-def test_zeros_where_fewer_are_left_than_are_seen(target):
+def test_partial_observation_of_few_agents_ends_with_zeros(target):
     vector, fragment = tag(target, **FAR)
     again(vector, [fragment], NOTHING, alive=[True] * 4 + [False] * 3)
     blocks = fragment.obs[1, :, :-1].view(7, 7, 4)
@@ -387,7 +387,7 @@ def test_zeros_where_fewer_are_left_than_are_seen(target):
 
 @BOTH
 @repeats("exits", [True, False])
-def test_whoever_is_left_when_time_is_up_is_rewarded(target, exits):
+def test_remaining_runners_are_rewarded_at_the_time_limit(target, exits):
     _, fragment = tag(target, **NEAR_RUNNER_3, step=6, runner_exits_game_after_tagged=exits)
     tagged = -5 if exits else -3
     assert fragment.reward[0].tolist() == [10, 0, 0, tagged, 2, 2, 2]
@@ -403,7 +403,7 @@ def test_whoever_is_left_when_time_is_up_is_rewarded(target, exits):
 
 @BOTH
 @repeats("step", [3, 6])
-def test_the_last_runner_ends_the_game_even_as_time_is_up(target, step):
+def test_last_tag_terminates_even_at_the_time_limit(target, step):
     x, y = [1.0, 4.0, 9.0, 1.5, 4.5, 9.5, 9.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5]
     vector, fragment = tag(target, x, y, step)
     assert fragment.reward[0].tolist() == [10, 10, 20, -5, -5, -5, -5]
@@ -414,7 +414,7 @@ def test_the_last_runner_ends_the_game_even_as_time_is_up(target, step):
 
 
 @BOTH
-def test_edges_and_speeds_hold(target):
+def test_positions_and_speeds_stay_within_bounds(target):
     env = TagContinuous(**SMALL, edge_hit_penalty=-0.25)
     world = STILL | FAR | {"x": [0.5, *FAR["x"][1:]], "heading": [math.pi] + [0.0] * 6}
     world |= {"speed": [1.0, 0.5] + [0.0] * 5, "acceleration": [0.0, 0.2] + [0.0] * 5}
@@ -429,7 +429,7 @@ def test_edges_and_speeds_hold(target):
 # --- what they are made with
 
 
-def test_defaults_are_those_of_the_rules():
+def test_defaults_equal_warpdrive_s():
     assert asdict(TagGridWorld()) == {
         "num_taggers": 10, "length": 10, "max_episode_steps": 100, "wall_hit_penalty": 0.1,
         "tag_reward": 10, "tag_penalty": 2, "step_cost": 0.01, "full_observation": True,
@@ -448,7 +448,7 @@ def test_defaults_are_those_of_the_rules():
     }  # fmt: skip
 
 
-def test_spaces_and_agents_follow_from_the_arguments():
+def test_spaces_and_agents_follow_from_arguments():
     env = TagGridWorld(num_taggers=4)
     assert env.agents == {"tagger": 4, "runner": 1}
     assert env.observation_space.shape == (21,)
@@ -459,7 +459,7 @@ def test_spaces_and_agents_follow_from_the_arguments():
     assert TagContinuous().observation_space.shape == (7 * 10 + 1,)
 
 
-def test_roles_are_drawn_once_for_an_object():
+def test_roles_are_drawn_once():
     env = TagContinuous(**SMALL, fixed_roles=False)
     assert env.agents == {"agent": 7}
     assert env.is_tagger.sum() == 3
@@ -474,7 +474,7 @@ def starts(env, n=20):
     return world_of(vector)
 
 
-def test_starts_are_anywhere_or_fixed():
+def test_initial_positions_are_random_or_fixed():
     world = starts(TagContinuous(**SMALL))
     assert len(np.unique(world["x"])) == len(np.unique(world["y"])) == 140
     assert set(world["heading"].ravel()) == {np.float32(k * math.pi / 2) for k in range(4)}
@@ -490,8 +490,8 @@ def test_starts_are_anywhere_or_fixed():
 
 
 @pytest.mark.parametrize("env", [TagGridWorld(**GRID), TagContinuous(**SMALL, fixed_roles=False)])
-def test_they_draw_who_is_who(env):
-    world = {name: of[0] for name, of in starts(env, 1).items()}
+def test_picture_has_the_colors_of_the_roles(env):
+    world = {name: item[0] for name, item in starts(env, 1).items()}
     world |= {name: np.linspace(0, env.length, env.num_agents) for name in "xy"}
     if isinstance(env, TagGridWorld):
         assert discs(env, world) == pytest.approx([3, 1, 0], rel=0.05)
@@ -503,7 +503,7 @@ def test_they_draw_who_is_who(env):
 
 
 def discs(env, world):
-    """How many agents of each color there are, by what is colored."""
+    """Return the number of agents of each color, from the colored area."""
     shades = env.draw(world).reshape(-1, 3)
     sizes = [(shades == shade).all(-1).sum() for shade in (TAGGER, RUNNER, TAGGED)]
     return [size / (sizes[0] / 3) for size in sizes]
@@ -512,27 +512,27 @@ def discs(env, world):
 @repeats(
     ("env", "name", "value", "expected"),
     [
-        (TagGridWorld, "num_taggers", 0, "a whole number, 1 or more"),
-        (TagGridWorld, "num_taggers", 2.0, "a whole number, 1 or more"),
-        (TagGridWorld, "num_taggers", True, "a whole number, 1 or more"),
-        (TagGridWorld, "length", 1, "a whole number, 2 or more"),
-        (TagGridWorld, "tag_penalty", -1, "a finite number, 0 or more"),
-        (TagGridWorld, "step_cost", "1", "a finite number, 0 or more"),
-        (TagGridWorld, "full_observation", 1, "True or False"),
-        (TagContinuous, "max_episode_steps", 0, "a whole number, 1 or more"),
-        (TagContinuous, "length", 0, "a number greater than 0"),
-        (TagContinuous, "num_turn_levels", 0, "a whole number, 1 or more"),
-        (TagContinuous, "num_other_agents_observed", 0, "a whole number, 1 or more"),
-        (TagContinuous, "layout_seed", -1, "a whole number, 0 or more"),
+        (TagGridWorld, "num_taggers", 0, "at least 1"),
+        (TagGridWorld, "num_taggers", 2.0, "int"),
+        (TagGridWorld, "num_taggers", True, "int"),
+        (TagGridWorld, "length", 1, "at least 2"),
+        (TagGridWorld, "tag_penalty", -1, "at least 0"),
+        (TagGridWorld, "step_cost", "1", "float"),
+        (TagGridWorld, "full_observation", 1, "bool"),
+        (TagContinuous, "max_episode_steps", 0, "at least 1"),
+        (TagContinuous, "length", 0, "at least 1e-06"),
+        (TagContinuous, "num_turn_levels", 0, "at least 1"),
+        (TagContinuous, "num_other_agents_observed", 0, "at least 1"),
+        (TagContinuous, "layout_seed", -1, "at least 0"),
         (TagContinuous, "tag_penalty", 1, "a finite number, 0 or less"),
-        (TagContinuous, "tag_reward", -1, "a finite number, 0 or more"),
-        (TagContinuous, "max_speed", math.inf, "a finite number, 0 or more"),
-        (TagContinuous, "max_turn", -2, "a finite number, -1.5708 or more"),
-        (TagContinuous, "fixed_roles", None, "True or False"),
+        (TagContinuous, "tag_reward", -1, "at least 0"),
+        (TagContinuous, "max_speed", math.inf, "at least 0"),
+        (TagContinuous, "max_turn", -2, "at least min_turn=-1.57"),
+        (TagContinuous, "fixed_roles", None, "bool"),
     ],
     keep=5,
 )
-def test_arguments_that_cannot_be(env, name, value, expected):
-    message = re.escape(f"{env.__name__}: {name}={value!r}: expected {expected}.")
+def test_arguments_out_of_bounds_are_refused(env, name, value, expected):
+    message = re.escape(f"{name}={value!r} ({env.__name__}): expected {expected}")
     with pytest.raises(UsageError, match=message):
         env(**{name: value})

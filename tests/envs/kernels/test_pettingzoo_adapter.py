@@ -1,4 +1,4 @@
-"""Kernel games in PettingZoo's parallel form."""
+"""Kernel environments in PettingZoo's parallel form."""
 
 import sys
 import warnings
@@ -30,12 +30,12 @@ GAMES = [
 
 @repeats("game", GAMES, keep=3)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_pettingzoo_s_own_check_passes(game, compiled):
+def test_pettingzoo_s_checker_passes(game, compiled):
     """Each of its warnings is an error here: agents that die early are told of, and no others."""
     parallel_api_test(KernelParallelEnv(game, compiled=compiled), num_cycles=200)
 
 
-def test_a_seed_decides_everything():
+def test_same_seed_gives_the_same_episodes():
     parallel_seed_test(lambda: KernelParallelEnv(Ring), num_cycles=50)
     one = KernelParallelEnv(Ring, cells=100)
     starts = [np.stack(list(one.reset(seed=seed)[0].values())) for seed in (1, 2, 1, None)]
@@ -47,7 +47,7 @@ def test_a_seed_decides_everything():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_game_is_what_samplers_play(compiled):
+def test_parallel_env_plays_what_workers_play(compiled):
     num_steps = 80
     vector, (fragment,) = vector_of(Ring(), 1, num_steps, "python", seed=3)
     act_at_random([fragment], vector.spec, np.random.default_rng(5))
@@ -67,8 +67,8 @@ def test_a_game_is_what_samplers_play(compiled):
             np.testing.assert_array_equal(obs[agent], fragment.obs[t, row[agent]])
         actions = {agent: fragment.action[t, row[agent]].numpy() for agent in alive}
         obs, reward, terminated, truncated, infos = game.step(actions)
-        for of in (obs, reward, terminated, truncated, infos):
-            assert list(of) == alive
+        for item in (obs, reward, terminated, truncated, infos):
+            assert list(item) == alive
         for agent, i in ((agent, row[agent]) for agent in alive):
             assert reward[agent] == fragment.reward[t, i]
             assert terminated[agent] == fragment.terminated[t, i]
@@ -87,7 +87,7 @@ def test_a_game_is_what_samplers_play(compiled):
     game.close()
 
 
-def test_actions_that_are_missing_or_are_not_there_are_refused():
+def test_missing_and_invalid_actions_are_refused():
     game = KernelParallelEnv(Ring)
     with pytest.raises(gymnasium.error.ResetNeeded, match="before reset"):
         game.step({})
@@ -101,7 +101,7 @@ def test_actions_that_are_missing_or_are_not_there_are_refused():
         KernelParallelEnv(Ring, colour=3)
 
 
-def test_without_pettingzoo_the_extra_is_named():
+def test_missing_pettingzoo_error_names_the_extra():
     code = (
         "import sys; sys.modules['pettingzoo'] = None\n"
         "from headrace.errors import MissingExtraError\n"
@@ -113,7 +113,7 @@ def test_without_pettingzoo_the_extra_is_named():
 
 
 class Leaving(KernelEnv):
-    """The first agent leaves at once; everybody sees what its action is then."""
+    """The first agent leaves at once; all agents observe its action."""
 
     observation_space = gymnasium.spaces.Box(0, 10, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2, start=5)
@@ -135,7 +135,7 @@ class Leaving(KernelEnv):
         out[0] = w.seen[e]
 
 
-def test_an_agent_that_has_left_takes_a_choice_that_there_is():
+def test_agent_that_left_takes_a_valid_default_action():
     game = KernelParallelEnv(Leaving)
     game.reset(seed=1)
     game.step({"agent_0": 6, "agent_1": 6})

@@ -104,7 +104,7 @@ class KernelCase:
     def is_integer(self) -> bool:
         """Whether the state has no floats: then no rounding adds up from step to step."""
         fields = [*self.env.state.values(), *self.env.agent_state.values()]
-        kinds = [np.dtype(of[0] if isinstance(of, tuple) else of).kind for of in fields]
+        kinds = [np.dtype(f[0] if isinstance(f, tuple) else f).kind for f in fields]
         return "f" not in kinds and self.spec.action.kind != "box"
 
     @property
@@ -138,7 +138,7 @@ def make_case(env: KernelEnv, num_steps: int, seed: int) -> KernelCase:
     """
     spec = kernel_spec(env)
     fields = [*env.state.values(), *([*env.agent_state.values()] * env.num_agents)]
-    numbers = sum(int(np.prod(of[1])) if isinstance(of, tuple) else 1 for of in fields)
+    numbers = sum(int(np.prod(f[1])) if isinstance(f, tuple) else 1 for f in fields)
     numbers += env.num_agents * (spec.observation.size + 25)
     default = max(200, 2 * env.max_episode_steps) if env.max_episode_steps else 2_000
     n = max(2, min(_MAX_NUMBERS // ((num_steps or default) * numbers), 32))
@@ -173,7 +173,7 @@ def _check_picture(case: KernelCase) -> tuple[str, ...]:
     context = VectorContext(case.spec, np.arange(1), case.seed)
     vector = KernelVector(case.env, context, target="python", autoreset=False)
     vector.restart(case.seed)
-    world = {name: of[0].numpy().copy() for name, of in vector.world.items()}
+    world = {name: tensor[0].numpy().copy() for name, tensor in vector.world.items()}
     vector.close()
     try:
         picture = case.env.draw(world)
@@ -242,14 +242,10 @@ def check_resets(case: KernelCase) -> Check:
 
 def check_agents(case: KernelCase) -> Check:
     """Check that agents of one phase do not depend on each other: a GPU runs them in parallel."""
-    calls = [name for name in {*case.env.resets, *case.env.phases} if case.env.per_agent(name)]
+    names = {*case.env.resets, *case.env.phases}
+    calls = f"{sum(map(case.env.per_agent, names))} functions, each called for every agent"
+    done = f"{calls}: reads compared with the writes of others" if case.env.agents else "one agent"
     findings = case.trace.findings["agents"]
-    done = (
-        f"{len(calls)} functions are called for each of {case.env.num_agents} agents: the reads of "
-        "each compared with the writes of others"
-        if case.env.agents
-        else "there is one"
-    )
     return Check("agents", done, tuple(findings), remedies=(_SPLIT,) if findings else ())
 
 
@@ -308,45 +304,42 @@ def _count_ends(result: PlayResult) -> str:
     )
 
 
-def _describe_first(case: KernelCase, bad: Array, *, first_step: int = 1) -> str:
-    """Describe the first place where `bad`, `[T, n, ...]` bool, is True."""
-    step, env, *rest = np.argwhere(bad)[0].tolist()
-    agent = f", agent {rest.pop(0)}" if case.env.agents else ""
-    index = f"[{', '.join(map(str, rest))}]" if rest else ""
-    step += first_step
-    return f"{index} after {f'step {step}' if step else 'the first reset'}, env {env}{agent}"
-
-
 def _find_nonfinite(case: KernelCase, result: PlayResult) -> list[str]:
-    findings = []
-    columns = (("observation", result.obs, 0), ("reward", result.rows["reward"], 1))
-    for name, array, first_step in columns:
-        if (bad := ~np.isfinite(array)).any():
-            place = _describe_first(case, bad, first_step=first_step)
-            findings.append(f"{name}{place} is {array[bad][0]}.")
-    return findings
+    obs, reward = result.obs, result.rows["reward"]
+    return [
+        *_report_first(case, "observation", obs, ~np.isfinite(obs), 0),
+        *_report_first(case, "reward", reward, ~np.isfinite(reward), 1),
+    ]
 
 
 def _find_bad_actions(case: KernelCase, result: PlayResult) -> list[str]:
     """Find actions outside of the space."""
     codec, action = ActionCodec(case.spec.action), result.rows["action"]
     bad = (action < codec.low) | (action > codec.high)
-    if not bad.any():
-        return []
-    place, space = _describe_first(case, bad), case.spec.action.describe()
-    return [f"action{place} is {action[bad][0]}, outside of the space: {space}."]
+    space = f", outside of the space: {case.spec.action.describe()}"
+    return _report_first(case, "action", action, bad, 1, space)
 
 
 def _find_bad_observations(case: KernelCase, result: PlayResult) -> list[str]:
     """Find observations outside of the space."""
     space, obs = case.env.observation_space, result.obs
     bad = (obs < space.low) | (obs > space.high)
+    index = np.argwhere(bad)[0][-1] if bad.any() else 0
+    bounds = f", and the space has {space.low[index]} to {space.high[index]} there"
+    return _report_first(case, "observation", obs, bad, 0, bounds)
+
+
+def _report_first(
+    case: KernelCase, name: str, array: Array, bad: Array, first_step: int, comment: str = ""
+) -> list[str]:
+    """Describe the first number of an array, `[T, n, ...]`, that is `bad`; [] if none is."""
     if not bad.any():
         return []
-    index = np.argwhere(bad)[0][-1]
-    place, bounds = _describe_first(case, bad, first_step=0), (space.low[index], space.high[index])
-    value = obs[bad][0]
-    return [f"observation{place} is {value}, and the space has {bounds[0]} to {bounds[1]} there."]
+    step, env, *rest = np.argwhere(bad)[0].tolist()
+    agent = f", agent {rest.pop(0)}" if case.env.agents else ""
+    index = f"[{', '.join(map(str, rest))}]" if rest else ""
+    moment = f"step {step + first_step}" if step + first_step else "the first reset"
+    return [f"{name}{index} after {moment}, env {env}{agent} is {array[bad][0]}{comment}."]
 
 
 def check_randomness(case: KernelCase) -> Check:

@@ -1,7 +1,7 @@
 """The report of `check_env`: a line for each check, with its findings below."""
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Status = Literal["ok", "warning", "wrong", "not checked"]
@@ -39,16 +39,7 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {
-            "name": self.name,
-            "status": self.status,
-            "done": self.done,
-            "wrong": list(self.wrong),
-            "warnings": list(self.warnings),
-            "remedies": list(self.remedies),
-            "notes": list(self.notes),
-            "missing": self.missing,
-        }
+        return {"name": self.name, "status": self.status} | asdict(self)
 
     def __str__(self) -> str:
         summary = "; ".join(filter(None, (self.done, self.missing)))

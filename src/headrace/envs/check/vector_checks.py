@@ -30,20 +30,14 @@ def vector_checks(maker: EnvMaker, spec: EnvSpec, num_steps: int, seed: int) -> 
         return
     few = "no episode ended: play longer (--num-steps), or make sure that episodes end."
     yield Check("play", f"{done}, {num_ended} episodes ended", warnings=() if num_ended else (few,))
-    wrong, warnings = [], []
+    wrong: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     if not _are_equal(first, _play(maker, spec, num_steps, seed, seed)[0]):
-        wrong.append("the same seed and actions give other observations or rewards.")
+        wrong = ("the same seed and actions give other observations or rewards.",)
     elif _are_equal(first, _play(maker, spec, num_steps, seed + 1, seed)[0]):
-        warnings.append(
-            "another seed gives the same results: nothing is random, or seeds are not used."
-        )
-    yield Check(
-        "randomness",
-        "the same seed twice, and another one",
-        tuple(wrong),
-        tuple(warnings),
-        (_REMEDY,) if wrong or warnings else (),
-    )
+        warnings = ("another seed gives the same results: nothing is random, or seeds are unused.",)
+    remedies = (_REMEDY,) if wrong or warnings else ()
+    yield Check("randomness", "the same seed twice, and another one", wrong, warnings, remedies)
 
 
 def _play(
@@ -60,9 +54,9 @@ def _play(
     fragments = []
     try:
         for part in parts:
-            own = spec.for_agents(part)
-            fragment = batch.allocate(batch.columns(own, {}, num_steps, _NUM_ENVS))
-            action = random_actions(own, (num_steps, _NUM_ENVS), action_seed)
+            part_spec = spec.for_agents(part)
+            fragment = batch.allocate(batch.columns(part_spec, {}, num_steps, _NUM_ENVS))
+            action = random_actions(part_spec, (num_steps, _NUM_ENVS), action_seed)
             fragment.action.copy_(torch.from_numpy(action))
             fragments.append(fragment)
         vector.bind(*fragments)
@@ -71,9 +65,9 @@ def _play(
         episodes = vector.finish()
         columns = [
             np.asarray(column)
-            for of in fragments
-            for obs in [of.obs if isinstance(of.obs, dict) else {"": of.obs}]
-            for column in (*obs.values(), of.reward, of.terminated, of.truncated, of.valid)
+            for f in fragments
+            for obs in (f.obs.values() if isinstance(f.obs, dict) else [f.obs],)
+            for column in (*obs, f.reward, f.terminated, f.truncated, f.valid)
         ]
         return columns, len(episodes)
     finally:

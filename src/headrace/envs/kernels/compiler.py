@@ -8,7 +8,6 @@ Compiled code is cached on disk for each user, by a hash of everything it depend
 processes start together, one of them compiles.
 """
 
-import contextlib
 import fcntl
 import hashlib
 import importlib
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -53,71 +52,6 @@ _FUNCTION_OPTIONS = {
 
 Calls = dict[FunctionType, dict[str, Any]]
 """Functions to compile, each with the module's names that it uses."""
-
-
-class Program(Protocol):
-    """A kernel environment's program.
-
-    Attributes:
-        types: has the named tuples `World`, `Buffers` and `Rows`, its arguments.
-    """
-
-    types: ModuleType
-
-    def view(self, tensor: Tensor) -> Any:
-        """Return a tensor's memory in the form that the program takes, without a copy."""
-
-    def begin(self, num_envs: int, *args: Any) -> None:
-        """Begin episodes: see `codegen.generate`."""
-
-    def step(self, num_envs: int, *args: Any) -> None:
-        """Step all environments."""
-
-    def close(self) -> None:
-        """End the threads."""
-
-
-def make_program(
-    env: KernelEnv, spec: ProgramSpec, target: Target, num_threads: int = 1
-) -> Program:
-    """Make the program of an environment. It is compiled by its first call.
-
-    Args:
-        env: the environment, whose functions the program calls.
-        spec: what the program's text depends on.
-        target: the compiler.
-        num_threads: threads, for the target cpu.
-
-    Raises:
-        MissingExtraError: Numba, or its CUDA target, is not installed.
-    """
-    functions = {f.program_name: env.function(f.name) for f in (*spec.resets, *spec.phases)}
-    text = codegen.generate(spec, "cuda" if target == "cuda" else "cpu")
-    name = type(env).__name__
-    if target == "python":
-        return _CpuProgram(_load_module(f"<{name}>", text, functions), 1, _CompileLock(None))
-    numba: Any = _import_numba()
-    calls = _reachable_functions(functions)
-    options = f"{_FUNCTION_OPTIONS}{_PROGRAM_OPTIONS}"
-    name = f"headrace_{name}_{_cache_key(text, calls, numba.__version__, target, options)}"
-    if target == "cuda":
-        cuda: Any = importlib.import_module("numba.cuda")
-        compile_function, compile_program = cuda.jit(device=True), cuda.jit(cache=True)
-        names = {"cuda": cuda}
-    else:
-        compile_function, names = numba.njit(**_FUNCTION_OPTIONS), {}
-        compile_program = numba.njit(**_PROGRAM_OPTIONS)
-    if name not in sys.modules:
-        compiled = _compile_functions(calls, compile_function, name)
-        names |= {name: compiled[function] for name, function in functions.items()}
-        module = _load_module(_write_program(name, text), text, names)
-        for function in ("begin", "step"):
-            setattr(module, function, compile_program(getattr(module, function)))
-        sys.modules[name] = module  # Numba's cache looks up the types of arguments here, by name
-    module, lock = sys.modules[name], _CompileLock(cache_dir() / f"{name}.lock")
-    if target == "cuda":
-        return _GpuProgram(module, spec.lanes, cuda, lock)
-    return _CpuProgram(module, num_threads, lock)
 
 
 def is_simulated() -> bool:
@@ -195,88 +129,124 @@ def compiled_functions(env: KernelEnv) -> list[FunctionType]:
     return list(_reachable_functions({name: env.function(name) for name in names}))
 
 
-class _CompileLock:
-    """Lets one process at a time make its first calls: one compiles, the others load the result.
+class Program:
+    """A kernel environment's program. Its first call compiles it, one process at a time.
 
     Args:
-        path: the lock's file; None: nothing is compiled.
+        module: the program's functions, and the named tuples `World`, `Buffers` and `Rows`.
+        lock: the file of a lock for processes that compile; None: nothing is compiled.
+
+    Attributes:
+        types: the module.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, module: ModuleType, lock: Path | None) -> None:
+        self.types, self._lock = module, lock
         self._called: set[str] = set()
 
-    def call(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Enclose a call of a function; the first one waits for other processes."""
-        if self._path is None or name in self._called:
-            return _UNLOCKED
-        self._called.add(name)
-        return _locked(self._path)
-
-
-_UNLOCKED = contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed, or the process ends
-        yield
-
-
-class _CpuProgram:
-    def __init__(self, module: ModuleType, num_threads: int, lock: _CompileLock) -> None:
-        self.types, self._num_threads, self._lock = module, num_threads, lock
-        self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None
-
     def view(self, tensor: Tensor) -> Any:
+        """Return a tensor's memory in the form that the program takes, without a copy."""
         return tensor.numpy()
 
     def begin(self, num_envs: int, *args: Any) -> None:
-        with self._lock.call("begin"):
-            self.types.begin(*args, 0, num_envs)
+        """Begin episodes: see `codegen.generate`."""
+        self._call("begin", num_envs, args)
 
     def step(self, num_envs: int, *args: Any) -> None:
-        with self._lock.call("step"):
-            if self._pool is None:
-                self.types.step(*args, 0, num_envs)
-                return
-            ends = [num_envs * i // self._num_threads for i in range(self._num_threads + 1)]
-            first, *others = itertools.pairwise(ends)
-            futures = [self._pool.submit(self.types.step, *args, *share) for share in others]
-            self.types.step(*args, *first)
-            for future in futures:
-                future.result()
+        """Step all environments."""
+        self._call("step", num_envs, args)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+        """End the threads."""
+
+    def _call(self, name: str, num_envs: int, args: tuple[Any, ...]) -> None:
+        if self._lock is None or name in self._called:
+            self._run(getattr(self.types, name), num_envs, args)
+            return
+        with self._lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed, or the process ends
+            self._run(getattr(self.types, name), num_envs, args)
+        self._called.add(name)
+
+    def _run(self, function: Any, num_envs: int, args: tuple[Any, ...]) -> None:
+        function(*args, 0, num_envs)
 
 
-class _GpuProgram:
-    def __init__(self, module: ModuleType, lanes: int, cuda: Any, lock: _CompileLock) -> None:
-        self.types, self._lanes, self._cuda, self._lock = module, lanes, cuda, lock
+class _ThreadedProgram(Program):
+    def __init__(self, module: ModuleType, lock: Path, num_threads: int) -> None:
+        super().__init__(module, lock)
+        self._num_threads, self._pool = num_threads, ThreadPoolExecutor(num_threads - 1)
+
+    def _run(self, function: Any, num_envs: int, args: tuple[Any, ...]) -> None:
+        ends = [num_envs * i // self._num_threads for i in range(self._num_threads + 1)]
+        first, *others = itertools.pairwise(ends)
+        futures = [self._pool.submit(function, *args, *share) for share in others]
+        function(*args, *first)
+        for future in futures:
+            future.result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class _GpuProgram(Program):
+    def __init__(self, module: ModuleType, lock: Path, lanes: int, cuda: Any) -> None:
+        super().__init__(module, lock)
+        self._lanes, self._cuda = lanes, cuda
 
     def view(self, tensor: Tensor) -> Any:
         # The simulator takes tensors of the CPU
         return self._cuda.as_cuda_array(tensor) if tensor.is_cuda else tensor.numpy()
 
-    def begin(self, num_envs: int, *args: Any) -> None:
-        self._launch("begin", num_envs, args)
-
-    def step(self, num_envs: int, *args: Any) -> None:
-        self._launch("step", num_envs, args)
-
-    def close(self) -> None:
-        """Do nothing: there are no threads."""
-
-    def _launch(self, name: str, num_envs: int, args: tuple[Any, ...]) -> None:
+    def _run(self, function: Any, num_envs: int, args: tuple[Any, ...]) -> None:
         envs_per_block = min(THREADS // self._lanes, num_envs)
         size: tuple[Any, ...] = (-(-num_envs // envs_per_block), envs_per_block * self._lanes)
         if torch.cuda.is_available():
             size += (self._cuda.external_stream(torch.cuda.current_stream().cuda_stream),)
-        with self._lock.call(name):
-            getattr(self.types, name)[size](*args, num_envs)
+        function[size](*args, num_envs)
+
+
+def make_program(
+    env: KernelEnv, spec: ProgramSpec, target: Target, num_threads: int = 1
+) -> Program:
+    """Make the program of an environment. It is compiled by its first call.
+
+    Args:
+        env: the environment, whose functions the program calls.
+        spec: what the program's text depends on.
+        target: the compiler.
+        num_threads: threads, for the target cpu.
+
+    Raises:
+        MissingExtraError: Numba, or its CUDA target, is not installed.
+    """
+    functions = {f.program_name: env.function(f.name) for f in (*spec.resets, *spec.phases)}
+    text = codegen.generate(spec, "cuda" if target == "cuda" else "cpu")
+    name = type(env).__name__
+    if target == "python":
+        return Program(_load_module(f"<{name}>", text, functions), None)
+    numba: Any = _import_numba()
+    calls = _reachable_functions(functions)
+    options = f"{_FUNCTION_OPTIONS}{_PROGRAM_OPTIONS}"
+    name = f"headrace_{name}_{_cache_key(text, calls, numba.__version__, target, options)}"
+    if target == "cuda":
+        cuda: Any = importlib.import_module("numba.cuda")
+        compile_function, compile_program = cuda.jit(device=True), cuda.jit(cache=True)
+        names = {"cuda": cuda}
+    else:
+        compile_function, names = numba.njit(**_FUNCTION_OPTIONS), {}
+        compile_program = numba.njit(**_PROGRAM_OPTIONS)
+    if name not in sys.modules:
+        compiled = _compile_functions(calls, compile_function, name)
+        names |= {name: compiled[function] for name, function in functions.items()}
+        module = _load_module(_write_program(name, text), text, names)
+        for function in ("begin", "step"):
+            setattr(module, function, compile_program(getattr(module, function)))
+        sys.modules[name] = module  # Numba's cache looks up the types of arguments here, by name
+    module, lock = sys.modules[name], cache_dir() / f"{name}.lock"
+    if target == "cuda":
+        return _GpuProgram(module, lock, spec.lanes, cuda)
+    return _ThreadedProgram(module, lock, num_threads) if num_threads > 1 else Program(module, lock)
 
 
 def _import_numba() -> Any:

@@ -6,20 +6,26 @@ The rules are those of WarpDrive's game (2021); the code is new.
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import gymnasium
 import numpy as np
 
-from headrace.envs.kernels.env import KernelEnv, uniform
-from headrace.envs.kernels.library.arguments import (
-    check_flags,
-    check_integers,
-    check_numbers,
-    check_positive,
+from headrace.configclass import (
+    Between,
+    Expected,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    check_values,
 )
+from headrace.envs.kernels.env import KernelEnv, uniform
 from headrace.envs.kernels.library.picture import agent_colors, draw_agents
+from headrace.errors import ConfigError
 from headrace.spec import Array
+
+_Finite = Annotated[float, Between(-math.inf), Expected("a finite number")]
+_NonPositive = Annotated[float, Between(-math.inf, 0), Expected("a finite number, 0 or less")]
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -75,42 +81,49 @@ class TagContinuous(KernelEnv):
         is_tagger: `[agents]` bool, by index.
 
     Raises:
-        UsageError: an argument is out of its bounds.
+        ConfigError: an argument is out of its bounds.
     """
 
     resets: ClassVar[tuple[str, ...]] = ("place",)
     phases: ClassVar[tuple[str, ...]] = ("move", "observe", "reach", "pay", "end")
 
-    num_taggers: int = 1
-    num_runners: int = 10
-    length: float = 10.0
-    max_episode_steps: int = 100
+    num_taggers: PositiveInt = 1
+    num_runners: PositiveInt = 10
+    length: Annotated[float, Between(1e-6)] = 10.0
+    max_episode_steps: PositiveInt = 100
     _: KW_ONLY
-    min_acceleration: float = -1.0
-    max_acceleration: float = 1.0
-    num_acceleration_levels: int = 10
-    min_turn: float = -math.pi / 2
-    max_turn: float = math.pi / 2
-    num_turn_levels: int = 10
-    max_speed: float = 1.0
-    tagger_skill: float = 1.0
-    runner_skill: float = 1.0
+    min_acceleration: _Finite = -1.0
+    max_acceleration: _Finite = 1.0
+    num_acceleration_levels: PositiveInt = 10
+    min_turn: _Finite = -math.pi / 2
+    max_turn: _Finite = math.pi / 2
+    num_turn_levels: PositiveInt = 10
+    max_speed: NonNegative = 1.0
+    tagger_skill: NonNegative = 1.0
+    runner_skill: NonNegative = 1.0
     full_observation: bool = True
-    num_other_agents_observed: int = 2
-    tagging_distance: float = 0.01
-    tag_reward: float = 1.0
-    tag_penalty: float = -1.0
-    end_of_game_reward: float = 1.0
-    step_penalty: float = 0.0
-    step_reward: float = 0.0
-    edge_hit_penalty: float = 0.0
+    num_other_agents_observed: PositiveInt = 2
+    tagging_distance: NonNegative = 0.01
+    tag_reward: NonNegative = 1.0
+    tag_penalty: _NonPositive = -1.0
+    end_of_game_reward: NonNegative = 1.0
+    step_penalty: _NonPositive = 0.0
+    step_reward: NonNegative = 0.0
+    edge_hit_penalty: _NonPositive = 0.0
     runner_exits_game_after_tagged: bool = True
     fixed_roles: bool = True
     fixed_start: bool = False
-    layout_seed: int = 0
+    layout_seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        self._check_arguments()
+        check_values(type(self), vars(self))
+        for name in ("acceleration", "turn"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if high < low:
+                expected = f"at least min_{name}={low}"
+                raise ConfigError(
+                    f"max_{name}={high} ({type(self).__name__}): expected {expected}."
+                )
         num_agents, seen = self.num_taggers + self.num_runners, self.num_other_agents_observed
         rng = np.random.default_rng(self.layout_seed)
         self.agents = {"tagger": self.num_taggers, "runner": self.num_runners}
@@ -128,6 +141,13 @@ class TagContinuous(KernelEnv):
             "nearest": (np.int64, (seen,)),
         }
         self.scratch = ("tagged_by", "distance", "near", "nearest")
+        names = ("length", "tag_reward", "tag_penalty", "end_of_game_reward", "edge_hit_penalty")
+        numbers = {name: getattr(self, name) for name in names} | {
+            "time": self.max_episode_steps,
+            "reach": (self.tagging_distance * self.length) ** 2,
+            "per_diagonal": 1 / (math.sqrt(2) * self.length),
+            "per_speed": 1 / (self.max_speed + _EPSILON),
+        }
         tables = {
             "top_speed": self._by_role(self.tagger_skill, self.runner_skill) * self.max_speed,
             "step_reward": self._by_role(self.step_penalty, self.step_reward),
@@ -140,8 +160,15 @@ class TagContinuous(KernelEnv):
             "start": rng.random((num_agents, 3), np.float32),
         }
         self.constants = {
-            **self._scalars(),
+            **{name: np.float32(number) for name, number in numbers.items()},
             **{name: table.astype(np.float32) for name, table in tables.items()},
+            "num_agents": np.int64(num_agents),
+            "num_taggers": np.int64(self.num_taggers),
+            "num_seen": np.int64(seen),
+            "limit": np.int32(self.max_episode_steps),
+            "full": np.bool_(self.full_observation),
+            "exits": np.bool_(self.runner_exits_game_after_tagged),
+            "fixed_start": np.bool_(self.fixed_start),
             "is_tagger": self.is_tagger,
             "taggers": taggers,
         }
@@ -150,42 +177,6 @@ class TagContinuous(KernelEnv):
         self.action_space = gymnasium.spaces.MultiDiscrete(
             [self.num_acceleration_levels + 1, self.num_turn_levels + 1]
         )
-
-    def _check_arguments(self) -> None:
-        check_integers(self, "num_taggers", "num_runners", "max_episode_steps", least=1)
-        check_integers(self, "num_acceleration_levels", "num_turn_levels", least=1)
-        check_integers(self, "num_other_agents_observed", least=1)
-        check_integers(self, "layout_seed", least=0)
-        check_positive(self, "length")
-        check_numbers(self, "max_speed", "tagger_skill", "runner_skill", least=0)
-        check_numbers(self, "tagging_distance", "tag_reward", "end_of_game_reward", least=0)
-        check_numbers(self, "step_reward", least=0)
-        check_numbers(self, "tag_penalty", "step_penalty", "edge_hit_penalty", most=0)
-        for name in ("acceleration", "turn"):
-            check_numbers(self, f"min_{name}")
-            check_numbers(self, f"max_{name}", least=getattr(self, f"min_{name}"))
-        check_flags(self, "full_observation", "runner_exits_game_after_tagged")
-        check_flags(self, "fixed_roles", "fixed_start")
-
-    def _scalars(self) -> dict[str, np.generic]:
-        return {
-            "num_agents": np.int64(self.num_taggers + self.num_runners),
-            "num_taggers": np.int64(self.num_taggers),
-            "num_seen": np.int64(self.num_other_agents_observed),
-            "limit": np.int32(self.max_episode_steps),
-            "time": np.float32(self.max_episode_steps),
-            "length": np.float32(self.length),
-            "tag_reward": np.float32(self.tag_reward),
-            "tag_penalty": np.float32(self.tag_penalty),
-            "end_of_game_reward": np.float32(self.end_of_game_reward),
-            "edge_hit_penalty": np.float32(self.edge_hit_penalty),
-            "reach": np.float32((self.tagging_distance * self.length) ** 2),
-            "per_diagonal": np.float32(1 / (math.sqrt(2) * self.length)),
-            "per_speed": np.float32(1 / (self.max_speed + _EPSILON)),
-            "full": np.bool_(self.full_observation),
-            "exits": np.bool_(self.runner_exits_game_after_tagged),
-            "fixed_start": np.bool_(self.fixed_start),
-        }
 
     def _by_role(self, tagger: float, runner: float) -> Array:
         return np.where(self.is_tagger, tagger, runner)

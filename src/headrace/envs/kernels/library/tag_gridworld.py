@@ -6,13 +6,13 @@ that results are equal to the bit on every device.
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import gymnasium
 import numpy as np
 
+from headrace.configclass import Between, NonNegative, PositiveInt, check_values
 from headrace.envs.kernels.env import KernelEnv, uniform
-from headrace.envs.kernels.library.arguments import check_flags, check_integers, check_numbers
 from headrace.envs.kernels.library.picture import agent_colors, draw_agents
 from headrace.spec import Array
 
@@ -48,29 +48,26 @@ class TagGridWorld(KernelEnv):
             runner always begins at (0, 0).
 
     Raises:
-        UsageError: an argument is out of its bounds.
+        ConfigError: an argument is out of its bounds.
     """
 
     action_space = gymnasium.spaces.Discrete(5)
     resets: ClassVar[tuple[str, ...]] = ("place",)
     phases: ClassVar[tuple[str, ...]] = ("move", "tag", "pay", "observe")
 
-    num_taggers: int = 10
-    length: int = 10
-    max_episode_steps: int = 100
+    num_taggers: PositiveInt = 10
+    length: Annotated[int, Between(2)] = 10
+    max_episode_steps: PositiveInt = 100
     _: KW_ONLY
-    wall_hit_penalty: float = 0.1
-    tag_reward: float = 10.0
-    tag_penalty: float = 2.0
-    step_cost: float = 0.01
+    wall_hit_penalty: NonNegative = 0.1
+    tag_reward: NonNegative = 10.0
+    tag_penalty: NonNegative = 2.0
+    step_cost: NonNegative = 0.01
     full_observation: bool = True
     fixed_start: bool = False
 
     def __post_init__(self) -> None:
-        check_integers(self, "num_taggers", "max_episode_steps", least=1)
-        check_integers(self, "length", least=2)
-        check_numbers(self, *_REWARDS, least=0)
-        check_flags(self, "full_observation", "fixed_start")
+        check_values(type(self), vars(self))
         self.agents = {"tagger": self.num_taggers, "runner": 1}
         self.agent_state = {"x": np.int32, "y": np.int32}
         self.constants = {
