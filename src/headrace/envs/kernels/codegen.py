@@ -6,13 +6,21 @@ section. Sizes are literals in the text, so that the compiler knows them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from textwrap import indent
 from typing import Literal, NamedTuple
 
-from headrace.spec import Agents
+import numpy as np
+import torch
+
+from headrace.batch import Column
+from headrace.envs.kernels.env import KernelEnv
+from headrace.spec import Agents, EnvSpec
 
 Scope = Literal["env", "agent"]
+
+
+THREADS = 128
+"""Threads of a block on a GPU: several environments, or one whose agents share the threads."""
 
 
 class KernelFunction(NamedTuple):
@@ -27,39 +35,53 @@ class KernelFunction(NamedTuple):
         return f"env_{self.name}"
 
 
-@dataclass(frozen=True)
 class ProgramSpec:
     """All that the program's text depends on.
 
-    Attributes:
-        world: names of the world's arrays and numbers.
-        resets, phases: the author's functions, in order.
+    Args:
+        env: the environment.
+        env_spec: what it offers to an agent.
         parts: the agents whose rows each fragment holds.
-        has_agents: whether the author's arrays have an axis of agents.
-        action_parts: numbers of an action; 0: a single number, without an axis.
-        is_box: whether actions are scaled and clipped; otherwise they are only shifted.
-        max_episode_steps: 0: no limit.
-        obs_size: numbers of an observation.
-        lanes: on a GPU, threads of one environment. A block has a multiple of them.
         autoreset: whether a step begins the next episode where one has ended.
+
+    Attributes:
+        world: shape (without the axis of environments) and dtype of the world's arrays, by name.
+        names: names of the world's arrays and numbers.
+        action_parts: numbers of an action; 0: a single number, without an axis.
+        lanes: on a GPU, threads of one environment, a power of 2. A block has a multiple of them.
     """
 
-    world: tuple[str, ...]
-    resets: tuple[KernelFunction, ...]
-    phases: tuple[KernelFunction, ...]
-    parts: tuple[Agents, ...]
-    has_agents: bool
-    action_parts: int
-    is_box: bool
-    max_episode_steps: int
-    obs_size: int
-    lanes: int
-    autoreset: bool = True
-
-    @property
-    def num_agents(self) -> int:
-        """Agents of one environment."""
-        return sum(part.size for part in self.parts)
+    def __init__(
+        self, env: KernelEnv, env_spec: EnvSpec, parts: tuple[Agents, ...], *, autoreset: bool
+    ) -> None:
+        action = env_spec.action
+        self.parts, self.autoreset = parts, autoreset
+        self.num_agents, self.has_agents = env.num_agents, bool(env.agents)
+        self.is_box, self.obs_size = action.kind == "box", env_spec.observation.size
+        self.max_episode_steps = env.max_episode_steps
+        self.action_parts = 0 if action.kind == "discrete" else action.size
+        self.lanes = min(THREADS, 1 << (env.num_agents - 1).bit_length())
+        self.resets, self.phases = (
+            [KernelFunction(name, "agent" if env.per_agent(name) else "env") for name in names]
+            for names in (env.resets, env.phases)
+        )
+        agents = (env.num_agents,) if env.agents else ()
+        parts_of_action = (action.size,) if self.action_parts else ()
+        self.world: dict[str, Column] = {
+            "env_id": ((), torch.int64),
+            "episode": ((), torch.int64),
+            "step": ((), torch.int32),
+            "terminated": ((), torch.bool),
+            "action": (agents + parts_of_action, torch.float32 if self.is_box else torch.int64),
+            "reward": (agents, torch.float32),
+        }
+        if env.agents:
+            self.world["alive"] = (agents, torch.bool)
+        for lead, fields in (((), env.state), ((env.num_agents,), env.agent_state)):
+            for name, field in fields.items():
+                dtype, shape = field if isinstance(field, tuple) else (field, ())
+                self.world[name] = (lead + shape, getattr(torch, np.dtype(dtype).name))
+        self.names = (*self.world, *env.constants, "seed")
 
 
 ROWS = (
@@ -93,7 +115,7 @@ def generate(spec: ProgramSpec, target: Literal["cpu", "cuda"]) -> str:
     names = ", ".join(f"r{p}" for p in range(len(spec.parts)))
     lines = [
         "from collections import namedtuple\n",
-        f"World = namedtuple('World', {spec.world!r})",
+        f"World = namedtuple('World', {spec.names!r})",
         f"Buffers = namedtuple('Buffers', {BUFFERS!r})",
         f"Rows = namedtuple('Rows', {ROWS!r})\n",
         _function(spec, target, f"begin(w, b, {names}, ", _reset(spec, "0")),

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from headrace.envs.kernels import codegen
-from headrace.envs.kernels.codegen import ProgramSpec
+from headrace.envs.kernels.codegen import THREADS, ProgramSpec
 from headrace.envs.kernels.env import KernelEnv
 from headrace.errors import MissingExtraError
 
@@ -36,9 +36,6 @@ Target = Literal["python", "cpu", "cuda"]
 
 _CACHE_VERSION = "2"
 """To be changed together with how functions are compiled: then older cached code is not used."""
-
-THREADS = 128
-"""Threads of a block on a GPU: several environments, or one whose agents share the threads."""
 
 # As on a GPU and in NumPy, a division by zero gives infinity. Nothing is allocated, so references
 # need no counting: of a world's arrays it can take ten times as long as the functions themselves.

@@ -5,7 +5,7 @@ interpreted; otherwise it steps `vector.py`. Games of several agents: `pettingzo
 """
 
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -24,23 +24,6 @@ from headrace.errors import UsageError
 from headrace.spec import Array
 
 KernelSource = str | type[KernelEnv] | KernelEnv
-
-
-class StepResult(NamedTuple):
-    """The result of a step. Rows are agents: those of env 0, then those of env 1, ...
-
-    Attributes:
-        obs: `[rows, size]`; where an episode ended, its last observation.
-        reward: `[rows]` float32.
-        terminated, truncated: `[rows]` bool.
-        ended: `[envs]` bool: the episode ended.
-    """
-
-    obs: Array
-    reward: Array
-    terminated: Array
-    truncated: Array
-    ended: Array
 
 
 def check_discrete_action(space: gymnasium.Space[Any], action: Any) -> None:
@@ -85,8 +68,12 @@ class KernelStepper:
         self._vector.begin_episodes(torch.from_numpy(ended))
         return self._obs()
 
-    def step(self, action: Array) -> StepResult:
-        """Take `action`, `[rows, ...]`, in the units of the space.
+    def step(self, action: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Take `action`, `[rows, ...]`, in the units of the space; rows are agents of env 0, 1, ...
+
+        Returns:
+            The observations `[rows, size]` (where an episode ended, its last), rewards `[rows]`,
+            terminated `[rows]`, truncated `[rows]`, and `[envs]`: the episode ended.
 
         Raises:
             gymnasium.error.ResetNeeded: no episode was begun.
@@ -102,11 +89,19 @@ class KernelStepper:
         row.copy_(torch.from_numpy(array.reshape(row.shape)))
         self._vector.step(0)
         self._vector.finish()
-        now = self._fragment
-        assert isinstance(now.obs, torch.Tensor)
-        tensors = (now.obs[1], now.reward[0], now.terminated[0], now.truncated[0])
-        ended = self._vector.ended
-        return StepResult(*(tensor.numpy().copy() for tensor in (*tensors, ended)))
+        f = self._fragment
+        assert isinstance(f.obs, torch.Tensor)
+        obs, reward, terminated, truncated, ended = (
+            tensor.numpy().copy()
+            for tensor in (
+                f.obs[1],
+                f.reward[0],
+                f.terminated[0],
+                f.truncated[0],
+                self._vector.ended,
+            )
+        )
+        return obs, reward, terminated, truncated, ended
 
     def close(self) -> None:
         """End the threads."""
@@ -124,7 +119,6 @@ class KernelGymEnv(gymnasium.Env[Any, Any]):
     Args:
         kernel_env: `module:Class`, a class, or a kernel environment.
         compiled: compile it for the CPU.
-        render_mode: only None is allowed.
         **kwargs: arguments of the class, and `max_episode_steps`.
 
     Raises:
@@ -134,15 +128,8 @@ class KernelGymEnv(gymnasium.Env[Any, Any]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as in Gymnasium's own class
 
-    def __init__(
-        self,
-        kernel_env: KernelSource,
-        *,
-        compiled: bool = False,
-        render_mode: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        env = _require_one_agent(build(kernel_env, **kwargs), render_mode)
+    def __init__(self, kernel_env: KernelSource, *, compiled: bool = False, **kwargs: Any) -> None:
+        env = _build_one_agent(kernel_env, **kwargs)
         # Copies, since each has its own generator to sample with
         self.observation_space = deepcopy(env.observation_space)
         self.action_space = deepcopy(env.action_space)
@@ -158,9 +145,8 @@ class KernelGymEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See Gymnasium; UsageError for a discrete action outside of the space."""
         check_discrete_action(self.action_space, action)
-        result = self._stepper.step(np.expand_dims(action, 0))
-        ends = bool(result.terminated[0]), bool(result.truncated[0])
-        return result.obs[0], float(result.reward[0]), *ends, {}
+        obs, reward, terminated, truncated, _ = self._stepper.step(np.expand_dims(action, 0))
+        return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def close(self) -> None:
         """See Gymnasium."""
@@ -177,7 +163,6 @@ class KernelGymVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         kernel_env: `module:Class`, a class, or a kernel environment.
         num_envs: number of environments.
         num_threads: threads that share the environments.
-        render_mode: only None is allowed.
         **kwargs: arguments of the class, and `max_episode_steps`.
 
     Raises:
@@ -191,15 +176,9 @@ class KernelGymVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     }
 
     def __init__(
-        self,
-        kernel_env: KernelSource,
-        num_envs: int = 1,
-        *,
-        num_threads: int = 1,
-        render_mode: str | None = None,
-        **kwargs: Any,
+        self, kernel_env: KernelSource, num_envs: int = 1, *, num_threads: int = 1, **kwargs: Any
     ) -> None:
-        env = _require_one_agent(build(kernel_env, **kwargs), render_mode)
+        env = _build_one_agent(kernel_env, **kwargs)
         self.num_envs = num_envs
         self.single_observation_space = deepcopy(env.observation_space)
         self.single_action_space = deepcopy(env.action_space)
@@ -236,19 +215,18 @@ class KernelGymVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
 
 def from_registry(
-    kernel_env: KernelSource,
-    *,
-    compiled: bool = False,
-    render_mode: str | None = None,
-    **kwargs: Any,
+    kernel_env: KernelSource, *, compiled: bool = False, **kwargs: Any
 ) -> KernelGymEnv:
     """Make an environment for `gymnasium.make`, which limits the time by a wrapper of its own."""
-    env = build(kernel_env, **kwargs)
+    env = _build_one_agent(kernel_env, **kwargs)
     env.max_episode_steps = 0
-    return KernelGymEnv(env, compiled=compiled, render_mode=render_mode)
+    return KernelGymEnv(env, compiled=compiled)
 
 
-def _require_one_agent(env: KernelEnv, render_mode: str | None) -> KernelEnv:
+def _build_one_agent(
+    kernel_env: KernelSource, render_mode: str | None = None, **kwargs: Any
+) -> KernelEnv:
+    env = build(kernel_env, **kwargs)
     name = type(env).__name__
     if env.agents:
         raise UsageError(

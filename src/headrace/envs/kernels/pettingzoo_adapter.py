@@ -82,16 +82,13 @@ class KernelParallelEnv(pettingzoo.ParallelEnv):  # type: ignore[misc]  # Pettin
             UsageError: an agent has no action, or a discrete one outside of its space.
             gymnasium.error.ResetNeeded: no episode was begun.
         """
-        result = self._stepper.step(self._rows(actions))
+        obs, reward, *ends, _ = self._stepper.step(self._rows(actions))
         rows = [(agent, self._row[agent]) for agent in self.agents]
-        terminated, truncated = (
-            {agent: bool(column[row]) for agent, row in rows}
-            for column in (result.terminated, result.truncated)
-        )
+        terminated, truncated = ({agent: bool(end[row]) for agent, row in rows} for end in ends)
         self.agents = [agent for agent, _ in rows if not (terminated[agent] or truncated[agent])]
         return (
-            {agent: result.obs[row] for agent, row in rows},
-            {agent: float(result.reward[row]) for agent, row in rows},
+            {agent: obs[row] for agent, row in rows},
+            {agent: float(reward[row]) for agent, row in rows},
             terminated,
             truncated,
             {agent: {} for agent, _ in rows},

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,11 @@ from headrace.batch import Column, Fragment
 from headrace.envs.api import Episode, Restored, VectorContext, env_error
 from headrace.envs.episodes import DeviceVector
 from headrace.envs.kernels import compiler
-from headrace.envs.kernels.codegen import ROWS, KernelFunction, ProgramSpec
+from headrace.envs.kernels.codegen import ROWS, ProgramSpec
 from headrace.envs.kernels.compiler import Target
 from headrace.envs.kernels.env import KernelEnv
 from headrace.seeding import derive
-from headrace.spec import ActionCodec, Agents, Array, EnvSpec
+from headrace.spec import ActionCodec, Array, EnvSpec
 
 _STEP_FIELDS = ("env_id", "terminated", "action", "reward")
 """Fields of the world that nothing needs after a step."""
@@ -59,9 +58,9 @@ class KernelVector(DeviceVector):
         spec, n = self.spec, len(self.env_id)
         self._limit = env.max_episode_steps if autoreset else 0
         self._scratch = env.scratch
-        program = replace(program_spec(env, spec, self.parts), autoreset=autoreset)
+        program = ProgramSpec(env, spec, self.parts, autoreset=autoreset)
         self._program = compiler.make_program(env, program, target, context.num_threads)
-        self.world = self._zeros(_world_columns(env, spec, n))
+        self.world = self._zeros(program.world)
         self.world["env_id"].copy_(torch.from_numpy(self.env_id))
         self.world["episode"].fill_(-1)
         self._tables = {  # kept here, since a view does not own its memory
@@ -78,14 +77,15 @@ class KernelVector(DeviceVector):
         ]
         # num_truncated: episodes of this fragment; episode_return: of the unfinished episode;
         # was_alive: as the step began.
-        self._buffers = self._zeros(
+        agents = (env.num_agents,)
+        self._buffers = _codec_tensors(spec, self.device, encoded=encoded) | self._zeros(
             {
-                "ended": ((n,), torch.bool),
-                "num_truncated": ((n,), torch.int32),
-                "episode_return": ((n, env.num_agents), torch.float64),
-                "was_alive": ((n, env.num_agents), torch.bool),
+                "ended": ((), torch.bool),
+                "num_truncated": ((), torch.int32),
+                "episode_return": (agents, torch.float64),
+                "was_alive": (agents, torch.bool),
             }
-        ) | _codec_tensors(spec, self.device, encoded=encoded)
+        )
         self.ended = self._buffers["ended"]
         self._resize(1)
         self._fragments: tuple[Fragment, ...] = ()
@@ -222,54 +222,11 @@ class KernelVector(DeviceVector):
         return {name: self._program.view(tensor) for name, tensor in tensors.items()}
 
     def _zeros(self, columns: dict[str, Column]) -> dict[str, Tensor]:
+        n = len(self.env_id)
         return {
-            name: torch.zeros(shape, dtype=dtype, device=self.device)
+            name: torch.zeros((n, *shape), dtype=dtype, device=self.device)
             for name, (shape, dtype) in columns.items()
         }
-
-
-def program_spec(env: KernelEnv, spec: EnvSpec, parts: tuple[Agents, ...]) -> ProgramSpec:
-    """Return what the text of an environment's program depends on."""
-
-    def function(name: str) -> KernelFunction:
-        return KernelFunction(name, "agent" if env.per_agent(name) else "env")
-
-    lanes = 1
-    while lanes < min(env.num_agents, compiler.THREADS):
-        lanes *= 2
-    return ProgramSpec(
-        world=(*_world_columns(env, spec, 1), *env.constants, "seed"),
-        resets=tuple(map(function, env.resets)),
-        phases=tuple(map(function, env.phases)),
-        parts=parts,
-        has_agents=bool(env.agents),
-        action_parts=0 if spec.action.kind == "discrete" else spec.action.size,
-        is_box=spec.action.kind == "box",
-        max_episode_steps=env.max_episode_steps,
-        obs_size=spec.observation.size,
-        lanes=lanes,
-    )
-
-
-def _world_columns(env: KernelEnv, spec: EnvSpec, n: int) -> dict[str, Column]:
-    """Return shape and dtype of the arrays of `n` environments."""
-    rows = (n, env.num_agents) if env.agents else (n,)
-    parts = () if spec.action.kind == "discrete" else (spec.action.size,)
-    world: dict[str, Column] = {
-        "env_id": ((n,), torch.int64),
-        "episode": ((n,), torch.int64),
-        "step": ((n,), torch.int32),
-        "terminated": ((n,), torch.bool),
-        "action": (rows + parts, torch.float32 if spec.action.kind == "box" else torch.int64),
-        "reward": (rows, torch.float32),
-    }
-    if env.agents:
-        world["alive"] = (rows, torch.bool)
-    for lead, fields in (((n,), env.state), ((n, env.num_agents), env.agent_state)):
-        for name, field in fields.items():
-            dtype, shape = field if isinstance(field, tuple) else (field, ())
-            world[name] = (lead + shape, getattr(torch, np.dtype(dtype).name))
-    return world
 
 
 def _codec_tensors(spec: EnvSpec, device: torch.device, *, encoded: bool) -> dict[str, Tensor]:
