@@ -72,14 +72,7 @@ class AccessTrace:
         self._tables = [k for k, value in env.constants.items() if isinstance(value, np.ndarray)]
 
     def begin(self, function: str, w: Any, e: int, agent: int) -> Any:
-        """Prepare for a call of a function, and return the traced world for it.
-
-        Args:
-            function: its name.
-            w: the world.
-            e: the environment.
-            agent: the agent; -1: the function is of the environment.
-        """
+        """Prepare for a call (`agent` -1: for an environment), and return the traced world."""
         if self._arrays is not w:
             self._trace_world(w)
         if (function, e) != (self.function, self.env) or agent in self._agents_called:
@@ -280,7 +273,7 @@ class TracedArray:
 
 def trace_env(env: _KernelEnv, trace: AccessTrace) -> _KernelEnv:
     """Return a copy of the environment whose functions report to `trace`."""
-    names = dict.fromkeys((*env.resets, *env.phases))
+    names = {*env.resets, *env.phases}
     functions = {name: staticmethod(_trace_function(env, name, trace)) for name in names}
     twin = copy.copy(env)
     twin.__class__ = type(type(env).__name__, (type(env),), functions)
@@ -342,9 +335,7 @@ def lines_with(env: KernelEnv, *opnames: str) -> list[Line]:
 def describe_failure(error: Exception, env: KernelEnv | None = None) -> str:
     """Describe an exception of the author's code or of its compiler, with the author's line.
 
-    Args:
-        error: the exception.
-        env: searched for the line if the compiler names none.
+    If the compiler names no line, it is searched for in `env`.
     """
     module = type(error).__module__
     if module.startswith("numba.") and module.endswith(".errors"):

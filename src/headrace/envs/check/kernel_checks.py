@@ -129,12 +129,9 @@ class KernelCase:
 
 
 def make_case(env: KernelEnv, num_steps: int, seed: int) -> KernelCase:
-    """Choose the size of the plays: whole episodes, if the time limit allows.
+    """Choose the size of the plays; `num_steps` 0: twice the time limit, or 2,000.
 
-    Args:
-        env: an environment whose declarations are correct.
-        num_steps: steps of each environment; 0: twice the time limit, or 2,000.
-        seed: of the plays and actions.
+    The environment's declarations must be correct.
     """
     spec = kernel_spec(env)
     fields = [*env.state.values(), *([*env.agent_state.values()] * env.num_agents)]

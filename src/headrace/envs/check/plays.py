@@ -104,12 +104,7 @@ def random_actions(spec: EnvSpec, shape: tuple[int, int], seed: int) -> Array:
 
 
 def play(request: Play, target: Target, *, quiet: bool = True) -> PlayResult:
-    """Play in this process.
-
-    Args:
-        request: what to play.
-        target: the compiler.
-        quiet: hide NumPy's warnings of overflows and divisions by zero in interpreted code.
+    """Play in this process; `quiet` hides NumPy's warnings in interpreted code.
 
     Raises:
         Exception: anything that the environment's functions or their compiler raise.
@@ -235,9 +230,7 @@ class Difference(NamedTuple):
 def observables(result: PlayResult, *, with_reset: bool = True) -> dict[str, Array]:
     """Return all that can be compared, name -> `[T + 1, n, ...]`; row 0 is after the reset.
 
-    Args:
-        result: of a play.
-        with_reset: False: without row 0, for plays that start with given states.
+    Plays that start with states have no reset: leave out row 0.
     """
     first = 0 if with_reset else 1
     rows = {
@@ -273,13 +266,7 @@ def _differ(one: Array, other: Array, tolerance: float) -> Array:
 def compare(
     one: dict[str, Array], other: dict[str, Array], tolerance: float = 0.0
 ) -> list[Difference]:
-    """Return the first difference of each environment, in the order of steps.
-
-    Args:
-        one: from `observables`.
-        other: likewise, of another play of the same.
-        tolerance: of floats.
-    """
+    """Return the first difference of each environment's `observables`, in the order of steps."""
     first_of: dict[int, Difference] = {}
     for name, array in one.items():
         places = np.argwhere(_differ(array, other[name], tolerance))
@@ -293,11 +280,9 @@ def compare(
 
 
 def explained_by_rounding(step: Play, result: dict[str, Array]) -> bool:
-    """Return whether a step has this result, interpreted, if its floats change by 1e-5.
+    """Return whether one step of one environment has this result if its floats change by 1e-5.
 
-    Args:
-        step: one step of one environment.
-        result: `[1, 1, ...]`, the `observables` of another target.
+    The step is interpreted. `result` has the `observables` of another target, `[1, 1, ...]`.
     """
     floats = [name for name, array in step.start.items() if _is_float(array)]
     rng = np.random.default_rng(0)

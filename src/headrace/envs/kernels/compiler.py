@@ -75,10 +75,6 @@ def find_float64(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
 
     Interpreted, the value stays narrow: results differ. And float64 is slow on most GPUs.
 
-    Args:
-        env: the environment. Its functions are compiled for the CPU.
-        world: its arrays, as in `KernelVector.world`.
-
     Returns:
         "FILE:LINE: FUNCTION: NAME is float64: the line itself", in the order of lines. Nothing if
         the environment declares float64 itself.
@@ -206,17 +202,7 @@ class _GpuProgram(Program):
 def make_program(
     env: KernelEnv, spec: ProgramSpec, target: Target, num_threads: int = 1
 ) -> Program:
-    """Make the program of an environment. It is compiled by its first call.
-
-    Args:
-        env: the environment, whose functions the program calls.
-        spec: what the program's text depends on.
-        target: the compiler.
-        num_threads: threads, for the target cpu.
-
-    Raises:
-        MissingExtraError: Numba, or its CUDA target, is not installed.
-    """
+    """Make the program of an environment; MissingExtraError without Numba or its CUDA target."""
     functions = {f.program_name: env.function(f.name) for f in (*spec.resets, *spec.phases)}
     text = codegen.generate(spec, "cuda" if target == "cuda" else "cpu")
     name = type(env).__name__

@@ -52,10 +52,9 @@ class KernelStepper:
         self._started = False
 
     def reset(self, seed: int | None, rng: np.random.Generator) -> Array:
-        """Begin the first episodes of a seed; None: the next ones (at first, those of any seed).
+        """Begin the first episodes of a seed; None: the next ones, at first those of any seed.
 
-        Returns:
-            All observations, `[rows, size]`.
+        Returns all observations, `[rows, size]`.
         """
         if seed is None and self._started:
             return self.begin_episodes(np.ones(self._num_envs, bool))
