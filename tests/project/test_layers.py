@@ -173,7 +173,6 @@ def test_there_is_one_backward_and_one_inner_loop():
         "envs/episode_replay.py",
         "envs/gym/atari.py",
         "envs/gym/native_vector.py",
-        "envs/kernels/compiler.py",
         "envs/kernels/gym_adapter.py",
         "envs/kernels/pettingzoo_adapter.py",
         "envs/pettingzoo_vector.py",

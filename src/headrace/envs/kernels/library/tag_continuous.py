@@ -116,14 +116,7 @@ class TagContinuous(KernelEnv):
     layout_seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        check_values(type(self), vars(self))
-        for name in ("acceleration", "turn"):
-            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
-            if high < low:
-                expected = f"at least min_{name}={low}"
-                raise ConfigError(
-                    f"max_{name}={high} ({type(self).__name__}): expected {expected}."
-                )
+        self._check_arguments()
         num_agents, seen = self.num_taggers + self.num_runners, self.num_other_agents_observed
         rng = np.random.default_rng(self.layout_seed)
         self.agents = {"tagger": self.num_taggers, "runner": self.num_runners}
@@ -177,6 +170,16 @@ class TagContinuous(KernelEnv):
         self.action_space = gymnasium.spaces.MultiDiscrete(
             [self.num_acceleration_levels + 1, self.num_turn_levels + 1]
         )
+
+    def _check_arguments(self) -> None:
+        check_values(type(self), vars(self))
+        for name in ("acceleration", "turn"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if high < low:
+                expected = f"at least min_{name}={low}"
+                raise ConfigError(
+                    f"max_{name}={high} ({type(self).__name__}): expected {expected}."
+                )
 
     def _by_role(self, tagger: float, runner: float) -> Array:
         return np.where(self.is_tagger, tagger, runner)
