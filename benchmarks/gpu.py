@@ -22,7 +22,7 @@ import torch
 from benchmarks import gpu_kernels
 from benchmarks.machine import RESULTS, machine
 from headrace import batch
-from headrace.algos.ppo import STORED_OUTPUTS
+from headrace.algos.ppo import PPOAlgorithm
 from headrace.config.resolve import resolve
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
@@ -64,7 +64,7 @@ def rows(device):
 
 def random_experience(spec, num_steps, num_envs):
     generator = torch.Generator().manual_seed(0)
-    made = batch.allocate(batch.columns(spec, STORED_OUTPUTS, num_steps, num_envs))
+    made = batch.allocate(batch.columns(spec, PPOAlgorithm.stored_outputs, num_steps, num_envs))
     if spec.observation.dtype == "uint8":
         made.obs.random_(0, 256, generator=generator)
     else:
@@ -88,14 +88,14 @@ def measure(row, limit_s):
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     learner = Learner(settings, spec, None, device, Meter())
     fragments = [random_experience(spec, settings.run.num_steps, row.num_envs)]
-    learner.update(learner.take(fragments), 0.0)  # chooses kernels, allocates
+    learner.update(learner.assemble(fragments), 0)  # chooses kernels, allocates
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
     seconds = []
     began = time.perf_counter()
     while len(seconds) < 20 and time.perf_counter() - began < limit_s:
         start = time.perf_counter()
-        learner.update(learner.take(fragments), 0.0)  # ends with a wait for the device
+        learner.update(learner.assemble(fragments), 0)  # ends with a wait for the device
         seconds.append(time.perf_counter() - start)
     env_steps = settings.run.num_steps * row.num_envs
     typical = sorted(seconds)[len(seconds) // 2]

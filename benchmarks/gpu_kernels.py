@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from headrace.collectors.api import SamplingPlan
-from headrace.collectors.device import Acting, DeviceCollector
+from headrace.collectors.device import DeviceCollector
 from headrace.config.policies import assign_agents
 from headrace.config.resolve import resolve
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.meter import Meter
 from headrace.training.job import Job
-from headrace.training.rank import build_learner
+from headrace.training.rank import build_learner, policy_plans
 
 TAG = {"num_taggers": 10, "num_runners": 100, "length": 20.0, "max_episode_steps": 500,
        "full_observation": False, "num_other_agents_observed": 10, "tagging_distance": 0.02,
@@ -78,13 +78,11 @@ class Bench:
         self.device, self.agents = torch.device(device), spec.num_agents
         self.learner = build_learner(task, self.device, Meter())
         plan = SamplingPlan(
-            maker=maker, spec=spec, network=settings.network, model=None,
-            stored_outputs=settings.algo_module.STORED_OUTPUTS, num_steps=game.num_steps,
-            num_envs=num_envs, first_env=0, envs_per_vector=num_envs, seed=0,
-            reseed_episodes=True, replay_limit_s=1.0, threads_per_worker=1,
+            maker=maker, spec=spec, policies=policy_plans(task, self.learner),
+            num_steps=game.num_steps, num_envs=num_envs, first_env=0, envs_per_vector=num_envs,
+            seed=0, reseed_episodes=True, replay_limit_s=1.0, threads_per_worker=1,
         )  # fmt: skip
-        acting = [Acting(s, self.learner.networks[name], True) for name, s in shares.items()]
-        self.collector = DeviceCollector(plan, acting, self.device, Meter(), lambda: False)
+        self.collector = DeviceCollector(plan, self.device, Meter(), lambda: False)
         self.env_steps = num_envs * game.num_steps
         self.num_envs, self.num_steps = num_envs, game.num_steps
 
@@ -93,8 +91,8 @@ class Bench:
         return self.collector.collect()
 
     def train(self):
-        batch = self.learner.take(self.roll_out().fragments)
-        self.learner.update(batch, 0.0)
+        batch = self.learner.assemble(self.roll_out().fragments)
+        self.learner.update(batch, 0)
 
     def kernels_only(self):
         vector = self.collector._vector

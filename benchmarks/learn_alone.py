@@ -22,8 +22,8 @@ def learn(flags, barrier, results):
     """One process: env steps learned from per second."""
     import torch
 
-    from headrace.collectors.api import SamplingPlan
-    from headrace.collectors.device import Acting, DeviceCollector
+    from headrace.collectors.api import PolicyPlan, SamplingPlan
+    from headrace.collectors.device import DeviceCollector
     from headrace.config.resolve import resolve
     from headrace.envs.factory import EnvMaker, env_spec
     from headrace.learner.learner import Learner
@@ -38,23 +38,25 @@ def learn(flags, barrier, results):
     settings = resolve(given)
     maker = EnvMaker(ENV, native=True)
     spec, device = env_spec(maker), torch.device("cpu")
+    policy = PolicyPlan(
+        Agents(0, 1), spec, settings.network, settings.algorithm.stored_outputs,
+        lambda: settings.algorithm.build_policy(spec, settings.network, settings.algo),
+    )  # fmt: skip
     plan = SamplingPlan(
-        maker=maker, spec=spec, network=settings.network, model=None,
-        stored_outputs=settings.algo_module.STORED_OUTPUTS,
+        maker=maker, spec=spec, policies={"default": policy},
         num_steps=flags.num_steps, num_envs=num_envs,
         first_env=0, envs_per_vector=num_envs, seed=0, reseed_episodes=True, replay_limit_s=1.0,
         threads_per_worker=1,
     )  # fmt: skip
     learner = Learner(settings, spec, None, device, Meter())
-    acting = [Acting(Agents(0, 1), settings.network, True)]
-    collector = DeviceCollector(plan, acting, device, Meter(), lambda: False)
+    collector = DeviceCollector(plan, device, Meter(), lambda: False)
     collector.publish(learner.policy, 0)
-    batch = learner.take(collector.collect().fragments)
-    learner.update(batch, 0.0)
+    batch = learner.assemble(collector.collect().fragments)
+    learner.update(batch, 0)
     barrier.wait(120)
     began, done = time.perf_counter(), 0
     while done < flags.env_steps // flags.processes:
-        learner.update(batch, 0.0)
+        learner.update(batch, 0)
         done += num_envs * flags.num_steps
     results.put((done, time.perf_counter() - began))
     collector.close()

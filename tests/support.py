@@ -4,20 +4,25 @@ import contextlib
 import os
 import select
 import time
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 
-from headrace.collectors.api import SamplingPlan
+from headrace.algos.base import UpdateContext
+from headrace.collectors.api import PolicyPlan, SamplingPlan
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.synchronous import SynchronousCollector
-from headrace.config.resolve import ALGOS
+from headrace.config.algorithms import ALGORITHMS
+from headrace.distributed.ranks import SINGLE_RANK
 from headrace.envs.api import GUARDS
 from headrace.envs.factory import EnvMaker, env_spec
+from headrace.learner.learner import Loss
+from headrace.learner.optimizer import Optimizer
 from headrace.meter import Meter
-from headrace.models import policy as policies
-from headrace.models.policy import Network
+from headrace.models.policy import Network, Policy, torch_seed
+from headrace.spec import Agents
 from tests import python
 
 
@@ -69,12 +74,11 @@ def plan_for(
     **of_maker,
 ):
     maker = EnvMaker(env, kwargs or {}, **of_maker)
+    spec = env_spec(maker)
     return SamplingPlan(
         maker=maker,
-        spec=env_spec(maker),
-        network=network or Network(),
-        model=model,
-        stored_outputs=ALGOS["ppo"][0].STORED_OUTPUTS,
+        spec=spec,
+        policies={"default": policy_plan(spec, network or Network(), model=model)},
         num_steps=num_steps,
         num_envs=num_envs,
         first_env=first_env,
@@ -88,6 +92,23 @@ def plan_for(
         inference_device=inference_device,
         guards=guards,
     )
+
+
+def build_policy(spec, network, seed=0, model=None):
+    with torch_seed(seed):
+        return Policy(spec, network, model)
+
+
+def policy_plan(spec, network, agents=None, *, learns=True, model=None):
+    """How PPO's policy acts for all agents, or some of them."""
+    algorithm = ALGORITHMS["ppo"]
+    agents = agents or Agents(0, spec.num_agents)
+    return PolicyPlan(
+        agents, spec.for_agents(agents), network, algorithm.stored_outputs if learns else {},
+        partial(
+            algorithm.build_policy, spec.for_agents(agents), network, algorithm.Config(), model
+        ),
+    )  # fmt: skip
 
 
 def children():
@@ -132,4 +153,17 @@ def workers(plan, num_workers=2, stop=never, state=None, say=print):
 
 
 def policy_for(plan, seed=1):
-    return policies.build(plan.spec, plan.network, seed, plan.model)
+    with torch_seed(seed):
+        return plan.policy.build()
+
+
+def learn_once(algorithm, policy, experience, config, order, *, step=None, progress=0.0):
+    """One update as a learner makes it; `step` stands in for the optimizer's."""
+    modules = {"policy": policy}
+    spec = algorithm.losses(modules, config)["policy"]
+    step = step or Optimizer(Loss(spec, config, compiled=False), spec.max_grad_norm).step
+    context = UpdateContext(
+        policy, modules, config, lambda _, minibatch, lr: step(minibatch, lr), order, SINGLE_RANK,
+        progress,
+    )  # fmt: skip
+    return algorithm.update(experience, context)

@@ -45,7 +45,7 @@ def learn(collected, device="cuda", ranks=SINGLE_RANK, **given):
     spec, fragments = collected
     settings = resolve(GIVEN | given)
     learner = Learner(settings, spec, None, torch.device(device), Meter(), ranks)
-    metrics = learner.update(learner.take(fragments), progress=0.0)
+    metrics = learner.update(learner.assemble(fragments), 0)
     return metrics, learner.policy.cpu().state_dict()
 
 

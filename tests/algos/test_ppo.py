@@ -8,10 +8,8 @@ import torch
 from headrace import batch
 from headrace.algos import ppo
 from headrace.algos.ppo import PPO
-from headrace.distributed.ranks import SINGLE_RANK
-from headrace.learner.learner import Loss
 from headrace.learner.optimizer import Optimizer
-from tests.support import inline, plan_for, policy_for, short_cartpole
+from tests.support import inline, learn_once, plan_for, policy_for, short_cartpole
 
 
 class TwoRows:
@@ -65,15 +63,10 @@ def one_update(cfg, progress=0.0, change=lambda experience: None):
     experience = batch.join(collector.collect().fragments, torch.device("cpu"))
     collector.close()
     change(experience)
-    metrics = ppo.update(
-        policy,
-        Optimizer(Loss(policy, ppo, cfg, compiled=False), cfg.max_grad_norm).step,
-        experience,
-        cfg,
-        ranks=SINGLE_RANK,
-        progress=progress,
-        orders=lambda epochs: torch.arange(32).unsqueeze(1).repeat(epochs, 1, 4),
-    )
+    metrics = learn_once(
+        ppo.PPOAlgorithm(), policy, experience, cfg,
+        lambda epochs: torch.arange(32).unsqueeze(1).repeat(epochs, 1, 4), progress=progress,
+    )  # fmt: skip
     return policy.state_dict(), {name: float(value) for name, value in metrics.items()}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import headrace
 from headrace import device_seeding, seeding
 from headrace.algos import targets
 from headrace.batch import allocate, columns
-from headrace.collectors.device import Acting, DeviceCollector, Replayed
+from headrace.collectors.device import DeviceCollector, Replayed
 from headrace.envs.kernels.library.cartpole import CartPole
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
@@ -21,7 +22,7 @@ from tests.envs.kernels.support import Ring, run, vector_of
 from tests.ladder.test_collect import equal
 from tests.ladder.test_resume import assert_same
 from tests.marks import repeats
-from tests.support import inline, never, plan_for, policy_for, workers
+from tests.support import inline, never, plan_for, policy_for, policy_plan, workers
 
 CPU = torch.device("cpu")
 
@@ -33,8 +34,7 @@ class ShortCartPole(CartPole):
 
 
 def on_device(plan, stop=never, state=None):
-    acting = [Acting(Agents(0, plan.spec.num_agents), plan.network, True)]
-    return DeviceCollector(plan, acting, CPU, Meter(), stop, state)
+    return DeviceCollector(plan, CPU, Meter(), stop, state)
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])
@@ -169,7 +169,7 @@ def test_places_for_final_observations_that_were_not_needed_change_nothing():
     plan = plan_for(ShortCartPole, num_envs=5, num_steps=4, native=True)
     policy, (n, T) = policy_for(plan), (5, 4)
     one, other = (
-        allocate(columns(plan.spec, plan.stored_outputs, T, n, capacity=capacity))
+        allocate(columns(plan.spec, plan.policy.stored_outputs, T, n, capacity=capacity))
         for capacity in (3, 10)
     )
     generator = torch.Generator().manual_seed(1)
@@ -217,8 +217,7 @@ def test_permutations_on_a_device_are_the_same(num_epochs):
 def test_a_graph_that_is_replayed_makes_what_was_made_step_by_step():
     device = torch.device("cuda")
     plan = plan_for(ShortCartPole, num_envs=256, envs_per_vector=256, num_steps=20, native=True)
-    acting = [Acting(Agents(0, 1), plan.network, True)]
-    eager, replayed = (DeviceCollector(plan, acting, device, Meter(), never) for _ in range(2))
+    eager, replayed = (DeviceCollector(plan, device, Meter(), never) for _ in range(2))
     assert isinstance(replayed._roll_out, Replayed)
     eager._roll_out = eager._act
     policy = policy_for(plan).to(device)
@@ -236,10 +235,11 @@ def test_several_policies_make_one_fragment_each():
     plan = plan_for(Ring, num_envs=3, envs_per_vector=3, num_steps=10, native=True)
     parts = [Agents(0, 2), Agents(2, 1)]
     network = Network(hidden_sizes=(8,))
-    acting = [
-        Acting(part, network, learns) for part, learns in zip(parts, (True, False), strict=True)
-    ]
-    collector = DeviceCollector(plan, acting, CPU, Meter(), never)
+    policies = {
+        name: policy_plan(plan.spec, network, part, learns=name == "a")
+        for name, part in zip("ab", parts, strict=True)
+    }
+    collector = DeviceCollector(replace(plan, policies=policies), CPU, Meter(), never)
     together = on_device(plan)
     policy = policy_for(plan)
     collector.publish({"a": policy, "b": policy}, 0)

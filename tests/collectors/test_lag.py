@@ -248,7 +248,7 @@ def learned(algo, plan, **more):
     learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter())
     collector = inline(plan)
     collector.publish(learner.policy, 0)
-    metrics = learner.update(learner.take(collector.collect().fragments), progress=0.0)
+    metrics = learner.update(learner.assemble(collector.collect().fragments), 0)
     collector.close()
     return dict(learner.policy.state_dict()), metrics
 
@@ -316,10 +316,10 @@ def test_reward_normalization_follows_each_env_through_a_batch_of_mixed_fragment
     (in_turn, plan), (mixed, _) = (learner_of_mixed(normalize_reward=True) for _ in range(2))
     batches = two_batches(plan, in_turn.policy)
     for fragments in batches:
-        in_turn._update_normalizers(in_turn.take(fragments))
+        in_turn._update_normalizers(in_turn.assemble(fragments))
     # A batch of one vector's two fragments, then one of the other's.
     for fragments in zip(*batches, strict=True):
-        mixed._update_normalizers(mixed.take(list(fragments)))
+        mixed._update_normalizers(mixed.assemble(list(fragments)))
     assert torch.equal(in_turn._return_so_far, mixed._return_so_far)
     for name, tensor in in_turn.policy.normalize_reward.state_dict().items():
         torch.testing.assert_close(tensor, mixed.policy.normalize_reward.state_dict()[name])
@@ -336,7 +336,7 @@ def test_recurrent_minibatches_are_even_when_a_vector_comes_twice():
 
     learner.optimizer.step = noted
     first_of_both, _ = zip(*two_batches(plan, learner.policy), strict=True)
-    learner.update(learner.take(list(first_of_both)), progress=0.0)
+    learner.update(learner.assemble(list(first_of_both)), 0)
     assert sizes == [16] * 12
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from headrace.config.resolve import ALGOS
+from headrace.config.algorithms import ALGORITHMS
 from headrace.config.run_config import GROUPS, RunConfig
 from headrace.configclass import Between, configclass, explicit_values
 from headrace.errors import ConfigError
@@ -48,7 +48,9 @@ def test_values_out_of_type_or_bounds_are_refused(values, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("cls", [RunConfig, Network, *(cls for _, cls in ALGOS.values())])
+@pytest.mark.parametrize(
+    "cls", [RunConfig, Network, *(algorithm.Config for algorithm in ALGORITHMS.values())]
+)
 def test_defaults_are_within_their_bounds(cls):
     assert dataclasses.replace(cls()) == cls()
 

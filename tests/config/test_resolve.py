@@ -9,7 +9,8 @@ import pytest
 
 from headrace import PPO, Network
 from headrace.cli.flags import ResumeFlags
-from headrace.config.resolve import ALGOS, MAY_CHANGE, RunConfig, preset, resolve
+from headrace.config.algorithms import ALGORITHMS
+from headrace.config.resolve import MAY_CHANGE, RunConfig, preset, resolve
 from headrace.configclass import explicit_values
 from headrace.errors import ConfigError
 
@@ -52,7 +53,7 @@ def test_every_preset_resolves(env):
 
 
 def test_names_are_unique_over_all_groups():
-    for _, algo in ALGOS.values():
+    for algo in (algorithm.Config for algorithm in ALGORITHMS.values()):
         groups = (RunConfig, Network, algo)
         names = [f.name for group in groups for f in dataclasses.fields(group)]
         assert len(names) == len(set(names))
@@ -188,7 +189,7 @@ def test_presets_of_slow_environments_use_all_cores(monkeypatch):
 def test_resume_has_a_flag_for_all_that_may_change():
     flags = {f.name for f in dataclasses.fields(ResumeFlags)}
     assert set(MAY_CHANGE) <= flags
-    assert flags - set(MAY_CHANGE) == {"run_dir", "env", "wrapper", "model", "json"}
+    assert flags - set(MAY_CHANGE) == {"run_dir", "env", "wrapper", "model", "algo", "json"}
 
 
 def test_a_limit_that_nothing_watches_is_refused():

@@ -332,7 +332,7 @@ def not_a_number(ranks):
     fragments = collector.collect().fragments
     if ranks.rank == 1:
         fragments[0].reward[3, 0] = float("nan")
-    nonfinite = learner.update(learner.take(fragments), 0.0)["nonfinite"]
+    nonfinite = learner.update(learner.assemble(fragments), 0)["nonfinite"]
     learner.check_equal()
     collector.close()
     return nonfinite, all(bool(p.isfinite().all()) for p in learner.policy.parameters())
@@ -356,7 +356,7 @@ def rounds(ranks):
         learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks)
         collector.publish(learner.policy, learner.version)
         before = ranks._exchange._round
-        learner.update(learner.take(collector.collect().fragments), 0.0)
+        learner.update(learner.assemble(collector.collect().fragments), 0)
         found.append(ranks._exchange._round - before)
         collector.close()
     return found

@@ -9,11 +9,10 @@ import headrace
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.spaces import read
 from headrace.errors import ConfigError, UnsupportedSpaceError
-from headrace.models import policy as policies
 from headrace.models.networks import ImageEncoder, image_layout
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
-from tests.support import inline, plan_for, policy_for, workers
+from tests.support import build_policy, inline, plan_for, policy_for, workers
 from tests.training.test_api import TINY
 
 spaces = gym.spaces
@@ -182,7 +181,7 @@ def test_image_nets_are_chosen_by_shape():
 
 def test_images_are_normalized_by_channel_and_numbers_each_on_its_own():
     plan = dict_plan()
-    policy = policies.build(plan.spec, Network(normalize_obs=True), seed=0)
+    policy = build_policy(plan.spec, Network(normalize_obs=True), seed=0)
     shapes = [tuple(m.mean.shape) for m in policy.normalize_obs.moments]
     assert shapes == [(1, 1, 3), (2,)]  # image, numbers; choices and bits are left alone
     image = torch.randint(0, 256, (5, 2, 8, 8, 3), dtype=torch.uint8)

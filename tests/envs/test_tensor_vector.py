@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 import headrace
 from headrace.algos import targets
 from headrace.batch import allocate, columns
-from headrace.collectors.device import Acting, DeviceCollector
+from headrace.collectors.device import DeviceCollector
 from headrace.envs.api import VectorContext
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.tensor_vector import TensorVector
@@ -20,7 +20,6 @@ from headrace.errors import ConfigError, EnvError, HeadraceError, UnsupportedSpa
 from headrace.meter import Meter
 from headrace.models.policy import Network
 from headrace.seeding import derive
-from headrace.spec import Agents
 from tests.envs.kernels.support import act_at_random, contents, run
 from tests.support import inline, never, plan_for, policy_for
 
@@ -92,8 +91,7 @@ def arrays_id():
 
 
 def on_device(plan, state=None):
-    acting = [Acting(Agents(0, 1), plan.network, True)]
-    return DeviceCollector(plan, acting, CPU, Meter(), never, state)
+    return DeviceCollector(plan, CPU, Meter(), never, state)
 
 
 @pytest.mark.parametrize("action", SPACES)

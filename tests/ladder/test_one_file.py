@@ -65,7 +65,7 @@ def test_package_equals_the_one_file_ppo(num_minibatches):
     settings = resolve(
         {"env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "seed": SEED}
         | {"arithmetic": "plain"}
-        | {name: getattr(algo, name) for name in algo._given}
+        | {name: getattr(algo, name) for name in algo._explicit}
     )
     learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter())
     agent = plain.Agent(4, 2)
@@ -76,7 +76,7 @@ def test_package_equals_the_one_file_ppo(num_minibatches):
         collector.publish(learner.policy, learner.version)
         batch = collector.collect()
         truncations += sum(int(f.num_final) for f in batch.fragments)
-        learner.update(learner.take(batch.fragments), progress=0.0)
+        learner.update(learner.assemble(batch.fragments), 0)
     cfg = plain.Config(
         total_env_steps=UPDATES * 32 * 4, num_envs=4, num_steps=32, num_epochs=3,
         num_minibatches=num_minibatches, lr=1e-2, gamma=0.97, gae_lambda=0.9, clip_coef=0.1,

@@ -8,9 +8,8 @@ from headrace.algos import a2c, ppo
 from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
 from headrace.algos.targets import advantages
-from headrace.distributed.ranks import SINGLE_RANK
 from headrace.models.policy import Network
-from tests.support import inline, plan_for, policy_for, short_cartpole
+from tests.support import inline, learn_once, plan_for, policy_for, short_cartpole
 
 
 def fresh_batch(network=None, **kwargs):
@@ -46,37 +45,28 @@ def test_one_epoch_one_minibatch_no_clip_is_the_advantage_actor_critic_gradient(
     gradients = {}
 
     def catch(loss):
-        def descend(minibatch, lr):
+        def step(minibatch, lr):
             policy.zero_grad()
             total, metrics = loss(policy, minibatch)
             total.backward()
             gradients.update({n: p.grad.clone() for n, p in policy.named_parameters()})
             return metrics
 
-        return descend
+        return step
 
-    ppo.update(
-        policy,
-        catch(lambda policy, minibatch: ppo.loss(policy, minibatch, cfg)),
-        experience,
-        cfg,
-        ranks=SINGLE_RANK,
-        progress=0.0,
-        orders=lambda epochs: torch.arange(32).unsqueeze(1).repeat(epochs, 1, 4),
-    )
+    learn_once(
+        ppo.PPOAlgorithm(), policy, experience, cfg,
+        lambda epochs: torch.arange(32).unsqueeze(1).repeat(epochs, 1, 4),
+        step=catch(lambda policy, minibatch: ppo.loss(policy, minibatch, cfg)),
+    )  # fmt: skip
     # A2C's own page, and its formula (Mnih et al. 2016, arXiv:1602.01783) written out:
     # -log π(a|s) A + c_v (V - R)² / 2 - c_e H
     by_ppo = dict(gradients)
     theirs = A2C(ent_coef=0.01, gae_lambda=cfg.gae_lambda, normalize_advantage=True)
-    a2c.update(
-        policy,
-        catch(lambda policy, minibatch: a2c.loss(policy, minibatch, theirs)),
-        experience,
-        theirs,
-        ranks=SINGLE_RANK,
-        progress=0.0,
-        orders=lambda epochs: None,
-    )
+    learn_once(
+        a2c.A2CAlgorithm(), policy, experience, theirs, lambda epochs: None,
+        step=catch(lambda policy, minibatch: a2c.loss(policy, minibatch, theirs)),
+    )  # fmt: skip
     by_a2c = dict(gradients)
     rows = advantages(policy, experience, cfg.gamma, cfg.gae_lambda)
     advantage = rows["advantage"]

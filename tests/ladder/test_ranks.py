@@ -59,7 +59,7 @@ def learn(ranks, algo, env, arithmetic, num_parts, more=None):
     learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks, dtype)
     for _ in range(updates):
         collector.publish(learner.policy, learner.version)
-        metrics = learner.update(learner.take(collector.collect().fragments), progress=0.0)
+        metrics = learner.update(learner.assemble(collector.collect().fragments), 0)
     collector.close()
     learner.check_equal()
     if learner.policy.normalize_obs is not None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import headrace
 from headrace.cli import main
-from headrace.collectors.device import Acting, DeviceCollector
+from headrace.collectors.device import DeviceCollector
 from headrace.config.policies import assign_agents
 from headrace.config.resolve import resolve
 from headrace.errors import CheckpointError, ConfigError
@@ -21,7 +22,7 @@ from headrace.storage import checkpoint
 from headrace.tools import plotting
 from tests.envs.kernels.support import Ring
 from tests.marks import repeats
-from tests.support import never, plan_for
+from tests.support import never, plan_for, policy_plan
 
 CPU = torch.device("cpu")
 SETTINGS = {"num_envs": 4, "num_steps": 16, "seed": 5, "quiet": True, "vectorization": "native"}
@@ -78,7 +79,7 @@ def test_a_policy_has_settings_of_its_own(tmp_path):
     for wrong, message in (
         ({"num_envs": 3}, "Unknown setting 'num_envs' .policies.second"),
         ({"lr": "x"}, "lr='x' .policies.second.: expected float"),
-        ({"lr": -1.0}, "lr=-1.0: expected at least 0"),
+        ({"lr": -1.0}, r"lr=-1.0 \(policies.second\): expected at least 0"),
         ({"num_minibatches": 7}, "does not divide into num_minibatches=7"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -90,11 +91,11 @@ def batch_of_each(settings, spec, team, num_batches=1):
         Ring, num_envs=4, envs_per_vector=4, num_steps=16, native=True,
         network=settings.network,
     )  # fmt: skip
-    acting = [
-        Acting(share, team.networks[name], name in team.learners)
+    policies = {
+        name: policy_plan(spec, team.networks[name], share, learns=name in team.learners)
         for name, share in assign_agents({}, spec).items()
-    ]
-    collector = DeviceCollector(plan, acting, CPU, Meter(), never)
+    }
+    collector = DeviceCollector(replace(plan, policies=policies), CPU, Meter(), never)
     for version in range(num_batches):
         collector.publish(team.policy, version)
         collected = collector.collect()
@@ -113,9 +114,9 @@ def test_each_policy_learns_from_its_own_agents_and_nothing_else(spec):
     weights = [dict(policy.state_dict()) for policy in team.policies.values()]
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     for fragments in batch_of_each(settings, spec, team, 2):
-        metrics = team.update(team.take(fragments), 0.0)
+        metrics = team.update(team.assemble(fragments), 0)
         for (name, learner), fragment in zip(alone.items(), fragments, strict=True):
-            expected = learner.update(learner.take([fragment]), 0.0)
+            expected = learner.update(learner.assemble([fragment]), 0)
             assert metrics[f"{name}/loss"] == expected["loss"]
             for key, tensor in learner.policy.state_dict().items():
                 assert torch.equal(tensor, team.policies[name].state_dict()[key]), key
@@ -126,13 +127,13 @@ def test_rows_of_agents_that_left_teach_nothing(spec):
     shares = assign_agents({}, spec)
     teams = [MultiPolicyLearner(settings, shares, spec, None, CPU, Meter()) for _ in range(2)]
     (fragments,) = batch_of_each(settings, spec, teams[0])
-    teams[0].update(teams[0].take(fragments), 0.0)
+    teams[0].update(teams[0].assemble(fragments), 0)
     gone = ~fragments[0].valid
     assert gone.any()
     fragments[0].obs[:-1][gone] = 100.0
     fragments[0].action[gone] = 0
     fragments[0].stored_outputs["log_prob"][gone] = -3.0
-    teams[1].update(teams[1].take(fragments), 0.0)
+    teams[1].update(teams[1].assemble(fragments), 0)
     for one, other in zip(*(team.policies.values() for team in teams), strict=True):
         for name, tensor in one.state_dict().items():
             assert torch.equal(tensor, other.state_dict()[name]), name

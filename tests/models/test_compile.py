@@ -25,7 +25,7 @@ def learn(**given):
     learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter())
     for _ in range(2):
         collector.publish(learner.policy, learner.version)
-        metrics = learner.update(learner.take(collector.collect().fragments), progress=0.0)
+        metrics = learner.update(learner.assemble(collector.collect().fragments), 0)
     collector.close()
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return learner.policy.state_dict(), metrics, graphs

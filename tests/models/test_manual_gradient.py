@@ -6,12 +6,14 @@ import torch
 from headrace.algos import ppo, ppo_manual_gradient
 from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
+from headrace.config.algorithms import GRADIENTS, load_algorithm, name_of_config
 from headrace.learner.learner import Loss
 from headrace.learner.optimizer import Optimizer
-from headrace.models import policy as policies
+from headrace.models.fast_paths import choose
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
 from tests.models.test_numpy_inference import BOX, DISCRETE, MULTI, SEEN, own, trained
+from tests.support import build_policy
 
 ROWS = 300
 CFG = PPO(ent_coef=0.02, vf_coef=0.7)
@@ -78,7 +80,7 @@ def test_equals_the_page(seen, network, action, dtype):
     minibatch = minibatch_for(policy, seen, CFG)
     policy.to(dtype)
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    gradient = ppo_manual_gradient.gradient_for(policy, network, CFG)
+    gradient = ppo_manual_gradient.Gradient(policy, network, CFG)
     metrics, plain = of_the_page(policy, minibatch)
     assert 0.1 < metrics["clip_fraction"] < 0.9
     close = {"rtol": 1e-4, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 1e-6, "atol": 1e-9}
@@ -103,7 +105,7 @@ def test_it_is_of_the_parameters_as_they_are_now():
     spec, network = EnvSpec("test", SEEN, DISCRETE), Network()
     policy, other = trained(spec, network), trained(spec, network)
     minibatch = minibatch_for(policy, SEEN, CFG)
-    gradient = ppo_manual_gradient.gradient_for(policy, network, CFG)
+    gradient = ppo_manual_gradient.Gradient(policy, network, CFG)
     by_itself(gradient, policy, minibatch)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -124,11 +126,12 @@ def test_the_optimizer_takes_the_same_steps_with_either(num_parts):
     minibatch = minibatch_for(policies[0].float(), SEEN, CFG)
     minibatch = {n: c.double() if c.is_floating_point() else c for n, c in minibatch.items()}
     metrics, states = [], []
-    for policy, written_out in zip(policies, (False, True), strict=True):
+    for policy, manual in zip(policies, (False, True), strict=True):
         policy.double()
-        gradient = ppo_manual_gradient.gradient_for(policy, network, CFG) if written_out else None
-        loss = Loss(policy, ppo, CFG, compiled=False)
-        optimizer = Optimizer(loss, 0.5, num_parts, written_out=gradient)
+        gradient = ppo_manual_gradient.Gradient(policy, network, CFG) if manual else None
+        spec = ppo.PPOAlgorithm().losses({"policy": policy}, CFG)["policy"]
+        loss = Loss(spec, CFG, compiled=False)
+        optimizer = Optimizer(loss, 0.5, num_parts, manual=gradient)
         metrics.append([optimizer.step(minibatch, 1e-2) for _ in range(3)])
         states.append({name: moment.clone() for name, moment in optimizer.state().items()})
         # A gradient that is not finite changes nothing, and is counted.
@@ -169,7 +172,7 @@ def test_what_is_not_finite_comes_through(column, value):
     minibatch = minibatch_for(policy, SEEN, CFG)
     row = int(minibatch["weight"].argmax())
     minibatch[column][row] = value
-    gradient = ppo_manual_gradient.gradient_for(policy, network, CFG)
+    gradient = ppo_manual_gradient.Gradient(policy, network, CFG)
     for metrics, found in (
         of_the_page(policy, minibatch),
         by_itself(gradient, policy, minibatch),
@@ -195,14 +198,17 @@ def test_what_is_not_finite_comes_through(column, value):
     ids=["plain", "bf16", "relu", "linear", "clip_value_loss", "own network", "multi_discrete",
          "a2c", "image", "dict"],
 )  # fmt: skip
-def test_the_rest_is_the_page_s(seen, action, network, cfg, model):
+def test_unsupported_networks_use_autograd(seen, action, network, cfg, model):
     spec, network = EnvSpec("test", seen, action), Network(**network)
-    policy = policies.build(spec, network, 0, model)
-    assert ppo_manual_gradient.gradient_for(policy, network, cfg) is None
+    policy = build_policy(spec, network, 0, model)
+    loss = load_algorithm(name_of_config(cfg)).losses({"policy": policy}, cfg)["policy"].function
+    path, reason = choose(GRADIENTS, loss, policy, network, cfg)
+    assert path is None
+    assert bool(reason) == isinstance(cfg, PPO)
 
 
-def test_masked_actions_are_the_page_s():
+def test_masked_actions_use_autograd():
     parts = (("", SEEN), ("mask", Space("box", (5,), "int8")))
     spec = EnvSpec("test", Space("dict", parts=parts), DISCRETE, mask_key="mask")
-    policy = policies.build(spec, Network(), 0)
-    assert ppo_manual_gradient.gradient_for(policy, Network(), PPO()) is None
+    policy = build_policy(spec, Network(), 0)
+    assert ppo_manual_gradient.unsupported(policy, Network(), PPO())

@@ -8,10 +8,9 @@ import torch
 import headrace
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.errors import ConfigError, EnvError
-from headrace.models import policy as policies
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
-from tests.support import inline, plan_for, policy_for, workers
+from tests.support import build_policy, inline, plan_for, policy_for, workers
 from tests.training.test_api import TINY
 
 
@@ -88,7 +87,7 @@ def masked_policy(nvec):
     kind, shape = ("discrete", ()) if len(nvec) == 1 else ("multi_discrete", (len(nvec),))
     acts = Space(kind, shape, "int64", nvec=nvec, start=(0,) * len(nvec))
     spec = EnvSpec("x", sees, acts, "action_mask", True)
-    policy = policies.build(spec, Network(), seed=0)
+    policy = build_policy(spec, Network(), seed=0)
     with torch.no_grad():
         policy.model.actor.weight.mul_(100)  # far from uniform
     return policy
@@ -128,7 +127,7 @@ def test_a_mask_may_have_a_shape_of_its_own():
     grid = Space("multi_binary", (2, 3), "int8")
     sees = Space("dict", parts=(("action_mask", grid), ("x", Space("box", (3,), "float32"))))
     acts = Space("discrete", (), "int64", nvec=(6,), start=(0,))
-    policy = policies.build(EnvSpec("x", sees, acts, "action_mask"), Network(), seed=0)
+    policy = build_policy(EnvSpec("x", sees, acts, "action_mask"), Network(), seed=0)
     mask = torch.tensor([[[0, 0, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 0]]], dtype=torch.int8)
     greedy = policy.act_greedily({"action_mask": mask, "x": torch.zeros(2, 3)})
     assert greedy["action"].tolist() == [4, 0]

@@ -6,12 +6,12 @@ import torch
 
 from headrace import batch
 from headrace.algos import ppo
-from headrace.models import policy as policies
+from headrace.models.fast_paths import actor_for
 from headrace.models.normalization import CLIP
-from headrace.models.numpy_inference import NumpyActor, actor_for
+from headrace.models.numpy_inference import NumpyActor
 from headrace.models.policy import Network, PolicyActor
 from headrace.spec import PLAIN, EnvSpec, Space
-from tests.support import inline, plan_for, policy_for, short_cartpole
+from tests.support import build_policy, inline, plan_for, policy_for, short_cartpole
 
 DISCRETE = Space("discrete", (), "int64", nvec=(5,), start=(0,))
 MULTI = Space("multi_discrete", (2,), "int64", nvec=(3, 4), start=(0, 0))
@@ -24,7 +24,7 @@ CLOSE = {"rtol": 1e-6, "atol": 4e-6}
 
 def trained(spec, network):
     """A policy with weights as large as training makes them, and moments that were updated."""
-    policy = policies.build(spec, network, 1)
+    policy = build_policy(spec, network, 1)
     generator = torch.Generator().manual_seed(2)
     for name, parameter in policy.named_parameters():
         if name == "model.actor.weight":  # begins near 0
@@ -52,7 +52,7 @@ def noise_for(policy):
 def acted(actor, spec, obs, noise, num_steps=1):
     """What an actor writes, flat; given what `Policy.act` is given, cut into steps."""
     n = len(obs) // num_steps
-    fragment = batch.allocate(batch.columns(spec, ppo.STORED_OUTPUTS, num_steps, n))
+    fragment = batch.allocate(batch.columns(spec, ppo.PPOAlgorithm.stored_outputs, num_steps, n))
     act = actor.begin(fragment, noise.reshape(num_steps, n, -1))
     for t in range(num_steps):
         fragment.obs[t] = obs[t * n : (t + 1) * n]
@@ -118,7 +118,7 @@ def test_normalized_observations_are_clipped():
 @torch.no_grad()
 def test_a_choice_of_probability_0_is_never_taken_nor_do_large_logits_overflow():
     spec, network = EnvSpec("test", SEEN, DISCRETE), Network()
-    policy = policies.build(spec, network, 0)
+    policy = build_policy(spec, network, 0)
     policy.model.actor.weight.zero_()
     policy.model.actor.bias.copy_(torch.tensor([-2e3, 200.0, 200.3, -2e3, -2e3]))
     noise = torch.tensor([2.0**-24, 0.3, 0.7, 1 - 2.0**-24]).unsqueeze(-1)
@@ -155,14 +155,14 @@ def own(spec):
 )
 def test_the_rest_is_the_policy_s(seen, network, model):
     spec, network = EnvSpec("test", seen, DISCRETE), Network(**network)
-    policy = policies.build(spec, network, 0, model)
+    policy = build_policy(spec, network, 0, model)
     assert isinstance(actor_for(policy, spec, network), PolicyActor)
 
 
 def test_masked_actions_are_the_policy_s():
     parts = ((PLAIN, SEEN), ("mask", Space("box", (5,), "int8")))
     spec = EnvSpec("test", Space("dict", parts=parts), DISCRETE, mask_key="mask")
-    policy = policies.build(spec, Network(), 0)
+    policy = build_policy(spec, Network(), 0)
     assert isinstance(actor_for(policy, spec, Network()), PolicyActor)
 
 

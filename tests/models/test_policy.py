@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.models import policy as policies
 from headrace.models.distributions import Categorical, Gaussian, MultiCategorical
 from headrace.models.networks import FlatEncoder
 from headrace.models.normalization import NormalizeObs, NormalizeReward, RunningMoments
 from headrace.models.policy import Network
 from headrace.spec import ActionCodec, EnvSpec, Space
 from headrace.weights import FlatWeights, Published
-from tests.support import plan_for, policy_for, short_cartpole
+from tests.support import build_policy, plan_for, policy_for, short_cartpole
 
 DISCRETE = Space("discrete", (), "int64", nvec=(3,), start=(0,))
 SPEC = EnvSpec("test", Space("box", (4,), "float32"), DISCRETE)
@@ -110,7 +109,7 @@ def test_encoder_flattens_boxes_and_makes_integers_one_hot():
 
 @pytest.mark.parametrize("network", [Network(), Network(shared_trunk=True, normalize_obs=True)])
 def test_policy_s_views_agree(network):
-    policy = policies.build(SPEC, network, seed=0)
+    policy = build_policy(SPEC, network, seed=0)
     obs = torch.randn(6, 4)
     out = policy.act(obs, uniform(6, 1))
     log_prob, _, value = policy.evaluate(obs, out["action"])
@@ -124,22 +123,22 @@ def test_a_policy_is_the_same_for_the_same_seed_and_leaves_torch_s_generator_alo
     torch.manual_seed(7)
     before = torch.rand(1)
     torch.manual_seed(7)
-    a, b = (policies.build(SPEC, Network(), seed=s) for s in (1, 1))
+    a, b = (build_policy(SPEC, Network(), seed=s) for s in (1, 1))
     assert torch.equal(torch.rand(1), before)
     for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True):
         assert torch.equal(x, y)
-    other = policies.build(SPEC, Network(), seed=2)
+    other = build_policy(SPEC, Network(), seed=2)
     assert not torch.equal(other.model.actor.weight, a.model.actor.weight)
 
 
 def test_hidden_layers_are_orthogonal():
-    weight = policies.build(SPEC, Network(), seed=0).model.actor_trunk.layers[1].weight
+    weight = build_policy(SPEC, Network(), seed=0).model.actor_trunk.layers[1].weight
     torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(64), atol=1e-4, rtol=0)
 
 
 def test_flat_weights_carry_parameters_and_normalizers():
     network = Network(normalize_obs=True, normalize_reward=True)
-    source, target = (policies.build(SPEC, network, seed=s) for s in (1, 2))
+    source, target = (build_policy(SPEC, network, seed=s) for s in (1, 2))
     source.normalize_obs.update(torch.randn(5, 2, 4), torch.ones(5, 2, dtype=torch.bool))
     memory = bytearray(FlatWeights.num_bytes(source))
     FlatWeights(source, memory).publish(source)

@@ -14,19 +14,25 @@ from headrace.algos import a2c, ppo
 from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
 from headrace.algos.targets import advantages, cuts, minibatches, values, vtrace_targets
+from headrace.config.algorithms import load_algorithm, name_of_config
 from headrace.config.resolve import resolve
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.envs.factory import EnvMaker
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.trained_policies import TrainedPolicy
-from headrace.learner.learner import Loss
-from headrace.learner.optimizer import Optimizer
-from headrace.models import policy as policies
 from headrace.models.policy import Network, PolicyActor
 from headrace.seeding import derive
 from headrace.spec import EnvSpec, Space
-from tests.support import Counting, inline, plan_for, policy_for, short_cartpole
+from tests.support import (
+    Counting,
+    build_policy,
+    inline,
+    learn_once,
+    plan_for,
+    policy_for,
+    short_cartpole,
+)
 
 T = N = 12
 SPEC = EnvSpec("x", Space("box", (3,), "float32"), Space("discrete", nvec=(4,), start=(0,)))
@@ -41,9 +47,11 @@ def acted(network, ends, turns=1):
         ends: (terminated, truncated, valid), `[T, N]` each.
         turns: how many actors go on from each other.
     """
-    policy = policies.build(SPEC, network, seed=1)
+    policy = build_policy(SPEC, network, seed=1)
     torch.manual_seed(2)
-    fragment = batch.allocate(batch.columns(SPEC, ppo.STORED_OUTPUTS, T, N, network.state_size))
+    fragment = batch.allocate(
+        batch.columns(SPEC, ppo.PPOAlgorithm.stored_outputs, T, N, network.state_size)
+    )
     fragment.obs.normal_()
     fragment.reward.normal_()
     fragment.recurrent_state[0].uniform_(-0.5, 0.5)
@@ -166,7 +174,7 @@ def test_fragments_of_real_environments_in_a_row(core, env, native):
 
 
 def test_no_core_costs_no_memory():
-    without = batch.columns(SPEC, ppo.STORED_OUTPUTS, T, N)
+    without = batch.columns(SPEC, ppo.PPOAlgorithm.stored_outputs, T, N)
     assert without["recurrent_state"][0] == (2, N, 0)
     assert batch.allocate(without).recurrent_state.numel() == 0
     no_column = {name: column for name, column in without.items() if name != "recurrent_state"}
@@ -179,7 +187,7 @@ def test_cores_work_with_what_else_there_is(network):
     parts = (("action_mask", Space("box", (4,), "int8")), ("x", Space("box", (3,), "float32")))
     sees = Space("dict", parts=parts)
     spec = EnvSpec("x", sees, SPEC.action, "action_mask")
-    policy = policies.build(spec, Network(core="lstm", **network), seed=0)
+    policy = build_policy(spec, Network(core="lstm", **network), seed=0)
     mask = torch.ones(T, N, 4, dtype=torch.int8)
     mask[..., 2] = 0
     obs, reset = {"action_mask": mask, "x": torch.randn(T, N, 3)}, torch.rand(T, N) < 0.2
@@ -231,16 +239,16 @@ def test_one_minibatch_without_clip_is_the_actor_critic_gradient(core):
     gradients = []
 
     def catch(page, cfg):
-        def descend(minibatch, lr):
+        def step(minibatch, lr):
             policy.zero_grad()
             total, metrics = page.loss(policy, minibatch, cfg)
             total.backward()
             gradients.append({n: p.grad.clone() for n, p in policy.named_parameters()})
             return metrics
 
-        page.update(
-            policy, descend, experience, cfg, ranks=SINGLE_RANK, progress=0.0,
-            orders=lambda epochs: torch.arange(4).repeat(epochs, 1),
+        learn_once(
+            load_algorithm(name_of_config(cfg)), policy, experience, cfg,
+            lambda epochs: torch.arange(4).repeat(epochs, 1), step=step,
         )  # fmt: skip
 
     catch(ppo, PPO(num_epochs=1, num_minibatches=1, clip_coef=1e9, gae_lambda=0.9))
@@ -290,7 +298,7 @@ class Flipping(gym.Env):
 def test_a_trained_policy_remembers_until_it_is_reset(core):
     """`evaluate` plays what calling the policy by hand does, over several of its fragments."""
     plan = plan_for(Flipping, network=Network(core=core))
-    policy = TrainedPolicy(plan.spec, policy_for(plan), plan.network)
+    policy = TrainedPolicy(plan.spec, policy_for(plan), plan.policy.network)
     found = evaluate(policy, EnvMaker(Flipping), episodes=70, seed=4)
     env, returns = Flipping(), []
     quota = 3  # env 0 plays the first three
@@ -308,7 +316,7 @@ def test_a_trained_policy_remembers_until_it_is_reset(core):
 
 def test_a_trained_policy_s_memory_is_one_row_for_each_of_a_batch():
     plan = plan_for(Flipping, network=Network(core="gru"))
-    policy = TrainedPolicy(plan.spec, policy_for(plan), plan.network)
+    policy = TrainedPolicy(plan.spec, policy_for(plan), plan.policy.network)
     module = policy.module
     obs = torch.randn(4, 3, 2)
     state = torch.zeros(3, 64)
@@ -357,9 +365,11 @@ def test_ppo_steps_with_a_core_change_every_parameter():
     experience = batch.join(collector.collect().fragments, torch.device("cpu"))
     collector.close()
     cfg = PPO(num_minibatches=2)
-    descend = Optimizer(Loss(policy, ppo, cfg, compiled=False), cfg.max_grad_norm).step
-    ppo.update(
-        policy, descend, experience, cfg, ranks=SINGLE_RANK, progress=0.0,
-        orders=lambda epochs: torch.arange(4).repeat(epochs, 1),
-    )  # fmt: skip
+    learn_once(
+        ppo.PPOAlgorithm(),
+        policy,
+        experience,
+        cfg,
+        lambda epochs: torch.arange(4).repeat(epochs, 1),
+    )
     assert all(not torch.equal(p, before[name]) for name, p in policy.named_parameters())

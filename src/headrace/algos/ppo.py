@@ -1,69 +1,56 @@
 """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347), whole, on one page.
 
-From top to bottom: the settings, what the policy must store with each step, the loss of one
-minibatch, and the update (advantages, then epochs of minibatches). Each implementation detail is
-numbered and sourced in docs/ppo.md. Left out: collecting (`collect/`), `backward` (`optimizer.py`).
+From top to bottom: the settings, the loss of one minibatch, and the algorithm: what the policy must
+store with each step, and the update (advantages, then epochs of minibatches). Each implementation
+detail is numbered and sourced in docs/ppo.md.
 """
 
-from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from headrace.algos.base import (
+    ActorCriticConfig,
+    Algorithm,
+    Divides,
+    LossSpec,
+    Metrics,
+    Modules,
+    Sizes,
+    UpdateContext,
+    policy_loss,
+)
 from headrace.algos.targets import advantages, cuts, minibatches, value_metrics
 from headrace.batch import Fragment, Minibatch, StoredOutputs
-from headrace.configclass import configclass
-from headrace.distributed.ranks import Ranks
-from headrace.models.policy import Policy
+from headrace.configclass import NonNegative, PositiveInt, configclass
+from headrace.models.policy import Network, Policy
 
 
 @configclass
-class PPO:
+class PPO(ActorCriticConfig):
     """Settings of PPO."""
 
-    lr: float = 3e-4
-    """Learning rate of Adam."""
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """Keep the learning rate, or let it fall to 0 over schedule_env_steps."""
-    num_epochs: int = 4
+    num_epochs: PositiveInt = 4
     """Passes over each batch."""
-    num_minibatches: int = 4
+    num_minibatches: PositiveInt = 4
     """Minibatches per epoch; must divide num_steps (with a recurrent core: num_envs)."""
-    gamma: float = 0.99
-    """Discount per env step."""
-    gae_lambda: float = 0.95
-    """Decay of the advantage trace."""
-    clip_coef: float = 0.2
+    clip_coef: NonNegative = 0.2
     """Distance from 1 at which the probability ratio is clipped."""
     clip_schedule: Literal["constant", "linear"] = "constant"
     """Keep clip_coef, or let it fall to 0 over schedule_env_steps."""
     clip_value_loss: bool = False
     """Clip the value's change by clip_coef as well."""
     normalize_advantage: bool = True
-    """Give the advantages of each minibatch mean 0 and deviation 1."""
-    ent_coef: float = 0.0
-    """Weight of the entropy bonus."""
-    vf_coef: float = 0.5
-    """Weight of the value loss."""
-    max_grad_norm: float = 0.5
-    """Gradients longer than this (L2) are shortened to it."""
-    adam_eps: float = 1e-5
-    """Added to Adam's root mean square of each gradient: well below it, steps are smaller."""
-    target_kl: float = 0.0
+    target_kl: NonNegative = 0.0
     """Stop the epochs of an update once the mean KL of one exceeds this (nats; 0: never)."""
 
 
-CORRECTS_LAG = False
-"""Whether it may learn from what older weights did, however old."""
-STORED_OUTPUTS: StoredOutputs = {"log_prob": ((), torch.float32), "value": ((), torch.float32)}
-
-
-def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one minibatch, and what to report of it; pure.
+def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, Metrics]:
+    """Return the loss of one minibatch, and what to report of it.
 
     Args:
-        policy: the policy that is being learned.
+        policy: the policy that is learned.
         minibatch: rows of `obs, action, log_prob, value, advantage, target`, each row's `weight`
             (they add up to 1 over all valid rows of all ranks, times the number of ranks), and the
             scalar `clip_coef` of this update. With a recurrent core the rows are sequences of
@@ -102,65 +89,64 @@ def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, dict[s
     return total, {name: value.detach() for name, value in metrics.items()}
 
 
-def update(
-    policy: Policy,
-    descend: Callable[[Minibatch, float], dict[str, Tensor]],
-    batch: Fragment,
-    cfg: PPO,
-    *,
-    ranks: Ranks,
-    progress: float,
-    orders: Callable[[int], Tensor],
-) -> dict[str, Tensor]:
-    """Learn from one batch: targets once, then `num_epochs` passes in minibatches.
+class PPOAlgorithm(Algorithm[PPO]):
+    """PPO: `num_epochs` passes over each batch, in minibatches."""
 
-    Args:
-        policy: the policy that is being learned.
-        descend: takes one step down the gradient of `loss` of a minibatch, at a learning rate, and
-            gives the loss's metrics and the gradient's norm (`Optimizer.step`).
-        batch: `[T, N]` of experience.
-        cfg: settings.
-        ranks: of the job.
-        progress: share of the schedules that has passed, in [0, 1].
-        orders: number of epochs E -> `[E, T, N]`: permutations of the steps of each env; with a
-            recurrent core `[E, N]`: the place of each env among those of all ranks.
+    name, Config, asynchronous_form = "ppo", PPO, "appo"
+    stored_outputs: ClassVar[StoredOutputs] = {
+        "log_prob": ((), torch.float32),
+        "value": ((), torch.float32),
+    }
+
+    def losses(self, modules: Modules, config: PPO) -> dict[str, LossSpec]:
+        """Return the one loss."""
+        return policy_loss(loss, modules, config)
+
+    def divides(self, run: Sizes, network: Network, config: PPO) -> list[Divides]:
+        """Minibatches divide the steps of a batch, or its envs."""
+        parts = "num_minibatches", config.num_minibatches
+        if network.core == "none":
+            reason = "each minibatch takes equally many steps of every env"
+            return [Divides("num_steps", run.num_steps, *parts, reason)]
+        reason = "with a recurrent core each takes all steps of equally many envs"
+        return [Divides("num_envs", run.num_envs, *parts, reason)]
+
+    def minibatch_rows(self, run: Sizes, config: PPO) -> int:
+        """Return the share of each minibatch."""
+        return run.num_envs * run.num_steps // config.num_minibatches
+
+    def update(self, source: Fragment, ctx: UpdateContext[PPO]) -> Metrics:
+        """Learn from one batch: targets once, then the epochs."""
+        rows = advantages(ctx.policy, source, ctx.config.gamma, ctx.config.gae_lambda)
+        rows["log_prob"] = source.stored_outputs["log_prob"].flatten()
+        return epochs(rows, ctx)
+
+
+def epochs(rows: Minibatch, ctx: UpdateContext[PPO]) -> Metrics:
+    """Pass `num_epochs` times over rows that have `valid` and all that `loss` needs.
 
     Returns:
-        Metrics as scalars on the device: means over the update's minibatches.
+        Metrics: means over the update's minibatches.
     """
-    rows = advantages(policy, batch, cfg.gamma, cfg.gae_lambda)
-    rows["log_prob"] = batch.stored_outputs["log_prob"].flatten()
-    return epochs(rows, descend, cfg, ranks, progress, orders)
-
-
-def epochs(
-    rows: Minibatch,
-    descend: Callable[[Minibatch, float], dict[str, Tensor]],
-    cfg: PPO,
-    ranks: Ranks,
-    progress: float,
-    orders: Callable[[int], Tensor],
-) -> dict[str, Tensor]:
-    """`num_epochs` passes over rows that have all that `loss` needs, and `valid`; see `update`."""
-    lr = cfg.lr * (1 - progress if cfg.lr_schedule == "linear" else 1.0)
-    clip_coef = cfg.clip_coef * (1 - progress if cfg.clip_schedule == "linear" else 1.0)
+    cfg, lr = ctx.config, ctx.lr
+    clip_coef = ctx.scheduled(cfg.clip_coef, cfg.clip_schedule)
     clip = torch.tensor(clip_coef, device=rows["advantage"].device)
-    cut = cuts(rows, orders(cfg.num_epochs), cfg.num_minibatches, ranks)
-    picked = minibatches(rows, cut, ranks, normalize_advantage=cfg.normalize_advantage)
-    seen: list[dict[str, Tensor]] = []
+    cut = cuts(rows, ctx.minibatch_order(cfg.num_epochs), cfg.num_minibatches, ctx.ranks)
+    picked = minibatches(rows, cut, ctx.ranks, normalize_advantage=cfg.normalize_advantage)
+    seen: list[Metrics] = []
 
     for epoch in range(cfg.num_epochs):
         first = epoch * cfg.num_minibatches
         numbers = range(first, first + cfg.num_minibatches)
-        seen += [descend(picked[number] | {"clip_coef": clip}, lr) for number in numbers]
+        seen += [ctx.step("policy", picked[i] | {"clip_coef": clip}, lr) for i in numbers]
         if cfg.target_kl:
-            kl = ranks.gather(_mean(seen[first:], "approx_kl")).mean()
+            kl = ctx.ranks.gather(_mean(seen[first:], "approx_kl")).mean()
             if kl > cfg.target_kl:
                 break
 
     return (
         {name: _mean(seen, name) for name in seen[0]}
-        | value_metrics(rows, ranks)
+        | value_metrics(rows, ctx.ranks)
         | {
             "lr": torch.tensor(lr),
             "clip_coef": clip,
@@ -169,5 +155,5 @@ def epochs(
     )
 
 
-def _mean(metrics: list[dict[str, Tensor]], name: str) -> Tensor:
+def _mean(metrics: list[Metrics], name: str) -> Tensor:
     return torch.stack([m[name] for m in metrics]).mean()

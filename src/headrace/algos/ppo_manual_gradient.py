@@ -6,8 +6,6 @@ most of them NumPy's, which have less around them than torch's and autograd's. L
 value loss, and what `models/manual_gradient.py` leaves out; those are the page's own.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,15 +18,11 @@ from headrace.models.policy import Network, Policy
 _METRICS = "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"
 
 
-def gradient_for(policy: Policy, network: Network, cfg: Any) -> "Gradient | None":
-    """What computes the gradient of an algorithm's loss faster than autograd; None: nothing."""
-    if (
-        isinstance(cfg, PPO)
-        and not cfg.clip_value_loss
-        and manual_gradient.supports(policy, network)
-    ):
-        return Gradient(policy, cfg)
-    return None
+def unsupported(policy: Policy, network: Network, cfg: PPO) -> str:
+    """Return why `Gradient` cannot replace autograd; "" if it can."""
+    if cfg.clip_value_loss:
+        return "--clip-value-loss"
+    return manual_gradient.unsupported(policy, network)
 
 
 class Gradient:
@@ -37,10 +31,10 @@ class Gradient:
     Attributes:
         flat: the last one, of all parameters.
         parameters: all of them, in the same order.
-        parts: see `by_hand.Net`.
+        parts: see `ManualNetwork`.
     """
 
-    def __init__(self, policy: Policy, cfg: PPO) -> None:
+    def __init__(self, policy: Policy, network: Network, cfg: PPO) -> None:
         self._policy, self._cfg = policy, cfg
         self._net = manual_gradient.ManualNetwork(policy.model, list(policy.head.parameters()))  # type: ignore[arg-type]
         self.flat, self.parameters = self._net.gradient, self._net.parameters

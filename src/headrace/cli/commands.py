@@ -131,7 +131,7 @@ def _auto_scaled(request: RunRequest, flags: Any, out: TextIO) -> dict[str, int]
 
 def _request_again(flags: RunFlags) -> RunRequest:
     """Return what a run's directory may not name: its code."""
-    return RunRequest(env=flags.env or None, code=code(flags.wrapper, flags.model))
+    return RunRequest(env=flags.env or None, code=code(flags.wrapper, flags.model, flags.algo))
 
 
 def resume(argv: list[str], description: str) -> int:
@@ -164,9 +164,12 @@ def evaluate(argv: list[str], description: str) -> int:
             f"{flags.run_dir} has no best policy: it was trained without --eval-every N, or ended "
             "before the first evaluation.\nLeave out --best to play with the newest policy."
         )
-    policies, shares = load_policies(best if flags.best else flags.run_dir, request.code.model)
+    code_again = request.code
+    policies, shares = load_policies(
+        best if flags.best else flags.run_dir, code_again.model, code_again.algorithm
+    )
     spec = env_spec(maker)
-    others = opponents(flags.frozen, shares, settings, spec, request.code.model)
+    others = opponents(flags.frozen, shares, settings, spec, code_again.model)
     theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
     checkpoint.check_policies(theirs, spec, flags.run_dir)
     played = run_episodes(

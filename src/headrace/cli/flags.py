@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from headrace.config.resolve import ALGOS, MAY_CHANGE
+from headrace.config.algorithms import load_algorithm
+from headrace.config.resolve import MAY_CHANGE
 from headrace.config.run_config import GROUPS, EnvConfig, RunConfig
 from headrace.errors import ConfigError
 from headrace.models.policy import Network
@@ -32,8 +33,10 @@ class SettingFlags:
 
 def with_settings(flags: type[SettingFlags], argv: list[str]) -> type[Any]:
     """Return `flags` with all settings, of the algorithm that the command line names."""
-    named = [b for a, b in itertools.pairwise(argv) if a == "--algo" and b in ALGOS]
-    groups = GROUPS | {"network": Network, "algorithm": ALGOS[named[-1] if named else "ppo"][1]}
+    words = [part for word in argv for part in word.split("=", 1)]
+    named = [b for a, b in itertools.pairwise(words) if a == "--algo"]
+    algorithm = load_algorithm(named[-1] if named else "ppo")
+    groups = GROUPS | {"network": Network, "algorithm": algorithm.Config}
     return make_dataclass(flags.__name__, groups.items(), bases=(flags,), frozen=True, kw_only=True)
 
 
@@ -49,6 +52,8 @@ class RunFlags:
     """The wrappers again, if the run has some (module:callable)."""
     model: Annotated[str, _CODE_AGAIN] = ""
     """What makes the network again, if it is your own (module:callable)."""
+    algo: Annotated[str, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="")] = ""
+    """The algorithm again, if it is your own (module:Name)."""
     json: bool = False
     """Print one JSON object as standard output's last line; progress goes to standard error."""
 

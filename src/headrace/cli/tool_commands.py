@@ -56,7 +56,9 @@ def profile(argv: list[str], description: str) -> int:
     if flags.trace is not None and (flags.trace.is_dir() or not flags.trace.parent.is_dir()):
         raise ConfigError(f"--trace {flags.trace}: expected a file in a folder that exists.")
     if flags.environment.env and Path(flags.environment.env).is_dir():
-        run_dir, own = Path(given.pop("env")), (given.pop("wrapper", ()), given.pop("model", ""))
+        run_dir, own = Path(given.pop("env")), (
+            given.pop("wrapper", ()), given.pop("model", ""), given.pop("algo", "")
+        )  # fmt: skip
         if others := [*given, *(["config"] if flags.config else [])]:
             raise ConfigError(
                 f"{', '.join(others)}: a run's directory is profiled with the settings that it was "

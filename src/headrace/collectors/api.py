@@ -1,6 +1,6 @@
 """The interface between the training loop and the collectors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
@@ -10,9 +10,27 @@ from headrace.batch import Column, Fragment, StoredOutputs, columns
 from headrace.envs.api import GUARDS, Episode, Guards, Restored
 from headrace.envs.factory import EnvMaker
 from headrace.meter import Laps
-from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network, Policy
-from headrace.spec import Array, EnvSpec
+from headrace.spec import Agents, Array, EnvSpec
+
+
+@dataclass(frozen=True)
+class PolicyPlan:
+    """One of the policies that act.
+
+    Attributes:
+        agents: of each environment.
+        spec: what they are offered.
+        network: shape of the policy.
+        stored_outputs: what its algorithm wants stored with each step; {}: nobody learns from it.
+        build: builds a copy, with weights that are to be overwritten.
+    """
+
+    agents: Agents
+    spec: EnvSpec
+    network: Network
+    stored_outputs: StoredOutputs
+    build: Callable[[], Policy]
 
 
 @dataclass(frozen=True)
@@ -29,9 +47,7 @@ class SamplingPlan:
 
     maker: EnvMaker
     spec: EnvSpec
-    network: Network
-    model: ModelFactory | None  # makes the user's network
-    stored_outputs: StoredOutputs  # of the algorithm, for each step
+    policies: Mapping[str, PolicyPlan]  # in the order of their agents' ids
     num_steps: int  # T
     num_envs: int  # N, of this rank
     first_env: int  # the index over all ranks of the first of them
@@ -47,10 +63,17 @@ class SamplingPlan:
     timeline: bool = False  # keep what each process did when
 
     @property
+    def policy(self) -> PolicyPlan:
+        """The only policy: environments of several are not stepped by workers."""
+        [policy] = self.policies.values()
+        return policy
+
+    @property
     def layout(self) -> dict[str, Column]:
-        """The columns of one vector's fragment."""
-        n, state_size = self.envs_per_vector, self.network.state_size
-        return columns(self.spec, self.stored_outputs, self.num_steps, n, state_size)
+        """The arrays of one vector's fragment."""
+        policy, n = self.policy, self.envs_per_vector
+        state_size = policy.network.state_size
+        return columns(self.spec, policy.stored_outputs, self.num_steps, n, state_size)
 
     @property
     def num_vectors(self) -> int:

@@ -4,8 +4,7 @@ The policy that acts is the learner's own, and a batch is learned from where it 
 CUDA device it is made by replaying one graph. Left out: what steps there (`envs/device.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -13,29 +12,22 @@ from torch import Tensor
 
 from headrace import batch, device_seeding, seeding
 from headrace.batch import Fragment
-from headrace.collectors.api import WINDOW, Collected, Ledger, SamplingPlan, ShouldStop
+from headrace.collectors.api import (
+    WINDOW,
+    Collected,
+    Ledger,
+    PolicyPlan,
+    SamplingPlan,
+    ShouldStop,
+)
 from headrace.collectors.rollout import FixedActors, at_once, remembered, rollout
 from headrace.collectors.watchdog import Watchdog
 from headrace.envs.api import Restored, VectorContext
 from headrace.envs.vectors import device_vector
 from headrace.meter import Laps, Meter
-from headrace.models.numpy_inference import actor_for
-from headrace.models.policy import Network, Policy
-from headrace.spec import Agents, Array
-
-
-class Acting(NamedTuple):
-    """One of the policies that act.
-
-    Attributes:
-        agents: of each environment.
-        network: its shape.
-        learns: whether its fragments are learned from.
-    """
-
-    agents: Agents
-    network: Network
-    learns: bool
+from headrace.models.fast_paths import actor_for
+from headrace.models.policy import Policy
+from headrace.spec import Array
 
 
 class Replayed:
@@ -73,7 +65,6 @@ class DeviceCollector:
 
     Args:
         plan: what to sample.
-        acting: the policies, in that order.
         device: the learner's.
         meter: of this process.
         stop: asked before each batch whether to give up.
@@ -83,13 +74,13 @@ class DeviceCollector:
     def __init__(
         self,
         plan: SamplingPlan,
-        acting: Sequence[Acting],
         device: torch.device,
         meter: Meter,
         stop: ShouldStop,
         state: Mapping[str, Array] | None = None,
     ) -> None:
-        self._plan, self._acting, self._meter, self._stop = plan, acting, meter, stop
+        self._plan, self._acting, self._meter = plan, list(plan.policies.values()), meter
+        self._stop = stop
         context = VectorContext(
             plan.spec,
             plan.first_env + np.arange(plan.num_envs),
@@ -97,12 +88,12 @@ class DeviceCollector:
             meter,
             guards=plan.guards,
             reseed=plan.reseed_episodes,
-            parts=tuple(of.agents for of in acting),
+            parts=tuple(policy.agents for policy in self._acting),
             num_threads=plan.threads_per_worker,
             last_episodes=WINDOW,
         )
         self._vector = device_vector(plan.maker, context, device)
-        self._fragments = [self._allocate(of, device) for of in acting]
+        self._fragments = [self._allocate(policy, device) for policy in self._acting]
         self._memory = [fragment.recurrent_state[0].clone().zero_() for fragment in self._fragments]
         self._noise: list[Tensor] = []
         self._policies: list[Policy] = []
@@ -117,15 +108,15 @@ class DeviceCollector:
         where = f"while a batch was made of {plan.spec.id} on {device}"
         self._watchdog = Watchdog(meter, plan.guards, lambda: 0, lambda: where)
 
-    def _allocate(self, of: Acting, device: torch.device) -> Fragment:
+    def _allocate(self, policy: PolicyPlan, device: torch.device) -> Fragment:
         plan = self._plan
-        rows = plan.num_envs * of.agents.size
+        rows = plan.num_envs * policy.agents.size
         layout = batch.columns(
-            plan.spec.for_agents(of.agents),
-            plan.stored_outputs if of.learns else {},
+            policy.spec,
+            policy.stored_outputs,
             plan.num_steps,
             rows,
-            of.network.state_size,
+            policy.network.state_size,
             capacity=self._vector.finals_per_row(plan.num_steps) * rows,
         )
         return batch.allocate(layout, device=device)
@@ -165,7 +156,7 @@ class DeviceCollector:
         for fragment, memory in zip(self._fragments, self._memory, strict=True):
             fragment.recurrent_state[0] = memory
         actors = [
-            actor_for(policy, self._plan.spec.for_agents(of.agents), of.network)
+            actor_for(policy, of.spec, of.network)
             for policy, of in zip(self._policies, self._acting, strict=True)
         ]
         weights = FixedActors(actors, self._version)

@@ -18,8 +18,7 @@ from headrace.collectors.api import SamplingPlan, ShouldStop
 from headrace.envs.api import Episode, Restored, VectorContext, VectorEnv
 from headrace.envs.vectors import make_vector
 from headrace.meter import Meter
-from headrace.models import policy as policies
-from headrace.models.numpy_inference import actor_for
+from headrace.models.fast_paths import actor_for
 from headrace.models.policy import Actor, Policy
 from headrace.seeding import action_noise
 from headrace.spec import Array
@@ -211,11 +210,11 @@ class RolloutWorker:
     ) -> None:
         self._plan, self._meter = plan, meter
         # Its weights are overwritten by the first publish.
-        self._policy = policies.build(plan.spec, plan.network, 0, plan.model) if acts else None
+        self._policy = plan.policy.build() if acts else None
         n = plan.envs_per_vector
         self._vectors: dict[int, VectorEnv] = {}
         # What a recurrent core remembers of each vector's envs
-        self._memory = {v: torch.zeros(n, plan.network.state_size) for v in vectors}
+        self._memory = {v: torch.zeros(n, plan.policy.network.state_size) for v in vectors}
         for v in vectors:
             context = VectorContext(
                 plan.spec,
@@ -238,7 +237,7 @@ class RolloutWorker:
 
     def actor(self) -> Actor:
         """Acts with the weights that `policy` has now."""
-        return actor_for(self.policy, self._plan.spec, self._plan.network)
+        return actor_for(self.policy, self._plan.spec, self._plan.policy.network)
 
     @torch.no_grad()
     def collect(

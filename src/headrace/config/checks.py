@@ -6,6 +6,7 @@ sum, and the remedy.
 
 from typing import Any
 
+from headrace.algos.base import ActorCriticConfig, Algorithm
 from headrace.config.run_config import RunConfig
 from headrace.errors import ConfigError
 
@@ -15,23 +16,44 @@ def largest_divisor(number: int, at_most: int) -> int:
     return next((d for d in range(min(at_most, number), 0, -1) if number % d == 0), 1)
 
 
-def check_divisibility(run: Any, network: Any, algo: Any) -> None:
+def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[Any]) -> None:
     """Refuse what does not divide (or, with a recurrent core, cannot be divided).
 
     Args:
         run: `RunConfig`.
         network: `Network`.
         algo: the algorithm's settings.
+        algorithm: the algorithm itself.
 
     Raises:
         ConfigError: naming the sum.
     """
     _check_learners(run)
     _check_vectors(run)
-    if network.core == "none":
-        _check_minibatches(run, algo)
-    else:
-        _check_runs(run, network, algo)
+    rows = algorithm.minibatch_rows(run, algo)
+    if network.core != "none":
+        _check_recurrent(run, network)
+    if rows < 2 and isinstance(algo, ActorCriticConfig) and algo.normalize_advantage:
+        raise ConfigError(
+            "A minibatch of one row has nothing to normalize its advantage against: "
+            f"num_envs * num_steps / minibatches = {run.num_envs} * {run.num_steps} / "
+            f"{run.num_envs * run.num_steps // max(1, rows)}.\n"
+            "Use fewer minibatches, or --no-normalize-advantage."
+        )
+    for whole, number, by, parts, reason in algorithm.divides(run, network, algo):
+        if number % parts:
+            raise ConfigError(
+                f"{whole}={number} does not divide into {by}={parts}: {reason}, and {number} / "
+                f"{parts} = {number / parts:.2f}.\n"
+                f"Use --{by.replace('_', '-')} {largest_divisor(number, parts)}, for example."
+            )
+    rows //= run.num_learners
+    if rows % run.num_accumulation_steps:
+        raise ConfigError(
+            f"The {rows} rows of a minibatch (of one learner) do not divide into "
+            f"num_accumulation_steps={run.num_accumulation_steps} parts.\n"
+            f"Use --num-accumulation-steps {largest_divisor(rows, run.num_accumulation_steps)}."
+        )
 
 
 def _check_learners(run: Any) -> None:
@@ -74,55 +96,17 @@ def _check_vectors(run: Any) -> None:
         )
 
 
-def _check_runs(run: Any, network: Any, algo: Any) -> None:
-    """With a recurrent core."""
+def _check_recurrent(run: Any, network: Any) -> None:
     if run.model:
         raise ConfigError(
             f"core={network.core!r}, but the network is one of your own ({run.model}), which is "
             "given each observation alone.\nLeave out --core, or train Headrace's network."
         )
-    num_minibatches = getattr(algo, "num_minibatches", 1)
-    if run.num_envs % num_minibatches:
-        raise ConfigError(
-            f"num_envs={run.num_envs} does not divide into num_minibatches={num_minibatches}: with "
-            f"a recurrent core each takes all steps of equally many envs, and {run.num_envs} / "
-            f"{num_minibatches} = {run.num_envs / num_minibatches:.2f}.\n"
-            f"Use --num-minibatches {largest_divisor(run.num_envs, num_minibatches)}, for example."
-        )
-    _check_one_row(run, algo, num_minibatches)
     if run.num_accumulation_steps > 1:
         raise ConfigError(
             f"num_accumulation_steps={run.num_accumulation_steps}, but with a recurrent core a "
             "minibatch is whole runs of envs, which are not cut into parts.\n"
             "Use more minibatches (--num-minibatches), or --core none."
-        )
-
-
-def _check_one_row(run: Any, algo: Any, num_minibatches: int) -> None:
-    if run.num_envs * run.num_steps // num_minibatches < 2 and algo.normalize_advantage:
-        raise ConfigError(
-            "A minibatch of one row has nothing to normalize its advantage against: "
-            f"num_envs * num_steps / num_minibatches = {run.num_envs} * {run.num_steps} / "
-            f"{num_minibatches}.\nUse fewer minibatches, or --no-normalize-advantage."
-        )
-
-
-def _check_minibatches(run: Any, algo: Any) -> None:
-    num_minibatches = getattr(algo, "num_minibatches", 1)
-    _check_one_row(run, algo, num_minibatches)
-    if run.num_steps % num_minibatches:
-        raise ConfigError(
-            f"num_steps={run.num_steps} does not divide into num_minibatches={num_minibatches}: "
-            f"each minibatch takes equally many steps of every env, and {run.num_steps} / "
-            f"{num_minibatches} = {run.num_steps / num_minibatches:.2f}.\n"
-            f"Use --num-minibatches {largest_divisor(run.num_steps, num_minibatches)}, for example."
-        )
-    rows = run.num_envs * run.num_steps // num_minibatches // run.num_learners
-    if rows % run.num_accumulation_steps:
-        raise ConfigError(
-            f"The {rows} rows of a minibatch (of one learner) do not divide into "
-            f"num_accumulation_steps={run.num_accumulation_steps} parts.\n"
-            f"Use --num-accumulation-steps {largest_divisor(rows, run.num_accumulation_steps)}."
         )
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from headrace.algos import a2c, appo, impala, ppo
+from headrace.algos.base import Algorithm
+from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.checks import (
     check_auto,
     check_cluster,
@@ -27,19 +27,11 @@ from headrace.config.checks import (
 from headrace.config.old_names import rename_settings
 from headrace.config.policies import merge_policies, policy_settings
 from headrace.config.run_config import RunConfig
-from headrace.configclass import Between, check_values
+from headrace.configclass import check_values
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
 from headrace.spec import Kind
-
-ALGOS: dict[str, tuple[ModuleType, type[Any]]] = {
-    "a2c": (a2c, a2c.A2C),
-    "appo": (appo, appo.APPO),
-    "impala": (impala, impala.IMPALA),
-    "ppo": (ppo, ppo.PPO),
-}
-"""Name -> the algorithm's page, and its settings."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +40,7 @@ class Settings:
 
     Attributes:
         run, network, algo: the settings.
+        algorithm: what `run.algo` names.
         source: name -> `given` (by flag or keyword), `config FILE`, `auto-scale`, `preset NAME`,
             `default`, or what it follows from.
     """
@@ -56,11 +49,7 @@ class Settings:
     network: Network
     algo: Any
     source: dict[str, str]
-
-    @property
-    def algo_module(self) -> ModuleType:
-        """The algorithm's page."""
-        return ALGOS[self.run.algo][0]
+    algorithm: Algorithm[Any]
 
     def of(self, policy: str) -> "Settings":
         """Return the settings of one policy: `[policies.NAME]` may change some.
@@ -146,8 +135,7 @@ def read_settings(
             "Example: headrace train CartPole-v1"
         )
     algo = explicit.get("algo", from_file.get("algo", "ppo"))
-    if algo not in ALGOS:
-        raise ConfigError(f"algo={algo!r}: expected one of {', '.join(ALGOS)}.")
+    algorithm = load_algorithm(algo)
     preset_name, from_preset = preset(env, algo)
     layers: tuple[tuple[str, Mapping[str, Any]], ...] = (
         (f"preset {preset_name}", from_preset),
@@ -155,7 +143,7 @@ def read_settings(
         (f"config {config_file}", from_file),
         ("given", explicit),
     )
-    classes = (RunConfig, Network, ALGOS[algo][1])
+    classes = (RunConfig, Network, algorithm.Config)
     values: list[dict[str, Any]] = [{} for _ in classes]
     sources = {f.name: "default" for cls in classes for f in fields(cls)}
     for source, layer in layers:
@@ -169,7 +157,7 @@ def read_settings(
             lower |= part
             sources |= part_sources
     run, network, config = (cls(**v) for cls, v in zip(classes, values, strict=True))
-    return Settings(run, network, config, sources)
+    return Settings(run, network, config, sources, algorithm)
 
 
 def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> Settings:
@@ -194,16 +182,15 @@ def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> 
         settings = settings.follow(f"follows {cpu_cores()} cores", learner_threads=cpu_cores())
     settings = _derive_vectors(_derive_learners(settings), kind, cores)
     if settings.run.lag == -1:
-        usual = _USUAL_LAG if settings.algo_module.CORRECTS_LAG else 0
+        usual = _USUAL_LAG if settings.algorithm.data == "lag_corrected" else 0
         lag = usual if settings.run.num_workers else 0
         settings = settings.follow("follows algo and num_workers", lag=lag)
     run = settings.run
     check_guards(run)
-    _check_workers(run)
+    _check_workers(run, settings.algorithm)
     check_cluster(run)
     for each in (settings, *map(settings.of, policy_settings(run.policies))):
-        _check_bounds(each.algo)
-        check_divisibility(run, each.network, each.algo)
+        check_divisibility(run, each.network, each.algo, settings.algorithm)
     return settings
 
 
@@ -279,16 +266,15 @@ def _derive_vectors(settings: Settings, kind: Kind, cores: int) -> Settings:
 _USUAL_LAG = 2
 
 
-def _check_workers(run: RunConfig) -> None:
+def _check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:
     """Refuse what needs workers where there are none, and lags that nobody corrects for."""
-    corrects = ALGOS[run.algo][0].CORRECTS_LAG
-    if run.lag > 1 and not corrects:
-        able = " or ".join(name for name, (page, _) in ALGOS.items() if page.CORRECTS_LAG)
+    if run.lag > 1 and not algorithm.accepts_any_lag:
+        able = " or ".join(name for name, other in ALGORITHMS.items() if other.accepts_any_lag)
         raise ConfigError(
             f"lag={run.lag}, but {run.algo} does not correct for what older weights did: expected "
             f"0 or 1.\nUse --lag 1, or --algo {able}."
         )
-    if run.lag and corrects and not run.num_workers:
+    if run.lag and algorithm.accepts_any_lag and not run.num_workers:
         raise ConfigError(
             f"lag={run.lag} with algo={run.algo} lets workers sample while the learner learns, and "
             "there are none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or "
@@ -307,23 +293,6 @@ def cpu_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
-_BOUNDS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("num_epochs", "num_minibatches", "is_clip"), (1, math.inf)),
-    **dict.fromkeys(
-        ("lr", "clip_coef", "ent_coef", "vf_coef", "target_kl", "max_grad_norm", "adam_eps"),
-        (0, math.inf),
-    ),
-    **dict.fromkeys(("gamma", "gae_lambda"), (0, 1)),
-    **dict.fromkeys(("rho_clip", "c_clip"), (0, math.inf)),
-}
-
-
-def _check_bounds(algo: Any) -> None:
-    for name, bounds in _BOUNDS.items():
-        if hasattr(algo, name) and not Between(*bounds).contain(getattr(algo, name)):
-            raise ConfigError(f"{name}={getattr(algo, name)}: expected {Between(*bounds)}.")
-
-
 def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
     """The shipped preset's name and values for an environment; ("none", {}) if there is none.
 
@@ -335,10 +304,13 @@ def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
             for pattern, table in tomllib.loads(file.read_text(encoding="utf-8")).items():
                 if pattern == env or (found[0] == "none" and fnmatchcase(env, pattern)):
                     values = dict(table)
-                    per_algo = {name: values.pop(name, {}) for name in ALGOS}
+                    per_algo = {name: values.pop(name, {}) for name in ALGORITHMS}
+                    if algo not in per_algo:  # it may not have the settings of an actor-critic
+                        common = {f.name for group in (RunConfig, Network) for f in fields(group)}
+                        values = {name: values[name] for name in values.keys() & common}
                     found = (
                         file.name.removesuffix(".toml"),
-                        rename_settings(values | per_algo[algo]),
+                        rename_settings(values | per_algo.get(algo, {})),
                     )
                 if pattern == env:
                     return found

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from headrace.config.algorithms import ALGORITHMS
 from headrace.configclass import (
     Between,
     Expected,
@@ -198,8 +199,8 @@ class ClusterConfig:
 class PoliciesConfig:
     """The algorithm, and the policies of environments with several agents."""
 
-    algo: Literal["ppo", "a2c", "appo", "impala"] = "ppo"
-    """Algorithm."""
+    algo: Annotated[str, tyro.conf.arg(metavar="|".join([*ALGORITHMS, "MODULE:NAME"]))] = "ppo"
+    """Algorithm. module:Name: one of your own."""
     model: Annotated[str, tyro.conf.arg(metavar="MODULE:CALLABLE")] = ""
     """Makes your own network, a torch.nn.Module, from the environment's spec. The settings about
     the network's sizes do not apply then."""

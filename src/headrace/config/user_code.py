@@ -1,9 +1,11 @@
-"""The user's own wrappers and network. Left out: environments (`envs/factory.py`)."""
+"""The user's own wrappers, network and algorithm. Left out: environments (`envs/factory.py`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.algos.base import Algorithm
+from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algorithm
 from headrace.envs.factory import WrapperLike
 from headrace.errors import ConfigError
 from headrace.importing import load_callable
@@ -17,10 +19,12 @@ class Code:
     Attributes:
         wrappers: see `EnvMaker`.
         model: makes a network.
+        algorithm: learns, in place of one of Headrace's.
     """
 
     wrappers: tuple[WrapperLike, ...] = ()
     model: ModelFactory | None = None
+    algorithm: Algorithm[Any] | None = None
 
     def names(self) -> dict[str, Any]:
         """What config.json calls it: for people, and to know that it must be given again."""
@@ -33,18 +37,24 @@ class Code:
         if self.model is not None:
             own = getattr(self.model, "__qualname__", "model")
             names["model"] = f"{getattr(self.model, '__module__', '')}:{own}"
+        if self.algorithm is not None:
+            names["algo"] = algorithm_name(type(self.algorithm))
         return names
 
 
 NO_CODE = Code()
 
 
-def code(wrappers: Sequence[WrapperLike], model: str | ModelFactory | None) -> Code:
-    """Code as a caller names it: callables, or `module:callable` for a network.
+def code(
+    wrappers: Sequence[WrapperLike],
+    model: str | ModelFactory | None,
+    algo: AlgorithmLike | None = None,
+) -> Code:
+    """Return code as a caller names it: callables, or `module:callable` for what is loaded here.
 
     Raises:
         ConfigError: there is no such module or callable.
     """
     if isinstance(model, str):
         model = load_callable(model, ConfigError) if model else None
-    return Code(tuple(wrappers), model)
+    return Code(tuple(wrappers), model, load_algorithm(algo) if algo else None)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.config.algorithms import ALGORITHMS, AlgorithmLike
 from headrace.config.user_code import code
 from headrace.errors import ConfigError
 from headrace.models.custom import ModelFactory
@@ -116,7 +117,10 @@ def _is_dict(obs: Any) -> bool:
 
 
 def load_policy(
-    directory: str | Path, model: str | ModelFactory | None = None, policy: str | None = None
+    directory: str | Path,
+    model: str | ModelFactory | None = None,
+    policy: str | None = None,
+    algo: AlgorithmLike | None = None,
 ) -> TrainedPolicy:
     """Load the newest whole checkpoint's policy from a run directory (or from that checkpoint).
 
@@ -128,18 +132,21 @@ def load_policy(
         model: what made the network (or its name, `module:callable`), where it was one of your
             own: a file can not name code.
         policy: which, of a run with several.
+        algo: what learned it (or its name, `module:Name`), where it was one of your own.
 
     Raises:
         CheckpointError: there is no usable checkpoint, or it is of another network, or there are
             several policies, and none of this name.
-        ConfigError: it was a network of your own, and `model` is not given (or the other way).
+        ConfigError: it was a network of your own, and `model` is not given (or the other way), or
+            an algorithm of your own, and `algo` is not given.
     """
-    model = code((), model).model
+    own = code((), model, algo)
+    model = own.model
     saved = checkpoint.newest(Path(directory))
     with checkpoint.as_written(saved.path):
         name = checkpoint.policy_name(saved, policy)
         described = saved.manifest["policies"][name]
-        is_own = bool(described["model"])
+        is_own, learned_by = bool(described["model"]), described["algo"]
     if is_own != (model is not None):
         raise ConfigError(
             f"{directory} was trained with "
@@ -151,21 +158,30 @@ def load_policy(
             )
         )
     with checkpoint.as_written(saved.path):
+        if isinstance(learned_by, str) and ":" in learned_by and own.algorithm is None:
+            raise ConfigError(
+                f"{directory} was trained with an algorithm of its own ({learned_by}).\nName it "
+                "again: --algo module:Name, or load_policy(directory, algo=...)."
+            )
+        algorithm = ALGORITHMS.get(learned_by) or own.algorithm or ALGORITHMS["ppo"]
+        config = algorithm.Config(**described.get("algo_settings", {}))
         spec = EnvSpec.from_json(described["spec"])
         sizes = tuple(described["network"]["hidden_sizes"])
         network = Network(**described["network"] | {"hidden_sizes": sizes})
         if model is None:  # without memory, before any of it is allocated
             with torch.device("meta"):
-                checkpoint.check_shapes(Policy(spec, network), saved, name)
-    module = Policy(spec, network, model)
+                checkpoint.check_shapes(algorithm.build_policy(spec, network, config), saved, name)
+    module = algorithm.build_policy(spec, network, config, model)
     checkpoint.load_into(module, saved, name)
     return TrainedPolicy(spec, module.eval(), network)
 
 
 def load_policies(
-    directory: str | Path, model: str | ModelFactory | None = None
+    directory: str | Path,
+    model: str | ModelFactory | None = None,
+    algo: AlgorithmLike | None = None,
 ) -> tuple[dict[str, TrainedPolicy], dict[str, Agents]]:
     """All policies of a run, by name, and the agents of each; see `load_policy`."""
     saved = checkpoint.newest(Path(directory))
     shares = {name: agents for name, (_, agents) in checkpoint.policies(saved).items()}
-    return {name: load_policy(saved.path, model, name) for name in shares}, shares
+    return {name: load_policy(saved.path, model, name, algo) for name in shares}, shares

@@ -6,15 +6,15 @@ Left out: what is computed from a batch (the algorithm's page), when (`loop.py`)
 
 import hashlib
 import zlib
-from types import ModuleType
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from headrace import batch
-from headrace.algos.ppo_manual_gradient import gradient_for
-from headrace.batch import Fragment, Minibatch, each
+from headrace.algos.base import LossSpec, UpdateContext
+from headrace.batch import Fragment, Minibatch, each, join
+from headrace.config.algorithms import GRADIENTS
 from headrace.config.policies import DEFAULT
 from headrace.config.resolve import Settings
 from headrace.device_seeding import permutations as permutations_on_device
@@ -22,9 +22,9 @@ from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import ConfigError, RankError
 from headrace.learner.optimizer import Optimizer
 from headrace.meter import Meter
-from headrace.models import policy as policies
 from headrace.models.custom import ModelFactory
-from headrace.models.policy import Network, Policy
+from headrace.models.fast_paths import choose
+from headrace.models.policy import Network, Policy, torch_seed
 from headrace.models.recurrent import Core
 from headrace.returns import discounted_sum
 from headrace.seeding import derive, env_orders, permutations
@@ -33,21 +33,21 @@ from headrace.storage.sections import Section, SectionState, module_section
 
 
 class Loss(nn.Module):
-    """The algorithm's loss as a module: what `Ranks.wrap` averages gradients over."""
+    """A loss of an algorithm as a module: what `Ranks.wrap` averages gradients over."""
 
-    def __init__(self, policy: Policy, algo: ModuleType, cfg: Any, *, compiled: bool) -> None:
+    def __init__(self, spec: LossSpec, config: Any, *, compiled: bool) -> None:
         super().__init__()
-        self.policy, self._cfg = policy, cfg
+        self.module, self._config = spec.module, config
         if compiled:
             _check_compiler()
-            for part in policy.modules():
+            for part in spec.module.modules():
                 if isinstance(part, Core):
                     part.stay_out_of_graphs()
-        self._loss = torch.compile(algo.loss) if compiled else algo.loss
+        self._function = torch.compile(spec.function) if compiled else spec.function
 
     def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a minibatch, and what to report of it."""
-        return self._loss(self.policy, minibatch, self._cfg)  # type: ignore[no-any-return]
+        """Return the loss of a minibatch, and its metrics."""
+        return self._function(self.module, minibatch, self._config)
 
 
 def _check_compiler() -> None:
@@ -93,105 +93,115 @@ class Learner:
         num_agents: int = 1,
     ) -> None:
         self._settings, self._device, self._meter, self._ranks = settings, device, meter, ranks
-        self._name = name
+        self._name, self._own_model = name, model is not None
         self.policy = first_policy(settings, spec, model, name)
-        self.policy.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
-        run = settings.run
-        cfg = settings.algo
-        loss: nn.Module = Loss(self.policy, settings.algo_module, cfg, compiled=run.compile)
-        by_hand = None if run.compile else gradient_for(self.policy, settings.network, cfg)
-        if by_hand is None:
-            loss = ranks.wrap(loss, meter, may_skip=model is not None)
-        self.optimizer = Optimizer(
-            loss,
-            cfg.max_grad_norm,
-            run.num_accumulation_steps,
-            eps=cfg.adam_eps,
-            written_out=by_hand,
-            over_ranks=lambda gradient: ranks.mean(gradient, meter),
-        )
+        self._modules = settings.algorithm.build(self.policy, spec, settings.algo)
+        for module in self._modules.values():
+            module.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
+        losses = settings.algorithm.losses(self._modules, settings.algo)
+        self.optimizers = {loss: self._optimizer(of) for loss, of in losses.items()}
         self.version = 0
         """Updates made so far: the version of the weights."""
         self.learner_steps = 0
         """Optimizer steps made so far."""
-        rows = run.num_envs // ranks.size * num_agents
+        rows = settings.run.num_envs // ranks.size * num_agents
         self._return_so_far = torch.zeros(rows, device=device)
 
-    def take(self, fragments: list[Fragment]) -> Fragment:
-        """A batch on the learner's device: fragments `[T, n]`, side by side in order."""
-        # At lag 0 they are not written to before the next batch.
-        experience = batch.join(fragments, self._device, copy=self._settings.run.lag > 0)
-        self._meter.lap("transport")
-        return experience
+    def _optimizer(self, spec: LossSpec) -> Optimizer:
+        run, meter, ranks = self._settings.run, self._meter, self._ranks
+        loss: nn.Module = Loss(spec, self._settings.algo, compiled=run.compile)
+        arguments = self.policy, self._settings.network, self._settings.algo
+        path = None if run.compile else choose(GRADIENTS, spec.function, *arguments)[0]
+        if path is None:
+            loss = ranks.wrap(loss, meter, may_skip=spec.may_skip or self._own_model)
+        return Optimizer(
+            loss,
+            spec.max_grad_norm,
+            run.num_accumulation_steps,
+            eps=spec.adam_eps,
+            manual=None if path is None else path.make(*arguments),
+            over_ranks=lambda gradient: ranks.mean(gradient, meter),
+        )
 
-    def update(self, experience: Fragment, progress: float) -> dict[str, float]:
+    def assemble(self, fragments: list[Fragment]) -> Fragment:
+        """Join fragments `[T, n]`, side by side in order, to a batch on the learner's device."""
+        # At lag 0 they are not written to before the next batch.
+        batch = join(fragments, self._device, copy=self._settings.run.lag > 0)
+        self._meter.lap("transport")
+        return batch
+
+    def update(self, batch: Fragment, env_steps: int) -> dict[str, float]:
         """Learn from one batch.
 
         Args:
-            experience: from `take`.
-            progress: share of the schedules that has passed, in [0, 1].
+            batch: from `assemble`.
+            env_steps: of the whole run before this batch.
 
         Returns:
             Metrics; `nonfinite` counts gradients and parameters that were not finite.
         """
-        algo = self._settings.algo_module
-        env_id, num_envs = experience.env_id, experience.num_envs
-        seed, num_steps = self._settings.run.seed, experience.num_steps
-        first = num_envs * self._ranks.rank
-
-        def orders(num_epochs: int) -> Tensor:
-            if self.policy.state_size:
-                # By the column: a batch of what was there first has some env twice, and some never.
-                of_all = env_orders(seed, num_envs * self._ranks.size, self.version, num_epochs)
-                return torch.from_numpy(of_all[:, first : first + num_envs])
-            if env_id.device.type != "cpu":
-                return permutations_on_device(seed, env_id, self.version, num_epochs, num_steps)
-            found = permutations(seed, env_id.numpy(), self.version, num_epochs, num_steps)
-            return torch.from_numpy(found)
-
-        steps_before = self.optimizer.num_steps
+        run = self._settings.run
+        context: UpdateContext[Any] = UpdateContext(
+            self.policy, self._modules, self._settings.algo,
+            step=lambda loss, minibatch, lr: self.optimizers[loss].step(minibatch, lr),
+            minibatch_order=partial(self._minibatch_order, batch),
+            ranks=self._ranks,
+            progress=min(1.0, env_steps / run.schedule_env_steps),
+            seed=run.seed,
+            version=self.version,
+            learner_steps=self.learner_steps,
+            env_steps=env_steps,
+        )  # fmt: skip
+        counted = next(iter(self.optimizers.values()))
+        steps_before = counted.num_steps
         with self._ranks.meeting():
-            metrics: dict[str, Tensor] = algo.update(
-                self.policy,
-                self.optimizer.step,
-                experience,
-                self._settings.algo,
-                ranks=self._ranks,
-                progress=progress,
-                orders=orders,
-            )
-        if self._settings.run.lag:
-            metrics |= self._lag(experience)
-        self._update_normalizers(experience)
+            metrics = self._settings.algorithm.update(batch, context)
+        if run.lag:
+            metrics |= self._lag(batch)
+        self._update_normalizers(batch)
         self.version += 1
-        self.learner_steps += self.optimizer.num_steps - steps_before
-        metrics["nonfinite"] = self.optimizer.num_nonfinite()
+        self.learner_steps += counted.num_steps - steps_before
+        bad = [optimizer.num_nonfinite() for optimizer in self.optimizers.values()]
+        metrics["nonfinite"] = sum(bad[1:], bad[0])
         # The only place in an iteration where the host waits for the device.
         own = torch.stack([metric.to(self._device) for metric in metrics.values()])
         values = self._ranks.gather(own).mean(0).tolist()
         self._meter.lap("learn")
         return dict(zip(metrics, values, strict=True))
 
-    def _lag(self, experience: Fragment) -> dict[str, Tensor]:
+    def _minibatch_order(self, batch: Fragment, num_epochs: int) -> Tensor:
+        """See `UpdateContext`."""
+        seed, version, env_id = self._settings.run.seed, self.version, batch.env_id
+        if self.policy.state_size:
+            # By the column: a batch of what was there first has some env twice, and some never.
+            num_envs, first = batch.num_envs, batch.num_envs * self._ranks.rank
+            of_all = env_orders(seed, num_envs * self._ranks.size, version, num_epochs)
+            return torch.from_numpy(of_all[:, first : first + num_envs])
+        if env_id.device.type != "cpu":
+            return permutations_on_device(seed, env_id, version, num_epochs, batch.num_steps)
+        order = permutations(seed, env_id.numpy(), version, num_epochs, batch.num_steps)
+        return torch.from_numpy(order)
+
+    def _lag(self, batch: Fragment) -> dict[str, Tensor]:
         """How many updates old the weights are that acted, as they are learned from."""
         # By weights: picking the valid rows would make the host wait for the device.
-        valid = experience.valid.float()
-        lag = (self.version - experience.policy_version) * valid
+        valid = batch.valid.float()
+        lag = (self.version - batch.policy_version) * valid
         mean = lag.sum() / valid.sum().clamp(min=1)
         return {"lag_learning": mean, "lag_learning_max": lag.max()}
 
     @torch.no_grad()
-    def _update_normalizers(self, experience: Fragment) -> None:
+    def _update_normalizers(self, batch: Fragment) -> None:
         """After the update: while learning, what was acted must look as it did then."""
-        valid = experience.valid
+        valid = batch.valid
         if self.policy.normalize_obs is not None:
-            seen = self.policy.seen(each(lambda o: o[:-1], experience.obs))
+            seen = self.policy.seen(each(lambda o: o[:-1], batch.obs))
             self.policy.normalize_obs.update(seen, valid, self._ranks)
         if self.policy.normalize_reward is not None:
-            done = experience.terminated | experience.truncated
-            reward = self.policy.clipped(experience.reward)
+            done = batch.terminated | batch.truncated
+            reward = self.policy.clipped(batch.reward)
             total = torch.empty_like(reward)
-            env = experience.env_id - len(self._return_so_far) * self._ranks.rank
+            env = batch.env_id - len(self._return_so_far) * self._ranks.rank
             # Only what samples while this learns gives an env twice.
             for columns in _one_of_each(env) if self._settings.run.lag else (slice(None),):
                 start, gamma = self._return_so_far[env[columns]], self._settings.algo.gamma
@@ -234,13 +244,34 @@ class Learner:
         ]
 
     def _learned(self) -> SectionState:
-        running = self._ranks.gather(self._return_so_far).flatten()
-        return self.optimizer.state() | {"return_so_far": running}, {}
+        state = {"return_so_far": self._ranks.gather(self._return_so_far).flatten()}
+        for name, optimizer in self.optimizers.items():
+            state |= {_prefix(name) + key: t for key, t in optimizer.state().items()}
+        return state | self._beside_policy(), {}
+
+    def _beside_policy(self) -> dict[str, Tensor]:
+        """What is learned or kept beside the policy, by name."""
+        return {
+            f"modules.{name}.{key}": tensor
+            for name, module in self._modules.items()
+            if name != "policy"
+            for key, tensor in module.state_dict().items()
+        }
 
     def _load_learned(self, tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
         running = tensors["return_so_far"].chunk(self._ranks.size)
         self._return_so_far = running[self._ranks.rank].to(self._device)
-        self.optimizer.load_state(tensors)
+        for name, optimizer in self.optimizers.items():
+            prefix = _prefix(name)
+            optimizer.load_state(
+                {
+                    key.removeprefix(prefix): t
+                    for key, t in tensors.items()
+                    if key.startswith(prefix)
+                }
+            )
+        for key, tensor in self._beside_policy().items():
+            tensor.copy_(tensors[key])
 
     def set_counts(self, version: int, learner_steps: int) -> None:
         """Go on counting from there."""
@@ -256,13 +287,18 @@ def counts_section(learner: "Learns") -> Section:
     )
 
 
+def _prefix(loss: str) -> str:
+    """Of a loss's optimizer in the file; the only loss of an actor-critic has none."""
+    return "" if loss == "policy" else f"{loss}."
+
+
 def first_policy(
     settings: Settings, spec: EnvSpec, model: ModelFactory | None, name: str
 ) -> Policy:
     """A policy as it is before it has learned: another one for each name."""
     path = () if name == DEFAULT else (zlib.crc32(name.encode()),)
-    seed = derive(settings.run.seed, "model", *path)
-    return policies.build(spec, settings.network, seed, model)
+    with torch_seed(derive(settings.run.seed, "model", *path)):
+        return settings.algorithm.build_policy(spec, settings.network, settings.algo, model)
 
 
 def _one_of_each(env: Tensor) -> list[Tensor]:
@@ -303,10 +339,10 @@ class Learns(Protocol):
     def networks(self) -> dict[str, Network]:
         """The shape of each policy's network."""
 
-    def take(self, fragments: list[Fragment]) -> Any:
+    def assemble(self, fragments: list[Fragment]) -> Any:
         """A batch on the learner's device."""
 
-    def update(self, experience: Any, progress: float) -> dict[str, float]:
+    def update(self, batch: Any, env_steps: int) -> dict[str, float]:
         """Learn from one batch."""
 
     def check_equal(self) -> None:

@@ -93,16 +93,16 @@ class MultiPolicyLearner:
         now = sum(learner.learner_steps for learner in self.learners.values())
         return self._steps_before + now
 
-    def take(self, fragments: list[Fragment]) -> dict[str, Fragment]:
+    def assemble(self, fragments: list[Fragment]) -> dict[str, Fragment]:
         """Batches of those that learn, from one fragment of each policy."""
         of = dict(zip(self.policies, fragments, strict=True))
-        return {name: learner.take([of[name]]) for name, learner in self.learners.items()}
+        return {name: learner.assemble([of[name]]) for name, learner in self.learners.items()}
 
-    def update(self, experience: dict[str, Fragment], progress: float) -> dict[str, float]:
+    def update(self, batch: dict[str, Fragment], env_steps: int) -> dict[str, float]:
         """Learn from one batch each; metrics, as `POLICY/NAME`."""
         metrics: dict[str, float] = {"nonfinite": 0.0}
         for name, learner in self.learners.items():
-            found = learner.update(experience[name], progress)
+            found = learner.update(batch[name], env_steps)
             metrics["nonfinite"] += found.pop("nonfinite")
             metrics |= {f"{name}/{metric}": value for metric, value in found.items()}
         return metrics
@@ -191,7 +191,12 @@ def _frozen(
         directory, _, theirs = source.rpartition(":")
         if not directory or Path(source).is_dir():
             directory, theirs = source, name
-        there = load_policy(saved.path if saved else directory, model, name if saved else theirs)
+        there = load_policy(
+            saved.path if saved else directory,
+            model,
+            name if saved else theirs,
+            settings.algorithm,
+        )
         checkpoint.check_fits(there.spec, spec, Path(directory))
     there.module.requires_grad_(False)
     return there

@@ -50,7 +50,7 @@ class Optimizer:
             `Ranks.wrap` gives it. Both are sums over rows.
         max_grad_norm: gradients longer than this (L2) are shortened to it.
         num_accumulation_steps: parts of a minibatch whose gradients are added up before a step.
-        written_out: computes the gradient of `loss` (which is not wrapped then); None: autograd
+        manual: computes the gradient of `loss` (which is not wrapped then); None: autograd
             does.
         over_ranks: replaces a gradient that was written out by its mean over ranks.
         eps: Adam's.
@@ -61,15 +61,15 @@ class Optimizer:
         loss: nn.Module,
         max_grad_norm: float,
         num_accumulation_steps: int = 1,
-        written_out: ManualGradient | None = None,
+        manual: ManualGradient | None = None,
         over_ranks: Callable[[Tensor], None] = lambda gradient: None,
         eps: float = 1e-5,
     ) -> None:
         self._loss, self._num_parts = loss, num_accumulation_steps
-        self._written_out, self._over_ranks = written_out, over_ranks
+        self._manual, self._over_ranks = manual, over_ranks
         self.max_grad_norm = max_grad_norm
         self._parameters = list(loss.parameters())
-        self._adam = _Adam(self._parameters, eps, written_out)
+        self._adam = _Adam(self._parameters, eps, manual)
         device = self._parameters[0].device
         self.nonfinite = torch.zeros((), device=device)
         """How many steps were masked because their gradient was not finite (on the device)."""
@@ -90,15 +90,15 @@ class Optimizer:
             The loss's metrics, and `grad_norm`: the gradient's norm before clipping; on the device.
         """
         parts = _parts(minibatch, self._num_parts)
-        if self._written_out is None:
+        if self._manual is None:
             metrics, norm = self._by_autograd(parts)
             bad = (~torch.isfinite(norm)).float()
             self.nonfinite += bad
             self._adam.step([p.grad for p in self._parameters], lr, masked=bad)
         else:
-            metrics, norm = self._by_itself(parts, self._written_out)
+            metrics, norm = self._manually(parts, self._manual)
             if math.isfinite(norm):  # on the CPU: there is nothing to wait for
-                self._adam.step([self._written_out.flat], lr)
+                self._adam.step([self._manual.flat], lr)
             else:
                 self.nonfinite += 1
         self.num_steps += 1
@@ -121,7 +121,7 @@ class Optimizer:
         torch._foreach_mul_(gradients, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         return metrics, norm
 
-    def _by_itself(
+    def _manually(
         self, parts: list[Minibatch], gradient: ManualGradient
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Leave it, clipped, in `gradient.flat`; metrics, and its norm before."""

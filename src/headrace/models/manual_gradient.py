@@ -27,21 +27,24 @@ Pull: TypeAlias = Callable[[Floats, Floats], tuple[Floats, list[Floats]]]
 `[num_params, rows]` and of its own parameters."""
 
 
-def supports(policy: Policy, network: Network) -> bool:
-    """Whether `ManualNetwork` and `evaluate` know how."""
+def unsupported(policy: Policy, network: Network) -> str:
+    """Return why `ManualNetwork` and `evaluate` cannot stand for `policy`; "" if they can."""
     model = policy.model
-    return (
-        network.arithmetic == "auto"
-        and network.precision == "fp32"
-        and network.activation == "tanh"
-        and len(network.hidden_sizes) > 0
-        and isinstance(model, ActorCritic)
-        and isinstance(model.encoder, FlatEncoder)
-        and model.core is None
-        and not policy.masks
-        and isinstance(policy.head, Categorical | Gaussian)
-        and model.actor.weight.device.type == "cpu"
-    )
+    if not isinstance(model, ActorCritic):
+        return "a network of your own"
+    reasons = {
+        "--arithmetic plain": network.arithmetic == "plain",
+        f"precision {network.precision}": network.precision != "fp32",
+        "a policy of its own kind": type(policy) is not Policy,
+        f"activation {network.activation}": network.activation != "tanh",
+        "no hidden layer": not network.hidden_sizes,
+        "a recurrent core": model.core is not None,
+        "action masks": policy.masks,
+        "observations other than an array of numbers": not isinstance(model.encoder, FlatEncoder),
+        "several choices in one action": not isinstance(policy.head, Categorical | Gaussian),
+        "on a GPU": model.actor.weight.device.type != "cpu",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 class ManualNetwork:

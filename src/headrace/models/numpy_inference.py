@@ -24,7 +24,7 @@ from headrace.batch import Fragment
 from headrace.models.distributions import Categorical, Gaussian, Head, MultiCategorical
 from headrace.models.networks import image_layout
 from headrace.models.normalization import CLIP
-from headrace.models.policy import Actor, ActorCritic, Network, Policy, PolicyActor
+from headrace.models.policy import ActorCritic, Network, Policy
 from headrace.spec import EnvSpec
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -32,30 +32,25 @@ _Layer = tuple[Floats, Floats]  # weight [out, in], bias [out, 1]
 _MOST_ROWS = 2048  # at a time, of what is computed after the last step: they fit the cache
 
 
-def actor_for(policy: Policy, spec: EnvSpec, network: Network) -> Actor:
-    """What acts with the policy's weights as they are now (a later change may not be seen)."""
-    on_cpu = not next(policy.parameters()).is_cuda
-    if on_cpu and isinstance(policy.model, ActorCritic) and _can(spec, network):
-        return NumpyActor(policy, network)
-    return PolicyActor(policy.act)
-
-
-def _can(spec: EnvSpec, network: Network) -> bool:
-    """Whether `NumpyActor` knows how."""
+def unsupported(policy: Policy, spec: EnvSpec, network: Network) -> str:
+    """Return why `NumpyActor` cannot act as `policy` does; "" if it can."""
     numbers = spec.observation.kind == "box" and image_layout(spec.observation) is None
-    plain = network.arithmetic == "auto" and network.precision == "fp32"
-    return numbers and plain and network.core == "none"
+    reasons = {
+        "--arithmetic plain": network.arithmetic == "plain",
+        f"precision {network.precision}": network.precision != "fp32",
+        "a network of your own": not isinstance(policy.model, ActorCritic),
+        "a policy of its own kind": type(policy) is not Policy,
+        "a recurrent core": network.core != "none",
+        "observations other than an array of numbers": not numbers,
+        "on a GPU": next(policy.parameters()).is_cuda,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 class NumpyActor:
-    """Acts as `policy` does: a network of our own, float32, over a Box of numbers.
+    """Acts as `policy` does, where it is not `unsupported`."""
 
-    Args:
-        policy: on the CPU.
-        network: what it was built from.
-    """
-
-    def __init__(self, policy: Policy, network: Network) -> None:
+    def __init__(self, policy: Policy, spec: EnvSpec, network: Network) -> None:
         model = policy.model
         assert isinstance(model, ActorCritic), model
         critic_trunk = model.critic_trunk or model.actor_trunk

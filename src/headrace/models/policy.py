@@ -4,7 +4,7 @@ Left out: where observations come from (`collect/`), and losses (`algos/`).
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
 import torch
@@ -322,12 +322,9 @@ class PolicyActor:
         self._fragment.carry(rows.stop)
 
 
-def build(spec: EnvSpec, network: Network, seed: int, model: ModelFactory | None = None) -> Policy:
-    """A fresh policy on the CPU, the same for the same seed whatever was drawn before.
-
-    Raises:
-        UsageError: the user's model does not give what `ActorCritic.forward` says.
-    """
+@contextlib.contextmanager
+def torch_seed(seed: int) -> Iterator[None]:
+    """Draw torch's random numbers from `seed` within; what is drawn outside does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Policy(spec, network, model)
+        yield

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.config.resolve import ALGOS
+from headrace.config.algorithms import ALGORITHMS
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import Topology, gains, simulate
 from headrace.errors import ConfigError
@@ -80,7 +80,7 @@ class Profiled:
                 max(1, int(run["num_envs"]) // n // workers),
                 int(run["num_envs"]) * int(run["num_steps"]),
                 lag,
-                lag > 0 and ALGOS[run["algo"]][0].CORRECTS_LAG,
+                lag > 0 and ALGORITHMS[run["algo"]].accepts_any_lag,
             )
         except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
             raise ConfigError(

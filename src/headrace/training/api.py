@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.algos.base import Algorithm
+from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algorithm, name_of_config
 from headrace.config.old_names import rename_settings
-from headrace.config.resolve import ALGOS, MAY_CHANGE
+from headrace.config.resolve import MAY_CHANGE
 from headrace.config.user_code import Code, code
 from headrace.configclass import explicit_values
 from headrace.envs.factory import EnvLike, WrapperLike
@@ -47,12 +49,16 @@ class Run:
     @property
     def policy(self) -> TrainedPolicy:
         """The trained policy: `policy(obs) -> action`."""
-        return load_policy(self.dir, self._result.job.model)
+        return load_policy(
+            self.dir, self._result.job.model, algo=self._result.job.settings.algorithm
+        )
 
     @property
     def policies(self) -> dict[str, TrainedPolicy]:
         """The trained policies, by name, where there are several."""
-        return load_policies(self.dir, self._result.job.model)[0]
+        return load_policies(self.dir, self._result.job.model, self._result.job.settings.algorithm)[
+            0
+        ]
 
     def episode(self, *, seed: int = 0, stochastic: bool = False) -> dict[str, Array]:
         """Play one episode of a kernel environment, and keep all of it: `watch.play_episode`."""
@@ -118,7 +124,8 @@ def train(
     Args:
         env: a Gymnasium id, `module:EnvId`, `module:callable`, or a callable (a lambda will do).
         algo: settings of the algorithm, such as `headrace.PPO(lr=3e-4)` (what it leaves open comes
-            from file, preset, or default), or only its name, `"a2c"`. Default: PPO.
+            from file, preset, or default), or only its name, `"a2c"`; or the class of an algorithm
+            of your own, or `"module:Name"`. Default: PPO.
         network: settings of the network, such as `headrace.Network(hidden_sizes=(256, 256))`.
         model: makes a network of your own from the spec (or its name); examples/own_network.py.
         wrapper: put around each environment: `module:callable`, a callable, or several.
@@ -164,17 +171,19 @@ def request_by(
     explicit = rename_settings(settings)
     if isinstance(algo, str):
         explicit["algo"] = algo
-    elif algo is not None:
-        name = next((n for n, (_, cls) in ALGOS.items() if type(algo) is cls), None)
-        if name is None:
-            raise ConfigError(f"algo={algo!r}: expected settings such as headrace.PPO(lr=3e-4).")
+    elif (name := name_of_config(algo)) is not None:
         explicit |= explicit_values(algo) | {"algo": name}
+    elif algo is not None:
+        if not isinstance(algo, type | Algorithm):
+            raise ConfigError(f"algo={algo!r}: expected settings such as headrace.PPO(lr=3e-4).")
+        explicit["algo"] = algorithm_name(type(load_algorithm(algo)))
     if isinstance(network, Network):
         explicit |= explicit_values(network)
     elif network is not None:
         raise ConfigError(f"network={network!r}: expected headrace.Network(hidden_sizes=...).")
     file = None if config is None else Path(config)
-    return RunRequest(explicit, env, _code_of(wrapper, model), file)
+    # The algorithm travels as code: one of a script has no name that others could import.
+    return RunRequest(explicit, env, _code_of(wrapper, model, explicit.get("algo")), file)
 
 
 def resume(
@@ -183,6 +192,7 @@ def resume(
     env: EnvLike | None = None,
     model: str | ModelFactory | None = None,
     wrapper: WrapperLike | Sequence[WrapperLike] = (),
+    algo: AlgorithmLike | None = None,
     on_update: OnUpdate | None = None,
     quiet: bool = False,
     **changed: Any,
@@ -194,6 +204,7 @@ def resume(
         env: to be given again where the environment is not a plain id.
         model: to be given again where the run has a network of your own.
         wrapper: to be given again where the run has wrappers.
+        algo: to be given again where the run has an algorithm of your own.
         on_update: called with (number of the update, metrics) after each.
         quiet: show nothing.
         **changed: settings that `headrace resume --help` offers, by name, such as a new goal,
@@ -217,7 +228,7 @@ def resume(
     return _finish(
         launch.resume_run(
             Path(run_dir),
-            RunRequest(changes, env, _code_of(wrapper, model)),
+            RunRequest(changes, env, _code_of(wrapper, model, algo)),
             on_update=on_update,
             out=None if quiet else sys.stdout,
         )
@@ -225,10 +236,12 @@ def resume(
 
 
 def _code_of(
-    wrapper: WrapperLike | Sequence[WrapperLike], model: str | ModelFactory | None
+    wrapper: WrapperLike | Sequence[WrapperLike],
+    model: str | ModelFactory | None,
+    algo: AlgorithmLike | None,
 ) -> Code:
     one = isinstance(wrapper, str) or callable(wrapper)
-    return code((wrapper,) if one else tuple(wrapper), model)  # type: ignore[arg-type]
+    return code((wrapper,) if one else tuple(wrapper), model, algo)  # type: ignore[arg-type]
 
 
 def _finish(result: RunResult) -> Run:

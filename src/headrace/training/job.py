@@ -12,6 +12,7 @@ from typing import Any
 from headrace import timeouts
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.collectors.watchdog import Watchdog
+from headrace.config.algorithms import algorithm_name
 from headrace.config.policies import assign_agents, format_assignment
 from headrace.config.resolve import Settings, derive, read_settings, resolve, values_for_resume
 from headrace.config.run_config import RunConfig
@@ -161,6 +162,8 @@ def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMa
         again.append(f"--wrapper {' '.join(wrappers)} (wrapper=... in Python)")
     if model and code.model is None:
         again.append(f"--model {model} (model=... in Python)")
+    if ":" in values["algo"] and code.algorithm is None:
+        again.append(f"--algo {values['algo']} (algo=... in Python)")
     if again:
         raise ConfigError(
             f"The run in {run_dir} has code of its own, and a file is not allowed to name code to "
@@ -168,6 +171,8 @@ def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMa
         )
     if env is not None:
         values["env"] = EnvMaker(env).name
+    if code.algorithm is not None:
+        values["algo"] = algorithm_name(type(code.algorithm))
     settings = replace(resolve(values), source=source)
     return settings, maker_of(settings, replace(request, env=values["env"] if env is None else env))
 

@@ -60,12 +60,12 @@ def train(
             if collected is not None:
                 collector.discard_batch()
             break
-        progress = min(1.0, counters.env_steps / run.schedule_env_steps)
+        env_steps = counters.env_steps
         counters.add(reports)
         seconds = sum(reports[0]["seconds"].values())
-        batch = learner.take(collected.fragments)
+        batch = learner.assemble(collected.fragments)
         collector.release_batch(more=not counters.is_done(run, seconds))
-        metrics = learner.update(batch, progress)
+        metrics = learner.update(batch, env_steps)
         collector.publish(learner.policy, learner.version)
         meter.lap("publish")
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 import headrace
-from headrace.collectors.api import Collector, SamplingPlan, Say, ShouldStop
+from headrace.collectors.api import Collector, PolicyPlan, SamplingPlan, Say, ShouldStop
 from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.collectors.backends.api import BackendFactory
-from headrace.collectors.device import Acting, DeviceCollector
+from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.snapshots import regroup
 from headrace.collectors.synchronous import SynchronousCollector
@@ -95,7 +95,7 @@ def run_rank(
             counters.ledger.collected += job.rolled_back
             counters.ledger.lost += job.rolled_back
         plan = sampling_plan(job, learner, device, ranks)
-        collector = _build_collector(job, plan, learner, ranks, meter, stop, say, saved_episodes)
+        collector = _build_collector(job, plan, ranks, meter, stop, say, saved_episodes)
         stack.push(_closing(collector))
         meter.lap("start")
         # What cannot be built was refused before this line: only a run leaves a config.json.
@@ -190,6 +190,21 @@ def _restored_on_all(ranks: Ranks, collector: Collector) -> Restored:
     return total
 
 
+def policy_plans(job: Job, learner: Learns) -> dict[str, PolicyPlan]:
+    """Return how each policy acts, by name."""
+    settings, plans = job.settings, {}
+    for name, agents in job.shares.items():
+        spec, network = job.spec.for_agents(agents), learner.networks[name]
+        plans[name] = PolicyPlan(
+            agents, spec, network,
+            {} if name in settings.run.frozen else settings.algorithm.stored_outputs,
+            partial(
+                settings.algorithm.build_policy, spec, network, settings.of(name).algo, job.model
+            ),
+        )  # fmt: skip
+    return plans
+
+
 def sampling_plan(
     job: Job, learner: Learns, device: torch.device, ranks: Ranks = SINGLE_RANK
 ) -> SamplingPlan:
@@ -199,9 +214,7 @@ def sampling_plan(
     return SamplingPlan(
         maker=job.maker,
         spec=job.spec,
-        network=learner.networks[next(iter(job.shares))],
-        model=job.model,
-        stored_outputs=job.settings.algo_module.STORED_OUTPUTS,
+        policies=policy_plans(job, learner),
         num_steps=run.num_steps,
         num_envs=num_envs,
         first_env=num_envs * ranks.rank,
@@ -212,7 +225,7 @@ def sampling_plan(
         threads_per_worker=_threads_per_worker(run, ranks.size),
         lag=run.lag,
         timeline=run.timeline,
-        asynchronous=run.lag > 0 and job.settings.algo_module.CORRECTS_LAG,
+        asynchronous=run.lag > 0 and job.settings.algorithm.accepts_any_lag,
         inference_device=device if run.inference == "learner" else None,
         guards=Guards(
             on_env_error=run.on_env_error,
@@ -235,7 +248,6 @@ def _threads_per_worker(run: RunConfig, num_ranks: int) -> int:
 def _build_collector(
     job: Job,
     plan: SamplingPlan,
-    learner: Learns,
     ranks: Ranks,
     meter: Meter,
     stop: ShouldStop,
@@ -249,7 +261,7 @@ def _build_collector(
             saved = regroup(saved, run.num_envs, plan.envs_per_vector)
     if is_on_device(job):
         device = device_of(run.device, ranks.local_rank)
-        return DeviceCollector(plan, acting_policies(job, learner), device, meter, stop, saved)
+        return DeviceCollector(plan, device, meter, stop, saved)
     if num_workers == 0:
         return InlineCollector(plan, meter, stop, saved, say)
     kind = AsynchronousCollector if plan.asynchronous else SynchronousCollector
@@ -262,15 +274,6 @@ def _build_collector(
 def is_on_device(job: Job) -> bool:
     """Return whether all environments are one vector on the learner's device."""
     return not job.settings.run.num_workers and is_one_vector(job.maker, job.spec)
-
-
-def acting_policies(job: Job, learner: Learns) -> list[Acting]:
-    """Return the policies that act on the device, with their agents."""
-    frozen = job.settings.run.frozen
-    return [
-        Acting(share, learner.networks[name], name not in frozen)
-        for name, share in job.shares.items()
-    ]
 
 
 def _ray_backend(run: RunConfig, room_for: int) -> BackendFactory:

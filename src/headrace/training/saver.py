@@ -112,6 +112,7 @@ class Saver:
             "policies": {
                 name: {
                     "algo": self._run.algo,
+                    "algo_settings": asdict(self._job.settings.of(name).algo),
                     "network": asdict(self._learner.networks[name]),
                     "model": self._run.model,
                     "spec": self._job.spec.for_agents(share).to_json(),

@@ -278,7 +278,9 @@ def test_server_writes_nothing_for_a_dismissed_worker(gate):
     policy = policy_for(plan)
     published = Published(policy)
     published.publish(policy, 0)
-    layout = batch.columns(plan.spec, plan.stored_outputs, plan.num_steps, plan.envs_per_vector)
+    layout = batch.columns(
+        plan.spec, plan.policy.stored_outputs, plan.num_steps, plan.envs_per_vector
+    )
     first, second, third = (batch.allocate(layout) for _ in range(3))
     for fragment in (first, second, third):
         fragment.obs[0] = 1.0

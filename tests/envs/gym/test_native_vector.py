@@ -13,7 +13,7 @@ import headrace
 from headrace import batch
 from headrace.algos.targets import advantages
 from headrace.collectors.rollout import FixedActors, at_once, rollout
-from headrace.config.resolve import ALGOS
+from headrace.config.algorithms import ALGORITHMS
 from headrace.envs.api import VectorContext
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.gym import atari
@@ -21,13 +21,12 @@ from headrace.envs.gym.native_vector import NativeVector
 from headrace.envs.gym.python_vector import GymVector
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
-from headrace.models import policy as policies
 from headrace.models.policy import Network, PolicyActor
 from tests import python
-from tests.support import inline, never, plan_for, policy_for, workers
+from tests.support import build_policy, inline, never, plan_for, policy_for, workers
 
 T, N = 80, 3
-STORED_OUTPUTS = ALGOS["ppo"][0].STORED_OUTPUTS
+STORED_OUTPUTS = ALGORITHMS["ppo"].stored_outputs
 
 
 def cartpole():
@@ -71,7 +70,7 @@ def sampled(make, mode):
     else:
         theirs = gym.vector.SyncVectorEnv([make] * N, autoreset_mode=mode)
         vector = NativeVector(theirs, VectorContext(spec, np.arange(N), 5))
-    policy = policies.build(spec, Network(), seed=1)
+    policy = build_policy(spec, Network(), seed=1)
     fragment = batch.allocate(batch.columns(spec, STORED_OUTPUTS, T, N))
 
     def act(obs, noise):

@@ -32,7 +32,6 @@ from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.worker_main import ANSWER, NEWEST, REQUEST
 from headrace.errors import WorkerError
 from headrace.meter import Laps, Meter
-from headrace.models import policy as policies
 from headrace.seeding import action_noise
 from headrace.spec import Array
 from headrace.timeouts import LEAST_LIMIT_S, StallTimer
@@ -78,7 +77,7 @@ class InferenceServer:
         assert plan.inference_device is not None
         self._plan, self._device, self._published = plan, plan.inference_device, published
         # Its weights are overwritten by the first pull.
-        policy = policies.build(plan.spec, plan.network, 0, plan.model)
+        policy = plan.policy.build()
         self._policy = policy.to(self._device)
         self._version: int | None = None  # of the weights that it has
         self._meter, self._stall = Meter(keeps_laps=plan.timeline), StallTimer()

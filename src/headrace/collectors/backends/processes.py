@@ -36,7 +36,6 @@ from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, mar
 from headrace.distributed.child_process import ChildProcess, file_in_memory
 from headrace.errors import ConfigError, UsageError
 from headrace.meter import Laps
-from headrace.models import policy as policies
 from headrace.models.policy import Policy
 from headrace.weights import Published
 
@@ -164,7 +163,7 @@ class ProcessBackend(WorkerBackend):
                 f"num_workers={len(shares)} needs Linux (memfd), and this is {sys.platform}.\n"
                 "Use num_workers=0: all environments are stepped in the learner's process."
             )
-        template = policies.build(plan.spec, plan.network, 0, plan.model)
+        template = plan.policy.build()
         plan_fd = file_in_memory("plan", pickled(plan))
         weights_fd, weights = _shared_memory("weights", Published.num_bytes(template))
         self._published = Published(template, weights)

@@ -41,7 +41,6 @@ from headrace.collectors.backends.ray_worker import INSTALLED_THERE, Beat, Worke
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.errors import WorkerError
-from headrace.models import policy as policies
 from headrace.models.policy import Policy
 from headrace.timeouts import LEAST_LIMIT_S, RestartRate, StallTimer
 from headrace.weights import FlatWeights
@@ -237,7 +236,7 @@ class RayBackend(WorkerBackend):
     ) -> None:
         self.plan, self._needs = plan, needs or Needs()
         self._plan_ref, self._layout = ray.put(pickled(plan)), plan.layout
-        template = policies.build(plan.spec, plan.network, 0, plan.model)
+        template = plan.policy.build()
         self._flat = np.zeros(FlatWeights.num_bytes(template), np.uint8)
         self._to_send = FlatWeights(template, self._flat)
         self.weights: dict[int, Any] = {}  # by version: the newest two

@@ -44,7 +44,7 @@ def topology_of(settings: Settings, *, on_device: bool = False) -> Topology:
         num_workers=run.num_workers,
         num_learners=run.num_learners,
         lag=run.lag,
-        asynchronous=run.lag > 0 and settings.algo_module.CORRECTS_LAG,
+        asynchronous=run.lag > 0 and settings.algorithm.accepts_any_lag,
         cores=cpu_cores(),
     )
 
@@ -99,10 +99,10 @@ def _candidates(settings: Settings, *, on_device: bool) -> Iterator[dict[str, An
 
 def _lags(settings: Settings) -> Iterator[dict[str, Any]]:
     run = settings.run
-    if settings.algo_module.CORRECTS_LAG:
+    if settings.algorithm.accepts_any_lag:
         yield {"lag": max(2, 2 * run.lag)}
     else:
         if not run.lag:
             yield {"lag": 1}
-        if run.algo == "ppo":
-            yield {"algo": "appo", "lag": 2}
+        if asynchronous := settings.algorithm.asynchronous_form:
+            yield {"algo": asynchronous, "lag": 2}

@@ -28,11 +28,11 @@ from headrace.distributed.ranks import device_of
 from headrace.errors import EnvError
 from headrace.learner.learner import Learns
 from headrace.meter import SPANS, Laps, Meter
-from headrace.models import policy as policies
+from headrace.models.policy import torch_seed
 from headrace.tools.profile.timeline_plots import lap_arrays
 from headrace.training.job import Job
 from headrace.training.process import math_threads
-from headrace.training.rank import acting_policies, build_learner, is_on_device, sampling_plan
+from headrace.training.rank import build_learner, is_on_device, sampling_plan
 
 _SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps
 _MIN_IDLE = 0.1  # a smaller share of idle time is noise
@@ -232,8 +232,7 @@ class Probe:
 
     def _collector(self, learner: Learns, meter: Meter) -> Collector:
         plan = sampling_plan(self._single, learner, self._device)
-        acting = acting_policies(self._single, learner)
-        return DeviceCollector(plan, acting, self._device, meter, lambda: False, {})
+        return DeviceCollector(plan, self._device, meter, lambda: False, {})
 
     def _step_envs(self, count: int, n: int, seconds: float) -> _Timings:
         """Step vectors of n environments in `count` workers."""
@@ -311,7 +310,7 @@ class _Learning:
         for number in itertools.count():
             for rows, learner, fragments in self._sizes:
                 steps, began = learner.learner_steps, time.perf_counter()
-                learner.update(learner.take(fragments), 0.0)
+                learner.update(learner.assemble(fragments), 0)
                 if number:  # the first update has cold caches
                     self._durations[rows].append(time.perf_counter() - began)
                 self.learner_steps = learner.learner_steps - steps
@@ -330,7 +329,9 @@ def _workers(
 ) -> Iterator[SynchronousCollector]:
     """Run workers that act with the initial weights."""
     with contextlib.closing(SynchronousCollector(plan, count, stop)) as collector:
-        collector.publish(policies.build(plan.spec, plan.network, plan.seed, plan.model), 0)
+        with torch_seed(plan.seed):
+            policy = plan.policy.build()
+        collector.publish(policy, 0)
         yield collector
 
 

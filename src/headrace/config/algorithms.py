@@ -1,0 +1,91 @@
+"""The algorithms by name, and loading one that lies outside the package.
+
+Left out: the contract (`algos/base.py`), and what each one computes (its page).
+"""
+
+from typing import Any
+
+import torch
+
+from headrace.algos import ppo, ppo_manual_gradient
+from headrace.algos.a2c import A2CAlgorithm
+from headrace.algos.appo import APPOAlgorithm
+from headrace.algos.base import Algorithm, AlgorithmConfig
+from headrace.algos.impala import IMPALAAlgorithm
+from headrace.errors import ConfigError, did_you_mean
+from headrace.importing import load_callable
+from headrace.models.fast_paths import FastPath
+
+ALGORITHMS: dict[str, Algorithm[Any]] = {
+    algorithm.name: algorithm
+    for algorithm in (ppo.PPOAlgorithm(), A2CAlgorithm(), APPOAlgorithm(), IMPALAAlgorithm())
+}
+GRADIENTS = [
+    FastPath(
+        "manual",
+        ppo.loss,
+        ppo_manual_gradient.unsupported,
+        ppo_manual_gradient.Gradient,
+        {torch.float32: 1e-4, torch.float64: 1e-6},
+    )
+]
+"""Gradients that are written out, in place of autograd's of a loss."""
+
+AlgorithmLike = str | type[Algorithm[Any]] | Algorithm[Any]
+"""A name in `ALGORITHMS`, `module:Name`, or an algorithm itself."""
+
+
+def load_algorithm(algorithm: AlgorithmLike) -> Algorithm[Any]:
+    """Return an algorithm; `module:Name` is imported.
+
+    Raises:
+        ConfigError: there is none of that name, or it does not keep the contract.
+    """
+    if isinstance(algorithm, str) and algorithm in ALGORITHMS:
+        return ALGORITHMS[algorithm]
+    found: Any = algorithm
+    if isinstance(algorithm, str):
+        if ":" not in algorithm:
+            raise ConfigError(
+                f"algo={algorithm!r}: expected one of {', '.join(ALGORITHMS)}, or module:Name for "
+                f"one of your own.{did_you_mean(algorithm, list(ALGORITHMS))}"
+            )
+        # One of a script (`__main__`) cannot be imported by its name in another process.
+        known = {algorithm_name(kind): kind for kind in _kinds()}
+        found = known.get(algorithm) or load_callable(algorithm, ConfigError)
+    if isinstance(found, type) and issubclass(found, Algorithm):
+        found = found()
+    config = getattr(found, "Config", None)
+    if not isinstance(found, Algorithm) or not (
+        isinstance(config, type) and issubclass(config, AlgorithmConfig)
+    ):
+        raise ConfigError(
+            f"algo={algorithm!r}: expected a class derived from headrace.algos.base.Algorithm, "
+            "whose Config is a @configclass derived from AlgorithmConfig.\n"
+            "See examples/own_algorithm.py."
+        )
+    return found
+
+
+def algorithm_name(kind: type[Algorithm[Any]]) -> str:
+    """Return the value of the setting `algo`: a name in `ALGORITHMS`, or `module:Name`."""
+    for name, known in ALGORITHMS.items():
+        if type(known) is kind:
+            return name
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def name_of_config(config: Any) -> str | None:
+    """Return the name of the algorithm whose settings `config` is; None if there is none."""
+    for kind in _kinds():
+        if vars(kind).get("Config") is type(config):
+            return algorithm_name(kind)
+    return None
+
+
+def _kinds() -> list[type[Algorithm[Any]]]:
+    """Return all algorithms that are imported."""
+    kinds = list(Algorithm.__subclasses__())
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return kinds
