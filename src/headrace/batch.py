@@ -183,14 +183,12 @@ def allocate(
     fresh: bool = True,
     device: torch.device | None = None,
 ) -> Fragment:
-    """Lay a fragment out in one contiguous piece of memory.
+    """Lay a fragment out as `layout` in one contiguous piece of memory, by default on the CPU.
 
     Args:
-        layout: from `columns`.
         buffer: writable memory of at least `num_bytes(layout)` (shared memory); default: the heap.
         fresh: poison it, so that reading what was never written is loud. Final observations are
             not poisoned: nobody sees rows past `num_final`, and untouched pages cost no memory.
-        device: default: the CPU.
     """
     if buffer is None:
         raw = torch.empty(num_bytes(layout), dtype=torch.uint8, device=device)
@@ -221,10 +219,7 @@ def from_named_tensors(tensors: Mapping[str, Tensor]) -> Fragment:
     fields: dict[str, Any] = {"stored_outputs": {}}
     for name, tensor in tensors.items():
         group, dot, key = name.partition(".")
-        if dot:
-            fields.setdefault(group, {})[key] = tensor
-        else:
-            fields[group] = tensor
+        fields[group] = fields.get(group, {}) | {key: tensor} if dot else tensor
     return Fragment(**fields)
 
 
@@ -342,13 +337,9 @@ def whole_runs(
 def pack(layout: Mapping[str, Column], memory: Array) -> tuple[int, list[Array]]:
     """Pack a fragment on the CPU for sending, without the unused room for final observations.
 
-    Args:
-        layout: from `columns`.
-        memory: `[num_bytes(layout)]` uint8: the fragment's memory.
-
-    Returns:
-        The number of final observations, and one or two parts of uint8: a piece of the memory
-        itself, and a copy of the final observations if there are any.
+    `memory` is the fragment's, `[num_bytes(layout)]` uint8. Returned are the number of final
+    observations, and one or two parts of uint8: a piece of the memory itself, and a copy of the
+    final observations if there are any.
     """
     fragment = allocate(layout, memory, fresh=False)
     k = int(fragment.num_final)

@@ -87,12 +87,7 @@ class Agents(NamedTuple):
     size: int
 
     def ids(self, env_id: Array, num_agents: int) -> Array:
-        """Return each agent's index among all agents of a run, `[n * size]`, env after env.
-
-        Args:
-            env_id: `[n]`, logical indices of environments.
-            num_agents: agents of each environment.
-        """
+        """Return each agent's index among all agents of a run, `[n * size]`, env after env."""
         ids: Array = env_id[:, None] * num_agents + np.arange(self.first, self.first + self.size)
         return ids.ravel()
 
@@ -206,11 +201,7 @@ class ActionCodec:
             self.scale = np.ones_like(self.shift)
 
     def to_env(self, action: Array) -> Array:
-        """Map policy actions to environment actions `[n, *space.shape]`.
-
-        Args:
-            action: `[n]` (discrete), `[n, components]` (multi_discrete) or `[n, size]` (box).
-        """
+        """Map `[n]`, `[n, components]` or (box) `[n, size]` policy actions to the environment's."""
         if self.space.kind == "box":
             scaled = action.astype(self.space.dtype, copy=False) * self.scale + self.shift
             # Last, in the space's own dtype: rounding must not leave the bounds.

@@ -162,8 +162,7 @@ class VectorEnv(ABC):
     def state(self) -> dict[str, Array]:
         """Return counts, and the envs' states if they have any, between two fragments.
 
-        With observations and the actions of unfinished episodes (`collectors/snapshots.py`) it is
-        what `restore` takes.
+        `restore` takes it, with observations and actions of unfinished episodes added.
         """
 
     def obs(self) -> dict[str, Array]:

@@ -54,10 +54,7 @@ class ActionLog:
 
 
 def get_state(env: Any) -> dict[str, Array] | None:
-    """Return the environment's own state as named arrays, or None if it offers no safe one.
-
-    `get_state` may return an array, bytes, or a dict of those.
-    """
+    """Return an environment's state (an array, bytes, or a dict of those); None if it has none."""
     env, _ = unwrap(env)
     if not _has_state(env):
         return None
@@ -91,11 +88,7 @@ def _has_state(env: Any) -> bool:
 
 
 def replay(env: Any, seed: int, actions: Array) -> tuple[Any, Any] | None:
-    """Reset with `seed` and repeat `actions`.
-
-    Returns:
-        The last observation and info; None if the episode ended on the way.
-    """
+    """Reset and repeat `actions`; return the last (obs, info), None if the episode ended."""
     obs, info = env.reset(seed=seed)
     for action in actions:
         obs, _, terminated, truncated, info = env.step(action)

@@ -22,6 +22,8 @@ from headrace.spec import PLAIN, ActionCodec, Agents, Array, EnvSpec, Space
 DescribeRow = Callable[[int, int, bool], str]
 """(row, steps of the fragment, whether before a reset) -> the env's position then, in words."""
 
+_COUNTS = "episode", "episode_step", "episode_reward"
+
 
 class ObsWriter:
     """Writes what an environment, or a whole batch of them, returns into rows of a fragment."""
@@ -199,17 +201,12 @@ class FragmentWriter:
 
     def state(self) -> dict[str, Array]:
         """Return the counts, as named arrays (copies)."""
-        return {
-            "episode": self.episode.copy(),
-            "episode_step": self.episode_step.copy(),
-            "episode_reward": self.episode_reward.copy(),
-        }
+        return {name: getattr(self, name).copy() for name in _COUNTS}
 
     def restore(self, state: dict[str, Array]) -> None:
         """Undo `state`, and `obs` of the vector."""
-        self.episode[:] = state["episode"]
-        self.episode_step[:] = state["episode_step"]
-        self.episode_reward[:] = state["episode_reward"]
+        for name in _COUNTS:
+            getattr(self, name)[:] = state[name]
         for key, leaf in self.leaves.items():
             leaf[:] = state[f"obs.{key}"]
 
@@ -285,7 +282,6 @@ class HostVector(VectorEnv):
         self._bound_at = 0.0
 
     def bind(self, *fragments: Fragment) -> None:
-        """Write into the only fragment; the very first time this resets all envs."""
         self.dropped, self.lost_steps = [], 0
         if not self._begun:
             self._begin_first()
@@ -294,16 +290,13 @@ class HostVector(VectorEnv):
         self._bound_at = time.monotonic()
 
     def finish(self) -> list[Episode]:
-        """Check the full fragment; see `VectorEnv`."""
         self.step_s = (time.monotonic() - self._bound_at) / self._writer.reward.size
         return self._writer.finish(self._describe_row)
 
     def state(self) -> dict[str, Array]:
-        """Return the counts of the episodes."""
         return self._writer.state()
 
     def obs(self) -> dict[str, Array]:
-        """Return the current observations (copies), as `obs.KEY`."""
         return {f"obs.{key}": leaf.copy() for key, leaf in self._writer.leaves.items()}
 
     @abstractmethod

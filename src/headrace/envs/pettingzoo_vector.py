@@ -22,7 +22,7 @@ from headrace.errors import EnvError, UsageError
 from headrace.spec import ActionCodec, Agents, Array, EnvSpec
 
 
-class AgentRows:
+class _AgentRows:
     """The rows of one policy's agents: on the CPU until a step is whole, then in the fragment.
 
     Attributes:
@@ -44,7 +44,6 @@ class AgentRows:
         self._finals: list[tuple[int, int, Array]] = []
 
     def bind(self, fragment: Fragment) -> None:
-        """Write into this from now on, and fill its observation row 0."""
         self._fragment, self._finals = fragment, []
         self._write_obs(0)
 
@@ -71,11 +70,9 @@ class AgentRows:
         self._finals.append((t, e * self.agents.size + row, self.obs[e, row].copy()))
 
     def clear(self, e: int, i: int) -> None:
-        """Clear the row of agent i, which has left."""
         self.obs[e, i - self.agents.first] = self._absent
 
     def finish(self) -> None:
-        """Write the final observations."""
         to, count = self._fragment, len(self._finals)
         to.num_final.fill_(count)
         if count:
@@ -114,7 +111,7 @@ class ParallelVector(DeviceVector):
         spec, env_id = self.spec, self.env_id
         self._envs = list(envs)
         self._policy_rows = [
-            AgentRows(spec.for_agents(agents), agents, len(env_id)) for agents in self.parts
+            _AgentRows(spec.for_agents(agents), agents, len(env_id)) for agents in self.parts
         ]
         self._rows_of = [rows for rows in self._policy_rows for _ in range(rows.agents.size)]
         self._id_of = {agent: i for i, agent in enumerate(self._envs[0].possible_agents)}
@@ -136,7 +133,6 @@ class ParallelVector(DeviceVector):
         self._begun = False
 
     def bind(self, *fragments: Fragment) -> None:
-        """Write into these, one of each part; the very first time this resets all envs."""
         if not self._begun:
             for e in range(len(self._envs)):
                 self._next_episode(e)
@@ -148,7 +144,6 @@ class ParallelVector(DeviceVector):
         self._bound_at = time.monotonic()
 
     def step(self, t: int) -> None:
-        """Step every game, and begin the next episode where no agent is left; raises EnvError."""
         actions = [action for rows in self._policy_rows for action in rows.actions(t)]
         valid = self._alive.copy()
         for array in (self._reward, self._terminated, self._truncated):
@@ -173,16 +168,13 @@ class ParallelVector(DeviceVector):
         return self._ended_episodes()
 
     def state(self) -> dict[str, Array]:
-        """Return the index of each env's episode."""
         return {"episode": self._episode.copy()}
 
     def start_after(self, episode: int | Array) -> Restored:
-        """Begin the next episodes at the next `bind`; see `VectorEnv`."""
         self._episode[:] = episode
         return Restored(new_episode=len(self._envs))
 
     def close(self) -> None:
-        """Close all games; see `VectorEnv`."""
         close_all(self._envs, self._describe)
 
     def _step_game(self, e: int, actions: list[Any], *, check_all: bool) -> None:

@@ -51,7 +51,6 @@ class TensorVector(DeviceVector):
         self._without_final: list[int] = []
 
     def bind(self, *fragments: Fragment) -> None:
-        """Write into the only fragment; the very first time this resets all envs."""
         (fragment,) = fragments
         if fragment is not self._fragment:
             self._write_env_id(fragment, self.parts[0])
@@ -67,7 +66,6 @@ class TensorVector(DeviceVector):
         self._bound_at = time.monotonic()
 
     def step(self, t: int) -> None:
-        """Step all envs; raises EnvError."""
         fragment, (num_steps, n) = self._fragment, self.ended_length.shape
         assert fragment is not None
         try:
@@ -97,7 +95,6 @@ class TensorVector(DeviceVector):
         self.context.meter.lap("env_step")
 
     def finish(self) -> list[Episode]:
-        """Check the full fragment; see `VectorEnv`."""
         fragment = self._fragment
         assert fragment is not None
         self._pack_finals(fragment)
@@ -111,7 +108,6 @@ class TensorVector(DeviceVector):
         return [self._return, self._length]
 
     def state(self) -> dict[str, Array]:
-        """Return the index of the episodes, the same for all envs."""
         return {"episode": np.full(len(self.env_id), self._episode)}
 
     def restore(self, state: dict[str, Array]) -> Restored:
@@ -119,12 +115,10 @@ class TensorVector(DeviceVector):
         return self.start_after(state["episode"] + 1)
 
     def start_after(self, episode: int | Array) -> Restored:
-        """Begin new episodes at the next `bind`; see `VectorEnv`."""
         self._episode = int(np.max(episode))
         return Restored(new_episode=len(self.env_id))
 
     def close(self) -> None:
-        """Close the environment; see `VectorEnv`."""
         close_all([self._env], lambda _: self.context.describe_all())
 
     def _reset(self) -> Tensor:
@@ -204,9 +198,7 @@ class _Codec:
         )
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Map `[n, ...]` policy actions to environment actions."""
         if self._space.kind == "box":
             scaled = action.to(self._scale.dtype) * self._scale + self._shift
-            clipped = torch.clamp(scaled, self._low, self._high)
-            return clipped.reshape(-1, *self._space.shape)
+            return scaled.clamp(self._low, self._high).reshape(-1, *self._space.shape)
         return action + (self._shift[0] if self._space.kind == "discrete" else self._shift)

@@ -9,10 +9,7 @@ from headrace.errors import MissingExtraError, UsageError
 
 
 class _Recorder:
-    """Writes a frame after the first reset and after each step of the first episode.
-
-    It is not a Gymnasium wrapper: those refuse an environment that is only like Gymnasium's.
-    """
+    """Records one episode; Gymnasium's wrappers refuse environments only like Gymnasium's."""
 
     def __init__(self, env: Any, path: Path, write_frames: Any) -> None:
         self.env = env

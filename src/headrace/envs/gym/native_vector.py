@@ -37,12 +37,10 @@ class NativeVector(HostVector):
         self._num_counted = 0
 
     def bind(self, *fragments: Fragment) -> None:
-        """Write into the only fragment; the very first time this resets all envs."""
         super().bind(*fragments)
         self._num_counted = 0
 
     def step(self, t: int) -> None:
-        """Step all envs, and begin the next episode of those that ended."""
         writer = self._writer
         actions = self._codec.to_env(writer.action[t])
         try:
@@ -61,17 +59,14 @@ class NativeVector(HostVector):
         self.context.meter.lap("env_step")
 
     def finish(self) -> list[Episode]:
-        """Check the full fragment; see `VectorEnv`."""
         self._count(len(self._writer.reward))
         return super().finish()
 
     def start_after(self, episode: int | Array) -> Restored:
-        """Begin the next episode in every env; see `VectorEnv`."""
         self._writer.episode[:] = episode
         return self._begin()
 
     def close(self) -> None:
-        """Close the vector; see `VectorEnv`."""
         close_all([self._vector], lambda _: self.context.describe_all())
 
     def _end(self, t: int, ended: Array, obs: Any, info: Any) -> None:

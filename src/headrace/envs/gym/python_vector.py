@@ -45,7 +45,6 @@ class GymVector(HostVector):
         self._restarts = [RestartRate(self._guards.max_restarts) for _ in self._envs]
 
     def step(self, t: int) -> None:
-        """Step every env, and begin the next episode of those that ended."""
         writer, put, is_plain = self._writer, self._obs_writer.put, self._obs_writer.is_plain
         # A shape that numpy would broadcast into the row
         shape = self.spec.observation.shape if self._guards.enabled and is_plain else None
@@ -89,7 +88,6 @@ class GymVector(HostVector):
                 self._next_episode(i, obs)
 
     def state(self) -> dict[str, Array]:
-        """Return counts, and the states of envs that offer one."""
         state = super().state()
         for i, env in enumerate(self._envs):
             try:
@@ -101,7 +99,6 @@ class GymVector(HostVector):
         return state
 
     def restore(self, state: dict[str, Array]) -> Restored:
-        """Bring back each env in the best way that `state` allows."""
         self._writer.restore(state)
         restored = Restored()
         self._begun = True
@@ -125,7 +122,6 @@ class GymVector(HostVector):
         return restored
 
     def start_after(self, episode: int | Array) -> Restored:
-        """Begin the next episode in every env; see `VectorEnv`."""
         self._writer.episode[:] = episode
         self._begun = True
         for i in range(len(self._envs)):
@@ -133,7 +129,6 @@ class GymVector(HostVector):
         return Restored(new_episode=len(self._envs))
 
     def close(self) -> None:
-        """Close all envs; see `VectorEnv`."""
         close_all(self._envs, self._describe)
 
     def _begin_first(self) -> None:

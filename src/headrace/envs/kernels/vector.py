@@ -92,7 +92,6 @@ class KernelVector(DeviceVector):
         self._started = False
 
     def bind(self, *fragments: Fragment) -> None:
-        """Write into these, one of each part; the very first time this resets all envs."""
         if fragments[0].num_steps != self._num_steps:
             self._resize(fragments[0].num_steps)
         if not self._started:
@@ -120,12 +119,10 @@ class KernelVector(DeviceVector):
         return [*self.world.values(), self._buffers["episode_return"], *current]  # type: ignore[list-item]
 
     def step(self, t: int) -> None:
-        """Step every env, and begin the next episode of those that ended; raises EnvError."""
         self._run(self._program.step, f"step {t + 1} of the fragment", *self._r, t)
         self.context.meter.lap("env_step")
 
     def finish(self) -> list[Episode]:
-        """Check the full fragment; see `VectorEnv`."""
         for fragment, current, part in zip(self._fragments, self._current, self.parts, strict=True):
             if self.context.guards.enabled:
                 self._check_finite(fragment, part)
@@ -133,18 +130,15 @@ class KernelVector(DeviceVector):
         return self._ended_episodes()
 
     def state(self) -> dict[str, Array]:
-        """Return the whole world, and the returns of unfinished episodes."""
         omitted = (*_STEP_FIELDS, *self._scratch)
         tensors = {k: tensor for k, tensor in self._state_tensors().items() if k not in omitted}
         return {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
 
     def obs(self) -> dict[str, Array]:
-        """Return the current observations, as `obs.`: `[n, agents * size]`."""
         rows = [current.obs[0].cpu().numpy() for current in self._current]  # type: ignore[index]
         return {"obs.": np.concatenate([row.reshape(len(self.env_id), -1) for row in rows], 1)}
 
     def restore(self, state: dict[str, Array]) -> Restored:
-        """Continue every episode from a state."""
         tensors = self._state_tensors()
         for name, array in state.items():
             if name in tensors:
@@ -158,7 +152,6 @@ class KernelVector(DeviceVector):
         return Restored(set_state=len(self.env_id))
 
     def start_after(self, episode: int | Array) -> Restored:
-        """Begin the next episode in every env; see `VectorEnv`."""
         self.world["episode"].copy_(torch.as_tensor(episode) - 1)
         self._begin_all()
         return Restored(new_episode=len(self.env_id))
@@ -177,7 +170,6 @@ class KernelVector(DeviceVector):
         self.context.meter.lap("env_reset")
 
     def close(self) -> None:
-        """End the program's threads."""
         self._program.close()
 
     def _begin_all(self) -> None:
