@@ -339,7 +339,6 @@ class DeviceVector(VectorEnv):
         return []
 
     def _allocate_ended(self, num_steps: int) -> None:
-        """Allocate `ended_length` and `ended_return` for fragments of so many steps."""
         shape = num_steps, len(self.env_id)
         self.ended_length = torch.zeros(shape, dtype=torch.int32, device=self.device)
         self.ended_return = torch.zeros(

@@ -178,7 +178,6 @@ class ParallelVector(DeviceVector):
         close_all(self._envs, self._describe)
 
     def _step_game(self, e: int, actions: list[Any], *, check_all: bool) -> None:
-        """Step a game, and store what it gives and which agents are alive after it."""
         env = self._envs[e]
         action = {self._names[i]: actions[i] for i in self._present(e)}
         try:
@@ -260,7 +259,6 @@ class ParallelVector(DeviceVector):
         rows.obs[e, i - rows.agents.first] = obs
 
     def _check_values(self) -> None:
-        """Raise EnvError for NaN, infinity, and choices outside of their space."""
         bad = ~np.isfinite(self._reward)
         for rows in self._policy_rows:
             first, size = rows.agents
@@ -277,7 +275,6 @@ class ParallelVector(DeviceVector):
         )
 
     def _present(self, e: int) -> list[int]:
-        """Return the agents that are in a game now."""
         agents = list(self._envs[e].agents)
         if unknown := [agent for agent in agents if agent not in self._id_of]:
             raise EnvError(
@@ -296,7 +293,6 @@ class ParallelVector(DeviceVector):
             ) from None
 
     def _describe(self, e: int, actions: Mapping[Any, Any] | None = None) -> str:
-        """Describe a game's current position."""
         action = None
         if actions is not None:
             action = {agent: np.asarray(array).tolist() for agent, array in actions.items()}

@@ -159,7 +159,6 @@ def parallel_roles(agents: Sequence[Any]) -> tuple[tuple[str, int], ...]:
 
 
 def _check_one_array(spec: EnvSpec, whose: str) -> None:
-    """Raise UnsupportedSpaceError where the observation has keys, or a mask."""
     if spec.mask_in_info:
         raise UnsupportedSpaceError(
             f"The info {whose} has an action mask, and masks are read from Gymnasium's "

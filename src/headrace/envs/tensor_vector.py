@@ -149,7 +149,6 @@ class TensorVector(DeviceVector):
         fragment.num_final.fill_(len(needed))
 
     def _take_obs(self, t: int, what: str, to: Tensor, obs: Any) -> None:
-        """Copy observations, and check that they are in their space."""
         self._take(t, what, to, obs)
         space = self.spec.observation
         # On a GPU the host would wait for it.

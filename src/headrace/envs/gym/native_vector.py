@@ -104,7 +104,6 @@ class NativeVector(HostVector):
         self._begin()
 
     def _begin(self) -> Restored:
-        """Seed and reset all envs."""
         writer = self._writer
         writer.episode += 1
         writer.episode_step[:], writer.episode_reward[:] = 0, 0.0
@@ -139,7 +138,6 @@ class NativeVector(HostVector):
 
 
 def _select(i: int, obs: Any, info: Any) -> tuple[Any, Any]:
-    """Return observation and mask of env i, out of a batch of them."""
     one = {key: part[i] for key, part in obs.items()} if hasattr(obs, "items") else obs[i]
     return one, {MASK: info[MASK][i]} if MASK in info else {}
 

@@ -159,7 +159,6 @@ class GymVector(HostVector):
             raise env_error(error, f"in set_state, {self._describe(i)}") from error
 
     def _begin_anew(self, i: int) -> None:
-        """Begin an episode where the unfinished one could not be brought back."""
         self._reset(i, self._writer.current, always_seeded=True)
         self._writer.begin_episode(i)
 
@@ -172,7 +171,6 @@ class GymVector(HostVector):
             self._replace(i, obs)
 
     def _replace(self, i: int, obs: Any) -> None:
-        """Put a new environment in place of one that failed, and begin an episode in it."""
         assert self._remake is not None
         while True:
             with contextlib.suppress(Exception):  # it has failed already
@@ -256,7 +254,6 @@ class GymVector(HostVector):
         return self.context.episode_seed(i, int(self._writer.episode[i]))
 
     def _describe(self, i: int, action: Array | None = None) -> str:
-        """Describe env i's current position."""
         episode, steps = int(self._writer.episode[i]), int(self._writer.episode_step[i])
         return self._describe_at(i, episode, steps, action)
 
