@@ -210,7 +210,7 @@ class FragmentWriter:
         for key, leaf in self.leaves.items():
             leaf[:] = state[f"obs.{key}"]
 
-    def position_after(self, i: int, num_steps: int, *, before_reset: bool) -> tuple[int, int]:
+    def position_after(self, i: int, num_steps: int, before_reset: bool) -> tuple[int, int]:
         """Return env i's episode, and its steps so far, after `num_steps` of a full fragment.
 
         With `before_reset`, an episode that ended with the last of these steps is the one meant.
@@ -272,7 +272,7 @@ def _refuse_nonfinite(
 
 
 class HostVector(VectorEnv):
-    """Base class of vectors whose environments return NumPy arrays."""
+    """Base class of vectors whose environments return NumPy arrays, all into one fragment."""
 
     def __init__(self, context: VectorContext) -> None:
         super().__init__(context)

@@ -106,9 +106,7 @@ class GymVector(HostVector):
         for i in range(len(self._envs)):
             prefix = f"env{i}.state."
             env_state = {
-                name.removeprefix(prefix): array
-                for name, array in state.items()
-                if name.startswith(prefix)
+                k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)
             }
             actions = state.get(f"env{i}.actions")
             if env_state:
@@ -258,8 +256,7 @@ class GymVector(HostVector):
         return self._describe_at(i, episode, steps, action)
 
     def _describe_row(self, i: int, num_steps: int, before_reset: bool) -> str:
-        at = self._writer.position_after(i, num_steps, before_reset=before_reset)
-        return self._describe_at(i, *at)
+        return self._describe_at(i, *self._writer.position_after(i, num_steps, before_reset))
 
     def _describe_at(self, i: int, episode: int, steps: int, action: Array | None = None) -> str:
         seeded = self.context.reseed or episode == 0
