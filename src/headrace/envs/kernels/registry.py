@@ -4,7 +4,7 @@ Nothing here imports torch or Numba, so that registering ids is cheap.
 """
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 
@@ -37,7 +37,8 @@ def registered_class(env_id: str) -> type[KernelEnv] | None:
     spec = gymnasium.registry.get(env_id)
     if spec is None or spec.vector_entry_point != _VECTOR_ENTRY_POINT:
         return None
-    return _load_class(spec.kwargs["kernel_env"])
+    kernel_env = load_callable(spec.kwargs["kernel_env"], EnvNotFoundError)
+    return cast(type[KernelEnv], kernel_env)
 
 
 def build(kernel_env: str | type[KernelEnv] | KernelEnv, **kwargs: Any) -> KernelEnv:
@@ -49,19 +50,21 @@ def build(kernel_env: str | type[KernelEnv] | KernelEnv, **kwargs: Any) -> Kerne
             below 1: no limit.
 
     Raises:
-        EnvNotFoundError: there is no such class.
-        UsageError: the class does not take these arguments, or is no kernel environment.
+        EnvNotFoundError: there is no such class, or it is no kernel environment.
+        UsageError: the class does not take these arguments.
     """
     if isinstance(kernel_env, KernelEnv):
         if kwargs:
             name = type(kernel_env).__name__
             raise UsageError(f"{name} is an object already, and takes no arguments: {kwargs}.")
         return kernel_env
-    cls = _load_class(kernel_env) if isinstance(kernel_env, str) else kernel_env
+    cls: Any = kernel_env
+    if isinstance(kernel_env, str):
+        cls = load_callable(kernel_env, EnvNotFoundError)
     if not (isinstance(cls, type) and issubclass(cls, KernelEnv)):
-        raise UsageError(
-            f"{cls!r} is a {type(cls).__name__}; expected a subclass of headrace's KernelEnv, "
-            "module:Class, or an object of such a class."
+        raise EnvNotFoundError(
+            f"{kernel_env!r}: expected a subclass of headrace's KernelEnv, its module:Class, or an "
+            "object of it."
         )
     arguments, limit = dict(kwargs), None
     if "max_episode_steps" in kwargs:
@@ -76,10 +79,3 @@ def build(kernel_env: str | type[KernelEnv] | KernelEnv, **kwargs: Any) -> Kerne
     if limit is not None:
         env.max_episode_steps = limit
     return env
-
-
-def _load_class(path: str) -> type[KernelEnv]:
-    kernel_env = load_callable(path, EnvNotFoundError)
-    if not (isinstance(kernel_env, type) and issubclass(kernel_env, KernelEnv)):
-        raise EnvNotFoundError(f"{path}: expected a subclass of headrace's KernelEnv.")
-    return kernel_env

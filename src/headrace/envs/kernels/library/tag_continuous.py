@@ -200,8 +200,7 @@ class TagContinuous(KernelEnv):
         w.x[e, i] = x * w.length
         w.y[e, i] = y * w.length
         w.heading[e, i] = np.float32(int(heading * _FOUR)) * _RIGHT_ANGLE
-        w.speed[e, i] = _ZERO
-        w.acceleration[e, i] = _ZERO
+        w.speed[e, i] = w.acceleration[e, i] = _ZERO
 
     @staticmethod
     def move(w: Any, e: int, i: int) -> None:
@@ -261,7 +260,8 @@ class TagContinuous(KernelEnv):
         if w.tagged_by[e, i] >= 0:
             w.reward[e, i] += w.tag_penalty
             if w.exits:
-                _leave_game(w, e, i)
+                w.alive[e, i] = False
+                w.speed[e, i] = w.acceleration[e, i] = w.heading[e, i] = _ZERO
         if w.step[e] == w.limit and w.alive[e, i]:
             w.reward[e, i] += w.end_of_game_reward
 
@@ -285,13 +285,6 @@ def _turn(heading: Any, by: Any) -> Any:
     if heading < _ZERO:
         heading += _FULL_TURN
     return heading - _FULL_TURN if heading >= _FULL_TURN else heading
-
-
-def _leave_game(w: Any, e: int, i: int) -> None:
-    w.alive[e, i] = False
-    w.speed[e, i] = _ZERO
-    w.acceleration[e, i] = _ZERO
-    w.heading[e, i] = _ZERO
 
 
 def _distance(w: Any, e: int, i: int, j: int) -> Any:
