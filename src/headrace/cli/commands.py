@@ -119,12 +119,12 @@ def train(argv: list[str], description: str) -> int:
 
 def _auto_scaled(request: RunRequest, flags: Any, out: TextIO) -> dict[str, int]:
     """Return sizes that are measured now, or were before."""
-    from headrace.tools.autoscale.autoscale import find  # who does not measure need not wait for it
+    from headrace.tools.autoscale.autoscale import find_sizes  # slow
 
     if flags.run_dir is not None:
         rundir.refuse_used(flags.run_dir)
     say = partial(print, file=out, flush=True)
-    found = find(request, say=say)
+    found = find_sizes(request, say=say)
     say(found.describe())
     return found.settings
 

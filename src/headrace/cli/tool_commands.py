@@ -15,13 +15,13 @@ import tyro
 from headrace.cli.flags import OptionalPath, RunDir, SettingFlags, explicit, parse, with_settings
 from headrace.config.user_code import code
 from headrace.errors import ConfigError
-from headrace.tools.autoscale.autoscale import BUDGET_S, find
+from headrace.tools.autoscale.autoscale import BUDGET_S, find_sizes
 from headrace.tools.forecast import Profiled, forecasts
 from headrace.tools.plan.goals import Goal, parse_budget, parse_need, parse_target
 from headrace.tools.plan.machines import read_catalogue
 from headrace.tools.plan.planner import make_plan
 from headrace.tools.plan.rates import Rates
-from headrace.tools.plotting import check as check_picture
+from headrace.tools.plotting import check_output as check_picture
 from headrace.tools.profile import timeline_plots
 from headrace.tools.profile.profiler import profile_env, profile_run
 from headrace.tools.profile.result import format_profile
@@ -158,7 +158,7 @@ def autoscale(argv: list[str], description: str) -> int:
     flags = parse("autoscale", description, with_settings(_AutoscaleFlags, argv), argv)
     out = sys.stderr if flags.json else sys.stdout
     say = partial(print, file=out, flush=True)
-    found = find(
+    result = find_sizes(
         RunRequest(explicit(argv, flags), config_file=flags.config),
         budget_s=flags.budget_s,
         memory_gib=flags.memory_gib,
@@ -168,13 +168,13 @@ def autoscale(argv: list[str], description: str) -> int:
     )
     more = [
         word
-        for name, value in found.settings.items()
+        for name, value in result.settings.items()
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
-    say(found.describe())
+    say(result.describe())
     say(f"To use it: headrace train {shlex.join([*_of_train(argv), *more])}")
     if flags.json:
-        print(json.dumps(found.to_json()))
+        print(json.dumps(result.to_json()))
     return 0
 
 

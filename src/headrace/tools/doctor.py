@@ -1,4 +1,4 @@
-"""What this machine has, and what is missing for which extra. Left out: changing any of it."""
+"""Describes this machine: versions, devices, limits, missing extras."""
 
 import importlib.metadata
 import os
@@ -16,14 +16,17 @@ import headrace
 
 
 def examine() -> dict[str, Any]:
-    """Versions, devices, cores, shared memory, limits, extras: plain data."""
+    """Collect versions, devices, cores, shared memory, limits and extras as plain data."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
+    extras = importlib.metadata.metadata("headrace").get_all("Provides-Extra") or []
     return {
         "headrace": headrace.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version for name, version in _core_packages().items() if version},
+        "packages": {
+            r.name: version for r in _requirements("headrace", "") if (version := _version(r.name))
+        },
         "cpu_cores": cores,
         "torch_threads": torch.get_num_threads(),
         "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
@@ -35,20 +38,18 @@ def examine() -> dict[str, Any]:
             name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[0]
             for name in ("nofile", "nproc", "memlock")
         },
-        "missing_for_extra": _missing(),
+        "missing_for_extra": {
+            extra: sorted(_missing("headrace", extra)) for extra in sorted(extras)
+        },
     }
 
 
-def _core_packages() -> dict[str, str | None]:
-    return {r.name: _version(r.name) for r in _requirements("headrace", "")}
-
-
 def _requirements(package: str, extra: str) -> list[Requirement]:
-    """What `package` asks for here: in any case (extra ""), or besides that for one extra."""
-    asked = [Requirement(line) for line in importlib.metadata.requires(package) or []]
+    """Return what `package` requires here: always (extra ""), or additionally for one extra."""
+    requirements = [Requirement(line) for line in importlib.metadata.requires(package) or []]
     return [
         requirement
-        for requirement in asked
+        for requirement in requirements
         if (requirement.marker is None and not extra)
         or (
             requirement.marker is not None
@@ -58,21 +59,16 @@ def _requirements(package: str, extra: str) -> list[Requirement]:
     ]
 
 
-def _missing() -> dict[str, list[str]]:
-    """Extra -> packages that it asks for and that are not here."""
-    extras = importlib.metadata.metadata("headrace").get_all("Provides-Extra") or []
-    return {extra: sorted(_absent("headrace", extra)) for extra in sorted(extras)}
-
-
-def _absent(package: str, extra: str) -> set[str]:
-    absent: set[str] = set()
+def _missing(package: str, extra: str) -> set[str]:
+    """Return the required packages of an extra that are not installed."""
+    missing: set[str] = set()
     for requirement in _requirements(package, extra):
         if not _version(requirement.name):
-            absent.add(requirement.name)
+            missing.add(requirement.name)
             continue
         for inner in requirement.extras:
-            absent |= _absent(requirement.name, inner)
-    return absent
+            missing |= _missing(requirement.name, inner)
+    return missing
 
 
 def _version(package: str) -> str | None:
@@ -82,32 +78,28 @@ def _version(package: str) -> str | None:
         return None
 
 
-def describe(found: dict[str, Any]) -> str:
-    """The same for people."""
+def describe(facts: dict[str, Any]) -> str:
+    """Format the result of `examine` as text."""
     gib = 1 << 30
-    shm = found["dev_shm_bytes"]
-    shared = ", shared memory (on one machine's CPU)" if found["anonymous_shared_memory"] else ""
+    shm, memfd = facts["dev_shm_bytes"], facts["anonymous_shared_memory"]
+    shared = ", shared memory (on one machine's CPU)" if memfd else ""
     lines = [
-        f"headrace {found['headrace']}, Python {found['python']}, {found['platform']}",
-        "packages: " + ", ".join(f"{n} {v}" for n, v in found["packages"].items()),
-        f"CPU cores: {found['cpu_cores']}; memory: {found['memory_bytes'] / gib:.1f} GiB",
-        "CUDA devices: " + (", ".join(found["cuda_devices"]) or "none"),
-        "between learners: " + (", ".join(found["backends"]) or "nothing") + shared,
+        f"headrace {facts['headrace']}, Python {facts['python']}, {facts['platform']}",
+        "packages: " + ", ".join(f"{n} {v}" for n, v in facts["packages"].items()),
+        f"CPU cores: {facts['cpu_cores']}; memory: {facts['memory_bytes'] / gib:.1f} GiB",
+        "CUDA devices: " + (", ".join(facts["cuda_devices"]) or "none"),
+        "between learners: " + (", ".join(facts["backends"]) or "nothing") + shared,
         "workers: "
-        + (
-            "yes"
-            if found["anonymous_shared_memory"]
-            else f"no (memfd is missing on {sys.platform})"
-        )
+        + ("yes" if memfd else f"no (memfd is missing on {sys.platform})")
         + ("" if shm is None else f"; /dev/shm {shm['free'] / gib:.1f} GiB free (not needed)"),
         "limits: "
         + ", ".join(
             f"{n} {'unlimited' if v == resource.RLIM_INFINITY else v}"
-            for n, v in found["limits"].items()
+            for n, v in facts["limits"].items()
         ),
         "extras:",
     ]
-    for extra, names in found["missing_for_extra"].items():
+    for extra, names in facts["missing_for_extra"].items():
         state = f"missing {', '.join(names)}: pip install 'headrace[{extra}]'" if names else "ready"
         lines.append(f"  {extra:<16} {state}")
     return "\n".join(lines)

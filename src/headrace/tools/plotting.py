@@ -1,7 +1,4 @@
-"""The learning curve of runs as a picture; and the library that draws.
-
-Left out: everything but return over env steps (`scale/`).
-"""
+"""Draws learning curves of runs, and loads matplotlib."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +10,7 @@ from headrace.training.log import read_metrics, returns_by_policy
 
 
 def library() -> Any:
-    """Matplotlib; MissingExtraError without the `plot` extra."""
+    """Import matplotlib; MissingExtraError without the `plot` extra."""
     try:
         import matplotlib.figure
     except ModuleNotFoundError as error:
@@ -24,12 +21,12 @@ def library() -> Any:
     return matplotlib
 
 
-def check(output: Path) -> None:
-    """That a picture can be written there, before there is one.
+def check_output(output: Path) -> None:
+    """Check that a picture can be written.
 
     Raises:
-        ConfigError: its name does not end in a format that can be written, or there is no folder.
-        MissingExtraError: without the `plot` extra.
+        ConfigError: the name does not end in a known format, or the folder does not exist.
+        MissingExtraError: the `plot` extra is missing.
     """
     formats = library().figure.Figure().canvas.get_supported_filetypes()
     if output.suffix.removeprefix(".") not in formats:
@@ -42,13 +39,13 @@ def check(output: Path) -> None:
 
 
 def save(figure: Any, output: Path) -> None:
-    """Write a picture; see `check`."""
-    check(output)
+    """Write a picture; raises as `check_output`."""
+    check_output(output)
     figure.savefig(output, dpi=120)
 
 
 def curves(run_dir: Path) -> Iterator[tuple[str, list[int], list[float]]]:
-    """The lines of a run, one of each policy: label, env steps, mean returns; RunDirError."""
+    """Yield the label, env steps and mean returns of each policy of a run; RunDirError."""
     run = rundir.read_config(run_dir)["settings"]
     label = f"{run['env']} {run['algo']} seed {run['seed']}"
     rows = [row for row in read_metrics(run_dir) if row.get("mean_return") is not None]
@@ -61,18 +58,18 @@ def curves(run_dir: Path) -> Iterator[tuple[str, list[int], list[float]]]:
 
 
 def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
-    """Draw mean return over env steps, one line per run, or per policy where there are several.
+    """Draw mean return over env steps, one line for each run and policy.
 
     Args:
-        run_dirs: at least one.
-        output: the picture; default: `curve.png` in the first directory.
+        run_dirs: directories of at least one run.
+        output: file of the picture; default: `curve.png` in the first directory.
 
     Returns:
-        Where it is.
+        The file of the picture.
 
     Raises:
         ConfigError: no run was given.
-        MissingExtraError: without the `plot` extra.
+        MissingExtraError: the `plot` extra is missing.
         RunDirError: a directory holds no run.
     """
     if not run_dirs:

@@ -1,4 +1,4 @@
-"""`headrace autoscale` and `train --auto-scale`: what is fixed, kept, recorded."""
+"""Tests of `headrace autoscale` and `train --auto-scale`: fixed sizes, cache, origins."""
 
 import functools
 import json
@@ -12,8 +12,8 @@ from headrace.cli.tool_commands import _of_train
 from headrace.config.resolve import resolve
 from headrace.errors import ConfigError
 from headrace.tools.autoscale import autoscale, result
-from headrace.tools.autoscale.autoscale import find
-from headrace.tools.autoscale.result import Found
+from headrace.tools.autoscale.autoscale import find_sizes
+from headrace.tools.autoscale.result import AutoscaleResult
 from headrace.tools.autoscale.trial import Limits
 from headrace.training.job import RunRequest
 from tests.support import Counting
@@ -43,13 +43,13 @@ def headrace_(capsys):
     return run
 
 
-def test_what_was_measured_is_kept_and_used_again(monkeypatch):
+def test_result_is_cached_and_reused(monkeypatch):
     said = []
 
     def found(**more):
         said.clear()
         request = RunRequest({"env": "CartPole-v1", "envs_per_vector": 4, **ONE})
-        return find(request, say=said.append, **more)
+        return find_sizes(request, say=said.append, **more)
 
     first = found()
     assert first.settings == {}  # all was fixed
@@ -63,22 +63,22 @@ def test_what_was_measured_is_kept_and_used_again(monkeypatch):
     assert found().env_steps_per_s != first.env_steps_per_s  # the newer one
     machine = result.fingerprint()
     monkeypatch.setattr(result, "fingerprint", lambda: machine | {"cores": 77})
-    assert result.kept({"machine": result.fingerprint()}) is None
+    assert result.read_cache({"machine": result.fingerprint()}) is None
     assert not found().reused
 
 
-def test_a_file_that_is_damaged_or_of_something_else_is_not_used():
+def test_damaged_or_foreign_cache_file_is_ignored():
     key = {"machine": "this"}
-    path = result.keep(key, {"settings": {}})
-    assert result.kept(key) == {"settings": {}}
-    assert result.kept({"machine": "that"}) is None
+    path = result.write_cache(key, {"settings": {}})
+    assert result.read_cache(key) == {"settings": {}}
+    assert result.read_cache({"machine": "that"}) is None
     path.write_text(path.read_text()[:-10])
-    assert result.kept(key) is None
+    assert result.read_cache(key) is None
     path.write_text(json.dumps({"key": {"machine": "that"}, "found": {"settings": {}}}))
-    assert result.kept(key) is None
+    assert result.read_cache(key) is None
 
 
-def test_sizes_of_an_environment_without_a_name_are_found_and_not_kept(tmp_path):
+def test_result_of_unnamed_environment_is_not_cached(tmp_path):
     found = headrace.autoscale(lambda: Counting(terminate_at=20), quiet=True, seed=3, **ONE)
     assert found.path is None
     assert not (tmp_path / ".cache").exists()
@@ -92,7 +92,7 @@ def test_sizes_of_an_environment_without_a_name_are_found_and_not_kept(tmp_path)
     assert run.summary["env_steps"] == 128
 
 
-def test_a_run_records_what_was_found_and_that_it_was_measured(tmp_path, headrace_):
+def test_run_records_measured_sizes_and_their_origin(tmp_path, headrace_):
     flags = [f"--{name.replace('_', '-')}={n}" for name, n in ONE.items()]
     words = ["train", "CartPole-v1", *flags, "--total-env-steps", "256", "--auto-scale"]
     code, out, err = headrace_(*words, "--run-dir", str(tmp_path / "run"), "--json")
@@ -119,7 +119,7 @@ def test_a_run_records_what_was_found_and_that_it_was_measured(tmp_path, headrac
     assert f"To use it: {command}\n" in err
 
 
-def test_what_was_found_is_a_layer_between_file_and_preset(tmp_path):
+def test_measured_sizes_override_preset_but_not_file(tmp_path):
     (tmp_path / "my.toml").write_text("num_steps = 16\n")
     found = {"num_envs": 16, "envs_per_vector": 16, "num_steps": 8}
     settings = resolve({"env": "CartPole-v1"}, tmp_path / "my.toml", measured=found)
@@ -136,22 +136,22 @@ def test_what_was_found_is_a_layer_between_file_and_preset(tmp_path):
         ({}, {"memory_gib": 0.0}, "memory_gib=0.0: expected more than 0"),
         ({}, {"budget_s": -1.0}, "budget_s=-1.0: expected more than 0"),
         (ONE, {"batch_size": 100}, "batch_size=100 cannot be made of num_envs=4 and num_steps=32"),
-        ({"num_envs": 24}, {"batch_size": 100}, "of which num_steps may be another"),
+        ({"num_envs": 24}, {"batch_size": 100}, "of which num_steps may change"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(given, more, words):
+def test_invalid_searches_are_refused(given, more, words):
     with pytest.raises(ConfigError, match=words):
-        find(RunRequest({"env": "CartPole-v1", **given}), **more)
+        find_sizes(RunRequest({"env": "CartPole-v1", **given}), **more)
 
 
-def test_torchrun_s_ranks_do_not_measure(monkeypatch):
+def test_torchrun_ranks_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="Measure without torchrun"):
-        find(RunRequest({"env": "CartPole-v1"}))
+        find_sizes(RunRequest({"env": "CartPole-v1"}))
 
 
-def test_its_own_flags_are_no_flags_of_train():
+def test_train_command_leaves_out_autoscale_flags():
     words = [
         "CartPole-v1",
         "--lr",
@@ -165,7 +165,7 @@ def test_its_own_flags_are_no_flags_of_train():
     assert _of_train([*words, "--num-envs=4"]) == ["CartPole-v1", "--lr", "1e-3", "--num-envs=4"]
 
 
-def test_the_table_has_the_fastest_first_and_says_what_failed():
+def test_table_is_sorted_by_rate_and_shows_failures():
     sizes = {"num_learners": 1, "num_workers": 0, "num_envs": 8, "num_steps": 32}
     sizes |= {"envs_per_vector": 8, "memory_bytes": 1 << 29, "gpu_bytes": 0, "why": ""}
     trials = [
@@ -174,14 +174,14 @@ def test_the_table_has_the_fastest_first_and_says_what_failed():
         sizes | {"rate": 2500.0, "outcome": "measured"},
         sizes | {"rate": 50.0, "outcome": "slow", "why": "no update in its time"},
     ]
-    lines = Found({"num_envs": 8}, 2500.0, trials).describe().splitlines()
+    lines = AutoscaleResult({"num_envs": 8}, 2500.0, trials).describe().splitlines()
     assert [line.split()[5:7] for line in lines[1:3]] == [["2,500", "0.50"], ["1,000", "0.50"]]
     assert lines[3].endswith("< 50  0.50 GiB  slow: no update in its time")
     assert lines[4].endswith("-  0.50 GiB  crashed: died (SIGKILL)")
     assert lines[5] == "Found: num_envs=8 (2,500 env steps/s)"
 
 
-def test_a_learner_for_each_gpu(monkeypatch, tmp_path):
+def test_auto_learners_are_one_per_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     settings = resolve({"env": "CartPole-v1", "num_learners": -1})
@@ -196,7 +196,7 @@ def test_a_learner_for_each_gpu(monkeypatch, tmp_path):
         resolve({"env": "CartPole-v1", "num_learners": -2})
 
 
-def test_the_word_auto_is_a_flag_s(tmp_path, headrace_):
+def test_num_learners_accepts_auto(tmp_path, headrace_):
     run_dir = str(tmp_path / "run")
     words = ["--num-learners", "auto", "--device", "cpu", "--total-env-steps", "512"]
     code, out, err = headrace_("train", "CartPole-v1", *words, "--run-dir", run_dir)

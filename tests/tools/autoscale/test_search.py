@@ -1,11 +1,11 @@
-"""Which sizes a search tries and finds, on rates that are known."""
+"""Tests of the search on known rates."""
 
 import math
 
 import pytest
 
 from headrace.tools.autoscale.search import Search
-from headrace.tools.autoscale.sizes import FREE, Sizes, Space
+from headrace.tools.autoscale.sizes import SIZE_NAMES, SearchSpace, Sizes
 from headrace.tools.autoscale.trial import Trial
 
 FOREVER = float("inf")
@@ -23,11 +23,13 @@ def search(space, trial, *, allowed=lambda _: True, cores=4, **more):
 
 def device(*free, envs=64, batch=None, **more):
     """All environments are one vector of the learner."""
-    return Space(Sizes(1, 0, envs, 32, envs), frozenset(free), batch, True, **more)
+    return SearchSpace(Sizes(1, 0, envs, 32, envs), frozenset(free), batch, True, **more)
 
 
 def workers(*free, envs=8, steps=128, vector=4, count=0):
-    return Space(Sizes(1, count, envs, steps, vector), frozenset(free or FREE), envs * steps)
+    return SearchSpace(
+        Sizes(1, count, envs, steps, vector), frozenset(free or SIZE_NAMES), envs * steps
+    )
 
 
 def peak(at, n):
@@ -35,14 +37,14 @@ def peak(at, n):
 
 
 @pytest.mark.parametrize("at", [3, 20, 64, 90, 448, 512, 5000])
-def test_doubling_and_halving_find_a_peak_wherever_it_is(at):
+def test_doubling_and_halving_find_peak(at):
     found = search(device("num_envs"), lambda s: peak(at, s.num_envs))
     assert peak(at, found.run().num_envs) > 0.94 * 1000
     assert len(found.tried) <= 14
 
 
 @pytest.mark.parametrize("wall", [200, 1000, 5000, 100_000])
-def test_it_goes_up_to_where_memory_ends(wall):
+def test_search_stops_at_memory_limit(wall):
     def trial(sizes):
         n = sizes.num_envs
         return Trial("memory", why="no more") if n > wall else n**0.5
@@ -52,18 +54,18 @@ def test_it_goes_up_to_where_memory_ends(wall):
     assert best.num_envs <= wall < 1.3 * best.num_envs
 
 
-def test_of_batches_that_are_about_as_fast_the_nearest_to_the_first_is_taken():
+def test_open_batch_stays_near_settings_if_rates_are_close():
     found = search(device("num_envs"), lambda s: 1000 + 20 * math.log2(s.num_envs))
     assert found.run().num_envs == 64 and found.tried[Sizes(1, 0, 128, 32, 128)].rate > 1120
 
 
-def test_it_stops_where_more_does_not_pay():
+def test_search_stops_where_rate_is_flat():
     found = search(device("num_envs"), lambda s: min(s.num_envs, 1000))
     assert 900 <= found.run().num_envs <= 1100
     assert max(s.num_envs for s in found.tried) <= 4096
 
 
-def test_one_doubling_that_seems_not_to_pay_is_passed_over():
+def test_search_skips_one_doubling_without_gain():
     noisy = {64: 1000, 128: 950, 256: 1500}
     found = search(device("num_envs"), lambda s: noisy.get(s.num_envs, 100))
     assert found.run().num_envs == 256
@@ -73,7 +75,7 @@ def test_one_doubling_that_seems_not_to_pay_is_passed_over():
 
 
 @pytest.mark.parametrize("killed", [128, 256, 512])
-def test_a_trial_that_crashed_counts_as_failed_and_the_search_goes_on(killed):
+def test_search_continues_after_crashed_trial(killed):
     def trial(sizes):
         n = sizes.num_envs
         return Trial("crashed", why="died (SIGKILL)") if n == killed else peak(1024, n)
@@ -83,7 +85,7 @@ def test_a_trial_that_crashed_counts_as_failed_and_the_search_goes_on(killed):
     assert found.tried[Sizes(1, 0, killed, 32, killed)].outcome == "crashed"
 
 
-def test_a_first_trial_for_which_there_is_no_memory_leads_to_smaller_ones():
+def test_first_trial_without_memory_leads_to_smaller_sizes():
     def trial(sizes):
         n = sizes.num_envs
         return Trial("memory", why="no more") if n > 20 else n
@@ -91,14 +93,14 @@ def test_a_first_trial_for_which_there_is_no_memory_leads_to_smaller_ones():
     assert search(device("num_envs"), trial).run().num_envs == 20
 
 
-def test_nothing_that_can_be_is_said_as_such():
+def test_search_without_any_rate_ends_at_smallest_sizes():
     found = search(device("num_envs"), lambda _: Trial("memory"))
     found.run()
     assert not found.rates
     assert min(s.num_envs for s in found.tried) == 1
 
 
-def test_environments_that_compute_get_a_worker_per_core():
+def test_computing_environments_get_one_worker_per_core():
     def rate(s):
         each = max(1, s.num_workers)
         return 1000 * min(each, 4) - 30 * s.num_workers - 10 * s.num_learners
@@ -107,7 +109,7 @@ def test_environments_that_compute_get_a_worker_per_core():
     assert (best.num_workers, best.envs_per_vector, best.num_learners) == (4, 2, 1)
 
 
-def test_environments_that_sleep_get_many_workers_and_more_environments():
+def test_sleeping_environments_get_many_workers_and_more_environments():
     def trial(s):
         stepping = max(1, s.num_workers)
         return Trial("measured", 100.0 * min(stepping, 64), busy_cores=0.01 * stepping)
@@ -120,16 +122,16 @@ def test_environments_that_sleep_get_many_workers_and_more_environments():
     assert len(found.tried) <= 16
 
 
-def test_cheap_environments_get_learners_and_no_workers():
+def test_cheap_environments_get_learners_without_workers():
     def rate(s):
-        return 1000 * min(s.num_learners, 2) / (1 + s.workers_each) + min(s.num_envs, 32)
+        return 1000 * min(s.num_learners, 2) / (1 + s.workers_per_learner) + min(s.num_envs, 32)
 
     best = search(workers(), rate, cores=4).run()
     assert (best.num_learners, best.num_workers) == (2, 0)
     assert best.num_envs >= 32
 
 
-def test_what_is_not_far_behind_may_be_the_best_with_more_environments():
+def test_close_configuration_may_win_with_more_environments():
     def rate(s):
         return 1000 if s.num_workers else (900 if s.num_envs < 32 else 1200)
 
@@ -137,20 +139,20 @@ def test_what_is_not_far_behind_may_be_the_best_with_more_environments():
     assert (best.num_workers, best.num_envs) == (0, 32)
 
 
-def test_more_learners_are_not_taken_for_nothing():
+def test_learners_without_gain_are_not_added():
     best = search(workers(), lambda s: 1000 - 0.1 * s.num_learners).run()
     assert best.num_learners == 1
 
 
-def test_each_learner_has_a_gpu():
+def test_one_learner_per_gpu():
     found = search(device("num_envs", "num_learners"), lambda s: peak(128, s.num_envs), gpus=4)
     assert found.run().num_learners == 4
     assert {s.num_learners for s in found.tried} == {4}
 
 
-@pytest.mark.parametrize("fixed", FREE)
-def test_what_is_fixed_stays_as_it_is(fixed):
-    space = workers(*(name for name in FREE if name != fixed), count=2)
+@pytest.mark.parametrize("fixed", SIZE_NAMES)
+def test_fixed_sizes_stay(fixed):
+    space = workers(*(name for name in SIZE_NAMES if name != fixed), count=2)
     found = search(space, lambda s: s.num_envs + 10 * s.num_workers + s.num_learners)
     best = found.run()
     assert {getattr(s, fixed) for s in found.tried} == {getattr(space.base, fixed)}
@@ -159,7 +161,7 @@ def test_what_is_fixed_stays_as_it_is(fixed):
     assert fixed not in space.settings(best)
 
 
-def test_a_batch_on_a_device_is_open_unless_it_is_given():
+def test_batch_on_device_is_open_unless_fixed():
     def rate(s):
         return peak(512, s.num_envs) * peak(64, s.num_steps)
 
@@ -171,28 +173,28 @@ def test_a_batch_on_a_device_is_open_unless_it_is_given():
     assert {s.batch for s in given.tried} == {2048}
 
 
-def test_environments_per_learner_grow_with_the_learners():
+def test_environments_per_learner_grow_with_learners():
     base = Sizes(1, 0, 16, 32, 16)
-    space = Space(base, frozenset({"num_learners", "num_workers"}), None, per_learner=16)
+    space = SearchSpace(base, frozenset({"num_learners", "num_workers"}), None, envs_per_learner=16)
     found = search(space, lambda s: 100 * s.num_learners)
     best = found.run()
     assert (best.num_learners, best.num_envs, best.num_steps) == (4, 64, 32)
     assert space.settings(best) == {"num_learners": 4, "num_workers": 0}
 
 
-def test_sizes_that_cannot_be_are_not_tried():
+def test_refused_sizes_are_not_tried():
     found = search(workers(), lambda s: s.num_envs, allowed=lambda s: s.num_steps % 8 == 0)
     assert found.run().num_steps == 8
 
 
-def test_without_time_there_is_a_result_all_the_same():
+def test_search_without_time_returns_result():
     left = iter([5.0, 5.0, 5.0, *[0.0] * 100])
     found = search(workers(), lambda s: 1.0, time_left=lambda: next(left))
     assert found.run() in found.tried
     assert len(found.tried) == 2 and not found.finished
 
 
-def test_the_best_few_are_measured_again_one_after_the_other_and_that_counts():
+def test_best_few_are_compared_in_turns():
     seen = []
 
     def rate(s):
@@ -205,7 +207,7 @@ def test_the_best_few_are_measured_again_one_after_the_other_and_that_counts():
     assert len(seen) == 6 and seen[2:] in ([64, 128, 64, 128], [128, 64, 128, 64])
 
 
-def test_what_was_lucky_once_does_not_win_by_that():
+def test_lucky_measurement_does_not_win():
     seen = []
 
     def rate(s):
@@ -219,7 +221,7 @@ def test_what_was_lucky_once_does_not_win_by_that():
 
 @pytest.mark.parametrize("most", [64, 100, 1000, 50_000])
 @pytest.mark.parametrize("guess", [1.0, 10.0, 1000.0])
-def test_the_largest_batch_that_fits(most, guess):
+def test_largest_batch_that_fits_is_found(most, guess):
     found = search(device("num_envs"), lambda s: 1.0)
     found.run()
     asked = []
@@ -233,7 +235,7 @@ def test_the_largest_batch_that_fits(most, guess):
     assert len(asked) <= 12
 
 
-def test_vectors_share_environments_out_evenly():
+def test_vector_sizes_load_workers_evenly():
     space = workers(envs=64, steps=16)
 
     def sizes(workers):

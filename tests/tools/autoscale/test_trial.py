@@ -1,4 +1,4 @@
-"""Trials as real processes: measured, too slow, over the memory, killed, crashed, interrupted."""
+"""Tests of trials as real processes: rate, slowness, memory, crashes, signals."""
 
 import os
 import select
@@ -14,7 +14,7 @@ import headrace
 from headrace.distributed import child_process
 from headrace.errors import ConfigError, EnvError
 from headrace.tools.autoscale import resources
-from headrace.tools.autoscale.trial import Limits, Progress, Trained, run_trial
+from headrace.tools.autoscale.trial import Limits, Progress, TrialSetup, run_trial
 from headrace.training.job import RunRequest
 from tests import python
 from tests.marks import repeats
@@ -32,17 +32,17 @@ def _server():
 
 @pytest.fixture(autouse=True)
 def _scratch(tmp_path, monkeypatch):
-    """Whatever a trial leaves behind is seen, and there must be nothing."""
+    """Check that a trial leaves no files behind."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     yield
     assert [path for path in tmp_path.iterdir() if path.name.startswith("headrace-")] == []
 
 
 def trial(env, limits=QUICK, **sizes):
-    trained = Trained(RunRequest(env=env), schedule_env_steps=10**6)
+    setup = TrialSetup(RunRequest(env=env), schedule_env_steps=10**6)
     before = children()
     try:
-        return run_trial(trained, SIZES | sizes, BATCH, limits)
+        return run_trial(setup, SIZES | sizes, BATCH, limits)
     finally:
         assert sessions(children() - before) == []
 
@@ -82,7 +82,7 @@ def want_too_much():
 
 
 @repeats("sizes", [{}, {"num_workers": 2, "envs_per_vector": 1}])
-def test_a_training_is_measured(sizes):
+def test_rate_memory_and_cores_are_measured(sizes):
     found = trial(Counting, **sizes)
     assert (found.outcome, found.why) == ("measured", "")
     assert found.rate > 100
@@ -90,7 +90,7 @@ def test_a_training_is_measured(sizes):
     assert found.busy_cores > 0.2  # it computes
 
 
-def test_environments_that_sleep_are_told_from_those_that_compute():
+def test_sleeping_environments_use_few_cores():
     found = trial(lambda: Sleeping(0.005))
     assert found.outcome == "measured"
     assert found.rate < 200
@@ -107,35 +107,35 @@ class Sleeping(Counting):
         return super().step(action)
 
 
-def test_one_without_updates_is_slow_and_its_bound_is_above_its_rate():
+def test_trial_without_updates_is_slow_with_upper_bound():
     found = trial(lambda: Sleeping(0.5), Limits(seconds=4.0))
     assert (found.outcome, found.why) == ("slow", "no update in its time")
     assert found.rate is None or found.rate > 2
 
 
-def test_one_that_is_clearly_slower_than_the_best_ends_early():
+def test_clearly_slower_trial_ends_early():
     found = trial(lambda: Sleeping(0.02), Limits(seconds=60.0, measure_s=0.5, to_beat=1e6))
     assert found.rate < 1e6
     assert found.took_s < 30
 
 
 @pytest.mark.more
-def test_one_whose_workers_take_more_memory_than_it_may_is_ended():
+def test_trial_over_memory_limit_is_ended():
     limits = Limits(memory_bytes=512 << 20)
     found = trial(lambda: OnStep(hoard), limits, num_workers=2, envs_per_vector=2)
     assert found.outcome == "memory"
     assert found.memory_bytes > 512 << 20
-    assert "of 0.50 GiB that it may" in found.why
+    assert "of 0.50 GiB" in found.why
 
 
-def test_a_memory_error_is_told_from_a_crash():
+def test_memory_error_is_no_crash():
     found = trial(lambda: OnStep(want_too_much))
     assert found.outcome == "memory"
     assert "MemoryError: Unable to allocate" in found.why
 
 
 @repeats("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_one_that_is_killed_from_outside_has_crashed(number):
+def test_killed_trial_is_a_crash(number):
     before, done = children(), threading.Event()
 
     def kill():
@@ -156,7 +156,7 @@ def test_one_that_is_killed_from_outside_has_crashed(number):
     assert number.name in found.why or "Segmentation fault" in found.why
 
 
-def test_a_worker_that_is_killed_is_a_crash():
+def test_killed_worker_is_a_crash():
     found = trial(
         lambda: OnStep(lambda: os.kill(os.getpid(), signal.SIGKILL)),
         num_workers=2, envs_per_vector=2,
@@ -165,7 +165,7 @@ def test_a_worker_that_is_killed_is_a_crash():
     assert "SIGKILL" in found.why
 
 
-def test_an_environment_s_own_error_is_the_caller_s():
+def test_environment_error_is_raised_to_caller():
     def fail():
         raise RuntimeError("the user's own message")
 
@@ -173,20 +173,20 @@ def test_an_environment_s_own_error_is_the_caller_s():
         trial(lambda: OnStep(fail))
 
 
-def test_sizes_that_cannot_be_are_refused():
+def test_invalid_sizes_are_refused():
     found = trial(Counting, envs_per_vector=3)
     assert found.outcome == "refused"
     assert "does not divide into vectors" in found.why
 
 
-def test_what_cannot_be_sent_is_said():
+def test_unpicklable_run_is_refused():
     lock = threading.Lock()
     with pytest.raises(ValueError, match="cannot be sent to another process"):
         trial(lambda: Counting() if lock else None)
 
 
 @repeats("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_no_process_and_no_directory(tmp_path, number):
+def test_signal_leaves_no_process_and_no_directory(tmp_path, number):
     before = children()
     search = python.Python(
         python.command("autoscale", "CartPole-v1", "--again"),
@@ -209,7 +209,7 @@ def test_a_signal_leaves_no_process_and_no_directory(tmp_path, number):
     assert [path for path in tmp_path.iterdir() if path.name.startswith("headrace-")] == []
 
 
-def test_memory_that_processes_share_counts_once():
+def test_shared_memory_counts_once():
     ready, ready_w = os.pipe()
     stop, stop_w = os.pipe()
     shared = np.ones(1 << 27, np.uint8)
@@ -236,7 +236,7 @@ def seen(*updates, up=0.0, compiles=False, batch=100, measure_s=2.0):
     return progress
 
 
-def test_a_rate_is_that_after_the_first_update():
+def test_rate_counts_from_end_of_first_update():
     assert seen(1.0, 2.0, 2.5).verdict(2.6, late=False) is None
     assert seen(1.0, 2.0, 2.5, 3.0).verdict(3.0, late=False) == ("measured", 150.0)
     # of fewer, if they take longer
@@ -244,7 +244,7 @@ def test_a_rate_is_that_after_the_first_update():
     assert seen(1.0, 2.0).verdict(2.0, late=True) == ("measured", 100.0)
 
 
-def test_a_first_update_that_took_long_counts():
+def test_long_first_update_counts():
     assert seen(10.0).verdict(10.0, late=False) == ("measured", 10.0)
     assert seen(10.0, compiles=True).verdict(10.0, late=False) is None
     assert seen(10.0, 13.0, compiles=True).verdict(13.0, late=False) == (
@@ -252,14 +252,14 @@ def test_a_first_update_that_took_long_counts():
     )  # fmt: skip
 
 
-def test_without_updates_there_is_a_bound_or_nothing_is_known():
+def test_no_update_gives_bound_or_unknown_rate():
     assert seen().verdict(13.0, late=True) == ("slow", 10.0)  # 100 in 13 s, of which 3 for a start
     assert seen(up=None).verdict(13.0, late=True) == ("slow", None)
     assert seen(compiles=True).verdict(13.0, late=True) == ("slow", None)
     assert seen(1.0, compiles=True).verdict(11.0, late=True) == ("slow", 10.0)
 
 
-def test_what_cannot_be_the_best_any_more_is_not_waited_for():
+def test_hopeless_trial_ends_early():
     assert seen(1.0).verdict(2.9, late=False, to_beat=1000) is None
     assert seen(1.0).verdict(3.0, late=False, to_beat=1000) == ("slow", 50.0)
     assert seen(1.0).verdict(3.0, late=False, to_beat=60) is None  # it may still come near
@@ -267,8 +267,8 @@ def test_what_cannot_be_the_best_any_more_is_not_waited_for():
 
 
 @pytest.mark.more
-def test_the_budget_is_too_small_for_any_training():
-    with pytest.raises(ConfigError, match=r"memory budget is too small.*of 0\.05 GiB that it may"):
+def test_memory_budget_too_small_for_any_training_is_an_error():
+    with pytest.raises(ConfigError, match=r"memory budget is too small.*of 0\.05 GiB"):
         headrace.autoscale(
             Counting, num_workers=0, num_learners=1, num_envs=4, memory_gib=0.05, quiet=True
         )

@@ -76,7 +76,7 @@ def write_rows(run_dir, rows):
     (run_dir / "metrics.jsonl").write_text(text)
 
 
-def test_the_verb_writes_one_page_that_needs_no_network(workers, tmp_path):
+def test_command_writes_one_page_without_network(workers, tmp_path):
     output = tmp_path / "page.html"
     command = python.command("report", workers, "--output", output)
     done = python.run([*command, "--usd-per-hour", "3600"], timeout=100)
@@ -105,7 +105,7 @@ def _torch():
     return torch.__version__
 
 
-def test_settings_that_were_chosen_come_before_the_others(workers):
+def test_chosen_settings_come_before_defaults(workers):
     words = Reader(write_report(workers)).words
     assert words.index("num_workers 2 given") < words.index("settings at their defaults")
     assert words.index("settings at their defaults") < words.index("adam_eps 1e-05 default")
@@ -113,7 +113,7 @@ def test_settings_that_were_chosen_come_before_the_others(workers):
     assert all(name in words for name in names)
 
 
-def test_what_a_run_is_called_is_text_wherever_it_stands(workers, tmp_path):
+def test_names_of_a_run_are_escaped(workers, tmp_path):
     run_dir, evil = copied(workers, tmp_path / "r"), "</style><script>alert('$1$')</script>\"&"
     config = json.loads((run_dir / "config.json").read_text())
     config["settings"] |= {"env": evil, "algo": evil, "model": evil, "wrapper": [evil]}
@@ -128,7 +128,7 @@ def test_what_a_run_is_called_is_text_wherever_it_stands(workers, tmp_path):
     assert tag("p", "a<b", class_='"x') == '<p class="&quot;x">a&lt;b</p>'
 
 
-def test_a_run_that_never_waits_shows_its_lag(tmp_path):
+def test_asynchronous_run_shows_its_lag(tmp_path):
     run = headrace.train(
         "CartPole-v1", run_dir=tmp_path / "run", algo="appo", num_workers=2, lag=2,
         total_env_steps=960, **SMALL,
@@ -136,10 +136,10 @@ def test_a_run_that_never_waits_shows_its_lag(tmp_path):
     words = Reader(write_report(run.dir)).words
     for name in ("lag_acting", "lag_learning", "queue_depth", "workers_wait_s", "rho_clip"):
         assert name in words
-    assert "This run kept none. headrace train ... --timeline" in words
+    assert "This run has no timeline. To record one: headrace train ... --timeline" in words
 
 
-def test_a_replaced_worker_is_among_the_faults(tmp_path):
+def test_replaced_worker_is_shown_as_fault(tmp_path):
     once = tmp_path / "once"
     once.mkdir()
     run = headrace.train(
@@ -154,7 +154,7 @@ def test_a_replaced_worker_is_among_the_faults(tmp_path):
     assert f"headrace eval {run.dir} --episodes 20 --env headrace.envs.faulty:Faulty" in words
 
 
-def test_each_policy_has_a_line(tmp_path):
+def test_each_policy_has_a_curve(tmp_path):
     run = headrace.train(
         "mpe2.simple_tag_v3:parallel_env", run_dir=tmp_path / "run", num_envs=2, num_steps=16,
         total_env_steps=128, quiet=True,
@@ -168,7 +168,7 @@ def test_each_policy_has_a_line(tmp_path):
     assert re.search(r"mean_return \S+ / \S+ ", page.words)
 
 
-def test_a_resumed_run_s_time_is_that_of_all_its_processes(workers, tmp_path):
+def test_time_of_resumed_run_is_that_of_all_processes(workers, tmp_path):
     run_dir = copied(workers, tmp_path / "r")
     before = read_history(run_dir)
     headrace.resume(run_dir, total_env_steps=1920, quiet=True)
@@ -180,7 +180,7 @@ def test_a_resumed_run_s_time_is_that_of_all_its_processes(workers, tmp_path):
     assert "started 2 times" in words and "env steps 1,920" in words
 
 
-def test_a_run_that_goes_on_says_so_and_may_have_no_episode_yet(workers, tmp_path):
+def test_running_run_without_episodes_has_a_page(workers, tmp_path):
     run_dir = copied(workers, tmp_path / "r")
     none = {"mean_return": None, "mean_length": None, "episodes": 0}
     rows = [{**row, **none} for row in rows_of(run_dir)[:3]]
@@ -199,7 +199,7 @@ def test_a_run_that_goes_on_says_so_and_may_have_no_episode_yet(workers, tmp_pat
     assert "No update has been made yet." in Reader(write_report(run_dir)).words
 
 
-def test_what_is_damaged_is_left_out_and_said(workers, tmp_path):
+def test_damaged_timeline_is_left_out_with_reason(workers, tmp_path):
     run_dir = copied(workers, tmp_path / "r")
     rows = rows_of(run_dir)
     rows[2:2] = ["{torn\n", rows[1] | {"loss": "much", "ledger/restarts": None}]
@@ -210,7 +210,7 @@ def test_what_is_damaged_is_left_out_and_said(workers, tmp_path):
     assert "timeline.npz is damaged" in page.words and "env steps 1,280" in page.words
 
 
-def test_a_hundred_thousand_updates_make_a_page_of_usual_size(workers, tmp_path):
+def test_page_of_many_updates_stays_small(workers, tmp_path):
     run_dir = copied(workers, tmp_path / "r")
     usual = write_report(run_dir).stat().st_size
     line = rows_of(run_dir)[-1]
@@ -226,7 +226,7 @@ def test_a_hundred_thousand_updates_make_a_page_of_usual_size(workers, tmp_path)
     assert write_report(run_dir).stat().st_size < usual + 200_000
 
 
-def test_what_cannot_be_is_refused(workers, tmp_path):
+def test_invalid_price_output_and_run_are_refused(workers, tmp_path):
     with pytest.raises(RunDirError, match="not a run directory"):
         write_report(tmp_path)
     with pytest.raises(ConfigError, match="a price of 0 or more"):
@@ -244,7 +244,7 @@ def page(tmp_path_factory):
         yield page
 
 
-def test_in_a_browser_the_page_is_whole_and_silent(workers, page, tmp_path):
+def test_browser_shows_page_without_requests_or_errors(workers, page, tmp_path):
     report = write_report(workers, tmp_path / "page.html", usd_per_hour=1.0)
     for width, dark in ((1200, False), (390, True)):
         page.open(report, width=width, dark=dark)
@@ -260,7 +260,7 @@ def test_in_a_browser_the_page_is_whole_and_silent(workers, page, tmp_path):
         assert (tmp_path / "page.png").stat().st_size > 20_000
 
 
-def test_in_a_browser_settings_are_found_by_a_word(workers, page, tmp_path):
+def test_browser_searches_settings(workers, page, tmp_path):
     page.open(write_report(workers, tmp_path / "page.html"))
     shown = "[...document.querySelectorAll('.setting')].filter(e => e.checkVisibility()).length"
     before = page.value(shown)
@@ -272,7 +272,7 @@ def test_in_a_browser_settings_are_found_by_a_word(workers, page, tmp_path):
     assert page.said == []
 
 
-def test_a_browser_s_complaints_are_heard(page, tmp_path):
+def test_browser_errors_are_recorded(page, tmp_path):
     """What the tests above would miss if the pipe were deaf."""
     bad = tmp_path / "bad.html"
     bad.write_text("<script>console.error('no'); nothing();</script><img src='gone.png'>")

@@ -1,7 +1,4 @@
-"""A search with real trials: which sizes can be, their trials, and what is said of them.
-
-Left out: the order of trials (`search.py`), one trial (`trial.py`).
-"""
+"""A search with real trials: allowed sizes, measurements, and messages."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,66 +10,74 @@ from headrace.config.resolve import cpu_cores
 from headrace.distributed import child_process
 from headrace.errors import ConfigError, HeadraceError
 from headrace.tools.autoscale import resources
-from headrace.tools.autoscale.result import Found
+from headrace.tools.autoscale.result import AutoscaleResult
 from headrace.tools.autoscale.search import Search
-from headrace.tools.autoscale.sizes import FREE, Sizes, Space
-from headrace.tools.autoscale.trial import SHARE, Limits, Trained, Trial, gib, run_trial
+from headrace.tools.autoscale.sizes import SIZE_NAMES, SearchSpace, Sizes
+from headrace.tools.autoscale.trial import (
+    MEMORY_SHARE,
+    Limits,
+    Trial,
+    TrialSetup,
+    format_gib,
+    run_trial,
+)
 from headrace.training.job import InspectedRequest
 
-Say = Callable[[str], None]
+Print = Callable[[str], None]
 
-_TRIAL_S, _FIRST_TRIAL_S = 20.0, 40.0  # the first one compiles what the others load
-_FOR_LARGEST = 0.3  # of the time, for the largest batch that fits a GPU
-_ONE_UPDATE_S = 2.0  # and less is not enough to see whether it fits
+_TRIAL_S, _FIRST_TRIAL_S = 20.0, 40.0  # the first trial compiles what the others load
+_LARGEST_SHARE = 0.3  # share of the time for the largest batch that fits a GPU
+_ONE_UPDATE_S = 2.0  # less does not show whether a batch fits
 
 
-class Measuring:
+class Measurement:
     """One search.
 
     Args:
-        trained: what all trials train.
-        want: the same, as it was looked at.
-        space: of sizes.
-        limits: of memory.
-        deadline: for all of it, as `time.perf_counter` has it.
-        say: told of each trial.
-        gpus: that learners have one each of.
+        setup: what all trials train.
+        inspected: the same request, inspected.
+        space: sizes to search.
+        limits: memory limits.
+        deadline: end of the search on the clock of `time.perf_counter`.
+        say: receives a message for each trial.
+        gpus: number of GPUs; each learner uses one.
     """
 
     def __init__(
         self,
-        trained: Trained,
-        want: InspectedRequest,
-        space: Space,
+        setup: TrialSetup,
+        inspected: InspectedRequest,
+        space: SearchSpace,
         limits: Limits,
         deadline: float,
-        say: Say,
+        say: Print,
         gpus: int,
     ) -> None:
-        self._trained, self._want, self._space, self._limits = trained, want, space, limits
-        self._deadline, self._say, self._gpus, self._count = deadline, say, gpus, 0
-        self._budget = limits.memory_bytes or int(SHARE * resources.available_bytes())
+        self._setup, self._inspected, self._space = setup, inspected, space
+        self._limits, self._deadline, self._say = limits, deadline, say
+        self._gpus, self._count = gpus, 0
+        self._max_bytes = limits.memory_bytes or int(MEMORY_SHARE * resources.available_bytes())
 
-    def run(self) -> Found:
-        """All of it.
+    def run(self) -> AutoscaleResult:
+        """Run the whole search.
 
         Raises:
-            ConfigError: no trial fits the memory.
-            HeadraceError: none could be measured.
+            ConfigError: no trial fits into the memory.
+            HeadraceError: no sizes could be measured.
             EnvError: the environment raised.
         """
-        left_s, on_gpu = self._time_left(), self._trained.on_gpu
-        free = ", ".join(name for name in FREE if name in self._space.free)
+        left_s, on_gpu = self._time_left(), self._setup.on_gpu
+        free = ", ".join(name for name in SIZE_NAMES if name in self._space.free)
         self._say(
             f"Measuring sizes, for {left_s:.0f} s at most"
-            + ("" if on_gpu else f", in {gib(self._budget)} of memory")
+            + ("" if on_gpu else f", in {format_gib(self._max_bytes)} of memory")
             + f". Open: {free or 'nothing'}."
         )
         child_process.warm_up()
-        reserved_s = _FOR_LARGEST * left_s if on_gpu else 0.0
+        reserved_s = _LARGEST_SHARE * left_s if on_gpu else 0.0
         search = Search(
             self._space,
-            cache(self._allowed),
+            cache(self._is_allowed),
             self._measure,
             lambda: self._time_left() - reserved_s,
             cpu_cores(),
@@ -80,9 +85,9 @@ class Measuring:
         )
         best = search.run()
         if not search.rates:
-            raise self._nothing(search.tried)
+            raise self._no_result_error(search.tried)
         largest = self._largest(search) if on_gpu else None
-        return Found(
+        return AutoscaleResult(
             self._space.settings(best),
             search.rate(best),
             [
@@ -96,10 +101,10 @@ class Measuring:
     def _time_left(self) -> float:
         return self._deadline - time.perf_counter()
 
-    def _allowed(self, sizes: Sizes) -> bool:
-        """Whether a run would begin with them."""
+    def _is_allowed(self, sizes: Sizes) -> bool:
+        """Return True if a run would accept these sizes."""
         try:
-            self._want.change(**self._space.settings(sizes)).job(Path())
+            self._inspected.change(**self._space.settings(sizes)).job(Path())
         except ConfigError:
             return False
         return True
@@ -108,47 +113,46 @@ class Measuring:
         at_most = _TRIAL_S if self._count else _FIRST_TRIAL_S
         seconds = max(1.0, min(at_most, self._time_left()))
         limits = replace(self._limits, seconds=seconds, to_beat=to_beat)
-        trial = run_trial(self._trained, self._space.settings(sizes), sizes.batch, limits)
+        trial = run_trial(self._setup, self._space.settings(sizes), sizes.batch, limits)
         self._count += 1
-        self._say(f"{self._count:3}. {sizes.told()}: {_told(trial)}")
+        self._say(f"{self._count:3}. {sizes.describe()}: {_describe(trial)}")
         return trial
 
     def _largest(self, search: Search) -> Sizes | None:
-        """The largest batch that fits the GPU."""
+        """Find the largest batch that fits the GPU."""
 
         def fits(sizes: Sizes) -> bool | None:
             if (trial := search.tried.get(sizes)) is None:
                 if self._time_left() < _ONE_UPDATE_S:
                     return None
-                # How fast it is does not matter: it ends after the first update.
+                # The speed does not matter, so the trial ends after the first update.
                 trial = self._measure(sizes, float("inf"))
             return None if trial.outcome == "crashed" else trial.outcome != "memory"
 
-        of_best = search.tried[search.best]
-        guess = of_best.gpu_budget / of_best.gpu_bytes if of_best.gpu_bytes else 1.0
+        best = search.tried[search.best]
+        guess = best.gpu_budget / best.gpu_bytes if best.gpu_bytes else 1.0
         return search.largest(fits, guess)
 
-    def _nothing(self, tried: Mapping[Sizes, Trial]) -> HeadraceError:
-        """Why nothing could be measured."""
-        of_memory = {s: t for s, t in tried.items() if t.outcome == "memory"}
-        if of_memory:
-            sizes, trial = min(of_memory.items(), key=lambda item: item[1].memory_bytes)
+    def _no_result_error(self, tried: Mapping[Sizes, Trial]) -> HeadraceError:
+        out_of_memory = {s: t for s, t in tried.items() if t.outcome == "memory"}
+        if out_of_memory:
+            sizes, trial = min(out_of_memory.items(), key=lambda item: item[1].memory_bytes)
             return ConfigError(
                 "The memory budget is too small for any training that was tried. The smallest, "
-                f"with {sizes.told()}: {trial.why}.\n"
+                f"with {sizes.describe()}: {trial.why}.\n"
                 "Use a larger --memory-gib, or a smaller batch or network."
             )
-        whys = "\n".join(f"  {s.told()}: {_told(t)}" for s, t in tried.items())
+        reasons = "\n".join(f"  {s.describe()}: {_describe(t)}" for s, t in tried.items())
         return HeadraceError(
-            f"No sizes could be measured:\n{whys}\n"
-            "If updates take long: a longer --budget-s, or a smaller batch."
+            f"No sizes could be measured:\n{reasons}\n"
+            "If updates take long: use a longer --budget-s, or a smaller batch."
         )
 
 
-def _told(trial: Trial) -> str:
-    """How it ended, in words."""
+def _describe(trial: Trial) -> str:
+    """Format the outcome of a trial."""
     if trial.outcome == "measured":
-        took = gib(trial.gpu_bytes or trial.memory_bytes)
-        return f"{trial.rate:,.0f} env steps/s, {took} ({trial.took_s:.1f} s)"
+        memory = format_gib(trial.gpu_bytes or trial.memory_bytes)
+        return f"{trial.rate:,.0f} env steps/s, {memory} ({trial.took_s:.1f} s)"
     below = f", below {trial.rate:,.0f} env steps/s" if trial.rate else ""
     return f"{trial.outcome}: {trial.why}{below} ({trial.took_s:.1f} s)"

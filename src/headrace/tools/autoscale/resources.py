@@ -1,7 +1,7 @@
-"""All processes of a session: which they are, the memory that they take, signals, and their end.
+"""The processes of a session: list, memory, CPU time, end.
 
-A trial begins a session of its own, and whatever it starts belongs to it: workers, other learners,
-an environment's own programs. Left out: what a trial is (`trial.py`).
+A trial begins a session. All processes that it starts belong to it: workers, other learners, an
+environment's programs.
 """
 
 import contextlib
@@ -14,23 +14,23 @@ from pathlib import Path
 from headrace.training.process import handle_signals
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_END_WITHIN_S = 10.0  # a killed process may still be in the middle of reading a disk
+_END_TIMEOUT_S = 10.0  # a killed process may still wait for a disk
 
 
 def members(session: int) -> list[int]:
-    """The processes of a session, without those that only wait for burial."""
-    found = []
+    """Return the processes of a session, without zombies."""
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # it has ended
                 fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
                 if int(fields[3]) == session and fields[0] not in "ZX":
-                    found.append(int(name))
-    return found
+                    pids.append(int(name))
+    return pids
 
 
 def resident_bytes(pids: list[int]) -> int:
-    """An upper limit of what processes take, quickly read: what they share counts for each."""
+    """Return an upper bound of the memory; shared pages count for each process. This is fast."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -39,10 +39,9 @@ def resident_bytes(pids: list[int]) -> int:
 
 
 def own_bytes(pids: list[int]) -> int:
-    """What processes take: of a page that several share, each has its part (PSS).
+    """Return the proportional memory (PSS): a shared page is divided among its processes.
 
-    That is asked of the kernel's `smaps_rollup`, which looks at every page; where there is none,
-    `resident_bytes` has to do.
+    The kernel's `smaps_rollup` looks at every page. Where it is missing, use `resident_bytes`.
     """
     total = 0
     for pid in pids:
@@ -59,7 +58,7 @@ def own_bytes(pids: list[int]) -> int:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """Time of processors that processes have used."""
+    """Return the CPU seconds that processes have used."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -69,7 +68,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping: as the kernel estimates it, and a container may."""
+    """Return the memory that is available without swapping, within a container's limit."""
     available = os.sysconf("SC_AVPHYS_PAGES") * _PAGE
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -82,7 +81,7 @@ def available_bytes() -> int:
 
 
 def out_of_memory_kills() -> int:
-    """How often the kernel has ended a process of this machine for want of memory."""
+    """Return how many processes of this machine the kernel has killed to free memory."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -103,8 +102,8 @@ def interruptible() -> contextlib.AbstractContextManager[None]:
 
 
 def end(session: int) -> None:
-    """Kill all processes of a session, and wait until they are gone."""
-    deadline = time.monotonic() + _END_WITHIN_S
+    """Kill all processes of a session, and wait until they have ended."""
+    deadline = time.monotonic() + _END_TIMEOUT_S
     while (pids := members(session)) and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

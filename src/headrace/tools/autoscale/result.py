@@ -1,4 +1,4 @@
-"""What a search has found, as data and in words. Left out: the search (`search.py`)."""
+"""The result of a search, as data and as text, and its cache."""
 
 import hashlib
 import json
@@ -14,25 +14,26 @@ import torch
 import headrace
 from headrace.config.resolve import cpu_cores
 from headrace.storage.files import write_whole
-from headrace.tools.autoscale.sizes import FREE
-from headrace.tools.autoscale.trial import gib
+from headrace.tools.autoscale.sizes import SIZE_NAMES
+from headrace.tools.autoscale.trial import format_gib
 
-_HEADS = ("learners", "workers", "envs", "steps", "envs/vector", "env steps/s", "memory", "")
+_MAX_CACHE_BYTES = 1 << 20
+_COLUMNS = ("learners", "workers", "envs", "steps", "envs/vector", "env steps/s", "memory", "")
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search has found.
+class AutoscaleResult:
+    """The result of a search.
 
     Attributes:
-        settings: the sizes, by name, that were not fixed: `headrace.train(env, **found.settings)`.
-        env_steps_per_s: of training with them.
-        trials: plain data of each, in order: sizes, outcome, rate, memory.
-        largest: sizes of the largest batch that fits the GPU, where environments are on one.
-        finished: nothing that was left promised more; else the budget of time ended the search.
-        budget_s: that it had.
-        path: where this is kept; None: it is not, because the environment is code without a name.
-        reused: it was kept, and nothing was measured now.
+        settings: sizes by name, except fixed ones: `headrace.train(env, **result.settings)`.
+        env_steps_per_s: speed of training with these sizes.
+        trials: plain data of each trial in order: sizes, outcome, rate, memory.
+        largest: sizes of the largest batch that fits the GPU, if the environments are there.
+        finished: False if the time budget ended the search.
+        budget_s: time budget of the search.
+        path: file of the cached result; None if the environment is code without a name.
+        reused: True if the result comes from the cache.
     """
 
     settings: dict[str, int]
@@ -45,18 +46,18 @@ class Found:
     reused: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Convert to plain data."""
         return vars(self) | {"path": None if self.path is None else str(self.path)}
 
     def describe(self) -> str:
-        """The table, and what was found, for people."""
+        """Format the table and the result as text."""
         sizes = " ".join(f"{name}={value}" for name, value in self.settings.items())
         lines = [self.table(), f"Found: {sizes or 'nothing was open'}"]
         lines[-1] += f" ({self.env_steps_per_s:,.0f} env steps/s)"
         if not self.finished:
             lines.append(
-                f"Time ended the search ({self.budget_s:g} s): there may be better sizes. With "
-                f"more time: --budget-s {2 * self.budget_s:g}"
+                f"The search ran out of time ({self.budget_s:g} s): there may be better sizes. "
+                f"With more time: --budget-s {2 * self.budget_s:g}"
             )
         if self.largest is not None:
             most = " ".join(f"{name}={value}" for name, value in self.largest.items())
@@ -64,14 +65,15 @@ class Found:
         return "\n".join(lines)
 
     def table(self) -> str:
-        """All trials, the fastest first, for people."""
-        lines: list[tuple[str, ...]] = [_HEADS]
-        for of in sorted(self.trials, key=lambda of: -(of["rate"] or 0.0)):
-            rate = "-" if of["rate"] is None else f"{of['rate']:,.0f}"
-            below = "< " if of["outcome"] == "slow" and of["rate"] is not None else ""
-            took = gib(of["gpu_bytes"] or of["memory_bytes"])
-            said = "" if of["outcome"] == "measured" else f"{of['outcome']}: {of['why']}"
-            lines.append((*(str(of[name]) for name in FREE), below + rate, took, said))
+        """Format all trials as a table, the fastest first."""
+        lines: list[tuple[str, ...]] = [_COLUMNS]
+        for trial in sorted(self.trials, key=lambda trial: -(trial["rate"] or 0.0)):
+            outcome, rate = trial["outcome"], trial["rate"]
+            below = "< " if outcome == "slow" and rate is not None else ""
+            speed = below + ("-" if rate is None else f"{rate:,.0f}")
+            memory = format_gib(trial["gpu_bytes"] or trial["memory_bytes"])
+            reason = "" if outcome == "measured" else f"{outcome}: {trial['why']}"
+            lines.append((*(str(trial[name]) for name in SIZE_NAMES), speed, memory, reason))
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
         return "\n".join(
             "  ".join(
@@ -81,14 +83,8 @@ class Found:
         )
 
 
-# What a measurement holds for: this machine with these packages; and measurements that are kept.
-
-
-_MOST_BYTES = 1 << 20
-
-
 def fingerprint() -> dict[str, Any]:
-    """Plain data that differs where another result is to be expected."""
+    """Return what a result depends on: machine and versions, as plain data."""
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
@@ -104,7 +100,7 @@ def fingerprint() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    """The processor's model, as it calls itself."""
+    """Return the name of the processor's model."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -114,25 +110,25 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def kept_at(key: dict[str, Any]) -> Path:
-    """The file for what was measured under a key (plain data)."""
+def cache_path(key: dict[str, Any]) -> Path:
+    """Return the file of the result for a key (plain data)."""
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     return Path.home() / ".cache" / "headrace" / "autoscale" / f"{name}.json"
 
 
-def keep(key: dict[str, Any], found: dict[str, Any]) -> Path:
-    """Write down what was found; where. OSError: there is no room."""
-    path = kept_at(key)
+def write_cache(key: dict[str, Any], result: dict[str, Any]) -> Path:
+    """Write a result to the cache and return its file; OSError if that fails."""
+    path = cache_path(key)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"key": key, "found": found}, indent=1).encode())
+    write_whole(path, json.dumps({"key": key, "found": result}, indent=1).encode())
     return path
 
 
-def kept(key: dict[str, Any]) -> dict[str, Any] | None:
-    """What was found under the same key; None: nothing, or the file is not whole."""
-    path = kept_at(key)
+def read_cache(key: dict[str, Any]) -> dict[str, Any] | None:
+    """Read the result for a key; None if there is none, or its file is damaged."""
+    path = cache_path(key)
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_CACHE_BYTES:
             return None
         saved = json.loads(path.read_text(encoding="utf-8"))
         return saved["found"] if saved["key"] == json.loads(json.dumps(key)) else None

@@ -1,11 +1,9 @@
 """The search: which sizes are tried, in which order, and which are the best.
 
-Along each of a few lines (workers, learners, environments, steps) numbers double while that pays,
-and then the gap between the best and its better neighbour is halved. Rates of the same sizes differ
-by a tenth and more, from one trial to the next: one doubling that seems not to pay is passed over,
-other ways to train that are not far behind are followed too, and the best few are compared once
-more. Left out: which sizes there can be (`sizes.py`), and how fast they are (`trial.py`): both are
-told to it.
+The search moves along a few lines: workers, learners, environments, steps. On a line it doubles the
+number while that pays, then halves the gap between the best and its better neighbour. The rate of
+the same sizes varies by 10 % and more between trials. So the search skips one doubling that seems
+not to pay, follows other configurations that are close, and measures the best few again.
 """
 
 import math
@@ -13,47 +11,48 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headrace.tools.autoscale.sizes import Sizes, Space
+from headrace.tools.autoscale.sizes import SearchSpace, Sizes
 from headrace.tools.autoscale.trial import Trial
 
 Measure = Callable[[Sizes, float], Trial]
-"""Tries sizes; the second argument is a rate (env steps/s) that is to be beaten."""
+"""Measures sizes; the second argument is the rate (env steps/s) to beat."""
 
-_PAYS = 1.03  # less cannot be told from noise
-_LARGER_PAYS = 1.05  # of a batch that may be another: settings and presets suit that of theirs
-_CLOSE = 1.2  # numbers between two that are as close as that are not tried
+_MIN_GAIN = 1.03  # less is noise
+_MIN_BATCH_GAIN = 1.05  # for another batch: settings and presets suit their own
+_CLOSE = 1.2  # no numbers are tried between two with a smaller ratio
 _HALVINGS = 3
-_ROUNDS = 2  # each line once more after the others have moved
-_NEAR_BEST = 0.9  # of the best rate: noise may be what it lacks
-_PROMISES = 0.75  # of the best rate: more environments may make up for it
-_FEW = 3  # are compared once more
-_TURNS = 2  # of these
-_OF_ALL = 0.25
-_FOR_THAT_S = 24.0  # is kept, at most
-_FAR = 2.0  # times as fast with workers: nobody need ask how fast it is without
+_ROUNDS = 2  # each line is searched again after the others
+_NEAR_BEST = 0.9  # share of the best rate that noise may explain
+_PROMISING = 0.75  # share of the best rate that more environments may make up for
+_FINALISTS = 3  # sizes that are measured again
+_FINAL_TURNS = 2
+_FINAL_SHARE = 0.25  # of the time
+_MAX_FINAL_S = 24.0
+_MUCH_FASTER = 2.0  # with workers this much faster, no workers are not tried
 _BUSY = 0.5
 
 
 class OutOfTimeError(Exception):
-    """There is not enough left for another trial."""
+    """Too little time is left for another trial."""
 
 
 @dataclass
 class Search:
-    """What was tried, and what is to be tried.
+    """A search over sizes.
 
     Attributes:
-        space: of sizes.
-        allowed: whether sizes can be, by all that is known without trying.
-        measure: tries them.
-        time_left: how much there is (s).
-        cores: of the processor, for workers and learners.
-        gpus: that learners have one each of (0: they learn on the CPU).
-        tried: in order; the rates of sizes that were tried twice are both in `rates`.
-        finished: nothing that is left promised more; else time ended it.
+        space: possible sizes.
+        allowed: returns True if a run would accept the sizes.
+        measure: measures sizes.
+        time_left: returns the remaining time (s).
+        cores: CPU cores for workers and learners.
+        gpus: GPUs, one for each learner; 0: learners use the CPU.
+        tried: first trial of each size, in order.
+        rates: all measured rates of each size.
+        finished: False if the time ended the search.
     """
 
-    space: Space
+    space: SearchSpace
     allowed: Callable[[Sizes], bool]
     measure: Measure
     time_left: Callable[[], float]
@@ -62,13 +61,13 @@ class Search:
     tried: dict[Sizes, Trial] = field(default_factory=dict)
     rates: dict[Sizes, list[float]] = field(default_factory=dict)
     finished: bool = True
-    _kept_s: float = _FOR_THAT_S
+    _final_s: float = _MAX_FINAL_S
 
     @property
     def best(self) -> Sizes:
-        """The fastest of what was measured; the sizes to begin with, if nothing was.
+        """The fastest measured sizes, or the sizes of the settings if nothing was measured.
 
-        Where the batch is open, of those that are about as fast the one nearest to the first.
+        If the batch is open, of sizes with about the same rate the one nearest to the settings.
         """
         rates = {sizes: self.rate(sizes) for sizes in self.rates}
         return self._best_of(rates) if rates else self.space.base
@@ -77,39 +76,39 @@ class Search:
         fastest = max(rates, key=lambda sizes: rates[sizes])
         if self.space.batch is not None:
             return fastest
-        near = [s for s in rates if rates[s] * _LARGER_PAYS >= rates[fastest]]
+        near = [s for s in rates if rates[s] * _MIN_BATCH_GAIN >= rates[fastest]]
 
-        def away(sizes: Sizes) -> float:
+        def distance(sizes: Sizes) -> float:
             return abs(math.log(sizes.batch / self.space.base.batch))
 
-        return min(near, key=lambda sizes: (away(sizes), -rates[sizes]))
+        return min(near, key=lambda sizes: (distance(sizes), -rates[sizes]))
 
     def rate(self, sizes: Sizes) -> float:
-        """Env steps/s, the mean of what was measured; 0: nothing was."""
+        """Return the mean measured rate (env steps/s); 0 if nothing was measured."""
         return statistics.fmean(self.rates[sizes]) if sizes in self.rates else 0.0
 
     def run(self) -> Sizes:
-        """Search until nothing gets better, or there is no more time; the best sizes."""
-        self._kept_s = min(_FOR_THAT_S, _OF_ALL * self.time_left())
+        """Search until nothing improves or the time is over; return the best sizes."""
+        self._final_s = min(_MAX_FINAL_S, _FINAL_SHARE * self.time_left())
         try:
-            self._try(self._begin())
+            self._try(self._first())
             for _ in range(_ROUNDS):
                 before = self.best
-                self._one_vector() if self.space.one_vector else self._vectors()
+                self._search_one_vector() if self.space.one_vector else self._search_workers()
                 if self.best == before:
                     break
             if not self.space.one_vector:
-                self._other_ways()
+                self._search_others()
         except OutOfTimeError:
             self.finished = False
-        return self._compared_again()
+        return self._final_comparison()
 
     def largest(self, fits: Callable[[Sizes], bool | None], guess: float) -> Sizes | None:
-        """The most environments that fit into memory, to a fifth; None: not known.
+        """Find the most environments that fit into memory, to a fifth; None: unknown.
 
         Args:
-            fits: tries sizes; None: there is no time.
-            guess: how many times the best sizes may fit.
+            fits: tries sizes; returns None if there is no time.
+            guess: estimate of how many times the best sizes fit.
         """
         at = self.best
         values = {n: s for n in self.space.envs() if (s := self._envs_at(at, n)) is not None}
@@ -118,16 +117,16 @@ class Search:
         i = max((i for i, n in enumerate(above) if n <= guess * at.num_envs), default=0)
         while most - least > 1:
             i = min(max(i, least + 1), most - 1)
-            if (found := fits(values[above[i]])) is None:
+            if (fit := fits(values[above[i]])) is None:
                 return None
-            least, most = (i, most) if found else (least, i)
+            least, most = (i, most) if fit else (least, i)
             i, stride = least + stride, 2 * stride
             if most < len(above):
                 i = (least + most) // 2
         return values[above[least]] if above else None
 
-    def _begin(self) -> Sizes:
-        """The sizes of settings and preset; where each learner has a GPU, with all of these."""
+    def _first(self) -> Sizes:
+        """Return the sizes of settings and preset, with a learner for each GPU."""
         base = self.space.base
         if self.gpus > 1 and "num_learners" in self.space.free:
             workers = base.num_workers
@@ -136,52 +135,56 @@ class Search:
                 return spread
         return base
 
-    def _one_vector(self) -> None:
-        self._learners()
-        self._envs(self.best)
+    def _search_one_vector(self) -> None:
+        self._search_learners()
+        self._search_envs(self.best)
         at = self.best
-        self._line({n: self._at(at, steps=n) for n in self.space.steps()}, at.num_steps)
+        self._search_line({n: self._at(at, steps=n) for n in self.space.steps()}, at.num_steps)
 
-    def _vectors(self) -> None:
+    def _search_workers(self) -> None:
         at, before = self.best, self.rate(self.best)
-        wanted = at.num_envs if self._waits(at) else max(1, self.cores // at.num_learners)
+        target = at.num_envs if self._waits(at) else max(1, self.cores // at.num_learners)
         workers = self.space.workers(at.num_learners, at.num_envs)
-        spread = min(workers, key=lambda n: (n == 0, abs(n - wanted)), default=0)
+        spread = min(workers, key=lambda n: (n == 0, abs(n - target)), default=0)
         self._try(self._workers_at(at, spread))
-        if self.rate(self.best) < _FAR * before:
+        if self.rate(self.best) < _MUCH_FASTER * before:
             self._try(self._workers_at(at, 0))
-        lines = [lambda: self._envs(self.best), self._learners, self._more_workers]
-        if self._waits(self.best):  # each environment has a worker: more of both
+        lines = [
+            lambda: self._search_envs(self.best),
+            self._search_learners,
+            self._search_more_workers,
+        ]
+        if self._waits(self.best):  # each environment has a worker: search more of both
             lines.insert(0, lines.pop())
         for line in lines:
             line()
-        self._envs(self.best)
+        self._search_envs(self.best)
 
-    def _more_workers(self) -> None:
+    def _search_more_workers(self) -> None:
         if (at := self.best).num_workers:
             values = self.space.workers(at.num_learners, at.num_envs)
             line = {n: self._workers_at(at, n) for n in values if n}
-            self._line(line, at.workers_each)
+            self._search_line(line, at.workers_per_learner)
 
-    def _other_ways(self) -> None:
-        """More environments, or fewer, with other learners, or with workers and without."""
+    def _search_others(self) -> None:
+        """Search environments for other numbers of learners, and with or without workers."""
 
-        def way(sizes: Sizes) -> tuple[int, bool]:
+        def group(sizes: Sizes) -> tuple[int, bool]:
             return sizes.num_learners, sizes.num_workers > 0
 
         ascending = sorted(self.rates, key=self.rate)
-        best_of = {way(sizes): sizes for sizes in ascending}  # later ones, which are better, stay
+        best_of = {group(sizes): sizes for sizes in ascending}  # the best of each group stays
         for at in sorted(best_of.values(), key=self.rate, reverse=True):
-            if way(at) != way(self.best) and self.rate(at) >= _PROMISES * self.rate(self.best):
-                self._envs(at)
+            if group(at) != group(self.best) and self.rate(at) >= _PROMISING * self.rate(self.best):
+                self._search_envs(at)
 
     def _waits(self, sizes: Sizes) -> bool:
-        """Whether environments sleep, or wait for something: each can have a worker then."""
+        """Return True if environments mostly wait: then each can have a worker."""
         used, processes = self.tried[sizes].busy_cores, max(1, sizes.num_workers)
         return 0.0 < used < _BUSY * min(self.cores, processes)
 
-    def _learners(self) -> None:
-        """More of them, while that pays."""
+    def _search_learners(self) -> None:
+        """Double the learners while that pays."""
         if "num_learners" not in self.space.free or self.gpus:
             return
         count = 2 * self.best.num_learners
@@ -189,33 +192,33 @@ class Search:
             at, before = self.best, self.rate(self.best)
             for workers in {0, -(-at.num_workers // count)}:
                 self._try(self._at(at, learners=count, workers=workers))
-            if self.rate(self.best) < _PAYS * before:
+            if self.rate(self.best) < _MIN_GAIN * before:
                 return
             count *= 2
 
-    def _envs(self, at: Sizes) -> None:
-        self._line({n: self._envs_at(at, n) for n in self.space.envs()}, at.num_envs)
+    def _search_envs(self, at: Sizes) -> None:
+        self._search_line({n: self._envs_at(at, n) for n in self.space.envs()}, at.num_envs)
 
     def _envs_at(self, at: Sizes, envs: int) -> Sizes | None:
-        """Other sizes with so many environments."""
+        """Return the sizes with another number of environments."""
         workers = self.space.workers(at.num_learners, envs)
-        fewer = max((n for n in workers if n <= at.workers_each), default=0)
+        fewer = max((n for n in workers if n <= at.workers_per_learner), default=0)
         return self._at(at, workers=fewer, envs=envs)
 
     def _workers_at(self, at: Sizes, workers: int) -> Sizes | None:
-        """Other sizes with so many workers of each learner: one environment each, at least."""
+        """Return the sizes with another number of workers per learner."""
         return self._at(at, workers=workers, envs=max(at.num_envs, workers * at.num_learners))
 
     def _at(self, at: Sizes, **changed: int) -> Sizes | None:
-        """Other sizes with some changed, as `Space.at` calls them."""
-        like = {
-            "learners": at.num_learners, "workers": at.workers_each,
+        """Return the sizes with some changed; the names are those of `SearchSpace.at`."""
+        same = {
+            "learners": at.num_learners, "workers": at.workers_per_learner,
             "envs": at.num_envs, "steps": at.num_steps,
         }  # fmt: skip
-        return self.space.at(**like | changed)
+        return self.space.at(**same | changed)
 
-    def _line(self, points: dict[int, Sizes | None], start: int) -> None:
-        """Double while it pays, or halve; then halve the gap beside the best."""
+    def _search_line(self, points: dict[int, Sizes | None], start: int) -> None:
+        """Double while that pays, or else halve; then halve the gap beside the best."""
         line = {n: s for n, s in points.items() if s is not None and self.allowed(s)}
         if not line:
             return
@@ -231,31 +234,31 @@ class Search:
                 best = middle
 
     def _climb(self, line: dict[int, Sizes], start: int, *, up: bool) -> int:
-        best, at, passed_over = start, start, False
-        pays = _LARGER_PAYS if up and self.space.batch is None else _PAYS
+        best, at, skipped = start, start, False
+        min_gain = _MIN_BATCH_GAIN if up and self.space.batch is None else _MIN_GAIN
         step = _doubled if up else _halved
         while (beyond := step(line, at)) is not None:
             at = beyond
             trial = self._try(line[at])
-            if self.rate(line[at]) > pays * self.rate(line[best]):
-                best, passed_over = at, False
-            elif not passed_over and (
-                trial.outcome == "crashed"  # it says nothing of what comes after
+            if self.rate(line[at]) > min_gain * self.rate(line[best]):
+                best, skipped = at, False
+            elif not skipped and (
+                trial.outcome == "crashed"  # the next number may still work
                 or self.rate(line[at]) >= _NEAR_BEST * self.rate(line[best]) > 0.0
             ):
-                passed_over = True
+                skipped = True
             elif up or self.rate(line[best]) or trial.outcome != "memory":
                 break
         return best
 
     def _middle(self, line: dict[int, Sizes], best: int) -> int | None:
-        """Between the best and its better neighbour."""
+        """Return a number between the best and its better neighbour."""
         tried = [n for n in line if line[n] in self.tried]
         below = max((n for n in tried if n < best), default=None)
         above = min((n for n in tried if n > best), default=None)
 
         def promise(n: int) -> float:
-            # Up to where memory ends, it may get better still.
+            # Just below the memory limit the rate may still rise.
             is_wall = n > best and self.tried[line[n]].outcome == "memory"
             return float("inf") if is_wall else self.rate(line[n])
 
@@ -268,16 +271,14 @@ class Search:
         return min(within, key=lambda n: abs(n - middle), default=None)
 
     def _try(self, sizes: Sizes | None) -> Trial:
-        """Try sizes, if they were not.
-
-        Raises:
-            OutOfTimeError: they were not, and there is no time.
-        """
+        """Measure sizes unless they were tried; OutOfTimeError if there is no time."""
         if sizes is None or not self.allowed(sizes):
             return Trial("refused")
         if sizes not in self.tried:
             needed_s = self._typical_s()
-            if self.time_left() < needed_s + min(_TURNS * _FEW * needed_s, self._kept_s):
+            if self.time_left() < needed_s + min(
+                _FINAL_TURNS * _FINALISTS * needed_s, self._final_s
+            ):
                 raise OutOfTimeError
             self._measure(sizes)
         return self.tried[sizes]
@@ -288,21 +289,20 @@ class Search:
         if trial.outcome == "measured" and trial.rate is not None:
             self.rates.setdefault(sizes, []).append(trial.rate)
 
-    def _compared_again(self) -> Sizes:
-        """The best of the best few, measured again in turns, if they are close and there is time.
+    def _final_comparison(self) -> Sizes:
+        """Measure the best few again in turns, and return the best of them.
 
-        A machine may be faster now and slower then: what was measured one after the other counts,
-        and not what one of them reached at another time.
+        The speed of a machine varies over time, so only measurements in turns are comparable.
         """
         best = self.best
         near = [s for s in self.rates if self.rate(s) >= _NEAR_BEST * self.rate(best)]
-        few = list(dict.fromkeys([best, *sorted(near, key=self.rate, reverse=True)]))[:_FEW]
+        few = list(dict.fromkeys([best, *sorted(near, key=self.rate, reverse=True)]))[:_FINALISTS]
         while few and self.time_left() < len(few) * self._typical_s():
             few.pop()
         if len(few) < 2:
             return best
         before = {sizes: len(self.rates[sizes]) for sizes in few}
-        for _ in range(_TURNS):
+        for _ in range(_FINAL_TURNS):
             if self.time_left() >= len(few) * self._typical_s():
                 for sizes in few:
                     self._measure(sizes)
@@ -311,13 +311,13 @@ class Search:
         return self._best_of(means) if means else best
 
     def _typical_s(self) -> float:
-        """How long a trial takes."""
+        """Return the expected duration of a trial."""
         took = [trial.took_s for trial in self.tried.values()]
         return 1.2 * statistics.fmean(took) if took else 0.0
 
 
 def _doubled(line: dict[int, Sizes], at: int) -> int | None:
-    """The next one that is twice as many; or the last, if there is none."""
+    """Return the next number that is at least twice as large, or the last."""
     above = [n for n in line if n > at]
     return min((n for n in above if n >= 2 * at), default=max(above, default=None))
 

@@ -1,10 +1,8 @@
-"""A trial: a training of certain sizes, in a process of its own, and how fast it was.
+"""A trial: a short training with certain sizes in its own process, and its speed.
 
-The process is forked by the server of worker processes, which has torch imported, and begins a
-session, with which all that it starts can be ended. It says when updates end, and goes on until it
-is told to stop; everything is decided here, in the process that searches.
-
-Left out: which sizes are tried (`search.py`), when a rate is known (`trial.py`).
+The fork server of the workers starts the process, because it has torch imported. The process begins
+a session, so that everything that it starts can be ended. It reports the end of updates until it is
+stopped. All decisions are made in the searching process.
 """
 
 import contextlib
@@ -33,25 +31,22 @@ from headrace.tools.autoscale import resources
 from headrace.training import launch
 from headrace.training.job import RunRequest
 
-# How fast a training is, by when its updates end; and when enough of them were seen.
-
-
 _WARM_UP_S = 3.0
-"""What comes only once (first calls, lazy imports) is taken to be over so soon after the start."""
-_UPDATES = 3  # that a rate is made of, unless they take long
-_HOPELESS = 0.8  # of the rate that is to be beaten
+"""Assumed duration of one-time work (first calls, lazy imports) after the start."""
+_MIN_UPDATES = 3  # for a rate, unless updates take long
+_HOPELESS = 0.8  # share of the rate to beat
 
 
 @dataclass
 class Progress:
-    """Of one training; times are readings of one clock (s).
+    """The progress of one training; all times are of one clock (s).
 
     Attributes:
         batch: env steps of each update.
-        compiles: whether the first update may take long because something is compiled.
-        measure_s: the rate is to be one of at least so long.
-        up: when samplers were there; None: not yet.
-        updates: when one ended, and the env steps until then.
+        compiles: True if the first update may take long because of compilation.
+        measure_s: minimum duration that a rate is measured over.
+        up: time at which the workers were up; None: not yet.
+        updates: end time of each update, and the env steps until then.
     """
 
     batch: int
@@ -63,39 +58,39 @@ class Progress:
     def verdict(
         self, now: float, *, late: bool, to_beat: float = 0.0
     ) -> tuple[Literal["measured", "slow"], float | None] | None:
-        """What is known of the rate, once nothing more need be known; None: not yet.
+        """Return the rate if it is known; None: go on.
 
         Args:
-            now: the time.
-            late: it must be decided now.
-            to_beat: it is of no use to go on if the rate will not be near this one.
+            now: present time.
+            late: True if the time is over.
+            to_beat: a training that will not come near this rate is hopeless.
 
         Returns:
-            `measured` and the rate (env steps/s); or `slow`, because there was no update in the
-            time, and what the rate is below, or None where nothing is known.
+            `measured` and the rate (env steps/s); or `slow` (no update in the time) and an upper
+            bound of the rate, or None if the rate is not known at all.
         """
-        if (since := self._since()) is None:
+        if (start := self._measured_since()) is None:
             return ("slow", None) if late else None
-        begun, before = since
-        later = [update for update in self.updates if update[0] > begun]
+        began, before = start
+        later = [update for update in self.updates if update[0] > began]
         if later:
-            span, steps = later[-1][0] - begun, later[-1][1] - before
-            if span >= self.measure_s * (1.0 if len(later) >= _UPDATES else 1.5):
+            span, steps = later[-1][0] - began, later[-1][1] - before
+            if span >= self.measure_s * (1.0 if len(later) >= _MIN_UPDATES else 1.5):
                 return "measured", steps / span
-        taken = later[-1][1] - before if later else 0
-        at_most = (taken + self.batch) / max(now - begun, 1e-9)
-        hopeless = now - begun >= self.measure_s and at_most < _HOPELESS * to_beat
+        steps_done = later[-1][1] - before if later else 0
+        at_most = (steps_done + self.batch) / max(now - began, 1e-9)
+        hopeless = now - began >= self.measure_s and at_most < _HOPELESS * to_beat
         if not (late or hopeless):
             return None
         if later:
             return "measured", steps / span
-        return "slow", at_most if now > begun else None
+        return "slow", at_most if now > began else None
 
-    def _since(self) -> tuple[float, int] | None:
-        """When the time that counts began, and the env steps until then.
+    def _measured_since(self) -> tuple[float, int] | None:
+        """Return the time from which the rate counts, and the env steps until then.
 
-        That is the end of the first update; or the samplers' start, if that update took so long
-        that what comes once is little beside it.
+        That is the end of the first update; or the start of the workers, if the first update took
+        so long that one-time work is negligible.
         """
         up = None if self.compiles else self.up
         if not self.updates:
@@ -107,15 +102,15 @@ class Progress:
 
 Outcome = Literal["measured", "slow", "memory", "crashed", "refused"]
 
-_SAY_EVERY_S = 0.1
-_LOOK_EVERY_S = 0.5
-"""At the processes' memory: a quick allocation may be over the budget for so long."""
-_STOP_WITHIN_S = 2.0  # environments are closed as at the end of any run; then it is killed
-SHARE = 0.8
-"""Of what memory is free, unless the user gives a budget."""
+_REPORT_EVERY_S = 0.1
+_CHECK_EVERY_S = 0.5
+"""Interval of memory checks: a quick allocation may exceed the budget for this time."""
+_STOP_TIMEOUT_S = 2.0  # for closing environments, before the process is killed
+MEMORY_SHARE = 0.8
+"""Share of the free memory that is the default budget."""
 _NEVER = 10**12
 
-_ONLY_TRIED = {
+_TRIAL_SETTINGS = {
     "total_env_steps": _NEVER, "stop_at_return": None, "stop_after_s": 0.0, "eval_every": 0,
     "checkpoint_every_s": float(_NEVER), "on_worker_loss": "fail",
 }  # fmt: skip
@@ -125,13 +120,14 @@ _OUT_OF_MEMORY = re.compile(
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrialSetup:
     """What all trials of a search train.
 
     Attributes:
-        schedule_env_steps: of the run that is to come.
-        compiles: whether a first update may take long because something is compiled.
-        on_gpu: environments are where the learner is, on a GPU.
+        request: the run to find sizes for.
+        schedule_env_steps: schedule of that run.
+        compiles: True if a first update may take long because of compilation.
+        on_gpu: True if the environments are on the learner's GPU.
     """
 
     request: RunRequest
@@ -142,14 +138,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a trial may take.
+    """The limits of a trial.
 
     Attributes:
-        seconds: until it is ended.
-        measure_s: over which its rate is measured, if it comes so far.
-        memory_bytes: of this machine, for all its processes; None: 80 % of what is available.
-        gpu_bytes: of a GPU, where environments are on one; None: 80 % of what is free there.
-        to_beat: a rate (env steps/s); what is clearly slower is ended early.
+        seconds: maximum duration.
+        measure_s: duration that the rate is measured over.
+        memory_bytes: memory of all its processes; None: 80 % of the available memory.
+        gpu_bytes: memory on the GPU, if the environments are there; None: 80 % of the free memory.
+        to_beat: rate (env steps/s); a trial that is clearly slower ends early.
     """
 
     seconds: float = 20.0
@@ -161,18 +157,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Trial:
-    """How one ended.
+    """The result of a trial.
 
     Attributes:
-        outcome: `measured`; `slow`: no update came in its time; `memory`: it wanted more than there
-            is; `crashed`; `refused`: sizes that cannot be, and nothing was started.
-        rate: env steps/s; of a slow one, what its rate is below; None: not known.
-        memory_bytes: that its processes took together.
-        gpu_bytes: that torch held on the (first) learner's GPU; 0: there is none.
-        gpu_budget: that it may have held.
-        busy_cores: that it used while it trained: few, if environments mostly wait. 0: not known.
-        took_s: from start to end.
-        why: it was not measured, in a line.
+        outcome: `measured`; `slow`: no update in its time; `memory`: it exceeded the memory;
+            `crashed`; `refused`: invalid sizes, nothing was started.
+        rate: env steps/s, or an upper bound if `slow`; None: unknown.
+        memory_bytes: memory of all its processes.
+        gpu_bytes: memory that torch held on the first learner's GPU; 0: no GPU.
+        gpu_budget: limit of `gpu_bytes`.
+        busy_cores: cores in use during training; few if environments mostly wait. 0: unknown.
+        took_s: duration from start to end.
+        why: reason in one line, if it was not measured.
     """
 
     outcome: Outcome
@@ -185,144 +181,140 @@ class Trial:
     why: str = ""
 
 
-def run_trial(trained: Trained, sizes: Mapping[str, int], batch: int, limits: Limits) -> Trial:
+def run_trial(setup: TrialSetup, sizes: Mapping[str, int], batch: int, limits: Limits) -> Trial:
     """Train with these sizes for a while.
 
     Args:
-        trained: what.
-        sizes: settings by name, beside those that were given.
+        setup: what to train.
+        sizes: sizes as settings by name.
         batch: env steps of an update.
-        limits: of time and memory.
+        limits: limits of time and memory.
 
     Raises:
         EnvError: the environment raised; the message begins with its traceback.
-        UsageError: it cannot be sent to another process.
-        KeyboardInterrupt: nothing is left of the trial.
+        UsageError: the run cannot be sent to another process.
+        KeyboardInterrupt: the trial was interrupted; none of its processes is left.
     """
-    begun, kills = time.perf_counter(), resources.out_of_memory_kills()
+    began, kills = time.perf_counter(), resources.out_of_memory_kills()
     with tempfile.TemporaryDirectory(prefix="headrace-trial-") as folder:
         with contextlib.ExitStack() as stack:
-            process = _Process(trained, sizes, Path(folder), limits, stack)
-            progress = Progress(batch, trained.compiles, limits.measure_s)
-            outcome, rate, why = process.watch(progress, begun + limits.seconds, limits.to_beat)
+            process = _TrialProcess(setup, sizes, Path(folder), limits, stack)
+            progress = Progress(batch, setup.compiles, limits.measure_s)
+            outcome, rate, why = process.watch(progress, began + limits.seconds, limits.to_beat)
         if outcome == "crashed" and resources.out_of_memory_kills() > kills:
             outcome, why = "memory", f"{why}: the kernel was out of memory"
-    took_s = time.perf_counter() - begun
+    took_s = time.perf_counter() - began
     return Trial(
         outcome, rate, process.memory_bytes, process.gpu_bytes, process.gpu_budget,
         process.busy_cores, took_s, why,
     )  # fmt: skip
 
 
-class _Process:
-    """The searching process's end of a trial; `stack` ends it."""
+class _TrialProcess:
+    """The searching process's handle of a trial; `stack` ends the trial."""
 
     def __init__(
         self,
-        trained: Trained,
+        setup: TrialSetup,
         sizes: Mapping[str, int],
         folder: Path,
         limits: Limits,
         stack: contextlib.ExitStack,
     ) -> None:
         self._folder = folder
-        self._budget = limits.memory_bytes or int(SHARE * resources.available_bytes())
+        self._max_bytes = limits.memory_bytes or int(MEMORY_SHARE * resources.available_bytes())
         self.memory_bytes = self.gpu_bytes = self.gpu_budget = 0
         self.busy_cores = 0.0
-        orders = pickled((trained, dict(sizes), str(folder), limits.gpu_bytes), "another process")
-        with child_process.context() as context:  # signals come when it is known what to clear up
-            self._words, theirs = context.Pipe(duplex=False)
-            stack.callback(self._words.close)
-            self._process = context.Process(target=_main, args=(orders, theirs))
+        orders = pickled((setup, dict(sizes), str(folder), limits.gpu_bytes), "another process")
+        with child_process.context() as context:  # no signal comes before cleanup is registered
+            self._pipe, child_pipe = context.Pipe(duplex=False)
+            stack.callback(self._pipe.close)
+            self._process = context.Process(target=_main, args=(orders, child_pipe))
             self._process.start()
             stack.callback(self._end)
-            theirs.close()
+            child_pipe.close()
 
     def watch(
         self, progress: Progress, deadline: float, to_beat: float
     ) -> tuple[Outcome, float | None, str]:
-        """Until its rate is known, or it fails: outcome, rate, why.
-
-        Raises:
-            EnvError: see `run_trial`.
-        """
-        looked, used = 0.0, (0.0, 0.0)
+        """Wait until the rate is known or the trial fails; return outcome, rate and reason."""
+        checked, start = 0.0, (0.0, 0.0)
         while True:
             now = time.perf_counter()
-            select.select([self._words, self._process.sentinel], [], [], _LOOK_EVERY_S)
-            if (failed := self._listen(progress)) is not None:
+            select.select([self._pipe, self._process.sentinel], [], [], _CHECK_EVERY_S)
+            if (failed := self._receive(progress)) is not None:
                 return failed
-            if now - looked >= _LOOK_EVERY_S:
-                looked = now
-                if self._look() > self._budget:
-                    had, budget = gib(self.memory_bytes), gib(self._budget)
-                    return "memory", None, f"it took {had}, of {budget} that it may"
-            if progress.up is None and (up := self._up()) is not None:
-                progress.up, used = up, self._used()
+            if now - checked >= _CHECK_EVERY_S:
+                checked = now
+                if self._check_memory() > self._max_bytes:
+                    used, limit = format_gib(self.memory_bytes), format_gib(self._max_bytes)
+                    return "memory", None, f"it used {used} of {limit}"
+            if progress.up is None and (up := self._start_time()) is not None:
+                progress.up, start = up, self._cpu_used()
             late = time.perf_counter() >= deadline
-            known = progress.verdict(time.perf_counter(), late=late, to_beat=to_beat)
-            if known is not None:
-                self._look_back(used)
+            verdict = progress.verdict(time.perf_counter(), late=late, to_beat=to_beat)
+            if verdict is not None:
+                self._measure_usage(start)
                 self._stop()
                 why = "no update in its time" if late else "clearly slower than the best"
-                return *known, why if known[0] == "slow" else ""
+                return *verdict, why if verdict[0] == "slow" else ""
 
-    def _listen(self, progress: Progress) -> tuple[Outcome, None, str] | None:
-        """Take in what it says; how it failed, if it did."""
+    def _receive(self, progress: Progress) -> tuple[Outcome, None, str] | None:
+        """Process its messages; return the failure, if there is one."""
         try:
-            while self._words.poll():
-                said = json.loads(self._words.recv_bytes())
-                self.gpu_bytes = max(self.gpu_bytes, said["gpu_bytes"])
-                self.gpu_budget = said["gpu_budget"]
-                if "update" in said:
-                    progress.updates.append((said["update"][0], said["update"][1]))
+            while self._pipe.poll():
+                message = json.loads(self._pipe.recv_bytes())
+                self.gpu_bytes = max(self.gpu_bytes, message["gpu_bytes"])
+                self.gpu_budget = message["gpu_budget"]
+                if "update" in message:
+                    progress.updates.append((message["update"][0], message["update"][1]))
                 else:
-                    return _failure(said["error"], said["text"])
+                    return _failure(message["error"], message["text"])
         except (EOFError, OSError):
             self._process.join()
             code = self._process.exitcode
-            return "crashed", None, self._last_words() or child_process.cause_of_death(code)[0]
+            return "crashed", None, self._fatal_error() or child_process.cause_of_death(code)[0]
         return None
 
-    def _look(self) -> int:
-        """At the memory that it takes; the exact look is dear, and seldom needed."""
+    def _check_memory(self) -> int:
+        """Return the memory in use, exactly only if it may exceed the limit."""
         pids = resources.members(self._process.pid)
-        if (resident := resources.resident_bytes(pids)) > self._budget:
+        if (resident := resources.resident_bytes(pids)) > self._max_bytes:
             self.memory_bytes = resources.own_bytes(pids)
             return self.memory_bytes
         return resident
 
-    def _used(self) -> tuple[float, float]:
-        """The time, and that of processors that it has used."""
+    def _cpu_used(self) -> tuple[float, float]:
+        """Return the time and the CPU seconds used so far."""
         return time.perf_counter(), resources.cpu_seconds(resources.members(self._process.pid))
 
-    def _look_back(self, used: tuple[float, float]) -> None:
-        """At what it takes, now that it has trained for a while; `used` is from its beginning."""
+    def _measure_usage(self, start: tuple[float, float]) -> None:
+        """Measure memory and busy cores since `start` (`_cpu_used`)."""
         self.memory_bytes = resources.own_bytes(resources.members(self._process.pid))
-        now, seconds = self._used()
-        if used[0]:
-            self.busy_cores = (seconds - used[1]) / (now - used[0])
+        now, seconds = self._cpu_used()
+        if start[0]:
+            self.busy_cores = (seconds - start[1]) / (now - start[0])
 
-    def _up(self) -> float | None:
-        """When its samplers were there: a run's description is written then."""
+    def _start_time(self) -> float | None:
+        """Return when its workers were up: the run writes its config file then."""
         try:
             age = time.time() - os.stat(self._folder / "run" / "config.json").st_mtime
         except FileNotFoundError:
             return None
         return time.perf_counter() - age
 
-    def _last_words(self) -> str:
-        """The error of a process that crashed, as Python's fault handler leaves it."""
+    def _fatal_error(self) -> str:
+        """Return the error that Python's fault handler wrote before a crash."""
         with contextlib.suppress(OSError):
             lines = (self._folder / "output").read_text(errors="replace").splitlines()
             return next((line for line in lines if line.startswith("Fatal Python error")), "")
         return ""
 
     def _stop(self) -> None:
-        """Ask for an end such as any run has, and wait a moment for it."""
+        """Ask the run to stop, and wait for a moment."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGTERM)
-        self._process.join(_STOP_WITHIN_S)
+        self._process.join(_STOP_TIMEOUT_S)
 
     def _end(self) -> None:
         self._process.kill()
@@ -331,86 +323,82 @@ class _Process:
         self._process.close()
 
 
-def gib(number: int) -> str:
-    """Bytes, for people."""
+def format_gib(number: int) -> str:
+    """Format bytes in GiB."""
     return f"{number / (1 << 30):.2f} GiB"
 
 
 def _failure(kind: str, text: str) -> tuple[Outcome, None, str]:
-    """What an error in the process means.
-
-    Raises:
-        EnvError: it is the environment's.
-    """
-    if found := _OUT_OF_MEMORY.search(text):
-        return "memory", None, found[0].strip().partition(". ")[0]
+    """Return outcome, rate and reason of an error; raise EnvError if it is the environment's."""
+    if match := _OUT_OF_MEMORY.search(text):
+        return "memory", None, match[0].strip().partition(". ")[0]
     if kind == "EnvError":
         raise EnvError(text)
     lines = [line for line in text.splitlines() if line.strip()]
     if kind == "UsageError":
         return "refused", None, lines[0]
-    # Of a traceback the error is the last line; errors of ours begin with what happened.
+    # The error is the last line of a traceback, and the first line of our own errors.
     last = lines[-1] if text.startswith("Traceback") else lines[0]
     return "crashed", None, last
 
 
-def _main(orders: bytes, words: Any) -> None:
-    """The trial's process, from its first line to its last."""
+def _main(orders: bytes, pipe: Any) -> None:
+    """Run the trial's process."""
     os.setsid()
     child_process.end_with_learner()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, child_process.SIGNALS)
-    trained, sizes, folder, gpu_bytes = cloudpickle.loads(orders)
+    setup, sizes, folder, gpu_bytes = cloudpickle.loads(orders)
     output = os.open(Path(folder) / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard in (1, 2):
         os.dup2(output, standard)
     faulthandler.enable(2)
-    says = _Says(words)
+    reporter = _Reporter(pipe)
     try:
-        if trained.on_gpu:
-            says.gpu_budget = _limit_gpu(gpu_bytes)
-        schedule = trained.schedule_env_steps
+        if setup.on_gpu:
+            reporter.gpu_budget = _limit_gpu(gpu_bytes)
+        schedule = setup.schedule_env_steps
         ended = launch.start(
-            trained.request.change(**_ONLY_TRIED, schedule_env_steps=schedule, **sizes),
+            setup.request.change(**_TRIAL_SETTINGS, schedule_env_steps=schedule, **sizes),
             run_dir=Path(folder) / "run",
-            on_update=says.update,
+            on_update=reporter.update,
         )
-        says.error("Stopped", f"It was stopped by {signal.Signals(ended.stopped_by).name}.")
+        reporter.error("Stopped", f"It was stopped by {signal.Signals(ended.stopped_by).name}.")
     except HeadraceError as error:
         kind = "UsageError" if isinstance(error, UsageError) else type(error).__name__
-        says.error(kind, str(error))
+        reporter.error(kind, str(error))
     except BaseException as error:
-        says.error(type(error).__name__, traceback.format_exc())
+        reporter.error(type(error).__name__, traceback.format_exc())
     sys.stdout.flush()
 
 
-def _limit_gpu(most_bytes: int | None) -> int:
-    """Have torch refuse more memory of the (first) learner's GPU than this; how much that is."""
+def _limit_gpu(max_bytes: int | None) -> int:
+    """Limit torch's memory on the first learner's GPU; return the limit."""
     free, total = torch.cuda.mem_get_info(0)
-    budget = min(total, most_bytes or int(SHARE * free))
+    budget = min(total, max_bytes or int(MEMORY_SHARE * free))
     torch.cuda.set_per_process_memory_fraction(budget / total, 0)
     return budget
 
 
-class _Says:
+class _Reporter:
     """The trial's end of the pipe."""
 
-    def __init__(self, words: Any) -> None:
-        self._words, self._said_at = words, 0.0
+    def __init__(self, pipe: Any) -> None:
+        self._pipe, self._reported_at = pipe, 0.0
         self.gpu_budget = 0
 
     def update(self, _: int, metrics: Mapping[str, Any]) -> None:
-        """An update has ended."""
+        """Report the end of an update."""
         now = time.perf_counter()
-        if now - self._said_at >= _SAY_EVERY_S:
-            self._said_at = now
+        if now - self._reported_at >= _REPORT_EVERY_S:
+            self._reported_at = now
             self._send({"update": [now, metrics["env_steps"]]})
 
     def error(self, kind: str, text: str) -> None:
-        """It is over."""
+        """Report the error that ended the run."""
         self._send({"error": kind, "text": text})
 
-    def _send(self, what: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         used = torch.cuda.max_memory_reserved(0) if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
-        of_gpu = {"gpu_bytes": used, "gpu_budget": self.gpu_budget}
-        with contextlib.suppress(OSError):  # nobody listens any more
-            self._words.send_bytes(json.dumps(what | of_gpu).encode())
+        gpu = {"gpu_bytes": used, "gpu_budget": self.gpu_budget}
+        with contextlib.suppress(OSError):  # the searching process has ended
+            self._pipe.send_bytes(json.dumps(message | gpu).encode())

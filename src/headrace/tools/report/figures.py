@@ -1,7 +1,7 @@
-"""Figures of a page: matplotlib's SVG, with the page's fonts and colours. Left out: the page.
+"""Figures of the page (matplotlib's SVG), and helpers for its HTML.
 
-Lines, text and grids have the colours of the page's style sheet (`report.css`), so that they follow
-its light and dark schemes; spans have theirs (`timeline.py`).
+Lines, text and grids have the colours of the style sheet (`report.css`), so that they follow its
+light and dark schemes. Spans have the colours of `timeline_plots.py`.
 """
 
 import io
@@ -18,36 +18,33 @@ from headrace.tools import plotting
 from headrace.tools.profile.timeline_plots import draw_timeline, fill_style
 from headrace.tools.report.history import Curve
 
-# HTML from values: whatever is not markup already is escaped.
-
-
 _VOID = {"input", "meta", "wbr"}
 
 
 class Markup(str):
-    """Text that is HTML."""
+    """Escaped HTML."""
 
 
 def tag(name: str, /, *content: object, **attributes: object) -> Markup:
-    """An element.
+    """Build an HTML element.
 
     Args:
-        name: of the element.
-        content: markup as it is, anything else as text; None: left out.
-        attributes: `class_` is `class`, `aria_label` is `aria-label`; None: left out.
+        name: name of the element.
+        content: parts; all except `Markup` is escaped, None is left out.
+        attributes: `class_` means `class`, `aria_label` means `aria-label`; None is left out.
     """
-    given = "".join(
+    pairs = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
     if name in _VOID:
-        return Markup(f"<{name}{given}>")
-    return Markup(f"<{name}{given}>{join(*content)}</{name}>")
+        return Markup(f"<{name}{pairs}>")
+    return Markup(f"<{name}{pairs}>{join(*content)}</{name}>")
 
 
 def join(*content: object) -> Markup:
-    """One after the other."""
+    """Concatenate parts; escape all except `Markup`."""
     return Markup(
         "".join(
             part if isinstance(part, Markup) else escape(str(part))
@@ -57,7 +54,7 @@ def join(*content: object) -> Markup:
     )
 
 
-# Matplotlib wants colours; these stand for the style sheet's names, which it does not know.
+# Placeholders for the names of the style sheet, which matplotlib does not know.
 _INK, _MUTED, _GRID = "#010101", "#010102", "#010103"
 _LINES = tuple(f"#0101{0x10 + i:02x}" for i in range(6))
 _NAMES = {_INK: "ink", _MUTED: "muted", _GRID: "grid"}
@@ -89,17 +86,16 @@ _SETTINGS = {
     "ytick.major.size": 0.0,
 }
 _SMALL, _WIDER = (3.5, 1.75), (4.6, 1.75)
-_LEAST_SHARE = 0.01  # of a span, to have an area of its own
+_MIN_SHARE = 0.01  # smaller spans are added to "other"
 
 
 def small(name: str, curves: Mapping[int, Curve], *, mark: Curve | None = None) -> Markup:
-    """A small figure of one metric over env steps.
+    """Draw a small figure of one metric over env steps.
 
     Args:
-        name: of the metric, for who cannot see it.
-        curves: one line for each, by the number of its policy, or -1: it is of no policy more
-            than of another; where points are means of rows, with their range.
-        mark: points to be drawn as well.
+        name: name of the metric, for screen readers.
+        curves: curves by number of the policy; -1: all policies. A single curve has its range.
+        mark: additional points.
     """
 
     def draw(figure: Any) -> None:
@@ -124,21 +120,21 @@ def small(name: str, curves: Mapping[int, Curve], *, mark: Curve | None = None) 
 
 
 def over_time(name: str, wall_s: Array, seconds: Array) -> Markup:
-    """Shares of time by span, over wall time, as areas on each other.
+    """Draw shares of time by span over wall time, as stacked areas.
 
     Args:
-        name: whose time.
-        wall_s: `[n]`, until when.
-        seconds: `[n, len(SPANS)]`, since the one before.
+        name: "learner" or "workers".
+        wall_s: `[n]` ends of the intervals.
+        seconds: `[n, len(SPANS)]` seconds in each interval.
     """
-    rare = seconds.sum(axis=0) < _LEAST_SHARE * seconds.sum()
+    rare = seconds.sum(axis=0) < _MIN_SHARE * seconds.sum()
     other = SPANS.index("other")
     rare[other] = False
     seconds = seconds.copy()
     seconds[:, other] += seconds[:, rare].sum(axis=1)
     seconds[:, rare] = 0.0
     shares = 100 * seconds / np.maximum(seconds.sum(axis=1, keepdims=True), 1e-12)
-    ends, unit = _time(wall_s)
+    ends, unit = _scale_time(wall_s)
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -155,7 +151,7 @@ def over_time(name: str, wall_s: Array, seconds: Array) -> Markup:
 
 
 def timeline(tracks: dict[str, Laps], begin: float, end: float) -> Markup:
-    """What each process did between two moments."""
+    """Draw the spans of each process between two moments."""
     size = (10.8, 0.55 + 0.26 * min(len(tracks), 32))
     return _svg(
         "Timeline", size, lambda figure: draw_timeline(figure.subplots(), tracks, begin, end)
@@ -163,7 +159,7 @@ def timeline(tracks: dict[str, Laps], begin: float, end: float) -> Markup:
 
 
 def line_color(number: int) -> str:
-    """The style sheet's name for the colour of a policy's line."""
+    """Return the style sheet's name of a policy's colour."""
     return f"line-{_line(number)}"
 
 
@@ -172,7 +168,7 @@ def _line(number: int) -> int:
     return last if number < 0 else number % last
 
 
-def _time(wall_s: Array) -> tuple[Array, str]:
+def _scale_time(wall_s: Array) -> tuple[Array, str]:
     longest = wall_s[-1] if len(wall_s) else 0.0
     for scale, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if longest >= 2 * scale:
@@ -181,20 +177,20 @@ def _time(wall_s: Array) -> tuple[Array, str]:
 
 
 def _short(value: float, _position: int | None = None) -> str:
-    """20k rather than 20000; 3e-05 rather than 0.00003."""
+    """Format a tick: 20k for 20000, 3e-05 for 0.00003."""
     for scale, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
             return f"{value / scale:.4g}{letter}".replace("-", "\N{MINUS SIGN}")
     return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _rounded(places: re.Match[str]) -> str:
-    """Of an SVG's attribute: a hundredth of a point is enough."""
-    return re.sub(r"(\.\d{2})\d+", r"\1", places[0])
+def _round_coordinates(attribute: re.Match[str]) -> str:
+    """Round an SVG attribute to hundredths of a point."""
+    return re.sub(r"(\.\d{2})\d+", r"\1", attribute[0])
 
 
 def _svg(label: str, size: tuple[float, float], draw: Callable[[Any], None]) -> Markup:
-    """A figure as an element of a page: `size` is in inches."""
+    """Draw a figure of `size` inches as an SVG element."""
     library, file = plotting.library(), io.StringIO()
     with library.rc_context({**_SETTINGS, "svg.hashsalt": label}):
         figure = library.figure.Figure(figsize=size, layout="constrained")
@@ -204,12 +200,12 @@ def _svg(label: str, size: tuple[float, float], draw: Callable[[Any], None]) -> 
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    # What is referred to keeps its name; a page with several figures may have no other name twice.
+    # Keep only ids that are referred to: ids must be unique on a page with several figures.
     used = set(re.findall(r"#([\w-]+)", svg))
     svg = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", svg)
     for color, name in _NAMES.items():
         svg = svg.replace(color, f"var(--{name})")
-    svg = re.sub(r' (?:d|x|y)="[^"]*"', _rounded, svg)
+    svg = re.sub(r' (?:d|x|y)="[^"]*"', _round_coordinates, svg)
     view = re.search(r'viewBox="[^"]*"', svg)
     assert view is not None
     opening = f'<svg {view[0]} role="img" aria-label="{join(label)}">'

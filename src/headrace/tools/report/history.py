@@ -1,4 +1,4 @@
-"""What the files of a run tell of it, over time. Left out: how that looks (`page.py`)."""
+"""The history of a run, read from its files."""
 
 import contextlib
 import fcntl
@@ -20,16 +20,16 @@ from headrace.storage import run_dir as rundir
 from headrace.storage.timeline import read_timeline
 from headrace.training.log import read_metrics, returns_by_policy
 
-MOST_POINTS = 1000
-"""Of a curve: with more rows each point is the mean of several."""
+MAX_POINTS = 1000
+"""Maximum points of a curve: with more rows each point is the mean of several."""
 
 
 class Curve(NamedTuple):
     """A metric over env steps.
 
     Attributes:
-        env_steps: `[n]`, of the last row of each point.
-        mean, low, high: `[n]`, over the rows of each point.
+        env_steps: `[n]`, env steps of the last row of each point.
+        mean, low, high: `[n]`, mean and range over the rows of each point.
     """
 
     env_steps: Array
@@ -39,12 +39,12 @@ class Curve(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """What a row of metrics says went wrong since the one before.
+    """Faults between two rows of metrics.
 
     Attributes:
-        env_steps: of the run, then.
-        wall_s: of the run, then.
-        counts: by the ledger's name, how many more.
+        env_steps: env steps of the run at the second row.
+        wall_s: wall time of the run at the second row.
+        counts: increase of each ledger entry.
     """
 
     env_steps: int
@@ -54,16 +54,16 @@ class Incident(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """A run, as its directory has it.
+    """The contents of a run's directory.
 
     Attributes:
         run_dir: the directory.
-        config: `config.json`.
-        rows: of `metrics.jsonl`.
-        saved: the counters in the newest whole checkpoint; {}: there is none.
-        laps: the timeline, by process; {}: it was not kept.
-        no_timeline: why it could not be read, if it could not.
-        goes_on: whether a process is at it now.
+        config: contents of `config.json`.
+        rows: rows of `metrics.jsonl`.
+        saved: counters in the newest complete checkpoint; {} without one.
+        laps: timeline by process; {} without one.
+        timeline_error: reason why the timeline cannot be read; "" if it can.
+        is_running: True if a process is running it now.
     """
 
     run_dir: Path
@@ -71,22 +71,22 @@ class History:
     rows: list[dict[str, Any]]
     saved: dict[str, Any]
     laps: dict[str, Laps]
-    no_timeline: str
-    goes_on: bool
+    timeline_error: str
+    is_running: bool
 
     def values(self, name: str) -> Array:
-        """`[rows]`: a metric; NaN where a row has none."""
-        found = [row.get(name) for row in self.rows]
-        return np.array([v if isinstance(v, int | float) else np.nan for v in found], np.float64)
+        """Return `[rows]` values of a metric; NaN where a row has none."""
+        values = [row.get(name) for row in self.rows]
+        return np.array([v if isinstance(v, int | float) else np.nan for v in values], np.float64)
 
     @cached_property
     def env_steps(self) -> Array:
-        """`[rows]`."""
+        """`[rows]` env steps."""
         return self.values("env_steps")
 
     @cached_property
     def is_start(self) -> Array:
-        """`[rows]`: whether it is the first that a process wrote."""
+        """`[rows]`: True for the first row of each process."""
         wall_s, start_s = self.values("wall_s"), self.values("seconds/learner/start")
         starts: Array = (start_s > 0) | np.append(True, np.diff(wall_s) < 0)[: len(wall_s)]
         starts[:1] = True
@@ -94,20 +94,20 @@ class History:
 
     @cached_property
     def wall_s(self) -> Array:
-        """`[rows]`: of all processes that were at it, each from its start."""
+        """`[rows]` wall time, added up over all processes of the run."""
         wall_s = np.nan_to_num(self.values("wall_s"))
         before = np.append(0.0, wall_s)[:-1]
-        of_earlier: Array = np.cumsum(np.where(self.is_start, before, 0.0))
-        return wall_s + of_earlier
+        earlier: Array = np.cumsum(np.where(self.is_start, before, 0.0))
+        return wall_s + earlier
 
-    def curve(self, name: str, most: int = MOST_POINTS) -> Curve:
-        """A metric where it is known."""
+    def curve(self, name: str, most: int = MAX_POINTS) -> Curve:
+        """Return a metric where it is known."""
         values = self.values(name)
         known = np.isfinite(values)
         return _binned(self.env_steps[known], values[known], most)
 
-    def speed(self, most: int = MOST_POINTS) -> Curve:
-        """Env steps/s; of several rows together: their steps by their time."""
+    def speed(self, most: int = MAX_POINTS) -> Curve:
+        """Return env steps/s; a point of several rows is their steps / their time."""
         steps, took = self._steps_and_s()
         known = took > 0
         cuts = _cuts(int(known.sum()), most)
@@ -116,46 +116,46 @@ class History:
         return _binned(self.env_steps[known], rates, most)._replace(mean=together)
 
     def mean_speed(self) -> float | None:
-        """Env steps/s of the run while it trained: without starting up."""
+        """Return the mean env steps/s of the training, without starting up."""
         steps, took = self._steps_and_s()
         return float(steps.sum() / took.sum()) if took.sum() > 0 else None
 
     def _steps_and_s(self) -> tuple[Array, Array]:
-        """`[rows]` each: env steps of an update, and its seconds; 0: unknown."""
+        """Return `[rows]` env steps and `[rows]` seconds of updates; 0: unknown."""
         steps = np.diff(self.env_steps, prepend=0.0)
         rate = self.values("env_steps_per_s")
         known = (rate > 0) & (steps > 0)
         took = np.divide(steps, rate, out=np.zeros_like(steps), where=known)
         return np.where(known, steps, 0.0), took
 
-    def seconds(self, of: str) -> tuple[Array, Array]:
-        """Where time went, of "learner" or "workers".
+    def seconds(self, role: str) -> tuple[Array, Array]:
+        """Return the seconds by span of "learner" or "workers".
 
         Returns:
-            `[n]` wall seconds until which, and `[n, len(SPANS)]` seconds by span since the one
-            before; n = 0: the run's metrics do not say.
+            `[n]` wall seconds at the end of each interval, and `[n, len(SPANS)]` seconds by span in
+            it. n is 0 if the metrics have no spans.
         """
-        by_span = np.stack([self.values(f"seconds/{of}/{span}") for span in SPANS], axis=1)
+        by_span = np.stack([self.values(f"seconds/{role}/{span}") for span in SPANS], axis=1)
         known = np.isfinite(by_span).any(axis=1)
         return self.wall_s[known], np.nan_to_num(by_span[known]).clip(0.0)
 
     @property
     def policies(self) -> list[str]:
-        """Names of the policies, where there are several."""
+        """Names of the policies if there are several, else []."""
         return list(returns_by_policy(self.rows[-1])) if self.rows else []
 
     @cached_property
     def ledger(self) -> dict[str, int]:
-        """What became of env steps, and what went wrong: the newest known."""
-        found = [_ledger(row) for row in self.rows if "ledger/collected" in row][-1:]
+        """Counts of env steps and faults: the newest known."""
+        ledgers = [_ledger(row) for row in self.rows if "ledger/collected" in row][-1:]
         saved = self.saved.get("ledger")
         if isinstance(saved, dict):
-            found.append({k: v for k, v in saved.items() if isinstance(v, int)})
-        return max(found, key=lambda of: of.get("collected", 0), default={})
+            ledgers.append({k: v for k, v in saved.items() if isinstance(v, int)})
+        return max(ledgers, key=lambda ledger: ledger.get("collected", 0), default={})
 
     @cached_property
     def incidents(self) -> list[Incident]:
-        """When something went wrong, as far as rows tell."""
+        """All faults that the rows show."""
         incidents, before = [], dict.fromkeys(("restarts", "dropped_episodes", "remade", "lost"), 0)
         for row, wall_s in zip(self.rows, self.wall_s, strict=True):
             if "ledger/collected" not in row:
@@ -169,47 +169,47 @@ class History:
 
     @property
     def began(self) -> float | None:
-        """When the run began (s since 1970): what its first process called its events file."""
+        """Start of the run (s since 1970), from the name of its first events file."""
         names = (path.name for path in self.run_dir.glob("tensorboard/events.out.tfevents.*"))
-        found = [re.match(r"events\.out\.tfevents\.(\d{19,20})\.", name) for name in names]
-        return min((int(m[1]) / 1e9 for m in found if m), default=None)
+        matches = [re.match(r"events\.out\.tfevents\.(\d{19,20})\.", name) for name in names]
+        return min((int(m[1]) / 1e9 for m in matches if m), default=None)
 
     @property
     def best(self) -> tuple[str, float] | None:
-        """The best return so far, and what it is of."""
-        for what, name in (("evaluation", "eval_return"), ("mean return", "mean_return")):
+        """Kind and value of the best return so far; None without one."""
+        for kind, name in (("evaluation", "eval_return"), ("mean return", "mean_return")):
             values = self.values(name)
             if np.isfinite(values).any():
-                return what, float(np.nanmax(values))
+                return kind, float(np.nanmax(values))
         return None
 
 
 def read_history(run_dir: Path) -> History:
-    """Read what a run has written so far; what is damaged is left out, and said.
+    """Read what a run has written so far; warn of a damaged timeline and leave it out.
 
     Raises:
-        RunDirError: it is no run's directory, or no update has been made.
+        RunDirError: the directory holds no run, or no update has been made.
     """
     config = rundir.read_config(run_dir)
     rows = read_metrics(run_dir)
     saved: dict[str, Any] = {}
-    with contextlib.suppress(CheckpointError):  # a run has none before its first
+    with contextlib.suppress(CheckpointError):  # no checkpoint yet
         saved = dict(checkpoint.newest(run_dir).manifest.get("counters") or {})
-    laps, no_timeline = {}, ""
+    laps, timeline_error = {}, ""
     try:
         laps = read_timeline(run_dir)
     except RunDirError as error:
-        no_timeline = str(error)
+        timeline_error = str(error)
         warnings.warn(f"{error} The report is without it.", stacklevel=2)
-    return History(run_dir, config, rows, saved, laps, no_timeline, _is_held(run_dir))
+    return History(run_dir, config, rows, saved, laps, timeline_error, _is_locked(run_dir))
 
 
-def _is_held(run_dir: Path) -> bool:
-    """Whether a process is at a run: it locks a file for as long."""
+def _is_locked(run_dir: Path) -> bool:
+    """Return True while a process holds the run's lock."""
     try:
         fd = os.open(run_dir / ".lock", os.O_RDONLY)
     except OSError:
-        return False  # a copy of a run's files
+        return False  # a copy of a run has no lock
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -229,7 +229,7 @@ def _ledger(row: dict[str, Any]) -> dict[str, int]:
 
 
 def _cuts(count: int, most: int) -> Array:
-    """Where each of at most `most` equal parts of a sequence begins; the last is its end."""
+    """Divide a sequence into at most `most` parts; return where each begins, and the end."""
     return np.unique(np.linspace(0, count, min(count, most) + 1).astype(np.int64))
 
 

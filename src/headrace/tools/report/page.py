@@ -1,8 +1,4 @@
-"""`headrace report`: a run on one page, which needs no network to open.
-
-Left out: what a run's files tell (`history.py`), its parts that are figures (`panels.py`), escaping
-(`figures.py`).
-"""
+"""`headrace report`: a run on one page, which needs no network to open."""
 
 import json
 import math
@@ -22,13 +18,13 @@ from headrace.tools.report import panels
 from headrace.tools.report.figures import Markup, join, tag
 from headrace.tools.report.history import History, read_history
 
-_MOST_INCIDENTS = 20
+_MAX_INCIDENTS = 20
 _NONE = "\N{EN DASH}"
 _LEDGER = {
     "collected": "env steps collected",
     "learned": "learned from",
     "lost": "lost (sampled, never learned from)",
-    "remade": "taken again after a loss",
+    "remade": "sampled again after a loss",
     "restarts": "workers replaced",
     "dropped_episodes": "episodes dropped after an environment's error",
 }
@@ -40,16 +36,16 @@ def write_report(
     """Write a run's page.
 
     Args:
-        run_dir: of the run, which may be going on.
-        output: the file; default: `report.html` in the run's directory.
-        usd_per_hour: what the run's machines cost (USD/h), for its cost so far.
+        run_dir: directory of the run, which may still be running.
+        output: file of the page; default: `report.html` in the run's directory.
+        usd_per_hour: price of the run's machines (USD/h), to show the cost so far.
 
     Returns:
-        Where it is.
+        The file of the page.
 
     Raises:
-        ConfigError: the price is none, or the page cannot be written.
-        MissingExtraError: without the `plot` extra.
+        ConfigError: the price is invalid, or the page cannot be written.
+        MissingExtraError: the `plot` extra is missing.
         RunDirError: the directory holds no run with an update, or cannot be read.
     """
     if usd_per_hour is not None and not 0 <= usd_per_hour < math.inf:
@@ -71,9 +67,9 @@ def _page(history: History, usd_per_hour: float | None) -> str:
     sections = (
         _header(history, usd_per_hour),
         _section("Curves", panels.curves(history), "over env steps"),
-        _section("Time", panels.time_spent(history), "where it went, by span"),
-        _section("Timeline", panels.time_line(history)),
-        _section("Lag", panels.lag(history), "how old the weights are"),
+        _section("Time", panels.time_spent(history), "by span"),
+        _section("Timeline", panels.timeline(history)),
+        _section("Lag", panels.lag(history), "age of the weights"),
         _section("Faults", _faults(history)),
         _section("Commands", _commands(history)),
         _section("Configuration", _configuration(history)),
@@ -93,7 +89,7 @@ def _page(history: History, usd_per_hour: float | None) -> str:
 
 
 def _section(title: str, content: Markup | None, note: str = "") -> Markup | None:
-    """With a heading; None: there is nothing to say."""
+    """Build a section with a heading; None without content."""
     said = tag("span", note, class_="note") if note else None
     return content and tag("section", tag("h2", title, " ", said), content)
 
@@ -115,14 +111,14 @@ def _header(history: History, usd_per_hour: float | None) -> Markup:
 
 
 def _breakable(name: str) -> Markup:
-    """A long name may go on in the next line after what joins its parts."""
+    """Allow line breaks in a long name after its separators."""
     parts = re.split(r"(?<=[./:_])", name)
     return join(*(join(tag("wbr") if i else "", part) for i, part in enumerate(parts)))
 
 
 def _state(history: History) -> str:
     steps, goal = _env_steps(history), history.config["settings"]["total_env_steps"]
-    if history.goes_on:
+    if history.is_running:
         return f"running, {steps / goal:.0%} of {goal:,} env steps"
     if steps >= goal:
         return "finished"
@@ -138,7 +134,7 @@ def _when(seconds: float) -> str:
 
 
 def _numbers(history: History, usd_per_hour: float | None) -> list[Markup]:
-    """What one looks for first."""
+    """Build the key figures."""
     wall_s = float(history.wall_s[-1]) if history.rows else 0.0
     speed = history.mean_speed()
     numbers = _returns(history)
@@ -153,7 +149,7 @@ def _numbers(history: History, usd_per_hour: float | None) -> list[Markup]:
 
 
 def _returns(history: History) -> list[Markup]:
-    """Of the policy, or of each: the mean over several says little of a game."""
+    """Build the returns of each policy; a mean over policies says little about a game."""
     numbers = []
     for policy in history.policies or [""]:
         means = history.values(f"{policy}/mean_return" if policy else "mean_return")
@@ -181,7 +177,7 @@ def _duration(seconds: float) -> str:
 def _faults(history: History) -> Markup:
     ledger = history.ledger
     if not ledger:
-        return tag("p", "Neither metrics nor a checkpoint say what became of steps.", class_="note")
+        return tag("p", "Neither metrics nor a checkpoint have counts of steps.", class_="note")
     known = {"collected": ledger.get("collected", 0), "learned": _env_steps(history), **ledger}
     rows = [
         tag("tr", tag("td", text), tag("td", f"{known[name]:,}", class_="num"))
@@ -189,18 +185,18 @@ def _faults(history: History) -> Markup:
         if name in known
     ]
     parts = [tag("table", tag("tbody", *rows), class_="ledger")]
-    incidents = [of for of in history.incidents if set(of.counts) - {"lost"}]
+    incidents = [each for each in history.incidents if set(each.counts) - {"lost"}]
     lines = []
-    for of in incidents[:_MOST_INCIDENTS]:
-        counts = ", ".join(f"{_LEDGER[name]}: {count:,}" for name, count in of.counts.items())
-        when = f"{of.env_steps:,}", _duration(of.wall_s)
+    for incident in incidents[:_MAX_INCIDENTS]:
+        counts = ", ".join(f"{_LEDGER[name]}: {n:,}" for name, n in incident.counts.items())
+        when = f"{incident.env_steps:,}", _duration(incident.wall_s)
         cells = (tag("td", text, class_="num") for text in when)
         lines.append(tag("tr", *cells, tag("td", counts)))
     if lines:
         head = [tag("th", "env steps", class_="num"), tag("th", "wall time", class_="num")]
         head.append(tag("th", "what happened"))
         parts.append(tag("table", tag("thead", tag("tr", *head)), tag("tbody", *lines)))
-    if (left := len(incidents) - _MOST_INCIDENTS) > 0:
+    if (left := len(incidents) - _MAX_INCIDENTS) > 0:
         parts.append(tag("p", f"And {left:,} more.", class_="note"))
     if not ledger.get("restarts") and not ledger.get("dropped_episodes"):
         parts.append(tag("p", "No worker was replaced, no episode dropped.", class_="note"))
@@ -208,7 +204,7 @@ def _faults(history: History) -> Markup:
 
 
 def _commands(history: History) -> Markup:
-    """To go on, and to see it play."""
+    """Build the commands that resume and evaluate the run."""
     run, run_dir = history.config["settings"], shlex.quote(str(history.run_dir))
     env = run["env"] if ":" in run["env"] else "module:callable"
     code = [f"--env {shlex.quote(env)}"] if history.config["env_is_code"] else []
@@ -220,7 +216,7 @@ def _commands(history: History) -> Markup:
     lines.append(" ".join([f"headrace eval {run_dir} --episodes 20", *code]))
     if (history.run_dir / "best").is_dir():
         lines.append(f"{lines[-1]} --best")
-    # A flag stays with its value where a line is too long.
+    # Break long lines before a flag, not between a flag and its value.
     broken = (join(*(tag("span", part) for part in re.split(r"(?= --)", line))) for line in lines)
     return tag("pre", *(join(line, "\n") for line in broken))
 

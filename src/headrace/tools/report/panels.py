@@ -1,7 +1,4 @@
-"""The parts of a report that are figures: curves, shares of time, timeline, lag.
-
-Left out: how a figure is drawn (`figures.py`), and the rest of the page (`page.py`).
-"""
+"""The parts of a report with figures: curves, shares of time, timeline, lag."""
 
 from collections.abc import Iterable
 
@@ -27,32 +24,32 @@ _FIRST = (
     "lr",
 )
 _LAG = {
-    "queue_depth": "batches that wait",
+    "queue_depth": "waiting batches",
     "workers_wait_s": "of all workers so far",
 }
-# What has a place of its own on the page, or is a count.
+# Metrics with their own place on the page, and counts.
 _ELSEWHERE = {
     *("mean_return", "eval_return", "mean_length", "eval_length", "env_steps_per_s"),
     *("lag_acting", "lag_acting_max", "lag_learning", "lag_learning_max", *_LAG),
     *("iteration", "env_steps", "learner_steps", "agent_steps", "episodes", "wall_s"),
 }
-_MOST_AREAS = 200
-_LEAST = 0.001  # of a share, to be in a table
+_MAX_AREAS = 200
+_MIN_SHARE = 0.001  # of a span that is listed
 _UPDATES = 3
 
 Lines = dict[int, Curve]
 """The curves of one metric, by the number of their policy."""
-_TOGETHER = -1  # of several policies
+_ALL_POLICIES = -1
 
 
 def curves(history: History) -> Markup:
-    """Return and speed, then what the learner says of itself: small figures over env steps."""
+    """Draw return, speed and the learner's metrics over env steps."""
     if not history.rows:
         return tag("p", "No update has been made yet.", class_="note")
-    returns = _of(history, "mean_return")
+    returns = _metric(history, "mean_return")
     if len(returns) > 1:
-        returns.pop(_TOGETHER, None)  # the mean over policies says little of a game
-    evaluated = next(iter(_of(history, "eval_return").values()), None)
+        returns.pop(_ALL_POLICIES, None)  # the mean over policies says little of a game
+    evaluated = next(iter(_metric(history, "eval_return").values()), None)
     parts = []
     if returns:
         note = "dots: evaluations" if evaluated else ""
@@ -60,12 +57,12 @@ def curves(history: History) -> Markup:
     else:
         parts.append(tag("p", "No episode has ended yet.", class_="note"))
     if len((speed := history.speed()).mean):
-        parts.append(_panel("env_steps_per_s", {_alone(history): speed}))
-    if lengths := _of(history, "mean_length"):
+        parts.append(_panel("env_steps_per_s", {_number_of_whole(history): speed}))
+    if lengths := _metric(history, "mean_length"):
         parts.append(_panel("mean_length", lengths, note="env steps"))
     constant: list[Markup] = []
-    for name in _learning(history):
-        found = _of(history, name)
+    for name in _learner_metrics(history):
+        found = _metric(history, name)
         if not found:
             continue
         if all(curve.low.min() == curve.high.max() for curve in found.values()):
@@ -81,36 +78,36 @@ def curves(history: History) -> Markup:
 
 
 def lag(history: History) -> Markup | None:
-    """How old weights are, and what waits; None: this run has no lag."""
+    """Draw the age of the weights and the queues; None for a run without lag."""
     parts = []
     for name in ("lag_acting", "lag_learning"):
-        found, most = _of(history, name), _of(history, f"{name}_max")
+        found, most = _metric(history, name), _metric(history, f"{name}_max")
         if found:
             both = [*found.values(), *most.values()]
             note = "updates: mean / most" if most else "updates"
             parts.append(_panel(name, dict(enumerate(both)), note=note))
     for name, note in _LAG.items():
-        if found := _of(history, name):
+        if found := _metric(history, name):
             parts.append(_panel(name, found, note=note))
     return _grid(parts) if parts else None
 
 
 def time_spent(history: History) -> Markup:
-    """Shares of time by span, in all and over time."""
+    """Draw the shares of time by span, in total and over time."""
     parts, totals = [], {}
-    for of in ("learner", "workers"):
-        wall_s, seconds = _thinned(*history.seconds(of))
+    for role in ("learner", "workers"):
+        wall_s, seconds = _thin(*history.seconds(role))
         if not seconds.sum():
             continue
-        parts.append(_figure(of, figures.over_time(of, wall_s, seconds), "over wall time"))
-        totals[of] = dict(zip(SPANS, seconds.sum(axis=0).tolist(), strict=True))
+        parts.append(_figure(role, figures.over_time(role, wall_s, seconds), "over wall time"))
+        totals[role] = dict(zip(SPANS, seconds.sum(axis=0).tolist(), strict=True))
     if not totals:
-        return tag("p", "This run's metrics do not say where its time went.", class_="note")
-    used = [span for span in SPANS if any(_share(of, span) >= _LEAST for of in totals.values())]
+        return tag("p", "This run's metrics have no spans of time.", class_="note")
+    used = [span for span in SPANS if any(_share(s, span) >= _MIN_SHARE for s in totals.values())]
     note = "Spans below 0.1 % are left out of the table."
     if "workers" not in totals:
         note = f"The learner's process steps the environments itself. {note}"
-    bars = [_bar(name, of) for name, of in totals.items()]
+    bars = [_bar(name, spans) for name, spans in totals.items()]
     return join(
         _legend(used),
         tag("div", *bars, class_="bars"),
@@ -120,49 +117,48 @@ def time_spent(history: History) -> Markup:
     )
 
 
-def time_line(history: History) -> Markup:
-    """What each process did in the last updates, or how to have that kept."""
-    if history.no_timeline:
-        return tag("p", history.no_timeline, class_="note")
+def timeline(history: History) -> Markup:
+    """Draw the spans of each process in the last updates, or say how to record them."""
+    if history.timeline_error:
+        return tag("p", history.timeline_error, class_="note")
     if not history.laps:
         if history.config["settings"].get("timeline"):
-            return tag("p", "It is written when the run ends.", class_="note")
-        how = tag("code", "headrace train ... --timeline")
-        what = " keeps what each process did when."
-        return tag("p", "This run kept none. ", how, what, class_="note")
+            return tag("p", "The timeline is written when the run ends.", class_="note")
+        command = tag("code", "headrace train ... --timeline")
+        return tag("p", "This run has no timeline. To record one: ", command, class_="note")
     begin, end = timeline_plots.last_updates(history.laps, _UPDATES)
     edges = np.array([begin, max(end, begin + 1e-6)])
     shares = np.sum(
-        [timeline_plots.span_shares(of, edges)[0] for of in history.laps.values()], axis=0
+        [timeline_plots.span_shares(laps, edges)[0] for laps in history.laps.values()], axis=0
     )
-    used = [span for span, share in zip(SPANS, shares, strict=True) if share >= _LEAST]
+    used = [span for span, share in zip(SPANS, shares, strict=True) if share >= _MIN_SHARE]
     picture = figures.timeline(history.laps, begin, end)
-    text = "The last updates of the learner. Where spans are shorter than can be seen, each fills "
-    text += "its share of the height."
+    text = "The last updates of the learner. Spans that are too short to be seen fill their share "
+    text += "of the height."
     wide = tag("div", picture, class_="wide")
     return join(_legend(used), wide, tag("p", text, class_="note"))
 
 
 def number(value: float) -> str:
-    """A number for people: 4 digits that count, thousands apart."""
+    """Format a number with 4 significant digits and thousands separators."""
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return text.replace("-", _MINUS)
 
 
-def _of(history: History, name: str) -> Lines:
-    """The curves of a metric that has any value."""
-    found = {i: f"{policy}/{name}" for i, policy in enumerate(history.policies)}
-    found[_alone(history)] = name
-    curves = {number: history.curve(column) for number, column in found.items()}
+def _metric(history: History, name: str) -> Lines:
+    """Return the curves of a metric that have a value."""
+    columns = {i: f"{policy}/{name}" for i, policy in enumerate(history.policies)}
+    columns[_number_of_whole(history)] = name
+    curves = {number: history.curve(column) for number, column in columns.items()}
     return {number: curve for number, curve in curves.items() if len(curve.mean)}
 
 
-def _alone(history: History) -> int:
-    return _TOGETHER if history.policies else 0
+def _number_of_whole(history: History) -> int:
+    return _ALL_POLICIES if history.policies else 0
 
 
-def _learning(history: History) -> list[str]:
-    """Names of the metrics that are none of the above; those that all know come first."""
+def _learner_metrics(history: History) -> list[str]:
+    """Return the names of all other metrics, the common ones first."""
     policies = {f"{policy}/" for policy in history.policies}
     found: dict[str, None] = {}
     rows = history.rows
@@ -232,23 +228,25 @@ def _share(seconds: dict[str, float], span: str) -> float:
 
 
 def _table_of_seconds(spans: list[str], totals: dict[str, dict[str, float]]) -> Markup:
-    """Seconds and shares in all, the largest first."""
-    largest = {span: max(_share(of, span) for of in totals.values()) for span in spans}
-    head = tag("tr", tag("th", "span"), *(tag("th", of, colspan=2, class_="num") for of in totals))
+    """Tabulate total seconds and shares, the largest first."""
+    largest = {span: max(_share(s, span) for s in totals.values()) for span in spans}
+    head = tag(
+        "tr", tag("th", "span"), *(tag("th", role, colspan=2, class_="num") for role in totals)
+    )
     rows = []
     for span in sorted(spans, key=lambda span: -largest[span]):
         cells = [tag("td", _swatch(span), tag("code", span))]
-        for of in totals.values():
-            share = _share(of, span)
-            said = (f"{of[span]:,.1f} s", f"{share:.1%}") if share >= _LEAST else ("", "")
-            cells += [tag("td", text, class_="num") for text in said]
+        for seconds in totals.values():
+            share = _share(seconds, span)
+            texts = (f"{seconds[span]:,.1f} s", f"{share:.1%}") if share >= _MIN_SHARE else ("", "")
+            cells += [tag("td", text, class_="num") for text in texts]
         rows.append(tag("tr", *cells))
     return tag("table", tag("thead", head), tag("tbody", *rows), class_="spans")
 
 
-def _thinned(wall_s: Array, seconds: Array) -> tuple[Array, Array]:
-    """Sums over neighbours, so that there are not too many areas to see."""
-    step = -(-len(wall_s) // _MOST_AREAS) or 1
+def _thin(wall_s: Array, seconds: Array) -> tuple[Array, Array]:
+    """Add up neighbouring intervals, for at most `_MAX_AREAS` areas."""
+    step = -(-len(wall_s) // _MAX_AREAS) or 1
     begins = np.arange(0, len(wall_s), step)
     if not len(begins):
         return wall_s, seconds
