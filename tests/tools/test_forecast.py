@@ -1,11 +1,11 @@
-"""`headrace simulate`: other numbers of samplers and learners, from a profile."""
+"""Tests of `headrace simulate`."""
 
 import json
 
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.tools.forecast import Profiled, forecasts
+from headrace.tools.forecast import MeasuredRun, forecasts
 from tests import python
 from tests.cost_model.test_model import SLEEPS
 
@@ -14,7 +14,7 @@ RUN = {"num_envs": 8, "num_steps": 10, "envs_per_vector": 1, "num_workers": 4, "
 
 @pytest.fixture
 def profile(tmp_path):
-    """Of a run that sleeps, with two environments for each worker."""
+    """A profile of sleeping environments, two for each worker."""
 
     def written(**settings):
         path = tmp_path / "P.json"
@@ -25,22 +25,22 @@ def profile(tmp_path):
     return written
 
 
-def test_each_worker_has_as_many_environments_as_in_the_profile(profile):
-    top = Profiled.read(profile()).topology(100, 2)
+def test_workers_have_as_many_environments_as_in_profile(profile):
+    top = MeasuredRun.read(profile()).topology(100, 2)
     assert (top.num_envs, top.num_steps, top.num_workers, top.num_learners) == (200, 10, 100, 2)
     assert not top.asynchronous and top.machines == 1 and top.cores == 0
-    kept = Profiled.read(profile()).topology(100, 1, batch_size=400)
+    kept = MeasuredRun.read(profile()).topology(100, 1, batch_size=400)
     assert (kept.num_envs, kept.num_steps) == (200, 2)
-    spread = Profiled.read(profile()).topology(100, 1, cores_per_machine=8, learners_apart=True)
+    spread = MeasuredRun.read(profile()).topology(100, 1, cores_per_machine=8, learners_apart=True)
     assert (spread.machines, spread.cores, spread.learners_apart) == (13, 8, True)
-    appo = Profiled.read(profile(algo="appo", lag=2)).topology(1, 1)
+    appo = MeasuredRun.read(profile(algo="appo", lag=2)).topology(1, 1)
     assert appo.asynchronous and appo.lag == 2
 
 
-def test_more_workers_until_learning_is_the_limit(profile):
+def test_limit_moves_from_environments_to_learning(profile):
     found = {
         (of.num_workers, of.num_learners): of
-        for of in forecasts(Profiled.read(profile()), [10, 1000], [1, 10])
+        for of in forecasts(MeasuredRun.read(profile()), [10, 1000], [1, 10])
     }
     # 2 x 10 steps of 6 ms, and 0.1 ms for each row: 200, 20,000, or a tenth of these
     assert found[10, 1].env_steps_per_s == pytest.approx(200 / (0.12 + 0.02), rel=0.01)
@@ -56,22 +56,22 @@ def test_more_workers_until_learning_is_the_limit(profile):
         ([0], [1], "num_workers=0: expected 1 to 10,000"),
         ([10_001], [1], "num_workers=10001"),
         ([8], [2000], "num_learners=2000: expected 1 to 1,024"),
-        ([10, 20], [3], "num_workers=10 cannot be shared out among 3 learners"),
+        ([10, 20], [3], "num_workers=10 cannot be divided among 3 learners"),
     ],
 )
-def test_numbers_that_cannot_be_are_said_in_words(profile, workers, learners, says):
+def test_invalid_numbers_are_refused(profile, workers, learners, says):
     with pytest.raises(ConfigError, match=says):
-        list(forecasts(Profiled.read(profile()), workers, learners))
+        list(forecasts(MeasuredRun.read(profile()), workers, learners))
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"settings": {}, "costs": {}}', "[1]"])
-def test_a_file_that_is_no_profile_is_said_in_words(tmp_path, text):
+def test_file_without_profile_is_refused(tmp_path, text):
     (tmp_path / "P.json").write_text(text)
     with pytest.raises(ConfigError, match=r"(?s)no profile.*headrace profile ENV --json"):
-        Profiled.read(tmp_path / "P.json")
+        MeasuredRun.read(tmp_path / "P.json")
 
 
-def test_the_command_prints_a_line_for_each(profile):
+def test_command_prints_a_line_for_each_combination(profile):
     command = python.command("simulate", str(profile()))
     command += [
         "--num-workers",

@@ -1,7 +1,4 @@
-"""The flags of the verbs that measure, scale and plan.
-
-Left out: those of training (`commands.py`).
-"""
+"""The commands that measure, scale, plan and report, and their flags."""
 
 import json
 import shlex
@@ -16,7 +13,7 @@ from headrace.cli.flags import OptionalPath, RunDir, SettingFlags, explicit, par
 from headrace.config.user_code import code
 from headrace.errors import ConfigError
 from headrace.tools.autoscale.autoscale import BUDGET_S, find_sizes
-from headrace.tools.forecast import Profiled, forecasts
+from headrace.tools.forecast import MeasuredRun, forecasts
 from headrace.tools.plan.goals import Goal, parse_budget, parse_need, parse_target
 from headrace.tools.plan.machines import read_catalogue
 from headrace.tools.plan.planner import make_plan
@@ -32,17 +29,17 @@ from headrace.training.job import RunRequest
 @dataclass(frozen=True, kw_only=True)
 class _ProfileFlags(SettingFlags):
     seconds: float = 60.0
-    """That all of it may take, but for starting processes, and for steps that take seconds each."""
+    """Duration of the profile, not counting the start of processes. Very slow steps take longer."""
     plot: OptionalPath = None
     """Draw the timeline of workers and learner, and their shares of time (PNG)."""
     trace: OptionalPath = None
     """Write the timeline (JSON), for ui.perfetto.dev."""
     json: bool = False
-    """Print one JSON object as standard output's last line, for headrace plan; the rest to standard
-    error."""
+    """Print one JSON object to standard output, for headrace plan and simulate; the rest goes to
+    standard error."""
     env: str | None = None
-    """In place of ENV, a run's directory (trained with --timeline) may be given: its settings apply
-    then. Where its environment is code, it is named again by this (module:callable)."""
+    """ENV may be the directory of a run that was trained with --timeline; its settings apply then.
+    If its environment is code, name it again here (module:callable)."""
 
 
 def profile(argv: list[str], description: str) -> int:
@@ -89,16 +86,16 @@ def profile(argv: list[str], description: str) -> int:
 @dataclass(frozen=True)
 class _SimulateFlags:
     profile: tyro.conf.Positional[Path]
-    """What `headrace profile --json` printed (a file)."""
+    """File with the output of `headrace profile --json`."""
     num_workers: tuple[int, ...] = (1, 10, 100, 1_000, 10_000)
-    """Workers in all; each has as many environments as in the profile."""
+    """Total workers; each has as many environments as in the profile."""
     num_learners: tuple[int, ...] = (1,)
-    """Learners in all."""
+    """Total learners."""
     batch_size: int = 0
-    """Env steps of an update; 0: fragments are as long as in the profile, and so it grows."""
+    """Env steps of an update; 0: fragments are as long as in the profile, so the batch grows."""
     cores_per_machine: int = 0
-    """Machines have as many workers as cores, and learners beside them; 0: each process has a core
-    of its own."""
+    """Cores of a machine. It has as many workers, and learners besides; 0: each process has its own
+    core."""
     learners_apart: bool = False
     """Learners have machines of their own."""
     json: bool = False
@@ -109,7 +106,7 @@ def simulate(argv: list[str], description: str) -> int:
     """`headrace simulate`."""
     flags = parse("simulate", description, _SimulateFlags, argv)
     found = forecasts(
-        Profiled.read(flags.profile),
+        MeasuredRun.read(flags.profile),
         flags.num_workers,
         flags.num_learners,
         batch_size=flags.batch_size,
@@ -117,40 +114,41 @@ def simulate(argv: list[str], description: str) -> int:
         learners_apart=flags.learners_apart,
     )
     if flags.json:
-        print(json.dumps({"forecasts": [of.to_json() for of in found]}))
+        print(json.dumps({"forecasts": [forecast.to_json() for forecast in found]}))
         return 0
-    for i, of in enumerate(found):
+    for i, forecast in enumerate(found):
         if not i:
             heads = f"{'workers':>8}{'learners':>10}{'batch':>14}{'env steps/s':>14}"
             print(f"{heads}  limit (gain without it)")
-        sizes = f"{of.num_workers:>8,}{of.num_learners:>10,}{of.batch:>14,}"
-        print(f"{sizes}{of.env_steps_per_s:>14,.0f}  {of.limit} ({of.gain:.2f} x)", flush=True)
+        sizes = f"{forecast.num_workers:>8,}{forecast.num_learners:>10,}{forecast.batch:>14,}"
+        limit = f"{forecast.limit} ({forecast.gain:.2f} x)"
+        print(f"{sizes}{forecast.env_steps_per_s:>14,.0f}  {limit}", flush=True)
     return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _AutoscaleFlags(SettingFlags):
     budget_s: float = BUDGET_S
-    """Seconds that all of it may take."""
+    """Maximum duration of the search (seconds)."""
     memory_gib: float | None = None
-    """Memory that training may take (GiB): of the GPU where all environments are on one; default:
-    80 % of what is available."""
+    """Memory that training may take (GiB), on the GPU if all environments are there; default: 80 %
+    of the available memory."""
     batch_size: int | None = None
-    """Env steps of an update (num_envs x num_steps); default: those of flags, file or preset; where
-    all environments are one vector beside the learner, whatever is fast."""
+    """Env steps of an update (num_envs x num_steps). Default: that of flags, file, preset; open if
+    all environments are one vector on the learner's device."""
     again: bool = False
-    """Measure even if there is a result for this machine and these settings."""
+    """Measure even if a result for this machine and these settings is cached."""
     json: bool = False
-    """Print one JSON object as standard output's last line; progress goes to standard error."""
+    """Print one JSON object to standard output; progress goes to standard error."""
 
 
-_OWN = {
+_AUTOSCALE_ONLY = {
     f"{prefix}{f.name}": 0 if f.type is bool else 1
     for f in fields(_AutoscaleFlags)
     for prefix in (("", "no_") if f.type is bool else ("",))
     if f.name != "config"
 }
-"""Flags that are not for `train`, and how many values each has."""
+"""Number of values of each flag that `train` does not have."""
 
 
 def autoscale(argv: list[str], description: str) -> int:
@@ -172,22 +170,22 @@ def autoscale(argv: list[str], description: str) -> int:
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
     say(result.describe())
-    say(f"To use it: headrace train {shlex.join([*_of_train(argv), *more])}")
+    say(f"To use it: headrace train {shlex.join([*_train_words(argv), *more])}")
     if flags.json:
         print(json.dumps(result.to_json()))
     return 0
 
 
-def _of_train(argv: list[str]) -> list[str]:
-    """The words that `headrace train` understands as well."""
+def _train_words(argv: list[str]) -> list[str]:
+    """Return the words that `headrace train` understands."""
     kept, skip = [], 0
     for word in argv:
         name, equals, _ = word.removeprefix("--").partition("=")
         name = name.replace("-", "_")
         if skip:
             skip -= 1
-        elif word.startswith("--") and name in _OWN:
-            skip = 0 if equals else _OWN[name]
+        elif word.startswith("--") and name in _AUTOSCALE_ONLY:
+            skip = 0 if equals else _AUTOSCALE_ONLY[name]
         else:
             kept.append(word)
     return kept
@@ -196,9 +194,9 @@ def _of_train(argv: list[str]) -> list[str]:
 @dataclass(frozen=True)
 class _PlanFlags:
     profile: OptionalPath = None
-    """What `headrace profile --json` printed (a file); --need does without."""
+    """File with the output of `headrace profile --json`; not needed for --need."""
     machines: OptionalPath = None
-    """TOML file with the machines that can be rented, and their prices; default: an example."""
+    """TOML file with machines for rent and their prices; default: an example."""
     target: str = ""
     """The least cost for this, as in "20M env_steps in 1h"."""
     budget: str = ""
@@ -206,7 +204,7 @@ class _PlanFlags:
     need: str = ""
     """The least cost for GPUs and further CPU cores for workers, as in "8 gpus 64 cpus"."""
     one_learner_kind: bool = False
-    """All learners are on machines of one kind."""
+    """Put all learners on machines of one kind."""
     json: bool = False
     """Print one JSON object."""
 
@@ -227,11 +225,11 @@ def plan(argv: list[str], description: str) -> int:
 @dataclass(frozen=True)
 class _ReportFlags:
     run_dir: RunDir
-    """Directory of the run, which may be going on."""
+    """Directory of the run, which may still be running."""
     output: OptionalPath = None
-    """The page (HTML); default: report.html in that directory."""
+    """File of the page (HTML); default: report.html in that directory."""
     usd_per_hour: float | None = None
-    """What the run's machines cost (USD/h), for its cost so far."""
+    """Price of the run's machines (USD/h), to show the cost so far."""
 
 
 def report(argv: list[str], description: str) -> int:

@@ -1,7 +1,4 @@
-"""`headrace simulate`: other numbers of samplers, learners and machines, from a profile's parts.
-
-Left out: the model (`model.py`), what machines cost (`planner.py`).
-"""
+"""`headrace simulate`: predicts other numbers of workers, learners and machines from a profile."""
 
 import json
 import math
@@ -15,20 +12,20 @@ from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import Topology, gains, simulate
 from headrace.errors import ConfigError
 
-_MANY = 500  # workers from which fewer updates are enough: each has many fragments
-_MOST_WORKERS, _MOST_LEARNERS = 10_000, 1_024
+_MANY_WORKERS = 500  # above, few updates are enough: each has many fragments
+_MAX_WORKERS, _MAX_LEARNERS = 10_000, 1_024
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """One of them.
+    """A prediction for one combination of sizes.
 
     Attributes:
-        num_workers, num_learners: how many.
+        num_workers, num_learners: numbers of workers and learners.
         batch: env steps of an update.
-        env_steps_per_s: predicted.
-        limit: see `limits.gains`.
-        gain: times as fast, if that cost nothing.
+        env_steps_per_s: predicted speed.
+        limit: part with the greatest gain, see `cost_model.model.gains`.
+        gain: speed without that part, relative to the prediction.
     """
 
     num_workers: int
@@ -39,21 +36,21 @@ class Forecast:
     gain: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Convert to plain data."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
-class Profiled:
-    """What a profile's file holds of this.
+class MeasuredRun:
+    """The part of a profile's file that predictions need.
 
     Attributes:
-        costs: of the parts.
+        costs: costs of the parts.
         num_steps: T.
         envs_per_vector: n.
-        vectors_per_worker: of each.
+        vectors_per_worker: number of vectors of each worker.
         batch: env steps of an update.
-        lag: of the run.
+        lag: lag of the run.
         asynchronous: see `Plan.asynchronous`.
     """
 
@@ -66,8 +63,8 @@ class Profiled:
     asynchronous: bool
 
     @classmethod
-    def read(cls, path: Path) -> "Profiled":
-        """From what `headrace profile --json` printed; ConfigError if it is not that."""
+    def read(cls, path: Path) -> "MeasuredRun":
+        """Read the output of `headrace profile --json`; ConfigError if it is something else."""
         try:
             profile = json.loads(path.read_text())
             run = profile["settings"]
@@ -97,21 +94,21 @@ class Profiled:
         cores_per_machine: int = 0,
         learners_apart: bool = False,
     ) -> Topology:
-        """That many, each worker with as many environments as in the profile.
+        """Build a topology whose workers have as many environments as in the profile.
 
         Args:
-            num_workers: in all, each with a core of its own where machines are not given.
-            num_learners: in all.
+            num_workers: total number of workers.
+            num_learners: total number of learners.
             batch_size: env steps of an update; 0: fragments are as long as in the profile.
-            cores_per_machine: machines have one worker for each of these.
-            learners_apart: they are on machines of their own.
+            cores_per_machine: cores, and workers, of each machine; 0: each process has a core.
+            learners_apart: True puts learners on machines of their own.
 
         Raises:
-            ConfigError: workers cannot be shared out among learners.
+            ConfigError: the workers do not divide among the learners.
         """
         if num_workers % num_learners:
             raise ConfigError(
-                f"num_workers={num_workers} cannot be shared out among {num_learners} learners.\n"
+                f"num_workers={num_workers} cannot be divided among {num_learners} learners.\n"
                 "Give multiples."
             )
         n = self.envs_per_vector
@@ -132,29 +129,29 @@ class Profiled:
 
 
 def forecasts(
-    profiled: Profiled, num_workers: Sequence[int], num_learners: Sequence[int], **how: Any
+    run: MeasuredRun, num_workers: Sequence[int], num_learners: Sequence[int], **sizes: Any
 ) -> Iterator[Forecast]:
-    """Predict each combination; see `Profiled.topology` for the rest.
+    """Predict each combination; `sizes` are arguments of `MeasuredRun.topology`.
 
     Raises:
-        ConfigError: a number is out of range, or no number of workers can be shared out.
+        ConfigError: a number is out of range, or no number of workers divides among learners.
     """
     for name in ("batch_size", "cores_per_machine"):
-        if how.get(name, 0) < 0:
-            raise ConfigError(f"{name}={how[name]}: expected 0 or more.")
+        if sizes.get(name, 0) < 0:
+            raise ConfigError(f"{name}={sizes[name]}: expected 0 or more.")
     for name, counts, most in (
-        ("num_workers", num_workers, _MOST_WORKERS),
-        ("num_learners", num_learners, _MOST_LEARNERS),
+        ("num_workers", num_workers, _MAX_WORKERS),
+        ("num_learners", num_learners, _MAX_LEARNERS),
     ):
         for count in counts:
             if not 1 <= count <= most:
                 raise ConfigError(f"{name}={count}: expected 1 to {most:,}.")
     pairs = [(workers, learners) for learners in num_learners for workers in num_workers]
     shared = [(workers, learners) for workers, learners in pairs if workers % learners == 0]
-    tops = [profiled.topology(*pair, **how) for pair in shared or pairs]
+    tops = [run.topology(*pair, **sizes) for pair in shared or pairs]
     for top in tops:
-        updates = 5 if top.num_workers > _MANY else 30
-        rate = simulate(profiled.costs, top, num_updates=updates).env_steps_per_s
-        found = gains(profiled.costs, top, rate, num_updates=updates)
-        limit = max(found, key=lambda part: found[part])
-        yield Forecast(top.num_workers, top.num_learners, top.batch, rate, limit, found[limit])
+        updates = 5 if top.num_workers > _MANY_WORKERS else 30
+        rate = simulate(run.costs, top, num_updates=updates).env_steps_per_s
+        part_gains = gains(run.costs, top, rate, num_updates=updates)
+        limit = max(part_gains, key=lambda part: part_gains[part])
+        yield Forecast(top.num_workers, top.num_learners, top.batch, rate, limit, part_gains[limit])

@@ -8,7 +8,7 @@ import pytest
 
 import headrace
 from headrace.cli import main
-from headrace.cli.tool_commands import _of_train
+from headrace.cli.tool_commands import _train_words
 from headrace.config.resolve import resolve
 from headrace.errors import ConfigError
 from headrace.tools.autoscale import autoscale, result
@@ -162,7 +162,7 @@ def test_train_command_leaves_out_autoscale_flags():
         "--memory_gib=2",
         "--again",
     ]
-    assert _of_train([*words, "--num-envs=4"]) == ["CartPole-v1", "--lr", "1e-3", "--num-envs=4"]
+    assert _train_words([*words, "--num-envs=4"]) == ["CartPole-v1", "--lr", "1e-3", "--num-envs=4"]
 
 
 def test_table_is_sorted_by_rate_and_shows_failures():
