@@ -103,7 +103,7 @@ def test_identity(tmp_path, algo, sizes):
     assert run.evaluate().to_json()["mean_return"] == 10.0
 
 
-@repeats(("algo", "sizes"), ALGORITHMS, ids=NAMES, keep=2)
+@repeats(("algo", "sizes"), ALGORITHMS, ids=NAMES)
 def test_bandit(tmp_path, algo, sizes):
     run = headrace.train(
         Bandit, algo=algo, total_env_steps=8_000, run_dir=tmp_path / "run", **SMALL | sizes
@@ -223,9 +223,7 @@ def test_presets_reach_what_they_promise(tmp_path, env, seed, threshold):
     assert run.mean_return >= threshold
 
 
-@pytest.mark.parametrize(
-    ("learns", "other", "at_least"), [("tagger", "runner", 9.5), ("runner", "tagger", -1.75)]
-)
+@repeats(("learns", "other", "at_least"), [("tagger", "runner", 9.5), ("runner", "tagger", -1.75)])
 def test_each_side_of_a_game_learns_against_the_other(tmp_path, learns, other, at_least):
     """Four taggers and a runner on 7 x 7 cells; by chance 6 and -2.4, at most 10 and 0.2."""
     run = headrace.train(
