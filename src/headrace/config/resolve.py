@@ -143,7 +143,7 @@ def read_settings(
         (f"config {config_file}", from_file),
         ("given", explicit),
     )
-    classes = (RunConfig, Network, algorithm.Config)
+    classes: tuple[type[Any], ...] = (RunConfig, Network, algorithm.Config)
     values: list[dict[str, Any]] = [{} for _ in classes]
     sources = {f.name: "default" for cls in classes for f in fields(cls)}
     for source, layer in layers:
