@@ -252,6 +252,7 @@ def mean_of(run, name, capsys, *flags):
     return json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return_by_policy"][name]
 
 
+@pytest.mark.more
 def test_others_play_in_place_of_a_run_s_own(tmp_path, capsys):
     shares = {"a": "0:1", "b": "1:3"}
     run = train(tmp_path, "r", policies=shares, updates=20)

@@ -231,7 +231,7 @@ def assert_same(actual, expected, twin):
     return near.sum(), (near & other).sum()
 
 
-@repeats("name", TWINS, keep=2)
+@repeats("name", TWINS)
 def test_step_equals_gymnasium_s(name):
     twin = TWINS[name]
     states = [random_states(twin, 45_000), states_before_decisions(twin, 5_000)]

@@ -119,7 +119,7 @@ def again(vector, fragments, action, step=None, **world):
     vector.step(0)
 
 
-BOTH = pytest.mark.parametrize("target", ["python", "cpu"])
+BOTH = repeats("target", ["python", "cpu"])
 
 
 @BOTH
@@ -189,7 +189,7 @@ FLAVOURS = {
 }
 
 
-@repeats("flavour", FLAVOURS, keep=2)
+@repeats("flavour", FLAVOURS)
 def test_continuous_steps_equal_the_reference(flavour):
     arguments, n, num_steps = FLAVOURS[flavour]
     count = compare(TagContinuous(**arguments), n, num_steps, "cpu")
