@@ -1,4 +1,4 @@
-"""A trained policy on its own: load it, call it. Left out: playing with it (`evaluate.py`)."""
+"""Trained policies: loaded from a run directory, and called with observations."""
 
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,21 @@ from headrace.storage import checkpoint
 class TrainedPolicy:
     """A policy to act with: `policy(obs) -> action`, normalizers included, on the CPU.
 
-    With a recurrent core it remembers, from call to call: call `reset` when an episode begins. It
-    serves one environment, or a batch of always as many, then; each user loads one of its own.
-
-    Attributes:
-        spec: what it was trained on.
-        module: the network.
-        network: its shape.
+    A policy with a recurrent core keeps its state between calls: call `reset` when an episode
+    begins. It then serves one environment, or a batch of constant size.
     """
 
     def __init__(self, spec: EnvSpec, module: Policy, network: Network) -> None:
         self.spec, self.module, self.network = spec, module, network
         self._codec = ActionCodec(spec.action)
-        self._memory: Tensor | None = None  # [n, S], once called
+        self._memory: Tensor | None = None  # [n, S] after the first call
 
     def reset(self, begun: Any = None) -> None:
-        """New episodes begin with the next call; nothing to do without a recurrent core.
+        """Begin new episodes with the next call. Without a recurrent core, this does nothing.
 
         Args:
-            begun: `[n]` bool: in which environments of a batch; default: in all, and from here on
-                there may be another number of them.
+            begun: `[n]` bool: in which environments of a batch; default: in all, and the next
+                batch may have another size.
 
         Raises:
             ValueError: `begun` is not of the batch's length.
@@ -55,21 +50,21 @@ class TrainedPolicy:
 
     @torch.no_grad()
     def __call__(self, obs: Any, action_mask: Any = None) -> Any:
-        """The likeliest action, as the environment expects it.
+        """Return the most likely action, as the environment expects it.
 
         Args:
-            obs: one observation, or a batch of them with one more leading dimension (of a Dict
-                space: a dict of arrays; keys that the policy does not see may be there).
+            obs: one observation, or a batch with one more leading dimension (of a Dict space: a
+                dict of arrays; other keys are ignored).
             action_mask: which actions are allowed, for a policy whose mask came from `info`.
 
         Returns:
-            One action or a batch of them: integers, or arrays of the action space's shape.
+            One action or a batch: integers, or arrays of the action space's shape.
 
         Raises:
-            ValueError: the shape is neither one observation's nor a batch's, or a key is missing;
-                or the batch is not of the length that is remembered.
+            ValueError: a wrong shape, a missing key, or another batch size than before.
         """
-        parts = dict(obs) if self.spec.observation.kind == "dict" and _is_dict(obs) else {"": obs}
+        is_dict = self.spec.observation.kind == "dict"
+        parts = dict(obs) if is_dict and hasattr(obs, "keys") else {"": obs}
         if self.spec.mask_in_info:
             if action_mask is None:
                 raise ValueError(
@@ -84,14 +79,14 @@ class TrainedPolicy:
             array = np.asarray(parts[key], dtype=space.dtype)
             single = array.shape == space.shape
             if not single and array.shape[1:] != space.shape:
-                own_mask = self.spec.mask_in_info and key == self.spec.mask_key
-                what = "action_mask" if own_mask else f"an observation{f' {key!r}' if key else ''}"
+                is_mask = self.spec.mask_in_info and key == self.spec.mask_key
+                what = "action_mask" if is_mask else f"an observation{f' {key!r}' if key else ''}"
                 raise ValueError(
                     f"Got {what} of shape {array.shape}; "
                     f"expected {space.shape}, or a batch (n, *{space.shape})."
                 )
             rows[key] = torch.from_numpy(array[None] if single else array)
-        batched = rows if self.spec.observation.kind == "dict" else rows[""]
+        batched = rows if is_dict else rows[""]
         out = self.module.act_greedily(batched, *self._remembered(len(rows[key])))
         self._memory = out.get("state")
         action = self._codec.to_env(out["action"].numpy())
@@ -112,33 +107,28 @@ class TrainedPolicy:
         return [self._memory]
 
 
-def _is_dict(obs: Any) -> bool:
-    return hasattr(obs, "keys")
-
-
 def load_policy(
     directory: str | Path,
     model: str | ModelFactory | None = None,
     policy: str | None = None,
     algo: AlgorithmLike | None = None,
 ) -> TrainedPolicy:
-    """Load the newest whole checkpoint's policy from a run directory (or from that checkpoint).
+    """Load a policy from the newest usable checkpoint of a run.
 
-    Needs neither the environment nor a GPU, and unpickles nothing. A policy with a recurrent core
-    remembers from call to call, until its `reset`.
+    This needs neither the environment nor a GPU, and unpickles nothing.
 
     Args:
         directory: of a run, its `best`, or a checkpoint.
-        model: what made the network (or its name, `module:callable`), where it was one of your
-            own: a file can not name code.
-        policy: which, of a run with several.
-        algo: what learned it (or its name, `module:Name`), where it was one of your own.
+        model: makes the network (or its name, `module:callable`), if it is one of your own: a
+            file cannot name code.
+        policy: its name, in a run with several.
+        algo: learned it (or its name, `module:Name`), if it is one of your own.
 
     Raises:
-        CheckpointError: there is no usable checkpoint, or it is of another network, or there are
-            several policies, and none of this name.
-        ConfigError: it was a network of your own, and `model` is not given (or the other way), or
-            an algorithm of your own, and `algo` is not given.
+        CheckpointError: there is no usable checkpoint, it is of another network, or it has
+            several policies and none of this name.
+        ConfigError: the network or the algorithm is one of your own and is missing here, or
+            `model` is given for a network that is not.
     """
     own = code((), model, algo)
     model = own.model
@@ -146,8 +136,8 @@ def load_policy(
     with checkpoint.as_written(saved.path):
         name = checkpoint.policy_name(saved, policy)
         described = saved.manifest["policies"][name]
-        is_own, learned_by = bool(described["model"]), described["algo"]
-    if is_own != (model is not None):
+        is_custom, learned_by = bool(described["model"]), described["algo"]
+    if is_custom != (model is not None):
         raise ConfigError(
             f"{directory} was trained with "
             + (
@@ -168,7 +158,7 @@ def load_policy(
         spec = EnvSpec.from_json(described["spec"])
         sizes = tuple(described["network"]["hidden_sizes"])
         network = Network(**described["network"] | {"hidden_sizes": sizes})
-        if model is None:  # without memory, before any of it is allocated
+        if model is None:  # shapes are checked before memory is allocated
             with torch.device("meta"):
                 checkpoint.check_shapes(algorithm.build_policy(spec, network, config), saved, name)
     module = algorithm.build_policy(spec, network, config, model)
@@ -181,7 +171,7 @@ def load_policies(
     model: str | ModelFactory | None = None,
     algo: AlgorithmLike | None = None,
 ) -> tuple[dict[str, TrainedPolicy], dict[str, Agents]]:
-    """All policies of a run, by name, and the agents of each; see `load_policy`."""
+    """Load all policies of a run, by name; return them with the agents of each."""
     saved = checkpoint.newest(Path(directory))
     shares = {name: agents for name, (_, agents) in checkpoint.policies(saved).items()}
     return {name: load_policy(saved.path, model, name, algo) for name in shares}, shares
