@@ -161,10 +161,7 @@ class JoinedRanks(Ranks):
         """See `Ranks`."""
         with self.meeting():
             wrapped = DistributedDataParallel(
-                module,
-                gradient_as_bucket_view=True,
-                find_unused_parameters=may_skip,
-                **_NO_BUFFERS,
+                module, gradient_as_bucket_view=True, find_unused_parameters=may_skip, **_NO_BUFFERS
             )
         if self._exchange is not None:
             wrapped.register_comm_hook((self, meter), _mean_over_ranks)

@@ -85,10 +85,7 @@ def as_written(path: Path) -> Iterator[None]:
 
 
 def write(
-    parent: Path,
-    env_steps: int,
-    files: Mapping[str, Mapping[str, Any]],
-    manifest: dict[str, Any],
+    parent: Path, env_steps: int, files: Mapping[str, Mapping[str, Any]], manifest: dict[str, Any]
 ) -> Path:
     """Write a checkpoint, and point `latest` to it.
 

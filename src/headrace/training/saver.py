@@ -24,12 +24,7 @@ class Saver:
     """Writes the sections of a run as checkpoints. A disk that is full does not end the run."""
 
     def __init__(
-        self,
-        job: Job,
-        sections: list[Section],
-        counters: Counters,
-        learner: Learns,
-        ranks: Ranks,
+        self, job: Job, sections: list[Section], counters: Counters, learner: Learns, ranks: Ranks
     ) -> None:
         self._job, self._run, self._ranks = job, job.settings.run, ranks
         self._sections, self._counters, self._learner = sections, counters, learner
@@ -134,12 +129,7 @@ class Evaluator:
     """
 
     def __init__(
-        self,
-        job: Job,
-        counters: Counters,
-        learner: Learns,
-        saver: Saver,
-        stop: ShouldStop,
+        self, job: Job, counters: Counters, learner: Learns, saver: Saver, stop: ShouldStop
     ) -> None:
         self._job, self._counters, self._learner = job, counters, learner
         self._saver, self._stop = saver, stop
