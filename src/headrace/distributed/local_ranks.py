@@ -48,13 +48,8 @@ def launch_ranks(
     and ends.
 
     Args:
-        size: how many ranks, this one included.
-        backend: see `JoinedRanks`.
-        device: the setting; each rank takes its own.
-        limit_s: see `JoinedRanks`.
         on_loss: called by a thread when another rank is lost; must stop this rank's workers.
-        follow: each other rank runs `follow(ranks, *arguments)`; sent by cloudpickle.
-        arguments: likewise.
+        follow: each other rank runs `follow(ranks, *arguments)`; both are pickled by value.
 
     Raises:
         HeadraceError: the first error of a rank, with its rank; RankError if one died.

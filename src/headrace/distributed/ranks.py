@@ -44,12 +44,10 @@ class Ranks:
     transport = "nothing"
 
     def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
-        """Return `module` with gradients that become their mean over all ranks in `backward`.
+        """Return a loss whose `backward` gives the mean gradients of all ranks.
 
         Args:
-            module: a loss.
-            meter: of this process.
-            may_skip: whether a loss may leave out some of the parameters.
+            may_skip: whether it may leave out some of the parameters.
         """
         return module
 
@@ -97,10 +95,7 @@ class JoinedRanks(Ranks):
     With the backend `auto`, ranks on the CPUs of one host use shared memory instead.
 
     Args:
-        info: which rank this is.
         store: where the ranks find each other; None: MPI needs none.
-        backend: see `--backend`.
-        device: what this rank computes on.
         limit_s: how long a rank may let the others wait.
 
     Raises:

@@ -84,11 +84,8 @@ def evaluate(
     """Play whole episodes. Each env plays a fixed number, so that short ones count no more.
 
     Args:
-        policy: acts; or several, by name.
-        maker: makes the environments.
         spec: as `env_spec` returns it; default: it is called.
         shares: the agents of each of several policies.
-        episodes: how many.
         stochastic: sample actions, as in training; default: the most likely ones.
         seed: of environments and actions. Seeds of evaluation differ from those of training.
         video: write the first episode to this file (MP4).

@@ -236,12 +236,7 @@ def policies(saved: Checkpoint) -> dict[str, tuple[EnvSpec, Agents]]:
 def check_policies(
     saved: Mapping[str, tuple[EnvSpec, Agents]], spec: EnvSpec, run_dir: Path
 ) -> None:
-    """Check that policies fit the agents of an environment.
-
-    Args:
-        saved: of the checkpoint; see `policies`.
-        spec: of the environment.
-        run_dir: named in messages.
+    """Check that saved policies, as `policies` returns them, fit the agents of an environment.
 
     Raises:
         CheckpointError: spaces differ, or the number of agents.

@@ -28,18 +28,8 @@ def train(
 ) -> None:
     """Train until `Counters.is_done`, or until a rank is told to stop.
 
-    Every rank runs this loop, and all take the same decisions.
-
-    Args:
-        run: the goals of the run.
-        collector: makes batches.
-        learner: learns from them.
-        counters: where the run stands; updated in place.
-        meter: of this process.
-        ranks: of the job.
-        saver: writes checkpoints, when they are due and at the end.
-        evaluate: called after each update; returns metrics if an evaluation was due.
-        on_update: called with the metrics of each update.
+    Every rank runs this loop, and all take the same decisions. After each update, `evaluate`
+    returns metrics if an evaluation is due, and `on_update` gets all metrics.
 
     Raises:
         NonFiniteError: a gradient was NaN or infinite; nothing is saved after that.

@@ -3,7 +3,7 @@
 import contextlib
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -96,7 +96,7 @@ def run_rank(
             counters.ledger.lost += job.rolled_back
         plan = sampling_plan(job, learner, device, ranks)
         collector = _build_collector(job, plan, ranks, meter, stop, say, saved_episodes)
-        stack.push(_closing(collector))
+        stack.enter_context(_closing(collector))
         meter.lap("start")
         # What cannot be built was refused before this line: only a run leaves a config.json.
         if is_first:
@@ -284,20 +284,15 @@ def _ray_backend(run: RunConfig, room_for: int) -> BackendFactory:
     return partial(RayBackend, needs=Needs(run.cpus_per_worker, resources, labels, room_for))
 
 
-def _closing(collector: Collector) -> Callable[..., None]:
-    """Return what closes the collector at the end of a `with`.
-
-    An error in closing must not hide the one that ended it.
-    """
-
-    def close(kind: type[BaseException] | None, *_: object) -> None:
-        try:
+@contextlib.contextmanager
+def _closing(collector: Collector) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(EnvError):  # it must not hide the error that ended the run
             collector.close()
-        except EnvError:
-            if kind is None:
-                raise
-
-    return close
+        raise
+    collector.close()
 
 
 def _other_meters(

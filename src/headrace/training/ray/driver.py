@@ -48,14 +48,7 @@ _Outcome = tuple[dict[str, Any], int] | Failure  # summary and signal, or the fa
 def run_on_cluster(
     job: Job, stop: StopSignals, meter: Meter, display: Display, on_update: OnUpdate | None
 ) -> RunResult:
-    """Run a job on the cluster that this process is connected to.
-
-    Args:
-        job: of all ranks.
-        stop: asked whether to stop.
-        meter: of this process.
-        display: shows the progress of rank 0.
-        on_update: called here, after each update.
+    """Run a job on the cluster that this process is connected to; `on_update` is called here.
 
     Raises:
         ConfigError: no machines have room for the learners.
@@ -69,10 +62,10 @@ def run_on_cluster(
     losses = RestartRate(max_losses)
     with stop.installed():
         while True:
-            with _learner_group(job.settings.run, stop, display) as group:
+            with _learner_group(job.settings.run, stop, display, on_update) as group:
                 if group is None:  # stopped before the learners were placed
                     raise SystemExit(128 + stop.received)
-                ended = group.run(job, stop, display, on_update, started)
+                ended = group.run(job, started)
             if ended is not None:
                 summary, stopped_by = ended
                 return RunResult(job, summary, stopped_by, rank=0)
@@ -104,20 +97,18 @@ def _from_newest_checkpoint(job: Job, group: "_LearnerGroup", display: Display) 
 
 @contextlib.contextmanager
 def _learner_group(
-    run: RunConfig, stop: StopSignals, display: Display
+    run: RunConfig, stop: StopSignals, display: Display, on_update: OnUpdate | None
 ) -> Iterator["_LearnerGroup | None"]:
     """Place and start the learners; yield None if stopped before there was room."""
     placement = _wait_for_placement(run, stop, display)
-    group = None
-    try:
-        if placement is not None:
-            group = _LearnerGroup(placement, run)
+    if placement is None:
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        stack.callback(remove_placement_group, placement)
+        group = _LearnerGroup(placement, run, stop, display, on_update)
+        stack.callback(group.end)
         yield group
-    finally:
-        if group is not None:
-            group.end()
-        if placement is not None:
-            remove_placement_group(placement)
 
 
 def _wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> Any:
@@ -199,7 +190,15 @@ class _LearnerGroup:
         lost: how a learner was lost; "": none was.
     """
 
-    def __init__(self, placement: Any, run: RunConfig) -> None:
+    def __init__(
+        self,
+        placement: Any,
+        run: RunConfig,
+        stop: StopSignals,
+        display: Display,
+        on_update: OnUpdate | None,
+    ) -> None:
+        self._stop, self._display, self._on_update = stop, display, on_update
         nodes = placement_group_table(placement)["bundles_to_node_id"]
         self._nodes = set(nodes.values())
         taken: dict[str, float] = {}
@@ -225,30 +224,24 @@ class _LearnerGroup:
         self.env_steps, self.lost, self._leaving = 0, "", False
         self._runs: dict[Any, int] = {}  # calls under way, and their ranks
 
-    def run(
-        self,
-        job: Job,
-        stop: StopSignals,
-        display: Display,
-        on_update: OnUpdate | None,
-        started: float,
-    ) -> tuple[dict[str, Any], int] | None:
+    def run(self, job: Job, started: float) -> tuple[dict[str, Any], int] | None:
         """Return the run's summary and the signal that stopped it; None: start again."""
         try:
-            self._begin(job, started, wants_updates=on_update is not None)
+            self._begin(job, started)
         except RayError as error:
             self.lost = f"A learner could not be started: {error}"
             return None
-        outcomes = self._watch(stop, display, on_update)
+        outcomes = self._watch()
         if cause := first_cause(o for o in outcomes.values() if isinstance(o, Failure)):
             if cause.at < float("inf"):
                 raise cause.error
             self.lost = str(cause.error)
-        if self.lost or (self._leaving and not stop.received):
+        if self.lost or (self._leaving and not self._stop.received):
             return None
         return outcomes[0]  # type: ignore[return-value]  # no failure
 
-    def _begin(self, job: Job, started: float, *, wants_updates: bool) -> None:
+    def _begin(self, job: Job, started: float) -> None:
+        wants_updates = self._on_update is not None
         sent = pickled(replace(job, room_for=self._room_for), "other learners")
         store_address = _ray.get(self._actors[0].open_store.remote(), timeout=_START_WITHIN_S)
         for rank, actor in enumerate(self._actors):
@@ -258,38 +251,36 @@ class _LearnerGroup:
             )
             self._runs[call] = rank
 
-    def _watch(
-        self, stop: StopSignals, display: Display, on_update: OnUpdate | None
-    ) -> dict[int, _Outcome]:
+    def _watch(self) -> dict[int, _Outcome]:
         """Wait until all ranks have ended or one was lost; return their outcomes."""
         fetches = {self._fetch(rank): rank for rank in range(len(self._actors))}
         outcomes: dict[int, _Outcome] = {}
         stopping, polled_at, give_up_at = False, time.monotonic(), float("inf")
         while self._runs and time.monotonic() < give_up_at:
-            if stop.received and not stopping:
-                stopping = self._stop(stop.received)
+            if self._stop.received and not stopping:
+                stopping = self._pass_on(self._stop.received)
             if not self._leaving and time.monotonic() - polled_at > _POLL_EVERY_S:
                 polled_at = time.monotonic()
                 if self._nodes & set(_ray._private.state.state.get_draining_nodes()):
-                    self._leaving = self._stop(signal.SIGTERM)
+                    self._leaving = self._pass_on(signal.SIGTERM)
             for call in _ray.wait([*self._runs, *fetches], timeout=_POLL_EVERY_S)[0]:
                 if call in self._runs:
                     rank = self._runs.pop(call)
                     outcomes[rank] = _outcome(call, rank)
                     if isinstance(outcomes[rank], Failure):  # others may be stuck and not notice
                         give_up_at = min(give_up_at, time.monotonic() + _REPORT_WITHIN_S)
-                elif self._show(call, display, on_update):
+                elif self._show(call):
                     fetches[self._fetch(fetches[call])] = fetches[call]
                 fetches.pop(call, None)
         for call, rank in fetches.items():  # what ranks showed last
-            if rank in outcomes and self._show(call, display, on_update):
-                self._show(self._fetch(rank, 0.0), display, on_update)
+            if rank in outcomes and self._show(call):
+                self._show(self._fetch(rank, 0.0))
         return outcomes
 
     def _fetch(self, rank: int, within_s: float = _FETCH_WITHIN_S) -> Any:
         return self._actors[rank].fetch.options(concurrency_group=_BESIDE).remote(within_s)
 
-    def _show(self, call: Any, display: Display, on_update: OnUpdate | None) -> bool:
+    def _show(self, call: Any) -> bool:
         """Show what a rank has to show; return whether the rank is alive."""
         try:
             env_steps, shown = _ray.get(call)
@@ -298,13 +289,13 @@ class _LearnerGroup:
         self.env_steps = max(self.env_steps, env_steps)
         for method, *arguments in shown:
             if method == "on_update":
-                assert on_update is not None
-                on_update(*arguments)
+                assert self._on_update is not None
+                self._on_update(*arguments)
             else:
-                getattr(display, method)(*arguments)
+                getattr(self._display, method)(*arguments)
         return True
 
-    def _stop(self, number: int) -> bool:
+    def _pass_on(self, number: int) -> bool:
         for actor in self._actors:
             actor.stop.options(concurrency_group=_BESIDE).remote(int(number))
         return True

@@ -15,8 +15,9 @@ import cloudpickle
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from headrace.collectors.backends.ray_worker import work_in
+from headrace.config.run_config import RunConfig
 from headrace.distributed.local_ranks import Failure, connect_store, host_store
-from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo, device_of
+from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo, Ranks, device_of
 from headrace.errors import HeadraceError, RankError, RunDirError
 from headrace.meter import Meter
 from headrace.training.job import Job
@@ -112,21 +113,28 @@ class LearnerActor:
         """Run this rank to its end.
 
         Args:
-            pickled_job: by cloudpickle.
-            info: which rank this is.
-            store_address: where the ranks meet.
             started: when the run was started (seconds since the epoch).
             working_dir: of the driver.
-            wants_updates: whether the caller is to be told of each update.
+            wants_updates: whether the driver's caller wants each update.
 
         Returns:
             The run's summary and the signal that stopped it; or the failure of this rank.
         """
+        is_first = info.rank == 0
+        on_update = self._display.on_update if wants_updates and is_first else None
+        display = self._display if is_first else Display()
+
+        def say(text: str) -> None:
+            self._display.say(text if is_first else f"Rank {info.rank}: {text}")
+
         try:
             work_in(working_dir)
             job: Job = cloudpickle.loads(pickled_job)
             meter = Meter(time.perf_counter() - max(0.0, time.time() - started))
-            return self._run(job, info, store_address, meter, wants_updates)
+            _check_run_dir(job.run_dir, info)
+            with contextlib.closing(self._join(job.settings.run, info, store_address)) as ranks:
+                result = run_rank(job, ranks, self._stop, meter, display, say, on_update)
+            return result.summary, result.stopped_by
         except HeadraceError as error:
             named = error if info.size == 1 else error.of_rank(info.rank, info.size)
             return Failure(time.time(), info.rank, named)
@@ -135,31 +143,13 @@ class LearnerActor:
         finally:
             self._display.wake()
 
-    def _run(
-        self,
-        job: Job,
-        info: RankInfo,
-        store_address: tuple[str, int],
-        meter: Meter,
-        wants_updates: bool,
-    ) -> tuple[dict[str, Any], int]:
-        run, is_first = job.settings.run, info.rank == 0
-        _check_run_dir(job.run_dir, info)
+    def _join(self, run: RunConfig, info: RankInfo, store_address: tuple[str, int]) -> Ranks:
         device = device_of(run.device, 0)
-        ranks = SINGLE_RANK
-        if info.size > 1:
-            _listen_on(_own_address())
-            store = self._store or connect_store(*store_address)
-            ranks = JoinedRanks(info, store, run.backend, device, run.rank_timeout_s)
-
-        def say(text: str) -> None:
-            self._display.say(text if is_first else f"Rank {info.rank}: {text}")
-
-        on_update = self._display.on_update if wants_updates and is_first else None
-        display = self._display if is_first else Display()
-        with contextlib.closing(ranks):
-            result = run_rank(job, ranks, self._stop, meter, display, say, on_update)
-        return result.summary, result.stopped_by
+        if info.size == 1:
+            return SINGLE_RANK
+        _listen_on(_own_address())
+        store = self._store or connect_store(*store_address)
+        return JoinedRanks(info, store, run.backend, device, run.rank_timeout_s)
 
     def fetch(self, within_s: float) -> tuple[int, list[_Call]]:
         """Return the env steps so far, and what there is to show."""
