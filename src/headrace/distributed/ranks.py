@@ -153,7 +153,6 @@ class JoinedRanks(Ranks):
             stack.pop_all()
 
     def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
-        """See `Ranks`."""
         with self.meeting():
             wrapped = DistributedDataParallel(
                 module, gradient_as_bucket_view=True, find_unused_parameters=may_skip, **_NO_BUFFERS
@@ -163,7 +162,6 @@ class JoinedRanks(Ranks):
         return wrapped
 
     def mean(self, gradient: Tensor, meter: Meter) -> None:
-        """See `Ranks`."""
         if self._exchange is None:
             with self.meeting():
                 dist.all_reduce(gradient)
@@ -174,7 +172,6 @@ class JoinedRanks(Ranks):
         gradient /= self.size
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """See `Ranks`."""
         tensor = tensor.contiguous()
         if self._exchange is not None:
             parts = self._exchange.gather(tensor.view(-1).view(torch.uint8).numpy().tobytes())
@@ -186,7 +183,6 @@ class JoinedRanks(Ranks):
         return out
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """See `Ranks`."""
         if self._exchange is not None:
             return self._exchange.gather(data)
         size = torch.tensor([len(data)])
@@ -202,7 +198,6 @@ class JoinedRanks(Ranks):
         return [part[: int(s)].numpy().tobytes() for part, s in zip(parts, sizes, strict=True)]
 
     def close(self) -> None:
-        """See `Ranks`."""
         if self._exchange is not None:
             self._exchange.close()
         self._cpu = None
@@ -215,7 +210,6 @@ class JoinedRanks(Ranks):
 
     @contextlib.contextmanager
     def meeting(self) -> Iterator[None]:
-        """See `Ranks`."""
         try:
             yield
         except RuntimeError as error:

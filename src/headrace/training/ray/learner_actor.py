@@ -43,15 +43,13 @@ class QueuedDisplay(Display):
         self.env_steps = 0
 
     def say(self, text: str) -> None:
-        """See `Display`."""
         self._calls.put(("say", text))
 
     def start(self) -> None:
-        """See `Display`."""
         self._calls.put(("start",))
 
     def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
-        """See `Display`. Updates that come too fast to be seen are left out."""
+        """Keep an update, unless it comes too fast to be seen."""
         self.env_steps = metrics["env_steps"]
         now = time.monotonic()
         if now - self._shown_at >= _SHOW_EVERY_S or "eval_return" in metrics:
@@ -59,7 +57,6 @@ class QueuedDisplay(Display):
             self._calls.put(("update", metrics, shares))
 
     def stop(self) -> None:
-        """See `Display`."""
         self._calls.put(("stop",))
 
     def on_update(self, number: int, metrics: dict[str, Any]) -> None:
