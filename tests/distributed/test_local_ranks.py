@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import json
+import math
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from torch.distributed import TCPStore, is_initialized
 
 import headrace
 from headrace.config.resolve import resolve, values_for_resume
+from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.ranks import JoinedRanks, RankInfo, backend_for, device_of
 from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError
 from headrace.learner.learner import Learner
@@ -45,7 +47,7 @@ def close(a, b, tolerance=1e-5):
 
 
 @repeats("num_workers", [0, 2])
-def test_two_learners_do_what_one_does(tmp_path, num_workers):
+def test_two_learners_equal_one_learner(tmp_path, num_workers):
     seen = []
     runs = [
         headrace.train(
@@ -64,7 +66,7 @@ def test_two_learners_do_what_one_does(tmp_path, num_workers):
 
 
 @pytest.mark.more
-def test_learners_stop_an_update_s_epochs_together(tmp_path):
+def test_target_kl_stops_all_learners_together(tmp_path):
     """At a mean KL over all of them, which that of each is now below, now above."""
     algo = headrace.PPO(lr=5e-3, num_epochs=10, num_minibatches=4, target_kl=0.02)
     given = {name: value for name, value in SETTINGS.items() if name != "num_minibatches"}
@@ -94,7 +96,7 @@ class Forgetful(torch.nn.Module):
 
 
 @repeats("parts", [1, 2])
-def test_a_network_of_one_s_own_may_leave_parameters_out(tmp_path, parts):
+def test_custom_networks_may_skip_parameters(tmp_path, parts):
     runs = [
         headrace.train(
             short_cartpole, model=Forgetful, run_dir=tmp_path / str(count), num_learners=count,
@@ -139,7 +141,7 @@ def test_two_learners_resumed_as_one_or_four(tmp_path, then):
         ({"num_learners": 0}, r"num_learners=0 .*expected at least 1"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_words(tmp_path, given, words):
+def test_impossible_sizes_of_a_job_are_refused(tmp_path, given, words):
     with pytest.raises(ConfigError, match=words):
         headrace.train("CartPole-v1", run_dir=tmp_path / "run", **SETTINGS | given)
     assert not (tmp_path / "run").exists()
@@ -149,7 +151,7 @@ def test_what_does_not_fit_is_refused_in_words(tmp_path, given, words):
     ("scale", "learners", "lr"),
     [("none", 4, 1e-3), ("sqrt", 4, 2e-3), ("linear", 4, 4e-3), ("linear", 1, 1e-3)],
 )
-def test_the_learning_rate_is_scaled_once_and_said(scale, learners, lr):
+def test_learning_rate_is_scaled_once_and_shown(scale, learners, lr):
     given = {"env": "Pendulum-v1", "algo": "a2c", "lr": 1e-3, "num_envs": 16}
     settings = resolve(given | {"num_learners": learners, "lr_scale": scale})
     assert settings.algo.lr == pytest.approx(lr)
@@ -160,7 +162,7 @@ def test_the_learning_rate_is_scaled_once_and_said(scale, learners, lr):
     assert resolve(again).algo.lr == pytest.approx(lr)
 
 
-def test_a_preset_fits_itself_to_more_learners():
+def test_preset_adapts_to_more_learners():
     assert resolve({"env": "CartPole-v1"}).run.envs_per_vector == 4
     shared = resolve({"env": "CartPole-v1", "num_learners": 4})
     assert shared.run.envs_per_vector == 2
@@ -172,7 +174,7 @@ def test_a_preset_fits_itself_to_more_learners():
 
 
 @pytest.mark.slow
-def test_a_batch_that_grows_with_the_learners(tmp_path, capsys):
+def test_batch_grows_with_num_envs_per_learner(tmp_path, capsys):
     common = {name: value for name, value in SETTINGS.items() if name not in ("quiet", "num_envs")}
     sizes = {"each": {"num_envs_per_learner": 8}, "all": {"num_envs": 16}}
     each, whole = (
@@ -192,7 +194,7 @@ def test_a_batch_that_grows_with_the_learners(tmp_path, capsys):
     assert resumed.summary["env_steps"] == 2 * UPDATE  # not more environments than before
 
 
-def test_each_learner_has_a_gpu_of_its_own(monkeypatch):
+def test_each_learner_gets_one_gpu(monkeypatch):
     # No GPU here: what torch says of them is put in its mouth
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -205,7 +207,7 @@ def test_each_learner_has_a_gpu_of_its_own(monkeypatch):
         headrace.train("CartPole-v1", **SETTINGS, num_learners=4)
 
 
-def test_the_backend_follows_the_device():
+def test_backend_follows_the_device():
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     assert (backend_for("auto", gpu), backend_for("auto", cpu)) == ("nccl", "gloo")
     assert (backend_for("gloo", gpu), backend_for("gloo", cpu)) == ("gloo", "gloo")
@@ -216,7 +218,7 @@ def ways(ranks):
 
 
 @pytest.mark.slow
-def test_ranks_of_one_host_use_its_memory_unless_told_otherwise():
+def test_ranks_of_one_host_use_shared_memory_by_default():
     assert on_ranks(2, ways) == [("shared memory", [b"0", b"1"])] * 2
     assert on_ranks(2, ways, backend="gloo") == [("gloo", [b"0", b"1"])] * 2
 
@@ -234,7 +236,7 @@ def drift(ranks):
 
 
 @pytest.mark.parametrize("backend", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
-def test_parameters_that_drift_apart_are_found(backend):
+def test_different_parameters_of_ranks_raise_rank_error(backend):
     on_ranks(2, drift, backend=backend)
 
 
@@ -280,7 +282,7 @@ OTHERS = [("gloo", 2), ("auto", 4)]
         ("diverges", NonFiniteError, "gradient or parameter was NaN"),
     ],
 )
-def test_one_rank_fails_and_all_end(tmp_path, how, error, words, backend, learners):
+def test_failure_of_one_rank_ends_all(tmp_path, how, error, words, backend, learners):
     first, before, mark = os.getpid(), children(), tmp_path / "failed"
     began = time.monotonic()
     with pytest.raises(error, match=words) as caught:
@@ -296,7 +298,7 @@ def test_one_rank_fails_and_all_end(tmp_path, how, error, words, backend, learne
     assert children() == before
 
 
-def test_a_job_puts_back_what_torch_changes_and_is_alone_in_its_process():
+def test_joined_ranks_restore_the_excepthook_and_refuse_a_second_job():
     limit, before = datetime.timedelta(seconds=20), sys.excepthook
 
     def job():
@@ -311,7 +313,7 @@ def test_a_job_puts_back_what_torch_changes_and_is_alone_in_its_process():
     job().close()
 
 
-def test_a_job_that_fails_to_begin_leaves_none_behind(monkeypatch):
+def test_failed_join_leaves_no_process_group(monkeypatch):
     def late(*_):
         raise RankError("nobody came")
 
@@ -339,7 +341,7 @@ def not_a_number(ranks):
 
 
 @repeats("backend", ["auto", "gloo"])
-def test_nan_on_one_rank_is_seen_on_all_and_they_stay_equal(backend):
+def test_nan_on_one_rank_is_masked_on_all(backend):
     (seen, finite), other = on_ranks(2, not_a_number, backend=backend)
     assert seen > 0 and finite
     assert other == (seen, finite)
@@ -363,7 +365,7 @@ def rounds(ranks):
 
 
 @pytest.mark.more
-def test_ranks_meet_once_per_minibatch_however_many_its_parts():
+def test_ranks_average_once_per_minibatch():
     for whole, parts in on_ranks(2, rounds):
         assert whole == parts > 0
 
@@ -441,7 +443,7 @@ def make():
 @pytest.mark.more
 @pytest.mark.parametrize("arithmetic", ["auto", "plain"])  # plain: with DistributedDataParallel
 @pytest.mark.parametrize("started_by", [pytest.param("ours", marks=pytest.mark.slow), "torchrun"])
-def test_gloo_s_threads_end_before_the_interpreter(tmp_path, started_by, arithmetic):
+def test_gloo_threads_end_before_the_interpreter(tmp_path, started_by, arithmetic):
     """One that is about to free a tensor meanwhile aborts the process, once in many runs."""
     (tmp_path / "own.py").write_text(AT_ITS_END)
     words = [word if word != "CartPole-v1" else "own:make" for word in SHORT]
@@ -458,7 +460,7 @@ def test_gloo_s_threads_end_before_the_interpreter(tmp_path, started_by, arithme
 
 
 @pytest.mark.slow
-def test_torchrun_does_what_num_learners_does_and_two_jobs_do_not_mix(tmp_path):
+def test_torchrun_equals_num_learners_and_two_jobs_do_not_mix(tmp_path):
     commands = {
         "ours": headrace_command(*SHORT, "--num-learners", 2, "--run-dir", tmp_path / "ours"),
         "other": headrace_command(*SHORT, "--num-learners", 2, "--run-dir", tmp_path / "other"),
@@ -492,7 +494,7 @@ def two_nodes():
 
 @pytest.mark.more
 @pytest.mark.parametrize("nodes", ["one node", pytest.param("two nodes", marks=pytest.mark.slow)])
-def test_torchrun_goes_on_from_the_checkpoint(tmp_path, nodes):
+def test_torchrun_restart_resumes_from_the_checkpoint(tmp_path, nodes):
     before = children()
     once = 'os.environ["RANK"] == "1" and not MARK.exists()'
     words = own_env(tmp_path, once, "MARK.touch(); os.kill(os.getpid(), signal.SIGKILL)")
@@ -521,7 +523,7 @@ def test_torchrun_goes_on_from_the_checkpoint(tmp_path, nodes):
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_a_signal_to_rank_0_saves_on_all(tmp_path, number):
+def test_signal_to_rank_0_saves_the_run(tmp_path, number):
     whole = headrace.train(
         "CartPole-v1", run_dir=tmp_path / "whole", num_learners=2, total_env_steps=6 * UPDATE,
         **SETTINGS,
@@ -542,7 +544,7 @@ def test_a_signal_to_rank_0_saves_on_all(tmp_path, number):
 
 
 @repeats("started_by", ["us", "torchrun"])
-def test_the_first_process_is_killed_and_nothing_is_left(tmp_path, started_by):
+def test_killing_the_first_process_ends_all(tmp_path, started_by):
     """Not even a rank that is stuck in a step, and its worker."""
     on_rank_1 = 'os.environ.get("RANK") == "1" or sys.argv[0] == "-c"'
     stuck = 'print("stuck", file=sys.stderr, flush=True); threading.Event().wait()'
@@ -560,7 +562,7 @@ def test_the_first_process_is_killed_and_nothing_is_left(tmp_path, started_by):
 
 
 @pytest.mark.slow
-def test_rank_0_is_stuck_and_all_end(tmp_path):
+def test_stuck_rank_0_ends_all(tmp_path):
     words = own_env(tmp_path, 'sys.argv[0] != "-c"', "threading.Event().wait()")
     words += ["--num-learners", 2, "--rank-timeout-s", 2, "--run-dir", tmp_path / "run"]
     before = children()
@@ -578,7 +580,7 @@ def test_rank_0_is_stuck_and_all_end(tmp_path):
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_a_signal_to_another_rank_stops_all_and_is_said(tmp_path, number):
+def test_signal_to_another_rank_stops_all_and_is_shown(tmp_path, number):
     before = children()
 
     def interrupt(iteration, _):
@@ -595,7 +597,7 @@ def test_a_signal_to_another_rank_stops_all_and_is_said(tmp_path, number):
 
 
 @pytest.mark.slow
-def test_a_run_with_workers_goes_on_with_more_learners(tmp_path):
+def test_run_with_workers_resumes_with_more_learners(tmp_path):
     settings = SETTINGS | {"num_workers": 1, "total_env_steps": UPDATE}
     headrace.train("CartPole-v1", run_dir=tmp_path / "run", **settings)
     for learners, workers in ((2, 2), (4, 4), (1, 4)):
@@ -605,7 +607,7 @@ def test_a_run_with_workers_goes_on_with_more_learners(tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun_says_how_many_learners_there_are(tmp_path):
+def test_num_learners_that_contradicts_torchrun_is_refused(tmp_path):
     words = [*SHORT, "--num-learners", "3", "--run-dir", tmp_path / "run"]
     done = python.run(torchrun(*words), timeout=100)
     assert done.returncode == 1  # torchrun's own
@@ -637,3 +639,12 @@ def test_torchrun_ends_all_ranks_when_one_fails(tmp_path):
     assert "Rank 1 is gone; its own message says why" in done.stderr
     assert "(rank 0 of 2)" in done.stderr
     assert children() == before
+
+
+def test_first_cause_is_the_first_error_that_is_not_a_loss():
+    loss, death = Failure(1.0, 2, RankError("lost")), Failure(math.inf, 1, RankError("died"))
+    errors = [Failure(3.0, 0, EnvError("later")), Failure(2.0, 3, EnvError("first"))]
+    assert first_cause([loss, death, *errors]) == errors[1]
+    assert first_cause([loss, death]) == death
+    assert first_cause([loss, Failure(0.5, 0, RankError("lost"))]).at == 0.5
+    assert first_cause([]) is None

@@ -51,7 +51,7 @@ def together(size, function, capacity=1 << 12, limit_s=10.0):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_sums_are_the_same_on_all_ranks_round_after_round(size, dtype):
+def test_sums_are_equal_on_all_ranks_in_every_round(size, dtype):
     lengths = [1, 7, 1024, 5000, 1, 4096, 0, 333] * 10  # some take several rounds
     parts = [
         [torch.randn(n, generator=torch.Generator().manual_seed(rank * 1000 + i)).to(dtype)
@@ -72,7 +72,7 @@ def test_sums_are_the_same_on_all_ranks_round_after_round(size, dtype):
             assert found.equal(expected)
 
 
-def test_a_sum_may_have_any_shape_but_one_piece_of_memory():
+def test_sums_have_any_shape_and_need_contiguous_memory():
     def own(exchange, rank):
         data = torch.full((3, 4), rank + 1.0)
         exchange.sum(data)
@@ -81,7 +81,7 @@ def test_a_sum_may_have_any_shape_but_one_piece_of_memory():
     assert all(found.equal(torch.full((3, 4), 3.0)) for found in together(2, own))
 
 
-def test_everybody_gets_what_each_brought():
+def test_gather_returns_the_data_of_all_ranks():
     brought = [[b"", b"x" * 5, bytes(range(256)) * 50, b""], [b"yes", b"", b"a", b""]]
 
     def gather(exchange, rank):
@@ -91,7 +91,7 @@ def test_everybody_gets_what_each_brought():
     assert together(2, gather) == [expected, expected]
 
 
-def test_a_rank_that_left_is_named_to_those_who_wait():
+def test_error_names_the_rank_that_left():
     def leave(exchange, rank):
         if rank == 1:
             (peer,) = exchange._sockets.values()
@@ -106,7 +106,7 @@ def test_a_rank_that_left_is_named_to_those_who_wait():
     assert together(2, leave) == [True, True]
 
 
-def test_a_rank_that_is_late_is_named_with_the_limit():
+def test_error_names_the_late_rank_and_the_limit():
     waited = threading.Event()
 
     def be_late(exchange, rank):
@@ -120,13 +120,13 @@ def test_a_rank_that_is_late_is_named_with_the_limit():
     assert together(2, be_late, limit_s=0.2) == [True, True]
 
 
-def test_a_rank_that_does_not_come_is_waited_for_only_so_long():
+def test_missing_rank_raises_after_the_limit():
     board = Board()
     with pytest.raises(RankError, match=r"Rank 0 of 2 could not meet the others within 0.2 s"):
         Exchange(0, 2, board.set, board.get, 1 << 12, 0.2)
 
 
-def test_nothing_is_left_open():
+def test_close_leaves_no_open_files():
     def descriptors():
         gc.collect()
         links = []
@@ -141,7 +141,7 @@ def test_nothing_is_left_open():
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be somebody else for a moment")
-def test_another_user_is_shown_the_door():
+def test_connection_of_another_user_is_refused():
     board = Board()
     stranger = """
 import os, socket, sys

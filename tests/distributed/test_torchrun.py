@@ -47,7 +47,7 @@ def test_without_torchrun_there_is_no_attempt():
     assert joined({"RANK": "0"}) is None
 
 
-def test_what_dead_ranks_left_in_the_store_misleads_nobody(stores):
+def test_messages_of_dead_ranks_are_ignored(stores):
     names = set()
     for first, then, restarts in (
         ((1, 2), (0,), (0, 0, 0)),
@@ -77,7 +77,7 @@ def run_again(stores, restarts, *command):
     )  # fmt: skip
 
 
-def test_an_attempt_sees_nothing_of_what_is_in_torchrun_s_store(stores):
+def test_store_of_an_attempt_is_separate_from_torchrun(stores):
     stores[0].set("0", "the address of a dead rank")
     code = """
 import os
@@ -100,21 +100,21 @@ def test_a_restarted_attempt_continues_only_its_own_run(stores, tmp_path):
     assert "holds another run:\n  seed: 0 there, 7 here\n  gamma: 0.98 there" in done.stderr
 
 
-def test_a_job_that_may_begin_again_needs_a_directory(stores, monkeypatch):
+def test_restarts_need_a_run_directory(stores, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     done = run_again(stores, 0, "-m", "headrace", "train", "CartPole-v1")
     assert done.returncode == 2
     assert "(--max-restarts)" in done.stderr and "--run-dir PATH" in done.stderr
 
 
-def test_half_of_torchrun_s_environment_is_refused_in_words():
+def test_incomplete_torchrun_environment_is_refused():
     half = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}
     done = python.run(python.command("train", "CartPole-v1"), timeout=60, env=half)
     assert done.returncode == 2
     assert "MASTER_ADDR and MASTER_PORT are not" in done.stderr
 
 
-def test_ranks_that_do_not_join_are_named(stores):
+def test_error_names_ranks_that_do_not_join(stores):
     stores[0].set_timeout(datetime.timedelta(seconds=0.2))
     stores[0].queue_push("to rank 0", json.dumps({"hello": "rank/dead"}))
     with pytest.raises(RankError, match=r"Of 3 ranks, these did not join: \[1, 2\]"):

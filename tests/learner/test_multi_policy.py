@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import headrace
 from headrace.cli import main
 from headrace.collectors.device import DeviceCollector
 from headrace.config.policies import assign_agents
 from headrace.config.resolve import resolve
-from headrace.errors import CheckpointError, ConfigError
+from headrace.errors import CheckpointError, ConfigError, NonFiniteError
 from headrace.learner.learner import Learner
 from headrace.learner.multi_policy import MultiPolicyLearner
 from headrace.meter import Meter
@@ -287,3 +288,13 @@ def test_a_file_has_settings_of_policies_that_flags_name(tmp_path):
     }  # fmt: skip
     assert [settings.of(name).algo.lr for name in "ab"] == [0.5, 0.25]
     assert resolve({"env": "e", "policies": {"a": ":"}}).run.policies == {"a": ":"}
+
+
+def test_batches_of_all_policies_are_kept_if_an_update_is_not_finite(tmp_path):
+    with pytest.raises(NonFiniteError, match="The batch is in"):
+        headrace.train(
+            Ring, run_dir=tmp_path / "run", total_env_steps=10 * UPDATE,
+            algo=headrace.PPO(lr=1e38), **SETTINGS,
+        )  # fmt: skip
+    (path,) = (tmp_path / "run").glob("bad_batch_*")
+    assert {"first/reward", "second/reward"} <= set(load_file(path))

@@ -25,7 +25,7 @@ def write(path, step, value):
     )
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_written_checkpoints_are_read_back(tmp_path):
     path = write(tmp_path, 10, 1.0)
     saved = checkpoint.newest(tmp_path)
     assert saved.path == path
@@ -56,7 +56,7 @@ def test_metrics_written_under_the_old_name_are_read(tmp_path):
     assert len(row) == len(old)
 
 
-def test_it_is_private(tmp_path):
+def test_checkpoint_files_are_private(tmp_path):
     path = write(tmp_path, 10, 1.0)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -64,7 +64,7 @@ def test_it_is_private(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
-def test_old_ones_go_only_after_new_ones_are_there(tmp_path, keep):
+def test_prune_keeps_the_newest_checkpoints(tmp_path, keep):
     names = []
     for step in range(1, 8):
         path = write(tmp_path, step, float(step))
@@ -74,7 +74,7 @@ def test_old_ones_go_only_after_new_ones_are_there(tmp_path, keep):
         assert sorted(p.name for p in path.parent.glob("step_*")) == names[-keep:]
 
 
-def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path):
+def test_prune_removes_damaged_checkpoints(tmp_path):
     earlier = write(tmp_path, 5, 1.0)
     damaged = write(tmp_path, 99, 1.0)
     (damaged / "one.safetensors").write_bytes(b"")
@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_does_not_count_among_those_kept(tmp_path):
     assert (earlier.exists(), damaged.exists()) == (True, False)
 
 
-def test_no_usable_checkpoint_is_an_error_in_words(tmp_path):
+def test_no_usable_checkpoint_raises_checkpoint_error(tmp_path):
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         checkpoint.newest(tmp_path)
     (write(tmp_path, 1, 1.0) / "one.safetensors").unlink()
@@ -92,7 +92,7 @@ def test_no_usable_checkpoint_is_an_error_in_words(tmp_path):
         checkpoint.newest(tmp_path)
 
 
-def test_code_is_never_named_by_a_file(tmp_path):
+def test_config_file_cannot_name_code_to_run(tmp_path):
     """A run directory from somebody else must not decide what is imported."""
     run = headrace.train(short_cartpole, run_dir=tmp_path / "run", total_env_steps=32, **TINY)
     config = json.loads((run.dir / "config.json").read_text())
@@ -110,7 +110,7 @@ def test_a_checkpoint_of_another_environment_is_refused(tmp_path):
     assert "Box(4,) float32, environment Box(6,) float32" in str(caught.value)
 
 
-def test_a_run_directory_holds_one_run_of_one_process(tmp_path):
+def test_used_run_directory_is_refused(tmp_path):
     headrace.train(short_cartpole, run_dir=tmp_path / "a", total_env_steps=32, **TINY)
     with pytest.raises(RunDirError, match="holds a run already"):
         headrace.train(short_cartpole, run_dir=tmp_path / "a", total_env_steps=32, **TINY)
@@ -126,7 +126,7 @@ def test_a_run_directory_holds_one_run_of_one_process(tmp_path):
         headrace.resume(tmp_path / "nowhere", quiet=True)
 
 
-def test_a_start_that_failed_leaves_the_directory_free(tmp_path):
+def test_failed_start_leaves_no_run_directory(tmp_path):
     class NotTwice(Counting):
         made = 0
 
@@ -142,7 +142,7 @@ def test_a_start_that_failed_leaves_the_directory_free(tmp_path):
     headrace.train(NotTwice, run_dir=tmp_path / "run", total_env_steps=32, **TINY)
 
 
-def test_a_new_goal_is_remembered_and_metrics_beyond_the_checkpoint_are_dropped(tmp_path):
+def test_resume_keeps_a_new_goal_and_drops_later_metrics(tmp_path):
     run = headrace.train(short_cartpole, run_dir=tmp_path / "run", total_env_steps=64, **TINY)
 
     class Stop(Exception):  # noqa: N818
@@ -164,7 +164,7 @@ def test_a_new_goal_is_remembered_and_metrics_beyond_the_checkpoint_are_dropped(
     assert [row["iteration"] for row in read_metrics(run.dir)] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_the_policy_loads_by_itself_and_acts_as_it_did(tmp_path):
+def test_loaded_policy_acts_as_the_trained_one(tmp_path):
     run = headrace.train(
         "Pendulum-v1", run_dir=tmp_path / "run", total_env_steps=64, num_minibatches=4,
         network=headrace.Network(normalize_obs=True), **TINY,

@@ -6,7 +6,7 @@ from headrace.errors import RunDirError
 from headrace.storage import run_dir
 
 
-def test_who_comes_second_leaves_the_directory_to_the_first(tmp_path):
+def test_locked_directory_survives_a_second_process(tmp_path):
     path = tmp_path / "run"
     with run_dir.locked(path):
         with pytest.raises(RunDirError, match="in use by process"), run_dir.locked(path):

@@ -24,7 +24,7 @@ def saved_with(tmp_path, sections):
     return checkpoint.newest(tmp_path)
 
 
-def test_sections_get_back_what_they_gave(tmp_path):
+def test_sections_load_the_state_that_they_saved(tmp_path):
     layer, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
     got = []
     counts = Section("counts", lambda: ({}, {"n": 3}), lambda *state: got.append(state))

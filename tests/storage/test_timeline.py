@@ -23,7 +23,7 @@ def seconds(laps):
     return found
 
 
-def test_laps_add_up_to_what_the_meter_says():
+def test_laps_add_up_to_the_seconds_of_the_meter():
     own = Meter(keeps_laps=True)
     for span in ("start", "env_step", "env_step", "infer", "env_step"):
         own.lap(span)
@@ -37,7 +37,7 @@ def test_laps_add_up_to_what_the_meter_says():
     assert Meter().readings().laps is None
 
 
-def test_of_many_laps_the_newest_are_kept(monkeypatch):
+def test_newest_laps_are_kept(monkeypatch):
     monkeypatch.setattr(meter, "MOST_LAPS", 10)
     laps = Laps(0.0)
     for end in range(1, 100):
@@ -52,7 +52,7 @@ def test_of_many_laps_the_newest_are_kept(monkeypatch):
     assert len(laps.spans) == 20 and laps.begin == laps.ends[0] - 1.0 and laps.ends[-1] == 204.0
 
 
-def test_between_two_that_sat_in_the_same_place_is_other():
+def test_time_between_two_workers_is_other():
     laps, later = Laps(1.0), Laps(5.0)
     laps.add(SPANS.index("infer"), 2.0)
     later.add(SPANS.index("infer"), 6.0)
@@ -76,7 +76,7 @@ def test_between_two_that_sat_in_the_same_place_is_other():
     ],
     ids=["inline", "workers", "inference", "learners"],
 )
-def test_a_run_keeps_the_timeline_of_each_process(tmp_path, sizes, names):
+def test_timeline_holds_every_process(tmp_path, sizes, names):
     began = time.time()
     run = headrace.train(
         "CartPole-v1", run_dir=tmp_path / "run", timeline=True, total_env_steps=640, **SMALL | sizes
@@ -94,12 +94,12 @@ def test_a_run_keeps_the_timeline_of_each_process(tmp_path, sizes, names):
             assert found.get(span, 0.0) == pytest.approx(meters[name].get(span, 0.0), abs=1e-3)
 
 
-def test_without_the_setting_nothing_is_kept(tmp_path):
+def test_no_timeline_by_default(tmp_path):
     run = headrace.train("CartPole-v1", run_dir=tmp_path / "run", total_env_steps=128, **SMALL)
     assert read_timeline(run.dir) == {}
 
 
-def test_a_damaged_file_is_said_in_words(tmp_path):
+def test_damaged_timeline_raises_run_dir_error(tmp_path):
     (tmp_path / "timeline.npz").write_bytes(b"PK no")
     with pytest.raises(RunDirError, match=r"timeline\.npz is damaged.*Remove it"):
         read_timeline(tmp_path)

@@ -349,14 +349,14 @@ def test_two_learners_on_a_cluster_learn_as_two_processes_do(cluster, tmp_path, 
 
 
 @pytest.mark.more
-def test_an_error_of_a_learner_ends_the_run_as_it_is(cluster, tmp_path):
+def test_learner_error_ends_the_run_with_its_type(cluster, tmp_path):
     with pytest.raises(EnvError, match="ZeroDivisionError: of my own") as caught:
         headrace.train(FailsAt20, run_dir=tmp_path / "run", cluster="local", **SMALL)
     assert "--on-env-error restart" in "\n".join(caught.value.__notes__)
 
 
 @pytest.mark.more
-def test_who_raises_in_on_update_ends_the_run(cluster, tmp_path):
+def test_error_in_on_update_ends_the_run(cluster, tmp_path):
     def on_update(number, metrics):
         raise ZeroDivisionError("of the caller's own")
 
@@ -378,12 +378,12 @@ def test_who_raises_in_on_update_ends_the_run(cluster, tmp_path):
         ({"cluster": "auto", "gpus_per_learner": -2}, "at least -1"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(given, said):
+def test_impossible_cluster_settings_are_refused(given, said):
     with pytest.raises(ConfigError, match=said):
         resolve({"env": "CartPole-v1"} | given)
 
 
-def test_a_cluster_has_workers_unless_told_otherwise():
+def test_clusters_have_workers_by_default():
     def of(cores=6, **given):
         return resolve({"env": "CartPole-v1", "num_envs": 48, **given}, cores=cores).run
 
@@ -406,7 +406,7 @@ def test_a_learner_that_does_not_see_the_run_directory_says_so(cluster, tmp_path
         _check_run_dir(tmp_path / "gone", RankInfo(1, 3, 0))
 
 
-def test_what_is_shown_comes_in_order_and_what_cannot_be_seen_is_left_out():
+def test_queued_display_keeps_order_and_leaves_out_fast_updates():
     display = QueuedDisplay()
     display.say("first")
     for k in range(100):
@@ -420,7 +420,7 @@ def test_what_is_shown_comes_in_order_and_what_cannot_be_seen_is_left_out():
 
 
 @pytest.mark.parametrize(("cluster", "kept"), [("", ()), ("local", ("cpus_per_worker",))])
-def test_who_leaves_a_cluster_needs_nothing_of_its_machines(cluster, kept):
+def test_resume_without_a_cluster_drops_its_settings(cluster, kept):
     """Resumed without it."""
     of_it = {"cpus_per_worker": 2.0, "worker_resources": {"a": 1.0}, "learner_resources": {"b": 1}}
     before = {"env": "CartPole-v1", "cluster": "10.0.0.1:6379", "num_workers": 2} | of_it
@@ -434,7 +434,7 @@ def test_who_leaves_a_cluster_needs_nothing_of_its_machines(cluster, kept):
 
 
 @pytest.mark.more
-def test_no_cluster_is_said_in_words(tmp_path, monkeypatch):
+def test_missing_cluster_raises_config_error(tmp_path, monkeypatch):
     """And soon. Processes of their own: this one has a cluster."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # of a cluster that has ended
     said = {
@@ -455,7 +455,7 @@ def test_no_cluster_is_said_in_words(tmp_path, monkeypatch):
 
 
 @pytest.mark.more
-def test_a_cluster_of_its_own_is_closed_to_others_and_gone_with_the_run(tmp_path, monkeypatch):
+def test_local_cluster_is_closed_to_others_and_ends_with_the_run(tmp_path, monkeypatch):
     """F30, F12: from the command line."""
     flags = ["--num-workers", "1", "--num-envs", "4", "--total-env-steps", "1000000000"]
     words = command("train", "CartPole-v1", "--cluster", "local", "--run-dir", "run", *flags)

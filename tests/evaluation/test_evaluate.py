@@ -27,7 +27,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("seed", [0, 4])
-def test_an_episode_is_the_first_that_is_evaluated(run, stochastic, seed):
+def test_play_episode_equals_the_first_evaluated_one(run, stochastic, seed):
     from headrace.evaluation.evaluate import evaluate
 
     episode = run.episode(seed=seed, stochastic=stochastic)
@@ -48,7 +48,7 @@ def test_an_episode_is_the_first_that_is_evaluated(run, stochastic, seed):
     np.testing.assert_array_equal(episode["at"][1:], np.where(stays, moved, episode["at"][:-1]))
 
 
-def test_a_film_has_a_picture_of_each_step(run, tmp_path):
+def test_film_has_a_frame_for_each_step(run, tmp_path):
     import imageio_ffmpeg
 
     run.evaluate(episodes=1, video=tmp_path / "new/r.mp4")
@@ -56,19 +56,19 @@ def test_a_film_has_a_picture_of_each_step(run, tmp_path):
     assert frames == len(run.episode()["step"])
 
 
-def test_what_does_not_draw_itself_is_not_filmed(tmp_path):
+def test_film_of_an_environment_without_draw_is_refused(tmp_path):
     run = headrace.train(Ring, run_dir=tmp_path / "r", **SETTINGS)
     with pytest.raises(UsageError, match="Ring does not draw itself"):
         run.evaluate(episodes=1, video=tmp_path / "r.mp4")
 
 
-def test_of_other_environments_no_episode_is_kept(tmp_path):
+def test_play_episode_refuses_other_environments(tmp_path):
     run = headrace.train("CartPole-v1", run_dir=tmp_path / "r", **SETTINGS | {"num_steps": 64})
     with pytest.raises(UsageError, match="CartPole-v1 is no kernel environment"):
         run.episode()
 
 
-def test_a_picture_has_everybody_in_its_color():
+def test_agents_are_drawn_in_their_colors():
     x, y = np.array([0.0, 10.0, 5.0]), np.array([0.0, 10.0, 5.0])
     kinds = picture.agent_colors(np.array([True, False, False]), np.array([True, True, False]))
     drawn = picture.draw_agents(x, y, kinds, 10.0)
