@@ -123,17 +123,20 @@ def evaluate(
                 said_at = time.monotonic()
                 say(f"{num_played} of {episodes} episodes, step {players.steps:,} of each env")
             if players.steps - last_end > _MAX_STEPS_WITHOUT_END:
-                raise EnvError(
-                    f"No episode of {maker.name} ended in {_MAX_STEPS_WITHOUT_END:,} steps of {n} "
-                    "envs.\nGive it a time limit: --wrapper module:callable, with "
-                    "gymnasium.wrappers.TimeLimit."
-                )
+                raise _endless(maker, n)
     kept = [e for p, q in zip(played, quotas, strict=True) for e in p[:q]]
     by_policy = zip(*(e.by_policy for e in kept), strict=True)
     return Evaluation(
         tuple(e.total_reward for e in kept),
         tuple(e.num_steps for e in kept),
         dict(zip(players.names, by_policy, strict=False)),
+    )
+
+
+def _endless(maker: EnvMaker, num_envs: int) -> EnvError:
+    return EnvError(
+        f"No episode of {maker.name} ended in {_MAX_STEPS_WITHOUT_END:,} steps of {num_envs} envs."
+        "\nGive it a time limit: --wrapper module:callable, with gymnasium.wrappers.TimeLimit."
     )
 
 
