@@ -87,7 +87,6 @@ def evaluate(
         spec: as `env_spec` returns it; default: it is called.
         shares: the agents of each of several policies.
         stochastic: sample actions, as in training; default: the most likely ones.
-        seed: of environments and actions. Seeds of evaluation differ from those of training.
         video: write the first episode to this file (MP4).
         stop: asked between steps whether to stop.
         say: called with the progress every few seconds.
@@ -99,13 +98,11 @@ def evaluate(
         ConfigError, MissingExtraError: less than one episode; a video without the `video` extra.
         EnvError: the environment failed, or its episodes do not end.
     """
-    if episodes < 1:
-        raise ConfigError(f"episodes={episodes}: expected at least 1.")
+    quotas = _quotas(episodes)
+    n = len(quotas)
     if video is not None and maker.kernel() is not None:
         first = play_episode(policy, maker, shares=shares, seed=seed, stochastic=stochastic)
         _film(first, maker, video)
-    n = min(episodes, _MAX_ENVS)
-    quotas = [episodes // n + (i < episodes % n) for i in range(n)]  # episodes of each env
     spec = spec or env_spec(maker)
     played: list[list[Episode]] = [[] for _ in quotas]
     players = _Players(policy, shares, n, _NUM_STEPS, seed=seed, stochastic=stochastic)
@@ -131,6 +128,14 @@ def evaluate(
         tuple(e.num_steps for e in kept),
         dict(zip(players.names, by_policy, strict=False)),
     )
+
+
+def _quotas(episodes: int) -> list[int]:
+    """Return how many episodes each env plays."""
+    if episodes < 1:
+        raise ConfigError(f"episodes={episodes}: expected at least 1.")
+    n = min(episodes, _MAX_ENVS)
+    return [episodes // n + (i < episodes % n) for i in range(n)]
 
 
 def _endless(maker: EnvMaker, num_envs: int) -> EnvError:
