@@ -31,26 +31,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "A2C",
-    "APPO",
-    "IMPALA",
-    "PPO",
-    "EnvSpec",
-    "HeadraceError",
-    "KernelEnv",
-    "Network",
-    "Run",
-    "autoscale",
-    "check_env",
-    "load_policy",
-    "num_params",
-    "profile",
-    "resume",
-    "train",
-    "uniform",
-]
-
 _HOME = {
     "A2C": "headrace.algos.a2c",
     "APPO": "headrace.algos.appo",
@@ -70,6 +50,7 @@ _HOME = {
     "train": "headrace.training.api",
     "uniform": "headrace.envs.kernels.env",
 }
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

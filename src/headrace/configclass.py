@@ -107,9 +107,13 @@ def check_values(cls: Any, values: Mapping[str, Any], source: str = "") -> dict[
         if name not in hints:
             hint = did_you_mean(name, list(hints))
             raise ConfigError(f"{cls.__name__} has no setting {name!r}.{hint}")
-        hint, *metadata = _unwrap(hints[name])
-        fitting, expected = _convert(hint, value), _describe(hint)
-        fits = fitting is not None or (value is None and NoneType in get_args(hint))
+        hint: Any = hints[name]
+        metadata: tuple[Any, ...] = ()
+        if get_origin(hint) is Annotated:
+            hint, metadata = hint.__origin__, hint.__metadata__
+        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        fitting, expected = _convert(kinds, value), _describe(kinds)
+        fits = fitting is not None or (value is None and NoneType in kinds)
         for item in metadata:
             if isinstance(item, Expected):
                 expected = item.words
@@ -127,27 +131,17 @@ def _hints(cls: Any) -> dict[str, Any]:
     return {name: hints[name] for name in cls.__dataclass_fields__}
 
 
-def _unwrap(hint: Any) -> tuple[Any, ...]:
-    """A type without `Annotated`, then what was annotated."""
-    return (hint.__origin__, *hint.__metadata__) if get_origin(hint) is Annotated else (hint,)
-
-
-def _describe(hint: Any) -> str:
+def _describe(kinds: tuple[Any, ...]) -> str:
     return " or ".join(
         " | ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal
         else str(kind) if get_origin(kind) else kind.__name__
-        for kind in _kinds(hint) if kind is not NoneType
+        for kind in kinds if kind is not NoneType
     )  # fmt: skip
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
-
-
-def _convert(hint: Any, value: Any) -> Any | None:
-    """Return `value` as the type of a setting, or None."""
-    fitting = (_convert_one(kind, value) for kind in _kinds(hint))
-    return next((value for value in fitting if value is not None), None)
+def _convert(kinds: tuple[Any, ...], value: Any) -> Any | None:
+    """Return `value` as the first of the types that it fits, or None."""
+    return next((fit for kind in kinds if (fit := _convert_one(kind, value)) is not None), None)
 
 
 def _convert_one(kind: Any, value: Any) -> Any | None:
@@ -156,7 +150,9 @@ def _convert_one(kind: Any, value: Any) -> Any | None:
         return value if value in get_args(kind) else None
     if origin is tuple:
         item = get_args(kind)[0]
-        items = [_convert(item, v) for v in value] if isinstance(value, list | tuple) else [None]
+        items = (
+            [_convert_one(item, v) for v in value] if isinstance(value, list | tuple) else [None]
+        )
         return None if None in items else tuple(items)
     if origin is dict:
         return value if isinstance(value, dict) and _is_plain(value) else None

@@ -1,7 +1,6 @@
-"""What a user names as `module:callable`: an environment, a wrapper, a network.
+"""Imports what a user names as `module:callable`: an environment, a wrapper, a network.
 
-Names come from the command line, a `--config` file or Python, never from a file of a run. Left out:
-what is done with them.
+Names come from the command line, a `--config` file or Python, never from a file of a run.
 """
 
 import difflib
@@ -43,7 +42,7 @@ def load(text: str, error: type[UsageError]) -> tuple[ModuleType, str, Callable[
 
 
 def load_callable(text: str, error: type[UsageError]) -> Callable[..., Any]:
-    """The callable that `module:callable` names.
+    """Return the callable that `module:callable` names.
 
     Raises:
         UsageError: of the type `error`, with near misses.
@@ -55,9 +54,8 @@ def load_callable(text: str, error: type[UsageError]) -> Callable[..., Any]:
 
 
 def near(module: ModuleType, name: str) -> str:
-    """Callables of the module whose names are like `name`, as the end of a message."""
+    """Return a question with the callables of the module whose names are like `name`, or ""."""
     offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-    found = difflib.get_close_matches(name, offered, n=3, cutoff=0.4)
-    if not found:
-        return ""
-    return f"\nDid you mean {' or '.join(f'{module.__name__}:{n}' for n in found)}?"
+    matches = difflib.get_close_matches(name, offered, n=3, cutoff=0.4)
+    question = f"\nDid you mean {' or '.join(f'{module.__name__}:{n}' for n in matches)}?"
+    return question if matches else ""

@@ -1,9 +1,8 @@
 """The command line: `headrace VERB ...`. Finds the verb, and turns errors into exit codes.
 
 Exit codes: 0; 2 for usage; 130 and 143 after SIGINT and SIGTERM; 1 for anything else. This file
-imports nothing heavy, so that `headrace --help` is quick, and so that the thread counts of the math
-libraries are set before they are loaded. Left out: the flags of each verb (`commands.py`,
-`tool_commands.py`).
+imports nothing heavy: `headrace --help` is quick, and the math libraries' thread counts are set
+before these are loaded.
 """
 
 import faulthandler
@@ -17,18 +16,18 @@ import warnings
 VERBS = {
     "train": "Train an agent on an environment.",
     "resume": "Go on with a run from its newest checkpoint.",
-    "eval": "Play whole episodes with a trained agent; film one.",
-    "check-env": "Say what is wrong with an environment, before training on it.",
-    "plot": "Draw the learning curve of runs.",
-    "profile": "Say where a run's time goes, what limits it, and what to change.",
-    "simulate": "Predict training with other numbers of workers and learners, from a profile.",
-    "autoscale": "Find by measurement which sizes train fastest on this machine.",
-    "plan": "Say which machines to rent for a goal, and what they cost.",
-    "report": "Write a run on one HTML page: curves, time, faults, configuration.",
-    "doctor": "Say what this machine has, and what is missing for which extra.",
+    "eval": "Evaluate a trained agent over whole episodes, and film one.",
+    "check-env": "Find what is wrong with an environment, before training on it.",
+    "plot": "Draw the learning curves of runs.",
+    "profile": "Show where a run's time goes, what limits it, and what to change.",
+    "simulate": "Predict the speed with other numbers of workers and learners, from a profile.",
+    "autoscale": "Measure which sizes train fastest on this machine.",
+    "plan": "Find which machines to rent for a goal, and what they cost.",
+    "report": "Write a run to one HTML page: curves, time, faults, settings.",
+    "doctor": "Show what this machine has, and which packages each extra lacks.",
 }
 SCALE_VERBS = ("autoscale", "plan", "profile", "report", "simulate")
-"""Those of `tool_commands.py`."""
+"""The verbs of `tool_commands.py`."""
 
 
 def _help() -> str:
