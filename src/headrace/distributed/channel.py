@@ -10,8 +10,26 @@ from typing import Any
 
 import cloudpickle
 
+from headrace.errors import UsageError
+
 _HEADER = struct.Struct("!Q")
 _PIECE = 1 << 20
+
+
+def pickled(message: Any, receiver: str) -> bytes:
+    """Pickle a message, with lambdas and classes of a script by value.
+
+    Raises:
+        UsageError: it cannot be pickled.
+    """
+    try:
+        return bytes(cloudpickle.dumps(message))
+    except Exception as error:
+        raise UsageError(
+            f"The run cannot be sent to {receiver}: {type(error).__name__}: {error}.\n"
+            "What makes the environment must not carry open files, locks or devices: open them "
+            "inside, or use one process (num_workers=0, num_learners=1)."
+        ) from error
 
 
 class Channel:

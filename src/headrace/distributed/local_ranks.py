@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import cloudpickle
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from headrace.distributed.channel import pickled
 from headrace.distributed.child_process import cause_of_death, end_with_parent
 from headrace.distributed.ranks import Backend, JoinedRanks, RankInfo, device_of
-from headrace.errors import HeadraceError, RankError, UsageError
+from headrace.errors import HeadraceError, RankError
 
 _JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
 _NOTICE_WITHIN_S = 5.0  # for rank 0, that another rank is lost
@@ -91,17 +92,6 @@ def _loopback_only() -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
-
-
-def pickled(message: Any, receiver: str) -> bytes:
-    """Return `message` as bytes for other processes; UsageError if it cannot be sent."""
-    try:
-        return bytes(cloudpickle.dumps(message))
-    except Exception as error:
-        raise UsageError(
-            f"The run cannot be sent to {receiver}: {type(error).__name__}: {error}.\n"
-            "What makes the environment must not carry open files, locks or devices."
-        ) from error
 
 
 class Failure(NamedTuple):

@@ -33,8 +33,9 @@ from headrace.collectors.backends.api import (
 from headrace.collectors.backends.inference_server import InferenceServer
 from headrace.collectors.backends.worker_main import WorkerMemory
 from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, mark_unwritten
+from headrace.distributed.channel import pickled
 from headrace.distributed.child_process import ChildProcess, file_in_memory
-from headrace.errors import ConfigError, UsageError
+from headrace.errors import ConfigError
 from headrace.meter import Laps
 from headrace.models.policy import Policy
 from headrace.weights import Published
@@ -164,7 +165,7 @@ class ProcessBackend(WorkerBackend):
                 "Use num_workers=0: all environments are stepped in the learner's process."
             )
         template = plan.policy.build()
-        plan_fd = file_in_memory("plan", pickled(plan))
+        plan_fd = file_in_memory("plan", pickled(plan, "worker processes"))
         weights_fd, weights = _shared_memory("weights", Published.num_bytes(template))
         self._published = Published(template, weights)
         sizes = [WorkerMemory.num_bytes(plan, len(share)) for share in shares]
@@ -230,19 +231,3 @@ def _shared_memory(name: str, size: int) -> tuple[int, mmap.mmap]:
     fd = os.memfd_create(f"headrace {name}")
     os.ftruncate(fd, size)
     return fd, mmap.mmap(fd, size)
-
-
-def pickled(plan: SamplingPlan) -> bytes:
-    """Pickle lambdas and classes of a script or notebook by value.
-
-    Raises:
-        UsageError: what makes the environment cannot be pickled.
-    """
-    try:
-        return bytes(cloudpickle.dumps(plan))
-    except Exception as error:
-        raise UsageError(
-            f"The environment cannot be sent to worker processes: {type(error).__name__}: "
-            f"{error}.\nWhat makes it must not carry open files, locks or devices: open them "
-            "inside, or use num_workers=0."
-        ) from error

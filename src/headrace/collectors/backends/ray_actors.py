@@ -36,10 +36,10 @@ from headrace.collectors.backends.api import (
     WorkerSetup,
     WorkOrder,
 )
-from headrace.collectors.backends.processes import pickled
 from headrace.collectors.backends.ray_worker import INSTALLED_THERE, Beat, WorkerActor
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
+from headrace.distributed.channel import pickled
 from headrace.errors import WorkerError
 from headrace.models.policy import Policy
 from headrace.timeouts import LEAST_LIMIT_S, RestartRate, StallTimer
@@ -235,7 +235,7 @@ class RayBackend(WorkerBackend):
         self, plan: SamplingPlan, shares: list[list[int]], needs: Needs | None = None
     ) -> None:
         self.plan, self._needs = plan, needs or Needs()
-        self._plan_ref, self._layout = ray.put(pickled(plan)), plan.layout
+        self._plan_ref, self._layout = ray.put(pickled(plan, "worker processes")), plan.layout
         template = plan.policy.build()
         self._flat = np.zeros(FlatWeights.num_bytes(template), np.uint8)
         self._to_send = FlatWeights(template, self._flat)

@@ -25,7 +25,7 @@ import cloudpickle
 import torch
 
 from headrace.distributed import child_process
-from headrace.distributed.local_ranks import pickled
+from headrace.distributed.channel import pickled
 from headrace.errors import EnvError, HeadraceError, UsageError
 from headrace.tools.autoscale import resources
 from headrace.training import launch

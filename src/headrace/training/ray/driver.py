@@ -20,7 +20,8 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from headrace.config.run_config import RunConfig, demands
-from headrace.distributed.local_ranks import Failure, first_cause, pickled
+from headrace.distributed.channel import pickled
+from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.ranks import RankInfo
 from headrace.errors import ConfigError, RankError
 from headrace.meter import Meter
