@@ -193,7 +193,7 @@ def test_running_run_without_episodes_has_a_page(workers, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         words = Reader(write_report(run_dir)).words
     assert "running, 15% of 1,280 env steps" in words and "No episode has ended yet." in words
-    assert "It is written when the run ends." in words
+    assert "The timeline is written when the run ends." in words
     assert "stopped at 15% of 1,280 env steps" in Reader(write_report(run_dir)).words
     write_rows(run_dir, [])
     assert "No update has been made yet." in Reader(write_report(run_dir)).words
