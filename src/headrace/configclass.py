@@ -105,8 +105,8 @@ def check_values(cls: Any, values: Mapping[str, Any], source: str = "") -> dict[
     checked, hints = {}, _hints(cls)
     for name, value in values.items():
         if name not in hints:
-            hint = did_you_mean(name, list(hints))
-            raise ConfigError(f"{cls.__name__} has no setting {name!r}.{hint}")
+            near = did_you_mean(name, list(hints))
+            raise ConfigError(f"{cls.__name__} has no setting {name!r}.{near}")
         hint: Any = hints[name]
         metadata: tuple[Any, ...] = ()
         if get_origin(hint) is Annotated:
