@@ -7,7 +7,7 @@ and a step of the loop reads the clock once. The spans:
     env_step     the environments' step
     env_reset    the environments' reset
     infer        the policy's forward pass, sampling, writing its outputs
-    rollout      the rest of a sampler's inner loop: noise table, bookkeeping of episodes
+    rollout      the rest of a worker's inner loop: noise table, bookkeeping of episodes
     wait         learner: for workers; worker: for the next order
     transport    joining fragments into a batch, moving it to the learner's device
     learn        targets, loss, backward, optimizer, normalizers

@@ -25,7 +25,7 @@ from headrace.spec import Array
 
 
 class ActorSource(Protocol):
-    """What a sampler acts with.
+    """The weights that a worker acts with.
 
     Attributes:
         version: of the weights that `pull` gave last.
@@ -123,7 +123,7 @@ def at_once(rollout: Rollout) -> int:
 
 @dataclass
 class RolloutResult:
-    """What a sampler says of the fragments that it was told to fill.
+    """What a worker reports of an order's fragments.
 
     Attributes:
         taken: env steps, those that were lost included.
@@ -164,9 +164,9 @@ def lag_metrics(
 
     Args:
         plan: the run's.
-        batch: what samplers said of its fragments.
+        batch: what workers reported of its fragments.
         depth: batches that are left in the queue.
-        meters: seconds by span of each sampler, so far.
+        meters: seconds by span of each worker, so far.
     """
     if not plan.lag:
         return {}
@@ -198,7 +198,7 @@ class RolloutWorker:
 
     Args:
         plan: the run's.
-        vectors: which vectors of the run are this sampler's: vector v has the envs
+        vectors: which vectors of the run are this worker's: vector v has the envs
             `v * n .. (v + 1) * n - 1`.
         meter: this process's.
         name: in errors.
@@ -289,7 +289,7 @@ class RolloutWorker:
         return taken
 
     def restore(self, state: dict[str, Array], begin_after: int) -> Restored:
-        """Go on from the state of the vectors that are this sampler's, before the first `collect`.
+        """Go on from the state of this worker's vectors, before the first `collect`.
 
         Args:
             state: of all vectors.

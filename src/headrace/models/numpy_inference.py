@@ -1,4 +1,4 @@
-"""A sampler's inference in NumPy: `Policy.act` for small networks, in fewer microseconds.
+"""A worker's inference in NumPy: `Policy.act` for small networks, in fewer microseconds.
 
 For the few rows of a vector, torch spends more time around each operation than in it, and NumPy
 less (`benchmarks/cartpole.py` trains with both). An environment waits for its action only: values

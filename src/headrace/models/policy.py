@@ -1,4 +1,4 @@
-"""The policy: from observations to actions and values. What samplers copy and what files hold.
+"""The policy: from observations to actions and values. What workers copy and what files hold.
 
 Left out: where observations come from (`collect/`), and losses (`algos/`).
 """
