@@ -1,0 +1,187 @@
+"""Algorithms outside the package: trained by name, resumed, evaluated, and what they need."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import headrace
+from examples.own_algorithm import Reinforce, ReinforceConfig, loss
+from headrace.algos.base import Algorithm, AlgorithmConfig
+from headrace.algos.base import policy_loss as one_loss
+from headrace.config.algorithms import load_algorithm
+from headrace.configclass import configclass
+from headrace.errors import ConfigError
+from headrace.storage import checkpoint
+from tests import python
+from tests.algos.replay_toy import ToyReplay, ToyReplayConfig
+
+ROOT = Path(__file__).parents[2]
+NAME = "examples.own_algorithm:Reinforce"
+SMALL = {"num_envs": 8, "num_steps": 64, "seed": 1, "quiet": True}
+REPLAY = {"num_envs": 4, "num_steps": 8, "seed": 1, "quiet": True}
+
+
+class Uphill(Reinforce):
+    """The same with the sign of the loss flipped."""
+
+    def losses(self, modules, config):
+        def flipped(policy, minibatch, cfg):
+            total, metrics = loss(policy, minibatch, cfg)
+            return -total, metrics
+
+        return one_loss(flipped, modules, config)
+
+
+def equal_policies(first, second):
+    a, b = (checkpoint.newest(run_dir).tensors("policy_default") for run_dir in (first, second))
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_own_algorithm_learns_and_with_the_sign_flipped_it_does_not(tmp_path):
+    learned, flipped = (
+        headrace.train(
+            "CartPole-v1", algo=algorithm, run_dir=tmp_path / algorithm.__name__,
+            total_env_steps=24_000, **SMALL,
+        ).mean_return
+        for algorithm in (Reinforce, Uphill)
+    )  # fmt: skip
+    assert learned > 50 > 30 > flipped
+
+
+def test_own_algorithm_is_named_on_the_command_line_and_again_to_go_on(tmp_path):
+    def run(*words, code=0):
+        done = python.run(python.command(*words), cwd=ROOT, env=dict(os.environ))
+        assert done.returncode == code, done.stderr
+        return done
+
+    sizes = ("--num-envs", 4, "--num-steps", 32, "--seed", 3, "--schedule-env-steps", 512)
+    flags = (*sizes, "--algo", NAME, "--baseline-coef", 0.25, "--num-workers", 1)
+    run("train", "CartPole-v1", *flags, "--total-env-steps", 512, "--run-dir", tmp_path / "whole")
+    run("train", "CartPole-v1", *flags, "--total-env-steps", 256, "--run-dir", tmp_path / "part")
+    for verb in ("resume", "eval"):
+        assert f"--algo {NAME}" in run(verb, tmp_path / "part", code=2).stderr
+    run("resume", tmp_path / "part", "--algo", NAME, "--total-env-steps", 512)
+    assert equal_policies(tmp_path / "whole", tmp_path / "part")
+    run("eval", tmp_path / "part", "--algo", NAME, "--episodes", 2)
+    with pytest.raises(ConfigError, match=r"(?s)algorithm of its own.*load_policy.*algo="):
+        headrace.load_policy(tmp_path / "part")
+    policy = headrace.load_policy(tmp_path / "part", algo=NAME)
+    assert policy(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_settings_of_an_own_algorithm_choose_it_in_python(tmp_path):
+    run = headrace.train(
+        "CartPole-v1", algo=ReinforceConfig(lr=0.25, baseline_coef=2.0), total_env_steps=512,
+        run_dir=tmp_path / "run", **SMALL,
+    )  # fmt: skip
+    settings = run._result.job.settings
+    assert (settings.run.algo, settings.algo.lr) == (NAME, 0.25)
+    assert run.policy(np.zeros(4, np.float32)) in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("algo", "words"),
+    [
+        ("pppo", "expected one of ppo, a2c, appo, impala, or module:Name"),
+        ("examples.own_algorithm:loss", "a class derived from headrace"),
+        ("examples.own_algorithm:Nothing", "no callable 'Nothing'"),
+        ("no_such_module:Name", "There is no module"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused_in_words(algo, words):
+    with pytest.raises(ConfigError, match=words):
+        load_algorithm(algo)
+
+
+def test_an_algorithm_without_settings_is_refused():
+    class Bare(Algorithm):
+        pass
+
+    with pytest.raises(ConfigError, match="Config is a @configclass"):
+        load_algorithm(Bare)
+
+
+def test_settings_of_no_algorithm_are_refused():
+    @configclass
+    class Lonely(AlgorithmConfig):
+        pass
+
+    with pytest.raises(ConfigError, match="expected settings such as headrace"):
+        headrace.train("CartPole-v1", algo=Lonely())
+
+
+def test_replay_algorithm_learns_and_resumes_to_the_bit(tmp_path):
+    whole = headrace.train(
+        "CartPole-v1", algo=ToyReplay, total_env_steps=10_016, run_dir=tmp_path / "whole", **REPLAY
+    )
+    assert whole.mean_return > 40  # at random: 22
+    assert whole.summary["learner_steps"] == int(0.25 * (10_016 - 500))
+    headrace.train(
+        "CartPole-v1", algo=ToyReplayConfig(), total_env_steps=5_024, run_dir=tmp_path / "part",
+        schedule_env_steps=10_016, **REPLAY,
+    )  # fmt: skip
+    headrace.resume(tmp_path / "part", algo=ToyReplay, total_env_steps=10_016, quiet=True)
+    assert equal_policies(tmp_path / "whole", tmp_path / "part")
+
+
+def test_replay_algorithm_accepts_any_lag_of_workers(tmp_path):
+    run = headrace.train(
+        "CartPole-v1", algo=ToyReplay, total_env_steps=1_024, num_workers=2, lag=3,
+        envs_per_vector=2, run_dir=tmp_path / "run", **REPLAY,
+    )  # fmt: skip
+    assert run.summary["learner_steps"] >= int(0.25 * (1_024 - 500))
+
+
+# What a replay algorithm of the package touches outside its own file: file -> (before, after).
+REGISTER = {
+    "config/algorithms.py": [
+        (
+            "from headrace.algos.impala import IMPALAAlgorithm\n",
+            "from headrace.algos.impala import IMPALAAlgorithm\n"
+            "from headrace.algos.replay_toy import ToyReplay\n",
+        ),
+        ("APPOAlgorithm(), IMPALAAlgorithm())", "APPOAlgorithm(), IMPALAAlgorithm(), ToyReplay())"),
+    ],
+    # Only to make its settings a public name, headrace.ToyReplayConfig:
+    "__init__.py": [
+        ('    "PPO",\n', '    "PPO",\n    "ToyReplayConfig",\n'),
+        (
+            '    "PPO": "headrace.algos.ppo",\n',
+            '    "PPO": "headrace.algos.ppo",\n'
+            '    "ToyReplayConfig": "headrace.algos.replay_toy",\n',
+        ),
+    ],
+}
+
+
+def test_replay_algorithm_of_the_package_touches_two_files_besides_its_own(tmp_path):
+    assert len(REGISTER) <= 6
+    package = tmp_path / "src" / "headrace"
+    shutil.copytree(ROOT / "src/headrace", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "tests/algos/replay_toy.py", package / "algos")
+    for name, edits in REGISTER.items():
+        text = (package / name).read_text()
+        for before, after in edits:
+            assert text.count(before) == 1, (name, before)
+            text = text.replace(before, after)
+        (package / name).write_text(text)
+    script = (
+        "import headrace\n"
+        "run = headrace.train('CartPole-v1', algo='toy_replay', total_env_steps=1024, num_envs=4,\n"
+        "    num_steps=8, run_dir='run', quiet=True)\n"
+        "run = headrace.resume('run', total_env_steps=2048, quiet=True)\n"
+        "settings = headrace.ToyReplayConfig(replay_size=99)\n"
+        "print(len(run.evaluate(2).returns), run.summary['learner_steps'], settings.replay_size)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["2", "387", "99"], done.stderr
