@@ -47,21 +47,21 @@ def profile(argv: list[str], description: str) -> int:
     flags = parse("profile", description, with_settings(_ProfileFlags, argv), argv)
     out = sys.stderr if flags.json else sys.stdout
     say = partial(print, file=sys.stderr, flush=True)
-    given = explicit(argv, flags)
+    settings = explicit(argv, flags)
     if flags.plot is not None:
         check_picture(flags.plot)
     if flags.trace is not None and (flags.trace.is_dir() or not flags.trace.parent.is_dir()):
         raise ConfigError(f"--trace {flags.trace}: expected a file in a folder that exists.")
     if flags.environment.env and Path(flags.environment.env).is_dir():
-        run_dir, own = Path(given.pop("env")), (
-            given.pop("wrapper", ()), given.pop("model", ""), given.pop("algo", "")
+        run_dir, custom = Path(settings.pop("env")), (
+            settings.pop("wrapper", ()), settings.pop("model", ""), settings.pop("algo", "")
         )  # fmt: skip
-        if others := [*given, *(["config"] if flags.config else [])]:
+        if others := [*settings, *(["config"] if flags.config else [])]:
             raise ConfigError(
                 f"{', '.join(others)}: a run's directory is profiled with the settings that it was "
                 "trained with.\nLeave these out, or name the environment in place of the directory."
             )
-        request = RunRequest(env=flags.env, code=code(*own))
+        request = RunRequest(env=flags.env, code=code(*custom))
         result = profile_run(run_dir, request, flags.seconds, say)
     else:
         if flags.env is not None:
@@ -69,7 +69,7 @@ def profile(argv: list[str], description: str) -> int:
                 f"--env {flags.env}: it names the code of a run's directory again, and "
                 f"{flags.environment.env!r} is none.\nLeave it out."
             )
-        request = RunRequest(given, config_file=flags.config)
+        request = RunRequest(settings, config_file=flags.config)
         result = profile_env(request, flags.seconds, say)
     print(format_profile(result), file=out)
     if flags.plot is not None:
@@ -105,7 +105,7 @@ class _SimulateFlags:
 def simulate(argv: list[str], description: str) -> int:
     """`headrace simulate`."""
     flags = parse("simulate", description, _SimulateFlags, argv)
-    found = forecasts(
+    results = forecasts(
         MeasuredRun.read(flags.profile),
         flags.num_workers,
         flags.num_learners,
@@ -114,9 +114,9 @@ def simulate(argv: list[str], description: str) -> int:
         learners_apart=flags.learners_apart,
     )
     if flags.json:
-        print(json.dumps({"forecasts": [forecast.to_json() for forecast in found]}))
+        print(json.dumps({"forecasts": [forecast.to_json() for forecast in results]}))
         return 0
-    for i, forecast in enumerate(found):
+    for i, forecast in enumerate(results):
         if not i:
             heads = f"{'workers':>8}{'learners':>10}{'batch':>14}{'env steps/s':>14}"
             print(f"{heads}  limit (gain without it)")

@@ -49,9 +49,7 @@ class Machine:
     If more activities compute than there are cores, all of them slow down by one factor.
 
     Args:
-        events: the queue that activities end in.
         cores: number of cores; 0: one for each activity.
-        speed: speed of each core.
 
     Attributes:
         cpu_s: core seconds of all activities that have begun.

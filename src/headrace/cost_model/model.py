@@ -168,10 +168,7 @@ def gains(
     process has one of its own), and with workers `waiting` (no process waits for another).
 
     Args:
-        costs: costs of the parts.
-        topology: sizes of the run.
         now: predicted env steps/s of the run as it is.
-        num_updates: see `simulate`.
     """
 
     def rate(costs: Costs, topology: Topology) -> float:

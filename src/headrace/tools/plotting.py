@@ -61,7 +61,6 @@ def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
     """Draw mean return over env steps, one line for each run and policy.
 
     Args:
-        run_dirs: directories of at least one run.
         output: file of the picture; default: `curve.png` in the first directory.
 
     Returns:

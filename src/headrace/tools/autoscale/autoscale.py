@@ -55,20 +55,15 @@ def autoscale(
 ) -> AutoscaleResult:
     """Find sizes that train fast on this machine: `headrace.train(env, **result.settings)`.
 
+    The other arguments are those of `headrace.train`.
+
     Args:
-        env: environment, as `headrace.train` takes it.
-        algo: as in `headrace.train`.
-        network: as in `headrace.train`.
-        model: as in `headrace.train`.
-        wrapper: as in `headrace.train`.
-        config: as in `headrace.train`.
         budget_s: maximum duration of the search (s).
         memory_gib: memory that a training may take, on the GPU if the environments are there.
             Default: 80 % of the available memory.
         batch_size: env steps of an update. Default: that of settings or preset; open if all
             environments are one vector on the learner's device.
         again: measure even if a result for this machine and these settings is cached.
-        quiet: print nothing.
         **settings: settings that are fixed.
 
     Raises:

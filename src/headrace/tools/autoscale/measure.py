@@ -34,12 +34,7 @@ class Measurement:
     """One search.
 
     Args:
-        setup: what all trials train.
-        inspected: the same request, inspected.
-        space: sizes to search.
-        limits: memory limits.
         deadline: end of the search on the clock of `time.perf_counter`.
-        say: receives a message for each trial.
         gpus: number of GPUs; each learner uses one.
     """
 

@@ -184,12 +184,6 @@ class Trial:
 def run_trial(setup: TrialSetup, sizes: Mapping[str, int], batch: int, limits: Limits) -> Trial:
     """Train with these sizes for a while.
 
-    Args:
-        setup: what to train.
-        sizes: sizes as settings by name.
-        batch: env steps of an update.
-        limits: limits of time and memory.
-
     Raises:
         EnvError: the environment raised; the message begins with its traceback.
         UsageError: the run cannot be sent to another process.

@@ -98,8 +98,8 @@ class Planner:
     def _best(self, goal: Goal, without: str = "") -> MachinePlan | None:
         if isinstance(goal, Need):
             cases = self._need_cases(goal.gpus)
-            found = self._search(Objective("cost", cpus=goal.cpus, without=without), cases)
-            return self._plan(found) if found else None
+            solution = self._search(Objective("cost", cpus=goal.cpus, without=without), cases)
+            return self._plan(solution) if solution else None
         objective = Objective("cost", without=without)
         if isinstance(goal, Target):
             objective = replace(objective, env_steps_per_s=goal.env_steps_per_s)
@@ -120,16 +120,16 @@ class Planner:
         most = self._search(replace(objective, minimize="time"))
         least = -most.value * (1 - TOLERANCE) if most else objective.env_steps_per_s
         fewest = self._search(replace(objective, minimize="learners", env_steps_per_s=least))
-        found = fewest or most or cheapest
-        return self._plan(replace(found, gap=cheapest.gap))
+        solution = fewest or most or cheapest
+        return self._plan(replace(solution, gap=cheapest.gap))
 
     def _refusal(self, goal: Goal) -> ConfigError:
         """Return the error for a goal that no plan reaches."""
         if isinstance(goal, Target):
             return self._target_error(goal)
         least = None
-        if isinstance(goal, Budget) and (found := self._search(Objective("cost"))):
-            least = self._plan(found)
+        if isinstance(goal, Budget) and (solution := self._search(Objective("cost"))):
+            least = self._plan(solution)
         return too_small_error(goal, self.catalogue, least)
 
     def _target_error(self, goal: Target) -> ConfigError:
@@ -141,17 +141,17 @@ class Planner:
         reach = -most.value, self._plan(most), self._plan(nearly)
         return unreachable_error(goal, self.catalogue, self.rates, *reach)
 
-    def _plan(self, found: Solution) -> MachinePlan:
-        machines = self._by_kind(found.machines)
-        learners = self._by_kind(found.learners)
+    def _plan(self, solution: Solution) -> MachinePlan:
+        machines = self._by_kind(solution.machines)
+        learners = self._by_kind(solution.learners)
         kinds = tuple(kind for kind in self.kinds if kind.name in machines)
         plan = MachinePlan(
             kinds=kinds,
             machines=machines,
             learners=learners,
-            worker_cores=self._by_kind(found.worker_cores, machines),
+            worker_cores=self._by_kind(solution.worker_cores, machines),
             cost_per_h=sum(kind.price_per_h * machines[kind.name] for kind in kinds),
-            gap=found.gap,
+            gap=solution.gap,
         )
         if self.rates is None or not learners:
             return plan
@@ -193,8 +193,8 @@ class Planner:
     ) -> Solution | None:
         """Return the best solution of all cases; None if there is none."""
         cases = self._cases() if cases is None else cases
-        found = [self._solve(objective, case) for case in cases]
-        return min((each for each in found if each), key=lambda each: each.value, default=None)
+        solutions = [self._solve(objective, case) for case in cases]
+        return min((each for each in solutions if each), key=lambda each: each.value, default=None)
 
     def _solve(self, objective: Objective, case: LearnerCase) -> Solution | None:
         """Return the best solution of one case; add tangents until the rate is exact."""

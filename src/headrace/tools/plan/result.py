@@ -266,9 +266,6 @@ def unreachable_error(
     """Return the error for a target that no plan reaches.
 
     Args:
-        goal: the target.
-        catalogue: the available machines.
-        rates: rates of the profile.
         most: highest rate (env steps/s) that can be reached.
         fastest: plan with that rate.
         nearly: cheapest plan with 99 % of that rate.

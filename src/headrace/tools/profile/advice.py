@@ -55,22 +55,20 @@ def find_changes(
     """Find the two best changes with a gain of at least 3 %, the best first.
 
     Args:
-        costs: measured costs.
-        settings: present settings.
         now: predicted env steps/s of the present settings.
         resolve: resolves the settings with changes; ConfigError if they do not fit together.
         on_device: True if all environments are one vector on the learner's device.
     """
-    found: list[Change] = []
-    for candidate in _candidates(settings, on_device=on_device):
-        changed = {k: v for k, v in candidate.items() if getattr(settings.run, k) != v}
+    candidates: list[Change] = []
+    for values in _candidates(settings, on_device=on_device):
+        changed = {k: v for k, v in values.items() if getattr(settings.run, k) != v}
         try:
             topology = topology_of(resolve(changed), on_device=on_device)
         except ConfigError:  # these sizes do not fit together
             continue
-        found.append(Change(changed, simulate(costs, topology).env_steps_per_s / now))
+        candidates.append(Change(changed, simulate(costs, topology).env_steps_per_s / now))
     best: list[Change] = []
-    for change in sorted(found, key=lambda change: -change.gain):
+    for change in sorted(candidates, key=lambda change: -change.gain):
         # Of several changes of the same settings, take the best.
         is_other = all(change.settings.keys() != other.settings.keys() for other in best)
         if change.gain >= _MIN_GAIN and is_other:

@@ -361,10 +361,7 @@ def _native_costs(timings: _Timings, n: int) -> tuple[TimeDistribution, LinearCo
 def _single_costs(single: _Timings, wide: _Timings, n: int) -> tuple[TimeDistribution, LinearCost]:
     """Return the cost of one environment's step, and of a vector step's other work by envs.
 
-    Args:
-        single: timings of vectors of one environment.
-        wide: timings of vectors of n environments.
-        n: number of environments of a wide vector.
+    `single` is of vectors of one environment, `wide` of vectors of n.
     """
     vector = LinearCost.fit((1, single.vector_s), (n, wide.vector_s))
     step = TimeDistribution.from_samples(single.steps)

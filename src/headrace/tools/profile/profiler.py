@@ -57,18 +57,10 @@ def profile(
 ) -> Profile:
     """Measure where the time of a training goes, what limits it, and what to change.
 
-    Arguments that are not listed are those of `headrace.train`.
+    The other arguments are those of `headrace.train`.
 
     Args:
-        env: environment, as `headrace.train` takes it.
-        algo: as in `headrace.train`.
-        network: as in `headrace.train`.
-        model: as in `headrace.train`.
-        wrapper: as in `headrace.train`.
-        config: as in `headrace.train`.
         seconds: duration of the whole profile, not counting the start of processes.
-        quiet: print nothing.
-        **settings: any other setting of a training.
 
     Raises:
         HeadraceError: see `headrace.errors`.
@@ -87,9 +79,7 @@ def profile_env(
     """Make a run for half of the time, then measure its parts.
 
     Args:
-        request: the run to profile.
         seconds: duration of the whole profile, not counting the start of processes.
-        say: receives progress messages.
 
     Raises:
         HeadraceError: see `headrace.errors`.

@@ -86,7 +86,6 @@ def span_shares(laps: Laps, edges: Array) -> Array:
     """Return the share of each interval that a process spent in each span.
 
     Args:
-        laps: laps of the process.
         edges: `[n + 1]` seconds, ascending.
 
     Returns:
@@ -138,8 +137,6 @@ def draw_timeline(
     """Draw what each process did between two moments, in ms or s after `begin`.
 
     Args:
-        axes: matplotlib's axes.
-        tracks: laps by name of the process, drawn in the order of `sort_tracks`.
         begin: time on the clock of the laps (s).
         end: time on the same clock (s).
         max_bars: maximum number of processes; a label says how many are left out.
@@ -160,7 +157,6 @@ def draw_shares(axes: Any, shares: dict[str, dict[str, float]]) -> None:
     """Draw one bar of 100 % for each process or group, divided by span.
 
     Args:
-        axes: matplotlib's axes.
         shares: seconds or shares by name and span.
     """
     totals = [sum(spans.values()) or 1.0 for spans in shares.values()]
@@ -181,10 +177,6 @@ def draw_shares(axes: Any, shares: dict[str, dict[str, float]]) -> None:
 
 def draw_profile(path: Path, tracks: dict[str, Laps]) -> None:
     """Draw the last updates of all processes, and the shares of their total time.
-
-    Args:
-        path: file of the picture (PNG, PDF, SVG).
-        tracks: laps by name of the process.
 
     Raises:
         ConfigError: the name does not end in a format that can be written.

@@ -36,7 +36,6 @@ def write_report(
     """Write a run's page.
 
     Args:
-        run_dir: directory of the run, which may still be running.
         output: file of the page; default: `report.html` in the run's directory.
         usd_per_hour: price of the run's machines (USD/h), to show the cost so far.
 
@@ -90,8 +89,8 @@ def _page(history: History, usd_per_hour: float | None) -> str:
 
 def _section(title: str, content: Markup | None, note: str = "") -> Markup | None:
     """Build a section with a heading; None without content."""
-    said = tag("span", note, class_="note") if note else None
-    return content and tag("section", tag("h2", title, " ", said), content)
+    note_tag = tag("span", note, class_="note") if note else None
+    return content and tag("section", tag("h2", title, " ", note_tag), content)
 
 
 def _header(history: History, usd_per_hour: float | None) -> Markup:
@@ -163,8 +162,8 @@ def _returns(history: History) -> list[Markup]:
 
 
 def _number(name: str, value: str, note: str = "") -> Markup:
-    said = tag("dd", note, class_="note") if note else None
-    return tag("div", tag("dt", name), tag("dd", value), said)
+    note_tag = tag("dd", note, class_="note") if note else None
+    return tag("div", tag("dt", name), tag("dd", value), note_tag)
 
 
 def _duration(seconds: float) -> str:

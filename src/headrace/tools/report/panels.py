@@ -13,16 +13,9 @@ from headrace.tools.report.history import Curve, History
 
 _MINUS = "\N{MINUS SIGN}"
 _FIRST = (
-    "loss",
-    "policy_loss",
-    "value_loss",
-    "entropy",
-    "approx_kl",
-    "clip_fraction",
-    "explained_variance",
-    "grad_norm",
-    "lr",
-)
+    "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction",
+    "explained_variance", "grad_norm", "lr",
+)  # fmt: skip
 _LAG = {
     "queue_depth": "waiting batches",
     "workers_wait_s": "of all workers so far",
@@ -62,33 +55,33 @@ def curves(history: History) -> Markup:
         parts.append(_panel("mean_length", lengths, note="env steps"))
     constant: list[Markup] = []
     for name in _learner_metrics(history):
-        found = _metric(history, name)
-        if not found:
+        lines = _metric(history, name)
+        if not lines:
             continue
-        if all(curve.low.min() == curve.high.max() for curve in found.values()):
-            values = " / ".join(dict.fromkeys(number(float(c.mean[0])) for c in found.values()))
+        if all(curve.low.min() == curve.high.max() for curve in lines.values()):
+            values = " / ".join(dict.fromkeys(number(float(c.mean[0])) for c in lines.values()))
             constant.append(join(tag("code", name), " ", values))
         else:
-            parts.append(_panel(name, found))
-    said = None
+            parts.append(_panel(name, lines))
+    note_tag = None
     if constant:
         listed = join(*(join(", " if i else "", one) for i, one in enumerate(constant)))
-        said = tag("p", "Constant: ", listed, ".", class_="note")
-    return join(_legend_of_policies(history.policies), _grid(parts), said)
+        note_tag = tag("p", "Constant: ", listed, ".", class_="note")
+    return join(_legend_of_policies(history.policies), _grid(parts), note_tag)
 
 
 def lag(history: History) -> Markup | None:
     """Draw the age of the weights and the queues; None for a run without lag."""
     parts = []
     for name in ("lag_acting", "lag_learning"):
-        found, most = _metric(history, name), _metric(history, f"{name}_max")
-        if found:
-            both = [*found.values(), *most.values()]
+        lines, most = _metric(history, name), _metric(history, f"{name}_max")
+        if lines:
+            both = [*lines.values(), *most.values()]
             note = "updates: mean / most" if most else "updates"
             parts.append(_panel(name, dict(enumerate(both)), note=note))
     for name, note in _LAG.items():
-        if found := _metric(history, name):
-            parts.append(_panel(name, found, note=note))
+        if lines := _metric(history, name):
+            parts.append(_panel(name, lines, note=note))
     return _grid(parts) if parts else None
 
 
@@ -160,16 +153,16 @@ def _number_of_whole(history: History) -> int:
 def _learner_metrics(history: History) -> list[str]:
     """Return the names of all other metrics, the common ones first."""
     policies = {f"{policy}/" for policy in history.policies}
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     rows = history.rows
     for row in (*rows[:1], *rows[len(rows) // 2 :][:1], *rows[-1:]):
         for name in row:
             start, slash, rest = name.partition("/")
             plain = rest if start + slash in policies else name
             if plain not in _ELSEWHERE and not name.startswith(("seconds/", "ledger/")):
-                found[plain] = None
-    first = [name for name in _FIRST if name in found]
-    return first + [name for name in found if name not in first]
+                names[plain] = None
+    first = [name for name in _FIRST if name in names]
+    return first + [name for name in names if name not in first]
 
 
 def _panel(name: str, curves: Lines, *, note: str = "", mark: Curve | None = None) -> Markup:
@@ -179,8 +172,8 @@ def _panel(name: str, curves: Lines, *, note: str = "", mark: Curve | None = Non
 
 def _figure(name: str, picture: Markup, note: str = "", last: str = "") -> Markup:
     value = tag("span", last, class_="value") if last else None
-    said = tag("span", note, class_="note") if note else None
-    title = tag("span", tag("b", name), " ", said)
+    note_tag = tag("span", note, class_="note") if note else None
+    title = tag("span", tag("b", name), " ", note_tag)
     return tag("figure", tag("figcaption", title, value), picture)
 
 
