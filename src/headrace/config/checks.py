@@ -1,7 +1,6 @@
-"""Numbers of envs, vectors, workers, learners and minibatches that must divide into each other.
+"""Refuses settings that contradict each other: both sides, the sum, and what to do.
 
-Left out: what each number means (`resolve.py`). Contradictions are refused with both sides, the
-sum, and the remedy.
+Left out: what each number means (`run_config.py`).
 """
 
 from typing import Any
@@ -12,18 +11,16 @@ from headrace.errors import ConfigError
 
 
 def largest_divisor(number: int, at_most: int) -> int:
-    """The largest divisor of `number` that is no larger than `at_most`."""
+    """Return the largest divisor of `number` that is no larger than `at_most`."""
     return next((d for d in range(min(at_most, number), 0, -1) if number % d == 0), 1)
 
 
-def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[Any]) -> None:
-    """Refuse what does not divide (or, with a recurrent core, cannot be divided).
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
-    Args:
-        run: `RunConfig`.
-        network: `Network`.
-        algo: the algorithm's settings.
-        algorithm: the algorithm itself.
+
+def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[Any]) -> None:
+    """Refuse numbers that do not divide or, with a recurrent core, cannot be divided.
 
     Raises:
         ConfigError: naming the sum.
@@ -45,7 +42,7 @@ def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[A
             raise ConfigError(
                 f"{whole}={number} does not divide into {by}={parts}: {reason}, and {number} / "
                 f"{parts} = {number / parts:.2f}.\n"
-                f"Use --{by.replace('_', '-')} {largest_divisor(number, parts)}, for example."
+                f"Use {_flag(by)} {largest_divisor(number, parts)}, for example."
             )
     rows //= run.num_learners
     if rows % run.num_accumulation_steps:
@@ -64,24 +61,22 @@ def _check_learners(run: Any) -> None:
             raise ConfigError(
                 f"{name}={number} does not divide among num_learners={learners}: {number} = "
                 f"{learners} x {number // learners} + {number % learners}; numbers are those of "
-                f"all learners together.\nUse --{name.replace('_', '-')} {near}, for example, or "
-                "another number of learners."
+                f"all learners together.\nUse {_flag(name)} {near}, for example, or another "
+                "number of learners."
             )
 
 
 def _check_vectors(run: Any) -> None:
     share, workers = run.num_envs // run.num_learners, run.num_workers // run.num_learners
-    of = "num_envs" if run.num_learners == 1 else "num_envs / num_learners"
-    if share % run.envs_per_vector:
+    size = run.envs_per_vector
+    if share % size:
+        envs = "num_envs" if run.num_learners == 1 else "num_envs / num_learners"
         raise ConfigError(
-            f"{of}={share} does not divide into vectors of "
-            f"envs_per_vector={run.envs_per_vector}: {share} = "
-            f"{share // run.envs_per_vector} x {run.envs_per_vector} + "
-            f"{share % run.envs_per_vector}.\n"
-            f"Use --envs-per-vector {largest_divisor(share, run.envs_per_vector)}, for example."
+            f"{envs}={share} does not divide into vectors of envs_per_vector={size}: {share} = "
+            f"{share // size} x {size} + {share % size}.\n"
+            f"Use --envs-per-vector {largest_divisor(share, size)}, for example."
         )
-    vectors = share // run.envs_per_vector
-    if workers > vectors:
+    if workers > share // size:
         most = share // workers
         remedy = (
             f"Use --envs-per-vector {most} or fewer"
@@ -91,7 +86,7 @@ def _check_vectors(run: Any) -> None:
         each = "" if run.num_learners == 1 else " of each learner"
         raise ConfigError(
             f"num_workers={run.num_workers}, but there are only {run.num_vectors} vectors to share "
-            f"out{each}: num_envs / envs_per_vector = {run.num_envs} / {run.envs_per_vector}.\n"
+            f"out{each}: num_envs / envs_per_vector = {run.num_envs} / {size}.\n"
             f"{remedy}, or --num-workers {run.num_vectors} or fewer."
         )
 
@@ -99,8 +94,8 @@ def _check_vectors(run: Any) -> None:
 def _check_recurrent(run: Any, network: Any) -> None:
     if run.model:
         raise ConfigError(
-            f"core={network.core!r}, but the network is one of your own ({run.model}), which is "
-            "given each observation alone.\nLeave out --core, or train Headrace's network."
+            f"core={network.core!r}, but the network is one of your own ({run.model}), which "
+            "receives each observation alone.\nLeave out --core, or train Headrace's network."
         )
     if run.num_accumulation_steps > 1:
         raise ConfigError(
@@ -110,22 +105,19 @@ def _check_recurrent(run: Any, network: Any) -> None:
         )
 
 
-# Settings that exclude each other.
-
-
-_OF_SEVERAL = ("worker_resources", "learner_resources")  # machines
+_OF_SEVERAL = ("worker_resources", "learner_resources")  # of clusters with several machines
 _OF_CLUSTER = ("gpus_per_learner", "cpus_per_worker", *_OF_SEVERAL)
 _DEFAULTS = RunConfig()
 
 
 def without_cluster(cluster: str | None) -> dict[str, Any]:
-    """Settings as they must be where a run leaves its cluster for this machine ("" or "local")."""
+    """Return the settings that a run loses when it leaves its cluster ("", or "local")."""
     names = _OF_CLUSTER if cluster == "" else _OF_SEVERAL if cluster == "local" else ()
     return {name: getattr(_DEFAULTS, name) for name in names}
 
 
 def check_cluster(run: RunConfig) -> None:
-    """Refuse what is of a cluster where there is none, and what cannot be there."""
+    """Refuse a cluster's settings without a cluster, and settings that a cluster cannot have."""
     if not run.cluster:
         for name in _OF_CLUSTER:
             if getattr(run, name) != getattr(_DEFAULTS, name):
@@ -138,7 +130,7 @@ def check_cluster(run: RunConfig) -> None:
         if run.cluster == "local" and getattr(run, name):
             raise ConfigError(
                 f"{name}={getattr(run, name)}, but cluster='local' is this machine alone.\n"
-                f"Leave --{name.replace('_', '-')} out, or use --cluster auto."
+                f"Leave {_flag(name)} out, or use --cluster auto."
             )
     if run.inference == "learner":
         raise ConfigError(
@@ -149,12 +141,13 @@ def check_cluster(run: RunConfig) -> None:
         raise ConfigError("backend='mpi' is started by mpirun; on a cluster use --backend auto.")
     if run.device == "cpu" and run.gpus_per_learner > 0:
         raise ConfigError(
-            f"device='cpu' and gpus_per_learner={run.gpus_per_learner}: expected one of the two."
+            f"device='cpu' and gpus_per_learner={run.gpus_per_learner}: expected one of the two.\n"
+            "Leave one out."
         )
 
 
 def check_auto(run: RunConfig) -> None:
-    """Refuse to count GPUs where they are not this machine's."""
+    """Refuse to count the GPUs of this machine for learners on others."""
     if run.cluster:
         raise ConfigError(
             "num_learners=-1 (auto) counts the GPUs of this machine, and on a cluster learners are "
@@ -163,7 +156,7 @@ def check_auto(run: RunConfig) -> None:
 
 
 def check_guards(run: RunConfig) -> None:
-    """Refuse guards where they cannot be, or are switched off."""
+    """Refuse settings of guards that are switched off, or that native vectors cannot have."""
     if run.vectorization == "native" and run.on_env_error == "restart":
         raise ConfigError(
             "on_env_error='restart', but one environment of a native vector cannot be made anew.\n"
@@ -171,6 +164,6 @@ def check_guards(run: RunConfig) -> None:
         )
     if run.env_timeout_s and not run.guards:
         raise ConfigError(
-            f"env_timeout_s={run.env_timeout_s}, but with --no-guards nothing watches for silence."
+            f"env_timeout_s={run.env_timeout_s}, but with --no-guards nothing detects hangs."
             "\nLeave one of the two out."
         )

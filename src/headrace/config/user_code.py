@@ -27,7 +27,7 @@ class Code:
     algorithm: Algorithm[Any] | None = None
 
     def names(self) -> dict[str, Any]:
-        """What config.json calls it: for people, and to know that it must be given again."""
+        """Return the settings for config.json: they tell that the code must be named again."""
         names: dict[str, Any] = {}
         if self.wrappers:
             names["wrapper"] = tuple(

@@ -1,4 +1,4 @@
-"""Training from Python. Left out: what it shares with the command line (`launch.py`)."""
+"""Training from Python."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ class Run:
         ]
 
     def episode(self, *, seed: int = 0, stochastic: bool = False) -> dict[str, Array]:
-        """Play one episode of a kernel environment, and keep all of it: `watch.play_episode`."""
+        """Play and record one episode of a kernel environment: `evaluate.play_episode`."""
         return play_episode(
             self.policies,
             self._result.job.maker,
@@ -81,8 +81,7 @@ class Run:
         """Play whole episodes with the trained policy; see `headrace.evaluation.evaluate.evaluate`.
 
         Args:
-            episodes: how many.
-            stochastic: sample actions, as in training; default: the likeliest.
+                stochastic: sample actions, as in training; default: the likeliest.
             video: write the first episode here (MP4).
             policies: that play in place of some of this run's, by name: `other_run.policies`.
 
@@ -200,7 +199,6 @@ def resume(
     """Go on with a run from its newest whole checkpoint.
 
     Args:
-        run_dir: of the run.
         env: to be given again where the environment is not a plain id.
         model: to be given again where the run has a network of your own.
         wrapper: to be given again where the run has wrappers.
@@ -245,7 +243,7 @@ def _code_of(
 
 
 def _finish(result: RunResult) -> Run:
-    """A signal that ended the run ends the caller too, as it would have without us."""
+    """Return the run; a signal that ended it ends the caller, too."""
     if result.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if result.stopped_by:

@@ -84,14 +84,10 @@ def resume_run(
     out: TextIO | None = None,
     started: float | None = None,
 ) -> RunResult:
-    """Go on with a run from its newest whole checkpoint; arguments are as in `start`.
+    """Go on with a run from its newest whole checkpoint; other arguments are as in `start`.
 
     Args:
-        run_dir: the run's directory.
         request: its environment and code again, where they are code; settings that change.
-        on_update: called after each update.
-        out: where progress is shown; None: nowhere.
-        started: when the process began.
 
     Raises:
         HeadraceError: see `headrace.errors`.
