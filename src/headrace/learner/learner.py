@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, RankError
 from headrace.learner.optimizer import Optimizer
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
-from headrace.models.fast_paths import choose
+from headrace.models.fast_paths import choose, describe_choice
 from headrace.models.policy import Network, Policy, torch_seed
 from headrace.models.recurrent import Core
 from headrace.returns import discounted_sum
@@ -95,6 +95,8 @@ class Learner:
         self._settings, self._device, self._meter, self._ranks = settings, device, meter, ranks
         self._name, self._own_model = name, model is not None
         self.policy = first_policy(settings, spec, model, name)
+        self.gradient = ""
+        """What computes gradients, in words."""
         self._modules = settings.algorithm.build(self.policy, spec, settings.algo)
         for module in self._modules.values():
             module.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
@@ -111,7 +113,10 @@ class Learner:
         run, meter, ranks = self._settings.run, self._meter, self._ranks
         loss: nn.Module = Loss(spec, self._settings.algo, compiled=run.compile)
         arguments = self.policy, self._settings.network, self._settings.algo
-        path = None if run.compile else choose(GRADIENTS, spec.function, *arguments)[0]
+        path, reason = choose(GRADIENTS, spec.function, *arguments)
+        if run.compile:
+            path, reason = None, "--compile"
+        self.gradient = describe_choice(path, "autograd", reason)
         if path is None:
             loss = ranks.wrap(loss, meter, may_skip=spec.may_skip or self._own_model)
         return Optimizer(
@@ -326,6 +331,10 @@ class Learns(Protocol):
     @property
     def learner_steps(self) -> int:
         """Optimizer steps made so far."""
+
+    @property
+    def gradient(self) -> str:
+        """What computes gradients, in words."""
 
     @property
     def policy(self) -> Any:

@@ -83,6 +83,11 @@ class MultiPolicyLearner:
         return self.policies
 
     @property
+    def gradient(self) -> str:
+        """What computes gradients, in words."""
+        return next(iter(self.learners.values())).gradient
+
+    @property
     def version(self) -> int:
         """Updates made so far."""
         return next(iter(self.learners.values())).version

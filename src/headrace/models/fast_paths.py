@@ -58,6 +58,11 @@ def choose(
     return None, reason
 
 
+def describe_choice(path: FastPath | None, reference: str, reason: str) -> str:
+    """Return what runs, in words: a path's name, or the reference and why no path replaces it."""
+    return path.name if path else reference + (f" ({reason})" if reason else "")
+
+
 def actor_for(policy: Policy, spec: EnvSpec, network: Network) -> Actor:
     """Return what acts with the policy's weights as they are now; it may miss later changes."""
     path, _ = choose(ACTING, Policy.act, policy, spec, network)

@@ -30,6 +30,8 @@ from headrace.errors import EnvError
 from headrace.learner.learner import Learner, Learns
 from headrace.learner.multi_policy import MultiPolicyLearner
 from headrace.meter import Meter
+from headrace.models.fast_paths import ACTING, choose, describe_choice
+from headrace.models.policy import Policy
 from headrace.spec import Array, EnvSpec
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
@@ -89,12 +91,12 @@ def run_rank(
             _load_initial_weights(job, learner)
         else:
             restore(sections, job.saved)
+        plan = sampling_plan(job, learner, device, ranks)
         if job.rolled_back is None:
-            display.say(describe_start(job, ranks))
+            display.say(describe_start(job, ranks, _describe_compute(plan, learner)))
         else:
             counters.ledger.collected += job.rolled_back
             counters.ledger.lost += job.rolled_back
-        plan = sampling_plan(job, learner, device, ranks)
         collector = _build_collector(job, plan, ranks, meter, stop, say, saved_episodes)
         stack.enter_context(_closing(collector))
         meter.lap("start")
@@ -188,6 +190,17 @@ def _restored_on_all(ranks: Ranks, collector: Collector) -> Restored:
     for each in gather_json(ranks, asdict(collector.restored)):
         total.add(Restored(**each))
     return total
+
+
+def _describe_compute(plan: SamplingPlan, learner: Learns) -> str:
+    """Return which fast paths stand in for the policy's and the page's functions, in words."""
+    of = next(iter(plan.policies.values()))
+    if plan.inference_device is not None:
+        act = "torch (in the learner's process)"
+    else:
+        path, reason = choose(ACTING, Policy.act, of.build(), of.spec, of.network)
+        act = describe_choice(path, "torch", reason)
+    return f"compute: act = {act}, gradient = {learner.gradient} (reference: --arithmetic plain)"
 
 
 def policy_plans(job: Job, learner: Learns) -> dict[str, PolicyPlan]:

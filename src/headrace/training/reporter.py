@@ -131,7 +131,7 @@ class Reporter:
         }
 
 
-def describe_start(job: Job, ranks: Ranks) -> str:
+def describe_start(job: Job, ranks: Ranks, compute: str) -> str:
     """Return the first lines of a run: sizes, and each setting that is no default, by origin."""
     settings, spec, run = job.settings, job.spec, job.settings.run
     spaces = f"observation {spec.seen.describe()}, action {spec.action.describe()}"
@@ -147,6 +147,7 @@ def describe_start(job: Job, ranks: Ranks) -> str:
             f"  {ranks.size} learners over {ranks.transport}, each with "
             f"{run.num_envs // ranks.size} envs; lr_scale={run.lr_scale}: lr={settings.algo.lr:g}"
         )
+    lines.append(f"  {compute}")
     flat = settings.flat()
     by_origin: dict[str, list[str]] = {}
     for name, origin in settings.source.items():

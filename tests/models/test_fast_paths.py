@@ -1,0 +1,76 @@
+"""Every fast path computes what its reference does, within the tolerance that it declares."""
+
+import re
+
+import pytest
+import torch
+
+import headrace
+from headrace.algos.ppo import PPO
+from headrace.config.algorithms import GRADIENTS
+from headrace.models.fast_paths import ACTING, choose
+from headrace.models.policy import Network, Policy, PolicyActor
+from headrace.spec import EnvSpec
+from tests.models.test_manual_gradient import CFG, by_itself, minibatch_for, of_the_page
+from tests.models.test_numpy_inference import BOX, DISCRETE, SEEN, acted, trained
+
+SPECS = [EnvSpec("test", SEEN, action) for action in (DISCRETE, BOX)]
+CASES = [
+    pytest.param(path, dtype, spec, id=f"{path.name}-{dtype}-{spec.action.kind}")
+    for path in (*ACTING, *GRADIENTS) for dtype in path.tolerance for spec in SPECS
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "dtype", "spec"), CASES)
+def test_fast_path_is_within_its_tolerance_of_the_reference(path, dtype, spec):
+    network = Network(normalize_obs=True)
+    policy = trained(spec, network)
+    if path.reference is Policy.act:
+        assert path.unsupported(policy, spec, network) == ""
+        generator = torch.Generator().manual_seed(1)
+        obs = torch.randn(24, *SEEN.shape, generator=generator)
+        noise = torch.rand(24, policy.num_draws, generator=generator).clamp(1e-6, 1 - 1e-6)
+        fast = acted(path.make(policy, spec, network), spec, obs, noise)
+        with torch.no_grad():
+            plain = acted(PolicyActor(policy.act), spec, obs, noise)
+        pairs = {name: (fast[name], plain[name]) for name in ("log_prob", "value")}
+    else:
+        minibatch = minibatch_for(policy, SEEN, CFG)
+        policy.to(dtype)
+        assert path.unsupported(policy, network, CFG) == ""
+        fast = by_itself(path.make(policy, network, CFG), policy, minibatch)[1]
+        plain = of_the_page(policy, minibatch)[1]
+        pairs = {name: (fast[name], plain[name]) for name in plain}
+    for name, (value, expected) in pairs.items():
+        limit = path.tolerance[dtype]
+        torch.testing.assert_close(value, expected, rtol=limit, atol=limit, msg=name)
+
+
+def test_every_fast_path_names_a_reason_where_it_is_unsupported():
+    network = Network(arithmetic="plain")
+    policy = trained(SPECS[0], network)
+    for path in ACTING:
+        arguments = policy, SPECS[0], network
+        assert choose(ACTING, path.reference, *arguments) == (None, "--arithmetic plain")
+    for path in GRADIENTS:
+        arguments = policy, network, PPO()
+        assert choose(GRADIENTS, path.reference, *arguments) == (None, "--arithmetic plain")
+
+
+@pytest.mark.parametrize(
+    ("settings", "act", "gradient"),
+    [
+        ({}, "numpy", "manual"),
+        ({"arithmetic": "plain"}, "torch (--arithmetic plain)", "autograd (--arithmetic plain)"),
+        ({"core": "gru"}, "torch (a recurrent core)", "autograd (a recurrent core)"),
+        ({"algo": "a2c"}, "numpy", "autograd"),
+    ],
+    ids=str,
+)
+def test_start_of_a_run_shows_what_computes(tmp_path, capsys, settings, act, gradient):
+    headrace.train(
+        "CartPole-v1", run_dir=tmp_path / "run", total_env_steps=128, num_envs=8, num_steps=16,
+        **settings,
+    )  # fmt: skip
+    said = re.search(r"compute: (.*) \(reference: --arithmetic plain\)", capsys.readouterr().out)
+    assert said and said[1] == f"act = {act}, gradient = {gradient}"
