@@ -251,7 +251,7 @@ class WorkerPool(Collector):
         orders = self._supervisor.orders(worker.index)
         summary, _, details = cause.partition("\n")
         if worker.index in self._supervisor.starting:
-            position = f"while making its environments, {worker.name}"
+            position = "while making its environments"
         else:
             position = worker.position(orders, self._snapshots)
         worker.timings.retire()

@@ -108,13 +108,13 @@ class ProcessWorker(WorkerHandle):
 
     def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
         if not orders or self.memory.laps[0] == self._laps_at_order:
-            return f"between two fragments, {self.name}"
+            return "between two fragments"
         if self._inference is None:  # one order after the other
             fragments = {v: of[0] for v, of in self._ordered(orders[:1]).items()}
         elif (turn := self.memory.turn[0]) >= 0:
             fragments = {turn: self._ordered(orders)[turn][0]}
         else:
-            return f"while waiting for actions, {self.name}"
+            return "while waiting for actions"
         return snapshots.describe_position(fragments, self.name)
 
     def lose(self, orders: list[WorkOrder]) -> LostWork:

@@ -195,7 +195,7 @@ class RayWorkerHandle(WorkerHandle):
     def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
         beat = self._beat(orders)
         if beat is None or beat.order is None:
-            return f"between two fragments, or in the first seconds of one, {self.name}"
+            return "between two fragments, or in the first seconds of one"
         plan = self._backend.plan
         n = plan.envs_per_vector
         vectors = [v for v, _, _ in beat.order.fragments]
