@@ -134,7 +134,7 @@ def test_signal_ends_a_run_and_keeps_a_whole_checkpoint(
         began = time.monotonic()
         for number in signals[:-1]:
             os.killpg(process.pid, number)
-            while "Once more" not in process.stderr.readline():
+            while "Again: stop" not in process.stderr.readline():
                 assert process.poll() is None
         os.killpg(process.pid, signals[-1])
         if len(signals) == 1:  # at the second one, what is under way need not end
