@@ -150,7 +150,6 @@ REGISTER = {
     ],
     # Only to make its settings a public name, headrace.ToyReplayConfig:
     "__init__.py": [
-        ('    "PPO",\n', '    "PPO",\n    "ToyReplayConfig",\n'),
         (
             '    "PPO": "headrace.algos.ppo",\n',
             '    "PPO": "headrace.algos.ppo",\n'

@@ -328,13 +328,13 @@ def test_reward_normalization_follows_each_env_through_a_batch_of_mixed_fragment
 def test_recurrent_minibatches_are_even_when_a_vector_comes_twice():
     more = {"core": "gru", "num_minibatches": 4, "num_epochs": 3, "total_env_steps": 64}
     learner, plan = learner_of_mixed(**more)
-    sizes, step = [], learner.optimizer.step
+    sizes, step = [], learner.optimizers["policy"].step
 
     def noted(minibatch, lr):
         sizes.append(int((minibatch["weight"] > 0).sum()))
         return step(minibatch, lr)
 
-    learner.optimizer.step = noted
+    learner.optimizers["policy"].step = noted
     first_of_both, _ = zip(*two_batches(plan, learner.policy), strict=True)
     learner.update(learner.assemble(list(first_of_both)), 0)
     assert sizes == [16] * 12
@@ -347,7 +347,7 @@ def test_recurrent_minibatches_are_even_when_a_vector_comes_twice():
         ({"algo": "appo", "lag": 101}, r"lag=101 .*expected at least 0 and at most 100"),
         ({"algo": "ppo", "lag": 2}, r"lag=2, but ppo does not correct .* --algo appo or impala"),
         ({"algo": "appo", "lag": 2, "num_workers": 0}, "there are none: num_workers=0"),
-        ({"algo": "appo", "is_clip": 0.5}, "is_clip=0.5: expected at least 1"),
+        ({"algo": "appo", "is_clip": 0.5}, "is_clip=0.5 .given.: expected at least 1"),
     ],
 )
 def test_impossible_lags_are_refused(given, says):

@@ -107,7 +107,8 @@ def test_f01_run_with_random_kills_equals_the_whole_run(tmp_path, measured, loss
     # One may be hit twice before it is buried
     assert kills * 3 // 4 <= ledger["restarts"] == len(losses) <= kills
     assert_balanced(run.summary)
-    assert ledger["lost"] == 0 < ledger["remade"] <= kills * 2 * 32
+    assert ledger["lost"] == 0 <= ledger["remade"] <= kills * 2 * 32
+    assert ledger["remade"] > 0 or kills < 20  # each kill hits a batch about one time in three
     assert_same_run(run, whole)
     for killed_at in chaos.killed_at:
         later = [at - killed_at for at in losses if at >= killed_at]

@@ -249,7 +249,7 @@ def test_evaluations_come_on_time_and_the_best_policy_is_kept(tmp_path, capsys):
 def test_an_evaluation_of_episodes_that_do_not_end_is_refused(tmp_path, monkeypatch):
     from headrace.evaluation import evaluate
 
-    monkeypatch.setattr(evaluate, "_ENDLESS", 500)
+    monkeypatch.setattr(evaluate, "_MAX_STEPS_WITHOUT_END", 500)
     run = headrace.train(Counting, run_dir=tmp_path / "r", total_env_steps=64, **TINY)
     with pytest.raises(EnvError, match="No episode of Counting ended in 500 steps"):
         run.evaluate(episodes=2)
@@ -265,8 +265,8 @@ def test_a_long_evaluation_says_how_far_it_is(tmp_path, monkeypatch):
     )
     evaluate.evaluate(run.policy, env, episodes=2, say=said.append)
     assert said == [
-        "0 of 2 episodes, step 64 of each environment",
-        "2 of 2 episodes, step 128 of each environment",
+        "0 of 2 episodes, step 64 of each env",
+        "2 of 2 episodes, step 128 of each env",
     ]
 
 
