@@ -1,8 +1,6 @@
-"""Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, its synchronous form), on one page.
+"""Advantage actor-critic: the synchronous form of A3C (Mnih et al. 2016, arXiv:1602.01783).
 
-From top to bottom: the settings, the loss, and the algorithm: what the policy must store with each
-step, and the update: one step down the gradient of the whole batch. Details and metrics are in
-docs/a2c.md.
+The settings, the loss, and the algorithm. docs/a2c.md explains details and metrics.
 """
 
 from typing import ClassVar
@@ -36,14 +34,12 @@ class A2C(ActorCriticConfig):
 
 
 def loss(policy: Policy, minibatch: Minibatch, cfg: ActorCriticConfig) -> tuple[Tensor, Metrics]:
-    """Return the loss of a batch, and what to report of it.
+    """Return the loss of a batch, and its metrics.
 
     Args:
-        policy: the policy that is learned.
-        minibatch: rows of `obs, action, advantage, target`, and each row's `weight` (they add up to
-            1 over all valid rows of all ranks, times the number of ranks). With a recurrent core
-            the rows are sequences, with `reset` for each row and `state` for each env.
-        cfg: settings.
+        minibatch: rows of `obs, action, advantage, target, weight`. The weights of all ranks add up
+            to the number of ranks. A recurrent core adds `reset` for each row and `state` for each
+            env; rows are sequences then.
     """
     weight = minibatch["weight"]
     memory = (minibatch["state"], minibatch["reset"]) if "state" in minibatch else ()
@@ -65,23 +61,21 @@ def loss(policy: Policy, minibatch: Minibatch, cfg: ActorCriticConfig) -> tuple[
 
 
 class A2CAlgorithm(Algorithm[A2C]):
-    """A2C: one step down the gradient of each batch."""
+    """A2C: one optimizer step per batch."""
 
     name, Config = "a2c", A2C
     stored_outputs: ClassVar[StoredOutputs] = {"value": ((), torch.float32)}
 
     def losses(self, modules: Modules, config: A2C) -> dict[str, LossSpec]:
-        """Return the one loss."""
         return policy_loss(loss, modules, config)
 
     def update(self, source: Fragment, ctx: UpdateContext[A2C]) -> Metrics:
-        """Learn from one batch."""
         rows = advantages(ctx.policy, source, ctx.config.gamma, ctx.config.gae_lambda)
         return one_step(rows, ctx)
 
 
 def one_step(rows: Minibatch, ctx: UpdateContext[ActorCriticConfig]) -> Metrics:
-    """Take one step on all rows, which have `valid` and all that `loss` needs."""
+    """Take one optimizer step on all rows. They hold the inputs of `loss`, and `valid`."""
     normalize = ctx.config.normalize_advantage
     whole = minibatches(rows, None, ctx.ranks, normalize_advantage=normalize)[0]
     metrics = ctx.step("policy", whole, ctx.lr)

@@ -1,10 +1,8 @@
-"""Asynchronous PPO, as IMPACT has it (Luo et al. 2020, arXiv:1912.00167), on one page.
+"""Asynchronous PPO after IMPACT (Luo et al. 2020, arXiv:1912.00167).
 
-PPO whose workers need not wait for it. Three policies take part: the one that acted (whichever
-version of the weights a step is stamped with), the *target* policy (the weights at the start of the
-update) and the one that is learned. V-trace corrects from the first to the second, the clipped
-surrogate keeps the third near the second. From top to bottom: the settings, the loss, and the
-algorithm with its update. Details and metrics are in docs/appo.md.
+Three policies take part: the acting policy (older weights), the target policy (the weights at the
+start of the update) and the learned policy. V-trace corrects from the first to the second. The
+clipped surrogate keeps the third near the second. docs/appo.md explains details and metrics.
 """
 
 import math
@@ -36,18 +34,17 @@ class APPO(ppo.PPO):
 
 
 # With r = min(π_acted / π_target, is_clip) π_θ / π_acted, L = E[min(r A, clip(r, 1-ε, 1+ε) A)]
-# (section 3.1): it is PPO's, over a policy in place of π_old that `update` works out.
+# (section 3.1). This is PPO's loss; `update` computes what replaces π_old.
 loss = ppo.loss
 
 
 class APPOAlgorithm(ppo.PPOAlgorithm):
-    """APPO: PPO's epochs over V-trace's targets, on data of older weights."""
+    """APPO: PPO's epochs over V-trace targets, on data of older weights."""
 
     name, Config, data, asynchronous_form = "appo", APPO, "lag_corrected", ""
     stored_outputs: ClassVar[StoredOutputs] = {"log_prob": ((), torch.float32)}
 
     def update(self, source: Fragment, ctx: UpdateContext[APPO]) -> Metrics:  # type: ignore[override]
-        """Learn from one batch of this policy's weights or older ones."""
         cfg = ctx.config
         rows, clipped = vtrace_targets(
             ctx.policy, source, cfg.gamma, cfg.gae_lambda, cfg.rho_clip, cfg.c_clip, ctx.ranks

@@ -1,6 +1,6 @@
-"""The contract of an algorithm: its settings, its losses, and how it learns from new data.
+"""The interface of an algorithm: settings, losses, and the update.
 
-Each page beside this file implements it; `config/algorithms.py` lists them by name.
+`config/algorithms.py` lists the algorithms by name.
 """
 
 from collections.abc import Callable
@@ -59,14 +59,12 @@ ConfigT_co = TypeVar("ConfigT_co", bound=AlgorithmConfig, covariant=True)
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A loss and the parameters that it trains, with an optimizer of their own.
+    """A loss and the module that it trains. Each loss has its own optimizer.
 
     Attributes:
         function: (module, minibatch, config) -> (loss, metrics); pure. Both are sums over rows.
-        module: the first argument; all of its parameters are trained. The function may use other
-            modules, which must not be registered in this one.
-        max_grad_norm: gradients longer than this (L2) are shortened to it.
-        adam_eps: epsilon of Adam.
+        module: trained whole. The function may use other modules; do not register them in this one.
+        max_grad_norm: limit of the gradient's L2 norm.
         may_skip: whether a minibatch may leave some parameters without a gradient.
     """
 
@@ -78,7 +76,7 @@ class LossSpec:
 
 
 class Divides(NamedTuple):
-    """A number that another one must divide, and why (the end of an error message)."""
+    """A required division: `parts` must divide `number`. `reason` ends the error message."""
 
     whole: str
     number: int
@@ -88,7 +86,7 @@ class Divides(NamedTuple):
 
 
 class Sizes(Protocol):
-    """The settings of a run that `Algorithm.divides` may need."""
+    """The sizes of a run that `Algorithm.divides` reads."""
 
     @property
     def num_envs(self) -> int: ...
@@ -98,21 +96,17 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class UpdateContext(Generic[ConfigT_co]):
-    """What an update works with, beside its data.
+    """The inputs of an update, beside its data.
 
     Attributes:
-        policy: the policy that is learned.
         modules: from `Algorithm.build`.
-        config: settings of the algorithm.
-        step: (loss, minibatch, lr) -> metrics: one optimizer step on the loss of that name. Adds
-            `grad_norm`, the gradient's norm before clipping.
+        step: (name of a loss, minibatch, lr) -> metrics. Takes one optimizer step. The metrics
+            include `grad_norm`, the norm before clipping.
         minibatch_order: number of epochs E -> `[E, T, N]`: permutations of the steps of each env;
-            with a recurrent core `[E, N]`: the place of each env among those of all ranks.
-        ranks: the ranks of the job.
+            with a recurrent core `[E, N]`: the position of each env among those of all ranks.
         progress: share of the schedules that has passed, in [0, 1].
-        seed: the run's seed.
-        version: updates made before this one.
-        learner_steps: steps of the first loss made before this update.
+        version: updates before this one.
+        learner_steps: steps of the first loss before this update.
         env_steps: env steps of the whole run before this data.
     """
 
@@ -130,25 +124,23 @@ class UpdateContext(Generic[ConfigT_co]):
 
     @property
     def lr(self) -> float:
-        """The learning rate now."""
+        """The learning rate of this update."""
         return self.scheduled(self.config.lr, self.config.lr_schedule)
 
     def scheduled(self, value: float, schedule: str) -> float:
-        """Return `value`, or what a linear schedule leaves of it."""
+        """Return `value` after its schedule."""
         return value * (1 - self.progress if schedule == "linear" else 1.0)
 
 
 class Algorithm(Generic[ConfigT]):
-    """One way to learn. It has no state: what it learns and remembers lies in its modules.
+    """The base class of algorithms. An algorithm has no state: its modules hold all state.
 
     Attributes:
-        name: as in `--algo`; one outside the package needs none.
-        Config: the class of its settings.
-        data: what it can learn from. `on_policy`: data of the newest weights, or of the update
-            before (lag 0 and 1). `lag_corrected`: data of older weights, which it corrects for, so
-            that workers need never wait. `replay`: data of any age; what it keeps of it is a module
-            of its own.
-        stored_outputs: what acting writes to a fragment beside the action.
+        name: as in `--algo`; "" for an algorithm outside the package.
+        data: the data that it learns from. `on_policy`: of the newest weights, or one update older
+            (lag 0 and 1). `lag_corrected`: of older weights, with a correction; workers never wait.
+            `replay`: of any age; a module of the algorithm stores it.
+        stored_outputs: columns that acting writes to a fragment beside the action.
         asynchronous_form: the name of a lag-corrected algorithm with the same settings, if any.
     """
 
@@ -160,13 +152,13 @@ class Algorithm(Generic[ConfigT]):
 
     @property
     def accepts_any_lag(self) -> bool:
-        """Whether it may learn from the data of any older weights."""
+        """Whether the algorithm learns from data of any older weights."""
         return self.data != "on_policy"
 
     def build_policy(
         self, spec: EnvSpec, network: Network, config: ConfigT, model: ModelFactory | None = None
     ) -> Policy:
-        """Build what acts. Workers and evaluation build this alone, and load its weights.
+        """Build the policy. Workers and evaluation build only this, and load its weights.
 
         Raises:
             UsageError: the user's model does not fit.
@@ -174,23 +166,23 @@ class Algorithm(Generic[ConfigT]):
         return Policy(spec, network, model)
 
     def build(self, policy: Policy, spec: EnvSpec, config: ConfigT) -> Modules:
-        """Build what learns: the policy, and critics, target networks or a buffer beside it."""
+        """Build all modules: the policy, and any critics, target networks or buffers."""
         return {"policy": policy}
 
     def losses(self, modules: Modules, config: ConfigT) -> dict[str, LossSpec]:
-        """Return the losses by name. The steps of the first one are counted."""
+        """Return the losses by name. `learner_steps` counts the steps of the first one."""
         raise NotImplementedError
 
     def divides(self, run: Sizes, network: Network, config: ConfigT) -> list[Divides]:
-        """Return which sizes must divide into which."""
+        """Return the divisions that must have no remainder."""
         return []
 
     def minibatch_rows(self, run: Sizes, config: ConfigT) -> int:
-        """Return the number of rows of one minibatch, over all ranks."""
+        """Return the rows of a minibatch, over all ranks."""
         return run.num_envs * run.num_steps
 
     def update(self, source: Fragment, ctx: UpdateContext[ConfigT]) -> Metrics:
-        """Learn from the newest data, `[T, N]`; the metrics are those of this update."""
+        """Learn from the newest data, `[T, N]`. Return the metrics of this update."""
         raise NotImplementedError
 
 
@@ -199,5 +191,5 @@ def policy_loss(
     modules: Modules,
     config: AlgorithmConfig,
 ) -> dict[str, LossSpec]:
-    """Return the losses of an algorithm that has one, over the whole policy."""
+    """Return the losses of an algorithm with a single loss over the whole policy."""
     return {"policy": LossSpec(function, modules["policy"], config.max_grad_norm, config.adam_eps)}

@@ -1,9 +1,7 @@
-"""IMPALA (Espeholt et al. 2018, arXiv:1802.01561), on one page.
+"""IMPALA (Espeholt et al. 2018, arXiv:1802.01561): an actor-critic whose workers never wait.
 
-An actor-critic whose workers need not wait for it: V-trace corrects for what older weights did.
-From top to bottom: the settings, the loss, and the algorithm: what the policy must store with each
-step, and the update: targets, then one step down the gradient of the whole batch. Details and
-metrics are in docs/impala.md.
+V-trace corrects for older weights. The settings, the loss, and the algorithm. docs/impala.md
+explains details and metrics.
 """
 
 from typing import ClassVar
@@ -40,23 +38,21 @@ class IMPALA(ActorCriticConfig):
     adam_eps: NonNegative = 3e-3
 
 
-# L = -E[log π_θ(a|s) ρ (r + γ v' - V)] + value and entropy terms (section 4.2): with V-trace's
-# advantages and targets, which hold the ratio, it is A2C's.
+# L = -E[log π_θ(a|s) ρ (r + γ v' - V)] + value and entropy terms (section 4.2). This is A2C's
+# loss: V-trace's advantages and targets include the ratio.
 loss = a2c.loss
 
 
 class IMPALAAlgorithm(Algorithm[IMPALA]):
-    """IMPALA: A2C's step over V-trace's targets, on data of older weights."""
+    """IMPALA: A2C's step over V-trace targets, on data of older weights."""
 
     name, Config, data = "impala", IMPALA, "lag_corrected"
     stored_outputs: ClassVar[StoredOutputs] = {"log_prob": ((), torch.float32)}
 
     def losses(self, modules: Modules, config: IMPALA) -> dict[str, LossSpec]:
-        """Return the one loss."""
         return policy_loss(loss, modules, config)
 
     def update(self, source: Fragment, ctx: UpdateContext[IMPALA]) -> Metrics:
-        """Learn from one batch of this policy's weights or older ones."""
         cfg = ctx.config
         rows, clipped = vtrace_targets(
             ctx.policy, source, cfg.gamma, cfg.gae_lambda, cfg.rho_clip, cfg.c_clip, ctx.ranks

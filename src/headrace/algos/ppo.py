@@ -1,8 +1,7 @@
-"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347), whole, on one page.
+"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347).
 
-From top to bottom: the settings, the loss of one minibatch, and the algorithm: what the policy must
-store with each step, and the update (advantages, then epochs of minibatches). Each implementation
-detail is numbered and sourced in docs/ppo.md.
+The settings, the loss of a minibatch, and the algorithm. docs/ppo.md numbers all details, with
+sources.
 """
 
 from typing import ClassVar, Literal
@@ -47,15 +46,13 @@ class PPO(ActorCriticConfig):
 
 
 def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, Metrics]:
-    """Return the loss of one minibatch, and what to report of it.
+    """Return the loss of a minibatch, and its metrics.
 
     Args:
-        policy: the policy that is learned.
-        minibatch: rows of `obs, action, log_prob, value, advantage, target`, each row's `weight`
-            (they add up to 1 over all valid rows of all ranks, times the number of ranks), and the
-            scalar `clip_coef` of this update. With a recurrent core the rows are sequences of
-            several envs, with `reset` for each row and `state` for each env (`Policy.forward`).
-        cfg: settings.
+        minibatch: rows of `obs, action, log_prob, value, advantage, target, weight`, and the scalar
+            `clip_coef` of this update. The weights of all ranks add up to the number of ranks. A
+            recurrent core adds `reset` for each row and `state` for each env (`Policy.forward`);
+            rows are sequences then.
     """
     weight, clip = minibatch["weight"], minibatch["clip_coef"]
     memory = (minibatch["state"], minibatch["reset"]) if "state" in minibatch else ()
@@ -82,7 +79,7 @@ def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, Metric
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": mean_entropy,
-            # The estimator of KL(old || new) that is never negative: http://joschu.net/blog/kl-approx
+            # An estimator of KL(old || new) that is never negative: http://joschu.net/blog/kl-approx
             "approx_kl": ((ratio - 1 - log_ratio) * weight).sum(),
             "clip_fraction": (((ratio - 1).abs() > clip) * weight).sum(),
         }
@@ -99,11 +96,9 @@ class PPOAlgorithm(Algorithm[PPO]):
     }
 
     def losses(self, modules: Modules, config: PPO) -> dict[str, LossSpec]:
-        """Return the one loss."""
         return policy_loss(loss, modules, config)
 
     def divides(self, run: Sizes, network: Network, config: PPO) -> list[Divides]:
-        """Minibatches divide the steps of a batch, or its envs."""
         parts = "num_minibatches", config.num_minibatches
         if network.core == "none":
             reason = "each minibatch takes equally many steps of every env"
@@ -112,18 +107,16 @@ class PPOAlgorithm(Algorithm[PPO]):
         return [Divides("num_envs", run.num_envs, *parts, reason)]
 
     def minibatch_rows(self, run: Sizes, config: PPO) -> int:
-        """Return the share of each minibatch."""
         return run.num_envs * run.num_steps // config.num_minibatches
 
     def update(self, source: Fragment, ctx: UpdateContext[PPO]) -> Metrics:
-        """Learn from one batch: targets once, then the epochs."""
         rows = advantages(ctx.policy, source, ctx.config.gamma, ctx.config.gae_lambda)
         rows["log_prob"] = source.stored_outputs["log_prob"].flatten()
         return epochs(rows, ctx)
 
 
 def epochs(rows: Minibatch, ctx: UpdateContext[PPO]) -> Metrics:
-    """Pass `num_epochs` times over rows that have `valid` and all that `loss` needs.
+    """Train `num_epochs` times on rows that hold the inputs of `loss`, and `valid`.
 
     Returns:
         Metrics: means over the update's minibatches.

@@ -1,9 +1,7 @@
-"""PPO's loss with its gradient written out, for small networks on the CPU.
+"""PPO's loss with an explicit gradient, for small networks on the CPU.
 
-The equations are those of `ppo.py`, which is the reference
-(`tests/models/test_manual_gradient.py`): this gives the same within rounding, in fewer operations,
-most of them NumPy's, which have less around them than torch's and autograd's. Left out: the clipped
-value loss, and what `models/manual_gradient.py` leaves out; those are the page's own.
+`ppo.loss` is the reference: results agree within rounding (`tests/models/test_manual_gradient.py`).
+This needs fewer operations, most of them NumPy's, whose overhead is lower than torch's.
 """
 
 import numpy as np
@@ -19,20 +17,14 @@ _METRICS = "loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fr
 
 
 def unsupported(policy: Policy, network: Network, cfg: PPO) -> str:
-    """Return why `Gradient` cannot replace autograd; "" if it can."""
+    """Return the reason why `Gradient` cannot replace autograd, or ""."""
     if cfg.clip_value_loss:
         return "--clip-value-loss"
     return manual_gradient.unsupported(policy, network)
 
 
 class Gradient:
-    """The gradient of `ppo.loss`.
-
-    Attributes:
-        flat: the last one, of all parameters.
-        parameters: all of them, in the same order.
-        parts: see `ManualNetwork`.
-    """
+    """A `ManualGradient` of `ppo.loss`."""
 
     def __init__(self, policy: Policy, network: Network, cfg: PPO) -> None:
         self._policy, self._cfg = policy, cfg
@@ -40,9 +32,9 @@ class Gradient:
         self.flat, self.parameters = self._net.gradient, self._net.parameters
         self.parts = self._net.parts
 
-    @np.errstate(all="ignore")  # as torch does: what is not finite is found in the gradient's norm
+    @np.errstate(all="ignore")  # as in torch: the gradient's norm shows what is not finite
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
-        """Compute it for a minibatch; see `ppo.loss` for that, and for the metrics."""
+        """Fill `flat`. `ppo.loss` documents the minibatch and the metrics."""
         net, cfg = self._net, self._cfg
         columns = {name: column.numpy() for name, column in minibatch.items()}
         weight, clip = columns["weight"], float(columns["clip_coef"])
@@ -67,7 +59,7 @@ class Gradient:
         kl, far = (away - log_ratio) @ weight, (np.abs(away) > clip) @ weight
         metrics = [total, policy_loss, value_loss, mean_entropy, kl, far]
 
-        # Where clipping decides, the ratio moves nothing. (NaN is no such place: it comes through.)
+        # Where the loss is clipped, the gradient is 0. NaN passes through the comparison.
         of_log_prob = -weight * np.where(gain > clipped, 0, gain)
         of_params, of_own = pull(of_log_prob, -cfg.ent_coef * weight)
         net.fill_gradient(of_params, cfg.vf_coef * error * weight, of_own)

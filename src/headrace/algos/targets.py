@@ -1,7 +1,4 @@
-"""What algorithms learn towards: advantages, value targets, and the weight of each row.
-
-Left out: losses (the algorithms' pages), and the recursion itself (`returns.py`).
-"""
+"""Advantages, value targets, and minibatches with row weights. `returns.py` has the recursions."""
 
 from dataclasses import dataclass
 
@@ -17,18 +14,13 @@ from headrace.returns import gae, vtrace
 
 @torch.no_grad()
 def values(policy: Policy, batch: Fragment, acted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """V of every row of a batch, and of its true next observation.
+    """Return V of every row of a batch, and of its true next observation: `[T, N]` each.
 
-    That is the next row's, or the final one of an episode that was cut off; there a recurrent core
-    has the state after the step that was cut off, which only going through the sequence gives.
+    The next observation is that of the next row, or the final one of a truncated episode. For the
+    latter a recurrent core needs the state after the truncated step, from a pass over the sequence.
 
     Args:
-        policy: gives values now.
-        batch: `[T, N]` of experience.
-        acted: `[T, N]`: values of the rows, where those that acted are to be used.
-
-    Returns:
-        `[T, N]` each.
+        acted: `[T, N]`: values of the rows at acting; None: compute them.
     """
     final_obs, step, row = batch.finals()
     rows, last_obs = each(lambda o: o[:-1], batch.obs), each(lambda o: o[-1], batch.obs)
@@ -44,7 +36,7 @@ def values(policy: Policy, batch: Fragment, acted: Tensor | None = None) -> tupl
     else:
         value = policy.value(rows) if acted is None else acted
     last = policy.value(last_obs, last_state).unsqueeze(0)
-    # One row more: what was not needed of `final_obs` goes there.
+    # One extra row receives the unused entries of `final_obs`.
     next_value = torch.cat([value[1:], last, last])
     if len(step):
         next_value[step, row] = policy.value(final_obs, final_state)
@@ -53,7 +45,7 @@ def values(policy: Policy, batch: Fragment, acted: Tensor | None = None) -> tupl
 
 @torch.no_grad()
 def advantages(policy: Policy, batch: Fragment, gamma: float, gae_lambda: float) -> Minibatch:
-    """Advantages and value targets for every step of a batch.
+    """Compute GAE and value targets for every step of a batch.
 
     Returns:
         Rows `[T * N, ...]`: `obs, action, value, advantage, target, valid`; with a recurrent core
@@ -68,7 +60,7 @@ def advantages(policy: Policy, batch: Fragment, gamma: float, gae_lambda: float)
 
 
 def _rows_of(policy: Policy, batch: Fragment, **more: Tensor) -> Minibatch:
-    """The rows of a batch, flattened, with more columns `[T, N]`."""
+    """Flatten a batch to rows, with more columns `[T, N]`."""
     obs: Obs = each(lambda o: o[:-1].flatten(0, 1), batch.obs)
     rows = {"action": batch.action, "valid": batch.valid} | more
     flat = {"obs": obs, **{name: tensor.flatten(0, 1) for name, tensor in rows.items()}}
@@ -87,14 +79,11 @@ def vtrace_targets(
     c_clip: float,
     ranks: Ranks,
 ) -> tuple[Minibatch, dict[str, Tensor]]:
-    """Advantages and value targets of `policy` as it is now, whichever versions of it have acted.
-
-    By V-trace: see `returns.vtrace`, for the arguments too.
+    """Compute V-trace advantages and value targets of the current policy (`returns.vtrace`).
 
     Returns:
-        Rows `[T * N, ...]`: `obs, action, value, advantage, target, valid`, `log_prob` (of who
-        acted) and `log_prob_now`, with a recurrent core what `advantages` adds; and as metrics the
-        shares of valid rows, over all ranks, whose ratio was clipped.
+        Rows as those of `advantages`, with `log_prob` (at acting) and `log_prob_now`; and metrics:
+        the shares of valid rows, over all ranks, whose ratio was clipped.
     """
     acted = batch.stored_outputs["log_prob"]
     memory = (batch.recurrent_state[0], batch.resets()[:-1]) if policy.state_size else ()
@@ -119,11 +108,11 @@ def vtrace_targets(
 
 @dataclass(frozen=True)
 class Cuts:
-    """Which rows of a batch, flattened to `[T * n, ...]`, each minibatch takes.
+    """The rows of a flattened batch `[T * n, ...]` in each minibatch.
 
     Attributes:
         index: `[minibatches, R]`.
-        sizes: how many of the R count, where they are not as many in all (`batch.whole_runs`).
+        sizes: the number of the R entries that count (`batch.whole_runs`); None: all.
         num_steps: T.
     """
 
@@ -133,14 +122,13 @@ class Cuts:
 
 
 def cuts(rows: Minibatch, orders: Tensor, num_minibatches: int, ranks: Ranks) -> Cuts:
-    """Minibatches of equally many steps of every env, or of whole runs of envs.
+    """Choose minibatches of equally many steps of every env, or of whole runs of envs.
 
     Args:
-        rows: `[T * n, ...]`, of a batch.
+        rows: `[T * n, ...]`. All ranks have the same number of envs n.
         orders: `[E, T, n]`: for each epoch, a permutation of the steps of each env; or, for a
-            recurrent core, `[E, n]`: the place of each env among those of all ranks.
-        num_minibatches: of an epoch.
-        ranks: of the job, each with as many envs.
+            recurrent core, `[E, n]`: the position of each env among those of all ranks.
+        num_minibatches: per epoch.
     """
     valid, n = rows["valid"], orders.shape[-1]
     num_steps = len(valid) // n
@@ -153,9 +141,9 @@ def cuts(rows: Minibatch, orders: Tensor, num_minibatches: int, ranks: Ranks) ->
 
 @dataclass(frozen=True)
 class Minibatches:
-    """The minibatches of an update, as far as they are made at once: all that is one number a row.
+    """The minibatches of an update.
 
-    Wider columns (observations, some actions) are picked when a minibatch's turn comes.
+    Columns with one number per row are cut in advance; wider ones when a minibatch is read.
     """
 
     rows: Minibatch
@@ -163,7 +151,7 @@ class Minibatches:
     narrow: dict[str, tuple[Tensor, ...]]
 
     def __getitem__(self, number: int) -> Minibatch:
-        """Minibatch `number` of the update."""
+        """Return minibatch `number` of the update."""
         narrow = {name: of[number] for name, of in self.narrow.items()}
         if self.cuts is None:
             return self.rows | narrow
@@ -173,7 +161,7 @@ class Minibatches:
             for name, part in self.rows.items()
             if name != "state"
         }
-        if "state" in self.rows:  # the first rows are those of step 0: their numbers are the envs'
+        if "state" in self.rows:  # the first rows are of step 0: their indices are env indices
             envs = index[: len(index) // self.cuts.num_steps]
             picked["state"] = self.rows["state"].index_select(0, envs)
         return picked | narrow
@@ -182,21 +170,19 @@ class Minibatches:
 def minibatches(
     rows: Minibatch, cuts: Cuts | None, ranks: Ranks, *, normalize_advantage: bool
 ) -> Minibatches:
-    """Cut rows into minibatches: the valid ones weighted equally, advantages normalized if wanted.
+    """Cut rows into minibatches. All valid rows have the same weight.
 
-    The number of valid rows and the moments of the advantages are those over all ranks, in one
-    exchange for all minibatches (Chan, Golub, LeVeque 1979).
+    The counts of valid rows and the moments of the advantages are over all ranks. One exchange
+    serves all minibatches (Chan, Golub, LeVeque 1979).
 
     Args:
-        rows: as `advantages` gives them, and more.
-        cuts: which of them each minibatch takes; None: one minibatch of all rows. One that takes
-            none here has a run of weight 0: a rank without rows must meet the others all the same.
-        ranks: of the job.
+        cuts: None: one minibatch of all rows. A minibatch without rows on this rank has a run of
+            weight 0, since every rank must join each step.
         normalize_advantage: to mean 0 and deviation 1.
 
     Returns:
-        The rows without `valid`, and with `weight`: the weights of all ranks add up to their
-        number, so that the mean over ranks is one over rows.
+        The rows without `valid`, and with `weight`: the weights of all ranks add up to the number
+        of ranks, so that the mean over ranks is a mean over rows.
     """
     columns = {name: c for name, c in rows.items() if name != "obs" and c.dim() == 1}
     if cuts is None:
@@ -230,10 +216,10 @@ def minibatches(
 
 
 def value_metrics(rows: Minibatch, ranks: Ranks) -> dict[str, Tensor]:
-    """How good the values that acted were, over the valid rows of all ranks: metrics."""
+    """Compute metrics of the values at acting, over the valid rows of all ranks."""
     value, target = rows["value"], rows["target"]
     both = torch.stack([value, target, target - value])
-    # By weights: picking the valid rows would make the host wait for the device.
+    # Weights, since selecting the valid rows would make the host wait for the device.
     valid = rows["valid"].to(value.dtype)
     count = valid.sum()
     weight = valid / count.clamp(min=1)
