@@ -1,8 +1,4 @@
-"""One rank's learner: its policy, optimizer, normalizers and version.
-
-Left out: what is computed from a batch (the algorithm's page), when (`loop.py`), files
-(`checkpoint.py`).
-"""
+"""The learner of one rank: its policy, optimizers, normalizers and version."""
 
 import hashlib
 import zlib
@@ -33,7 +29,7 @@ from headrace.storage.sections import Section, SectionState, module_section
 
 
 class Loss(nn.Module):
-    """A loss of an algorithm as a module: what `Ranks.wrap` averages gradients over."""
+    """A loss as a module, so that `Ranks.wrap` can average its gradients."""
 
     def __init__(self, spec: LossSpec, config: Any, *, compiled: bool) -> None:
         super().__init__()
@@ -46,13 +42,12 @@ class Loss(nn.Module):
         self._function = torch.compile(spec.function) if compiled else spec.function
 
     def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch, and its metrics."""
         return self._function(self.module, minibatch, self._config)
 
 
 def _check_compiler() -> None:
-    """Raises ConfigError where torch.compile would fail in the first update, in other words."""
-    # Here: most runs do without what this imports.
+    """Raise ConfigError before torch.compile would fail in the first update."""
+    # Imported here, since most runs do not need it.
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -66,18 +61,13 @@ def _check_compiler() -> None:
 
 
 class Learner:
-    """Turns batches into better weights.
+    """A learner of one policy: updates weights from batches.
 
     Args:
-        settings: the run's.
-        spec: of the environment.
-        model: makes the user's own network, if there is one.
-        device: where to compute.
-        meter: of this process.
-        ranks: of the job.
-        dtype: of the arithmetic, where it is another than the policy's own: to compare with.
-        name: of the policy, where there are several.
-        num_agents: of each environment, that it acts for.
+        model: builds the user's network; None: Headrace's own.
+        dtype: replaces the dtype of the weights, for comparisons.
+        name: the policy's, if there are several.
+        num_agents: agents of each environment that the policy acts for.
     """
 
     def __init__(
@@ -129,18 +119,14 @@ class Learner:
         )
 
     def assemble(self, fragments: list[Fragment]) -> Fragment:
-        """Join fragments `[T, n]`, side by side in order, to a batch on the learner's device."""
-        # At lag 0 they are not written to before the next batch.
+        """Join fragments `[T, n]` in order to a batch `[T, N]` on the learner's device."""
+        # No copy at lag 0: workers write to fragments again for the next batch only.
         batch = join(fragments, self._device, copy=self._settings.run.lag > 0)
         self._meter.lap("transport")
         return batch
 
     def update(self, batch: Fragment, env_steps: int) -> dict[str, float]:
-        """Learn from one batch.
-
-        Args:
-            batch: from `assemble`.
-            env_steps: of the whole run before this batch.
+        """Learn from a batch of `assemble`, after `env_steps` of the whole run.
 
         Returns:
             Metrics; `nonfinite` counts gradients and parameters that were not finite.
@@ -168,17 +154,17 @@ class Learner:
         self.learner_steps += counted.num_steps - steps_before
         bad = [optimizer.num_nonfinite() for optimizer in self.optimizers.values()]
         metrics["nonfinite"] = sum(bad[1:], bad[0])
-        # The only place in an iteration where the host waits for the device.
+        # The host waits for the device only here in an iteration.
         own = torch.stack([metric.to(self._device) for metric in metrics.values()])
         values = self._ranks.gather(own).mean(0).tolist()
         self._meter.lap("learn")
         return dict(zip(metrics, values, strict=True))
 
     def _minibatch_order(self, batch: Fragment, num_epochs: int) -> Tensor:
-        """See `UpdateContext`."""
+        """Return what `UpdateContext.minibatch_order` documents."""
         seed, version, env_id = self._settings.run.seed, self.version, batch.env_id
         if self.policy.state_size:
-            # By the column: a batch of what was there first has some env twice, and some never.
+            # By column: an asynchronous batch can have an env twice, or not at all.
             num_envs, first = batch.num_envs, batch.num_envs * self._ranks.rank
             of_all = env_orders(seed, num_envs * self._ranks.size, version, num_epochs)
             return torch.from_numpy(of_all[:, first : first + num_envs])
@@ -188,8 +174,8 @@ class Learner:
         return torch.from_numpy(order)
 
     def _lag(self, batch: Fragment) -> dict[str, Tensor]:
-        """How many updates old the weights are that acted, as they are learned from."""
-        # By weights: picking the valid rows would make the host wait for the device.
+        """Compute metrics of the age of the acting weights, in updates."""
+        # Weights, since selecting the valid rows would make the host wait for the device.
         valid = batch.valid.float()
         lag = (self.version - batch.policy_version) * valid
         mean = lag.sum() / valid.sum().clamp(min=1)
@@ -197,7 +183,7 @@ class Learner:
 
     @torch.no_grad()
     def _update_normalizers(self, batch: Fragment) -> None:
-        """After the update: while learning, what was acted must look as it did then."""
+        """Update after learning: the update must see the same normalization as acting."""
         valid = batch.valid
         if self.policy.normalize_obs is not None:
             seen = self.policy.seen(each(lambda o: o[:-1], batch.obs))
@@ -207,7 +193,7 @@ class Learner:
             reward = self.policy.clipped(batch.reward)
             total = torch.empty_like(reward)
             env = batch.env_id - len(self._return_so_far) * self._ranks.rank
-            # Only what samples while this learns gives an env twice.
+            # An env is in a batch twice only if workers step during updates.
             for columns in _one_of_each(env) if self._settings.run.lag else (slice(None),):
                 start, gamma = self._return_so_far[env[columns]], self._settings.algo.gamma
                 sums = discounted_sum(reward[:, columns], done[:, columns], start, gamma)
@@ -216,16 +202,16 @@ class Learner:
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """By name; here there is one."""
+        """The only policy, by name."""
         return {self._name: self.policy}
 
     @property
     def networks(self) -> dict[str, Network]:
-        """The shape of each policy's network."""
+        """The network settings of each policy."""
         return {self._name: self._settings.network}
 
     def check_equal(self) -> None:
-        """Compare all ranks' parameters, bit for bit; RankError if they are not the same."""
+        """Compare the ranks' parameters bit by bit. Raise RankError if they differ."""
         digest = hashlib.sha256()
         for tensor in self.policy.state_dict().values():
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -238,11 +224,11 @@ class Learner:
             )
 
     def sections(self) -> list[Section]:
-        """Return what checkpoints hold of this learner."""
+        """Return the learner's sections of a checkpoint."""
         return [*self.policy_sections(), counts_section(self)]
 
     def policy_sections(self) -> list[Section]:
-        """Return the sections of the policy and of its optimizer, without the counts."""
+        """Return the sections of the policy and its optimizers, without the counts."""
         return [
             module_section(f"policy_{self._name}", self.policy),
             Section(f"learner_{self._name}", self._learned, self._load_learned, is_collective=True),
@@ -255,7 +241,7 @@ class Learner:
         return state | self._beside_policy(), {}
 
     def _beside_policy(self) -> dict[str, Tensor]:
-        """What is learned or kept beside the policy, by name."""
+        """Return the state of all modules but the policy, by name."""
         return {
             f"modules.{name}.{key}": tensor
             for name, module in self._modules.items()
@@ -279,12 +265,12 @@ class Learner:
             tensor.copy_(tensors[key])
 
     def set_counts(self, version: int, learner_steps: int) -> None:
-        """Go on counting from there."""
+        """Set the counts after a resume."""
         self.version, self.learner_steps = version, learner_steps
 
 
 def counts_section(learner: "Learns") -> Section:
-    """Return the section of the numbers of updates and of optimizer steps."""
+    """Return the section with the numbers of updates and optimizer steps."""
     return Section(
         "learner",
         lambda: ({}, {"version": learner.version, "learner_steps": learner.learner_steps}),
@@ -293,21 +279,21 @@ def counts_section(learner: "Learns") -> Section:
 
 
 def _prefix(loss: str) -> str:
-    """Of a loss's optimizer in the file; the only loss of an actor-critic has none."""
+    """Return the prefix of a loss's optimizer in the file: "" for an actor-critic's only loss."""
     return "" if loss == "policy" else f"{loss}."
 
 
 def first_policy(
     settings: Settings, spec: EnvSpec, model: ModelFactory | None, name: str
 ) -> Policy:
-    """A policy as it is before it has learned: another one for each name."""
+    """Build an untrained policy. Its weights depend on the seed and the name."""
     path = () if name == DEFAULT else (zlib.crc32(name.encode()),)
     with torch_seed(derive(settings.run.seed, "model", *path)):
         return settings.algorithm.build_policy(spec, settings.network, settings.algo, model)
 
 
 def _one_of_each(env: Tensor) -> list[Tensor]:
-    """Columns of a batch, parted so that an env's later fragments come after its earlier ones."""
+    """Split the columns of a batch into parts with each env once, earlier fragments first."""
     seen: dict[int, int] = {}
     parts: list[list[int]] = []
     for column, i in enumerate(env.tolist()):
@@ -318,11 +304,8 @@ def _one_of_each(env: Tensor) -> list[Tensor]:
     return [torch.tensor(part, device=env.device) for part in parts]
 
 
-# The interface of a learner: of one policy (`learner.py`) or several (`multi_policy.py`).
-
-
 class Learns(Protocol):
-    """Turns batches into better weights; see `Learner` for what each of these is."""
+    """The interface of a learner of one or several policies (`Learner`, `MultiPolicyLearner`)."""
 
     @property
     def version(self) -> int:
@@ -334,31 +317,31 @@ class Learns(Protocol):
 
     @property
     def gradient(self) -> str:
-        """What computes gradients, in words."""
+        """Name of what computes gradients, for messages."""
 
     @property
     def policy(self) -> Any:
-        """What collectors are to act with."""
+        """The policy, or policies, that collectors act with."""
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """All that act, by name."""
+        """All acting policies by name."""
 
     @property
     def networks(self) -> dict[str, Network]:
-        """The shape of each policy's network."""
+        """The network settings of each policy."""
 
     def assemble(self, fragments: list[Fragment]) -> Any:
-        """A batch on the learner's device."""
+        """Join fragments to a batch on the learner's device."""
 
     def update(self, batch: Any, env_steps: int) -> dict[str, float]:
         """Learn from one batch."""
 
     def check_equal(self) -> None:
-        """Compare all ranks' parameters."""
+        """Raise RankError if the ranks' parameters differ."""
 
     def sections(self) -> list[Section]:
-        """Return what checkpoints hold of this learner."""
+        """Return the learner's sections of a checkpoint."""
 
     def set_counts(self, version: int, learner_steps: int) -> None:
-        """Go on counting from there."""
+        """Set the counts after a resume."""

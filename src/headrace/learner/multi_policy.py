@@ -1,8 +1,4 @@
-"""The policies of a run where there are several: each learns from its own agents, or is frozen.
-
-As a whole it is what the loop needs of a learner. Left out: how one learns (`learner.py`), which
-agents are whose (`timeline_plots.py`).
-"""
+"""The learner of a run with several policies. Each learns from its agents, or is frozen."""
 
 from collections.abc import Mapping
 from itertools import chain
@@ -28,22 +24,17 @@ RANDOM = "random"
 
 
 class MultiPolicyLearner:
-    """All policies of a run, and the learners of those that learn.
+    """A learner of several policies, some of them frozen.
 
     Args:
-        settings: the run's.
         shares: the agents of each policy.
-        spec: of the environment.
-        model: makes the user's own network, if there is one.
-        device: where to compute.
-        meter: of this process.
-        ranks: of the job.
-        saved: what the run goes on from.
+        model: builds the user's network; None: Headrace's own.
+        saved: the checkpoint of a resumed run.
 
     Attributes:
         policies: by name, in the order of their agents' ids.
-        networks: the shape of each one's network.
-        learners: of those that learn.
+        networks: network settings of each policy.
+        learners: of the policies that are not frozen.
 
     Raises:
         CheckpointError: a frozen policy cannot be loaded.
@@ -63,7 +54,7 @@ class MultiPolicyLearner:
         self.policies: dict[str, Policy] = {}
         self.networks: dict[str, Network] = {}
         self.learners: dict[str, Learner] = {}
-        self._steps_before = 0  # as the run was saved
+        self._steps_before = 0  # before a resume
         for name, share in shares.items():
             own, offered = settings.of(name), spec.for_agents(share)
             self.networks[name] = own.network
@@ -79,12 +70,12 @@ class MultiPolicyLearner:
 
     @property
     def policy(self) -> dict[str, Policy]:
-        """All that act."""
+        """All acting policies."""
         return self.policies
 
     @property
     def gradient(self) -> str:
-        """What computes gradients, in words."""
+        """Name of what computes gradients, for messages."""
         return next(iter(self.learners.values())).gradient
 
     @property
@@ -94,17 +85,17 @@ class MultiPolicyLearner:
 
     @property
     def learner_steps(self) -> int:
-        """Optimizer steps made so far, by all."""
+        """Optimizer steps of all policies so far."""
         now = sum(learner.learner_steps for learner in self.learners.values())
         return self._steps_before + now
 
     def assemble(self, fragments: list[Fragment]) -> dict[str, Fragment]:
-        """Batches of those that learn, from one fragment of each policy."""
+        """Build the learners' batches from one fragment of each policy."""
         of = dict(zip(self.policies, fragments, strict=True))
         return {name: learner.assemble([of[name]]) for name, learner in self.learners.items()}
 
     def update(self, batch: dict[str, Fragment], env_steps: int) -> dict[str, float]:
-        """Learn from one batch each; metrics, as `POLICY/NAME`."""
+        """Update each learner. Return metrics, with names as `POLICY/NAME`."""
         metrics: dict[str, float] = {"nonfinite": 0.0}
         for name, learner in self.learners.items():
             found = learner.update(batch[name], env_steps)
@@ -113,12 +104,12 @@ class MultiPolicyLearner:
         return metrics
 
     def check_equal(self) -> None:
-        """See `Learner`."""
+        """Raise RankError if the ranks' parameters differ."""
         for learner in self.learners.values():
             learner.check_equal()
 
     def sections(self) -> list[Section]:
-        """Return what checkpoints hold of all policies, frozen ones included."""
+        """Return the sections of all policies, frozen ones included."""
         frozen = [
             module_section(f"policy_{name}", policy)
             for name, policy in self.policies.items()
@@ -128,7 +119,7 @@ class MultiPolicyLearner:
         return [*frozen, *chain.from_iterable(learned), counts_section(self)]
 
     def set_counts(self, version: int, learner_steps: int) -> None:
-        """Go on counting from there."""
+        """Set the counts after a resume."""
         self._steps_before = learner_steps
         for learner in self.learners.values():
             learner.set_counts(version, 0)
@@ -141,14 +132,11 @@ def opponents(
     spec: EnvSpec,
     model: ModelFactory | None,
 ) -> dict[str, TrainedPolicy]:
-    """Policies that are to play in place of a run's own.
+    """Load policies that play in place of a run's own.
 
     Args:
-        frozen: name -> another run, or `random`: the setting of that name.
+        frozen: policy name -> another run's directory, or `random`, as in the setting.
         shares: the agents of each policy.
-        settings: the run's.
-        spec: of the environment.
-        model: makes the user's own network, if there is one.
 
     Raises:
         ConfigError: there is no such policy.
@@ -162,7 +150,7 @@ def opponents(
 
 
 def check_frozen(frozen: Mapping[str, str], shares: Mapping[str, Agents], model: str) -> None:
-    """ConfigError if there is no such policy, or it cannot act at random."""
+    """Raise ConfigError if a policy does not exist, or cannot act at random."""
     for name, source in frozen.items():
         if name not in shares:
             raise ConfigError(
@@ -185,11 +173,11 @@ def _frozen(
     model: ModelFactory | None,
     saved: checkpoint.Checkpoint | None = None,
 ) -> TrainedPolicy:
-    """A policy that does not learn; of a run that goes on, its own copy."""
+    """Load a frozen policy; for a resumed run, the copy in its checkpoint."""
     if source == RANDOM:
         policy = first_policy(settings, spec, model, name)
         assert isinstance(policy.model, ActorCritic), "refused in check_frozen"
-        # The same whatever it sees; what it does is uniform, or Gaussian.
+        # Actions no longer depend on observations: they are uniform, or Gaussian.
         torch.nn.init.zeros_(policy.model.actor.weight)
         there = TrainedPolicy(spec, policy, settings.network)
     else:

@@ -1,8 +1,6 @@
-"""The only place that calls `backward`: zero, backward (mean over ranks), clip, step.
+"""The optimizer step: zero, backward (mean over ranks), clip, Adam. Only this calls `backward`.
 
-A gradient that is written out (`algos/ppo_manual_gradient.py`) needs no `backward`; the rest is the
-same. Left out: learning-rate schedules (the algorithm passes the rate with each step), and how
-ranks meet (`ranks.py`).
+A manual gradient (`algos/ppo_manual_gradient.py`) replaces `backward`; the rest is the same.
 """
 
 import contextlib
@@ -18,42 +16,33 @@ from headrace.batch import Minibatch, each
 
 
 class ManualGradient(Protocol):
-    """Computes a loss's gradient by itself.
-
-    Attributes:
-        flat: the last gradient, of all parameters.
-        parameters: all of them, in the same order, in memory that is theirs.
-    """
+    """An explicit gradient of a loss, without autograd."""
 
     @property
     def flat(self) -> Tensor:
-        """See the attributes."""
+        """The last gradient, of all parameters."""
 
     @property
     def parameters(self) -> Tensor:
-        """See the attributes."""
+        """All parameters in the same order. The module's parameters are views of it."""
 
     def parts(self, flat: Tensor) -> Mapping[nn.Parameter, Tensor]:
-        """Parameter -> its part of a flat vector that is laid out as these are."""
+        """Return each parameter's part of a flat vector with the layout of `parameters`."""
 
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
-        """Fill `flat` with the gradient for a minibatch; gives the loss's metrics."""
+        """Fill `flat` with the gradient of a minibatch. Return the loss's metrics."""
 
 
 class Optimizer:
-    """Adam over a module's parameters, with a clipped and checked gradient.
-
-    Kingma & Ba 2015, arXiv:1412.6980.
+    """Adam (Kingma & Ba 2015, arXiv:1412.6980) with a clipped and checked gradient.
 
     Args:
-        loss: a module that makes (loss, metrics) of a minibatch; over several ranks as
-            `Ranks.wrap` gives it. Both are sums over rows.
-        max_grad_norm: gradients longer than this (L2) are shortened to it.
-        num_accumulation_steps: parts of a minibatch whose gradients are added up before a step.
-        manual: computes the gradient of `loss` (which is not wrapped then); None: autograd
-            does.
-        over_ranks: replaces a gradient that was written out by its mean over ranks.
-        eps: Adam's.
+        loss: a module: minibatch -> (loss, metrics), both sums over rows. With several ranks it
+            comes from `Ranks.wrap`, unless `manual` replaces autograd.
+        max_grad_norm: limit of the gradient's L2 norm.
+        num_accumulation_steps: parts of a minibatch; a step adds up their gradients.
+        manual: computes the gradient of `loss`; None: autograd does.
+        over_ranks: replaces a manual gradient by its mean over ranks.
     """
 
     def __init__(
@@ -77,17 +66,13 @@ class Optimizer:
         """How many steps were asked for."""
 
     def step(self, minibatch: Minibatch, lr: float) -> dict[str, Tensor]:
-        """One step down the gradient of the loss, its mean over ranks.
+        """Take one optimizer step on the gradient's mean over ranks.
 
-        A step whose gradient norm is NaN or infinite changes nothing (neither the parameters nor
-        Adam's moments) and is counted in `nonfinite`; nothing here waits for the device.
-
-        Args:
-            minibatch: what the loss takes; what has rows is cut into parts to be added up.
-            lr: learning rate for this step.
+        If the gradient's norm is not finite, parameters and Adam's moments stay, and `nonfinite`
+        counts the step. The host never waits for the device here.
 
         Returns:
-            The loss's metrics, and `grad_norm`: the gradient's norm before clipping; on the device.
+            The loss's metrics, and `grad_norm`, the norm before clipping; on the device.
         """
         parts = _parts(minibatch, self._num_parts)
         if self._manual is None:
@@ -97,7 +82,7 @@ class Optimizer:
             self._adam.step([p.grad for p in self._parameters], lr, masked=bad)
         else:
             metrics, norm = self._manually(parts, self._manual)
-            if math.isfinite(norm):  # on the CPU: there is nothing to wait for
+            if math.isfinite(norm):  # on the CPU: no wait for a device
                 self._adam.step([self._manual.flat], lr)
             else:
                 self.nonfinite += 1
@@ -105,7 +90,7 @@ class Optimizer:
         return metrics | {"grad_norm": norm}
 
     def _by_autograd(self, parts: list[Minibatch]) -> tuple[dict[str, Tensor], Tensor]:
-        """Leave a gradient, clipped, with each parameter; metrics, and its norm before."""
+        """Set each parameter's `grad`, clipped. Return metrics, and the norm before clipping."""
         for parameter in self._parameters:
             parameter.grad = None
         metrics: dict[str, Tensor] = {}
@@ -115,8 +100,8 @@ class Optimizer:
                 total.backward()
             metrics = _added(metrics, of_part)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        # What `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam(fused=True)` compute, to the
-        # bit; around it they take longer than a small network's backward.
+        # Equal to `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam(fused=True)` to the bit.
+        # Their overhead is longer than a small network's backward.
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         torch._foreach_mul_(gradients, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         return metrics, norm
@@ -124,7 +109,7 @@ class Optimizer:
     def _manually(
         self, parts: list[Minibatch], gradient: ManualGradient
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Leave it, clipped, in `gradient.flat`; metrics, and its norm before."""
+        """Set `gradient.flat`, clipped. Return metrics, and the norm before clipping."""
         metrics, before = gradient(parts[0]), None
         for part in parts[1:]:
             before = gradient.flat.clone() if before is None else before + gradient.flat
@@ -139,34 +124,34 @@ class Optimizer:
         return metrics, norm
 
     def _alone(self, more: bool) -> contextlib.AbstractContextManager[None]:
-        """Ranks meet in the last part's `backward` only."""
+        """Delay the mean over ranks to the `backward` of the last part."""
         if more and isinstance(self._loss, DistributedDataParallel):
             return self._loss.no_sync()
         return contextlib.nullcontext()
 
     def num_nonfinite(self) -> Tensor:
-        """How many steps were masked, plus 1 if a parameter is not finite (on the device)."""
+        """Return the number of masked steps, plus 1 if a parameter is not finite; on the device."""
         norm = nn.utils.get_total_norm(self._adam.parameters)
         return self.nonfinite + (~torch.isfinite(norm)).float()
 
     def state(self) -> dict[str, Tensor]:
-        """Adam's moments and step count as named tensors, for a checkpoint."""
+        """Return Adam's moments and step count as named tensors."""
         return self._adam.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state` gave."""
+        """Restore the tensors of `state`."""
         for name, tensor in self._adam.state().items():
             tensor.copy_(state[name])
 
 
 class _Adam:
-    """Adam's moments, in each parameter's own layout, and its one kernel for all of them.
+    """Adam's moments, and one fused kernel for all parameters.
 
-    They share one count of steps, that of the optimizer: a parameter that a loss left out misses
-    the step, not the count.
+    All parameters share one step count. A parameter without a gradient misses the step, not the
+    count.
 
     Attributes:
-        parameters: tensors that are stepped: those of the loss, or the flat one that they lie in.
+        parameters: the tensors to step: those of the loss, or the flat one that holds them.
     """
 
     def __init__(
@@ -177,14 +162,14 @@ class _Adam:
         self._count = torch.zeros((), device=parameters[0].device)
         self._mean = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
         self._square = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
-        dtypes = {p.dtype for p in self.parameters}  # the kernel takes one at a time
+        dtypes = {p.dtype for p in self.parameters}  # the kernel takes one dtype at a time
         self._groups = [[i for i, p in enumerate(self.parameters) if p.dtype == d] for d in dtypes]
 
     @torch.no_grad()
     def step(
         self, gradients: Sequence[Tensor | None], lr: float, masked: Tensor | None = None
     ) -> None:
-        """One step, of parameters that have a gradient; where `masked` is 1, none, nor a count."""
+        """Step the parameters that have a gradient. Do not step or count if `masked` is 1."""
         self._count += 1
         for group in self._groups:
             found = [(i, g) for i in group if (g := gradients[i]) is not None]
@@ -209,13 +194,12 @@ class _Adam:
             self._count -= masked
 
     def state(self) -> dict[str, Tensor]:
-        """By name: what there is to save, and to copy into."""
         moments = {"exp_avg": self._each(self._mean), "exp_avg_sq": self._each(self._square)}
         of_each = {f"{i}.{name}": t for name, of in moments.items() for i, t in enumerate(of)}
         return {"step": self._count} | of_each
 
     def _each(self, moments: list[Tensor]) -> list[Tensor]:
-        """By parameter of the loss."""
+        """Return the moments by parameter of the loss."""
         if self._together is None:
             return moments
         parts = self._together.parts(moments[0])
@@ -227,7 +211,7 @@ def _added(metrics: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Ten
 
 
 def _parts(minibatch: Minibatch, count: int) -> list[Minibatch]:
-    """Cut the rows into `count` parts; scalars go with each."""
+    """Cut the rows into `count` parts. Each part has all scalars."""
     if count == 1:
         return [minibatch]
     rows = {
