@@ -1,7 +1,6 @@
-"""Sampling on the learner's own device: environments and policy are there, and nothing leaves it.
+"""A collector on the learner's device, for environments that step there.
 
-The policy that acts is the learner's own, and a batch is learned from where it was written. On a
-CUDA device it is made by replaying one graph. Left out: what steps there (`envs/device.py`).
+It acts with the learner's policy and writes batches in place. On CUDA it replays one graph.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,13 +30,10 @@ from headrace.spec import Array
 
 
 class Replayed:
-    """A function that only works on memory of a CUDA device, always the same: as one graph.
+    """A function as one CUDA graph. It may only use device memory, always the same.
 
-    The first call is an ordinary one (compilers and libraries get ready in it); the second records
-    what is launched; from then on that is launched again.
-
-    Args:
-        function: what to call.
+    The first call is an ordinary one, in which compilers and libraries start. The second records
+    the graph. Later calls replay it.
     """
 
     def __init__(self, function: Callable[[], None]) -> None:
@@ -46,7 +42,7 @@ class Replayed:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        """Do what the function does."""
+        """Call the function, or replay its graph."""
         if not self._is_ready:
             self._function()
             self._is_ready = True
@@ -59,16 +55,13 @@ class Replayed:
 
 
 class DeviceCollector:
-    """A `Collector` whose environments are one vector on a device.
+    """A `Collector` whose environments are one vector on the learner's device.
 
     Its batch is one fragment of each policy, in the order of their agents' ids.
 
     Args:
-        plan: what to sample.
-        device: the learner's.
-        meter: of this process.
-        stop: asked before each batch whether to give up.
-        state: what to go on from; {}: begin.
+        stop: called before each batch.
+        state: state of a saved run; {}: none.
     """
 
     def __init__(
@@ -122,7 +115,7 @@ class DeviceCollector:
         return batch.allocate(layout, device=device)
 
     def publish(self, policy: Policy | Mapping[str, Policy], version: int) -> None:
-        """See `Collector`: what acts is what learns. Several policies come by name, in order."""
+        """Keep references: the learner's policies act. Several policies come by name, in order."""
         self._policies = [policy] if isinstance(policy, Policy) else list(policy.values())
         self._version = version
 
@@ -152,7 +145,7 @@ class DeviceCollector:
         return Collected(fragments, taken, episodes, agent_steps=agent_steps, num_episodes=ended)
 
     def _act(self) -> None:
-        """Fill the fragments. Where it is recorded, all of it is work for the device."""
+        """Fill the fragments. If a graph records this, all work is on the device."""
         for fragment, memory in zip(self._fragments, self._memory, strict=True):
             fragment.recurrent_state[0] = memory
         actors = [
@@ -167,7 +160,7 @@ class DeviceCollector:
             memory.copy_(fragment.recurrent_state[1])
 
     def _make_noise(self) -> None:
-        """For the actions of the next batch: always in the same memory."""
+        """Draw the noise of the next batch, always into the same memory."""
         plan, noise = self._plan, []
         for fragment, of, policy in zip(self._fragments, self._acting, self._policies, strict=True):
             ids = of.agents.ids(self._vector.env_id, plan.spec.num_agents)
@@ -182,7 +175,7 @@ class DeviceCollector:
             own.copy_(made)
 
     def release_batch(self, *, more: bool) -> None:
-        """See `Collector`: nothing goes on by itself."""
+        """Do nothing: no environment steps between batches."""
 
     def discard_batch(self) -> None:
         """See `Collector`."""
@@ -191,17 +184,17 @@ class DeviceCollector:
         self.ledger.lost += self._plan.num_steps * self._plan.num_envs
 
     def _go_back(self) -> None:
-        """To where all was before the batch."""
+        """Restore the state before the batch."""
         for tensor, before in zip(self._moving(), self._before, strict=True):
             tensor.copy_(before)
 
     def halt(self) -> None:
-        """See `Collector`: nothing is under way."""
+        """Do nothing: there are no workers."""
 
     def state(self) -> dict[str, Array]:
         """See `Collector`."""
         own = self._vector.state() | self._vector.obs()
-        for i, memory in enumerate(self._memory):  # a row for each environment, as all state has
+        for i, memory in enumerate(self._memory):  # a row for each environment, as in all state
             of_env = memory.cpu().view(self._plan.num_envs, -1)
             own |= {f"{name}.{i}": of for name, of in remembered(of_env).items()}
         named = {self._name + name: array for name, array in own.items()}
@@ -223,11 +216,11 @@ class DeviceCollector:
                 memory.copy_(torch.from_numpy(own[f"core_state.{i}"]).view_as(memory))
 
     def _moving(self) -> list[Tensor]:
-        """What a batch changes, but for the batch, and can be changed back."""
+        """Return the tensors that a batch changes beside the batch, for `_go_back`."""
         return [*self._vector.tensors(), *self._memory]
 
     def meters(self) -> dict[str, dict[str, float]]:
-        """See `Collector`: the only meter is this process's."""
+        """See `Collector`: there are no workers."""
         return {}
 
     def laps(self) -> dict[str, Laps]:

@@ -1,4 +1,4 @@
-"""Sampling in the learner's own process. Left out: everything that makes it faster."""
+"""A collector in the learner's process, without workers."""
 
 from collections.abc import Mapping
 
@@ -21,14 +21,12 @@ from headrace.weights import Published
 
 
 class InlineCollector:
-    """A `Collector` that steps all vectors here, one after the other.
+    """A `Collector` that steps all vectors one after the other in this process.
 
     Args:
-        plan: what to sample.
-        meter: of this process.
-        stop: asked between two steps whether to give up.
-        state: what to go on from; {}: begin.
-        say: told of episodes that were dropped.
+        stop: called between two steps.
+        state: state of a saved run; {}: none.
+        say: receives messages on dropped episodes.
     """
 
     def __init__(
@@ -43,8 +41,8 @@ class InlineCollector:
         self._plan, self._stop, self._say = plan, stop, say
         self._worker = RolloutWorker(plan, list(plan.vectors), meter, name="inline")
         self._published = Published(self._worker.policy)
-        self._version: int | None = None  # of the weights that the next batch is made with
-        self._held: RolloutResult | None = None  # the batch that was collected last
+        self._version: int | None = None  # of the weights for the next batch
+        self._held: RolloutResult | None = None  # the last batch
         self.ledger, self.restored = Ledger(), Restored()
         self._snapshots = EpisodeSnapshots(plan, state or {})
         self._of_vector = dict(zip(plan.vectors, self._fragments, strict=True))
@@ -86,7 +84,7 @@ class InlineCollector:
         return Collected(self._fragments, filled.kept, filled.episodes, metrics)
 
     def release_batch(self, *, more: bool) -> None:
-        """See `Collector`: here nothing goes on by itself, but as if it did."""
+        """See `Collector`. With lag, the next batch uses the weights of now, as with workers."""
         self._snapshots.accept()
         if self._plan.lag and more:
             self._version = self._published.newest
@@ -98,7 +96,7 @@ class InlineCollector:
             self.ledger.lost += self._held.kept
 
     def halt(self) -> None:
-        """See `Collector`: nothing is under way."""
+        """Do nothing: there are no workers."""
 
     def state(self) -> dict[str, Array]:
         """See `Collector`."""
@@ -106,7 +104,7 @@ class InlineCollector:
         return self._snapshots.state()
 
     def meters(self) -> dict[str, dict[str, float]]:
-        """See `Collector`: the only meter is this process's."""
+        """See `Collector`: there are no workers."""
         return {}
 
     def laps(self) -> dict[str, Laps]:

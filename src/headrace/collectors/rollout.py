@@ -1,8 +1,4 @@
-"""The inner loop: T steps of one vector into one fragment. All kinds of collectors run this one.
-
-Left out: processes and memory (`inline.py`, `synchronous.py`), what a step does (`envs/`), and the
-turns of vectors that wait for actions (`worker_main.py`).
-"""
+"""The inner loop of all collectors: T steps of one vector into one fragment."""
 
 import contextlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -25,30 +21,25 @@ from headrace.spec import Array
 
 
 class ActorSource(Protocol):
-    """The weights that a worker acts with.
+    """The source of a worker's actors.
 
     Attributes:
-        version: of the weights that `pull` gave last.
-        waits: whether somebody else acts, later, and stamps the steps with versions.
+        version: version of the weights of the last `pull`.
+        waits: True if an inference server computes the actions and records the weight version.
     """
 
     version: int
     waits: bool
 
     def pull(self) -> Sequence[Actor]:
-        """Take the weights that are to act now: of each policy."""
+        """Return the current actors, one of each policy."""
 
     def is_stale(self) -> bool:
-        """Whether others are to act from here on; asked after each step."""
+        """Return whether newer actors must replace the pulled ones. Called after each step."""
 
 
 class FixedActors:
-    """The same weights from a fragment's first step to its last.
-
-    Args:
-        actors: act with them, one of each policy.
-        version: theirs.
-    """
+    """The same actors, one of each policy, for all steps of a fragment."""
 
     waits = False
 
@@ -80,12 +71,10 @@ def rollout(
     """Step `vector` through one fragment, or one of each policy.
 
     Args:
-        vector: is bound to the fragments here.
-        fragments: are filled.
-        weights: may be others from some step on: each step is stamped with its version.
+        vector: bound to the fragments here.
+        weights: may change between steps; each step records its version.
         noise: for each fragment `[T, n, draws]`, uniform in (0, 1).
-        meter: told where the time goes.
-        stop: asked before every step.
+        stop: called before every step.
     """
     vector.bind(*fragments)
     num_steps, waits = fragments[0].num_steps, weights.waits
@@ -113,7 +102,7 @@ def rollout(
 
 
 def at_once(rollout: Rollout) -> int:
-    """Carry a rollout out that has nothing to wait for: what it returns."""
+    """Run a rollout that never waits. Return the number of steps."""
     try:
         next(rollout)
     except StopIteration as ended:
@@ -123,19 +112,18 @@ def at_once(rollout: Rollout) -> int:
 
 @dataclass
 class RolloutResult:
-    """What a worker reports of an order's fragments.
+    """A worker's report on the fragments of an order.
 
     Attributes:
-        taken: env steps, those that were lost included.
-        lost: of them, those that failed, and gave nothing.
-        whole: whether all are full; else it was told to stop, and nothing of them counts.
-        episodes: that ended in them.
-        dropped: those that were given up, each in a line: their rows are not valid.
-        states: where each vector is now, by its index in the run; without observations.
-        step_s: mean seconds per env step, likewise.
-        lag_sum: by how many versions the weights were older than the newest, at the end of each
-            vector step, added up.
-        lag_max: the most of these.
+        taken: env steps, lost ones included.
+        lost: env steps without a valid row, since an environment failed.
+        whole: whether all fragments are full. If not, the worker had to stop and none counts.
+        episodes: finished episodes.
+        dropped: a line for each dropped episode; its rows are not valid.
+        states: state of each vector, by its index in the run; without observations.
+        step_s: mean seconds per env step, by vector.
+        lag_sum: age of the weights at the end of each vector step (versions), summed.
+        lag_max: the largest such age.
     """
 
     taken: int = 0
@@ -150,7 +138,7 @@ class RolloutResult:
 
     @property
     def kept(self) -> int:
-        """Env steps that could be learned from."""
+        """Env steps with valid rows."""
         return self.taken - self.lost
 
 
@@ -160,12 +148,11 @@ def lag_metrics(
     depth: float,
     meters: Mapping[str, Mapping[str, float]],
 ) -> dict[str, float]:
-    """Metrics of a batch that was made while the learner learned; at lag 0: none.
+    """Compute a batch's metrics of lag and waiting; none at lag 0.
 
     Args:
-        plan: the run's.
-        batch: what workers reported of its fragments.
-        depth: batches that are left in the queue.
+        batch: the workers' reports on its fragments.
+        depth: batches left in the queue.
         meters: seconds by span of each worker, so far.
     """
     if not plan.lag:
@@ -180,12 +167,11 @@ def lag_metrics(
 
 
 class RolloutTask(NamedTuple):
-    """A fragment that is to be filled.
+    """A fragment to fill.
 
     Attributes:
-        vector: its index in the run.
-        fragment: the memory.
-        steps: how many each env of the vector has taken before.
+        vector: index of the vector in the run.
+        steps: steps that each env of the vector has taken before.
     """
 
     vector: int
@@ -194,26 +180,23 @@ class RolloutTask(NamedTuple):
 
 
 class RolloutWorker:
-    """The vectors of one process, with a copy of the policy if it acts itself.
+    """The vectors of a worker, with a copy of the policy if the worker acts.
 
     Args:
-        plan: the run's.
-        vectors: which vectors of the run are this worker's: vector v has the envs
-            `v * n .. (v + 1) * n - 1`.
-        meter: this process's.
-        name: in errors.
-        acts: whether it does; else it is only given `ActorSource` that wait.
+        vectors: indices in the run: vector v has the envs `v * n .. (v + 1) * n - 1`.
+        name: for error messages.
+        acts: whether the worker computes actions; if not, every `ActorSource` waits.
     """
 
     def __init__(
         self, plan: SamplingPlan, vectors: list[int], meter: Meter, name: str, *, acts: bool = True
     ) -> None:
         self._plan, self._meter = plan, meter
-        # Its weights are overwritten by the first publish.
+        # The first publish overwrites its weights.
         self._policy = plan.policy.build() if acts else None
         n = plan.envs_per_vector
         self._vectors: dict[int, VectorEnv] = {}
-        # What a recurrent core remembers of each vector's envs
+        # Recurrent states of each vector's envs
         self._memory = {v: torch.zeros(n, plan.policy.network.state_size) for v in vectors}
         for v in vectors:
             context = VectorContext(
@@ -231,24 +214,21 @@ class RolloutWorker:
 
     @property
     def policy(self) -> Policy:
-        """Its copy, to put weights into."""
+        """The worker's copy of the policy."""
         assert self._policy is not None, "somebody else acts"
         return self._policy
 
     def actor(self) -> Actor:
-        """Acts with the weights that `policy` has now."""
+        """Build an actor with the current weights of `policy`."""
         return actor_for(self.policy, self._plan.spec, self._plan.policy.network)
 
     @torch.no_grad()
     def collect(
         self, wanted: Iterable[RolloutTask], weights: ActorSource, stop: ShouldStop
     ) -> RolloutResult:
-        """Fill fragments, one after the other.
+        """Fill fragments one after the other, with `weights` that never wait.
 
-        Args:
-            wanted: which.
-            weights: to act with; they do not wait.
-            stop: asked between two steps.
+        `stop` is called between two steps.
         """
         filled = RolloutResult()
         for each in wanted:
@@ -261,18 +241,14 @@ class RolloutWorker:
     def fill(
         self, wanted: RolloutTask, weights: ActorSource, stop: ShouldStop, filled: RolloutResult
     ) -> Rollout:
-        """Fill a fragment.
+        """Fill one fragment, and add to `filled`. The caller sets `filled.whole`.
 
-        Args:
-            wanted: which.
-            weights: to act with.
-            stop: asked between two steps.
-            filled: is added to; only who knows of its other fragments can say if it is whole.
+        `stop` is called between two steps.
         """
         plan, vector = self._plan, self._vectors[wanted.vector]
         memory, states = self._memory[wanted.vector], wanted.fragment.recurrent_state
         states[0] = memory
-        # Whoever acts makes the noise: no numbers of it if that is somebody else.
+        # An inference server draws its own noise: then there is none here.
         draws = 0 if self._policy is None else self._policy.num_draws
         noise = action_noise(plan.seed, vector.env_id, wanted.steps, plan.num_steps, draws)
         taken = yield from rollout(
@@ -289,12 +265,12 @@ class RolloutWorker:
         return taken
 
     def restore(self, state: dict[str, Array], begin_after: int) -> Restored:
-        """Go on from the state of this worker's vectors, before the first `collect`.
+        """Restore this worker's vectors, before the first `collect`.
 
         Args:
             state: of all vectors.
-            begin_after: where one has none, it begins episodes that no run of so many steps of
-                each env can have had; 0: its first ones.
+            begin_after: steps of each env so far. A vector without state begins with episodes that
+                cannot have occurred in so many steps; 0: with its first episodes.
         """
         restored = Restored()
         for v, vector in self._vectors.items():
@@ -314,19 +290,19 @@ class RolloutWorker:
         return restored
 
     def states(self) -> dict[int, dict[str, Array]]:
-        """Where each vector is, with observations and memory, by its index in the run."""
+        """Return each vector's state, observations and recurrent states, by index in the run."""
         return {
             v: vector.state() | vector.obs() | remembered(self._memory[v])
             for v, vector in self._vectors.items()
         }
 
     def close(self) -> None:
-        """Close all environments; EnvError if one fails in it."""
-        with contextlib.ExitStack() as stack:  # goes on with the rest if one raises
+        """Close all environments. Raise EnvError if closing one fails."""
+        with contextlib.ExitStack() as stack:  # closes the rest if one raises
             for vector in self._vectors.values():
                 stack.callback(vector.close)
 
 
 def remembered(state: Tensor) -> dict[str, Array]:
-    """What a recurrent core remembers of a vector's envs `[n, S]`, as a named array (a copy)."""
+    """Return a copy of a vector's recurrent states `[n, S]`, as a named array."""
     return {"core_state": state.numpy().copy()} if state.numel() else {}

@@ -1,7 +1,6 @@
-"""Fast paths: functions that compute what another one defines, in less time, within a tolerance.
+"""Fast paths: faster replacements of a reference function, equal within a tolerance.
 
-Each is declared with its reference. `choose` is the only place that decides which one runs. Left
-out: gradients of algorithms (`config/algorithms.py` lists them).
+Only `choose` decides which one runs. `config/algorithms.py` lists the fast paths of gradients.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +16,14 @@ from headrace.spec import EnvSpec
 
 @dataclass(frozen=True)
 class FastPath:
-    """One fast path.
+    """A fast path and its reference.
 
     Attributes:
-        name: as the start of a run shows it.
-        reference: the function that it replaces.
-        unsupported: returns why it cannot replace the reference here; "" if it can.
-        make: makes the replacement, from the arguments of `unsupported`.
-        tolerance: how far results may be from the reference's, by the dtype of the weights.
+        name: printed when a run starts.
+        reference: the replaced function.
+        unsupported: returns the reason why it cannot replace the reference, or "".
+        make: builds the replacement from the arguments of `unsupported`.
+        tolerance: largest difference from the reference's results, by dtype of the weights.
     """
 
     name: str
@@ -48,7 +47,7 @@ ACTING = [
 def choose(
     paths: Sequence[FastPath], reference: Callable[..., Any], *arguments: Any
 ) -> tuple[FastPath | None, str]:
-    """Return the first path that can replace `reference`; else None, and why the last cannot."""
+    """Return the first path that can replace `reference`; else None and the last one's reason."""
     reason = ""
     for path in paths:
         if path.reference is reference:
@@ -59,11 +58,11 @@ def choose(
 
 
 def describe_choice(path: FastPath | None, reference: str, reason: str) -> str:
-    """Return what runs, in words: a path's name, or the reference and why no path replaces it."""
+    """Return a path's name; without a path, the reference and the reason."""
     return path.name if path else reference + (f" ({reason})" if reason else "")
 
 
 def actor_for(policy: Policy, spec: EnvSpec, network: Network) -> Actor:
-    """Return what acts with the policy's weights as they are now; it may miss later changes."""
+    """Build an actor with the policy's current weights. It may miss later changes."""
     path, _ = choose(ACTING, Policy.act, policy, spec, network)
     return PolicyActor(policy.act) if path is None else path.make(policy, spec, network)

@@ -1,11 +1,7 @@
-"""Our own small network on the CPU with its gradient written out: fewer and larger operations.
+"""The forward and backward pass of Headrace's small network on the CPU, in few, large operations.
 
-A layer of the actor's trunk and the one of the critic's beside it are one batched product, and tanh
-is NumPy's, in place (torch's takes longer on some CPUs). What a gradient needs of the
-forward pass stays in memory that is used again by the next.
-
-Left out: losses (`algos/ppo_manual_gradient.py`); other activations, images, recurrent cores, GPUs
-and bf16, which are torch's.
+Each layer of actor and critic is one batched product. NumPy computes tanh in place, since torch's
+takes longer on some CPUs. Memory for activations is reused.
 """
 
 from collections.abc import Callable
@@ -28,7 +24,7 @@ Pull: TypeAlias = Callable[[Floats, Floats], tuple[Floats, list[Floats]]]
 
 
 def unsupported(policy: Policy, network: Network) -> str:
-    """Return why `ManualNetwork` and `evaluate` cannot stand for `policy`; "" if they can."""
+    """Return the reason why `ManualNetwork` and `evaluate` cannot replace `policy`, or ""."""
     model = policy.model
     if not isinstance(model, ActorCritic):
         return "a network of your own"
@@ -50,23 +46,23 @@ def unsupported(policy: Policy, network: Network) -> str:
 class ManualNetwork:
     """The actor and the critic of a policy; activations are `[trunks, rows, width]`.
 
-    From here on all parameters lie in one flat vector, those of a layer of both trunks beside each
-    other, and so do gradients.
+    All parameters become views of one flat vector, in which a layer's parts of both trunks are
+    neighbours. Gradients have the same layout.
 
     Args:
-        model: one that `supports`; its parameters may change, but not be replaced.
+        model: its parameters may change, but not be replaced.
         own: parameters of the distribution.
 
     Attributes:
-        parameters: all of them, flat.
-        gradient: of all of them, flat.
+        parameters: all parameters, flat.
+        gradient: their gradients, flat.
     """
 
     def __init__(self, model: ActorCritic, own: list[nn.Parameter]) -> None:
         trunks = [model.actor_trunk, *([model.critic_trunk] if model.critic_trunk else [])]
         layers = list(zip(*(trunk.layers for trunk in trunks), strict=True))
         heads: list[Any] = [model.actor.weight, model.actor.bias, model.critic.weight]
-        # Each entry: parameters of one shape that are one tensor.
+        # Each entry: parameters of one shape, stored as one tensor.
         self._together: list[list[nn.Parameter]] = [
             *([layer.weight for layer in of] for of in layers),
             *([layer.bias for layer in of] for of in layers),
@@ -84,13 +80,13 @@ class ManualNetwork:
         self._features = torch.empty(0)
 
     def parts(self, flat: Tensor) -> dict[nn.Parameter, Tensor]:
-        """Parameter -> its part of a flat vector that is laid out as `parameters`."""
+        """Return each parameter's part of a flat vector with the layout of `parameters`."""
         tensors = [tensor for of in self._shaped(flat) for tensor in of]
         each = zip(self._together, tensors, strict=True)
         return {p: part for of, tensor in each for p, part in zip(of, tensor, strict=True)}
 
     def _shaped(self, flat: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Weights and biases of the layers, `[trunks, ...]`, and the rest, `[1, ...]`."""
+        """Return weights and biases of the layers, `[trunks, ...]`, and the rest, `[1, ...]`."""
         sizes = [len(of) * of[0].numel() for of in self._together]
         pieces = zip(torch.split_with_sizes(flat, sizes), self._together, strict=True)
         shaped = [piece.view(len(of), *of[0].shape) for piece, of in pieces]
@@ -102,7 +98,7 @@ class ManualNetwork:
 
     @torch.no_grad()
     def forward(self, obs: Obs) -> tuple[Floats, Floats]:
-        """Params of the head `[num_params, rows]`, and values `[rows]`, of `rows` observations."""
+        """Return params of the head `[num_params, rows]` and values `[rows]` of observations."""
         features: Tensor = self._encoder(obs).to(self._dtype)
         num_trunks = len(self._weights[0])
         if self._last_signal.shape[-2:-1] != features.shape[:1]:
@@ -122,7 +118,7 @@ class ManualNetwork:
 
     @torch.no_grad()
     def fill_gradient(self, of_params: Floats, of_value: Floats, of_own: list[Floats]) -> None:
-        """Fill `gradient`, from those of what `forward` gave and of the distribution's own."""
+        """Fill `gradient` from those of params, values and the distribution's parameters."""
         for part, of_part in zip(self._of_heads[4:], of_own, strict=True):
             part[0] = torch.from_numpy(of_part)
         params, value = torch.from_numpy(of_params), torch.from_numpy(of_value).unsqueeze(0)
@@ -141,13 +137,13 @@ class ManualNetwork:
             torch.mul(value.t(), critic, out=signal[1])
         for number in reversed(range(self._depth)):
             hidden = self._hidden[number]
-            # From the gradient of tanh(x) to that of x, in place
+            # In place: from the gradient of tanh(x) to that of x
             torch.ops.aten.tanh_backward.grad_input(signal, hidden, grad_input=signal)
             below = self._hidden[number - 1] if number else self._features
             torch.bmm(signal.transpose(1, 2), below, out=self._of_weights[number])
             torch.sum(signal, 1, out=self._of_biases[number])
             if number:
-                # In memory that nobody reads any more, and that is still in the cache
+                # Reuse memory that is no longer read and is still in the cache
                 free = hidden if hidden.shape == below.shape else torch.empty_like(below)
                 signal = torch.bmm(signal, self._weights[number], out=free)
 
@@ -155,23 +151,22 @@ class ManualNetwork:
 def evaluate(
     head: Categorical | Gaussian, params: Floats, action: NDArray[Any]
 ) -> tuple[Floats, Floats, Pull]:
-    """Log-probs of actions and entropies, `[rows]` each, and the way back.
+    """Return log-probs of actions and entropies, `[rows]` each, and their backward function.
 
     Args:
-        head: of the policy.
         params: `[num_params, rows]`.
         action: `[rows, ...]`.
     """
     if isinstance(head, Gaussian):
         return _gaussian(head.log_std.detach().numpy()[:, None], params, action.T)
-    # The ufuncs' own `reduce` is the methods `max` and `sum`, without the Python around them.
+    # A ufunc's `reduce` avoids the Python overhead of the methods `max` and `sum`.
     log_p = params - np.maximum.reduce(params, 0)
     p = np.exp(log_p)
     total = np.add.reduce(p, 0)
     p /= total
     log_p -= np.log(total)
     entropy = -np.add.reduce(p * log_p, 0)
-    chosen = action * len(action) + np.arange(len(action))  # where it is in [num_params, rows]
+    chosen = action * len(action) + np.arange(len(action))  # flat index in [num_params, rows]
 
     def pull(of_log_prob: Floats, of_entropy: Floats) -> tuple[Floats, list[Floats]]:
         of_params = -p * (of_log_prob + of_entropy * (log_p + entropy))

@@ -1,14 +1,10 @@
-"""A worker's inference in NumPy: `Policy.act` for small networks, in fewer microseconds.
+"""A worker's inference in NumPy: a faster `Policy.act` for small networks.
 
-For the few rows of a vector, torch spends more time around each operation than in it, and NumPy
-less (`benchmarks/cartpole.py` trains with both). An environment waits for its action only: values
-and log-probs are computed after the last step of a fragment, for many rows at a time. They are
-those of `Policy.act` within 4e-6; an action differs only where its noise is that close to the
-boundary between two (`tests/models/test_numpy_inference.py`). Features are rows here and envs are
-columns, so that what is done per env runs along memory.
-
-Left out: gradients (`by_hand.py`); image, Dict and masked observations, recurrent cores, bf16 and
-networks of the user's own, which are the policy's.
+For the few rows of a vector, NumPy's overhead is lower than torch's (`benchmarks/cartpole.py`).
+Values and log-probs are computed after a fragment's last step, for many rows at a time. They equal
+those of `Policy.act` within 4e-6. An action differs only if its noise is that close to the boundary
+between two actions (`tests/models/test_numpy_inference.py`). Rows here are features and columns are
+envs, so that work per env runs along memory.
 """
 
 import math
@@ -29,11 +25,11 @@ from headrace.spec import EnvSpec
 
 Floats: TypeAlias = NDArray[np.float32]
 _Layer = tuple[Floats, Floats]  # weight [out, in], bias [out, 1]
-_MOST_ROWS = 2048  # at a time, of what is computed after the last step: they fit the cache
+_MOST_ROWS = 2048  # per product after the last step: they fit the cache
 
 
 def unsupported(policy: Policy, spec: EnvSpec, network: Network) -> str:
-    """Return why `NumpyActor` cannot act as `policy` does; "" if it can."""
+    """Return the reason why `NumpyActor` cannot replace `policy.act`, or ""."""
     numbers = spec.observation.kind == "box" and image_layout(spec.observation) is None
     reasons = {
         "--arithmetic plain": network.arithmetic == "plain",
@@ -48,7 +44,7 @@ def unsupported(policy: Policy, spec: EnvSpec, network: Network) -> str:
 
 
 class NumpyActor:
-    """Acts as `policy` does, where it is not `unsupported`."""
+    """An `Actor` in NumPy."""
 
     def __init__(self, policy: Policy, spec: EnvSpec, network: Network) -> None:
         model = policy.model
@@ -100,7 +96,7 @@ class NumpyActor:
             value[:] = self._through(self._critic, x, buffers).reshape(value.shape)
 
     def _seen(self, x: NDArray[Any]) -> Floats:
-        """What the network sees of observations `[features, rows]`."""
+        """Normalize observations `[features, rows]`, if so configured."""
         x = x.astype(np.float32, copy=False)
         if self._scaling is None:
             return x
@@ -108,7 +104,7 @@ class NumpyActor:
         return ((x - mean) * scale).clip(-CLIP, CLIP)
 
     def _through(self, layers: list[_Layer], x: Floats, buffers: list[Floats]) -> Floats:
-        """The last layer's output: in the last buffer."""
+        """Compute the last layer's output in the last buffer."""
         last = buffers[-1]
         for (weight, bias), out in zip(layers, buffers, strict=True):
             np.matmul(weight, x, out=out)
@@ -123,7 +119,7 @@ def _layer(linear: nn.Module) -> _Layer:
 
 
 def _columns(tensor: Tensor) -> NDArray[Any]:
-    """`[T, n]` or `[T, n, parts]` with the envs last: `[T, n]`, `[T, parts, n]`."""
+    """Move the envs of `[T, n]` or `[T, n, parts]` last: `[T, n]` or `[T, parts, n]`."""
     array = tensor.numpy()
     return array if array.ndim == 2 else array.swapaxes(1, 2)
 
@@ -133,7 +129,7 @@ _Sample = Callable[[int, Floats, NDArray[Any]], None]
 
 
 def _sampler(head: Head, noise: Tensor) -> _Sample:
-    """`sample` of each distribution; noise is `[T, n, draws]`."""
+    """Return the sampling function of a distribution; noise is `[T, n, draws]`."""
     if isinstance(head, Gaussian):
         std = head.log_std.detach().exp()
         spread = _columns(std * torch.special.ndtri(noise))
@@ -160,7 +156,7 @@ def _ends(head: MultiCategorical) -> list[int]:
 
 
 def _choose(logits: Floats, uniform: Floats, choice: NDArray[Any]) -> None:
-    """One choice per column of logits `[num_choices, n]` by inverse CDF."""
+    """Sample one choice per column of logits `[num_choices, n]` by inverse CDF."""
     p = logits - np.maximum.reduce(logits, 0)
     np.exp(p, out=p)
     np.add.accumulate(p, 0, out=p)
@@ -168,7 +164,7 @@ def _choose(logits: Floats, uniform: Floats, choice: NDArray[Any]) -> None:
 
 
 def _log_prob(head: Head, params: Floats, action: NDArray[Any]) -> Floats:
-    """`[T, n]`, from params `[T, num_params, n]` and actions `[T, n]` or `[T, parts, n]`."""
+    """Return `[T, n]` from params `[T, num_params, n]`, actions `[T, n]` or `[T, parts, n]`."""
     if isinstance(head, Gaussian):
         log_std = head.log_std.detach().numpy()[:, None]
         z = (action - params) * np.exp(-log_std)
@@ -190,6 +186,6 @@ _ACTIVATE: dict[str, Callable[[Floats], Floats]] = {
     "tanh": lambda x: np.tanh(x, out=x),
     "relu": lambda x: np.maximum(x, 0, out=x),
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    # x * sigmoid(x), in the form that cannot overflow
+    # x * sigmoid(x), in a form that cannot overflow
     "silu": lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x)),
 }

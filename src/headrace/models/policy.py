@@ -1,7 +1,4 @@
-"""The policy: from observations to actions and values. What workers copy and what files hold.
-
-Left out: where observations come from (`collect/`), and losses (`algos/`).
-"""
+"""The policy: from observations to actions and values. Workers copy it and checkpoints save it."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -57,15 +54,15 @@ class Network:
 
     @property
     def state_size(self) -> int:
-        """How many numbers the core's state of one env takes, S; 0 without a core."""
+        """Size S of the core's state of one env; 0 without a core."""
         return state_size(self.core, self.core_size)
 
 
 class ActorCritic(nn.Module):
-    """Our own network: an encoder, and over it an actor and a critic with a trunk each.
+    """Headrace's network: an encoder, then an actor and a critic with a trunk each.
 
     Attributes:
-        core: between the two, if the network has one: then the policy calls the three in turn.
+        core: recurrent, between encoder and trunks. The policy then calls the three in turn.
     """
 
     def __init__(self, spec: EnvSpec, network: Network) -> None:
@@ -82,35 +79,34 @@ class ActorCritic(nn.Module):
 
         width = (features, *network.hidden_sizes)[-1]
         self.actor_trunk = trunk()
-        # Small gain: the first policy is close to uniform whatever it sees (Andrychowicz et al.
-        # 2021, arXiv:2006.05990, choice C57).
+        # Small gain: the initial policy is close to uniform for all observations (Andrychowicz et
+        # al. 2021, arXiv:2006.05990, choice C57).
         self.actor = linear(width, num_params(spec), 0.01)
         self.critic_trunk = None if network.shared_trunk else trunk()
         self.critic = linear(width, 1, 1.0)
 
     def features(self, obs: Obs) -> Tensor:
-        """What the core sees, or the trunks: `[..., features]`."""
+        """Return the input of the core, or of the trunks: `[..., features]`."""
         features: Tensor = self.encoder(obs)
         return features.to(self.actor.weight.dtype)
 
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Parameters of the action distribution `[..., num_params]`, and values `[...]`."""
+        """Return parameters of the action distribution `[..., num_params]`, and values `[...]`."""
         return self.heads(self.features(obs))
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of what the trunks see."""
+        """Return the outputs of `forward` from the input of the trunks."""
         hidden = self.actor_trunk(features)
         critic_hidden = hidden if self.critic_trunk is None else self.critic_trunk(features)
         return self.actor(hidden), self.critic(critic_hidden).squeeze(-1)
 
 
 class Policy(nn.Module):
-    """A network, the distribution over actions that its output means, and the normalizers.
+    """A network, the action distribution over its outputs, and the normalizers.
 
     Attributes:
-        state_size: S: how many numbers it remembers of each env (`models/recurrent.py`); 0: none.
-        Where
-            it is not 0, whoever calls brings states, and gets those after.
+        state_size: S, the size of the recurrent state of an env (`models/recurrent.py`), or 0. A
+            recurrent policy's caller passes states in and receives the next ones.
     """
 
     def __init__(self, spec: EnvSpec, network: Network, model: ModelFactory | None = None) -> None:
@@ -125,16 +121,16 @@ class Policy(nn.Module):
 
     @property
     def num_draws(self) -> int:
-        """Numbers of uniform noise that one action takes."""
+        """Uniform random numbers per action."""
         return self.head.num_draws
 
     @property
     def masks(self) -> bool:
-        """Whether observations say which actions are allowed."""
+        """Whether observations contain an action mask."""
         return bool(self._spec.mask_key)
 
     def seen(self, obs: Obs) -> Obs:
-        """Observations without the action mask."""
+        """Return the observations without the action mask."""
         if not self._spec.mask_key:
             return obs
         assert isinstance(obs, dict)
@@ -142,19 +138,19 @@ class Policy(nn.Module):
         return rest[PLAIN] if list(rest) == [PLAIN] else rest
 
     def normalized(self, obs: Obs) -> Obs:
-        """What the network sees: without the action mask, and normalized if that was asked for."""
+        """Return the network's input: without the action mask, normalized if so configured."""
         seen = self.seen(obs)
         return seen if self.normalize_obs is None else self.normalize_obs(seen)
 
     def forward(
         self, obs: Obs, state: Tensor | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Parameters of the action distribution `[..., num_params]`, and values `[...]`.
+        """Return parameters of the action distribution `[..., num_params]`, and values `[...]`.
 
         Args:
-            obs: `[..., *shape]`; with a core, `[T, n, *shape]`, or these rows as `[T * n, *shape]`.
+            obs: `[..., *shape]`; with a core `[T, n, *shape]`, or flat: `[T * n, *shape]`.
             state: with a core: `[n, S]`, before the first row.
-            reset: with a core: `[T, n]` bool (or flat): zero the state before this row.
+            reset: with a core: `[T, n]` bool, or flat: zero the state before this row.
         """
         if state is None:
             with self._precision():
@@ -166,14 +162,14 @@ class Policy(nn.Module):
     def one_row(
         self, obs: Obs, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """As `forward`, of one row `[n, ...]`; with a core also `{"state": [n, S]}`: after it."""
+        """Compute `forward` of one row `[n, ...]`; with a core also the next `{"state": ...}`."""
         if state is None:
             return *self(obs), {}
         hidden, after = self._core.one_row(self._features(obs), state)
         return *self._from_core(obs, hidden), {"state": after}
 
     def values(self, obs: Obs, state: Tensor, reset: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """With a core: values `[T, n]` of a sequence, and states by row: see `Core.with_states`."""
+        """Return values `[T, n]` of a sequence, and states by row, from `Core.with_states`."""
         hidden, after = self._core.with_states(*self._sequence(obs, state, reset))
         return self._from_core(obs, hidden)[1], after
 
@@ -189,7 +185,7 @@ class Policy(nn.Module):
             return self.model.features(self.normalized(obs))
 
     def _sequence(self, obs: Obs, state: Tensor, reset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the core goes through: see `Core.with_states`."""
+        """Return the arguments of `Core.with_states`."""
         features, n = self._features(obs), len(state)
         return features.reshape(-1, n, features.shape[-1]), state, reset.reshape(-1, n)
 
@@ -198,18 +194,18 @@ class Policy(nn.Module):
             return self._masked(obs, *self.model.heads(hidden))  # type: ignore[operator]
 
     def _precision(self) -> contextlib.AbstractContextManager[None]:
-        """Of everything but a core."""
+        """Return the precision of everything but a core."""
         if not self._bf16:
             return contextlib.nullcontext()
         return torch.autocast(next(self.parameters()).device.type, torch.bfloat16)
 
     def _masked(self, obs: Obs, params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """What the network gave, without the actions that are not allowed."""
+        """Mask the actions that are not allowed."""
         if self._bf16:
             params, value = params.float(), value.float()
         if self._spec.mask_key:
             allowed = obs[self._spec.mask_key].reshape(params.shape) != 0  # type: ignore[index]
-            # The least finite number, not -inf: its share of the entropy is 0 * log 0.
+            # The least finite number, not -inf, whose entropy term 0 * log 0 would be NaN.
             params = params.masked_fill(~allowed, torch.finfo(params.dtype).min)
         return params, value
 
@@ -223,14 +219,14 @@ class Policy(nn.Module):
 
         Returns:
             `action` (as stored in a fragment), `log_prob` `[n]` and `value` `[n]`; with a core also
-            `state` `[n, S]`: after this row.
+            the next `state` `[n, S]`.
         """
         params, value, after = self.one_row(obs, state)
         action, log_prob = self.head.sample(params, noise)
         return {"action": action, "log_prob": log_prob, "value": value} | after
 
     def act_greedily(self, obs: Obs, state: Tensor | None = None) -> dict[str, Tensor]:
-        """The likeliest `action` for each of `[n, ...]` observations; `state` as in `act`."""
+        """Return the likeliest `action` for observations `[n, ...]`; `state` as in `act`."""
         params, _, after = self.one_row(obs, state)
         return {"action": self.head.mode(params)} | after
 
@@ -241,24 +237,24 @@ class Policy(nn.Module):
         state: Tensor | None = None,
         reset: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability, entropy and value of `action` in `obs`: `[...]` each.
+        """Return log-probability, entropy and value of `action` in `obs`, `[...]` each.
 
-        With a core the rows are a sequence: `state` and `reset` as in `forward`.
+        With a core the rows are a sequence; `state` and `reset` as in `forward`.
         """
         params, value = self(obs, state, reset)
         log_prob, entropy = self.head.evaluate(params, action)
         return log_prob, entropy, value
 
     def value(self, obs: Obs, state: Tensor | None = None) -> Tensor:
-        """V(s) for `[..., ]` observations; with a core `[k, ...]`, each with its state `[k, S]`."""
+        """Return V of observations `[...]`; with a core `[k, ...]`, with states `[k, S]`."""
         return self.one_row(obs, state)[1]
 
     def clipped(self, reward: Tensor) -> Tensor:
-        """The reward clipped, where that was asked for."""
+        """Clip rewards, if so configured."""
         return reward.clamp(-self._clip_reward, self._clip_reward) if self._clip_reward else reward
 
     def scaled(self, reward: Tensor) -> Tensor:
-        """The reward as the learner sees it: clipped, normalized, where that was asked for."""
+        """Clip and normalize rewards for the learner, if so configured."""
         clipped = self.clipped(reward)
         return clipped if self.normalize_reward is None else self.normalize_reward(clipped)
 
@@ -269,30 +265,27 @@ action and the other outputs."""
 
 
 class Actor(Protocol):
-    """Acts through rows of a fragment, with the weights as they were when it was made."""
+    """The interface of acting on rows of a fragment, with the weights of its creation."""
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
-        """Get ready for a fragment, at whichever of its rows.
+        """Prepare for a fragment, from any of its rows.
 
         Args:
-            fragment: its rows of observations are read as they come.
+            fragment: holds each row's observations when that row acts.
             noise: `[T, n, draws]`, uniform in (0, 1).
 
         Returns:
-            What writes the actions of row t; rows come in order.
+            A function that writes the actions of row t. Call it in the order of rows.
         """
 
     def finish(self, rows: slice) -> None:
-        """These rows are done: write what else the algorithm asked the policy to emit for them.
-
-        Called before any weights change.
-        """
+        """Write the other stored outputs of these rows. Called before any weights change."""
 
 
 class PolicyActor:
-    """An `Actor` that gets all of a row at once, from `Policy.act` or what is like it.
+    """An `Actor` that computes all outputs row by row, with `Policy.act` or an equivalent.
 
-    The states of a recurrent core lie in the fragment: another actor may go on at any row.
+    The fragment holds recurrent states, so another actor may continue at any row.
     """
 
     def __init__(self, act: Act) -> None:
@@ -300,7 +293,7 @@ class PolicyActor:
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
         """See `Actor`."""
-        # Cut into rows beforehand: indexing a tensor takes longer than copying a small row.
+        # Split into rows in advance: indexing a tensor takes longer than copying a small row.
         outs = {"action": fragment.action} | fragment.stored_outputs
         rows = [(name, column.unbind()) for name, column in outs.items()]
         noise_rows = noise.unbind()
@@ -318,13 +311,13 @@ class PolicyActor:
         return act
 
     def finish(self, rows: slice) -> None:
-        """See `Actor`: the states are those that the next row begins with."""
+        """Write the states for the next row."""
         self._fragment.carry(rows.stop)
 
 
 @contextlib.contextmanager
 def torch_seed(seed: int) -> Iterator[None]:
-    """Draw torch's random numbers from `seed` within; what is drawn outside does not change."""
+    """Seed torch's random numbers inside the context, without effect outside."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
