@@ -223,6 +223,7 @@ def test_presets_reach_what_they_promise(tmp_path, env, seed, threshold):
     assert run.mean_return >= threshold
 
 
+@pytest.mark.more
 @repeats(("learns", "other", "at_least"), [("tagger", "runner", 9.5), ("runner", "tagger", -1.75)])
 def test_each_side_of_a_game_learns_against_the_other(tmp_path, learns, other, at_least):
     """Four taggers and a runner on 7 x 7 cells; by chance 6 and -2.4, at most 10 and 0.2."""

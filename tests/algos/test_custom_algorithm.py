@@ -116,6 +116,7 @@ def test_settings_of_no_algorithm_are_refused():
         headrace.train("CartPole-v1", algo=Lonely())
 
 
+@pytest.mark.more
 def test_replay_algorithm_learns_and_resumes_to_the_bit(tmp_path):
     whole = headrace.train(
         "CartPole-v1", algo=ToyReplay, total_env_steps=10_016, run_dir=tmp_path / "whole", **REPLAY

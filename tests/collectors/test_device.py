@@ -116,6 +116,7 @@ def test_stopped_and_resumed_is_uninterrupted(tmp_path, core):
     assert_same(whole, resumed)
 
 
+@pytest.mark.more
 def test_two_learners_with_half_the_environments_each_learn_the_same(tmp_path):
     settings = SETTINGS | {"total_env_steps": 96, "schedule_env_steps": 0}
     one, two = (

@@ -205,6 +205,7 @@ class OneStops(Counting):
         return super().step(action)
 
 
+@pytest.mark.more
 def test_asynchronous_learner_does_not_wait_for_a_hanging_worker(tmp_path):
     """One of three workers hangs in its first step: batches are made of what the others bring."""
     os.mkfifo(tmp_path / "pipe")

@@ -148,6 +148,7 @@ def test_full_fragment_counts_only_with_its_batch(tmp_path):
     collector.close()
 
 
+@pytest.mark.more
 def test_worker_that_does_not_stop_is_killed_and_its_envs_begin_anew(tmp_path):
     plan, stop = plan_for(lambda: Sleepy(600), num_steps=1000), StopLater(0.5)
     collector = workers(plan, stop=stop)
@@ -221,6 +222,7 @@ def test_process_with_unclosed_workers_ends(tmp_path):
     assert process.returncode == 0
 
 
+@pytest.mark.more
 def test_runs_in_two_threads_keep_the_main_module(tmp_path):
     process = script(
         tmp_path,

@@ -627,6 +627,7 @@ def test_two_learners_learn_cartpole(tmp_path, started_by, seed):
     assert summary(done)["mean_return"] >= 475
 
 
+@pytest.mark.more
 def test_torchrun_ends_all_ranks_when_one_fails(tmp_path):
     words = own_env(tmp_path, 'os.environ["RANK"] == "1"', 'raise KeyError("on rank 1")')
     before = children()

@@ -259,6 +259,7 @@ def test_f01_killed_asynchronous_workers_lose_a_fragment_each(tmp_path, measured
         )  # fmt: skip
 
 
+@pytest.mark.more
 @pytest.mark.fault_a
 def test_f03_f05_errors_and_hangs_of_asynchronous_workers(tmp_path, capsys):
     """An environment's own error ends the run; a hang costs the one that hangs its fragment."""

@@ -94,6 +94,7 @@ def limited(folder, limits, *words):
     return run(["sh", "-ec", f'{limits}; exec "$@"', "sh", *words], folder)
 
 
+@pytest.mark.more
 def test_too_few_open_files_are_refused_with_the_number_needed(tmp_path, measured):
     """F22."""
     began = time.monotonic()
@@ -164,6 +165,7 @@ with contextlib.suppress(DeprecationWarning):  # the audit sees that there are t
 """
 
 
+@pytest.mark.more
 @repeats("learners", [1, 2])
 def test_no_process_with_threads_forks_and_no_warning_is_given(tmp_path, learners):
     """F23: all warnings are errors, and a thread holds a lock that the workers need as well."""

@@ -102,6 +102,7 @@ def test_more_ranks_learn_the_same(size, case):
     assert_same(one, [rank[case] for rank in learned(size, learn, cases)], ARITHMETIC[case[2]][2])
 
 
+@pytest.mark.more
 @repeats("case", CORES, ids="-".join)
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_more_ranks_learn_the_same_with_a_recurrent_core(size, case):

@@ -1,6 +1,5 @@
 """NatureCNN PPO on a stored batch against an independent plain implementation."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -9,6 +8,7 @@ from headrace.algos.ppo import PPO
 from headrace.algos.targets import Cuts, advantages, minibatches
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.models.policy import Network
+from tests.marks import repeats
 from tests.support import inline, plan_for, policy_for
 
 
@@ -102,7 +102,7 @@ def test_naturecnn_ppo_equals_a_plain_implementation():
     assert sum(p.grad.abs().sum() for p in policy.parameters()) > 1
 
 
-@pytest.mark.parametrize("image_net", ["nature", "impala", "small"])
+@repeats("image_net", ["nature", "impala", "small"])
 def test_every_image_net_acts_and_learns(image_net):
     policy, fragment = stored_batch(image_net=image_net)
     log_prob, entropy, value = policy.evaluate(

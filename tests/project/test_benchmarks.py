@@ -242,6 +242,7 @@ def solver(name, seconds, mean_return, **more):
     return Contestant(name, [*command, contestants.TURN], **more)
 
 
+@pytest.mark.more
 def test_time_to_solve_is_measured_outside_and_less_is_better():
     work = Work(None, "turn_s", "s", lower_is_better=True, least_return=475)
     fast, slow = solver("fast", 0, 480), solver("slow", 0.5, 475, is_peer=True)

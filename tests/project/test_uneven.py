@@ -152,6 +152,7 @@ def test_the_steady_state_leaves_out_the_start():
     assert (short["mean_s"], short["busy"]) == (0.1, 0.5)
 
 
+@pytest.mark.more
 def test_headrace_at_lag_0_is_measured_beside_the_limit():
     flags = "benchmarks.peers.uneven:Uneven --num-envs 2 --num-steps 16 --total-env-steps 128"
     flags += " --env-kwargs distribution=exponential --num-workers 2 --envs-per-vector 1"

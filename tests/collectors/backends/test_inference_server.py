@@ -389,6 +389,7 @@ def test_error_in_a_step_has_the_environment_s_message():
     collector.close()
 
 
+@pytest.mark.more
 def test_hanging_step_loses_its_worker_s_fragments(tmp_path, capsys):
     (tmp_path / "once").mkdir()
     run = headrace.train(

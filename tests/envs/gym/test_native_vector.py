@@ -306,6 +306,7 @@ def test_each_env_of_a_vector_has_another_random_start(env):
         assert not torch.equal(fragment.obs[:, 0], fragment.obs[:, i])
 
 
+@pytest.mark.more
 def test_atari_trains_from_its_preset_with_clipped_rewards(tmp_path, capsys):
     run = headrace.train(
         "ALE/Breakout-v5", total_env_steps=256, num_steps=32, run_dir=tmp_path / "run",

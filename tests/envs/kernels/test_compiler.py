@@ -62,6 +62,7 @@ def test_number_of_threads_does_not_change_results():
     assert_equal(shared, alone)
 
 
+@pytest.mark.more
 @repeats("count", [2, 3])
 def test_one_of_several_processes_compiles(tmp_path, count):
     script = (

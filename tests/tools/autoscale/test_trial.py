@@ -107,6 +107,7 @@ class Sleeping(Counting):
         return super().step(action)
 
 
+@pytest.mark.more
 def test_trial_without_updates_is_slow_with_upper_bound():
     found = trial(lambda: Sleeping(0.5), Limits(seconds=4.0))
     assert (found.outcome, found.why) == ("slow", "no update in its time")
@@ -156,6 +157,7 @@ def test_killed_trial_is_a_crash(number):
     assert number.name in found.why or "Segmentation fault" in found.why
 
 
+@pytest.mark.more
 def test_killed_worker_is_a_crash():
     found = trial(
         lambda: OnStep(lambda: os.kill(os.getpid(), signal.SIGKILL)),

@@ -77,6 +77,7 @@ def probed(seconds=1.0, **given):
     return Probe(inspect_request(RunRequest(given)).job(None), seconds, lambda text: None).costs()
 
 
+@pytest.mark.more
 def test_sleeping_environments_have_small_cpu_share():
     costs = probed(env=FAULTY, env_kwargs={"slow_step": 0.004, "slow_reset": 0.01}, **SIZES)
     assert costs.cpu_share < 0.5

@@ -139,6 +139,7 @@ def test_asynchronous_run_shows_its_lag(tmp_path):
     assert "This run has no timeline. To record one: headrace train ... --timeline" in words
 
 
+@pytest.mark.more
 def test_replaced_worker_is_shown_as_fault(tmp_path):
     once = tmp_path / "once"
     once.mkdir()
@@ -210,6 +211,7 @@ def test_damaged_timeline_is_left_out_with_reason(workers, tmp_path):
     assert "timeline.npz is damaged" in page.words and "env steps 1,280" in page.words
 
 
+@pytest.mark.more
 def test_page_of_many_updates_stays_small(workers, tmp_path):
     run_dir = copied(workers, tmp_path / "r")
     usual = write_report(run_dir).stat().st_size

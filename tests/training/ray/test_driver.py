@@ -255,6 +255,7 @@ class FailsAt20(Counting):
         return super().step(action)
 
 
+@pytest.mark.more
 def test_environment_s_exception_has_its_traceback(cluster):
     collector = actors(plan_for(FailsAt20))
     collector.publish(policy_for(plan_for(Counting)), 0)
