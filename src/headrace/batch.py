@@ -86,19 +86,18 @@ class Fragment:
 
     @property
     def num_steps(self) -> int:
-        """T."""
+        """Number of steps, T."""
         return self.reward.shape[0]
 
     @property
     def num_envs(self) -> int:
-        """The number of columns, n."""
+        """Number of columns, n."""
         return self.reward.shape[1]
 
     def resets(self) -> Tensor:
         """Return whether the recurrent state is zeroed before each row, `[T + 1, n]` bool.
 
-        It is zeroed after an end, and after a row that was only a reset. Row 0 is False: row 0 of
-        `recurrent_state` is as it must be.
+        It is zeroed after an end, and after a row that was only a reset. Row 0 is False.
         """
         ended = self.terminated | self.truncated | ~self.valid
         return torch.cat([torch.zeros_like(ended[:1]), ended])
@@ -130,8 +129,7 @@ def columns(
 ) -> dict[str, Column]:
     """Return name -> (whole shape, dtype) of every array of a fragment, in memory's order.
 
-    The default capacity K is the most that there can be. Places that stay untouched cost no memory
-    on the CPU.
+    The default capacity K is the maximum. Untouched places cost no memory on the CPU.
     """
     rows = (num_steps, num_envs)
     leaves = {
@@ -187,8 +185,8 @@ def allocate(
 
     Args:
         buffer: writable memory of at least `num_bytes(layout)` (shared memory); default: the heap.
-        fresh: poison it, so that reading what was never written is loud. Final observations are
-            not poisoned: nobody sees rows past `num_final`, and untouched pages cost no memory.
+        fresh: poison it, so that reads of unwritten memory show. Final observations are not
+            poisoned: rows past `num_final` are never read, and untouched pages cost no memory.
     """
     if buffer is None:
         raw = torch.empty(num_bytes(layout), dtype=torch.uint8, device=device)
@@ -251,8 +249,8 @@ def poison(tensor: Tensor) -> None:
 def join(fragments: list[Fragment], device: torch.device, *, copy: bool = True) -> Fragment:
     """Join fragments side by side as one `[T, N]` batch on `device`, in the order given.
 
-    Without `copy`, a single fragment that is on the device already is the batch. Then its memory
-    must not change while the batch is used.
+    Without `copy`, a single fragment on the device is the batch itself: its memory must not change
+    while the batch is used.
     """
     if not copy and len(fragments) == 1 and fragments[0].reward.device == device:
         return trim(fragments[0])
@@ -306,15 +304,15 @@ def stratify(order: Tensor, num_minibatches: int) -> Tensor:
 def whole_runs(
     place: Tensor, num_steps: int, num_envs: int, num_minibatches: int
 ) -> tuple[Tensor, list[int]]:
-    """Assign whole runs of envs to minibatches: what a recurrent core learns from.
+    """Assign whole runs of envs to minibatches, for a recurrent core.
 
-    Each of M minibatches takes all T steps of N / M envs. Of these, one of several learners may
-    hold any number, or none. `place`, `[E, n]`, has the position of each env of this learner in an
-    order of all N, by epoch.
+    Each of M minibatches takes all T steps of N / M envs. One learner may hold any number of these,
+    or none. `place`, `[E, n]`, is the position of this learner's envs in an order of all N, by
+    epoch.
 
     Returns:
-        `[E * M, R]`: indices of rows, `[T * n, ...]`, step after step; and how many of each line's
-        R count. The rest is padding. Where none counts, the first T are the run of some env.
+        `[E * M, R]`: indices of rows, `[T * n, ...]`, step after step; and the number of each
+        line's R that count. The rest is padding: the run of some env.
 
     Raises:
         ValueError: if M does not divide N.
@@ -337,9 +335,8 @@ def whole_runs(
 def pack(layout: Mapping[str, Column], memory: Array) -> tuple[int, list[Array]]:
     """Pack a fragment on the CPU for sending, without the unused room for final observations.
 
-    `memory` is the fragment's, `[num_bytes(layout)]` uint8. Returned are the number of final
-    observations, and one or two parts of uint8: a piece of the memory itself, and a copy of the
-    final observations if there are any.
+    `memory` is the fragment's, `[num_bytes(layout)]` uint8. Return the number of final observations
+    and uint8 parts: a view of the memory, and a copy of the final observations, if any.
     """
     fragment = allocate(layout, memory, fresh=False)
     k = int(fragment.num_final)
@@ -355,10 +352,7 @@ def pack(layout: Mapping[str, Column], memory: Array) -> tuple[int, list[Array]]
 
 
 def unpack(layout: Mapping[str, Column], k: int, parts: Iterator[Array]) -> Fragment:
-    """Undo `pack`: take one fragment's parts from those of several.
-
-    Where parts are read-only, nobody may write to the fragment.
-    """
+    """Undo `pack`: take one fragment's parts from those of several (read-only if these are)."""
     finals = _finals(layout, k)
     head = {name: column for name, column in layout.items() if name not in finals}
     with warnings.catch_warnings():

@@ -56,7 +56,7 @@ class Between:
 
 @dataclass(frozen=True)
 class Expected:
-    """What an error message says that a field expects, where its type does not say it."""
+    """Error text for a field whose type does not say what is expected."""
 
     words: str
 
@@ -95,8 +95,6 @@ def check_values(cls: Any, values: Mapping[str, Any], source: str = "") -> dict[
     """Return values as the fields of a `configclass` have them, a list as a tuple for example.
 
     Args:
-        cls: the class.
-        values: by name.
         source: where the values come from, for the error message; default: the class.
 
     Raises:
@@ -164,7 +162,7 @@ def _convert_one(kind: Any, value: Any) -> Any | None:
 
 
 def _is_plain(value: dict[str, Any]) -> bool:
-    """Whether it comes back from JSON as it went."""
+    """Return True if the value survives a round trip through JSON."""
     try:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):

@@ -1,11 +1,8 @@
 """Returns and advantages: pure functions over time-major `[T, n]` tensors.
 
-An episode ends in one of two ways, kept apart: `terminated` (the future is worth nothing) and
-`truncated` (the future goes on, we do not see it: bootstrap from the value of the true next
-observation). Either cuts the trace; only termination cuts the value.
-
-Left out: policies, losses, and which steps are valid (a step that is not is preceded by an end, so
-that nothing flows back from it).
+An end is `terminated` (the future is worth nothing) or `truncated` (bootstrap from the value of
+the true next observation). Both cut the trace. An invalid step follows an end, so that nothing
+flows back from it.
 """
 
 from typing import NamedTuple
@@ -15,7 +12,7 @@ from torch import Tensor
 
 
 def _check(name: str, reference: Tensor, **others: Tensor) -> None:
-    """Check ranks and shapes: broadcasting would turn a wrong shape into a wrong result."""
+    """Check shapes: broadcasting would turn a wrong shape into a wrong result."""
     if reference.dim() != 2:
         raise ValueError(f"{name}: expected [T, n] tensors, got shape {tuple(reference.shape)}")
     for key, tensor in others.items():
@@ -35,16 +32,10 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> Tensor:
-    """Generalized advantage estimates (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+    """Return generalized advantage estimates (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
-    Args:
-        reward: `[T, n]`, r_t.
-        value: `[T, n]`, V(s_t).
-        next_value: `[T, n]`, V of the true next observation (of the final one where it ended).
-        terminated: `[T, n]` bool: the episode ended here for good.
-        truncated: `[T, n]` bool: it was cut off here.
-        gamma: discount.
-        gae_lambda: trace decay λ.
+    All tensors are `[T, n]`. `value` is V(s_t), and `next_value` V of the true next observation
+    (the final one where the episode ended).
 
     Returns:
         `[T, n]`: Σ_k (γλ)^k δ_{t+k} up to the episode's end. The value target is this plus `value`.
@@ -77,12 +68,7 @@ def _accumulated(delta: Tensor, decay: Tensor) -> Tensor:
 
 
 class VTrace(NamedTuple):
-    """The results of `vtrace`, `[T, n]` each.
-
-    Attributes:
-        target: v_t, what the value is to become.
-        advantage: of the action, for the policy's gradient.
-    """
+    """Value targets v_t and advantages of the actions, `[T, n]` each."""
 
     target: Tensor
     advantage: Tensor
@@ -100,24 +86,17 @@ def vtrace(
     rho_clip: float,
     c_clip: float,
 ) -> VTrace:
-    """V-trace: what one policy learns from what another did.
+    """Return V-trace targets and advantages (Espeholt et al. 2018, arXiv:1802.01561, section 4.1).
 
-    Espeholt et al. 2018, arXiv:1802.01561, section 4.1. With equal policies (all ratios 1) and
-    λ = 1, the targets are those of GAE(1).
+    With equal policies (all ratios 1) and λ = 1, the targets are those of GAE(1). λ is the trace
+    decay of the paper's remark 2. The other tensors are as in `gae`.
 
     Args:
-        log_ratio: `[T, n]`, log π(a_t|s_t) - log μ(a_t|s_t): the policy learned about, over the one
-            that acted.
-        reward: `[T, n]`, r_t.
-        value: `[T, n]`, V(s_t).
-        next_value: `[T, n]`, V of the true next observation (of the final one where it ended).
-        terminated: `[T, n]` bool: the episode ended here for good.
-        truncated: `[T, n]` bool: it was cut off here.
-        gamma: discount.
-        gae_lambda: trace decay λ (remark 2 of the paper).
-        rho_clip: ρ̄: ratios in the temporal differences and advantages are cut off here; it decides
-            what the targets converge to.
-        c_clip: c̄: ratios in the traces are cut off here; it decides how fast.
+        log_ratio: `[T, n]`, log π(a_t|s_t) - log μ(a_t|s_t), for the learned policy π and the
+            acting policy μ.
+        rho_clip: ρ̄, upper bound of ratios in temporal differences and advantages. It decides the
+            fixed point of the targets.
+        c_clip: c̄, upper bound of ratios in the traces. It decides the speed of convergence.
 
     Raises:
         ValueError: if the shapes are not all the same `[T, n]`.
@@ -152,10 +131,8 @@ def discounted_sum(reward: Tensor, done: Tensor, start: Tensor, gamma: float) ->
     Its spread scales rewards (Engstrom et al. 2020, arXiv:2005.12729, section 3).
 
     Args:
-        reward: `[T, n]`.
         done: `[T, n]` bool: an episode ended with this step.
         start: `[n]`: the sum carried in from before the first row (0 after an end).
-        gamma: discount.
 
     Returns:
         `[T + 1, n]`: row t is R_t; the last row is what to carry into the next batch.

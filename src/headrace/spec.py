@@ -1,4 +1,4 @@
-"""What an environment looks like from outside, as plain data: spaces and their encodings.
+"""Description of an environment as plain data: spaces and their encodings.
 
 A spec is free of torch and gymnasium, travels as JSON inside checkpoints, and is all that a policy
 is built from. `envs/spaces.py` makes one from Gymnasium's spaces.
@@ -65,7 +65,7 @@ class Space:
 
     @property
     def leaves(self) -> tuple[tuple[str, "Space"], ...]:
-        """(key, space) of each part; for anything but a Dict the space itself, with the key ""."""
+        """(key, space) of each part of a Dict; for other spaces only ("", the space)."""
         return self.parts if self.kind == "dict" else (("", self),)
 
     def describe(self) -> str:
@@ -98,22 +98,19 @@ PLAIN = ""
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What a policy needs to know about an environment.
+    """Description of an environment for the policy.
 
     With several agents, observations and actions are those of one agent.
 
     Attributes:
-        id: the environment's name, for messages.
         observation: the space of one observation as it is stored. Where `info` has an action mask,
             the mask is stored as one more key of it (beside `PLAIN`, if it was no Dict).
-        action: the space of one action.
         mask_key: the key of the observation that says which actions are allowed; "" for none.
         mask_in_info: whether the environment gives the mask in `info`.
         roles: (role, number of its agents), in the order of their ids; (): there is one agent.
         agent_spaces: (observation, action) of each agent, where these differ. `observation` and
             `action` are then the first agent's.
         notes: what was changed to fit, for people.
-        kind: the kind of environment. A kernel environment can be compiled, and need not be.
     """
 
     id: str
@@ -140,7 +137,7 @@ class EnvSpec:
 
     @property
     def seen(self) -> Space:
-        """The observation without the mask: what a network gets."""
+        """The observation without the mask: the input of a network."""
         if not self.mask_key:
             return self.observation
         parts = tuple((k, part) for k, part in self.observation.parts if k != self.mask_key)

@@ -96,7 +96,7 @@ class _DoctorFlags:
 
 
 def _started() -> float:
-    """When this process began, as `time.perf_counter` would have had it."""
+    """Return the start time of this process, on the clock of `time.perf_counter`."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
@@ -106,7 +106,7 @@ def _started() -> float:
 
 
 def train(argv: list[str], description: str) -> int:
-    """`headrace train`."""
+    """Run `headrace train`."""
     started = _started()
     flags = parse("train", description, with_settings(TrainFlags, argv), argv)
     request = RunRequest(explicit(argv, flags), config_file=flags.config)
@@ -135,7 +135,7 @@ def _request_again(flags: RunFlags) -> RunRequest:
 
 
 def resume(argv: list[str], description: str) -> int:
-    """`headrace resume`."""
+    """Run `headrace resume`."""
     started = _started()
     flags = parse("resume", description, ResumeFlags, argv)
     result = launch.resume_run(
@@ -154,7 +154,7 @@ def _end(result: RunResult, as_json: bool) -> int:
 
 
 def evaluate(argv: list[str], description: str) -> int:
-    """`headrace eval`."""
+    """Run `headrace eval`."""
     flags = parse("eval", description, _EvalFlags, argv)
     request = _request_again(flags)
     settings, maker = settings_of_run(flags.run_dir, request)
@@ -201,7 +201,7 @@ def evaluate(argv: list[str], description: str) -> int:
 
 
 def check_env(argv: list[str], description: str) -> int:
-    """`headrace check-env`."""
+    """Run `headrace check-env`."""
     flags = parse("check-env", description, _CheckEnvFlags, argv)
     out = sys.stderr if flags.json else sys.stdout
     report = check(
@@ -216,14 +216,14 @@ def check_env(argv: list[str], description: str) -> int:
 
 
 def plot(argv: list[str], description: str) -> int:
-    """`headrace plot`."""
+    """Run `headrace plot`."""
     flags = parse("plot", description, _PlotFlags, argv)
     print(f"Learning curve: {draw_curves(list(flags.run_dirs), flags.output)}")
     return 0
 
 
 def doctor(argv: list[str], description: str) -> int:
-    """`headrace doctor`."""
+    """Run `headrace doctor`."""
     flags = parse("doctor", description, _DoctorFlags, argv)
     found = examine()
     print(json.dumps(found) if flags.json else describe(found))

@@ -1,4 +1,4 @@
-"""How flags are declared, explained and read. Left out: what verbs do with them (`commands.py`)."""
+"""Declaration, help texts and parsing of flags. Left out: the verbs (`commands.py`)."""
 
 import ast
 import inspect
@@ -142,7 +142,7 @@ def _flag_names(argv: list[str]) -> list[str]:
 
 
 def _refuse_repeated(argv: list[str], flags: Any) -> None:
-    """ConfigError for a flag of several values that is there twice: only the last would count."""
+    """Raise ConfigError if a flag of several values is there twice: only the last would count."""
     names = _flag_names(argv)
     for f in fields(flags):
         value = getattr(flags, f.name)

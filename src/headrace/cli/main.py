@@ -109,7 +109,7 @@ def _run_verb(verb: str, argv: list[str]) -> int:
 
 
 def _wants_workers(argv: list[str]) -> bool:
-    """A guess before the flags are parsed; if it is wrong, a start takes longer, no more."""
+    """Guess before flags are parsed if a run needs workers. A wrong guess only delays the start."""
     words = " ".join(argv).replace("=", " ").replace("_", "-").split()
     return any(
         flag == "--num-workers" and count != "0" for flag, count in itertools.pairwise(words)

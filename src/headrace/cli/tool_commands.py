@@ -43,7 +43,7 @@ class _ProfileFlags(SettingFlags):
 
 
 def profile(argv: list[str], description: str) -> int:
-    """`headrace profile`."""
+    """Run `headrace profile`."""
     flags = parse("profile", description, with_settings(_ProfileFlags, argv), argv)
     out = sys.stderr if flags.json else sys.stdout
     say = partial(print, file=sys.stderr, flush=True)
@@ -103,7 +103,7 @@ class _SimulateFlags:
 
 
 def simulate(argv: list[str], description: str) -> int:
-    """`headrace simulate`."""
+    """Run `headrace simulate`."""
     flags = parse("simulate", description, _SimulateFlags, argv)
     results = forecasts(
         MeasuredRun.read(flags.profile),
@@ -152,7 +152,7 @@ _AUTOSCALE_ONLY = {
 
 
 def autoscale(argv: list[str], description: str) -> int:
-    """`headrace autoscale`."""
+    """Run `headrace autoscale`."""
     flags = parse("autoscale", description, with_settings(_AutoscaleFlags, argv), argv)
     out = sys.stderr if flags.json else sys.stdout
     say = partial(print, file=out, flush=True)
@@ -210,7 +210,7 @@ class _PlanFlags:
 
 
 def plan(argv: list[str], description: str) -> int:
-    """`headrace plan`."""
+    """Run `headrace plan`."""
     flags = parse("plan", description, _PlanFlags, argv)
     goals: list[Goal] = []
     goals += [parse_target(flags.target)] if flags.target else []
@@ -233,7 +233,7 @@ class _ReportFlags:
 
 
 def report(argv: list[str], description: str) -> int:
-    """`headrace report`."""
+    """Run `headrace report`."""
     flags = parse("report", description, _ReportFlags, argv)
     print(f"Report: {write_report(flags.run_dir, flags.output, flags.usd_per_hour)}")
     return 0

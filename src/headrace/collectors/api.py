@@ -19,11 +19,9 @@ class PolicyPlan:
     """One of the policies that act.
 
     Attributes:
-        agents: of each environment.
-        spec: what they are offered.
-        network: shape of the policy.
-        stored_outputs: what its algorithm wants stored with each step; {}: nobody learns from it.
-        build: builds a copy, with weights that are to be overwritten.
+        agents: its agents in each environment.
+        stored_outputs: outputs to store with each step; {}: the policy is not trained.
+        build: builds a copy, whose weights are then overwritten.
     """
 
     agents: Agents
@@ -35,14 +33,13 @@ class PolicyPlan:
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """What all workers of a rank know of the run.
+    """Description of a run for all workers of a rank.
 
     Attributes:
-        asynchronous: workers never stop, and act with the newest weights at each step; the first
-            fragments that are there make a batch. Else all of a batch is made with the same
-            weights, at lag 1 those of the update before the last.
-        inference_device: the learner's process acts for all workers, on this device; None: each
-            worker acts itself.
+        asynchronous: workers never stop, use the newest weights at each step, and the first
+            finished fragments make a batch. Otherwise one version of the weights makes a whole
+            batch: at lag 1, that of the update before the last.
+        inference_device: device of the inference server; None: each worker computes its actions.
     """
 
     maker: EnvMaker
@@ -64,30 +61,30 @@ class SamplingPlan:
 
     @property
     def policy(self) -> PolicyPlan:
-        """The only policy: environments of several are not stepped by workers."""
+        """The only policy. Workers do not step environments with several policies."""
         [policy] = self.policies.values()
         return policy
 
     @property
     def layout(self) -> dict[str, Column]:
-        """The arrays of one vector's fragment."""
+        """Arrays of one vector's fragment."""
         policy, n = self.policy, self.envs_per_vector
         state_size = policy.network.state_size
         return columns(self.spec, policy.stored_outputs, self.num_steps, n, state_size)
 
     @property
     def num_vectors(self) -> int:
-        """How many vectors the rank has."""
+        """Number of vectors of the rank."""
         return self.num_envs // self.envs_per_vector
 
     @property
     def num_buffers(self) -> int:
-        """Fragments of each vector that there is memory for."""
+        """Number of buffers of each vector; each holds one fragment."""
         return 1 + self.lag if self.asynchronous else 1
 
     @property
     def vectors(self) -> range:
-        """The rank's vectors, by index over all: v has the envs `v * n .. (v + 1) * n - 1`."""
+        """Indices of the rank's vectors, over all ranks: v has envs `v * n .. (v + 1) * n - 1`."""
         first = self.first_env // self.envs_per_vector
         return range(first, first + self.num_vectors)
 
@@ -117,7 +114,7 @@ _MOST_DROPS_SHOWN = 20
 
 @dataclass
 class Ledger:
-    """Where the collected env steps went: each was learned from, or is lost or remade."""
+    """Counts of collected env steps: learned from, lost, or collected again."""
 
     collected: int = 0
     lost: int = 0  # unfinished when the run stopped, or of a lost worker

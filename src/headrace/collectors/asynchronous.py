@@ -26,15 +26,11 @@ Buffer = tuple[int, int]
 class Queue:
     """The fragments of one rank. Nothing is dropped: a worker without a free buffer waits.
 
-    Each vector has 1 + lag *buffers*, pieces of memory for a fragment. A buffer goes
-
-        to its worker -> into the queue -> to the learner -> to its worker -> ...
-
-    so at most `lag` batches are in the queue, beside the one that is learned from.
+    Each vector has 1 + lag *buffers*, pieces of memory for a fragment. A buffer goes to its worker,
+    into the queue, to the learner, and back. So at most `lag` batches are in the queue.
 
     Args:
-        vectors: all of them; a batch has as many fragments.
-        lag: L.
+        vectors: all vectors; a batch has one fragment for each.
     """
 
     def __init__(self, vectors: Iterable[int], lag: int) -> None:
@@ -59,12 +55,12 @@ class Queue:
 
     @property
     def has_batch(self) -> bool:
-        """Whether there is enough for a batch."""
+        """Return True if the queue holds a batch."""
         return len(self._queued) >= len(self._vectors)
 
     @property
     def depth(self) -> float:
-        """The length of the queue, in batches."""
+        """Length of the queue, in batches."""
         return len(self._queued) / len(self._vectors)
 
     def take(self) -> list[Buffer]:
@@ -80,10 +76,7 @@ class Queue:
 
 
 class AsynchronousCollector(WorkerPool):
-    """A pool of workers that never stop, for algorithms that correct for the age of weights.
-
-    Args: see `WorkerPool`; `plan.lag` is 1 or more.
-    """
+    """A pool of workers that never stop, for algorithms that correct for old weights (lag >= 1)."""
 
     repeats_steps = False
 

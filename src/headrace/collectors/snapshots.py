@@ -26,8 +26,7 @@ class EpisodeSnapshots:
     """Snapshots of all vectors of a rank.
 
     Args:
-        plan: the run's.
-        state: what they go on from, as `state` returns it; {}: they begin.
+        state: saved state to resume from, as `state` returns it; {}: begin.
     """
 
     def __init__(self, plan: SamplingPlan, state: Mapping[str, Array]) -> None:

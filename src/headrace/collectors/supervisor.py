@@ -1,13 +1,8 @@
-"""Which worker is to do what, and what follows when one is lost: decisions only, no processes.
+"""Decisions on workers: which orders each one gets, and what follows when one is lost.
 
-Each worker's processes are counted by a *generation*: nothing that an earlier process said or wrote
-can count. A worker goes
-
-    waiting -> starting -> idle -> busy -> idle -> ...      (busy: it has orders)
-       ^______________________________/   lost: started again, later and later, or the run fails
-
-Whoever reports a loss has ended the process before: memory never has two writers. The clock is an
-argument (seconds, monotonic).
+A *generation* counts each worker's processes: messages of an earlier process are ignored. The
+caller ends a lost process before it reports the loss: memory never has two writers. `now` is
+monotonic, in seconds. There are no processes here.
 """
 
 from collections import deque
@@ -24,7 +19,7 @@ TIMES_AS_LONG_TO_START = 10
 
 
 class Status(Enum):
-    """What a worker is doing."""
+    """State of a worker."""
 
     WAITING = "waiting to be started"
     STARTING = "starting"
@@ -34,31 +29,25 @@ class Status(Enum):
 
 @dataclass
 class WorkerState:
-    """What the supervisor knows of one worker."""
+    """The supervisor's record of one worker."""
 
     rate: RestartRate
     status: Status = Status.WAITING
     start_at: float = 0.0
     generation: int = 0
     moves: int = 0
-    orders: deque[Any] = field(default_factory=deque)  # not carried out yet, in their order
+    orders: deque[Any] = field(default_factory=deque)  # not carried out yet
     num_sent: int = 0  # of these
     has_delivered: bool = False  # all that was ordered
     num_delivered: int = 0  # each is a sign of life
-    lost_at: Any = None  # where in its order, the last time
-    anew: int = 0  # how often it was lost where this order had been lost before
+    lost_at: Any = None  # status and position at the last loss
+    anew: int = 0  # losses at the same place of this order
     lost_in_a_row: int = 0  # since an order was carried out
     stall: StallTimer = field(default_factory=StallTimer)
 
 
 class Supervisor:
-    """Decides for the workers of one rank, by their index.
-
-    Args:
-        num_workers: how many.
-        restart: whether a lost worker is replaced.
-        max_restarts: of each worker, in `timeouts.WINDOW_S`.
-    """
+    """Decisions for the workers of one rank; `max_restarts` of each in `timeouts.WINDOW_S`."""
 
     def __init__(self, num_workers: int, *, restart: bool, max_restarts: int) -> None:
         self._workers = [WorkerState(RestartRate(max_restarts)) for _ in range(num_workers)]
@@ -67,7 +56,8 @@ class Supervisor:
     def due(self, now: float) -> list[int]:
         """Return the workers to start now (`begin`).
 
-        Not those that have delivered all: until it counts, a new process would go on from before.
+        A worker that delivered all its orders waits: its results do not count yet, and a new
+        process would repeat them.
         """
         return [
             i
@@ -76,10 +66,9 @@ class Supervisor:
         ]
 
     def begin(self, worker: int, now: float) -> tuple[int, int]:
-        """Mark a worker as starting. Return its generation, and how often its order is to change.
+        """Mark a worker as starting. Return its generation, and how often this order failed before.
 
-        0: its episodes are as before. A worker that was lost twice at the same place gets new
-        episodes, other ones each time.
+        A worker that was lost twice at the same place gets new episodes each time.
         """
         w = self._workers[worker]
         assert w.status is Status.WAITING, w
@@ -96,7 +85,7 @@ class Supervisor:
         return True
 
     def order(self, worker: int, order: Any) -> None:
-        """Add an order after those of this worker before."""
+        """Append an order to a worker's queue."""
         w = self._workers[worker]
         w.orders.append(order)
         w.has_delivered = False
@@ -114,10 +103,7 @@ class Supervisor:
         return to_send
 
     def delivered(self, worker: int, generation: int, order: Any) -> bool:
-        """Mark an order as carried out. Return whether that counts.
-
-        In any order, where a worker carries several out at a time.
-        """
+        """Mark an order as carried out, in any sequence. Return whether that counts."""
         w = self._workers[worker]
         sent = list(w.orders)[: w.num_sent]
         if generation != w.generation or w.status is not Status.BUSY or order not in sent:
@@ -136,19 +122,17 @@ class Supervisor:
         return list(self._workers[worker].orders)
 
     def moved(self, worker: int, now: float) -> None:
-        """Mark a worker as gone to another machine, where it is to be started at once."""
+        """Mark a worker as moving to another machine, where it starts at once."""
         w = self._workers[worker]
         w.status, w.num_sent, w.start_at = Status.WAITING, 0, now
         w.moves += 1
 
     def lost(self, worker: int, now: float, position: Any, *, counts: bool = True) -> float | None:
-        """Mark a worker as lost. Return in how many seconds it is started again; None: never.
+        """Mark a worker as lost. Return the seconds until its restart; None: it is not restarted.
 
         Args:
-            worker: its index.
-            now: the clock.
-            position: in its order: anything that is the same at the same place.
-            counts: whether its work may be the cause, and not its machine alone.
+            position: any value that is equal at the same place of the same order.
+            counts: True if its work may be the cause, and not only its machine.
         """
         w = self._workers[worker]
         w.num_sent = 0
@@ -166,12 +150,9 @@ class Supervisor:
     def stalled(
         self, now: float, limit_s: float, progress: Callable[[int], Any]
     ) -> list[tuple[int, float]]:
-        """Return the workers that have made no progress for too long, and how long that is (s).
+        """Return (worker, limit in s) for those without progress for longer than their limit.
 
-        Args:
-            now: the clock.
-            limit_s: how long a step or reset may take.
-            progress: of a worker: anything that changes as it goes on.
+        `limit_s` is for a step or reset; any change of `progress(worker)` is progress.
         """
         stalled = []
         for i, w in enumerate(self._workers):
@@ -183,7 +164,7 @@ class Supervisor:
 
     @property
     def restarts(self) -> int:
-        """How many processes were started in the place of lost ones."""
+        """Number of processes that replaced lost ones."""
         return sum(max(0, w.generation - 1 - w.moves) for w in self._workers)
 
     @property
@@ -193,6 +174,6 @@ class Supervisor:
 
     @property
     def starting(self) -> list[int]:
-        """Workers without a process that is up."""
+        """Workers whose process is not up."""
         not_up = (Status.WAITING, Status.STARTING)
         return [i for i, w in enumerate(self._workers) if w.status in not_up]

@@ -25,7 +25,6 @@ class Watchdog:
         meter: of this process; its laps are progress.
         guards: the time limit of a step or reset.
         count_left: returns how many env steps are not taken yet, which is progress as well.
-        position: describes where the environments are.
     """
 
     def __init__(

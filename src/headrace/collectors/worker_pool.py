@@ -40,15 +40,14 @@ _CLOSE_WITHIN_S = 3.0
 
 
 class WorkerPool(Collector):
-    """The workers of a rank. The two collectors derive from it, and say what is to be filled.
+    """The workers of a rank: base class of two collectors, which decide what workers fill.
 
     Args:
-        plan: what to sample.
-        num_workers: W, at most the number of vectors, which they take in turns.
-        stop: asked while waiting whether to give up.
-        state: what to go on from; {}: begin.
-        say: receives what the user should know: lost workers, dropped episodes.
-        make_backend: makes the workers: processes of this machine, or Ray actors.
+        num_workers: W, at most the number of vectors.
+        stop: called while waiting; returns True to give up.
+        state: saved state to resume from; {}: begin.
+        say: receives messages for the user: lost workers, dropped episodes.
+        make_backend: makes the workers, as processes of this machine or Ray actors.
 
     Raises:
         ConfigError: workers cannot run there.
@@ -95,7 +94,7 @@ class WorkerPool(Collector):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether orders are given up: results may not be whole from here on."""
+        """True if orders are given up: results may be incomplete from here on."""
         return self._stop_at < float("inf")
 
     def publish(self, policy: Policy, version: int) -> None:

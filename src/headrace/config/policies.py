@@ -1,4 +1,4 @@
-"""Which policy acts for which agents of an environment."""
+"""The assignment of policies to the agents of an environment."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,6 @@ def assign_agents(policies: Mapping[str, Any], spec: EnvSpec) -> dict[str, Agent
     Args:
         policies: the setting: name -> `first:end` (without the end), or a table of settings, of
             which `agents` is one. A role's name needs no agents. {}: one policy for each role.
-        spec: the environment's.
 
     Raises:
         ConfigError: an agent has no policy, or several.

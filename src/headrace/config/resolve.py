@@ -36,13 +36,12 @@ from headrace.spec import Kind
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a run, and where each comes from.
+    """All settings of a run, and their sources.
 
     Attributes:
-        run, network, algo: the settings.
-        algorithm: what `run.algo` names.
+        algorithm: the algorithm that `run.algo` names.
         source: name -> `given` (by flag or keyword), `config FILE`, `auto-scale`, `preset NAME`,
-            `default`, or what it follows from.
+            `default`, or the settings that it follows from.
     """
 
     run: RunConfig
@@ -120,8 +119,7 @@ def read_settings(
 
     Args:
         explicit: name -> value from flags or keywords; `env` may be there or in the file.
-        config_file: TOML with settings at the top level.
-        measured: what `headrace autoscale` found to be fast, for what is left open.
+        measured: sizes that `headrace autoscale` measured, used where no size is set.
 
     Raises:
         ConfigError: an unknown name, or a value of the wrong type or out of bounds.
@@ -164,8 +162,6 @@ def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> 
     """Return the settings with those that follow from others, and check that all fit together.
 
     Args:
-        settings: as read.
-        kind: what the environment is, which its name does not tell.
         cores: CPU cores for workers; default: those of this process. On a cluster, at least one
             for each worker that was asked for.
 
@@ -195,7 +191,7 @@ def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> 
 
 
 def _derive_learners(settings: Settings) -> Settings:
-    """How many learners there are, and what depends on that."""
+    """Set the number of learners, and the settings that follow from it."""
     run = settings.run
     if run.num_learners == -1:
         check_auto(run)
@@ -222,13 +218,13 @@ def _derive_learners(settings: Settings) -> Settings:
 
 
 def _lr_factor(run: RunConfig) -> float:
-    """By what the number of learners multiplies learning rates."""
+    """Return the factor on learning rates for several learners."""
     scale = {"none": 1.0, "sqrt": math.sqrt(run.num_learners), "linear": float(run.num_learners)}
     return scale[run.lr_scale]
 
 
 def _derive_vectors(settings: Settings, kind: Kind, cores: int) -> Settings:
-    """How many environments a vector has, and how many workers there are."""
+    """Set the number of environments of a vector, and the number of workers."""
     form = "native" if settings.is_native(kind) else "python"
     if form != settings.run.vectorization:
         settings = settings.follow("follows env and wrapper", vectorization=form)
@@ -289,12 +285,12 @@ def _check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:
 
 
 def cpu_cores() -> int:
-    """How many this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
-    """The shipped preset's name and values for an environment; ("none", {}) if there is none.
+    """Return an environment's shipped preset: its name and values; ("none", {}) without one.
 
     A table's name is an id, or a pattern of ids (`MiniGrid-*`); the id itself comes first.
     """

@@ -22,7 +22,7 @@ from headrace.configclass import (
 
 
 def _parse_kwargs(texts: list[str]) -> dict[str, Any]:
-    """`key=value` words; values are Python literals, or else text."""
+    """Parse `key=value` words; values are Python literals, or else text."""
     kwargs: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -250,7 +250,7 @@ class RunConfig(  # fields come in the order of the bases, the last one first
 
     @property
     def num_vectors(self) -> int:
-        """How many vectors the environments make."""
+        """Number of vectors of all environments."""
         return self.num_envs // self.envs_per_vector
 
 

@@ -14,13 +14,7 @@ from headrace.models.custom import ModelFactory
 
 @dataclass(frozen=True)
 class Code:
-    """Code of the user's own, beside the environment.
-
-    Attributes:
-        wrappers: see `EnvMaker`.
-        model: makes a network.
-        algorithm: learns, in place of one of Headrace's.
-    """
+    """The user's own code, beside the environment."""
 
     wrappers: tuple[WrapperLike, ...] = ()
     model: ModelFactory | None = None

@@ -1,4 +1,4 @@
-"""What each part of training costs, measured apart from the others. Predictions start from this.
+"""Costs of each part of training, measured apart. Predictions start from them.
 
 Left out: measuring (`tools/profile/probe.py`).
 """
@@ -163,7 +163,6 @@ class Costs:
         latency: idle time from an order to the first step, and from the last step to the answer.
         learn: one update, by rows of one learner: assembling, learning, publishing, logging.
         allreduce: additional time of one update, by number of learners.
-        device: device of the learner.
     """
 
     step: TimeDistribution

@@ -11,11 +11,7 @@ Callback = Callable[[], None]
 
 
 class EventQueue:
-    """Callbacks in the order of their times.
-
-    Attributes:
-        now: simulated seconds since the beginning.
-    """
+    """Callbacks in the order of their times."""
 
     def __init__(self) -> None:
         self.now = 0.0

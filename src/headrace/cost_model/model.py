@@ -166,9 +166,6 @@ def gains(
 
     The part with the greatest gain is the limit. Parts are those of `Costs.without`, `cores` (each
     process has one of its own), and with workers `waiting` (no process waits for another).
-
-    Args:
-        now: predicted env steps/s of the run as it is.
     """
 
     def rate(costs: Costs, topology: Topology) -> float:

@@ -1,4 +1,4 @@
-"""Who waits for whom, as a model. There is a schedule for each kind of collector.
+"""Simulated schedules of workers and learners, one for each kind of collector.
 
     InlineSchedule        learners step the environments, then learn
     SynchronousSchedule   workers fill one batch at a time (`collectors/synchronous.py`)
@@ -42,11 +42,7 @@ class SimulatedWorker:
     """A worker that fills the fragments of its vectors in sequence.
 
     Attributes:
-        machine: machine that it runs on.
-        vectors: indices of its vectors in the rank.
-        busy_s: time spent filling fragments.
         orders: vectors that wait to be filled.
-        is_busy: True while a fragment is being filled.
     """
 
     machine: Machine
@@ -61,10 +57,7 @@ class SimulatedRank:
     """A learner and its workers.
 
     Attributes:
-        machine: machine of the learner.
         workers: empty if the learner steps the environments.
-        num_vectors: number of vectors; a batch has one fragment of each.
-        busy_s: time spent learning.
         free_at: when the learner will have received all answers sent so far.
         queue: vectors whose filled fragments wait.
     """
@@ -78,11 +71,7 @@ class SimulatedRank:
 
 
 class Learning:
-    """Updates of all ranks, in step.
-
-    Attributes:
-        updates: end time of each update.
-    """
+    """Updates of all ranks, in step."""
 
     def __init__(self, events: EventQueue, ranks: list[SimulatedRank], learn_s: float) -> None:
         self._events, self._ranks, self._learn_s = events, ranks, learn_s

@@ -165,12 +165,12 @@ class ChildProcess:
 
     @property
     def waitables(self) -> tuple[Any, int]:
-        """What `multiprocessing.connection.wait` reports when the child sends or ends."""
+        """Objects for `multiprocessing.connection.wait`: ready when the child sends or ends."""
         return self.channel, self.process.sentinel
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is no more."""
+        """Return True if the process has ended."""
         return not self.process.is_alive()
 
     def stack(self) -> str:

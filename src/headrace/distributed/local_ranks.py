@@ -83,7 +83,7 @@ def launch_ranks(
 
 @contextlib.contextmanager
 def _loopback_only() -> Iterator[None]:
-    """Within the `with`, have gloo and NCCL listen there, here and in processes started."""
+    """Make gloo and NCCL listen there within the `with`, in this process and those it starts."""
     names = {f"{library}_SOCKET_IFNAME": "lo" for library in ("GLOO", "NCCL")}
     added = {name: value for name, value in names.items() if name not in os.environ}
     os.environ.update(added)

@@ -82,7 +82,7 @@ def gather_json(ranks: Ranks, data: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Which rank of a job a process is; see `Ranks`."""
+    """Position of a process among the ranks of a job; see `Ranks`."""
 
     rank: int
     size: int

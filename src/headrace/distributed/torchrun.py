@@ -27,7 +27,6 @@ class Attempt:
     """One attempt of a job at its run.
 
     Attributes:
-        info: which rank this is.
         store: of this attempt alone; None: MPI needs none.
         is_restart: an earlier attempt failed.
         may_restart: torchrun makes another attempt if this one fails.

@@ -20,9 +20,6 @@ class Episode(NamedTuple):
 
     Attributes:
         ended_at: step of the fragment in which it ended, 0..T-1.
-        env_id: logical index of its env.
-        total_reward: undiscounted.
-        num_steps: its length.
         by_policy: the mean over each policy's agents, where several policies act; `total_reward`
             is then the mean over all agents.
     """
@@ -36,7 +33,7 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class Guards:
-    """What to check, and what to do about failing environments and lost workers.
+    """Checks of environments and workers, and reactions to their failures.
 
     Attributes:
         on_env_error: what follows an exception or a bad value: the run's end, or a new episode.
@@ -58,7 +55,7 @@ GUARDS = Guards()
 
 @dataclass
 class Restored:
-    """How unfinished episodes were restored after a resume, in numbers of envs."""
+    """Counts of envs by how their unfinished episodes were restored after a resume."""
 
     set_state: int = 0
     replayed: int = 0
@@ -73,16 +70,13 @@ class Restored:
 
 @dataclass(frozen=True, eq=False)
 class VectorContext:
-    """What every vector of environments is built with.
+    """Arguments that every vector of environments is built with.
 
     Attributes:
-        spec: what each environment offers to an agent.
         env_id: `[n]`, the logical index of each environment.
         seed: the run's seed, from which all of the environments' seeds are derived.
-        meter: counts the time of steps and resets.
         role: `env` for training, `eval` for evaluation: their seeds differ.
         worker: for error messages; "" (kernel environments only): exceptions are raised as is.
-        guards: what to check, and what to do when an environment fails.
         reseed: seed every episode, so that it can be replayed, or only the first one.
         replay_limit_s: time limit for replaying unfinished episodes after a resume.
         parts: the agents whose rows each fragment holds; (): one fragment holds all agents.
@@ -129,9 +123,6 @@ class VectorEnv(ABC):
     truncated step goes to the final observations.
 
     Attributes:
-        context: what it was built with.
-        spec: what each env offers.
-        env_id: `[n]`, the logical index of each.
         step_s: mean seconds per env step in the last fragment.
         dropped: a line for each episode that was dropped in the last fragment. If it was dropped
             in a step, that row is not valid.

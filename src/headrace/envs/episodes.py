@@ -1,4 +1,4 @@
-"""How vectors write fragments and account for the episodes that end in them.
+"""Base classes of vectors: they write fragments and account for the episodes that end in them.
 
 `HostVector` and `DeviceVector` are the base classes of all vectors. The subclasses do the stepping.
 """
@@ -305,7 +305,7 @@ class HostVector(VectorEnv):
 
     @abstractmethod
     def _describe_row(self, i: int, num_steps: int, before_reset: bool) -> str:
-        """See `DescribeRow`; the fragment is full."""
+        """Describe a row of a full fragment; see `DescribeRow`."""
 
 
 class DeviceVector(VectorEnv):
@@ -313,7 +313,6 @@ class DeviceVector(VectorEnv):
 
     Attributes:
         parts: the agents whose rows each fragment holds.
-        device: where the fragments are.
         ended_length: `[T, n]` int32: steps of the episode that ended there; 0: none did.
         ended_return: `[T, n, parts]` float64: its return, the mean over a part's agents.
         num_ended: how many episodes ended in the last fragment.

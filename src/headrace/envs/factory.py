@@ -41,12 +41,10 @@ class EnvMaker:
     """Makes environments; picklable, so that a worker can do it too.
 
     Attributes:
-        env: see `EnvLike`.
         kwargs: passed to the id's constructor or to the callable.
         wrappers: put around each environment, the first one innermost.
         native: whether the environment's own vector form is stepped (a kernel environment
             compiled), and not its Python form.
-        drop_obs_keys, action_mask: see `spaces.read`.
     """
 
     env: EnvLike
@@ -64,12 +62,12 @@ class EnvMaker:
 
     @property
     def is_code(self) -> bool:
-        """Whether making it runs code that the user named, and not a registered id."""
+        """True if making the environment runs code that the user named, and not a registered id."""
         return not isinstance(self.env, str) or ":" in self.env
 
     @property
     def steps_tensors(self) -> bool:
-        """Whether it makes many environments at a time that step tensors: see `tensors`."""
+        """True if the code makes many environments at a time that step tensors."""
         target = registry.resolve(self.env)
         if isinstance(target, str) or not callable(target):
             return False

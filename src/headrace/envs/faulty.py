@@ -19,7 +19,7 @@ from headrace.errors import UsageError
 
 
 class FaultyError(RuntimeError):
-    """What `crash` raises; it cannot be pickled, like many exceptions of environments."""
+    """Error of `crash`. It cannot be pickled, like many exceptions of environments."""
 
     def __init__(self, when: str, number: int) -> None:
         super().__init__(f"told to crash at {when} ({number} steps so far)")

@@ -84,12 +84,10 @@ def evaluate(
     """Play whole episodes. Each env plays a fixed number, so that short ones count no more.
 
     Args:
-        spec: as `env_spec` returns it; default: it is called.
         shares: the agents of each of several policies.
         stochastic: sample actions, as in training; default: the most likely ones.
         video: write the first episode to this file (MP4).
         stop: asked between steps whether to stop.
-        say: called with the progress every few seconds.
 
     Returns:
         The returns; None if stopped.

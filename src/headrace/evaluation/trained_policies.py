@@ -119,10 +119,9 @@ def load_policy(
 
     Args:
         directory: of a run, its `best`, or a checkpoint.
-        model: makes the network (or its name, `module:callable`), if it is one of your own: a
-            file cannot name code.
-        policy: its name, in a run with several.
-        algo: learned it (or its name, `module:Name`), if it is one of your own.
+        model: maker of your own network (or `module:callable`): a file cannot name code.
+        policy: name, in a run with several.
+        algo: your own algorithm (or `module:Name`), if it trained the policy.
 
     Raises:
         CheckpointError: there is no usable checkpoint, it is of another network, or it has

@@ -1,1 +1,1 @@
-"""What a run writes to disk: run directories, checkpoints, timelines."""
+"""Files of a run: run directories, checkpoints, timelines."""

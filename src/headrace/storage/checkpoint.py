@@ -90,7 +90,6 @@ def write(
     """Write a checkpoint, and point `latest` to it.
 
     Args:
-        parent: `checkpoints` or `best` in the run's directory.
         env_steps: names the checkpoint.
         files: file name (without suffix) -> named tensors or arrays.
         manifest: plain data beside format and checksums.

@@ -21,9 +21,6 @@ class Forecast:
     """A prediction for one combination of sizes.
 
     Attributes:
-        num_workers, num_learners: numbers of workers and learners.
-        batch: env steps of an update.
-        env_steps_per_s: predicted speed.
         limit: part with the greatest gain, see `cost_model.model.gains`.
         gain: speed without that part, relative to the prediction.
     """
@@ -45,12 +42,8 @@ class MeasuredRun:
     """The part of a profile's file that predictions need.
 
     Attributes:
-        costs: costs of the parts.
         num_steps: T.
         envs_per_vector: n.
-        vectors_per_worker: number of vectors of each worker.
-        batch: env steps of an update.
-        lag: lag of the run.
         asynchronous: see `Plan.asynchronous`.
     """
 

@@ -32,7 +32,6 @@ class Run:
     """A run that has ended.
 
     Attributes:
-        dir: its directory.
         summary: what `headrace train --json` prints.
     """
 
@@ -42,7 +41,7 @@ class Run:
 
     @property
     def mean_return(self) -> float | None:
-        """Of the last (up to) 100 finished training episodes; None if there was none."""
+        """Mean return of the last (up to) 100 finished training episodes; None without one."""
         value: float | None = self.summary["mean_return"]
         return value
 
@@ -81,9 +80,9 @@ class Run:
         """Play whole episodes with the trained policy; see `headrace.evaluation.evaluate.evaluate`.
 
         Args:
-                stochastic: sample actions, as in training; default: the likeliest.
-            video: write the first episode here (MP4).
-            policies: that play in place of some of this run's, by name: `other_run.policies`.
+            stochastic: sample actions, as in training; default: the likeliest.
+            video: file for the first episode (MP4).
+            policies: replacements for some of this run's, by name, such as `other_run.policies`.
 
         Raises:
             ConfigError: this run has no policy of that name.
@@ -122,25 +121,23 @@ def train(
 
     Args:
         env: a Gymnasium id, `module:EnvId`, `module:callable`, or a callable (a lambda will do).
-        algo: settings of the algorithm, such as `headrace.PPO(lr=3e-4)` (what it leaves open comes
-            from file, preset, or default), or only its name, `"a2c"`; or the class of an algorithm
-            of your own, or `"module:Name"`. Default: PPO.
-        network: settings of the network, such as `headrace.Network(hidden_sizes=(256, 256))`.
-        model: makes a network of your own from the spec (or its name); examples/own_network.py.
-        wrapper: put around each environment: `module:callable`, a callable, or several.
+        algo: settings such as `headrace.PPO(lr=3e-4)` (others come from file, preset, or default);
+            a name, `"a2c"`; or your own algorithm's class or `"module:Name"`. Default: PPO.
+        network: settings such as `headrace.Network(hidden_sizes=(256, 256))`.
+        model: makes your own network from the spec, or its name; see examples/own_network.py.
+        wrapper: wraps each environment: `module:callable`, a callable, or several.
         config: a TOML file with settings.
-        run_dir: the run's directory; default: a new one below `runs/`.
+        run_dir: default: a new directory below `runs/`.
         on_update: called with (number of the update, metrics) after each.
-        quiet: show nothing.
         **settings: every other setting of `headrace train --help` by its name.
 
     Returns:
         The run, when it has ended.
 
     Raises:
-        UsageError: settings or environment cannot be (a ValueError, too).
+        UsageError: the settings or the environment are invalid (a ValueError, too).
         EnvError: the environment raised; the message begins with its traceback.
-        HeadraceError: anything else on purpose; see `headrace.errors`.
+        HeadraceError: all other expected errors; see `headrace.errors`.
         KeyboardInterrupt: Ctrl-C, after the run was saved.
     """
     return _finish(
@@ -162,11 +159,7 @@ def request_by(
     wrapper: WrapperLike | Sequence[WrapperLike],
     config: str | os.PathLike[str] | None,
 ) -> RunRequest:
-    """Return the request that the arguments of `train` make.
-
-    Raises:
-        ConfigError: algorithm, network or model are something else.
-    """
+    """Return the request for the arguments of `train`; ConfigError if they are of another type."""
     explicit = rename_settings(settings)
     if isinstance(algo, str):
         explicit["algo"] = algo
@@ -196,23 +189,16 @@ def resume(
     quiet: bool = False,
     **changed: Any,
 ) -> Run:
-    """Go on with a run from its newest whole checkpoint.
+    """Go on with a run from its newest whole checkpoint. Return it when it has ended.
+
+    Pass `env` again unless it is a plain id, and the run's own model, wrappers and algorithm.
 
     Args:
-        env: to be given again where the environment is not a plain id.
-        model: to be given again where the run has a network of your own.
-        wrapper: to be given again where the run has wrappers.
-        algo: to be given again where the run has an algorithm of your own.
-        on_update: called with (number of the update, metrics) after each.
-        quiet: show nothing.
-        **changed: settings that `headrace resume --help` offers, by name, such as a new goal,
-            `total_env_steps`; the others are as before.
-
-    Returns:
-        The run, when it has ended.
+        **changed: settings of `headrace resume --help` by name, such as `total_env_steps`; the
+            others are as before.
 
     Raises:
-        ConfigError: another setting cannot be changed, or its value cannot be.
+        ConfigError: a setting cannot be changed, or its new value is invalid.
         RunDirError: there is nothing to resume, it is in use, or of another environment.
         HeadraceError, KeyboardInterrupt: as `train`.
     """
@@ -243,7 +229,7 @@ def _code_of(
 
 
 def _finish(result: RunResult) -> Run:
-    """Return the run; a signal that ended it ends the caller, too."""
+    """Return the run; pass on the signal that ended it."""
     if result.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if result.stopped_by:

@@ -14,7 +14,7 @@ _WINDOWS = ("recent_returns", "recent_lengths", "recent_by_policy")
 
 @dataclass
 class Counters:
-    """How far a run has come, over all ranks."""
+    """Progress of a run, over all ranks."""
 
     env_steps: int = 0
     episodes: int = 0

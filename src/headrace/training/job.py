@@ -33,14 +33,13 @@ from headrace.storage.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a caller asks for.
+    """A caller's request for a run.
 
     Attributes:
-        explicit: settings by name, from flags or keywords.
-        env: an environment or what makes one; None: the setting of that name.
-        code: wrappers and a network as callables; by default what the settings name.
-        config_file: TOML with more settings.
-        measured: sizes that `headrace autoscale` measured, for what is left open.
+        env: an environment or its maker; None: the setting `env`.
+        code: the user's code; default: the code that the settings name.
+        config_file: TOML file with more settings.
+        measured: sizes that `headrace autoscale` measured, used where no size is set.
     """
 
     explicit: Mapping[str, Any] = field(default_factory=dict)
@@ -56,13 +55,13 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks of a run receive.
+    """A run, as all its ranks receive it.
 
     Attributes:
-        saved: what to go on from; its directory must be there on every rank's machine.
-        room_for: on a cluster: how many workers of a rank there is room for as it begins.
-        rolled_back: on a cluster: env steps that were learned from, and are taken again since a
-            learner was lost; None: it is the first time that the run begins here.
+        saved: checkpoint to resume from; every rank's machine must have its directory.
+        room_for: on a cluster: number of a rank's workers that fit at the start.
+        rolled_back: on a cluster: env steps to learn from again after the loss of a learner; None:
+            the first start.
     """
 
     settings: Settings
@@ -79,13 +78,7 @@ class Job:
 
 @dataclass(frozen=True)
 class InspectedRequest:
-    """A request whose environment was looked at.
-
-    Attributes:
-        request: with code loaded and the environment named.
-        settings: as read: what the machine decides is still open.
-        spec: the environment's.
-    """
+    """A request with its environment's spec and loaded code; `settings` are not yet derived."""
 
     request: RunRequest
     settings: Settings
@@ -100,9 +93,7 @@ class InspectedRequest:
         """Derive the remaining settings and return the job of a new run.
 
         Args:
-            run_dir: where it is to write.
             cores: CPU cores for workers; default: those of this process.
-            quiet: show nothing but errors.
 
         Raises:
             ConfigError: settings contradict each other or the environment.
@@ -118,12 +109,7 @@ class InspectedRequest:
 
 
 def inspect_request(request: RunRequest) -> InspectedRequest:
-    """Read the settings, then make one environment and look at it.
-
-    Raises:
-        ConfigError: settings or environment cannot be.
-        EnvError: the environment raised.
-    """
+    """Read the settings, then make one environment for its spec; ConfigError, EnvError."""
     env, code = request.env, request.code
     request = request.change(**code.names())
     if env is not None:
@@ -144,12 +130,10 @@ def _read(request: RunRequest) -> Settings:
 def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMaker]:
     """Return the settings and the environment of a run.
 
-    Args:
-        run_dir: the run's directory.
-        request: its environment and code again, where they are code; settings that change.
+    `request` has the settings to change, and names all of the run's code again.
 
     Raises:
-        ConfigError: some of it is code, and was not named again.
+        ConfigError: some code is not named again.
     """
     config = rundir.read_config(run_dir)
     values, source = values_for_resume(config, request.explicit)
@@ -186,11 +170,7 @@ def job_of_run(
     saved: Checkpoint | None = None,
     quiet: bool = True,
 ) -> Job:
-    """Return the job of a run, to go on from a checkpoint.
-
-    Raises:
-        CheckpointError: it has other policies than the environment.
-    """
+    """Return the job of a resumed run; CheckpointError if the policies of `saved` do not fit."""
     spec = spec_of(maker, settings.run)
     if saved is not None:
         theirs = checkpoint.policies(saved)
@@ -206,7 +186,7 @@ def job_of_run(
 
 
 def spec_of(maker: EnvMaker, run: RunConfig) -> EnvSpec:
-    """Make one environment, watched as the run's are, and return its spec."""
+    """Make one environment under the watchdog, and return its spec."""
     limit_s = TIMES_AS_LONG_TO_START * timeouts.step_timeout(run.env_timeout_s, 0.0)
     watchdog = Watchdog(
         Meter(),
@@ -250,7 +230,7 @@ def _check_kind(run: RunConfig, spec: EnvSpec) -> None:
 
 
 def _check_whole(run: RunConfig, maker: EnvMaker, spec: EnvSpec) -> None:
-    """Refuse settings that mean nothing where all environments are one vector."""
+    """Refuse settings without effect if all environments are one vector."""
     refused = None
     if spec.kind == "tensor" and run.vectorization != "native":
         refused = "vectorization", "these step tensors, many at a time"
@@ -269,7 +249,7 @@ def _check_whole(run: RunConfig, maker: EnvMaker, spec: EnvSpec) -> None:
 
 
 def maker_of(settings: Settings, request: RunRequest) -> EnvMaker:
-    """Return what makes the run's environments."""
+    """Return the maker of the run's environments."""
     run = settings.run
     assert request.env is not None  # inspected
     return EnvMaker(

@@ -1,7 +1,4 @@
-"""Launches a run: holds its directory, and starts or joins its ranks.
-
-One process runs it alone; or rank 0 starts the others (`--num-learners`); or torchrun started all.
-"""
+"""Launches a run: locks its directory, and starts or joins its ranks."""
 
 import contextlib
 import json
@@ -44,11 +41,9 @@ def start(
     """Start a run and follow it to its end.
 
     Args:
-        request: what to train.
-        run_dir: where to write; default: a new directory below `runs/`.
-        on_update: called after each update.
-        out: where progress is shown; None: nowhere.
-        started: when the process began, as `time.perf_counter` has it; default: now.
+        run_dir: default: a new directory below `runs/`.
+        out: stream for the progress; None: no output.
+        started: start of the process on the clock of `time.perf_counter`; default: now.
 
     Raises:
         HeadraceError: see `headrace.errors`.
@@ -87,7 +82,7 @@ def resume_run(
     """Go on with a run from its newest whole checkpoint; other arguments are as in `start`.
 
     Args:
-        request: its environment and code again, where they are code; settings that change.
+        request: settings to change; the environment again if it is code, and the user's code.
 
     Raises:
         HeadraceError: see `headrace.errors`.
@@ -96,7 +91,7 @@ def resume_run(
 
 
 class _Launch:
-    """This process's part in a run: the whole of it, the lead, or one of torchrun's ranks."""
+    """This process's part in a run: all of it, rank 0 of several, or one of torchrun's ranks."""
 
     def __init__(
         self, on_update: OnUpdate | None, out: TextIO | None, started: float | None
@@ -186,13 +181,13 @@ class _Launch:
         return request.change(num_learners=size)
 
     def held(self, run_dir: Path) -> contextlib.AbstractContextManager[None]:
-        """Hold the directory for this process, unless another rank does: others only read."""
+        """Lock the directory for this process; torchrun's ranks above 0 only read it."""
         only_reads = self.attempt is not None and self.attempt.info.rank > 0
         return contextlib.nullcontext() if only_reads else rundir.locked(run_dir)
 
 
 def check_alone() -> None:
-    """Raise ConfigError in a rank of torchrun's: one process measures for all."""
+    """Raise ConfigError in a rank started by torchrun: one process measures for all."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         raise ConfigError(
             "This process is one of torchrun's, and sizes are measured by one process for all.\n"
@@ -221,7 +216,7 @@ _FOLLOWS_LEARNERS = {
 
 
 def _refuse_another(run_dir: Path, settings: Settings) -> None:
-    """RunDirError if the directory's run is not the one that torchrun begins again."""
+    """Raise RunDirError unless torchrun begins the directory's run again."""
     theirs = rundir.read_config(run_dir)["settings"]
     ours = json.loads(json.dumps(settings.flat()))
     differ = [

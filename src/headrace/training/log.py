@@ -1,4 +1,4 @@
-"""Where a run is shown: metrics.jsonl and TensorBoard in its directory, and the terminal."""
+"""Outputs of a run: metrics.jsonl and TensorBoard in its directory, and the terminal."""
 
 import contextlib
 import json

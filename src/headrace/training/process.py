@@ -1,4 +1,4 @@
-"""What a run changes in its process: signal handlers, thread counts, the limit of open files."""
+"""Process-wide settings of a run: signal handlers, thread counts, the limit of open files."""
 
 import contextlib
 import os
@@ -40,7 +40,6 @@ class StopSignals:
         patient: ignore a second signal, since rank 0 decides.
 
     Attributes:
-        received: the first signal; 0: none came.
         pass_on_to: process ids of other ranks, which get the first signal too.
     """
 
@@ -75,7 +74,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def math_threads(count: int) -> Iterator[None]:
-    """Within the `with`, give torch `count` threads and NumPy's libraries one."""
+    """Give torch `count` threads within the `with`, and NumPy's libraries one."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

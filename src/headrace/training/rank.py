@@ -51,8 +51,6 @@ class RunResult:
     """The end of a run.
 
     Attributes:
-        job: what was run.
-        summary: what `--json` prints.
         stopped_by: the signal that ended it early; 0: none did.
         rank: of this process. Rank 0 writes to the run directory and to the terminal.
     """

@@ -1,4 +1,4 @@
-"""What a run reports: its metrics, its summary, and the lines at its start and at its end.
+"""Reports of a run: its metrics, its summary, and the lines at its start and at its end.
 
 Left out: files and the terminal (`log.py`).
 """

@@ -1,4 +1,4 @@
-"""What a run saves: checkpoints, its best policy, and a batch that was not finite."""
+"""Saved parts of a run: checkpoints, its best policy, and a batch that was not finite."""
 
 import copy
 import time

@@ -17,7 +17,7 @@ from headrace.spec import Array
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker's process receives at its start, besides the plan."""
+    """Data that a worker's process receives at its start, besides the plan."""
 
     name: str
     generation: int  # counts the processes of this worker
@@ -75,7 +75,7 @@ class LostWork(NamedTuple):
 
 
 class Timings:
-    """Where the time of one worker went, over all its processes."""
+    """Seconds by span of one worker, over all its processes."""
 
     def __init__(self) -> None:
         self.usual_s = 0.0  # see `Meter.usual_s`
@@ -116,7 +116,7 @@ class WorkerHandle(Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether it has a process."""
+        """True if the worker has a process."""
 
     def fragment(self, vector: int, buffer: int) -> Fragment:
         """Return a filled fragment."""

@@ -1,16 +1,9 @@
 """Inference for all workers of a rank, in a thread of the learner's process, on its device.
 
-    worker: writes observations -> sends a request -> steps another vector -> has actions -> steps
-    thread: waits -> takes all requests -> one batch -> writes actions -> answers
-
 All vectors that are ready make one batch. Rows lie in the fragments, in shared memory: a worker
-reads a row's actions only after the answer (the system calls in between order that). The thread has
-a copy of the policy, so that the learner may change weights meanwhile.
-
-Memory is read and written in *rounds*, which hold a lock: a worker that has died is dismissed
-between two rounds, before another writes to its fragments.
-
-Left out: the worker's end (`worker_main.py`), and inference in a worker (`rollout.py`).
+reads a row's actions only after the answer (the system calls in between order that). The thread
+has a copy of the policy, so that the learner can change its weights meanwhile. A round holds a
+lock: a dead worker is removed between two rounds, before another writes to its fragments.
 """
 
 import contextlib
@@ -66,12 +59,7 @@ class _Request(NamedTuple):
 
 
 class InferenceServer:
-    """The thread, as the backend of the workers holds it.
-
-    Args:
-        plan: the run's.
-        published: weights, as workers would pull them.
-    """
+    """The thread, as the backend of the workers holds it."""
 
     def __init__(self, plan: SamplingPlan, published: Published) -> None:
         assert plan.inference_device is not None
@@ -97,7 +85,7 @@ class InferenceServer:
         self._thread.start()
 
     def admit(self, worker: int, fragments: dict[int, list[Fragment]]) -> socket.socket:
-        """Admit a worker that is going to be started, with the buffers of its vectors.
+        """Accept a worker that is about to start, with the buffers of its vectors.
 
         Returns:
             The socket for its requests, which the caller closes.
@@ -114,7 +102,7 @@ class InferenceServer:
         return theirs
 
     def dismiss(self, worker: int) -> None:
-        """Dismiss a worker that has ended: nothing more is written for it."""
+        """Remove a worker that has ended: nothing more is written for it."""
         with self._between_rounds():
             if ours := self._sockets.pop(worker, None):
                 self._stop_reading(ours)

@@ -57,14 +57,12 @@ _SHARE_AFTER_S, _FIRST_SHARE_AFTER_S = 5.0, 60.0
 
 @dataclass(frozen=True)
 class Needs:
-    """What an actor needs of a machine.
+    """Requirements of an actor on its machine.
 
     Attributes:
-        num_cpus: cores.
-        resources: Ray's custom resources, and how much of each.
-        labels: that its machine must have.
-        at_once: for how many actors of this rank there is room now. The others are asked for one
-            after the other, so that ranks share what comes.
+        resources: amounts of Ray's custom resources.
+        at_once: number of this rank's actors that fit now. The others are requested one after
+            the other, so that ranks share new machines.
     """
 
     num_cpus: float = 1.0
@@ -112,7 +110,7 @@ class _Actor:
             self._asked = self.control("beat")
 
     def lost_machine(self) -> bool:
-        """Whether it is dead because its machine is gone, or was before it was up."""
+        """Return True if the actor died because its machine was lost, or before it was up."""
         entry = ray._private.state.state.actor_table(self.actor._actor_id.hex())
         return bool(entry["DeathCause"].actor_died_error_context.HasField("node_death_info"))
 
@@ -415,7 +413,7 @@ class RayBackend(WorkerBackend):
         actor.control("newer", newest, self.weights[newest])
 
     def _is_leaving(self, worker: RayWorkerHandle, host: _Actor) -> bool:
-        """Whether its own actor is up, or the machine is taken away while there is another."""
+        """Return True if the worker's own actor is up, or it must move to another machine."""
         if worker.own is not None and worker.own.is_up and worker.own is not host:
             return True
         left_s = self._draining.get(host.node, math.inf) - time.time()

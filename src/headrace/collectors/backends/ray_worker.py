@@ -1,11 +1,9 @@
-"""What runs in a Ray actor: workers that carry out orders one after the other.
+"""A Ray actor with one or more workers, which carry out orders one after the other.
 
-A fragment is returned from the call that ordered it, as a few large arrays. So the learner that
-called owns it, and fetches it from this machine's object store. What is small goes as bytes: Ray's
-pickling takes longer. Calls that must not wait for a fragment (`newer`, `leave`, `stop`, `beat`,
-`stack`) come in by another thread.
-
-Left out: the learner's end (`ray_actors.py`), and stepping (`rollout.py`).
+The call that orders a fragment returns it, as a few large arrays: the learner owns it, and fetches
+it from this machine's object store. Small data go as bytes: Ray's pickling takes longer. Another
+thread receives the calls that must not wait for a fragment. Left out: the learner's end
+(`ray_actors.py`), and stepping (`rollout.py`).
 """
 
 import contextlib
@@ -143,14 +141,12 @@ class WorkerActor:
         return self._guarded(setup.name, start)
 
     def fill(self, packed: bytes, flat: Array | bytes | None) -> tuple[Any, ...]:
-        """Carry out an order, with these weights or newer ones, unless it says which.
+        """Carry out an order and return `Done`, guarded.
 
         Args:
             packed: pickled: the worker's index, its `WorkOrder`, and the version of the weights.
+                Newer weights may be used, unless the order names a version.
             flat: the weights; None: they were sent before.
-
-        Returns:
-            `Done`, guarded.
         """
         order: WorkOrder
         index, order, version = cloudpickle.loads(packed)
@@ -235,6 +231,6 @@ class WorkerActor:
 
 
 def work_in(folder: str) -> None:
-    """Work in a folder, if this machine has it: relative paths mean the same as elsewhere."""
+    """Change to the learner's working directory, if this machine has it, for relative paths."""
     with contextlib.suppress(OSError):
         os.chdir(folder)

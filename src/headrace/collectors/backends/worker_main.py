@@ -1,9 +1,7 @@
-"""A worker process: carries orders out with its vectors, and writes to memory of the learner.
+"""A worker process: carries out orders with its vectors, and writes to memory of the learner.
 
-Where the worker acts itself, it carries out one order after the other. Where the inference server
-acts, each vector waits for its actions, and another vector is stepped meanwhile.
-
-Left out: the learner's end (`processes.py`), and stepping (`rollout.py`).
+Without an inference server, the worker carries out one order after the other. With one, it steps
+another vector while a vector waits for its actions.
 """
 
 import contextlib
@@ -52,18 +50,11 @@ _ALIVE_EVERY_S = 0.1  # a worker that waits shows that it is alive
 class WorkerMemory:
     """A worker's piece of shared memory: three numbers, then the fragments of its vectors.
 
-    Args:
-        memory: of all workers.
-        offset: where this piece begins, in bytes.
-        plan: the run's.
-        vectors: that have fragments here.
-        fresh: poison the fragments.
-
     Attributes:
-        laps: of the worker's meter, counted (a sequence of one number, as the next two).
-        generation: of the process that writes.
-        turn: the vector that is being stepped, where they take turns; else -1.
-        fragments: by vector, its buffers.
+        laps: number of laps of the worker's meter, `[1]` as the next two.
+        generation: generation of the process that writes.
+        turn: the vector that is being stepped, if orders are interleaved; else -1.
+        fragments: buffers by vector.
     """
 
     _HEADER = 64
@@ -91,7 +82,7 @@ class WorkerMemory:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What a worker carries orders out with."""
+    """Everything that a worker needs to carry out orders."""
 
     learner: Channel
     generation: int
@@ -107,7 +98,7 @@ class WorkerContext:
         return [RolloutTask(v, fragments[v][buffer], steps) for v, buffer, steps in order.fragments]
 
     def should_stop(self) -> bool:
-        """Whether to give up."""
+        """Return True if the worker is to give up."""
         return self.published.stop[0] != 0
 
     def deliver(self, order: WorkOrder, result: RolloutResult) -> None:
@@ -133,7 +124,7 @@ class NumberedWeights(Protocol):
 
     @property
     def newest(self) -> int:
-        """The version that was published last."""
+        """Newest published version."""
 
     def pull(self, module: nn.Module, version: int | None = None) -> int:
         """Copy a version (None: the newest) into the module. Return which."""
@@ -190,13 +181,7 @@ class RemoteInference:
     """An `ActorSource`, and its `Actor`, for one fragment: the inference server acts.
 
     Args:
-        requests: a socket to it.
-        fragment: vector, buffer and steps, as in the order.
-        open_order: of which the fragment is.
         published: weights, of which the newest version is read.
-
-    Attributes:
-        steps: the rollout of the fragment.
     """
 
     waits = True
@@ -242,12 +227,7 @@ class RemoteInference:
 
 
 class InterleavedRollouts:
-    """Carries out many orders at a time; those of one vector in their order.
-
-    Args:
-        context: of this worker.
-        requests: a socket to the inference server.
-    """
+    """Carries out many orders at a time; those of one vector in their order."""
 
     def __init__(self, context: WorkerContext, requests: socket.socket) -> None:
         self._context, self._requests = context, requests

@@ -244,7 +244,7 @@ class TracedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As an array's."""
+        """Shape, as an array's."""
         return tuple(self._array.shape)
 
     def __len__(self) -> int:

@@ -42,7 +42,6 @@ def check_env(
 
     Args:
         env: an id, `module:Class`, a class, a function that makes one, or a kernel environment.
-        env_kwargs: arguments for it.
         num_steps: steps of each of up to 32 environments; 0: twice the time limit of a kernel
             environment, else 200.
         seed: of episodes and actions.

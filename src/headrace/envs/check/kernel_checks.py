@@ -102,7 +102,7 @@ class KernelCase:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the state has no floats: then no rounding adds up from step to step."""
+        """True if the state has no floats: then rounding errors cannot add up."""
         fields = [*self.env.state.values(), *self.env.agent_state.values()]
         kinds = [np.dtype(f[0] if isinstance(f, tuple) else f).kind for f in fields]
         return "f" not in kinds and self.spec.action.kind != "box"

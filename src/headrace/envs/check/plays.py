@@ -36,13 +36,10 @@ _NUM_NEARBY = 24
 
 
 class Play(NamedTuple):
-    """What to play.
+    """Input of a play.
 
     Attributes:
-        env: the environment.
-        env_id: `[n]`, logical indices.
         action: `[T, n * agents, ...]`, as a policy emits them.
-        seed: the run's seed.
         start: the states to start from; {}: start with an episode.
         first_episode: the index of that episode.
     """
@@ -200,10 +197,8 @@ class Difference(NamedTuple):
 
     Attributes:
         step: 0: after the reset at the beginning.
-        env: row of the environment.
         field: `w.` and a name of the state, or another name of `observables`.
         position: within the environment: the agent, if there are agents, then the rest.
-        one, other: the two values.
     """
 
     step: int

@@ -13,10 +13,6 @@ class Check:
 
     Attributes:
         done: what was checked, in numbers.
-        wrong: errors.
-        warnings: possible errors.
-        remedies: what to do about them.
-        notes: other facts.
         missing: why it was not checked, or only in part.
     """
 
@@ -68,7 +64,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """The last line."""
+        """Last line of the report."""
         wrong = [check.name for check in self.checks if check.wrong]
         num_warnings = sum(len(check.warnings) for check in self.checks)
         more = f"{num_warnings} warning{'s' * (num_warnings != 1)}"

@@ -31,7 +31,7 @@ class KernelFunction(NamedTuple):
 
     @property
     def program_name(self) -> str:
-        """Its name in the program, prefixed so that it hides no other name."""
+        """Name in the program, prefixed so that it hides no other name."""
         return f"env_{self.name}"
 
 
@@ -39,9 +39,7 @@ class ProgramSpec:
     """All that the program's text depends on.
 
     Args:
-        env: the environment.
         env_spec: what it offers to an agent.
-        parts: the agents whose rows each fragment holds.
         autoreset: whether a step begins the next episode where one has ended.
 
     Attributes:

@@ -128,9 +128,6 @@ class Program:
     Args:
         module: the program's functions, and the named tuples `World`, `Buffers` and `Rows`.
         lock: the file of a lock for processes that compile; None: nothing is compiled.
-
-    Attributes:
-        types: the module.
     """
 
     def __init__(self, module: ModuleType, lock: Path | None) -> None:

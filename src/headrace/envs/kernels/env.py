@@ -132,8 +132,6 @@ def uniform(w: Any, e: int, draw: int) -> Any:
     draw gives the same number again.
 
     Args:
-        w: the world.
-        e: the row of the environment.
         draw: 0 or more. Number the draws of a step, over all functions and agents.
     """
     number, episode = np.uint64(draw), np.uint64(w.episode[e])

@@ -1,7 +1,7 @@
 """Kernel environments in Gymnasium's forms: one environment, and a vector of them.
 
-These are for other libraries. `headrace train` uses them only where environments are wrapped or
-interpreted; otherwise it steps `vector.py`. Games of several agents: `pettingzoo_adapter.py`.
+These are for other libraries, and for environments that are wrapped or interpreted. Otherwise
+`headrace train` steps `vector.py`. Games of several agents: `pettingzoo_adapter.py`.
 """
 
 from copy import deepcopy
@@ -27,7 +27,7 @@ KernelSource = str | type[KernelEnv] | KernelEnv
 
 
 def check_discrete_action(space: gymnasium.Space[Any], action: Any) -> None:
-    """UsageError for a discrete action outside of the space: compiled code checks no index."""
+    """Raise UsageError for a discrete action outside of the space: the program checks no index."""
     if not isinstance(space, gymnasium.spaces.Box) and not space.contains(action):
         raise UsageError(f"The action {action!r} is not in the action space {space}.")
 
@@ -137,18 +137,18 @@ class KernelGymEnv(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """See Gymnasium; there are no options."""
+        """Begin an episode; there are no options."""
         super().reset(seed=seed)
         return self._stepper.reset(seed, self.np_random)[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """See Gymnasium; UsageError for a discrete action outside of the space."""
+        """Take a step. Raise UsageError for a discrete action outside of the space."""
         check_discrete_action(self.action_space, action)
         obs, reward, terminated, truncated, _ = self._stepper.step(np.expand_dims(action, 0))
         return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def close(self) -> None:
-        """See Gymnasium."""
+        """End the threads."""
         self._stepper.close()
 
 
@@ -160,7 +160,6 @@ class KernelGymVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     Args:
         kernel_env: `module:Class`, a class, or a kernel environment.
-        num_envs: number of environments.
         num_threads: threads that share the environments.
         **kwargs: arguments of the class, and `max_episode_steps`.
 
@@ -188,7 +187,7 @@ class KernelGymVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """See Gymnasium; UsageError for a list of seeds, and for the option `reset_mask`."""
+        """Begin all episodes. Raise UsageError for a list of seeds or the option `reset_mask`."""
         if options and "reset_mask" in options:
             raise UsageError("reset_mask: all environments of this vector are reset together.")
         if not (seed is None or isinstance(seed, int | np.integer)):
@@ -197,7 +196,7 @@ class KernelGymVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self._stepper.reset(seed, self.np_random), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """See Gymnasium; UsageError for discrete actions outside of the space."""
+        """Take a step. Raise UsageError for discrete actions outside of the space."""
         actions = np.asarray(actions)
         check_discrete_action(self.action_space, actions)
         obs, reward, terminated, truncated, ended = self._stepper.step(actions)
@@ -209,7 +208,7 @@ class KernelGymVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return obs, reward, terminated, truncated, info
 
     def close_extras(self, **kwargs: Any) -> None:
-        """See Gymnasium."""
+        """End the threads."""
         self._stepper.close()
 
 

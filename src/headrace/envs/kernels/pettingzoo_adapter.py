@@ -23,9 +23,8 @@ except ModuleNotFoundError as error:
 class KernelParallelEnv(pettingzoo.ParallelEnv):  # type: ignore[misc]  # PettingZoo has no types
     """One game; interpreted, so that a debugger stops in the author's functions.
 
-    Agents are named by their roles: `tagger_0`, `tagger_1`, ..., `runner_0`. An agent that has left
-    the game is no longer in `agents`. `reset(seed=s)` begins the first episode of seed s; a reset
-    without a seed begins the next one.
+    Agents are named by their roles: `tagger_0`, `tagger_1`, ..., `runner_0`. `reset(seed=s)` begins
+    the first episode of seed s; a reset without a seed begins the next one.
 
     Args:
         kernel_env: an id, `module:Class`, a class, or a kernel environment.
@@ -60,23 +59,23 @@ class KernelParallelEnv(pettingzoo.ParallelEnv):  # type: ignore[misc]  # Pettin
         self._stepper = KernelStepper(env, 1, "cpu" if compiled else "python")
 
     def observation_space(self, agent: str) -> Any:
-        """See PettingZoo."""
+        """Return the space of an agent's observations."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> Any:
-        """See PettingZoo."""
+        """Return the space of an agent's actions."""
         return self.action_spaces[agent]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
-        """See PettingZoo; there are no options."""
+        """Begin an episode; there are no options."""
         obs = self._stepper.reset(seed, np.random.default_rng())
         self.agents = list(self.possible_agents)
         return dict(zip(self.agents, obs, strict=True)), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-        """See PettingZoo: observations, rewards, terminations, truncations, infos by agent.
+        """Return observations, rewards, terminations, truncations and infos by agent after a step.
 
         Raises:
             UsageError: an agent has no action, or a discrete one outside of its space.
@@ -95,7 +94,7 @@ class KernelParallelEnv(pettingzoo.ParallelEnv):  # type: ignore[misc]  # Pettin
         )
 
     def close(self) -> None:
-        """See PettingZoo."""
+        """End the threads."""
         self._stepper.close()
 
     def _rows(self, actions: dict[str, Any]) -> Array:

@@ -29,8 +29,6 @@ class KernelVector(DeviceVector):
     The rows of several agents are columns of the fragment: those of env 0, then of env 1, ...
 
     Args:
-        env: the environment.
-        context: what every vector is built with.
         target: the compiler, which decides the device of the fragments.
         encoded: whether actions are as the policy emits them. Otherwise they are in the units of
             the space.

@@ -64,7 +64,6 @@ def autoscale(
         batch_size: env steps of an update. Default: that of settings or preset; open if all
             environments are one vector on the learner's device.
         again: measure even if a result for this machine and these settings is cached.
-        **settings: settings that are fixed.
 
     Raises:
         ConfigError: the settings are invalid, or no trial fits into the memory.

@@ -90,7 +90,7 @@ def out_of_memory_kills() -> int:
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:
-    """Within the `with`, the first signal that asks to stop raises KeyboardInterrupt."""
+    """Raise KeyboardInterrupt within the `with` at the first signal that asks to stop."""
     received: list[int] = []
 
     def interrupt(number: int, _frame: object) -> None:

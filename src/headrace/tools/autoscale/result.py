@@ -27,11 +27,9 @@ class AutoscaleResult:
 
     Attributes:
         settings: sizes by name, except fixed ones: `headrace.train(env, **result.settings)`.
-        env_steps_per_s: speed of training with these sizes.
         trials: plain data of each trial in order: sizes, outcome, rate, memory.
         largest: sizes of the largest batch that fits the GPU, if the environments are there.
         finished: False if the time budget ended the search.
-        budget_s: time budget of the search.
         path: file of the cached result; None if the environment is code without a name.
         reused: True if the result comes from the cache.
     """

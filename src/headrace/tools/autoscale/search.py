@@ -41,14 +41,9 @@ class Search:
     """A search over sizes.
 
     Attributes:
-        space: possible sizes.
         allowed: returns True if a run would accept the sizes.
-        measure: measures sizes.
-        time_left: returns the remaining time (s).
         cores: CPU cores for workers and learners.
         gpus: GPUs, one for each learner; 0: learners use the CPU.
-        tried: first trial of each size, in order.
-        rates: all measured rates of each size.
         finished: False if the time ended the search.
     """
 

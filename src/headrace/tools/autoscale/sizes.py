@@ -46,12 +46,9 @@ class SearchSpace:
     """The sizes that a search may try.
 
     Attributes:
-        base: sizes of settings and preset.
-        free: names of the sizes that may change.
         batch: fixed env steps of an update; None: they may change.
         one_vector: True if all environments of a learner are one vector in its process.
         envs_per_learner: fixed number of environments of each learner; 0: not fixed.
-        vectors_per_worker: number of vectors of each worker.
     """
 
     base: Sizes
@@ -65,7 +62,6 @@ class SearchSpace:
         """Complete some sizes; None if they are fixed at other values, or do not divide.
 
         Args:
-            learners: number of learners.
             workers: workers of each learner.
             envs: environments of all learners.
             steps: steps of each environment; ignored if the batch is fixed.

@@ -42,7 +42,6 @@ class Progress:
     """The progress of one training; all times are of one clock (s).
 
     Attributes:
-        batch: env steps of each update.
         compiles: True if the first update may take long because of compilation.
         measure_s: minimum duration that a rate is measured over.
         up: time at which the workers were up; None: not yet.
@@ -61,8 +60,6 @@ class Progress:
         """Return the rate if it is known; None: go on.
 
         Args:
-            now: present time.
-            late: True if the time is over.
             to_beat: a training that will not come near this rate is hopeless.
 
         Returns:
@@ -121,11 +118,9 @@ _OUT_OF_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class TrialSetup:
-    """What all trials of a search train.
+    """Settings shared by all trials of a search.
 
     Attributes:
-        request: the run to find sizes for.
-        schedule_env_steps: schedule of that run.
         compiles: True if a first update may take long because of compilation.
         on_gpu: True if the environments are on the learner's GPU.
     """
@@ -141,7 +136,6 @@ class Limits:
     """The limits of a trial.
 
     Attributes:
-        seconds: maximum duration.
         measure_s: duration that the rate is measured over.
         memory_bytes: memory of all its processes; None: 80 % of the available memory.
         gpu_bytes: memory on the GPU, if the environments are there; None: 80 % of the free memory.
@@ -163,11 +157,8 @@ class Trial:
         outcome: `measured`; `slow`: no update in its time; `memory`: it exceeded the memory;
             `crashed`; `refused`: invalid sizes, nothing was started.
         rate: env steps/s, or an upper bound if `slow`; None: unknown.
-        memory_bytes: memory of all its processes.
         gpu_bytes: memory that torch held on the first learner's GPU; 0: no GPU.
-        gpu_budget: limit of `gpu_bytes`.
         busy_cores: cores in use during training; few if environments mostly wait. 0: unknown.
-        took_s: duration from start to end.
         why: reason in one line, if it was not measured.
     """
 

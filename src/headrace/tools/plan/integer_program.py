@@ -33,7 +33,6 @@ class LearnerCase:
     """The placements of learners that one program considers.
 
     Attributes:
-        learner_kinds: kinds of machines that may have learners.
         speed: speed of the slowest of them.
         fewest, most: number of learners; above 1 they pay for the all-reduce.
     """
@@ -46,7 +45,7 @@ class LearnerCase:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a plan minimizes, and its constraints."""
+    """Objective of a plan, and its constraints."""
 
     minimize: Literal["cost", "learners", "time"]
     env_steps_per_s: float = 0.0

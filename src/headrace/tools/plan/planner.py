@@ -45,7 +45,6 @@ class Planner:
     """Makes plans with one catalogue and one profile.
 
     Args:
-        catalogue: the available machines.
         rates: rates of the profile; None: only `Need` goals are possible.
         one_learner_kind: True puts all learners on machines of one kind.
 

@@ -34,9 +34,7 @@ class Rates:
         learner_device: "cpu", or the name of a GPU.
         lag: 0: workers wait while the learner learns; otherwise both run at the same time.
         batch: env steps per update, over all learners.
-        env, algo: environment and algorithm of the run.
         allreduce_s: additional time of an update with more than one learner.
-        envs_per_worker, envs_per_vector: environments of each worker and of each of its vectors.
     """
 
     worker_env_steps_per_s: float

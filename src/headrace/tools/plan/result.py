@@ -16,9 +16,7 @@ class MachinePlan:
     """Machines to rent, and what runs on them.
 
     Attributes:
-        kinds: kinds that are used.
         machines, learners, worker_cores, workers: counts by kind; `workers` only with a profile.
-        cost_per_h: total price per hour.
         env_steps_per_s: rate of training; None without a profile, or without a learner.
         sampling_env_steps_per_s, learning_env_steps_per_s: rate of the workers, and of the
             learners, if they never waited.

@@ -19,7 +19,6 @@ class Change:
     """A change of settings.
 
     Attributes:
-        settings: the changed settings by name.
         gain: predicted speed, relative to the prediction for the present settings.
     """
 

@@ -53,7 +53,6 @@ class _Timings:
 
     Attributes:
         steps: seconds of each vector step.
-        resets: seconds of each reset of one or more environments of a vector.
         vector_spans: total seconds of the other work of all vector steps, by span.
         cpu_share: CPU time / time in environments.
     """
@@ -104,9 +103,7 @@ class Probe:
     """Measures the costs of a job.
 
     Args:
-        job: the job that would be run.
         seconds: duration of measuring, not counting the start of processes.
-        say: receives progress messages.
     """
 
     def __init__(self, job: Job, seconds: float, say: Callable[[str], None]) -> None:

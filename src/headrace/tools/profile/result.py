@@ -15,19 +15,14 @@ from headrace.tools.profile.timeline_plots import is_learner
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured and predicted of a run.
+    """Measurements and predictions of a run.
 
     Attributes:
-        settings: settings of the run.
-        costs: costs of its parts, measured apart.
         env_steps_per_s: speed of the run; None if it had fewer than two updates.
         seconds: seconds by process and span; a worker's `wait` is in two parts (`FOR_WORKERS`).
-        tracks: laps of each process.
         ceilings: env steps/s of environments only, inference only, learning only, and of the three
             together.
         predicted: env steps/s that the cost model predicts from `costs`.
-        gains: see `cost_model.model.gains`.
-        changes: the changes that would help most.
         is_whole: True if the environments are one vector that steps many at a time.
         rates: input of `headrace plan`; None if the learner steps the environments.
     """

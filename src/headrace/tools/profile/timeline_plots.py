@@ -154,11 +154,7 @@ def draw_timeline(
 
 
 def draw_shares(axes: Any, shares: dict[str, dict[str, float]]) -> None:
-    """Draw one bar of 100 % for each process or group, divided by span.
-
-    Args:
-        shares: seconds or shares by name and span.
-    """
+    """Draw one bar of 100 % for each process or group, divided by span."""
     totals = [sum(spans.values()) or 1.0 for spans in shares.values()]
     left = np.zeros(len(shares))
     for span in SPANS:

@@ -29,7 +29,6 @@ def tag(name: str, /, *content: object, **attributes: object) -> Markup:
     """Build an HTML element.
 
     Args:
-        name: name of the element.
         content: parts; all except `Markup` is escaped, None is left out.
         attributes: `class_` means `class`, `aria_label` means `aria-label`; None is left out.
     """

@@ -44,7 +44,6 @@ class Incident(NamedTuple):
     Attributes:
         env_steps: env steps of the run at the second row.
         wall_s: wall time of the run at the second row.
-        counts: increase of each ledger entry.
     """
 
     env_steps: int
@@ -57,9 +56,6 @@ class History:
     """The contents of a run's directory.
 
     Attributes:
-        run_dir: the directory.
-        config: contents of `config.json`.
-        rows: rows of `metrics.jsonl`.
         saved: counters in the newest complete checkpoint; {} without one.
         laps: timeline by process; {} without one.
         timeline_error: reason why the timeline cannot be read; "" if it can.

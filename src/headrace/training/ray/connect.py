@@ -55,7 +55,6 @@ def room_for(run: RunConfig, taken: Mapping[str, float]) -> int:
     """Return how many workers the machines have room for.
 
     Args:
-        run: says what a worker needs.
         taken: cores that learners take, by machine.
     """
     amounts, labels = demands(run.worker_resources)
@@ -101,7 +100,7 @@ def _ray() -> Any:
 
 @contextlib.contextmanager
 def _closed_to_others() -> Iterator[None]:
-    """Within the `with`, a Ray that is started listens on 127.0.0.1 and requires a token.
+    """Make a Ray that starts within the `with` listen on 127.0.0.1 only and require a token.
 
     Its processes have this one's priority.
     """

@@ -31,11 +31,7 @@ _GET_INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR
 
 
 class QueuedDisplay(Display):
-    """A display that keeps its calls until the driver fetches them.
-
-    Attributes:
-        env_steps: of the last update.
-    """
+    """A display that keeps its calls until the driver fetches them."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
@@ -79,11 +75,7 @@ class QueuedDisplay(Display):
 
 
 class LearnerActor:
-    """One learner.
-
-    Args:
-        has_gpu: whether Ray gave it one.
-    """
+    """One learner."""
 
     def __init__(self, *, has_gpu: bool) -> None:
         if not has_gpu:
@@ -111,8 +103,6 @@ class LearnerActor:
 
         Args:
             started: when the run was started (seconds since the epoch).
-            working_dir: of the driver.
-            wants_updates: whether the driver's caller wants each update.
 
         Returns:
             The run's summary and the signal that stopped it; or the failure of this rank.

@@ -17,7 +17,6 @@ def draw_agents(x: Array, y: Array, colors: Array, length: float) -> Array:
         x: `[agents]`, from the left.
         y: `[agents]`, from below.
         colors: `[agents, 3]` uint8.
-        length: length of the square's sides.
 
     Returns:
         `[SIDE, SIDE, 3]` uint8.

@@ -57,8 +57,6 @@ class TagContinuous(KernelEnv):
 
     Args:
         num_taggers, num_runners: number of agents of each role.
-        length: length of the square's sides.
-        max_episode_steps: the time limit.
         min_acceleration, max_acceleration, num_acceleration_levels: the table of accelerations.
         min_turn, max_turn, num_turn_levels: the table of turns, in radians.
         max_speed, tagger_skill, runner_skill: the speed limit is `max_speed` times the skill.
@@ -73,8 +71,8 @@ class TagContinuous(KernelEnv):
             tagged again at each step within the distance.
         fixed_roles: whether agents 0, 1, ... are the taggers. Otherwise the taggers are drawn once,
             and all agents have one role, `agent`.
-        fixed_start: whether all episodes have the same initial positions and headings, drawn rng.
-        layout_seed: seed of what is drawn rng. It is independent of the run's seed, so that
+        fixed_start: whether all episodes have the same random initial positions and headings.
+        layout_seed: seed of the constructor's draws. It is independent of the run's seed, so that
             training and evaluation play the same game.
 
     Attributes:
@@ -185,7 +183,7 @@ class TagContinuous(KernelEnv):
         return np.where(self.is_tagger, tagger, runner)
 
     def draw(self, world: Mapping[str, Array]) -> Array:
-        """See `KernelEnv`."""
+        """Draw the picture of an observation's state; see `KernelEnv`."""
         colors = agent_colors(self.is_tagger, world["alive"])
         return draw_agents(world["x"], world["y"], colors, self.length)
 

@@ -38,9 +38,7 @@ class TagGridWorld(KernelEnv):
     Args:
         num_taggers: agents 0, 1, ... are taggers. The last agent is the runner.
         length: cells have coordinates from 0 to `length`, inclusive.
-        max_episode_steps: the time limit.
         wall_hit_penalty: subtracted from the reward of an agent that moves into a wall.
-        tag_reward: reward of every tagger when the runner is tagged.
         tag_penalty: subtracted from the runner's reward when it is tagged.
         step_cost: at each step without a tag, every tagger loses it and the runner gains it.
         full_observation: whether agents observe all agents.
@@ -83,7 +81,7 @@ class TagGridWorld(KernelEnv):
         self.observation_space = gymnasium.spaces.Box(0, 1, (size,), np.float32)
 
     def draw(self, world: Mapping[str, Array]) -> Array:
-        """See `KernelEnv`; the runner lies over the taggers, and is grey once it is tagged."""
+        """Draw the runner above the taggers, grey once it is tagged; see `KernelEnv`."""
         is_tagger = np.arange(self.num_agents) < self.num_taggers
         colors = agent_colors(is_tagger, is_tagger | ~world["terminated"])
         return draw_agents(world["x"], world["y"], colors, self.length)
