@@ -118,7 +118,7 @@ def vtrace(
     ended = terminated | truncated
     decay = (gamma * gae_lambda * c).masked_fill(ended, 0.0)
     target = value + _accumulated(delta, decay)
-    # ρ_t (r_t + γ v_{t+1} - V(s_t)): after an end, and after the last row, v_{t+1} is not ours
+    # ρ_t (r_t + γ v_{t+1} - V(s_t)): v_{t+1} is unknown after an end and after the last row
     next_target = bootstrap.clone()
     next_target[:-1] = torch.where(ended[:-1], bootstrap[:-1], target[1:])
     advantage = rho * (reward + gamma * next_target - value)

@@ -170,13 +170,13 @@ class Collector(Protocol):
         """Stop the workers, and count what they have as lost."""
 
     def state(self) -> dict[str, Array]:
-        """Return what is needed to go on after the last batch that counts, as named arrays."""
+        """Return the state after the last batch that counts, as named arrays."""
 
     def meters(self) -> dict[str, dict[str, float]]:
         """Return the seconds by span of each worker outside of this process, by name."""
 
     def laps(self) -> dict[str, Laps]:
-        """Return what each of them did when, if the plan wants a timeline. Called once."""
+        """Return the workers' laps, if the plan wants a timeline. Called once."""
 
     def close(self) -> None:
         """End all workers. Raise EnvError if an environment failed in closing."""

@@ -1,13 +1,8 @@
-"""Sampling in worker processes that never stop: the first fragments that are there make a batch.
+"""Sampling in worker processes that never stop: the first finished fragments make a batch.
 
-Before each step a worker takes newer weights, if there are any. Each step is stamped with their
-version, so that its age is known when it is learned from. Nobody waits for the slowest worker; only
-a worker that is too far ahead waits.
-
-A fragment that is done is behind its environments, whether it is learned from or not: a new process
-of the worker, or a run that is resumed, goes on after it.
-
-Left out: worker processes (`worker_pool.py`), and sampling batch by batch (`synchronous.py`).
+Workers take the newest weights before each step, and stamp the step with their version. Only a
+worker that is too far ahead waits. A finished fragment is never collected again: a new process, or
+a resumed run, continues after it.
 """
 
 from collections import deque

@@ -1,7 +1,6 @@
-"""Snapshots of the environments, on the learner's side: what it takes to go on from there.
+"""Snapshots of the environments on the learner's side, for checkpoints and restarted workers.
 
-For checkpoints, and for a worker that is started again. A batch is entered once it counts (it is
-learned from). Left out: restoring (`VectorEnv.restore`), and files (`storage/checkpoint.py`).
+A batch is entered once it is learned from. Left out: restoring (`VectorEnv.restore`).
 """
 
 import re
@@ -45,7 +44,7 @@ class EpisodeSnapshots:
             self._vectors[v].begin(state)
 
     def stage(self, fragments: dict[int, Fragment], results: list[RolloutResult]) -> None:
-        """Stage a whole batch, of which it is not known yet whether it counts."""
+        """Stage a whole batch until `accept` or `drop`."""
         self._staged = fragments, results
 
     def drop(self) -> None:
@@ -154,7 +153,7 @@ class _VectorSnapshot:
         return {self._name + name: array for name, array in state.items()}
 
     def describe_position(self, fragment: Fragment, worker: str) -> str:
-        """Describe where in `fragment`, which is not full, a worker is."""
+        """Describe a worker's position in `fragment`, which is not full."""
         t, i = (int(x) for x in np.argwhere(np.isnan(fragment.reward.numpy()))[0])
         if t == 0 and _is_poison(fragment.action[0, i]):  # never written to
             return (
@@ -205,10 +204,8 @@ _OF_ONE_ENV = re.compile(r"env(\d+)\.(.+)")
 def regroup(state: dict[str, Array], num_envs: int, envs_per_vector: int) -> dict[str, Array]:
     """Return the same environments in vectors of another size, for another number of learners.
 
-    Args:
-        state: of all vectors of a run.
-        num_envs: of the run.
-        envs_per_vector: the new size. A vector of which an environment has no state has none.
+    `state` and `num_envs` are of the whole run; `envs_per_vector` is the new size. A vector has no
+    state if one of its environments has none.
     """
     envs: dict[int, dict[str, Array]] = defaultdict(dict)
     rest: dict[str, Array] = {}

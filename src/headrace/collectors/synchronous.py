@@ -1,8 +1,7 @@
 """Sampling in worker processes, batch by batch.
 
-Each worker steps its vectors for T steps with its copy of the policy, and waits for no other inside
-a fragment. A batch is a fragment of every vector, made with the same weights. At lag 1 the next
-batch is made while this one is learned from. Left out: `asynchronous.py`.
+A batch is a fragment of every vector, collected with the same weights. At lag 1 the next batch is
+collected while the learner updates.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Ends a process whose own environment hangs: there is no worker to kill.
+"""Ends a process whose own environment hangs, by a thread that watches its progress.
 
-A thread sees that there is no progress. An extension that holds Python's lock while it hangs stops
-this thread as well; only another process (a worker's learner) can see that.
+An extension that hangs with Python's lock held stops this thread as well; only another process (a
+worker's learner) can detect that.
 """
 
 import faulthandler
@@ -19,12 +19,11 @@ _CHECK_EVERY_S = 0.5
 
 
 class Watchdog:
-    """Watches while it is entered.
+    """A watchdog, active within the `with`.
 
     Args:
-        meter: of this process; its laps are progress.
-        guards: the time limit of a step or reset.
-        count_left: returns how many env steps are not taken yet, which is progress as well.
+        meter: this process's meter; its laps are progress.
+        count_left: returns the number of env steps still to take; any change is progress.
     """
 
     def __init__(

@@ -222,7 +222,7 @@ class WorkerPool(Collector):
                 f"{worker.name.capitalize()}: {num_new} episodes could not be brought back, and "
                 "begin anew. From here on this run differs from one in which no worker was lost."
             )
-        elif self.repeats_steps:  # it goes on just where the fragment began
+        elif self.repeats_steps:  # the new process repeats the fragment
             self.ledger.lost -= worker.lost_steps
             self.ledger.remade += worker.lost_steps
             worker.lost_steps = 0

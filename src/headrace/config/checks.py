@@ -1,7 +1,4 @@
-"""Refuses settings that contradict each other: both sides, the sum, and what to do.
-
-Left out: what each number means (`run_config.py`).
-"""
+"""Refuses settings that contradict each other: both sides, the sum, and the remedy."""
 
 from typing import Any
 

@@ -47,7 +47,7 @@ def assign_agents(policies: Mapping[str, Any], spec: EnvSpec) -> dict[str, Agent
 
 
 def merge_policies(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the setting where a file has a part of it and flags another; `upper` comes first."""
+    """Merge the parts of the setting in a file and in flags; `upper` has precedence."""
     both = lower.keys() & upper.keys()
     return {**lower, **upper} | {name: _table(lower[name]) | _table(upper[name]) for name in both}
 

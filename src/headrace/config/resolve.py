@@ -1,4 +1,4 @@
-"""Settings: what there is, where each value comes from, and whether they fit together.
+"""Reads settings from their sources, derives the others, and checks that all fit together.
 
 Precedence: flags (or Python arguments), then the `--config` file, then the preset, then the class
 default. All settings of a run share one flat name space. Left out: reading flags (`commands.py`).
@@ -263,7 +263,7 @@ _USUAL_LAG = 2
 
 
 def _check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:
-    """Refuse what needs workers where there are none, and lags that nobody corrects for."""
+    """Refuse settings that need workers if there are none, and lags without correction."""
     if run.lag > 1 and not algorithm.accepts_any_lag:
         able = " or ".join(name for name, other in ALGORITHMS.items() if other.accepts_any_lag)
         raise ConfigError(
@@ -337,7 +337,7 @@ def _check_names(source: str, values: Mapping[str, Any], groups: tuple[type[Any]
 def values_for_resume(
     config: dict[str, Any], changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return all settings of config.json with some changed, and where they come from.
+    """Return all settings of config.json with some changed, and their sources.
 
     Another number of learners means another share of the environments and workers: those are made
     to fit. A run that leaves its cluster loses what the cluster's machines had to have.

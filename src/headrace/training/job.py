@@ -1,7 +1,4 @@
-"""Builds a `Job`, which all ranks of a run receive, from the caller's request.
-
-Left out: what a rank does with it (`rank.py`).
-"""
+"""Builds a `Job`, which all ranks of a run receive, from the caller's request."""
 
 import contextlib
 from collections.abc import Mapping

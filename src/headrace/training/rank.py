@@ -129,7 +129,7 @@ def follow(ranks: Ranks, job: Job) -> None:
 
 
 def stderr_say(rank: int, *, quiet: bool) -> Say:
-    """Return what a rank without a display says messages with."""
+    """Return the message function of a rank without a display."""
 
     def say(text: str) -> None:
         if not quiet:
@@ -202,7 +202,7 @@ def _describe_compute(plan: SamplingPlan, learner: Learns) -> str:
 
 
 def policy_plans(job: Job, learner: Learns) -> dict[str, PolicyPlan]:
-    """Return how each policy acts, by name."""
+    """Return the plan of each policy, by name."""
     settings, plans = job.settings, {}
     for name, agents in job.shares.items():
         spec, network = job.spec.for_agents(agents), learner.networks[name]
@@ -219,7 +219,7 @@ def policy_plans(job: Job, learner: Learns) -> dict[str, PolicyPlan]:
 def sampling_plan(
     job: Job, learner: Learns, device: torch.device, ranks: Ranks = SINGLE_RANK
 ) -> SamplingPlan:
-    """Return what the workers of a rank sample, and by which settings."""
+    """Return the sampling plan of a rank's workers."""
     run = job.settings.run
     num_envs = run.num_envs // ranks.size
     return SamplingPlan(

@@ -86,7 +86,7 @@ class Reporter:
         return dict(zip(self._learner.policies, self._counters.mean_by_policy, strict=False))
 
     def _second_metrics(self) -> dict[str, float]:
-        """Return the ledger, and where time went since the last call.
+        """Return the ledger, and the seconds by span since the last call.
 
         Of this rank: `seconds/learner/SPAN`, and `seconds/workers/SPAN` of all its workers.
         """
@@ -106,7 +106,7 @@ class Reporter:
         return (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
 
     def summary(self, worker_meters: dict[str, dict[str, float]]) -> dict[str, Any]:
-        """Return what `--json` prints."""
+        """Return the summary that `--json` prints."""
         counters, run = self._counters, self._job.settings.run
         seconds, agents = self._meter.seconds(), {}
         if self._job.spec.num_agents > 1:

@@ -141,7 +141,7 @@ class WorkerHandle(Protocol):
         """Return the stack of a process that hangs; "": unknown."""
 
     def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
-        """Describe where in its orders the worker is."""
+        """Describe the worker's position in its orders."""
 
     def lose(self, orders: list[WorkOrder]) -> LostWork:
         """End the process, and count what it did of its orders."""
@@ -153,7 +153,7 @@ class WorkerBackend(Protocol):
     workers: Sequence[WorkerHandle]
 
     def publish(self, policy: Policy, version: int) -> None:
-        """Put weights where the workers find them."""
+        """Publish weights to the workers."""
 
     def wait(self, wait_s: float) -> Iterable[WorkerHandle]:
         """Return the workers that have messages, within `wait_s`.
@@ -172,11 +172,11 @@ class WorkerBackend(Protocol):
         """Have all workers give up where they are."""
 
     def meters(self) -> dict[str, dict[str, float]]:
-        """Return the seconds by span of what works beside the workers."""
+        """Return the seconds by span of other threads, such as the inference server."""
         return {}
 
     def laps(self) -> dict[str, Laps]:
-        """Return what that did when, if the plan wants a timeline. Called once."""
+        """Return the laps beside the workers', if the plan wants a timeline. Called once."""
         return {}
 
     def metrics(self) -> dict[str, float]:

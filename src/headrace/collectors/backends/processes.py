@@ -94,7 +94,7 @@ class ProcessWorker(WorkerHandle):
             messages = self.child.channel.take()
         except EOFError:
             has_ended = True
-        # A fragment is done only if whoever says so has written it.
+        # A fragment is done only if the process that reports it has written it.
         writer = self.memory.generation[0]
         messages = [m for m in messages if not isinstance(m, Done) or m.generation == writer]
         return [*messages, Exited(self.child.cause())] if has_ended else messages

@@ -1,14 +1,9 @@
 """Workers as Ray actors, on any machine of a cluster.
 
-Each worker has an actor of its own, which comes up when a machine has room. Until then, or once its
-machine is gone, the worker runs in the actor of another worker. So workers may outnumber the
-cluster for a while. An actor whose machine is about to be taken away is left beforehand.
-
-The learner owns what calls return: fragments come straight from the worker's machine. Weights, one
-flat object for each version, are fetched once by each machine. At most 1 + lag calls of each vector
-are under way, so that no worker is further ahead.
-
-Left out: what runs in an actor (`ray_worker.py`), learners on a cluster (`training/ray/driver.py`).
+Each worker has its own actor, which starts when a machine has room. Until then, or if its machine
+is lost, it runs in another worker's actor. A worker leaves a machine that is about to be taken
+away. Fragments come straight from the worker's machine; each machine fetches each version of the
+weights once. At most 1 + lag calls of each vector are under way. The actor: `ray_worker.py`.
 """
 
 import contextlib
@@ -141,7 +136,7 @@ class RayWorkerHandle(WorkerHandle):
         self.own: _Actor | None = None  # from when it is asked for
         self.host: _Actor | None = None  # in which it runs
         self.waiting: tuple[WorkerSetup, float] | None = None  # for an actor, since when
-        self.messages: list[Message] = []  # that nobody has read yet
+        self.messages: list[Message] = []  # not read yet
         self.fragments: dict[tuple[int, int], Fragment] = {}  # by vector and buffer
         self.given_back: int | None = None  # env steps, because it moves; None: it stays
 

@@ -170,7 +170,7 @@ class LatestWeights:
 
 @dataclass
 class _OpenOrder:
-    """An order under way, and how many of its fragments are."""
+    """An unfinished order, and its number of unfinished fragments."""
 
     order: WorkOrder
     num_left: int

@@ -4,8 +4,7 @@
     cpu      Numba's njit, without the interpreter's lock: threads share the environments
     cuda     Numba's CUDA target, on torch's current stream (simulated with NUMBA_ENABLE_CUDASIM=1)
 
-Compiled code is cached on disk for each user, by a hash of everything it depends on. When several
-processes start together, one of them compiles.
+Compiled code is cached on disk for each user, by a hash of its inputs; one process compiles.
 """
 
 import fcntl

@@ -1,9 +1,8 @@
-"""The search: which sizes are tried, in which order, and which are the best.
+"""The search for sizes, along lines: workers, learners, environments, steps.
 
-The search moves along a few lines: workers, learners, environments, steps. On a line it doubles the
-number while that pays, then halves the gap between the best and its better neighbour. The rate of
-the same sizes varies by 10 % and more between trials. So the search skips one doubling that seems
-not to pay, follows other configurations that are close, and measures the best few again.
+On a line it doubles the number while that pays, then halves the gap beside the best. Rates of the
+same sizes vary by 10 % and more. So the search skips one doubling that seems not to pay, follows
+other configurations that are close, and measures the best few again.
 """
 
 import math

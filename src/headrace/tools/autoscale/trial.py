@@ -1,8 +1,7 @@
 """A trial: a short training with certain sizes in its own process, and its speed.
 
-The fork server of the workers starts the process, because it has torch imported. The process begins
-a session, so that everything that it starts can be ended. It reports the end of updates until it is
-stopped. All decisions are made in the searching process.
+The workers' fork server starts the process: it has torch imported. The process begins a session, so
+that its children can be ended too. It reports the end of updates until it is stopped.
 """
 
 import contextlib

@@ -1,14 +1,9 @@
 """The cheapest machines that reach a goal, by integer programmes (`scipy.optimize.milp`).
 
-The variables are the machines of each kind and the learners on each. Workers have the remaining
-cores. The rate of training (`rates.py`) is a concave function of these, and so below its tangents.
-A linear program can contain tangents. If its solution lies above the curve, the tangent at that
-point is added and the program is solved again. The result is the best plan of the model.
-
-Learners divide a batch evenly and step together, so the slowest sets the speed. CPU learners do not
-mix with GPU learners. So one program considers one speed, and places learners where they are at
-least that fast. There are two programs for each speed, because only several learners pay for the
-all-reduce. The best solution of all programs is the plan.
+Variables are the machines of each kind and the learners on each; workers have the other cores. The
+rate of training (`rates.py`) is concave: tangents bound it. If a solution exceeds the rate, the
+tangent there is added, and the program is solved again. The slowest learner sets the speed, and
+only several learners pay for the all-reduce, so there are two programs for each learner speed.
 """
 
 import math

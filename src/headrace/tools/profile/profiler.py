@@ -76,14 +76,7 @@ def profile(
 def profile_env(
     request: RunRequest, seconds: float = 60.0, say: Print = lambda text: None
 ) -> Profile:
-    """Make a run for half of the time, then measure its parts.
-
-    Args:
-        seconds: duration of the whole profile, not counting the start of processes.
-
-    Raises:
-        HeadraceError: see `headrace.errors`.
-    """
+    """Make a run for half of `seconds`, then measure its parts."""
     _check_seconds(seconds)
     with tempfile.TemporaryDirectory(prefix="headrace-profile-") as scratch:
         inspected = inspect_request(request)

@@ -52,11 +52,7 @@ def connected(run: RunConfig) -> Iterator[int]:
 
 
 def room_for(run: RunConfig, taken: Mapping[str, float]) -> int:
-    """Return how many workers the machines have room for.
-
-    Args:
-        taken: cores that learners take, by machine.
-    """
+    """Return the number of workers that fit; `taken` is the learners' cores by machine."""
     amounts, labels = demands(run.worker_resources)
     total = 0
     for node in _ray().nodes():

@@ -187,8 +187,8 @@ class _LearnerGroup:
     """The learners, from one start to their end.
 
     Attributes:
-        env_steps: that they had learned from when they were last heard.
-        lost: how a learner was lost; "": none was.
+        env_steps: env steps in the learners' last message.
+        lost: description of a lost learner; "": none.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class LearnerActor:
         """Run this rank to its end.
 
         Args:
-            started: when the run was started (seconds since the epoch).
+            started: start of the run (seconds since the epoch).
 
         Returns:
             The run's summary and the signal that stopped it; or the failure of this rank.
