@@ -105,7 +105,7 @@ class _Actor:
             self._asked = self.control("beat")
 
     def lost_machine(self) -> bool:
-        """Return True if the actor died because its machine was lost, or before it was up."""
+        """Return True if it died because its machine was lost, perhaps before it was up."""
         entry = ray._private.state.state.actor_table(self.actor._actor_id.hex())
         return bool(entry["DeathCause"].actor_died_error_context.HasField("node_death_info"))
 
