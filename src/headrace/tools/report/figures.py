@@ -1,4 +1,4 @@
-"""Figures of the page (matplotlib's SVG), and helpers for its HTML.
+"""Figures of the page, as SVG by matplotlib.
 
 Lines, text and grids have the colours of the style sheet (`report.css`), so that they follow its
 light and dark schemes. Spans have the colours of `timeline_plots.py`.
@@ -7,51 +7,16 @@ light and dark schemes. Spans have the colours of `timeline_plots.py`.
 import io
 import re
 from collections.abc import Callable, Mapping
-from html import escape
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup, escape
 
 from headrace.meter import SPANS, Laps
 from headrace.spec import Array
 from headrace.tools import plotting
 from headrace.tools.profile.timeline_plots import draw_timeline, fill_style
 from headrace.tools.report.history import Curve
-
-_VOID = {"input", "meta", "wbr"}
-
-
-class Markup(str):
-    """Escaped HTML."""
-
-
-def tag(name: str, /, *content: object, **attributes: object) -> Markup:
-    """Build an HTML element.
-
-    Args:
-        content: parts; all except `Markup` is escaped, None is left out.
-        attributes: `class_` means `class`, `aria_label` means `aria-label`; None is left out.
-    """
-    pairs = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    if name in _VOID:
-        return Markup(f"<{name}{pairs}>")
-    return Markup(f"<{name}{pairs}>{join(*content)}</{name}>")
-
-
-def join(*content: object) -> Markup:
-    """Concatenate parts; escape all except `Markup`."""
-    return Markup(
-        "".join(
-            part if isinstance(part, Markup) else escape(str(part))
-            for part in content
-            if part is not None
-        )
-    )
-
 
 # Placeholders for the names of the style sheet, which matplotlib does not know.
 _INK, _MUTED, _GRID = "#010101", "#010102", "#010103"
@@ -183,11 +148,6 @@ def _short(value: float, _position: int | None = None) -> str:
     return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _round_coordinates(attribute: re.Match[str]) -> str:
-    """Round an SVG attribute to hundredths of a point."""
-    return re.sub(r"(\.\d{2})\d+", r"\1", attribute[0])
-
-
 def _svg(label: str, size: tuple[float, float], draw: Callable[[Any], None]) -> Markup:
     """Draw a figure of `size` inches as an SVG element."""
     library, file = plotting.library(), io.StringIO()
@@ -204,8 +164,9 @@ def _svg(label: str, size: tuple[float, float], draw: Callable[[Any], None]) -> 
     svg = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", svg)
     for color, name in _NAMES.items():
         svg = svg.replace(color, f"var(--{name})")
-    svg = re.sub(r' (?:d|x|y)="[^"]*"', _round_coordinates, svg)
+    # Coordinates in hundredths of a point.
+    svg = re.sub(r' (?:d|x|y)="[^"]*"', lambda m: re.sub(r"(\.\d{2})\d+", r"\1", m[0]), svg)
     view = re.search(r'viewBox="[^"]*"', svg)
     assert view is not None
-    opening = f'<svg {view[0]} role="img" aria-label="{join(label)}">'
+    opening = f'<svg {view[0]} role="img" aria-label="{escape(label)}">'
     return Markup(re.sub(r"<svg[^>]*>", lambda _: opening, svg, count=1).strip())

@@ -20,17 +20,11 @@ from headrace.storage import run_dir as rundir
 from headrace.storage.timeline import read_timeline
 from headrace.training.log import read_metrics, returns_by_policy
 
-MAX_POINTS = 1000
-"""Maximum points of a curve: with more rows each point is the mean of several."""
+_MAX_POINTS = 1000  # of a curve: with more rows each point is the mean of several
 
 
 class Curve(NamedTuple):
-    """A metric over env steps.
-
-    Attributes:
-        env_steps: `[n]`, env steps of the last row of each point.
-        mean, low, high: `[n]`, mean and range over the rows of each point.
-    """
+    """A metric over env steps: mean and range over the rows of each of `[n]` points."""
 
     env_steps: Array
     mean: Array
@@ -39,12 +33,7 @@ class Curve(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """Faults between two rows of metrics.
-
-    Attributes:
-        env_steps: env steps of the run at the second row.
-        wall_s: wall time of the run at the second row.
-    """
+    """Faults between two rows of metrics; env steps and wall time are those of the second."""
 
     env_steps: int
     wall_s: float
@@ -59,7 +48,6 @@ class History:
         saved: counters in the newest complete checkpoint; {} without one.
         laps: timeline by process; {} without one.
         timeline_error: reason why the timeline cannot be read; "" if it can.
-        is_running: True if a process is running it now.
     """
 
     run_dir: Path
@@ -96,20 +84,20 @@ class History:
         earlier: Array = np.cumsum(np.where(self.is_start, before, 0.0))
         return wall_s + earlier
 
-    def curve(self, name: str, most: int = MAX_POINTS) -> Curve:
+    def curve(self, name: str) -> Curve:
         """Return a metric where it is known."""
         values = self.values(name)
         known = np.isfinite(values)
-        return _binned(self.env_steps[known], values[known], most)
+        return _binned(self.env_steps[known], values[known])
 
-    def speed(self, most: int = MAX_POINTS) -> Curve:
+    def speed(self) -> Curve:
         """Return env steps/s; a point of several rows is their steps / their time."""
         steps, took = self._steps_and_s()
         known = took > 0
-        cuts = _cuts(int(known.sum()), most)
+        cuts = _cuts(int(known.sum()))
         rates = steps[known] / took[known]
         together = _sums(steps[known], cuts) / _sums(took[known], cuts)
-        return _binned(self.env_steps[known], rates, most)._replace(mean=together)
+        return _binned(self.env_steps[known], rates)._replace(mean=together)
 
     def mean_speed(self) -> float | None:
         """Return the mean env steps/s of the training, without starting up."""
@@ -181,11 +169,7 @@ class History:
 
 
 def read_history(run_dir: Path) -> History:
-    """Read what a run has written so far; warn of a damaged timeline and leave it out.
-
-    Raises:
-        RunDirError: the directory holds no run, or no update has been made.
-    """
+    """Read what a run has written so far; warn of a damaged timeline; RunDirError without a run."""
     config = rundir.read_config(run_dir)
     rows = read_metrics(run_dir)
     saved: dict[str, Any] = {}
@@ -208,25 +192,24 @@ def _is_locked(run_dir: Path) -> bool:
         return False  # a copy of a run has no lock
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
     except BlockingIOError:
         return True
     finally:
         os.close(fd)
-    return False
 
 
 def _ledger(row: dict[str, Any]) -> dict[str, int]:
-    start = "ledger/"
     return {
-        name.removeprefix(start): int(value)
+        name.removeprefix("ledger/"): int(value)
         for name, value in row.items()
-        if name.startswith(start) and isinstance(value, int | float)
+        if name.startswith("ledger/") and isinstance(value, int | float)
     }
 
 
-def _cuts(count: int, most: int) -> Array:
-    """Divide a sequence into at most `most` parts; return where each begins, and the end."""
-    return np.unique(np.linspace(0, count, min(count, most) + 1).astype(np.int64))
+def _cuts(count: int) -> Array:
+    """Divide a sequence into at most `_MAX_POINTS` parts; return where each begins, and the end."""
+    return np.unique(np.linspace(0, count, min(count, _MAX_POINTS) + 1).astype(np.int64))
 
 
 def _sums(values: Array, cuts: Array) -> Array:
@@ -234,8 +217,8 @@ def _sums(values: Array, cuts: Array) -> Array:
     return np.asarray(np.diff(until[cuts]))
 
 
-def _binned(env_steps: Array, values: Array, most: int) -> Curve:
-    cuts = _cuts(len(values), most)
+def _binned(env_steps: Array, values: Array) -> Curve:
+    cuts = _cuts(len(values))
     if len(cuts) < 2:
         return Curve(env_steps, values, values, values)
     begins = cuts[:-1]
