@@ -23,6 +23,7 @@ from benchmarks import gpu_kernels
 from benchmarks.machine import RESULTS, machine
 from headrace import batch
 from headrace.algos.ppo import PPOAlgorithm
+from headrace.config.policies import assign_agents
 from headrace.config.resolve import resolve
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
@@ -86,7 +87,7 @@ def measure(row, limit_s):
     spec, settings = EnvSpec("random", row.observation, action), row.settings
     device, is_cuda = torch.device(row.device), row.device == "cuda"
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    learner = Learner(settings, spec, None, device, Meter())
+    learner = Learner(settings, assign_agents({}, spec), spec, None, device, Meter())
     fragments = [random_experience(spec, settings.run.num_steps, row.num_envs)]
     learner.update(learner.assemble(fragments), 0)  # chooses kernels, allocates
     if is_cuda:

@@ -87,7 +87,7 @@ class Bench:
         self.num_envs, self.num_steps = num_envs, game.num_steps
 
     def roll_out(self):
-        self.collector.publish(self.learner.policy, self.learner.version)
+        self.collector.publish(self.learner.policies, self.learner.version)
         return self.collector.collect()
 
     def train(self):

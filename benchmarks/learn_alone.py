@@ -24,6 +24,7 @@ def learn(flags, barrier, results):
 
     from headrace.collectors.api import PolicyPlan, SamplingPlan
     from headrace.collectors.device import DeviceCollector
+    from headrace.config.policies import assign_agents
     from headrace.config.resolve import resolve
     from headrace.envs.factory import EnvMaker, env_spec
     from headrace.learner.learner import Learner
@@ -48,9 +49,9 @@ def learn(flags, barrier, results):
         first_env=0, envs_per_vector=num_envs, seed=0, reseed_episodes=True, replay_limit_s=1.0,
         threads_per_worker=1,
     )  # fmt: skip
-    learner = Learner(settings, spec, None, device, Meter())
+    learner = Learner(settings, assign_agents({}, spec), spec, None, device, Meter())
     collector = DeviceCollector(plan, device, Meter(), lambda: False)
-    collector.publish(learner.policy, 0)
+    collector.publish(learner.policies, 0)
     batch = learner.assemble(collector.collect().fragments)
     learner.update(batch, 0)
     barrier.wait(120)

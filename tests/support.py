@@ -9,16 +9,18 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 from headrace.algos.base import UpdateContext
 from headrace.collectors.api import PolicyPlan, SamplingPlan
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.algorithms import ALGORITHMS
+from headrace.config.policies import assign_agents
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.envs.api import GUARDS
 from headrace.envs.factory import EnvMaker, env_spec
-from headrace.learner.learner import Loss
+from headrace.learner.learner import Learner, Loss
 from headrace.learner.optimizer import Optimizer
 from headrace.meter import Meter
 from headrace.models.policy import Network, Policy, torch_seed
@@ -152,9 +154,21 @@ def workers(plan, num_workers=2, stop=never, state=None, say=print):
     return SynchronousCollector(plan, num_workers, stop, state, say)
 
 
-def policy_for(plan, seed=1):
+def policies_for(plan, seed=1):
+    """What collectors act with: untrained policies, by name."""
     with torch_seed(seed):
-        return plan.policy.build()
+        return plan.build_policies()
+
+
+def policy_for(plan, seed=1):
+    [policy] = policies_for(plan, seed).values()
+    return policy
+
+
+def learner_for(settings, spec, ranks=SINGLE_RANK, *, device="cpu", dtype=None):
+    """The learner of a run with one policy."""
+    shares, device = assign_agents({}, spec), torch.device(device)
+    return Learner(settings, shares, spec, None, device, Meter(), ranks, dtype=dtype)
 
 
 def learn_once(algorithm, policy, experience, config, order, *, step=None, progress=0.0):

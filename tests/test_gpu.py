@@ -16,11 +16,17 @@ from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo
 from headrace.envs.check.plays import Play, kernel_spec, play, random_actions
 from headrace.envs.kernels import library
 from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
-from headrace.learner.learner import Learner
-from headrace.meter import Meter
 from headrace.models.policy import Network
 from headrace.training.log import read_metrics
-from tests.support import inline, plan_for, policy_for, short_cartpole, workers
+from tests.support import (
+    inline,
+    learner_for,
+    plan_for,
+    policies_for,
+    policy_for,
+    short_cartpole,
+    workers,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +41,7 @@ GIVEN = {
 def collected():
     plan = plan_for(short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4)
     collector = inline(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     yield plan.spec, collector.collect().fragments
     collector.close()
 
@@ -44,9 +50,9 @@ def learn(collected, device="cuda", ranks=SINGLE_RANK, **given):
     """Metrics and weights after one update."""
     spec, fragments = collected
     settings = resolve(GIVEN | given)
-    learner = Learner(settings, spec, None, torch.device(device), Meter(), ranks)
+    learner = learner_for(settings, spec, ranks, device=device)
     metrics = learner.update(learner.assemble(fragments), 0)
-    return metrics, learner.policy.cpu().state_dict()
+    return metrics, learner.policies["default"].cpu().state_dict()
 
 
 def assert_close(learned, expected, rtol, atol):
@@ -69,8 +75,8 @@ def test_the_learner_s_device_acts_for_workers_as_the_cpu_does():
     compared = 0
     for version in range(3):
         policy = policy_for(theirs._plan, seed=version)
-        ours.publish(policy.cuda(), version)
-        theirs.publish(policy.cpu(), version)
+        ours.publish({"default": policy.cuda()}, version)
+        theirs.publish({"default": policy.cpu()}, version)
         for a, b in zip(ours.collect().fragments, theirs.collect().fragments, strict=True):
             alike = (a.obs[:-1] == b.obs[:-1]).all(2) & (a.action == b.action)
             same = alike.cumprod(0).bool()  # afterwards it is another episode

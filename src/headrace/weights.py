@@ -1,57 +1,61 @@
-"""A module's parameters and buffers as one flat piece of memory, for publishing and pulling.
+"""The weights of policies as one flat piece of memory. The learner publishes, workers pull."""
 
-The learner writes, workers read.
-"""
-
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+Modules = Mapping[str, nn.Module]
+"""Modules by name, such as the policies of a run."""
 _ALIGNMENT = 16
 
 
 class FlatWeights:
-    """Views of one buffer, laid out like the state of a module (parameters and buffers, any dtype).
+    """Views of one buffer, laid out like the state of modules (parameters and buffers, any dtype).
 
     Modules that are built from the same settings have the same layout, in any process.
     """
 
-    def __init__(self, module: nn.Module, buffer: Any = None) -> None:
+    def __init__(self, modules: Modules, buffer: Any = None) -> None:
         """Lay out `buffer`, a uint8 tensor or an object with a buffer; default: the heap.
 
-        It has at least `num_bytes(module)`, and is writable if it is published to.
+        It has at least `num_bytes(modules)`, and is writable if it is published to.
         """
         if buffer is None:
-            raw = torch.empty(self.num_bytes(module), dtype=torch.uint8)
+            raw = torch.empty(self.num_bytes(modules), dtype=torch.uint8)
         else:
             is_raw = isinstance(buffer, Tensor)
             raw = buffer if is_raw else torch.frombuffer(buffer, dtype=torch.uint8)
         self._slots: list[Tensor] = []
         offset = 0
-        for tensor in module.state_dict().values():
+        for tensor in _state(modules):
             size = tensor.numel() * tensor.element_size()
             slot = raw[offset : offset + size].view(tensor.dtype)
             self._slots.append(slot.view(tensor.shape))
             offset += _aligned(size)
 
     @staticmethod
-    def num_bytes(module: nn.Module) -> int:
+    def num_bytes(modules: Modules) -> int:
         """Return the size of the flat vector."""
-        tensors = module.state_dict().values()
-        return sum(_aligned(tensor.numel() * tensor.element_size()) for tensor in tensors)
+        return sum(_aligned(tensor.numel() * tensor.element_size()) for tensor in _state(modules))
 
     @torch.no_grad()
-    def publish(self, module: nn.Module) -> None:
-        """Copy the module's state into the buffer."""
-        for slot, tensor in zip(self._slots, module.state_dict().values(), strict=True):
+    def publish(self, modules: Modules) -> None:
+        """Copy the modules' state into the buffer."""
+        for slot, tensor in zip(self._slots, _state(modules), strict=True):
             slot.copy_(tensor)
 
     @torch.no_grad()
-    def pull(self, module: nn.Module) -> None:
-        """Copy the buffer into the module's state."""
-        for slot, tensor in zip(self._slots, module.state_dict().values(), strict=True):
+    def pull(self, modules: Modules) -> None:
+        """Copy the buffer into the modules' state."""
+        for slot, tensor in zip(self._slots, _state(modules), strict=True):
             tensor.copy_(slot)
+
+
+def _state(modules: Modules) -> list[Tensor]:
+    """Return all parameters and buffers."""
+    return [tensor for module in modules.values() for tensor in module.state_dict().values()]
 
 
 def _aligned(size: int) -> int:
@@ -65,45 +69,45 @@ class Published:
     overtaken twice while it reads takes the newest again.
 
     Args:
-        module: the owner of the weights; None: only version numbers are read.
-        buffer: writable memory of `num_bytes(module)`, zeroed at first; default: the heap.
+        modules: the owners of the weights; None: only version numbers are read.
+        buffer: writable memory of `num_bytes(modules)`, zeroed at first; default: the heap.
     """
 
     _HEADER = 64
 
-    def __init__(self, module: nn.Module | None, buffer: Any = None) -> None:
+    def __init__(self, modules: Modules | None, buffer: Any = None) -> None:
         if buffer is None:
-            assert module is not None
-            buffer = bytearray(self.num_bytes(module))
+            assert modules is not None
+            buffer = bytearray(self.num_bytes(modules))
         memory = memoryview(buffer)
         numbers = memory[: self._HEADER].cast("q")
         self._begun, self._written, self.stop = numbers[0:1], numbers[1:2], numbers[2:3]
-        if module is not None:
-            size = FlatWeights.num_bytes(module)
+        if modules is not None:
+            size = FlatWeights.num_bytes(modules)
             parts = (memory[self._HEADER + i * size :][:size] for i in range(2))
-            self._parts = [FlatWeights(module, part) for part in parts]
+            self._parts = [FlatWeights(modules, part) for part in parts]
 
     @classmethod
-    def num_bytes(cls, module: nn.Module) -> int:
+    def num_bytes(cls, modules: Modules) -> int:
         """Return the size of the buffer."""
-        return cls._HEADER + 2 * FlatWeights.num_bytes(module)
+        return cls._HEADER + 2 * FlatWeights.num_bytes(modules)
 
     @property
     def newest(self) -> int:
         """The newest published version."""
         return self._written[0]
 
-    def publish(self, module: nn.Module, version: int) -> None:
+    def publish(self, modules: Modules, version: int) -> None:
         """Write the version after `newest`, or any first version."""
         self._begun[0] = version
-        self._parts[version % 2].publish(module)
+        self._parts[version % 2].publish(modules)
         self._written[0] = version
 
-    def pull(self, module: nn.Module, version: int | None = None) -> int:
+    def pull(self, modules: Modules, version: int | None = None) -> int:
         """Copy the newest version, or one that is the newest or the one before; return which."""
         while True:
             pulled = self.newest if version is None else version
-            self._parts[pulled % 2].pull(module)
+            self._parts[pulled % 2].pull(modules)
             # The next version lies in the other part, the one after it in this one. (Each of
             # torch's copies releases Python's lock, which orders it with the numbers.)
             if self._begun[0] < pulled + 2:

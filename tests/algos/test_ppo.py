@@ -59,7 +59,7 @@ def test_the_clipped_value_loss_by_hand():
 def one_update(cfg, progress=0.0, change=lambda experience: None):
     plan = plan_for(short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4)
     collector, policy = inline(plan), policy_for(plan)
-    collector.publish(policy, 0)
+    collector.publish({"default": policy}, 0)
     experience = batch.join(collector.collect().fragments, torch.device("cpu"))
     collector.close()
     change(experience)

@@ -22,7 +22,7 @@ from tests.envs.kernels.support import Ring, run, vector_of
 from tests.ladder.test_collect import equal
 from tests.ladder.test_resume import assert_same
 from tests.marks import repeats
-from tests.support import inline, never, plan_for, policy_for, policy_plan, workers
+from tests.support import inline, never, plan_for, policies_for, policy_for, policy_plan, workers
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def test_the_device_collector_makes_what_the_others_make(core):
             policy = policy_for(plan, seed=version)
             batches = []
             for collector in collectors:
-                collector.publish(policy, version)
+                collector.publish({"default": policy}, version)
                 batches.append(collector.collect())
                 collector.release_batch(more=True)
             for other in batches[1:]:
@@ -70,7 +70,7 @@ def test_a_batch_that_does_not_count_is_made_again():
     collector, other = on_device(plan), on_device(plan)
     policy = policy_for(plan)
     for one in (collector, other):
-        one.publish(policy, 0)
+        one.publish({"default": policy}, 0)
         one.collect()
     first = collector.collect()
     kept = {name: getattr(first.fragments[0], name).clone() for name in ("obs", "reward", "action")}
@@ -89,7 +89,7 @@ def test_a_stop_is_seen_before_a_batch():
     stopped = []
     plan = plan_for(ShortCartPole, native=True)
     collector = on_device(plan, stop=lambda: bool(stopped))
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     assert collector.collect() is not None
     stopped.append(True)
     assert collector.collect() is None
@@ -147,7 +147,7 @@ def test_a_stop_ends_a_batch_and_nothing_of_it_counts():
     collector, other = on_device(plan, stop=after_17), on_device(plan)
     policy = policy_for(plan)
     for one in (collector, other):
-        one.publish(policy, 0)
+        one.publish({"default": policy}, 0)
         assert one.collect() is not None
     assert collector.collect() is None
     assert (collector.ledger.collected, collector.ledger.lost) == (16 * 4 - 4, 12)
@@ -226,7 +226,7 @@ def test_a_graph_that_is_replayed_makes_what_was_made_step_by_step():
         for parameter in policy.parameters():
             parameter.data.add_(0.01)
         for collector in (eager, replayed):
-            collector.publish(policy, version)
+            collector.publish({"default": policy}, version)
         one, other = (collector.collect() for collector in (eager, replayed))
         equal(one.fragments[0], other.fragments[0])
         assert one.episodes == other.episodes
@@ -244,7 +244,7 @@ def test_several_policies_make_one_fragment_each():
     together = on_device(plan)
     policy = policy_for(plan)
     collector.publish({"a": policy, "b": policy}, 0)
-    together.publish(policy, 0)
+    together.publish({"default": policy}, 0)
     for _ in range(2):
         found, (whole,) = collector.collect(), together.collect().fragments
         for fragment, part in zip(found.fragments, parts, strict=True):

@@ -12,8 +12,6 @@ import headrace
 from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.config.resolve import resolve
 from headrace.errors import ConfigError
-from headrace.learner.learner import Learner
-from headrace.meter import Meter
 from headrace.models.policy import Network
 from headrace.seeding import derive
 from headrace.storage import checkpoint
@@ -25,8 +23,10 @@ from tests.marks import repeats
 from tests.support import (
     Counting,
     inline,
+    learner_for,
     never,
     plan_for,
+    policies_for,
     policy_for,
     short_cartpole,
     workers,
@@ -46,12 +46,12 @@ def train(path, algo="ppo", num_workers=2, **more):
 
 def at_lag_1(collector, plan, batches):
     """What the loop does: the next batch is begun before the weights are new."""
-    collector.publish(policy_for(plan, seed=0), 0)
+    collector.publish(policies_for(plan, seed=0), 0)
     for k in range(batches):
         collected = collector.collect()
         yield [torch.utils._pytree.tree_map(torch.clone, vars(f)) for f in collected.fragments]
         collector.release_batch(more=k + 1 < batches)
-        collector.publish(policy_for(plan, seed=k + 1), k + 1)
+        collector.publish(policies_for(plan, seed=k + 1), k + 1)
     collector.halt()
     ledger = collector.ledger
     collector.close()
@@ -65,7 +65,7 @@ def test_lag_1_batch_is_made_with_the_weights_of_two_updates_before():
     made = [at_lag_1(make(plan), plan, 5) for make in (inline, lambda p: workers(p, 3))]
     for k, both in enumerate(zip(*made, strict=True)):
         version = max(0, k - 1)
-        reference.publish(policy_for(plan, seed=version), version)
+        reference.publish(policies_for(plan, seed=version), version)
         expected = reference.collect().fragments
         for fragments in both:
             for ours, theirs in zip(fragments, expected, strict=True):
@@ -122,8 +122,8 @@ def test_asynchronous_fragments_equal_those_of_batches_in_turn():
     plan = nonstop_plan(short_cartpole, num_envs=6)
     reference, collector = inline(plan_for(short_cartpole, num_envs=6)), nonstop(plan, 3)
     policy, expected, seen = policy_for(plan), {v: [] for v in range(3)}, dict.fromkeys(range(3), 0)
-    reference.publish(policy, 0)
-    collector.publish(policy, 0)
+    reference.publish({"default": policy}, 0)
+    collector.publish({"default": policy}, 0)
     for _ in range(6):
         for v, fragment in enumerate(reference.collect().fragments):
             copied = torch.utils._pytree.tree_map(torch.clone, vars(fragment))
@@ -161,7 +161,7 @@ def test_each_step_has_the_version_of_its_weights(arithmetic):
     mixed, last = 0, dict.fromkeys(range(4), 0)
     for version in itertools.count():
         policies[version] = policy_for(plan, seed=version)
-        collector.publish(policies[version], version)
+        collector.publish({"default": policies[version]}, version)
         if version % 5:
             looks = [True, False]  # one: 0.1 s, or until a fragment is there
             collector.run_until(looks.pop)
@@ -212,7 +212,7 @@ def test_asynchronous_learner_does_not_wait_for_a_hanging_worker(tmp_path):
     stuck = {"pipe": tmp_path / "pipe", "learner": os.getpid(), "stuck": derive(3, "env", 0, 0)}
     plan = nonstop_plan(OneStops, lag=1, num_envs=6, kwargs=stuck)
     collector = nonstop(plan, 3)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     for _ in range(5):
         collected = collector.collect()
         envs = {int(fragment.env_id[0]) for fragment in collected.fragments}
@@ -226,7 +226,7 @@ def test_asynchronous_learner_does_not_wait_for_a_hanging_worker(tmp_path):
 def test_workers_too_far_ahead_wait_and_drop_nothing():
     plan = nonstop_plan(Counting, lag=2)
     collector = nonstop(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     collector.release_batch(more=True)
     collector.run_until(lambda: not collector.pending)  # until all memory is full
     assert len(collector._done) == 2 * 3
@@ -246,12 +246,12 @@ def learned(algo, plan, **more):
     """Parameters after one update of a batch that this very policy has made."""
     given = {"env": "CartPole-v1", "algo": algo, "num_envs": 4, "num_steps": 32, "seed": 3}
     settings = resolve(given | {"lag": 0, "envs_per_vector": 2} | more)
-    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter())
+    learner = learner_for(settings, plan.spec)
     collector = inline(plan)
-    collector.publish(learner.policy, 0)
+    collector.publish(learner.policies, 0)
     metrics = learner.update(learner.assemble(collector.collect().fragments), 0)
     collector.close()
-    return dict(learner.policy.state_dict()), metrics
+    return dict(learner.policies["default"].state_dict()), metrics
 
 
 @pytest.mark.parametrize(("corrects", "plain"), [("appo", "ppo"), ("impala", "a2c")])
@@ -296,7 +296,7 @@ def test_each_of_many_ranks_has_asynchronous_workers(tmp_path):
 def two_batches(plan, policy):
     """Each a list of one fragment of every vector, copied."""
     collector, batches = inline(plan), []
-    collector.publish(policy, 0)
+    collector.publish({"default": policy}, 0)
     for _ in range(2):
         fragments = collector.collect().fragments
         copies = (torch.utils._pytree.tree_map(torch.clone, vars(f)) for f in fragments)
@@ -310,7 +310,7 @@ def learner_of_mixed(**more):
     given = {"env": "CartPole-v1", "algo": "appo", "num_envs": 4, "num_steps": 16, "num_workers": 2}
     settings = resolve(given | {"envs_per_vector": 2, "lag": 2} | more)
     plan = plan_for(short_cartpole, network=settings.network)
-    return Learner(settings, plan.spec, None, torch.device("cpu"), Meter()), plan
+    return learner_for(settings, plan.spec).learners["default"], plan
 
 
 def test_reward_normalization_follows_each_env_through_a_batch_of_mixed_fragments():

@@ -20,7 +20,7 @@ from tests.support import (
     children,
     inline,
     plan_for,
-    policy_for,
+    policies_for,
     short_cartpole,
     still_alive,
     workers,
@@ -49,7 +49,7 @@ class Dying(Counting):
 def test_error_in_a_worker_has_the_environment_s_traceback():
     plan = plan_for(lambda: Broken("step"))
     collector = workers(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     with pytest.raises(EnvError) as caught:
         collector.collect()
     collector.close()
@@ -80,7 +80,7 @@ class Interrupted(Counting):
 def test_interrupt_raised_by_an_environment_is_a_worker_error():
     plan = plan_for(Interrupted)
     collector = workers(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     with pytest.raises(WorkerError, match=r"(?s)test_worker_pool.py.*KeyboardInterrupt.*failed"):
         collector.collect()
     collector.close()
@@ -89,7 +89,7 @@ def test_interrupt_raised_by_an_environment_is_a_worker_error():
 def test_killed_worker_ends_the_run_with_its_signal():
     plan = plan_for(Dying, guards=Guards(on_worker_loss="fail"))
     collector = workers(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     with pytest.raises(WorkerError, match=r"Worker . died \(SIGKILL\), in step 4 with action"):
         collector.collect()
     collector.close()
@@ -112,7 +112,7 @@ class StopLater:
 def test_stopped_workers_give_up_fragments_and_count_steps():
     plan, stop = plan_for(lambda: Sleepy(0.05), num_steps=1000), StopLater(1.0)
     collector = workers(plan, stop=stop)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     stop.begin()
     assert collector.collect() is None
     assert 0 < collector.ledger.lost == collector.ledger.collected < 1000
@@ -140,7 +140,7 @@ def test_full_fragment_counts_only_with_its_batch(tmp_path):
     plan = plan_for(OneFast, num_steps=130, kwargs={"folder": tmp_path, "learner": os.getpid()})
     stop = StopLater(1.5)
     collector = workers(plan, stop=stop)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     stop.begin()
     assert collector.collect() is None
     assert 130 * 2 <= collector.ledger.lost == collector.ledger.collected < 130 * 4
@@ -152,7 +152,7 @@ def test_full_fragment_counts_only_with_its_batch(tmp_path):
 def test_worker_that_does_not_stop_is_killed_and_its_envs_begin_anew(tmp_path):
     plan, stop = plan_for(lambda: Sleepy(600), num_steps=1000), StopLater(0.5)
     collector = workers(plan, stop=stop)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     stop.begin()
     started = time.monotonic()
     assert collector.collect() is None
@@ -171,7 +171,7 @@ def test_worker_that_does_not_stop_is_killed_and_its_envs_begin_anew(tmp_path):
 def test_worker_that_dies_between_batches_is_replaced():
     plan, said = plan_for(short_cartpole), []
     collector = workers(plan, say=said.append)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     collector.collect()
     process = collector.workers[0].child.process
     os.kill(process.pid, signal.SIGKILL)
@@ -195,7 +195,7 @@ class Fussy(Counting):
 def test_error_in_get_state_has_the_environment_s_message(make):
     plan = plan_for(Fussy)
     collector = make(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     with pytest.raises(EnvError, match="OSError: the state is elsewhere"):
         collector.collect()
     collector.close()
@@ -212,9 +212,9 @@ def test_process_with_unclosed_workers_ends(tmp_path):
     process = script(
         tmp_path,
         """
-        from tests.support import plan_for, policy_for, short_cartpole, workers
+        from tests.support import plan_for, policies_for, short_cartpole, workers
         collector = workers(plan_for(short_cartpole))
-        collector.publish(policy_for(plan_for(short_cartpole)), 0)
+        collector.publish(policies_for(plan_for(short_cartpole)), 0)
         collector.collect()
         """,
     )
@@ -251,7 +251,7 @@ def test_closed_workers_leave_nothing_behind():
     files = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         collector = workers(plan)
-        collector.publish(policy_for(plan), 0)
+        collector.publish(policies_for(plan), 0)
         collector.collect()
         collector.close()
         del collector
@@ -300,11 +300,11 @@ def test_workers_end_when_the_main_process_is_killed(tmp_path, trial):
     process = script(
         tmp_path,
         """
-        from tests.support import children, plan_for, policy_for, workers
+        from tests.support import children, plan_for, policies_for, workers
         from tests.collectors.test_worker_pool import Sleepy
         plan = plan_for(lambda: Sleepy(600))
         collector = workers(plan)
-        collector.publish(policy_for(plan), 0)
+        collector.publish(policies_for(plan), 0)
         print(" ".join(map(str, children())), flush=True)
         collector.collect()
         """,

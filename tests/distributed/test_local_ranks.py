@@ -21,13 +21,11 @@ from headrace.config.resolve import resolve, values_for_resume
 from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.ranks import JoinedRanks, RankInfo, backend_for, device_of
 from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError
-from headrace.learner.learner import Learner
-from headrace.meter import Meter
 from headrace.storage import checkpoint
 from tests import python
 from tests.distributed.ranks_support import on_ranks
 from tests.marks import repeats
-from tests.support import children, inline, plan_for, short_cartpole, still_alive
+from tests.support import children, inline, learner_for, plan_for, short_cartpole, still_alive
 
 SETTINGS = {
     "num_envs": 16, "num_steps": 32, "envs_per_vector": 4, "num_minibatches": 4, "seed": 3,
@@ -226,11 +224,11 @@ def test_ranks_of_one_host_use_shared_memory_by_default():
 def drift(ranks):
     settings = resolve({"env": "CartPole-v1", "num_learners": 2})
     plan = plan_for("CartPole-v1")
-    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks)
+    learner = learner_for(settings, plan.spec, ranks)
     learner.check_equal()
     if ranks.rank == 1:
         with torch.no_grad():
-            next(learner.policy.parameters())[0, 0] += 1e-6
+            next(learner.policies["default"].parameters())[0, 0] += 1e-6
     with pytest.raises(RankError, match=r"not the same:\n  rank 0: [0-9a-f]{16}\n  rank 1: "):
         learner.check_equal()
 
@@ -329,15 +327,17 @@ def not_a_number(ranks):
     settings = resolve({"env": "Pendulum-v1", "num_envs": 4, "num_steps": 16, "num_learners": 2})
     plan = plan_for("Pendulum-v1", num_envs=2, num_steps=16, first_env=2 * ranks.rank)
     collector = inline(plan)
-    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks)
-    collector.publish(learner.policy, learner.version)
+    learner = learner_for(settings, plan.spec, ranks)
+    collector.publish(learner.policies, learner.version)
     fragments = collector.collect().fragments
     if ranks.rank == 1:
         fragments[0].reward[3, 0] = float("nan")
     nonfinite = learner.update(learner.assemble(fragments), 0)["nonfinite"]
     learner.check_equal()
     collector.close()
-    return nonfinite, all(bool(p.isfinite().all()) for p in learner.policy.parameters())
+    return nonfinite, all(
+        bool(p.isfinite().all()) for p in learner.policies["default"].parameters()
+    )
 
 
 @repeats("backend", ["auto", "gloo"])
@@ -355,8 +355,8 @@ def rounds(ranks):
         settings = resolve(given | {"num_accumulation_steps": count, "num_minibatches": 2})
         plan = plan_for("CartPole-v1", num_envs=4, num_steps=32, first_env=4 * ranks.rank)
         collector = inline(plan)
-        learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks)
-        collector.publish(learner.policy, learner.version)
+        learner = learner_for(settings, plan.spec, ranks)
+        collector.publish(learner.policies, learner.version)
         before = ranks._exchange._round
         learner.update(learner.assemble(collector.collect().fragments), 0)
         found.append(ranks._exchange._round - before)

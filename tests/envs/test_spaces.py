@@ -12,7 +12,7 @@ from headrace.errors import ConfigError, UnsupportedSpaceError
 from headrace.models.networks import ImageEncoder, image_layout
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
-from tests.support import build_policy, inline, plan_for, policy_for, workers
+from tests.support import build_policy, inline, plan_for, policies_for, workers
 from tests.training.test_api import TINY
 
 spaces = gym.spaces
@@ -101,7 +101,7 @@ def test_dict_observations_are_stored_whole_and_workers_make_the_same():
     batches = []
     for make in (inline, workers):
         collector = make(plan)
-        collector.publish(policy_for(plan), 0)
+        collector.publish(policies_for(plan), 0)
         collected = collector.collect()
         batches.append([
             {key: part.clone() for key, part in fragment.obs.items()}

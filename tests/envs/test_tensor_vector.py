@@ -21,7 +21,7 @@ from headrace.meter import Meter
 from headrace.models.policy import Network
 from headrace.seeding import derive
 from tests.envs.kernels.support import act_at_random, contents, run
-from tests.support import inline, never, plan_for, policy_for
+from tests.support import inline, never, plan_for, policies_for, policy_for
 
 CPU = torch.device("cpu")
 SPACES = {
@@ -107,7 +107,7 @@ def test_tensor_environments_make_the_batches_of_their_numpy_twins(arrays_id, ac
     for version in range(3):
         policy, batches = policy_for(plan, seed=version), []
         for collector in collectors:
-            collector.publish(policy, version)
+            collector.publish({"default": policy}, version)
             batches.append(collector.collect())
             collector.release_batch(more=True)
         (one,), (other,) = (batch.fragments for batch in batches)
@@ -170,14 +170,14 @@ def test_resume_of_tensor_environments_begins_new_episodes(tmp_path, capsys, cor
 def test_new_episodes_begin_with_no_memory_and_nothing_counted():
     plan = plan_for(Tensors, num_envs=4, network=Network(core="gru", core_size=8), num_steps=3)
     first = on_device(plan)
-    first.publish(policy_for(plan), 0)
+    first.publish(policies_for(plan), 0)
     first.collect()
     assert first._memory[0].any()
     state = first.state()
     assert state["vector0.core_state.0"].shape == (4, 8)
     second = on_device(plan, state=state)
     assert not second._memory[0].any()
-    second.publish(policy_for(plan), 1)
+    second.publish(policies_for(plan), 1)
     lengths = [episode.num_steps for episode in second.collect().episodes]
     assert lengths
     assert max(lengths) <= 3

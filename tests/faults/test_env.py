@@ -19,7 +19,7 @@ from headrace.storage import checkpoint
 from tests.faults.support import run as run_in
 from tests.marks import repeats
 from tests.python import command
-from tests.support import Counting, children, inline, plan_for, policy_for, workers
+from tests.support import Counting, children, inline, plan_for, policies_for, workers
 
 pytestmark = pytest.mark.fault_a
 
@@ -117,7 +117,7 @@ def test_f02_reported_position_is_right_in_any_fragment(num_steps):
         guards=Guards(on_worker_loss="fail"),
     )  # fmt: skip
     collector = workers(plan, 1)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     seed = derive(plan.seed, "env", 0, 2)
     with pytest.raises(WorkerError) as caught:
         for _ in range(5):
@@ -158,7 +158,7 @@ def test_f03_exception_reaches_the_user_in_two_seconds(tmp_path, when, num_worke
 def test_f03_seconds_from_the_exception_to_the_caller(measured, num_workers):
     plan = plan_for(Faulty, kwargs={"faults": "crash@20"}, num_steps=64)
     collector = workers(plan) if num_workers else inline(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     began = time.monotonic()
     with pytest.raises(EnvError, match="FaultyError: told to crash at 20"):
         collector.collect()
@@ -205,7 +205,7 @@ def test_f05_hanging_worker_is_killed_and_replaced(tmp_path, measured, kind, whe
         lambda: Hanging(fault, tmp_path), num_steps=32, guards=Guards(env_timeout_s=limit_s)
     )
     collector = workers(plan, say=lambda text: told.append((time.time(), text)))
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     for _ in range(4):
         assert collector.collect() is not None
     recovered = time.time()
@@ -283,7 +283,7 @@ def test_f05_slow_environment_in_a_worker_goes_on():
         num_steps=2, guards=Guards(env_timeout_s=0.6),
     )  # fmt: skip
     collector = workers(plan, num_workers=1)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     assert collector.collect() is not None
     assert collector.ledger.restarts == 0
     collector.close()
@@ -334,7 +334,7 @@ BAD = {
 def test_f08_bad_value_ends_the_run_and_is_named(make, how):
     plan = plan_for(Bad, kwargs={"how": how, "choices": how == "no choice"})
     collector = make(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     with pytest.raises(EnvError, match=BAD[how].replace("env 0", r"env \d")):
         collector.collect()
     collector.close()
@@ -349,7 +349,7 @@ def test_f08_bad_value_drops_the_episode_on_restart(make, how):
         guards=Guards(on_env_error="restart", max_restarts=2),
     )  # fmt: skip
     collector = make(plan, 1, say=said.append) if make is workers else make(plan, say=said.append)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     first = collector.collect().fragments[0]
     assert first.valid.all() and not first.truncated.any()
     second = collector.collect().fragments[0]
@@ -456,7 +456,7 @@ def test_repeated_failure_ends_with_new_episodes():
         guards=Guards(max_restarts=100), seed=4,
     )  # fmt: skip
     collector = workers(plan, num_workers=1, say=said.append)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     while collector.ledger.restarts < 3:  # at least one was lost at the same place twice
         assert collector.collect() is not None
     died = [text for text in said if "Worker 0 died (exit code 7), in step 12" in text]
@@ -535,7 +535,7 @@ def test_failed_first_reset_is_reported(tmp_path, make):
     )  # fmt: skip
     done.unlink()
     collector = make(plan, say=said.append)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     assert collector.collect() is not None
     assert len(said) == 1 and "told to crash at reset" in said[0]
     assert (collector.ledger.dropped_episodes, collector.ledger.lost) == (1, 0)
@@ -580,7 +580,7 @@ def test_first_dropped_episodes_are_shown(make):
         guards=Guards(on_env_error="restart", max_restarts=10**9),
     )  # fmt: skip
     collector = make(plan, say=said.append)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     collector.collect()
     assert collector.ledger.dropped_episodes == 4 * 30
     assert len(said) == 21 and "are counted, but not shown" in said[-1]

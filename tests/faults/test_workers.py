@@ -24,7 +24,7 @@ from tests.support import (
     children,
     inline,
     plan_for,
-    policy_for,
+    policies_for,
     short_cartpole,
     workers,
 )
@@ -135,7 +135,7 @@ def test_f06_stopped_worker_is_replaced_after_the_limit(measured, limit_s, repla
     reference = workers(plan)
     collector = workers(plan, say=lambda text: told.append((time.monotonic(), text)))
     for c in (reference, collector):
-        c.publish(policy_for(plan), 0)
+        c.publish(policies_for(plan), 0)
     pid = first_worker(collector)
     stopped_at = []
 
@@ -193,7 +193,7 @@ def test_worker_that_dies_while_the_run_stops_is_not_awaited():
     stop = threading.Event()
     plan = plan_for(lambda: Faulty(slow_step=0.05), num_steps=1000)
     collector = workers(plan, stop=stop.is_set)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     pid = first_worker(collector)
     threading.Timer(0.5, lambda: (stop.set(), os.kill(pid, signal.SIGKILL))).start()
     assert collector.collect() is None
@@ -279,7 +279,7 @@ def test_episode_survives_the_loss_of_many_workers():
     plan = plan_for(Counting, guards=Guards(max_restarts=100))  # which never ends
     collectors = workers(plan), inline(plan)
     for collector in collectors:
-        collector.publish(policy_for(plan), 0)
+        collector.publish(policies_for(plan), 0)
     for _ in range(5):
         os.kill(first_worker(collectors[0]), signal.SIGKILL)
         batches = [collector.collect() for collector in collectors]
@@ -296,7 +296,7 @@ def test_restarts_accumulate_no_files_and_processes():
     """File descriptors and processes after many replacements."""
     plan = plan_for(short_cartpole, guards=Guards(max_restarts=100))
     collector = workers(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     collector.collect()
     files, processes = len(os.listdir("/proc/self/fd")), len(children())
     for _ in range(10):

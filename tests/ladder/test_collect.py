@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headrace.models.policy import Network
-from tests.support import inline, plan_for, policy_for, short_cartpole, workers
+from tests.support import inline, plan_for, policies_for, policy_for, short_cartpole, workers
 
 
 def equal(a, b):
@@ -38,7 +38,7 @@ def both(plan, num_workers, batches=4):
         for version in range(batches):
             policy = policy_for(plan, seed=version)
             for collector in (one, many):
-                collector.publish(policy, version)
+                collector.publish({"default": policy}, version)
             yield one.collect(), many.collect()
     finally:
         one.close()
@@ -106,10 +106,10 @@ def test_inline_equals_workers_with_a_recurrent_core(core, num_workers):
 def test_a_fragment_goes_on_where_the_last_one_ended():
     plan = plan_for(short_cartpole, num_steps=8, num_envs=2)
     collector = inline(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     (first,) = collector.collect().fragments
     last_obs = first.obs[-1].clone()
-    collector.publish(policy_for(plan), 1)
+    collector.publish(policies_for(plan), 1)
     (second,) = collector.collect().fragments
     assert torch.equal(second.obs[0], last_obs)
     assert second.policy_version.unique().tolist() == [1]
@@ -120,7 +120,7 @@ def test_the_vector_size_decides_bits_and_the_seed_decides_everything():
     def first_batch(**kwargs):
         plan = plan_for(short_cartpole, num_envs=4, **kwargs)
         collector = inline(plan)
-        collector.publish(policy_for(plan), 0)
+        collector.publish(policies_for(plan), 0)
         rewards = torch.cat([f.obs for f in collector.collect().fragments], 1)
         collector.close()
         return rewards

@@ -9,11 +9,9 @@ import torch
 from headrace.algos.ppo import PPO
 from headrace.config.resolve import resolve
 from headrace.envs.factory import EnvMaker, env_spec
-from headrace.learner.learner import Learner
-from headrace.meter import Meter
 from headrace.models.policy import Network
 from headrace.seeding import action_noise, derive, permutations
-from tests.support import inline, plan_for, short_cartpole
+from tests.support import inline, learner_for, plan_for, short_cartpole
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import numpy as np
@@ -67,13 +65,13 @@ def test_package_equals_the_one_file_ppo(num_minibatches):
         | {"arithmetic": "plain"}
         | {name: getattr(algo, name) for name in algo._explicit}
     )
-    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter())
+    learner = learner_for(settings, plan.spec)
     agent = plain.Agent(4, 2)
-    pairs = copy_weights(learner.policy, agent)
+    pairs = copy_weights(learner.policies["default"], agent)
 
     truncations = 0
     for _ in range(UPDATES):
-        collector.publish(learner.policy, learner.version)
+        collector.publish(learner.policies, learner.version)
         batch = collector.collect()
         truncations += sum(int(f.num_final) for f in batch.fragments)
         learner.update(learner.assemble(batch.fragments), 0)

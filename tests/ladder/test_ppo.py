@@ -15,7 +15,7 @@ from tests.support import inline, learn_once, plan_for, policy_for, short_cartpo
 def fresh_batch(network=None, **kwargs):
     plan = plan_for(short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4, network=network)
     collector, policy = inline(plan), policy_for(plan)
-    collector.publish(policy, 0)
+    collector.publish({"default": policy}, 0)
     experience = batch.join(collector.collect().fragments, torch.device("cpu"))
     collector.close()
     return policy, experience

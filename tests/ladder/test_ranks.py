@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from headrace.config.resolve import resolve
-from headrace.learner.learner import Learner
-from headrace.meter import Meter
 from tests.distributed.ranks_support import on_ranks
 from tests.marks import repeats
-from tests.support import inline, plan_for
+from tests.support import inline, learner_for, plan_for
 
 N, T, ENVS_PER_VECTOR = 64, 16, 16
 ARITHMETIC = {"float64": (torch.float64, 10, 1e-9), "float32": (None, 1, 1e-5)}
@@ -56,15 +54,16 @@ def learn(ranks, algo, env, arithmetic, num_parts, more=None):
         envs_per_vector=settings.run.envs_per_vector, seed=5, network=settings.network,
     )  # fmt: skip
     collector = inline(plan)
-    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter(), ranks, dtype)
+    learner = learner_for(settings, plan.spec, ranks, dtype=dtype)
     for _ in range(updates):
-        collector.publish(learner.policy, learner.version)
+        collector.publish(learner.policies, learner.version)
         metrics = learner.update(learner.assemble(collector.collect().fragments), 0)
     collector.close()
     learner.check_equal()
-    if learner.policy.normalize_obs is not None:
-        assert learner.policy.normalize_obs.moments[0].var.dtype == torch.float64
-    state = {name: tensor.numpy() for name, tensor in learner.policy.state_dict().items()}
+    policy = learner.policies["default"]
+    if policy.normalize_obs is not None:
+        assert policy.normalize_obs.moments[0].var.dtype == torch.float64
+    state = {name: tensor.numpy() for name, tensor in policy.state_dict().items()}
     digest = hashlib.sha256(b"".join(array.tobytes() for array in state.values())).hexdigest()
     return state, digest, metrics
 

@@ -5,9 +5,7 @@ import torch
 
 from headrace.config.resolve import resolve
 from headrace.errors import ConfigError
-from headrace.learner.learner import Learner
-from headrace.meter import Meter
-from tests.support import inline, plan_for, short_cartpole
+from tests.support import inline, learner_for, plan_for, short_cartpole
 
 GIVEN = {"env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "seed": 3}
 GIVEN |= {"num_epochs": 2, "num_minibatches": 2, "lr": 1e-3, "ent_coef": 0.01}
@@ -22,13 +20,13 @@ def learn(**given):
         short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4, network=settings.network
     )
     collector = inline(plan)
-    learner = Learner(settings, plan.spec, None, torch.device("cpu"), Meter())
+    learner = learner_for(settings, plan.spec)
     for _ in range(2):
-        collector.publish(learner.policy, learner.version)
+        collector.publish(learner.policies, learner.version)
         metrics = learner.update(learner.assemble(collector.collect().fragments), 0)
     collector.close()
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    return learner.policy.state_dict(), metrics, graphs
+    return learner.policies["default"].state_dict(), metrics, graphs
 
 
 @pytest.mark.slow  # half a minute of compiling each

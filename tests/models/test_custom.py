@@ -15,7 +15,7 @@ from headrace.cli import commands
 from headrace.envs.factory import EnvMaker
 from headrace.errors import CheckpointError, ConfigError, EnvError, UsageError
 from tests import python
-from tests.support import Counting, inline, plan_for, policy_for, short_cartpole, workers
+from tests.support import Counting, inline, plan_for, policies_for, short_cartpole, workers
 from tests.training.test_api import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_an_own_network_s_batches_are_the_same_inline_and_in_workers():
     actions = []
     for make in (inline, workers):
         collector = make(plan)
-        collector.publish(policy_for(plan), 0)
+        collector.publish(policies_for(plan), 0)
         actions.append(torch.cat([f.action.clone() for f in collector.collect().fragments], 1))
         collector.close()
     assert torch.equal(*actions)

@@ -20,7 +20,7 @@ def stored_batch(**network):
     with torch.no_grad():
         policy.model.actor.weight.mul_(30)
     collector = inline(plan)
-    collector.publish(policy, 0)
+    collector.publish({"default": policy}, 0)
     (fragment,) = collector.collect().fragments
     collector.close()
     return policy, fragment

@@ -10,7 +10,7 @@ from headrace.envs.factory import EnvMaker, env_spec
 from headrace.errors import ConfigError, EnvError
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
-from tests.support import build_policy, inline, plan_for, policy_for, workers
+from tests.support import build_policy, inline, plan_for, policies_for, workers
 from tests.training.test_api import TINY
 
 
@@ -69,7 +69,7 @@ def test_a_masked_action_is_never_taken_and_workers_make_the_same(kwargs):
     actions = []
     for make in (inline, workers):
         collector = make(plan)
-        collector.publish(policy_for(plan), 0)
+        collector.publish(policies_for(plan), 0)
         fragments = collector.collect().fragments
         actions.append(torch.cat([f.action.clone() for f in fragments], 1))
         key = plan.spec.mask_key
@@ -153,7 +153,7 @@ def test_masks_are_found_and_can_be_switched_off():
 def test_a_mask_that_allows_nothing_is_an_environment_s_error():
     plan = plan_for(Refusing, num_steps=8, kwargs={"empty_at": 3})
     collector = inline(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     with pytest.raises(EnvError, match=r"(allows no action at all|is not allowed by)"):
         collector.collect()
     collector.close()

@@ -180,7 +180,7 @@ def test_a_sampler_acts_with_the_weights_that_were_published_last(normalize_obs)
                     parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
                 if normalize_obs:
                     policy.normalize_obs.moments[0].mean += 0.1 * version
-            collector.publish(policy, version)
+            collector.publish({"default": policy}, version)
             fragments = collector.collect().fragments
         batches[arithmetic] = [
             {"action": f.action.clone()} | {k: v.clone() for k, v in f.stored_outputs.items()}

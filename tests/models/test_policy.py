@@ -10,7 +10,7 @@ from headrace.models.normalization import NormalizeObs, NormalizeReward, Running
 from headrace.models.policy import Network
 from headrace.spec import ActionCodec, EnvSpec, Space
 from headrace.weights import FlatWeights, Published
-from tests.support import build_policy, plan_for, policy_for, short_cartpole
+from tests.support import build_policy, plan_for, policies_for, policy_for, short_cartpole
 
 DISCRETE = Space("discrete", (), "int64", nvec=(3,), start=(0,))
 SPEC = EnvSpec("test", Space("box", (4,), "float32"), DISCRETE)
@@ -138,13 +138,17 @@ def test_hidden_layers_are_orthogonal():
 
 def test_flat_weights_carry_parameters_and_normalizers():
     network = Network(normalize_obs=True, normalize_reward=True)
-    source, target = (build_policy(SPEC, network, seed=s) for s in (1, 2))
-    source.normalize_obs.update(torch.randn(5, 2, 4), torch.ones(5, 2, dtype=torch.bool))
-    memory = bytearray(FlatWeights.num_bytes(source))
-    FlatWeights(source, memory).publish(source)
-    FlatWeights(target, memory).pull(target)
-    for name, value in source.state_dict().items():
-        assert torch.equal(value, target.state_dict()[name]), name
+    ours, theirs = (
+        {name: build_policy(SPEC, network, seed=seed + i) for i, name in enumerate("ab")}
+        for seed in (1, 3)
+    )
+    ours["b"].normalize_obs.update(torch.randn(5, 2, 4), torch.ones(5, 2, dtype=torch.bool))
+    memory = bytearray(FlatWeights.num_bytes(ours))
+    FlatWeights(ours, memory).publish(ours)
+    FlatWeights(theirs, memory).pull(theirs)
+    for policy in "ab":
+        for name, value in ours[policy].state_dict().items():
+            assert torch.equal(value, theirs[policy].state_dict()[name]), (policy, name)
 
 
 def test_actions_reach_the_environment_in_its_own_terms():
@@ -167,25 +171,26 @@ def test_specs_travel_as_json():
 
 def test_a_reader_that_is_overtaken_takes_the_newest_again():
     plan = plan_for(short_cartpole)
-    module = policy_for(plan)
-    published = Published(module)
+    policies = policies_for(plan)
+    published = Published(policies)
     for version in range(3):
-        published.publish(policy_for(plan, seed=version), version)
+        published.publish(policies_for(plan, seed=version), version)
     pulls = []
 
     class Overtaken(FlatWeights):
         """While it is read, the learner publishes two more."""
 
-        def pull(self, module):
-            super().pull(module)
+        def pull(self, modules):
+            super().pull(modules)
             pulls.append(published.newest)
             for version in range(3, 5) if len(pulls) == 1 else ():
-                published.publish(policy_for(plan, seed=version), version)
+                published.publish(policies_for(plan, seed=version), version)
 
     for part in published._parts:
         part.__class__ = Overtaken
-    assert published.pull(module) == 4
+    assert published.pull(policies) == 4
     assert pulls == [2, 4]
     expected = policy_for(plan, seed=4).state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in module.state_dict().items())
-    assert published.pull(module, 3) == 3
+    pulled = policies["default"].state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in pulled.items())
+    assert published.pull(policies, 3) == 3

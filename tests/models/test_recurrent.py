@@ -30,6 +30,7 @@ from tests.support import (
     inline,
     learn_once,
     plan_for,
+    policies_for,
     policy_for,
     short_cartpole,
 )
@@ -156,7 +157,7 @@ def test_fragments_of_real_environments_in_a_row(core, env, native):
     """The second begins with what the first ended with; native: Gymnasium's NEXT_STEP."""
     plan = plan_for(env, num_steps=50, network=Network(core=core), native=native)
     collector, policy = inline(plan), policy_for(plan)
-    collector.publish(policy, 0)
+    collector.publish({"default": policy}, 0)
     before, invalid = torch.zeros(4, policy.state_size), 0
     for _ in range(3):
         joined = batch.join(collector.collect().fragments, torch.device("cpu"))
@@ -233,7 +234,7 @@ def test_one_minibatch_without_clip_is_the_actor_critic_gradient(core):
     network = Network(core=core)
     plan = plan_for(short_cartpole, num_steps=32, network=network)
     collector, policy = inline(plan), policy_for(plan)
-    collector.publish(policy, 0)
+    collector.publish({"default": policy}, 0)
     experience = batch.join(collector.collect().fragments, torch.device("cpu"))
     collector.close()
     gradients = []
@@ -350,7 +351,7 @@ def test_an_episode_begun_anew_forgets(tmp_path):
     state = headrace.storage.checkpoint.newest(tmp_path / "run").arrays("workers")
     assert abs(state["vector0.core_state"]).min() > 0, "all are in the middle of an episode"
     collector = inline(plan, state=state)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     for fragment in collector.collect().fragments:
         assert not fragment.recurrent_state[0].any()
         assert fragment.recurrent_state[1].any()
@@ -360,7 +361,7 @@ def test_an_episode_begun_anew_forgets(tmp_path):
 def test_ppo_steps_with_a_core_change_every_parameter():
     plan = plan_for(short_cartpole, num_steps=32, network=Network(core="lstm"))
     collector, policy = inline(plan), policy_for(plan)
-    collector.publish(policy, 0)
+    collector.publish({"default": policy}, 0)
     before = {name: p.detach().clone() for name, p in policy.named_parameters()}
     experience = batch.join(collector.collect().fragments, torch.device("cpu"))
     collector.close()

@@ -52,8 +52,9 @@ def test_a_checkpoint_of_an_old_version_is_resumed(tmp_path, capsys):
     assert (run.summary["episodes"], run.mean_return) == (6, 50.0)
     after = checkpoint.newest(run_dir)
     assert "workers.safetensors" in after.manifest["files"]
-    learner = {"version": 5, "learner_steps": before.manifest["learner"]["learner_steps"] * 5 // 3}
-    assert after.manifest["learner"] == learner
+    steps = before.manifest["learner"]["learner_steps"] * 5 // 3
+    by_policy = {"learner_steps_by_policy": {"default": steps}}
+    assert after.manifest["learner"] == {"version": 5, "learner_steps": steps} | by_policy
     steps = [saved.tensors("learner_default")["step"] for saved in (before, after)]
     assert steps[1] * 3 == steps[0] * 5
     headrace.load_policy(OLD_RUN)

@@ -27,7 +27,7 @@ from headrace.envs.factory import env_spec
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import evaluate as run_episodes
 from headrace.evaluation.trained_policies import load_policies
-from headrace.learner.multi_policy import opponents
+from headrace.learner.frozen import opponents
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.tools.doctor import describe, examine

@@ -59,6 +59,10 @@ class SamplingPlan:
     guards: Guards = GUARDS
     timeline: bool = False  # keep what each process did when
 
+    def build_policies(self) -> dict[str, Policy]:
+        """Build a copy of each policy. Weights that are pulled replace its own."""
+        return {name: policy.build() for name, policy in self.policies.items()}
+
     @property
     def policy(self) -> PolicyPlan:
         """The only policy. Workers do not step environments with several policies."""
@@ -146,7 +150,7 @@ class Collector(Protocol):
     restored: Restored  # how the episodes came back that were under way when the run was saved
     ledger: Ledger
 
-    def publish(self, policy: Policy, version: int) -> None:
+    def publish(self, policies: Mapping[str, Policy], version: int) -> None:
         """Hand out weights: at lag 0, those for the next batch."""
 
     def collect(self) -> Collected | None:

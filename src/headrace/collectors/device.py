@@ -114,9 +114,9 @@ class DeviceCollector:
         )
         return batch.allocate(layout, device=device)
 
-    def publish(self, policy: Policy | Mapping[str, Policy], version: int) -> None:
-        """Keep references: the learner's policies act. Several policies come by name, in order."""
-        self._policies = [policy] if isinstance(policy, Policy) else list(policy.values())
+    def publish(self, policies: Mapping[str, Policy], version: int) -> None:
+        """Keep references: the learner's policies act."""
+        self._policies = [policies[name] for name in self._plan.policies]
         self._version = version
 
     @torch.no_grad()

@@ -40,7 +40,7 @@ class InlineCollector:
         self._fragments = [batch.allocate(plan.layout) for _ in range(plan.num_vectors)]
         self._plan, self._stop, self._say = plan, stop, say
         self._worker = RolloutWorker(plan, list(plan.vectors), meter, name="inline")
-        self._published = Published(self._worker.policy)
+        self._published = Published(self._worker.policies)
         self._version: int | None = None  # of the weights for the next batch
         self._held: RolloutResult | None = None  # the last batch
         self.ledger, self.restored = Ledger(), Restored()
@@ -56,21 +56,21 @@ class InlineCollector:
             lambda: self._snapshots.describe_position(self._of_vector, "inline"),
         )
 
-    def publish(self, policy: Policy, version: int) -> None:
+    def publish(self, policies: Mapping[str, Policy], version: int) -> None:
         """See `Collector`."""
-        self._published.publish(policy, version)
+        self._published.publish(policies, version)
 
     def collect(self) -> Collected | None:
         """See `Collector`."""
         self._snapshots.accept()
         if self._stop():
             return None
-        version = self._published.pull(self._worker.policy, self._version)
+        version = self._published.pull(self._worker.policies, self._version)
         steps, self._version = self._snapshots.steps(), None
         mark_unwritten(self._fragments)
         wanted = [RolloutTask(v, fragment, steps) for v, fragment in self._of_vector.items()]
         with self._watchdog:
-            weights = FixedActors([self._worker.actor()], version)
+            weights = FixedActors(self._worker.actors(), version)
             filled = self._worker.collect(wanted, weights, self._stop)
         self.ledger.drop(filled.dropped, self._say)
         self.ledger.count(filled.taken, filled.lost, whole=filled.whole)

@@ -15,7 +15,7 @@ from headrace.envs.api import Episode, Restored, VectorContext, VectorEnv
 from headrace.envs.vectors import make_vector
 from headrace.meter import Meter
 from headrace.models.fast_paths import actor_for
-from headrace.models.policy import Actor, Policy
+from headrace.models.policy import Actor
 from headrace.seeding import action_noise
 from headrace.spec import Array
 
@@ -180,20 +180,22 @@ class RolloutTask(NamedTuple):
 
 
 class RolloutWorker:
-    """The vectors of a worker, with a copy of the policy if the worker acts.
+    """The vectors of a worker, with copies of the policies if the worker acts.
 
     Args:
         vectors: indices in the run: vector v has the envs `v * n .. (v + 1) * n - 1`.
         name: for error messages.
         acts: whether the worker computes actions; if not, every `ActorSource` waits.
+
+    Attributes:
+        policies: {} if the worker does not act.
     """
 
     def __init__(
         self, plan: SamplingPlan, vectors: list[int], meter: Meter, name: str, *, acts: bool = True
     ) -> None:
         self._plan, self._meter = plan, meter
-        # The first publish overwrites its weights.
-        self._policy = plan.policy.build() if acts else None
+        self.policies = plan.build_policies() if acts else {}
         n = plan.envs_per_vector
         self._vectors: dict[int, VectorEnv] = {}
         # Recurrent states of each vector's envs
@@ -212,15 +214,13 @@ class RolloutWorker:
             )
             self._vectors[v] = make_vector(plan.maker, context)
 
-    @property
-    def policy(self) -> Policy:
-        """The worker's copy of the policy."""
-        assert self._policy is not None, "somebody else acts"
-        return self._policy
-
-    def actor(self) -> Actor:
-        """Build an actor with the current weights of `policy`."""
-        return actor_for(self.policy, self._plan.spec, self._plan.policy.network)
+    def actors(self) -> list[Actor]:
+        """Build an actor of each policy, with its current weights."""
+        plans = self._plan.policies
+        return [
+            actor_for(policy, plans[name].spec, plans[name].network)
+            for name, policy in self.policies.items()
+        ]
 
     @torch.no_grad()
     def collect(
@@ -249,7 +249,7 @@ class RolloutWorker:
         memory, states = self._memory[wanted.vector], wanted.fragment.recurrent_state
         states[0] = memory
         # An inference server draws its own noise: then there is none here.
-        draws = 0 if self._policy is None else self._policy.num_draws
+        draws = max((policy.num_draws for policy in self.policies.values()), default=0)
         noise = action_noise(plan.seed, vector.env_id, wanted.steps, plan.num_steps, draws)
         taken = yield from rollout(
             vector, [wanted.fragment], weights, [torch.from_numpy(noise)], self._meter, stop

@@ -4,7 +4,7 @@ A batch is a fragment of every vector, collected with the same weights. At lag 1
 collected while the learner updates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace.collectors.api import Collected
 from headrace.collectors.backends.api import WorkOrder
@@ -21,8 +21,8 @@ class SynchronousCollector(WorkerPool):
     _version = 0
     _held: Sequence[RolloutResult] = ()  # of the batch that was collected last
 
-    def publish(self, policy: Policy, version: int) -> None:
-        super().publish(policy, version)
+    def publish(self, policies: Mapping[str, Policy], version: int) -> None:
+        super().publish(policies, version)
         self._version = version
 
     def collect(self) -> Collected | None:

@@ -97,8 +97,8 @@ class WorkerPool(Collector):
         """True if orders are given up: results may be incomplete from here on."""
         return self._stop_at < float("inf")
 
-    def publish(self, policy: Policy, version: int) -> None:
-        self._backend.publish(policy, version)
+    def publish(self, policies: Mapping[str, Policy], version: int) -> None:
+        self._backend.publish(policies, version)
 
     def fragment(self, vector: int, buffer: int) -> Fragment:
         """Return a fragment of a vector."""

@@ -1,9 +1,8 @@
-"""The learner of one rank: its policy, optimizers, normalizers and version."""
+"""The learner of one rank: updates each policy of the run from its batch."""
 
 import hashlib
-import zlib
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +15,17 @@ from headrace.config.resolve import Settings
 from headrace.device_seeding import permutations as permutations_on_device
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import ConfigError, RankError
+from headrace.learner.frozen import load_frozen, untrained_policy
 from headrace.learner.optimizer import Optimizer
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
 from headrace.models.fast_paths import choose, describe_choice
-from headrace.models.policy import Network, Policy, torch_seed
+from headrace.models.policy import Network, Policy
 from headrace.models.recurrent import Core
 from headrace.returns import discounted_sum
-from headrace.seeding import derive, env_orders, permutations
-from headrace.spec import EnvSpec
+from headrace.seeding import env_orders, permutations
+from headrace.spec import Agents, EnvSpec
+from headrace.storage.checkpoint import Checkpoint
 from headrace.storage.sections import Section, SectionState, module_section
 
 
@@ -60,14 +61,18 @@ def _check_compiler() -> None:
         ) from error
 
 
-class Learner:
-    """A learner of one policy: updates weights from batches.
+class PolicyLearner:
+    """The learner of one policy: its modules, optimizers and normalizers.
 
     Args:
         model: builds the user's network; None: Headrace's own.
         dtype: replaces the dtype of the weights, for comparisons.
-        name: the policy's, if there are several.
         num_agents: agents of each environment that the policy acts for.
+
+    Attributes:
+        gradient: what computes gradients, in words.
+        version: updates made so far.
+        learner_steps: optimizer steps made so far.
     """
 
     def __init__(
@@ -84,18 +89,14 @@ class Learner:
     ) -> None:
         self._settings, self._device, self._meter, self._ranks = settings, device, meter, ranks
         self._name, self._own_model = name, model is not None
-        self.policy = first_policy(settings, spec, model, name)
+        self.policy = untrained_policy(settings, spec, model, name)
         self.gradient = ""
-        """What computes gradients, in words."""
         self._modules = settings.algorithm.build(self.policy, spec, settings.algo)
         for module in self._modules.values():
             module.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
         losses = settings.algorithm.losses(self._modules, settings.algo)
         self.optimizers = {loss: self._optimizer(of) for loss, of in losses.items()}
-        self.version = 0
-        """Updates made so far: the version of the weights."""
-        self.learner_steps = 0
-        """Optimizer steps made so far."""
+        self.version = self.learner_steps = 0
         rows = settings.run.num_envs // ranks.size * num_agents
         self._return_so_far = torch.zeros(rows, device=device)
 
@@ -200,35 +201,8 @@ class Learner:
                 total[:, columns], self._return_so_far[env[columns]] = sums[:-1], sums[-1]
             self.policy.normalize_reward.update(total[valid], self._ranks)
 
-    @property
-    def policies(self) -> dict[str, Policy]:
-        """The only policy, by name."""
-        return {self._name: self.policy}
-
-    @property
-    def networks(self) -> dict[str, Network]:
-        """The network settings of each policy."""
-        return {self._name: self._settings.network}
-
-    def check_equal(self) -> None:
-        """Compare the ranks' parameters bit by bit. Raise RankError if they differ."""
-        digest = hashlib.sha256()
-        for tensor in self.policy.state_dict().values():
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        found = [of.hex() for of in self._ranks.gather_bytes(digest.digest())]
-        if len(set(found)) > 1:
-            listed = "\n".join(f"  rank {rank}: {of[:16]}" for rank, of in enumerate(found))
-            raise RankError(
-                f"After update {self.version}, the ranks' parameters are not the same:\n{listed}\n"
-                "The likely cause is something that differs between their machines or versions."
-            )
-
     def sections(self) -> list[Section]:
-        """Return the learner's sections of a checkpoint."""
-        return [*self.policy_sections(), counts_section(self)]
-
-    def policy_sections(self) -> list[Section]:
-        """Return the sections of the policy and its optimizers, without the counts."""
+        """Return the sections of the policy and its optimizers."""
         return [
             module_section(f"policy_{self._name}", self.policy),
             Section(f"learner_{self._name}", self._learned, self._load_learned, is_collective=True),
@@ -264,32 +238,135 @@ class Learner:
         for key, tensor in self._beside_policy().items():
             tensor.copy_(tensors[key])
 
-    def set_counts(self, version: int, learner_steps: int) -> None:
-        """Set the counts after a resume."""
-        self.version, self.learner_steps = version, learner_steps
 
+class Learner:
+    """The learner of a run: updates its policies from batches. Frozen policies only act.
 
-def counts_section(learner: "Learns") -> Section:
-    """Return the section with the numbers of updates and optimizer steps."""
-    return Section(
-        "learner",
-        lambda: ({}, {"version": learner.version, "learner_steps": learner.learner_steps}),
-        lambda _, data: learner.set_counts(data["version"], data["learner_steps"]),
-    )
+    Args:
+        shares: the agents of each policy.
+        model: builds the user's network; None: Headrace's own.
+        saved: the checkpoint of a resumed run.
+        dtype: replaces the dtype of the weights, for comparisons.
+
+    Attributes:
+        policies: by name, in the order of their agents' ids.
+        networks: network settings of each policy.
+        learners: of the policies that are not frozen.
+
+    Raises:
+        CheckpointError: a frozen policy cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        shares: dict[str, Agents],
+        spec: EnvSpec,
+        model: ModelFactory | None,
+        device: torch.device,
+        meter: Meter,
+        ranks: Ranks = SINGLE_RANK,
+        saved: Checkpoint | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._ranks = ranks
+        self.policies: dict[str, Policy] = {}
+        self.networks: dict[str, Network] = {}
+        self.learners: dict[str, PolicyLearner] = {}
+        for name, share in shares.items():
+            own, seen = settings.of(name), spec.for_agents(share)
+            if source := settings.run.frozen.get(name):
+                frozen = load_frozen(source, name, own, seen, model, saved)
+                self.policies[name], self.networks[name] = frozen.module.to(device), frozen.network
+            else:
+                learner = PolicyLearner(
+                    own, seen, model, device, meter, ranks, dtype, name, share.size
+                )
+                self.learners[name] = learner
+                self.policies[name], self.networks[name] = learner.policy, own.network
+
+    @property
+    def gradient(self) -> str:
+        """What computes gradients, in words."""
+        return next(iter(self.learners.values())).gradient
+
+    @property
+    def version(self) -> int:
+        """Updates made so far: the version of the weights."""
+        return next(iter(self.learners.values())).version
+
+    @property
+    def learner_steps(self) -> int:
+        """Optimizer steps of all policies so far."""
+        return sum(learner.learner_steps for learner in self.learners.values())
+
+    def assemble(self, fragments: list[Fragment]) -> dict[str, Fragment]:
+        """Build each policy's batch `[T, N]` on the learner's device.
+
+        Args:
+            fragments: `[T, n]` of each vector, in order; of each vector one of each policy.
+        """
+        names, size = list(self.policies), len(self.policies)
+        return {
+            name: learner.assemble(fragments[names.index(name) :: size])
+            for name, learner in self.learners.items()
+        }
+
+    def update(self, batches: dict[str, Fragment], env_steps: int) -> dict[str, float]:
+        """Learn from the batches of `assemble`, after `env_steps` of the whole run.
+
+        Returns:
+            Metrics; of several policies by POLICY/METRIC. `nonfinite` counts gradients and
+            parameters that were not finite.
+        """
+        metrics: dict[str, float] = {"nonfinite": 0.0}
+        for name, learner in self.learners.items():
+            prefix = f"{name}/" if len(self.policies) > 1 else ""
+            updated = learner.update(batches[name], env_steps)
+            metrics["nonfinite"] += updated.pop("nonfinite")
+            metrics |= {prefix + metric: value for metric, value in updated.items()}
+        return metrics
+
+    def check_equal(self) -> None:
+        """Compare the ranks' parameters bit by bit. Raise RankError if they differ."""
+        digest = hashlib.sha256()
+        for policy in self.policies.values():
+            for tensor in policy.state_dict().values():
+                digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        digests = [each.hex() for each in self._ranks.gather_bytes(digest.digest())]
+        if len(set(digests)) > 1:
+            listed = "\n".join(f"  rank {rank}: {each[:16]}" for rank, each in enumerate(digests))
+            raise RankError(
+                f"After update {self.version}, the ranks' parameters are not the same:\n{listed}\n"
+                "The likely cause is something that differs between their machines or versions."
+            )
+
+    def sections(self) -> list[Section]:
+        """Return the learner's sections of a checkpoint."""
+        frozen = [
+            module_section(f"policy_{name}", policy)
+            for name, policy in self.policies.items()
+            if name not in self.learners
+        ]
+        learned = [section for each in self.learners.values() for section in each.sections()]
+        return [*frozen, *learned, Section("learner", self._counts, self._load_counts)]
+
+    def _counts(self) -> SectionState:
+        by_policy = {name: learner.learner_steps for name, learner in self.learners.items()}
+        counts = {"version": self.version, "learner_steps": self.learner_steps}
+        return {}, counts | {"learner_steps_by_policy": by_policy}
+
+    def _load_counts(self, _: dict[str, Tensor], data: dict[str, Any]) -> None:
+        # Earlier checkpoints have the sum alone.
+        equal_parts = dict.fromkeys(self.learners, data["learner_steps"] // len(self.learners))
+        steps = data.get("learner_steps_by_policy", equal_parts)
+        for name, learner in self.learners.items():
+            learner.version, learner.learner_steps = data["version"], steps[name]
 
 
 def _prefix(loss: str) -> str:
     """Return the prefix of a loss's optimizer in the file: "" for an actor-critic's only loss."""
     return "" if loss == "policy" else f"{loss}."
-
-
-def first_policy(
-    settings: Settings, spec: EnvSpec, model: ModelFactory | None, name: str
-) -> Policy:
-    """Build an untrained policy. Its weights depend on the seed and the name."""
-    path = () if name == DEFAULT else (zlib.crc32(name.encode()),)
-    with torch_seed(derive(settings.run.seed, "model", *path)):
-        return settings.algorithm.build_policy(spec, settings.network, settings.algo, model)
 
 
 def _one_of_each(env: Tensor) -> list[Tensor]:
@@ -302,46 +379,3 @@ def _one_of_each(env: Tensor) -> list[Tensor]:
             parts.append([])
         parts[seen[i]].append(column)
     return [torch.tensor(part, device=env.device) for part in parts]
-
-
-class Learns(Protocol):
-    """The interface of a learner of one or several policies (`Learner`, `MultiPolicyLearner`)."""
-
-    @property
-    def version(self) -> int:
-        """Updates made so far."""
-
-    @property
-    def learner_steps(self) -> int:
-        """Optimizer steps made so far."""
-
-    @property
-    def gradient(self) -> str:
-        """Name of what computes gradients, for messages."""
-
-    @property
-    def policy(self) -> Any:
-        """The policy, or policies, that collectors act with."""
-
-    @property
-    def policies(self) -> dict[str, Policy]:
-        """All acting policies by name."""
-
-    @property
-    def networks(self) -> dict[str, Network]:
-        """The network settings of each policy."""
-
-    def assemble(self, fragments: list[Fragment]) -> Any:
-        """Join fragments to a batch on the learner's device."""
-
-    def update(self, batch: Any, env_steps: int) -> dict[str, float]:
-        """Learn from one batch."""
-
-    def check_equal(self) -> None:
-        """Raise RankError if the ranks' parameters differ."""
-
-    def sections(self) -> list[Section]:
-        """Return the learner's sections of a checkpoint."""
-
-    def set_counts(self, version: int, learner_steps: int) -> None:
-        """Set the counts after a resume."""

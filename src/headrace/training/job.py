@@ -19,7 +19,7 @@ from headrace.envs.factory import EnvLike, EnvMaker, env_spec
 from headrace.envs.vectors import is_one_vector
 from headrace.errors import CheckpointError, ConfigError
 from headrace.importing import load_callable
-from headrace.learner.multi_policy import check_frozen
+from headrace.learner.frozen import check_frozen
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
 from headrace.spec import Agents, EnvSpec

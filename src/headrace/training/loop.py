@@ -8,7 +8,7 @@ from headrace.collectors.api import Collected, Collector, Ledger
 from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.errors import NonFiniteError
-from headrace.learner.learner import Learns
+from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.training.counters import Counters
 from headrace.training.saver import Saver
@@ -17,7 +17,7 @@ from headrace.training.saver import Saver
 def train(
     run: RunConfig,
     collector: Collector,
-    learner: Learns,
+    learner: Learner,
     counters: Counters,
     meter: Meter,
     *,
@@ -36,7 +36,7 @@ def train(
         EnvError, WorkerError: from the collector; nothing is saved after that either.
         RankError: another rank failed, or its parameters differ.
     """
-    collector.publish(learner.policy, learner.version)
+    collector.publish(learner.policies, learner.version)
     meter.lap("publish")
     ledger_before, seconds = counters.ledger, 0.0
     while not counters.is_done(run, seconds):
@@ -56,7 +56,7 @@ def train(
         batch = learner.assemble(collected.fragments)
         collector.release_batch(more=not counters.is_done(run, seconds))
         metrics = learner.update(batch, env_steps)
-        collector.publish(learner.policy, learner.version)
+        collector.publish(learner.policies, learner.version)
         meter.lap("publish")
 
         if metrics.pop("nonfinite"):

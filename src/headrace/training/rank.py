@@ -27,8 +27,7 @@ from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_jso
 from headrace.envs.api import Guards, Restored
 from headrace.envs.vectors import is_one_vector
 from headrace.errors import EnvError
-from headrace.learner.learner import Learner, Learns
-from headrace.learner.multi_policy import MultiPolicyLearner
+from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.models.fast_paths import ACTING, choose, describe_choice
 from headrace.models.policy import Policy
@@ -140,21 +139,12 @@ def stderr_say(rank: int, *, quiet: bool) -> Say:
 
 def build_learner(
     job: Job, device: torch.device, meter: Meter, ranks: Ranks = SINGLE_RANK
-) -> Learns:
+) -> Learner:
     """Build the learner of a job's policies."""
-    settings, shares = job.settings, job.shares
-    if len(shares) > 1:
-        return MultiPolicyLearner(
-            settings, shares, job.spec, job.model, device, meter, ranks, job.saved
-        )
-    [(name, share)] = shares.items()
-    return Learner(
-        settings.of(name), job.spec.for_agents(share), job.model, device, meter, ranks,
-        name=name, num_agents=share.size,
-    )  # fmt: skip
+    return Learner(job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved)
 
 
-def _load_initial_weights(job: Job, learner: Learns) -> None:
+def _load_initial_weights(job: Job, learner: Learner) -> None:
     """Load the policies of another run, if `init_from` names one."""
     if not (source := job.settings.run.init_from):
         return
@@ -190,7 +180,7 @@ def _restored_on_all(ranks: Ranks, collector: Collector) -> Restored:
     return total
 
 
-def _describe_compute(plan: SamplingPlan, learner: Learns) -> str:
+def _describe_compute(plan: SamplingPlan, learner: Learner) -> str:
     """Return which fast paths stand in for the policy's and the page's functions, in words."""
     of = next(iter(plan.policies.values()))
     if plan.inference_device is not None:
@@ -201,7 +191,7 @@ def _describe_compute(plan: SamplingPlan, learner: Learns) -> str:
     return f"compute: act = {act}, gradient = {learner.gradient} (reference: --arithmetic plain)"
 
 
-def policy_plans(job: Job, learner: Learns) -> dict[str, PolicyPlan]:
+def policy_plans(job: Job, learner: Learner) -> dict[str, PolicyPlan]:
     """Return the plan of each policy, by name."""
     settings, plans = job.settings, {}
     for name, agents in job.shares.items():
@@ -217,7 +207,7 @@ def policy_plans(job: Job, learner: Learns) -> dict[str, PolicyPlan]:
 
 
 def sampling_plan(
-    job: Job, learner: Learns, device: torch.device, ranks: Ranks = SINGLE_RANK
+    job: Job, learner: Learner, device: torch.device, ranks: Ranks = SINGLE_RANK
 ) -> SamplingPlan:
     """Return the sampling plan of a rank's workers."""
     run = job.settings.run

@@ -14,7 +14,7 @@ from headrace.collectors.api import Collector
 from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks
 from headrace.envs.api import Restored
-from headrace.learner.learner import Learns
+from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.training.counters import Counters
 from headrace.training.job import Job
@@ -33,7 +33,7 @@ class Reporter:
         self,
         job: Job,
         counters: Counters,
-        learner: Learns,
+        learner: Learner,
         meter: Meter,
         collector: Collector,
         log: MetricsLog | None,
@@ -167,7 +167,7 @@ def _notes(run: RunConfig) -> list[str]:
     return []
 
 
-def describe_resume(job: Job, learner: Learns, counters: Counters, restored: Restored) -> str:
+def describe_resume(job: Job, learner: Learner, counters: Counters, restored: Restored) -> str:
     """Return what a run resumes from, and what may surprise the user about that."""
     settings, run = job.settings, job.settings.run
     assert job.saved is not None

@@ -12,7 +12,7 @@ from headrace.distributed.ranks import Ranks, gather_json
 from headrace.errors import RunDirError
 from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.trained_policies import TrainedPolicy
-from headrace.learner.learner import Learns
+from headrace.learner.learner import Learner
 from headrace.storage import checkpoint
 from headrace.storage.files import RetriedWrite, write_whole
 from headrace.storage.sections import Section, SectionState
@@ -24,7 +24,7 @@ class Saver:
     """Writes the sections of a run as checkpoints. A disk that is full does not end the run."""
 
     def __init__(
-        self, job: Job, sections: list[Section], counters: Counters, learner: Learns, ranks: Ranks
+        self, job: Job, sections: list[Section], counters: Counters, learner: Learner, ranks: Ranks
     ) -> None:
         self._job, self._run, self._ranks = job, job.settings.run, ranks
         self._sections, self._counters, self._learner = sections, counters, learner
@@ -67,16 +67,15 @@ class Saver:
                 f"room, and go on from there: headrace resume {run_dir}"
             )
 
-    def write_bad_batch(self, batch: Fragment | Mapping[str, Fragment]) -> str:
-        """Write the batch of an update that was not finite, and return where it is.
+    def write_bad_batch(self, batches: Mapping[str, Fragment]) -> str:
+        """Write the batches of an update that was not finite, and return where they are.
 
         Called on all ranks at once. A rank whose share holds NaN or infinity writes it. If no
         share does, all ranks write theirs: the numbers overflowed in the update.
         """
-        fragments = {"": batch} if isinstance(batch, Fragment) else batch
         tensors = {
-            f"{policy}/{name}".lstrip("/"): tensor.cpu()
-            for policy, fragment in fragments.items()
+            name if len(batches) == 1 else f"{policy}/{name}": tensor.cpu()
+            for policy, fragment in batches.items()
             for name, tensor in named_tensors(fragment).items()
         }
         rank, size = self._ranks.rank, self._ranks.size
@@ -129,7 +128,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, job: Job, counters: Counters, learner: Learns, saver: Saver, stop: ShouldStop
+        self, job: Job, counters: Counters, learner: Learner, saver: Saver, stop: ShouldStop
     ) -> None:
         self._job, self._counters, self._learner = job, counters, learner
         self._saver, self._stop = saver, stop

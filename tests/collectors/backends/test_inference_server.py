@@ -41,6 +41,7 @@ from tests.support import (
     inline,
     never,
     plan_for,
+    policies_for,
     policy_for,
     short_cartpole,
     workers,
@@ -108,7 +109,7 @@ def compare(plan, theirs, ours, batches=3):
     for version in range(batches):
         policy = policy_for(plan, seed=version)
         for collector in (ours, theirs):
-            collector.publish(policy, version)
+            collector.publish({"default": policy}, version)
         for a, b in zip(ours.collect().fragments, theirs.collect().fragments, strict=True):
             assert_alike(a, b)
             finals += int(a.num_final)
@@ -156,7 +157,7 @@ def test_each_step_has_the_version_of_its_weights():
     mixed, last = 0, dict.fromkeys(range(0, 8, 2), 0)
     for version in itertools.count():
         policies[version] = policy_for(plan, seed=version)
-        collector.publish(policies[version], version)
+        collector.publish({"default": policies[version]}, version)
         if version % 10:
             looks = [True, False]  # one: 0.1 s, or until a fragment is there
             collector.run_until(looks.pop)
@@ -213,7 +214,7 @@ def gate():
 
 def all_wait(collector):
     """Order a batch, and look on until each vector has asked for its first actions."""
-    collector.publish(policy_for(collector._plan), 0)
+    collector.publish(policies_for(collector._plan), 0)
     collector._order()
     memories = [worker.memory for worker in collector.workers]
     fragments = [f for memory in memories for of in memory.fragments.values() for f in of]
@@ -241,7 +242,7 @@ def test_error_of_the_network_reaches_the_user_unchanged(gate):
     Gated.fails_at = 5
     plan = learner_plan(Counting, model=Gated)
     collector = workers(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     for _ in range(2):  # however often it is asked
         with pytest.raises(ZeroDivisionError, match="the user's own message"):
             collector.collect()
@@ -276,8 +277,8 @@ def test_worker_that_waits_long_for_the_network_is_not_killed(gate):
 def test_server_writes_nothing_for_a_dismissed_worker(gate):
     plan = learner_plan(Counting, model=Gated)
     policy = policy_for(plan)
-    published = Published(policy)
-    published.publish(policy, 0)
+    published = Published({"default": policy})
+    published.publish({"default": policy}, 0)
     layout = batch.columns(
         plan.spec, plan.policy.stored_outputs, plan.num_steps, plan.envs_per_vector
     )
@@ -309,7 +310,7 @@ def test_worker_killed_while_it_waits_is_replaced(gate):
     os.kill(collector.workers[0].child.process.pid, signal.SIGKILL)
     threading.Timer(1.0, gate.set).start()  # while the pool waits for the round to end
     expected = inline(plan_for(Counting, model=Gated))
-    expected.publish(policy_for(plan), 0)
+    expected.publish(policies_for(plan), 0)
     for a, b in zip(collector.collect().fragments, expected.collect().fragments, strict=True):
         assert_alike(a, b)
     assert "Worker 0 died (SIGKILL), while waiting for actions" in said[0]
@@ -326,7 +327,7 @@ def test_workers_killed_at_any_time_are_replaced(lag):
     expected = inline(plan_for(short_cartpole, **sizes))
     made = {v: [] for v in plan.vectors}
     for each in (collector, expected):
-        each.publish(policy_for(plan), 0)
+        each.publish(policies_for(plan), 0)
     for _ in range(batches):
         for v, fragment in enumerate(expected.collect().fragments):
             copied = torch.utils._pytree.tree_map(torch.clone, vars(fragment))
@@ -374,7 +375,7 @@ def test_death_in_a_step_is_reported_with_the_env_whose_turn_it_was():
     guards = Guards(on_worker_loss="fail")
     plan = learner_plan(Alone, num_envs=8, kwargs=which, guards=guards)
     collector = workers(plan, 1)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     with pytest.raises(WorkerError, match=r"in step 3 with action ., env 5 of .* worker 0"):
         collector.collect()
     collector.close()
@@ -383,7 +384,7 @@ def test_death_in_a_step_is_reported_with_the_env_whose_turn_it_was():
 def test_error_in_a_step_has_the_environment_s_message():
     plan = learner_plan(lambda: Broken("step"), num_envs=8)
     collector = workers(plan)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     with pytest.raises(EnvError, match=r"(?s)the user's own message: step 7.*worker "):
         collector.collect()
     collector.close()
@@ -406,7 +407,7 @@ def test_hanging_step_loses_its_worker_s_fragments(tmp_path, capsys):
 def test_stopped_workers_give_up_fragments_and_count_steps():
     plan, stop = learner_plan(lambda: Sleepy(0.02), num_envs=8, num_steps=1000), StopLater(0.5)
     collector = workers(plan, stop=stop)
-    collector.publish(policy_for(plan), 0)
+    collector.publish(policies_for(plan), 0)
     stop.begin()
     assert collector.collect() is None
     assert 0 < collector.ledger.lost == collector.ledger.collected < 1000
@@ -420,7 +421,7 @@ def test_closed_workers_leave_nothing_behind():
     files = os.listdir("/proc/self/fd")
     for _ in range(2):
         collector = workers(plan)
-        collector.publish(policy_for(plan), 0)
+        collector.publish(policies_for(plan), 0)
         collector.collect()
         collector.close()
         del collector

@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.models.policy import Network, PolicyActor
 from tests import python
-from tests.support import build_policy, inline, never, plan_for, policy_for, workers
+from tests.support import build_policy, inline, never, plan_for, policies_for, workers
 
 T, N = 80, 3
 STORED_OUTPUTS = ALGORITHMS["ppo"].stored_outputs
@@ -278,7 +278,7 @@ def test_ale_inline_equals_workers_and_resume_begins_anew():
     batches = []
     for make in (inline, workers):
         collector = make(plan)
-        collector.publish(policy_for(plan), 0)
+        collector.publish(policies_for(plan), 0)
         fragments = collector.collect().fragments
         batches.append([(f.obs.clone(), f.action.clone(), f.reward.clone()) for f in fragments])
         state = collector.state()

@@ -43,7 +43,7 @@ from tests.support import (
     inline,
     never,
     plan_for,
-    policy_for,
+    policies_for,
     short_cartpole,
     still_alive,
 )
@@ -102,7 +102,7 @@ def test_inline_equals_ray(cluster, plan):
     try:
         for version in range(4):
             for collector in (one, many):
-                collector.publish(policy_for(plan, seed=version), version)
+                collector.publish(policies_for(plan, seed=version), version)
             a, b = one.collect(), many.collect()
             for x, y in zip(a.fragments, b.fragments, strict=True):
                 equal(x, y)
@@ -112,7 +112,7 @@ def test_inline_equals_ray(cluster, plan):
             rest = b.metrics["fragments_bytes"] - received
             assert 0 <= rest < 64 * len(plan.layout) * plan.num_vectors  # columns are aligned
             assert b.metrics["fragments_remote_bytes"] == 0
-            assert b.metrics["weights_bytes"] == FlatWeights.num_bytes(policy_for(plan))
+            assert b.metrics["weights_bytes"] == FlatWeights.num_bytes(policies_for(plan))
     finally:
         one.close()
     assert finals > 1, "truncated episodes must be among them"
@@ -146,7 +146,7 @@ def test_asynchronous_workers_act_with_newer_weights_and_deliver_each_step_once(
     seen = {v: [] for v in plan.vectors}
     versions = {v: [] for v in plan.vectors}
     for version in range(12):
-        collector.publish(policy_for(plan, seed=version), version)
+        collector.publish(policies_for(plan, seed=version), version)
         batch = collector.collect()
         assert batch.metrics["queue_depth"] <= 2
         for fragment in batch.fragments:
@@ -167,24 +167,24 @@ def test_asynchronous_workers_act_with_newer_weights_and_deliver_each_step_once(
 
 def test_late_weights_do_not_become_the_newest():
     plan = plan_for(Counting)
-    policies = [policy_for(plan, seed=version) for version in range(3)]
+    versions = [policies_for(plan, seed=version) for version in range(3)]
     flat = []
-    for policy in policies:
-        buffer = torch.empty(FlatWeights.num_bytes(policy), dtype=torch.uint8)
-        FlatWeights(policy, buffer).publish(policy)
+    for policies in versions:
+        buffer = torch.empty(FlatWeights.num_bytes(policies), dtype=torch.uint8)
+        FlatWeights(policies, buffer).publish(policies)
         flat.append(buffer.numpy())
         flat[-1].flags.writeable = False  # as they come out of an object store
-    received, module = ReceivedWeights(), policy_for(plan, seed=9)
+    received, pulled = ReceivedWeights(), policies_for(plan, seed=9)
     for version in (1, 2, 1):
         received.take(version, flat[version])
     for asked, given in ((None, 2), (1, 1)):
-        assert received.pull(module, asked) == given
-        for name, tensor in module.state_dict().items():
-            assert tensor.equal(policies[given].state_dict()[name])
+        assert received.pull(pulled, asked) == given
+        for name, tensor in pulled["default"].state_dict().items():
+            assert tensor.equal(versions[given]["default"].state_dict()[name])
     received.take(0, flat[0])
     assert received.newest == 2
     with pytest.raises(KeyError):
-        received.pull(module, 0)
+        received.pull(pulled, 0)
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_workers_share_an_actor_until_there_is_a_machine(cluster, no_patience):
     up = []
     for version in itertools.count():
         for collector in (one, many):
-            collector.publish(policy_for(plan, seed=version), version)
+            collector.publish(policies_for(plan, seed=version), version)
         a, b = one.collect(), many.collect()
         for x, y in zip(a.fragments, b.fragments, strict=True):
             equal(x, y)
@@ -233,7 +233,7 @@ def test_asynchronous_worker_that_moves_loses_only_its_begun_fragments(cluster, 
     learned, up = 0, []
     mover = collector.workers[1]
     while not up or up[-1] < 2 or mover.host is not mover.own:
-        collector.publish(policy_for(plan), len(up))
+        collector.publish(policies_for(plan), len(up))
         batch = collector.collect()
         learned += batch.env_steps
         up.append(batch.metrics["workers_up"])
@@ -258,9 +258,9 @@ class FailsAt20(Counting):
 @pytest.mark.more
 def test_environment_s_exception_has_its_traceback(cluster):
     collector = actors(plan_for(FailsAt20))
-    collector.publish(policy_for(plan_for(Counting)), 0)
+    collector.publish(policies_for(plan_for(Counting)), 0)
     collector.collect()
-    collector.publish(policy_for(plan_for(Counting)), 1)
+    collector.publish(policies_for(plan_for(Counting)), 1)
     with pytest.raises(EnvError, match=r"(?s)Traceback.*ZeroDivisionError: of my own.*env \d of"):
         collector.collect()
 
@@ -287,7 +287,7 @@ def test_dead_worker_is_replaced_and_repeats_its_fragment(cluster, tmp_path):
     one, many = inline(plan), actors(plan, say=said.append)
     for version in range(3):
         for collector in (one, many):
-            collector.publish(policy_for(plan, seed=version), version)
+            collector.publish(policies_for(plan, seed=version), version)
         for x, y in zip(one.collect().fragments, many.collect().fragments, strict=True):
             equal(x, y)
     assert flag.exists()
@@ -318,7 +318,7 @@ class DiesOnce(Counting):
 def test_working_actor_is_not_given_up_at_a_short_limit(cluster):
     """Though its fragment takes three times as long."""
     collector = actors(plan_for(Slow, num_steps=80, guards=Guards(env_timeout_s=0.8)))
-    collector.publish(policy_for(plan_for(Counting)), 0)
+    collector.publish(policies_for(plan_for(Counting)), 0)
     assert collector.collect() is not None
     assert collector.ledger.restarts == 0
 

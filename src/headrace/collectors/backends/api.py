@@ -1,6 +1,6 @@
 """The interface between the worker pool and the backends: orders, messages, handles."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -152,7 +152,7 @@ class WorkerBackend(Protocol):
 
     workers: Sequence[WorkerHandle]
 
-    def publish(self, policy: Policy, version: int) -> None:
+    def publish(self, policies: Mapping[str, Policy], version: int) -> None:
         """Publish weights to the workers."""
 
     def wait(self, wait_s: float) -> Iterable[WorkerHandle]:

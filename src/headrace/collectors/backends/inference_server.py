@@ -64,9 +64,9 @@ class InferenceServer:
     def __init__(self, plan: SamplingPlan, published: Published) -> None:
         assert plan.inference_device is not None
         self._plan, self._device, self._published = plan, plan.inference_device, published
-        # Its weights are overwritten by the first pull.
-        policy = plan.policy.build()
-        self._policy = policy.to(self._device)
+        self._policies = plan.build_policies()
+        [self._policy] = self._policies.values()
+        self._policy.to(self._device)
         self._version: int | None = None  # of the weights that it has
         self._meter, self._stall = Meter(keeps_laps=plan.timeline), StallTimer()
         self._num_rounds = self._num_vectors = 0
@@ -238,7 +238,7 @@ class InferenceServer:
         """Copy the weights of a version, unless they are here."""
         if self._version != (self._published.newest if version == NEWEST else version):
             wanted = None if version == NEWEST else version
-            self._version = self._published.pull(self._policy, wanted)
+            self._version = self._published.pull(self._policies, wanted)
             self._meter.lap("publish")
 
     def _act(self, requests: list[_Request]) -> None:

@@ -9,7 +9,7 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from multiprocessing import connection
 from typing import Any
@@ -164,10 +164,10 @@ class ProcessBackend(WorkerBackend):
                 f"num_workers={len(shares)} needs Linux (memfd), and this is {sys.platform}.\n"
                 "Use num_workers=0: all environments are stepped in the learner's process."
             )
-        template = plan.policy.build()
+        policies = plan.build_policies()
         plan_fd = file_in_memory("plan", pickled(plan, "worker processes"))
-        weights_fd, weights = _shared_memory("weights", Published.num_bytes(template))
-        self._published = Published(template, weights)
+        weights_fd, weights = _shared_memory("weights", Published.num_bytes(policies))
+        self._published = Published(policies, weights)
         sizes = [WorkerMemory.num_bytes(plan, len(share)) for share in shares]
         memory_fd, memory = _shared_memory("fragments", sum(sizes))
         self._fds = [weights_fd, memory_fd, plan_fd]  # as `worker_main.main` takes them
@@ -179,8 +179,8 @@ class ProcessBackend(WorkerBackend):
             piece = WorkerMemory(memory, sum(sizes[:i]), plan, share, fresh=True)
             self.workers.append(ProcessWorker(i, share, piece, self._fds, self._inference))
 
-    def publish(self, policy: Policy, version: int) -> None:
-        self._published.publish(policy, version)
+    def publish(self, policies: Mapping[str, Policy], version: int) -> None:
+        self._published.publish(policies, version)
 
     def wait(self, wait_s: float) -> Iterable[ProcessWorker]:
         if self._inference is not None:

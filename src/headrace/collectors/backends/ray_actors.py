@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -229,9 +229,9 @@ class RayBackend(WorkerBackend):
     ) -> None:
         self.plan, self._needs = plan, needs or Needs()
         self._plan_ref, self._layout = ray.put(pickled(plan, "worker processes")), plan.layout
-        template = plan.policy.build()
-        self._flat = np.zeros(FlatWeights.num_bytes(template), np.uint8)
-        self._to_send = FlatWeights(template, self._flat)
+        policies = plan.build_policies()
+        self._flat = np.zeros(FlatWeights.num_bytes(policies), np.uint8)
+        self._to_send = FlatWeights(policies, self._flat)
         self.weights: dict[int, Any] = {}  # by version: the newest two
         self.workers = [RayWorkerHandle(i, share, self) for i, share in enumerate(shares)]
         self.calls: dict[Any, RayWorkerHandle] = {}  # under way, and whose they are
@@ -244,8 +244,8 @@ class RayBackend(WorkerBackend):
         self._failed_starts = RestartRate(plan.guards.max_restarts)
         self._num_bytes = dict.fromkeys(("fragments", "fragments_remote", "weights"), 0)
 
-    def publish(self, policy: Policy, version: int) -> None:
-        self._to_send.publish(policy)
+    def publish(self, policies: Mapping[str, Policy], version: int) -> None:
+        self._to_send.publish(policies)
         is_small = self._flat.nbytes <= _WITH_A_CALL
         self.weights[version] = self._flat.tobytes() if is_small else ray.put(self._flat)
         self.weights.pop(version - 2, None)

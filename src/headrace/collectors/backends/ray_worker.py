@@ -21,7 +21,6 @@ import cloudpickle
 import numpy as np
 import threadpoolctl
 import torch
-from torch import nn
 
 from headrace import batch
 from headrace.batch import Fragment, pack
@@ -33,7 +32,7 @@ from headrace.collectors.snapshots import count_unwritten, mark_unwritten
 from headrace.errors import HeadraceError, UsageError, WorkerError
 from headrace.meter import Meter
 from headrace.spec import Array
-from headrace.weights import FlatWeights
+from headrace.weights import FlatWeights, Modules
 
 _Packed = list[tuple[int, list[Array]]]
 """Of each fragment the number of final observations, and its parts (see `batch.pack`)."""
@@ -63,15 +62,15 @@ class ReceivedWeights:
         self.newest = max(self.newest, version)
         self._flat = {v: of for v, of in self._flat.items() if v >= self.newest - 1}
 
-    def pull(self, module: nn.Module, version: int | None = None) -> int:
-        """Copy a version (None: the newest) into the module. Return which."""
+    def pull(self, modules: Modules, version: int | None = None) -> int:
+        """Copy a version (None: the newest) into the modules. Return which."""
         version = self.newest if version is None else version
         flat = self._flat[version]
         if self._weights is None:
             self._memory = np.empty_like(flat)
-            self._weights = FlatWeights(module, self._memory)
+            self._weights = FlatWeights(modules, self._memory)
         self._memory[:] = flat  # what came may be read-only, which torch does not know
-        self._weights.pull(module)
+        self._weights.pull(modules)
         return version
 
 

@@ -21,7 +21,7 @@ from typing import Protocol
 import cloudpickle
 import threadpoolctl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headrace import batch
 from headrace.batch import Fragment
@@ -34,7 +34,7 @@ from headrace.distributed.child_process import STACK_SIGNAL, read_file
 from headrace.errors import HeadraceError, WorkerError
 from headrace.meter import Meter
 from headrace.models.policy import Actor
-from headrace.weights import Published
+from headrace.weights import Modules, Published
 
 REQUEST = struct.Struct("=5q")
 """A request for actions: vector, buffer, row t, steps that each env has taken before the fragment,
@@ -126,8 +126,8 @@ class NumberedWeights(Protocol):
     def newest(self) -> int:
         """Newest published version."""
 
-    def pull(self, module: nn.Module, version: int | None = None) -> int:
-        """Copy a version (None: the newest) into the module. Return which."""
+    def pull(self, modules: Modules, version: int | None = None) -> int:
+        """Copy a version (None: the newest) into the modules. Return which."""
 
 
 class LatestWeights:
@@ -137,7 +137,7 @@ class LatestWeights:
 
     def __init__(self, published: NumberedWeights, worker: RolloutWorker, meter: Meter) -> None:
         self._published, self._worker, self._meter = published, worker, meter
-        self._actor: Actor | None = None
+        self._actors: list[Actor] = []
         self._pinned: int | None = None
         self.version = -1
         self.lag_sum = self.lag_max = 0
@@ -154,11 +154,11 @@ class LatestWeights:
     def pull(self) -> list[Actor]:
         """Copy the weights, unless the worker has them."""
         version = self._published.newest if self._pinned is None else self._pinned
-        if self._actor is None or self.version != version:
-            self.version = self._published.pull(self._worker.policy, self._pinned)
-            self._actor = self._worker.actor()
+        if not self._actors or self.version != version:
+            self.version = self._published.pull(self._worker.policies, self._pinned)
+            self._actors = self._worker.actors()
         self._meter.lap("publish")
-        return [self._actor]
+        return self._actors
 
     def is_stale(self) -> bool:
         """Measure the lag. True if newer weights are to act."""
@@ -375,7 +375,7 @@ def _run(
     memory.turn[0] = -1
     meter = Meter(beats=memory.laps, keeps_laps=plan.timeline)
     worker, ready = start_worker(plan, setup, meter, acts=server is None)
-    published = Published(worker.policy if server is None else None, weights)
+    published = Published(worker.policies if server is None else None, weights)
     learner.send(ready)
     meter.lap("start")
     context = WorkerContext(learner, setup.generation, memory, worker, published, meter)

@@ -26,7 +26,7 @@ from headrace.config.resolve import cpu_cores
 from headrace.cost_model.costs import Costs, LinearCost, TimeDistribution
 from headrace.distributed.ranks import device_of
 from headrace.errors import EnvError
-from headrace.learner.learner import Learns
+from headrace.learner.learner import Learner
 from headrace.meter import SPANS, Laps, Meter
 from headrace.models.policy import torch_seed
 from headrace.tools.profile.timeline_plots import lap_arrays
@@ -170,7 +170,7 @@ class Probe:
         meter, learner = self._learner(run.num_envs, run.num_steps)
         batches: list[float] = []
         with contextlib.closing(self._collector(learner, meter)) as collector:
-            collector.publish(learner.policy, 0)
+            collector.publish(learner.policies, 0)
             collector.collect()
             meter.keep_laps()
             deadline = time.perf_counter() + self._seconds / 2
@@ -220,14 +220,14 @@ class Probe:
             lag=0, asynchronous=False, inference_device=None, timeline=True,
         )  # fmt: skip
 
-    def _learner(self, num_envs: int, num_steps: int) -> tuple[Meter, Learns]:
+    def _learner(self, num_envs: int, num_steps: int) -> tuple[Meter, Learner]:
         settings = self._single.settings
         run = replace(settings.run, num_envs=num_envs, num_steps=num_steps, lag=0)
         job = replace(self._single, settings=replace(settings, run=run))
         meter = Meter()
         return meter, build_learner(job, self._device, meter)
 
-    def _collector(self, learner: Learns, meter: Meter) -> Collector:
+    def _collector(self, learner: Learner, meter: Meter) -> Collector:
         plan = sampling_plan(self._single, learner, self._device)
         return DeviceCollector(plan, self._device, meter, lambda: False, {})
 
@@ -278,7 +278,7 @@ class Probe:
         _, learner = self._learner(1, _FEW_STEPS)
         collector = InlineCollector(self._plan(1, 1, num_steps=_FEW_STEPS), Meter(), lambda: False)
         with contextlib.closing(collector):
-            collector.publish(learner.policy, 0)
+            collector.publish(learner.policies, 0)
             collected = collector.collect()
             assert collected is not None
             return batch.named_tensors(collected.fragments[0])
@@ -296,7 +296,7 @@ class _Learning:
         learner_steps: optimizer steps of one update.
     """
 
-    def __init__(self, sizes: list[tuple[int, Learns, list[Fragment]]]) -> None:
+    def __init__(self, sizes: list[tuple[int, Learner, list[Fragment]]]) -> None:
         self._sizes = sizes
         self._durations: dict[int, list[float]] = {rows: [] for rows, *_ in sizes}
         self.learner_steps = 0
@@ -327,8 +327,8 @@ def _workers(
     """Run workers that act with the initial weights."""
     with contextlib.closing(SynchronousCollector(plan, count, stop)) as collector:
         with torch_seed(plan.seed):
-            policy = plan.policy.build()
-        collector.publish(policy, 0)
+            policies = {name: policy.build() for name, policy in plan.policies.items()}
+        collector.publish(policies, 0)
         yield collector
 
 

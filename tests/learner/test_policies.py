@@ -15,8 +15,7 @@ from headrace.collectors.device import DeviceCollector
 from headrace.config.policies import assign_agents
 from headrace.config.resolve import resolve
 from headrace.errors import CheckpointError, ConfigError, NonFiniteError
-from headrace.learner.learner import Learner
-from headrace.learner.multi_policy import MultiPolicyLearner
+from headrace.learner.learner import Learner, PolicyLearner
 from headrace.meter import Meter
 from headrace.spec import Agents
 from headrace.storage import checkpoint
@@ -98,7 +97,7 @@ def batch_of_each(settings, spec, team, num_batches=1):
     }
     collector = DeviceCollector(replace(plan, policies=policies), CPU, Meter(), never)
     for version in range(num_batches):
-        collector.publish(team.policy, version)
+        collector.publish(team.policies, version)
         collected = collector.collect()
         yield collected.fragments
     collector.close()
@@ -107,9 +106,9 @@ def batch_of_each(settings, spec, team, num_batches=1):
 def test_each_policy_learns_from_its_own_agents_and_nothing_else(spec):
     settings = resolve({"env": "x:Ring", "num_envs": 4, "num_steps": 16})
     shares = assign_agents({}, spec)
-    team = MultiPolicyLearner(settings, shares, spec, None, CPU, Meter())
+    team = Learner(settings, shares, spec, None, CPU, Meter())
     alone = {
-        name: Learner(settings, spec, None, CPU, Meter(), name=name, num_agents=share.size)
+        name: PolicyLearner(settings, spec, None, CPU, Meter(), name=name, num_agents=share.size)
         for name, share in shares.items()
     }
     weights = [dict(policy.state_dict()) for policy in team.policies.values()]
@@ -126,7 +125,7 @@ def test_each_policy_learns_from_its_own_agents_and_nothing_else(spec):
 def test_rows_of_agents_that_left_teach_nothing(spec):
     settings = resolve({"env": "x:Ring", "num_envs": 4, "num_steps": 16})
     shares = assign_agents({}, spec)
-    teams = [MultiPolicyLearner(settings, shares, spec, None, CPU, Meter()) for _ in range(2)]
+    teams = [Learner(settings, shares, spec, None, CPU, Meter()) for _ in range(2)]
     (fragments,) = batch_of_each(settings, spec, teams[0])
     teams[0].update(teams[0].assemble(fragments), 0)
     gone = ~fragments[0].valid
