@@ -99,12 +99,23 @@ def test_what_is_no_algorithm_is_refused_in_words(algo, words):
         load_algorithm(algo)
 
 
-def test_an_algorithm_without_settings_is_refused():
+def test_an_algorithm_without_settings_or_methods_is_refused():
     class Bare(Algorithm):
         pass
 
-    with pytest.raises(ConfigError, match="Config is a @configclass"):
-        load_algorithm(Bare)
+    class Half(Bare):
+        def update(self, source, ctx): ...
+
+    class Methods(Half):
+        def losses(self, modules, config): ...
+
+    for kind, message in (
+        (Bare, "has no losses and no update"),
+        (Half, "has no losses. Expected"),
+        (Methods, "Config is a @configclass"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_algorithm(kind)
 
 
 def test_settings_of_no_algorithm_are_refused():

@@ -3,6 +3,7 @@
 `config/algorithms.py` lists the algorithms by name.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -132,7 +133,7 @@ class UpdateContext(Generic[ConfigT_co]):
         return value * (1 - self.progress if schedule == "linear" else 1.0)
 
 
-class Algorithm(Generic[ConfigT]):
+class Algorithm(ABC, Generic[ConfigT]):
     """The base class of algorithms. An algorithm has no state: its modules hold all state.
 
     Attributes:
@@ -169,9 +170,9 @@ class Algorithm(Generic[ConfigT]):
         """Build all modules: the policy, and any critics, target networks or buffers."""
         return {"policy": policy}
 
+    @abstractmethod
     def losses(self, modules: Modules, config: ConfigT) -> dict[str, LossSpec]:
         """Return the losses by name. `learner_steps` counts the steps of the first one."""
-        raise NotImplementedError
 
     def divides(self, run: Sizes, network: Network, config: ConfigT) -> list[Divides]:
         """Return the divisions that must have no remainder."""
@@ -181,9 +182,9 @@ class Algorithm(Generic[ConfigT]):
         """Return the rows of a minibatch, over all ranks."""
         return run.num_envs * run.num_steps
 
+    @abstractmethod
     def update(self, source: Fragment, ctx: UpdateContext[ConfigT]) -> Metrics:
         """Learn from the newest data, `[T, N]`. Return the metrics of this update."""
-        raise NotImplementedError
 
 
 def policy_loss(

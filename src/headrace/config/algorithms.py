@@ -54,6 +54,11 @@ def load_algorithm(algorithm: AlgorithmLike) -> Algorithm[Any]:
         known = {algorithm_name(kind): kind for kind in _kinds()}
         found = known.get(algorithm) or load_callable(algorithm, ConfigError)
     if isinstance(found, type) and issubclass(found, Algorithm):
+        if missing := sorted(found.__abstractmethods__):
+            raise ConfigError(
+                f"algo={algorithm!r}: the class has no {' and no '.join(missing)}. Expected both "
+                "methods, losses and update.\nSee examples/own_algorithm.py."
+            )
         found = found()
     config = getattr(found, "Config", None)
     if not isinstance(found, Algorithm) or not (
