@@ -1,5 +1,6 @@
 """Tests of the planner: brute force, the published case, errors, the command."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -16,8 +17,6 @@ from headrace.config.run_config import RunConfig
 from headrace.errors import ConfigError
 from headrace.tools.plan.goals import Budget, Need, Target, parse_budget, parse_need, parse_target
 from headrace.tools.plan.machines import (
-    KEYS,
-    MACHINE_KEYS,
     Catalogue,
     MachineKind,
     parse_catalogue,
@@ -37,6 +36,10 @@ def kinds(**of):
     return Catalogue(
         tuple(MachineKind(name, **each) for name, each in of.items()), "today", "me", "USD"
     )
+
+
+def names(cls):
+    return {field.name for field in dataclasses.fields(cls)}
 
 
 def changed(rates, **more):
@@ -278,9 +281,9 @@ def test_guide_has_published_plan_and_all_keys():
     assert benchmark.shown(*benchmark.result()) in guide
     example = guide.partition("```toml\n")[2].partition("```")[0]
     given = tomllib.loads(example)
-    assert set(given) == set(KEYS)
+    assert set(given) == (names(Catalogue) - {"kinds"}) | {"machines"}
     (machine,) = given["machines"].values()
-    assert set(machine) == set(MACHINE_KEYS)
+    assert set(machine) == names(MachineKind) - {"name"}
     assert parse_catalogue(given, "the guide").kinds[0].at_most == 8
 
 
@@ -300,7 +303,7 @@ def test_plan_with_hundreds_of_machines():
     cat = read_catalogue()
     answer = Planner(cat, changed(RATES, allreduce_s=0.001)).plan(Target(2e9, 3600))
     assert answer.plan.env_steps_per_s == pytest.approx(2e9 / 3600, rel=0.01)
-    assert answer.plan.gap < 1e-3
+    assert answer.plan.solver_gap < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -362,20 +365,20 @@ def test_plan_with_example_prices_begins_with_warning():
     ("change", "words"),
     [
         ({"currencies": "USD"}, "no key 'currencies' in m.toml. Did you mean currency"),
-        ({"date": None}, "date is missing in m.toml: expected the day"),
+        ({"date": None}, "date is missing in m.toml: expected date, source, currency"),
         ({"machines": {}}, "m.toml has no machines"),
         ({"machines": {"a": 3}}, "machines.a in m.toml is 3: expected a table"),
-        ({"cpus_per_learner": -1}, "cpus_per_learner = -1 in m.toml: expected a whole number, 0"),
-        ({"is_example": 1}, "is_example = 1 in m.toml: expected true or false"),
-        ({"source": " "}, "source in m.toml is empty"),
+        ({"cpus_per_learner": -1}, "cpus_per_learner=-1 (m.toml): expected at least 0"),
+        ({"is_example": 1}, "is_example=1 (m.toml): expected bool"),
+        ({"source": " "}, "source is missing in m.toml"),
         ({"a": {"price": 1.0}}, "no key 'price' in machines.a in m.toml. Did you mean price_per_h"),
         ({"a": {"price_per_h": None}}, "price_per_h is missing in machines.a in m.toml"),
-        ({"a": {"price_per_h": "1"}}, "price_per_h = '1' in machines.a in m.toml: expected a num"),
+        ({"a": {"price_per_h": "1"}}, "price_per_h='1' (machines.a in m.toml): expected float"),
         ({"a": {"price_per_h": 0.0}}, "no number of them is too many"),
-        ({"a": {"cpus": 2.5}}, "cpus = 2.5 in machines.a in m.toml: expected a whole number"),
-        ({"a": {"gpus": True}}, "gpus = True in machines.a in m.toml: expected a whole number"),
-        ({"a": {"cpu_speed": 0}}, "cpu_speed = 0 in machines.a in m.toml: expected a number above"),
-        ({"a": {"learner_speed": math.inf}}, "learner_speed = inf"),
+        ({"a": {"cpus": 2.5}}, "cpus=2.5 (machines.a in m.toml): expected int"),
+        ({"a": {"gpus": True}}, "gpus=True (machines.a in m.toml): expected int"),
+        ({"a": {"cpu_speed": 0}}, "cpu_speed=0 (machines.a in m.toml): expected a number above"),
+        ({"a": {"learner_speed": math.inf}}, "learner_speed=inf"),
     ],
 )
 def test_invalid_catalogue_is_refused(change, words):
@@ -405,7 +408,7 @@ def test_old_profile_with_samplers_is_read():
 
 def test_all_keys_of_machine_are_read():
     of = SMALL | {"memory_gib": 16, "cpu_speed": 0.5, "at_most": 3, "note": "ours"}
-    assert set(of) == set(MACHINE_KEYS)
+    assert set(of) == names(MachineKind) - {"name"}
     (kind,) = parse_catalogue(TABLE | {"machines": {"a": of}}, "m.toml").kinds
     assert {name: getattr(kind, name) for name in of} == of
     assert kind.hardware == "4 CPUs, 1 GPU, 16 GiB"
@@ -416,10 +419,13 @@ def test_all_keys_of_machine_are_read():
     [
         (None, "P.json has no `rates`: expected what `headrace profile ENV --json` prints"),
         ({"lag": None}, "The rates in P.json lack lag"),
-        ({"batch": 1.5}, "rates.batch in P.json is 1.5: expected a whole number"),
-        ({"worker_env_steps_per_s": 0}, "is 0: expected a number, above 0"),
-        ({"allreduce_s": -1.0}, "is -1: expected a number, 0 or more"),
-        ({"env": 3}, "rates.env in P.json is 3: expected text"),
+        ({"batch": 1.5}, "batch=1.5 (rates in P.json): expected int"),
+        (
+            {"worker_env_steps_per_s": 0},
+            "worker_env_steps_per_s=0 (rates in P.json): expected a number above 0",
+        ),
+        ({"allreduce_s": -1.0}, "allreduce_s=-1.0 (rates in P.json): expected at least 0"),
+        ({"env": 3}, "env=3 (rates in P.json): expected str"),
     ],
 )
 def test_profile_with_invalid_rates_is_refused(change, words):

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import HeadraceError, MissingExtraError
-from headrace.tools.plan.machines import MachineKind
+from headrace.tools.plan.machines import Catalogue
 from headrace.tools.plan.rates import Rates
 
 Counts = npt.NDArray[np.float64]
@@ -16,16 +16,6 @@ Counts = npt.NDArray[np.float64]
 MAX_MACHINES = 10_000
 """Limit for a kind of machine without `at_most`."""
 _SOLVER = {"mip_rel_gap": 1e-7, "time_limit": 20.0}
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """All kinds of machines; by kind: learners per machine, CPU cores per learner."""
-
-    kinds: tuple[MachineKind, ...]
-    learners: tuple[int, ...]
-    cpus_per_learner: tuple[int, ...]
-    at_most: int | None
 
 
 @dataclass(frozen=True)
@@ -74,25 +64,34 @@ class IntegerProgram:
 
     def __init__(
         self,
-        capacity: Capacity,
+        catalogue: Catalogue,
         rates: Rates | None,
         objective: Objective,
         case: LearnerCase,
         unit: float,
     ) -> None:
         self.objective, self.case, self.unit, self.rates = objective, case, unit, rates
-        self.kinds = capacity.kinds
+        self.kinds = catalogue.kinds
         count = len(self.kinds)
         self.rows: list[tuple[np.ndarray, float, float]] = []
         self.width = 2 * count + 1
         self.cpus = np.array([kind.cpus for kind in self.kinds], float)
-        self.taken = np.array(capacity.cpus_per_learner, float)
+        each = catalogue.cpus_per_learner
+        self.taken = np.array([each or (0 if kind.gpus else 1) for kind in self.kinds], float)
         self.prices = np.array([kind.price_per_h for kind in self.kinds])
-        eye = np.eye(count)
-        for k in range(count):
-            self._row(-eye[k] * capacity.learners[k], eye[k], most=0)
-        self._row(np.ones(count), most=capacity.at_most)
-        self._row(learners=np.ones(count), least=case.fewest, most=case.most)
+        self.upper = np.full(self.width, math.inf)
+        for k, kind in enumerate(self.kinds):
+            places = kind.gpus or kind.cpus
+            if self.taken[k]:
+                places = min(places, int(kind.cpus // self.taken[k]))
+            most = MAX_MACHINES if kind.at_most is None else kind.at_most
+            most = 0 if kind.name == objective.without else most
+            self.upper[k] = most
+            self.upper[count + k] = places * most if kind.name in case.learner_kinds else 0
+            one = np.arange(count) == k
+            self._row(-places * one, one, most=0)
+        self._row(1.0, most=catalogue.at_most)
+        self._row(learners=1.0, least=case.fewest, most=case.most)
         self._row(self.cpus, -self.taken, least=objective.cpus)
         self._row(self.prices, most=objective.budget)
         self.sampling = self.alone = np.zeros(self.width)
@@ -104,12 +103,11 @@ class IntegerProgram:
             self.alone = np.concatenate([np.zeros(count), np.full(count, learner), [0.0]])
             for share in (1e-3, 0.1, 0.3, 0.5, 0.7, 0.9, 1 - 1e-3):
                 self.add_tangents(1 / share, 1 / (1 - share))
-        self.upper = self._upper_bounds(capacity)
 
     def _row(
         self,
-        machines: np.ndarray | None = None,
-        learners: np.ndarray | None = None,
+        machines: np.ndarray | float = 0.0,
+        learners: np.ndarray | float = 0.0,
         least: float = -math.inf,
         most: float | None = math.inf,
     ) -> None:
@@ -117,18 +115,8 @@ class IntegerProgram:
             return
         row = np.zeros(self.width)
         count = len(self.kinds)
-        row[:count] = 0 if machines is None else machines
-        row[count : 2 * count] = 0 if learners is None else learners
+        row[:count], row[count : 2 * count] = machines, learners
         self.rows.append((row, least, most))
-
-    def _upper_bounds(self, capacity: Capacity) -> np.ndarray:
-        upper = np.full(self.width, math.inf)
-        for k, kind in enumerate(self.kinds):
-            upper[k] = MAX_MACHINES if kind.at_most is None else kind.at_most
-            upper[k] = 0 if kind.name == self.objective.without else upper[k]
-            allowed = kind.name in self.case.learner_kinds
-            upper[len(self.kinds) + k] = upper[k] * capacity.learners[k] if allowed else 0
-        return upper
 
     def add_tangents(self, sampling: float, alone: float) -> None:
         """Bound the rate by its tangents at this point (rates in units)."""

@@ -12,61 +12,40 @@ gpus = 1
 import datetime
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from headrace.configclass import Between, Expected, NonNegative, NonNegativeInt, check_values
 from headrace.errors import ConfigError, did_you_mean
 
-KEYS = {
-    "date": "the day of the prices",
-    "source": "where the prices come from",
-    "currency": "the currency of the prices, such as USD",
-    "is_example": "true: each plan begins with a warning; default: false",
-    "cpus_per_learner": "CPU cores that a learner takes from workers; default: 1",
-    "at_most": "machines in all; default: no limit",
-    "machines": "the kinds, each a table [machines.NAME]",
-}
-MACHINE_KEYS = {
-    "price_per_h": "price of one machine, in the currency",
-    "cpus": "CPU cores",
-    "gpus": "GPUs; default: 0",
-    "memory_gib": "main memory, shown beside the machine; default: not known",
-    "cpu_speed": "speed of a core, relative to one of the profiled machine; default: 1",
-    "learner_speed": "speed of a learner, relative to the profiled one; default: 1 if the machine "
-    "and the profile both have a GPU, or neither",
-    "at_most": "machines of this kind; default: no limit",
-    "note": "shown beside the machine",
-}
-_REQUIRED = ("date", "source", "currency", "machines")
-_REQUIRED_OF_MACHINE = ("price_per_h", "cpus")
-
-_BOOL, _TEXT, _WHOLE = "true or false", "text in quotes", "a whole number, 0 or more"
-_NUMBER, _POSITIVE = "a number, 0 or more", "a number above 0"
-_TYPES: dict[str, Any] = {
-    _BOOL: bool, _TEXT: str, _WHOLE: int, _NUMBER: (int, float), _POSITIVE: (int, float),
-}  # fmt: skip
-_EXPECTED = {
-    "date": _TEXT, "source": _TEXT, "currency": _TEXT, "is_example": _BOOL,
-    "cpus_per_learner": _WHOLE, "at_most": _WHOLE, "price_per_h": _NUMBER, "cpus": _WHOLE,
-    "gpus": _WHOLE, "memory_gib": _NUMBER, "cpu_speed": _POSITIVE, "learner_speed": _POSITIVE,
-    "note": _TEXT,
-}  # fmt: skip
+Positive = Annotated[float, Between(1e-9), Expected("a number above 0")]
+"""The type of a speed or rate."""
 
 
 @dataclass(frozen=True)
 class MachineKind:
-    """A kind of machine; `MACHINE_KEYS` describes the fields."""
+    """A kind of machine.
+
+    Attributes:
+        price_per_h: price of one machine, in the currency of the catalogue.
+        memory_gib: main memory, shown beside the machine.
+        cpu_speed: speed of a core, relative to one of the profiled machine.
+        learner_speed: speed of a learner, relative to the profiled one; default: 1 if the machine
+            and the profile both have a GPU, or neither.
+        at_most: machines of this kind; default: no limit.
+        note: shown beside the machine.
+    """
 
     name: str
-    price_per_h: float
-    cpus: int
-    gpus: int = 0
-    memory_gib: float | None = None
-    cpu_speed: float = 1.0
-    learner_speed: float | None = None
-    at_most: int | None = None
+    price_per_h: NonNegative
+    cpus: NonNegativeInt
+    gpus: NonNegativeInt = 0
+    memory_gib: Annotated[float | None, Between(0)] = None
+    cpu_speed: Positive = 1.0
+    learner_speed: Annotated[float | None, Between(1e-9), Expected("a number above 0")] = None
+    at_most: Annotated[int | None, Between(0)] = None
     note: str = ""
 
     @property
@@ -80,15 +59,23 @@ class MachineKind:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All kinds of machines; `KEYS` describes the other fields."""
+    """All kinds of machines.
+
+    Attributes:
+        date: day of the prices.
+        source: where the prices come from.
+        is_example: True lets each plan begin with a warning.
+        cpus_per_learner: CPU cores that a learner takes from workers.
+        at_most: machines in all; default: no limit.
+    """
 
     kinds: tuple[MachineKind, ...]
     date: str
     source: str
     currency: str
     is_example: bool = False
-    cpus_per_learner: int = 1
-    at_most: int | None = None
+    cpus_per_learner: NonNegativeInt = 1
+    at_most: Annotated[int | None, Between(0)] = None
 
 
 def read_catalogue(path: Path | None = None) -> Catalogue:
@@ -114,21 +101,21 @@ def parse_catalogue(table: Mapping[str, Any], place: str) -> Catalogue:
     Raises:
         ConfigError: a key is unknown or missing, or has an invalid value.
     """
-    if isinstance(table.get("date"), datetime.date):
-        table = {**table, "date": table["date"].isoformat()}
-    values = _checked(table, KEYS, _REQUIRED, place)
-    kinds = values.pop("machines")
+    kinds = table.get("machines")
     if not isinstance(kinds, dict) or not kinds:
         raise ConfigError(f"{place} has no machines: expected tables [machines.NAME].")
+    values = {key: value for key, value in table.items() if key != "machines"}
+    if isinstance(values.get("date"), datetime.date):
+        values["date"] = values["date"].isoformat()
     machines = tuple(_parse_kind(name, kind, place) for name, kind in kinds.items())
-    return Catalogue(machines, **values)
+    return Catalogue(machines, **_checked(Catalogue, values, place))
 
 
 def _parse_kind(name: str, table: Any, file: str) -> MachineKind:
     place = f"machines.{name} in {file}"
     if not isinstance(table, dict):
         raise ConfigError(f"{place} is {table!r}: expected a table, [machines.{name}].")
-    kind = MachineKind(name, **_checked(table, MACHINE_KEYS, _REQUIRED_OF_MACHINE, place))
+    kind = MachineKind(name, **_checked(MachineKind, table, place))
     if not kind.price_per_h and kind.at_most is None:
         raise ConfigError(
             f"price_per_h of {place} is 0, so that no number of them is too many.\n"
@@ -137,32 +124,17 @@ def _parse_kind(name: str, table: Any, file: str) -> MachineKind:
     return kind
 
 
-def _checked(
-    table: Mapping[str, Any], keys: Mapping[str, str], required: tuple[str, ...], place: str
-) -> dict[str, Any]:
+def _checked(cls: Any, table: Mapping[str, Any], place: str) -> dict[str, Any]:
+    known = fields(cls)[1:]  # the first is not a key of the table
+    names = [field.name for field in known]
     for key in table:
-        if key not in keys:
+        if key not in names:
             raise ConfigError(
-                f"There is no key {key!r} in {place}.{did_you_mean(key, keys)}\n"
-                f"Known are: {', '.join(keys)}."
+                f"There is no key {key!r} in {place}.{did_you_mean(key, names)}\n"
+                f"Known are: {', '.join(names)}."
             )
-    for key in required:
-        if key not in table:
-            raise ConfigError(f"{key} is missing in {place}: expected {keys[key]}.")
-    return {key: _check_value(key, value, place) for key, value in table.items()}
-
-
-def _check_value(key: str, value: Any, place: str) -> Any:
-    expected = _EXPECTED.get(key)
-    if expected is None:  # the tables of machines are checked one by one
-        return value
-    types = _TYPES[expected]
-    if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
-        raise ConfigError(f"{key} = {value!r} in {place}: expected {expected}.")
-    if expected == _TEXT and not value.strip():
-        raise ConfigError(f"{key} in {place} is empty: expected text.")
-    if expected not in (_BOOL, _TEXT) and (
-        not 0 <= value < float("inf") or (expected == _POSITIVE and not value)
-    ):
-        raise ConfigError(f"{key} = {value:g} in {place}: expected {expected}.")
-    return float(value) if expected in (_NUMBER, _POSITIVE) else value
+    required = [field.name for field in known if field.default is MISSING]
+    for name in required:
+        if not str(table.get(name, "")).strip():
+            raise ConfigError(f"{name} is missing in {place}: expected {', '.join(required)}.")
+    return check_values(cls, table, place)

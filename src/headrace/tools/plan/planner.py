@@ -13,7 +13,6 @@ from dataclasses import replace
 from headrace.errors import ConfigError, HeadraceError
 from headrace.tools.plan.goals import Budget, Goal, Need, Target
 from headrace.tools.plan.integer_program import (
-    Capacity,
     Counts,
     IntegerProgram,
     LearnerCase,
@@ -23,13 +22,7 @@ from headrace.tools.plan.integer_program import (
 )
 from headrace.tools.plan.machines import Catalogue, MachineKind
 from headrace.tools.plan.rates import Rates
-from headrace.tools.plan.result import (
-    MachinePlan,
-    PlanResult,
-    no_machine_error,
-    too_small_error,
-    unreachable_error,
-)
+from headrace.tools.plan.result import MachinePlan, PlanResult
 
 TOLERANCE = 1e-5
 """A plan may miss its goal by this relative amount: solvers round."""
@@ -56,15 +49,6 @@ class Planner:
         self.one_learner_kind = one_learner_kind
         self.kinds = catalogue.kinds
         self.speeds = {kind.name: learner_speed(kind, rates) for kind in self.kinds}
-        taken = tuple(
-            catalogue.cpus_per_learner if kind.gpus else catalogue.cpus_per_learner or 1
-            for kind in self.kinds
-        )
-        learners = tuple(
-            min(kind.cpus // each if each else kind.gpus, kind.gpus or kind.cpus)
-            for kind, each in zip(self.kinds, taken, strict=True)
-        )
-        self.capacity = Capacity(self.kinds, learners, taken, catalogue.at_most)
 
     def plan(self, goal: Goal) -> PlanResult:
         """Find the best plan, and the best plan without each kind that it uses.
@@ -119,37 +103,83 @@ class Planner:
 
     def _refusal(self, goal: Goal) -> ConfigError:
         """Return the error for a goal that no plan reaches."""
+        if isinstance(goal, Need):
+            return ConfigError(
+                f"No machines have {goal.gpus} GPUs, and {goal.cpus} further CPUs for workers.\n"
+                "Raise at_most, or add kinds that have them."
+            )
         if isinstance(goal, Target):
             return self._target_error(goal)
-        least = None
-        if isinstance(goal, Budget) and (solution := self._search(Objective("cost"))):
-            least = self._plan(solution)
-        return too_small_error(goal, self.catalogue, least)
+        if not (cheapest := self._search(Objective("cost"))):
+            return self._no_machine_error()
+        least = self._plan(cheapest)
+        return ConfigError(
+            f"A budget of {goal.per_h:g} {self.catalogue.currency}/h is too small: the cheapest "
+            f"machines for a learner and a worker cost {least.cost_per_h:g} ({least.summary})."
+        )
+
+    def _no_machine_error(self) -> ConfigError:
+        return ConfigError(
+            "There is no machine here for a learner and workers.\nExpected kinds with GPUs; or, "
+            f"if the profile is of a CPU, with more than {self.catalogue.cpus_per_learner or 1} "
+            "CPUs; and at_most above 0."
+        )
 
     def _target_error(self, goal: Target) -> ConfigError:
-        assert self.rates
+        rates, at_most = self.rates, self.catalogue.at_most
+        assert rates
         if not (most := self._search(Objective("time"))):
-            return no_machine_error(self.catalogue)
+            return self._no_machine_error()
         # The last 1 % may take very many machines.
         nearly = self._search(Objective("cost", env_steps_per_s=-most.value * 0.99)) or most
-        reach = -most.value, self._plan(most), self._plan(nearly)
-        return unreachable_error(goal, self.catalogue, self.rates, *reach)
+        fastest, near = self._plan(most), self._plan(nearly)
+        full = [kind.name for kind in fastest.kinds if kind.at_most == fastest.machines[kind.name]]
+        if at_most == sum(fastest.machines.values()):
+            full = ["all machines", *full]
+        advice = (
+            f"Raise at_most of {', '.join(full)}, or ask for less." if full else "Ask for less."
+        )
+        bound = rates.batch / rates.allreduce_s if rates.allreduce_s else math.inf
+        if goal.env_steps_per_s >= bound:  # more machines are no help
+            advice = (
+                f"More learners stay below {bound:,.0f}, however many: the sum of their gradients "
+                f"takes {rates.allreduce_s:g} s per update of {rates.batch:,} env steps.\n"
+                "Ask for less, or profile with a larger batch."
+            )
+        return ConfigError(
+            f"The target needs {goal.env_steps_per_s:,.0f} env steps/s. These machines reach "
+            f"{-most.value:,.0f} at most; {fastest.limit} is the limit. "
+            f"{near.env_steps_per_s:,.0f} take {near.summary}.\n{advice}"
+        )
 
     def _plan(self, solution: Solution) -> MachinePlan:
         machines = self._by_kind(solution.machines)
         learners = self._by_kind(solution.learners)
         kinds = tuple(kind for kind in self.kinds if kind.name in machines)
+        cores = self._by_kind(solution.worker_cores, machines)
         plan = MachinePlan(
             kinds=kinds,
             machines=machines,
             learners=learners,
-            worker_cores=self._by_kind(solution.worker_cores, machines),
+            worker_cores=cores,
             cost_per_h=sum(kind.price_per_h * machines[kind.name] for kind in kinds),
-            gap=solution.gap,
+            solver_gap=solution.gap,
         )
-        if self.rates is None or not learners:
+        rates, count = self.rates, sum(learners.values())
+        if rates is None or not count:
             return plan
-        return plan.with_prediction(self.rates, min(self.speeds[name] for name in learners))
+        sampling = sum(
+            cores[kind.name] * kind.cpu_speed * rates.core_env_steps_per_s for kind in kinds
+        )
+        slowest = min(self.speeds[name] for name in learners)
+        alone = count * slowest * rates.learner_env_steps_per_s
+        return replace(
+            plan,
+            workers={name: int(n * rates.workers_per_core) for name, n in cores.items()},
+            env_steps_per_s=rates.throughput(sampling, alone, count),
+            sampling_env_steps_per_s=sampling,
+            learning_env_steps_per_s=rates.learning(alone, count),
+        )
 
     def _by_kind(self, counts: Counts, also: Collection[str] = ()) -> dict[str, int]:
         """Return the counts above 0, and those of the kinds in `also`, by name."""
@@ -195,7 +225,7 @@ class Planner:
         unit = objective.env_steps_per_s or (
             self.rates.learner_env_steps_per_s if self.rates else 1.0
         )
-        program = IntegerProgram(self.capacity, self.rates, objective, case, unit)
+        program = IntegerProgram(self.catalogue, self.rates, objective, case, unit)
         for _ in range(_MAX_PROGRAMS):
             solved = program.solve()
             if solved is None or self.rates is None:

@@ -10,12 +10,13 @@ With more than one learner an update takes `allreduce_s` longer, to sum their gr
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, check_values
 from headrace.errors import ConfigError
+from headrace.tools.plan.machines import Positive
 
 MAX_CORE_LOAD = 0.9
 """Workers that leave their core idle share it up to this load."""
@@ -37,61 +38,59 @@ class Rates:
         allreduce_s: additional time of an update with more than one learner.
     """
 
-    worker_env_steps_per_s: float
-    worker_cores: float
-    learner_env_steps_per_s: float
+    worker_env_steps_per_s: Positive
+    worker_cores: NonNegative
+    learner_env_steps_per_s: Positive
     learner_device: str
-    lag: int
-    batch: int
+    lag: NonNegativeInt
+    batch: PositiveInt
     env: str
     algo: str
-    allreduce_s: float
-    envs_per_worker: int
-    envs_per_vector: int
+    allreduce_s: NonNegative
+    envs_per_worker: PositiveInt
+    envs_per_vector: PositiveInt
 
     @classmethod
-    def from_json(cls, profile: Mapping[str, Any], place: str) -> "Rates":
+    def from_json(cls, profile: Any, place: str) -> "Rates":
         """Read the `rates` of a profile; ConfigError names it by `place`.
 
         Old profiles say "sampler" for worker.
         """
-        rates = profile.get("rates") if isinstance(profile, Mapping) else None
-        if rates is None and isinstance(profile, Mapping) and "rates" in profile:
+        rates = profile.get("rates", ()) if isinstance(profile, dict) else ()
+        if rates is None:
             raise ConfigError(
                 f"{place}: its environments are stepped where the learner is, so there are no "
                 "workers to find machines for.\nTo find machines for a number of learners: "
                 "headrace plan --need 'N gpus'"
             )
-        if not isinstance(rates, Mapping):
+        if not isinstance(rates, dict):
             raise ConfigError(
                 f"{place} has no `rates`: expected what `headrace profile ENV --json` prints.\n"
                 f"To make it: headrace profile ENV --json > {place}"
             )
         rates = {name.replace("sampler_", "worker_"): value for name, value in rates.items()}
-        types = {f.name: f.type for f in fields(cls)}
-        if missing := [name for name in types if name not in rates]:
+        names = [field.name for field in fields(cls)]
+        if missing := [name for name in names if name not in rates]:
             raise ConfigError(
                 f"The rates in {place} lack {', '.join(missing)}: they are of another version of "
                 "Headrace, or incomplete.\nMake the profile again: headrace profile ENV --json"
             )
-        return cls(
-            **{name: _checked(name, kind, rates[name], place) for name, kind in types.items()}
-        )
+        rates = {name: rates[name] for name in names}
+        return cls(**check_values(cls, rates, f"rates in {place}"))
 
     @classmethod
     def read(cls, path: Path) -> "Rates":
         """Read the rates in a profile's file; ConfigError."""
         try:
-            return cls.from_json(json.loads(path.read_text()), str(path))
+            profile = json.loads(path.read_text())
         except OSError as error:
             raise ConfigError(
                 f"--profile {path} cannot be read: {error.strerror}.\n"
                 f"To make one: headrace profile ENV --json > {path}"
             ) from None
         except ValueError as error:
-            if isinstance(error, ConfigError):
-                raise
             raise ConfigError(f"--profile {path} is no JSON: {error}.") from None
+        return cls.from_json(profile, str(path))
 
     @property
     def workers_per_core(self) -> float:
@@ -120,23 +119,3 @@ class Rates:
         if self.lag:
             return min(sampling, learning)
         return 1 / (1 / sampling + 1 / learning) if sampling and learning else 0.0
-
-
-_TYPES: dict[Any, tuple[Any, str]] = {
-    float: ((int, float), "a number"),
-    int: (int, "a whole number"),
-    str: (str, "text"),
-}
-_MAY_BE_0 = ("worker_cores", "lag", "allreduce_s")
-
-
-def _checked(name: str, kind: Any, value: Any, place: str) -> Any:
-    types, words = _TYPES[kind]
-    if not isinstance(value, types) or isinstance(value, bool):
-        raise ConfigError(f"rates.{name} in {place} is {value!r}: expected {words}.")
-    if kind is str:
-        return value
-    if not 0 <= value < math.inf or (not value and name not in _MAY_BE_0):
-        least = "0 or more" if name in _MAY_BE_0 else "above 0"
-        raise ConfigError(f"rates.{name} in {place} is {value:g}: expected {words}, {least}.")
-    return float(value) if kind is float else value

@@ -1,12 +1,10 @@
-"""The result of planning, as data and as text, and the errors of impossible goals."""
+"""The result of planning, as data and as text."""
 
-import math
 import shlex
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from headrace.errors import ConfigError
-from headrace.tools.plan.goals import Budget, Goal, Need, Target
+from headrace.tools.plan.goals import Budget, Goal, Target
 from headrace.tools.plan.machines import Catalogue, MachineKind
 from headrace.tools.plan.rates import MAX_CORE_LOAD, MAX_WORKERS_PER_CORE, Rates
 
@@ -20,7 +18,7 @@ class MachinePlan:
         env_steps_per_s: rate of training; None without a profile, or without a learner.
         sampling_env_steps_per_s, learning_env_steps_per_s: rate of the workers, and of the
             learners, if they never waited.
-        gap: the solver's proof that no plan is cheaper by more than this share.
+        solver_gap: the solver's proof that no plan is cheaper by more than this share.
     """
 
     kinds: tuple[MachineKind, ...]
@@ -28,31 +26,11 @@ class MachinePlan:
     learners: dict[str, int]
     worker_cores: dict[str, int]
     cost_per_h: float
-    gap: float = 0.0
+    solver_gap: float = 0.0
     workers: dict[str, int] | None = None
     env_steps_per_s: float | None = None
     sampling_env_steps_per_s: float | None = None
     learning_env_steps_per_s: float | None = None
-
-    def with_prediction(self, rates: Rates, slowest: float) -> "MachinePlan":
-        """Add the predicted rates; `slowest` is the speed of the slowest learner."""
-        speeds = {kind.name: kind.cpu_speed for kind in self.kinds}
-        sampling = sum(
-            cores * speeds[name] * rates.core_env_steps_per_s
-            for name, cores in self.worker_cores.items()
-        )
-        count = sum(self.learners.values())
-        alone = count * slowest * rates.learner_env_steps_per_s
-        return replace(
-            self,
-            workers={
-                name: int(cores * rates.workers_per_core)
-                for name, cores in self.worker_cores.items()
-            },
-            env_steps_per_s=rates.throughput(sampling, alone, count),
-            sampling_env_steps_per_s=sampling,
-            learning_env_steps_per_s=rates.learning(alone, count),
-        )
 
     @property
     def limit(self) -> str | None:
@@ -95,19 +73,10 @@ class MachinePlan:
     def to_json(self, goal: Goal, catalogue: Catalogue, rates: Rates | None) -> dict[str, Any]:
         """Convert to plain data."""
         hours = self.hours(goal)
-        return {
-            "machines": self.machines,
-            "learners": self.learners,
-            "worker_cores": self.worker_cores,
-            "workers": self.workers,
-            "cost_per_h": self.cost_per_h,
+        return {name: value for name, value in vars(self).items() if name != "kinds"} | {
             "cost": None if hours is None else hours * self.cost_per_h,
             "hours": hours,
-            "env_steps_per_s": self.env_steps_per_s,
-            "sampling_env_steps_per_s": self.sampling_env_steps_per_s,
-            "learning_env_steps_per_s": self.learning_env_steps_per_s,
             "limit": self.limit,
-            "solver_gap": self.gap,
             "command": self.command(rates, catalogue.cpus_per_learner) if rates else None,
         }
 
@@ -192,10 +161,8 @@ class PlanResult:
         lines += [f"Goal: {_goal(self.goal, catalogue)}.", "", "Plan", *self._machine_lines()]
         lines += self._prediction_lines()
         lines += [self._alternative(kind) for kind in self.without]
-        if self.plan.gap > 1e-6:
-            lines.append(
-                f"The solver reached its time limit: a plan may be {self.plan.gap:.2%} cheaper."
-            )
+        if (gap := self.plan.solver_gap) > 1e-6:
+            lines.append(f"The solver reached its time limit: a plan may be {gap:.2%} cheaper.")
         if rates and (command := self.plan.command(rates, catalogue.cpus_per_learner)):
             lines += ["", f"To start it: {command}"]
         if assumptions := self.assumptions():
@@ -251,62 +218,3 @@ def _goal(goal: Goal, catalogue: Catalogue) -> str:
     if isinstance(goal, Budget):
         return f"as many env steps/s as {goal.per_h:g} {catalogue.currency}/h allows"
     return f"{goal.gpus} GPUs, and {goal.cpus} CPUs for workers, at the least cost"
-
-
-def unreachable_error(
-    goal: Target,
-    catalogue: Catalogue,
-    rates: Rates,
-    most: float,
-    fastest: MachinePlan,
-    nearly: MachinePlan,
-) -> ConfigError:
-    """Return the error for a target that no plan reaches.
-
-    Args:
-        most: highest rate (env steps/s) that can be reached.
-        fastest: plan with that rate.
-        nearly: cheapest plan with 99 % of that rate.
-    """
-    needed = f"The target needs {goal.env_steps_per_s:,.0f} env steps/s"
-    full = [kind.name for kind in fastest.kinds if kind.at_most == fastest.machines[kind.name]]
-    if catalogue.at_most == sum(fastest.machines.values()):
-        full = ["all machines", *full]
-    advice = f"Raise at_most of {', '.join(full)}, or ask for less." if full else "Ask for less."
-    bound = rates.batch / rates.allreduce_s if rates.allreduce_s else math.inf
-    if goal.env_steps_per_s >= bound:  # more machines are no help
-        advice = (
-            f"More learners stay below {bound:,.0f}, however many: the sum of their gradients "
-            f"takes {rates.allreduce_s:g} s per update of {rates.batch:,} env steps.\n"
-            "Ask for less, or profile with a larger batch."
-        )
-    return ConfigError(
-        f"{needed}. These machines reach {most:,.0f} at most; {fastest.limit} is the limit. "
-        f"{nearly.env_steps_per_s:,.0f} take {nearly.summary}.\n{advice}"
-    )
-
-
-def no_machine_error(catalogue: Catalogue) -> ConfigError:
-    """Return the error for machines on which nothing can be trained."""
-    return ConfigError(
-        "There is no machine here for a learner and workers.\nExpected kinds with GPUs; or, if "
-        f"the profile is of a CPU, with more than {catalogue.cpus_per_learner or 1} CPUs; and "
-        "at_most above 0."
-    )
-
-
-def too_small_error(
-    goal: Budget | Need, catalogue: Catalogue, least: MachinePlan | None
-) -> ConfigError:
-    """Return the error for a budget that rents nothing, or a need that no machines meet."""
-    if isinstance(goal, Need):
-        return ConfigError(
-            f"No machines have {goal.gpus} GPUs, and {goal.cpus} further CPUs for workers.\n"
-            "Raise at_most, or add kinds that have them."
-        )
-    if least is None:
-        return no_machine_error(catalogue)
-    return ConfigError(
-        f"A budget of {goal.per_h:g} {catalogue.currency}/h is too small: the cheapest machines "
-        f"for a learner and a worker cost {least.cost_per_h:g} ({least.summary})."
-    )
