@@ -60,8 +60,8 @@ class Gradient:
         metrics = [total, policy_loss, value_loss, mean_entropy, kl, far]
 
         # Where the loss is clipped, the gradient is 0. NaN passes through the comparison.
-        of_log_prob = -weight * np.where(gain > clipped, 0, gain)
-        of_params, of_own = pull(of_log_prob, -cfg.ent_coef * weight)
-        net.fill_gradient(of_params, cfg.vf_coef * error * weight, of_own)
-        found = torch.from_numpy(np.array(metrics, params.dtype))
-        return dict(zip(_METRICS, found.unbind(), strict=True))
+        d_log_prob = -weight * np.where(gain > clipped, 0, gain)
+        d_params, d_head = pull(d_log_prob, -cfg.ent_coef * weight)
+        net.fill_gradient(d_params, cfg.vf_coef * error * weight, d_head)
+        values = torch.from_numpy(np.array(metrics, params.dtype))
+        return dict(zip(_METRICS, values.unbind(), strict=True))

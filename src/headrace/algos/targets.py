@@ -27,12 +27,12 @@ def values(policy: Policy, batch: Fragment, acted: Tensor | None = None) -> tupl
     last_state = final_state = None
     if policy.state_size:
         reset = batch.resets()
-        found, after = policy.values(rows, batch.recurrent_state[0], reset[:-1])
+        computed, after = policy.values(rows, batch.recurrent_state[0], reset[:-1])
         last_state = after[batch.num_steps - 1].masked_fill(reset[-1].unsqueeze(-1), 0.0)
         if len(step):
             pairs = zip(step.clamp(max=batch.num_steps - 1).tolist(), row.tolist(), strict=True)
             final_state = torch.stack([after[t][i] for t, i in pairs])
-        value = found if acted is None else acted
+        value = computed if acted is None else acted
     else:
         value = policy.value(rows) if acted is None else acted
     last = policy.value(last_obs, last_state).unsqueeze(0)
@@ -91,12 +91,12 @@ def vtrace_targets(
     log_prob, _, value = policy.evaluate(rows, batch.action, *memory)
     _, next_value = values(policy, batch, value)
     log_ratio = log_prob - acted
-    found = vtrace(
+    targets = vtrace(
         log_ratio, policy.scaled(batch.reward), value, next_value,
         batch.terminated, batch.truncated, gamma, gae_lambda, rho_clip, c_clip,
     )  # fmt: skip
     flat = _rows_of(
-        policy, batch, value=value, advantage=found.advantage, target=found.target,
+        policy, batch, value=value, advantage=targets.advantage, target=targets.target,
         log_prob=acted, log_prob_now=log_prob,
     )  # fmt: skip
     ratio = log_ratio.exp()
@@ -152,7 +152,7 @@ class Minibatches:
 
     def __getitem__(self, number: int) -> Minibatch:
         """Return minibatch `number` of the update."""
-        narrow = {name: of[number] for name, of in self.narrow.items()}
+        narrow = {name: parts[number] for name, parts in self.narrow.items()}
         if self.cuts is None:
             return self.rows | narrow
         index = self.cuts.index[number][: len(narrow["weight"])]

@@ -43,7 +43,7 @@ def load_algorithm(algorithm: AlgorithmLike) -> Algorithm[Any]:
     """
     if isinstance(algorithm, str) and algorithm in ALGORITHMS:
         return ALGORITHMS[algorithm]
-    found: Any = algorithm
+    loaded: Any = algorithm
     if isinstance(algorithm, str):
         if ":" not in algorithm:
             raise ConfigError(
@@ -52,16 +52,16 @@ def load_algorithm(algorithm: AlgorithmLike) -> Algorithm[Any]:
             )
         # One of a script (`__main__`) cannot be imported by its name in another process.
         known = {algorithm_name(kind): kind for kind in _kinds()}
-        found = known.get(algorithm) or load_callable(algorithm, ConfigError)
-    if isinstance(found, type) and issubclass(found, Algorithm):
-        if missing := sorted(found.__abstractmethods__):
+        loaded = known.get(algorithm) or load_callable(algorithm, ConfigError)
+    if isinstance(loaded, type) and issubclass(loaded, Algorithm):
+        if missing := sorted(loaded.__abstractmethods__):
             raise ConfigError(
                 f"algo={algorithm!r}: the class has no {' and no '.join(missing)}. Expected both "
                 "methods, losses and update.\nSee examples/own_algorithm.py."
             )
-        found = found()
-    config = getattr(found, "Config", None)
-    if not isinstance(found, Algorithm) or not (
+        loaded = loaded()
+    config = getattr(loaded, "Config", None)
+    if not isinstance(loaded, Algorithm) or not (
         isinstance(config, type) and issubclass(config, AlgorithmConfig)
     ):
         raise ConfigError(
@@ -69,7 +69,7 @@ def load_algorithm(algorithm: AlgorithmLike) -> Algorithm[Any]:
             "whose Config is a @configclass derived from AlgorithmConfig.\n"
             "See examples/own_algorithm.py."
         )
-    return found
+    return loaded
 
 
 def algorithm_name(kind: type[Algorithm[Any]]) -> str:

@@ -95,7 +95,7 @@ class PolicyLearner:
         for module in self._modules.values():
             module.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
         losses = settings.algorithm.losses(self._modules, settings.algo)
-        self.optimizers = {loss: self._optimizer(of) for loss, of in losses.items()}
+        self.optimizers = {loss: self._optimizer(spec) for loss, spec in losses.items()}
         self.version = self.learner_steps = 0
         rows = settings.run.num_envs // ranks.size * num_agents
         self._return_so_far = torch.zeros(rows, device=device)
@@ -156,8 +156,8 @@ class PolicyLearner:
         bad = [optimizer.num_nonfinite() for optimizer in self.optimizers.values()]
         metrics["nonfinite"] = sum(bad[1:], bad[0])
         # The host waits for the device only here in an iteration.
-        own = torch.stack([metric.to(self._device) for metric in metrics.values()])
-        values = self._ranks.gather(own).mean(0).tolist()
+        local = torch.stack([metric.to(self._device) for metric in metrics.values()])
+        values = self._ranks.gather(local).mean(0).tolist()
         self._meter.lap("learn")
         return dict(zip(metrics, values, strict=True))
 
@@ -274,16 +274,16 @@ class Learner:
         self.networks: dict[str, Network] = {}
         self.learners: dict[str, PolicyLearner] = {}
         for name, share in shares.items():
-            own, seen = settings.of(name), spec.for_agents(share)
+            of_policy, agents_spec = settings.of(name), spec.for_agents(share)
             if source := settings.run.frozen.get(name):
-                frozen = load_frozen(source, name, own, seen, model, saved)
+                frozen = load_frozen(source, name, of_policy, agents_spec, model, saved)
                 self.policies[name], self.networks[name] = frozen.module.to(device), frozen.network
             else:
                 learner = PolicyLearner(
-                    own, seen, model, device, meter, ranks, dtype, name, share.size
+                    of_policy, agents_spec, model, device, meter, ranks, dtype, name, share.size
                 )
                 self.learners[name] = learner
-                self.policies[name], self.networks[name] = learner.policy, own.network
+                self.policies[name], self.networks[name] = learner.policy, of_policy.network
 
     @property
     def gradient(self) -> str:

@@ -61,9 +61,9 @@ class Optimizer:
         self._adam = _Adam(self._parameters, eps, manual)
         device = self._parameters[0].device
         self.nonfinite = torch.zeros((), device=device)
-        """How many steps were masked because their gradient was not finite (on the device)."""
+        """Number of steps that were masked, since their gradient was not finite (on the device)."""
         self.num_steps = 0
-        """How many steps were asked for."""
+        """Number of calls of `step`."""
 
     def step(self, minibatch: Minibatch, lr: float) -> dict[str, Tensor]:
         """Take one optimizer step on the gradient's mean over ranks.
@@ -157,7 +157,7 @@ class _Adam:
     def __init__(
         self, parameters: list[nn.Parameter], eps: float, together: ManualGradient | None
     ) -> None:
-        self._eps, self._own, self._together = eps, parameters, together
+        self._eps, self._shaped, self._together = eps, parameters, together
         self.parameters: list[Tensor] = [*parameters] if together is None else [together.parameters]
         self._count = torch.zeros((), device=parameters[0].device)
         self._mean = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
@@ -172,15 +172,15 @@ class _Adam:
         """Step the parameters that have a gradient. Do not step or count if `masked` is 1."""
         self._count += 1
         for group in self._groups:
-            found = [(i, g) for i in group if (g := gradients[i]) is not None]
-            of = [i for i, _ in found]
+            present = [(i, g) for i in group if (g := gradients[i]) is not None]
+            indices = [i for i, _ in present]
             torch._fused_adam_(
-                [self.parameters[i] for i in of],
-                [gradient for _, gradient in found],
-                [self._mean[i] for i in of],
-                [self._square[i] for i in of],
+                [self.parameters[i] for i in indices],
+                [gradient for _, gradient in present],
+                [self._mean[i] for i in indices],
+                [self._square[i] for i in indices],
                 [],
-                [self._count] * len(of),
+                [self._count] * len(indices),
                 lr=lr,
                 beta1=0.9,
                 beta2=0.999,
@@ -195,15 +195,15 @@ class _Adam:
 
     def state(self) -> dict[str, Tensor]:
         moments = {"exp_avg": self._each(self._mean), "exp_avg_sq": self._each(self._square)}
-        of_each = {f"{i}.{name}": t for name, of in moments.items() for i, t in enumerate(of)}
-        return {"step": self._count} | of_each
+        named = {f"{i}.{name}": t for name, each in moments.items() for i, t in enumerate(each)}
+        return {"step": self._count} | named
 
     def _each(self, moments: list[Tensor]) -> list[Tensor]:
         """Return the moments by parameter of the loss."""
         if self._together is None:
             return moments
         parts = self._together.parts(moments[0])
-        return [parts[p] for p in self._own]
+        return [parts[p] for p in self._shaped]
 
 
 def _added(metrics: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -220,6 +220,6 @@ def _parts(minibatch: Minibatch, count: int) -> list[Minibatch]:
         if isinstance(column, dict) or column.dim()
     }
     return [
-        minibatch | {name: each(lambda chunks, i=i: chunks[i], of) for name, of in rows.items()}
+        minibatch | {name: each(lambda chunks, i=i: chunks[i], row) for name, row in rows.items()}
         for i in range(count)
     ]

@@ -182,11 +182,11 @@ def _restored_on_all(ranks: Ranks, collector: Collector) -> Restored:
 
 def _describe_compute(plan: SamplingPlan, learner: Learner) -> str:
     """Return which fast paths stand in for the policy's and the page's functions, in words."""
-    of = next(iter(plan.policies.values()))
+    policy = next(iter(plan.policies.values()))
     if plan.inference_device is not None:
         act = "torch (in the learner's process)"
     else:
-        path, reason = choose(ACTING, Policy.act, of.build(), of.spec, of.network)
+        path, reason = choose(ACTING, Policy.act, policy.build(), policy.spec, policy.network)
         act = describe_choice(path, "torch", reason)
     return f"compute: act = {act}, gradient = {learner.gradient} (reference: --arithmetic plain)"
 
