@@ -14,7 +14,7 @@ from headrace.errors import ConfigError
 from headrace.tools.autoscale import autoscale, result
 from headrace.tools.autoscale.autoscale import find_sizes
 from headrace.tools.autoscale.result import AutoscaleResult
-from headrace.tools.autoscale.trial import Limits
+from headrace.tools.autoscale.trial import TrialSetup
 from headrace.training.job import RunRequest
 from tests.support import Counting
 
@@ -29,7 +29,7 @@ def _home(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _short_trials(monkeypatch):
-    monkeypatch.setattr(autoscale, "Limits", functools.partial(Limits, measure_s=0.3))
+    monkeypatch.setattr(autoscale, "TrialSetup", functools.partial(TrialSetup, measure_s=0.3))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import headrace
 from headrace.distributed import child_process
 from headrace.errors import ConfigError, EnvError
 from headrace.tools.autoscale import resources
-from headrace.tools.autoscale.trial import Limits, Progress, TrialSetup, run_trial
+from headrace.tools.autoscale.trial import Progress, TrialSetup, run_trial
 from headrace.training.job import RunRequest
 from tests import python
 from tests.marks import repeats
@@ -22,7 +22,6 @@ from tests.support import Counting, children, still_alive
 
 SIZES = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 4, "num_workers": 0}
 BATCH = 64
-QUICK = Limits(seconds=60.0, measure_s=0.3)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,11 +37,11 @@ def _scratch(tmp_path, monkeypatch):
     assert [path for path in tmp_path.iterdir() if path.name.startswith("headrace-")] == []
 
 
-def trial(env, limits=QUICK, **sizes):
-    setup = TrialSetup(RunRequest(env=env), schedule_env_steps=10**6)
+def trial(env, *, seconds=60.0, measure_s=0.3, to_beat=0.0, max_bytes=None, **sizes):
+    setup = TrialSetup(RunRequest(env=env), 10**6, max_bytes=max_bytes, measure_s=measure_s)
     before = children()
     try:
-        return run_trial(setup, SIZES | sizes, BATCH, limits)
+        return run_trial(setup, SIZES | sizes, BATCH, seconds=seconds, to_beat=to_beat)
     finally:
         assert sessions(children() - before) == []
 
@@ -109,21 +108,23 @@ class Sleeping(Counting):
 
 @pytest.mark.more
 def test_trial_without_updates_is_slow_with_upper_bound():
-    found = trial(lambda: Sleeping(0.5), Limits(seconds=4.0))
+    found = trial(lambda: Sleeping(0.5), seconds=4.0, measure_s=2.0)
     assert (found.outcome, found.why) == ("slow", "no update in its time")
     assert found.rate is None or found.rate > 2
 
 
 def test_clearly_slower_trial_ends_early():
-    found = trial(lambda: Sleeping(0.02), Limits(seconds=60.0, measure_s=0.5, to_beat=1e6))
+    found = trial(lambda: Sleeping(0.02), measure_s=0.5, to_beat=1e6)
     assert found.rate < 1e6
     assert found.took_s < 30
 
 
 @pytest.mark.more
 def test_trial_over_memory_limit_is_ended():
-    limits = Limits(memory_bytes=512 << 20)
-    found = trial(lambda: OnStep(hoard), limits, num_workers=2, envs_per_vector=2)
+    found = trial(
+        lambda: OnStep(hoard), seconds=20.0, measure_s=2.0, max_bytes=512 << 20,
+        num_workers=2, envs_per_vector=2,
+    )  # fmt: skip
     assert found.outcome == "memory"
     assert found.memory_bytes > 512 << 20
     assert "of 0.50 GiB" in found.why
@@ -149,7 +150,7 @@ def test_killed_trial_is_a_crash(number):
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        found = trial(lambda: Sleeping(0.01), Limits(seconds=30.0, measure_s=20.0))
+        found = trial(lambda: Sleeping(0.01), seconds=30.0, measure_s=20.0)
     finally:
         done.set()
         killer.join()

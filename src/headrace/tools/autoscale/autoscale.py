@@ -21,15 +21,13 @@ from headrace.tools.autoscale import resources, result
 from headrace.tools.autoscale.measure import Measurement, Print
 from headrace.tools.autoscale.result import AutoscaleResult
 from headrace.tools.autoscale.sizes import SIZE_NAMES, SearchSpace, Sizes, fixed_sizes
-from headrace.tools.autoscale.trial import Limits, TrialSetup
+from headrace.tools.autoscale.trial import TrialSetup
 from headrace.training import launch
 from headrace.training.api import request_by
 from headrace.training.job import RunRequest, inspect_request
 
 BUDGET_S = 80.0
 """Default duration of a whole search."""
-
-_GIB = 1 << 30
 
 _NOT_FOR_SPEED = {
     "seed", "total_env_steps", "schedule_env_steps", "stop_at_return", "stop_after_s",
@@ -120,14 +118,14 @@ def find_sizes(
         say(f"Measured before on this machine ({sizes.path}; --again measures again).")
         return sizes
     setup = TrialSetup(
-        request, run.schedule_env_steps,
+        request,
+        run.schedule_env_steps,
         compiles=job.spec.kind == "kernel" or run.compile or gpus > 0,
         on_gpu=one_vector and gpus > 0,
-    )  # fmt: skip
-    max_bytes = None if memory_gib is None else int(memory_gib * _GIB)
-    limits = Limits(gpu_bytes=max_bytes) if setup.on_gpu else Limits(memory_bytes=max_bytes)
+        max_bytes=None if memory_gib is None else int(memory_gib * (1 << 30)),
+    )
     with resources.interruptible():
-        sizes = Measurement(setup, inspected, space, limits, began + budget_s, say, gpus).run()
+        sizes = Measurement(setup, inspected, space, began + budget_s, say, gpus).run()
     sizes = replace(sizes, budget_s=budget_s)
     return _save(sizes, key, say) if use_cache else sizes
 

@@ -2,25 +2,17 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 from headrace.config.resolve import cpu_cores
 from headrace.distributed import child_process
 from headrace.errors import ConfigError, HeadraceError
-from headrace.tools.autoscale import resources
 from headrace.tools.autoscale.result import AutoscaleResult
 from headrace.tools.autoscale.search import Search
 from headrace.tools.autoscale.sizes import SIZE_NAMES, SearchSpace, Sizes
-from headrace.tools.autoscale.trial import (
-    MEMORY_SHARE,
-    Limits,
-    Trial,
-    TrialSetup,
-    format_gib,
-    run_trial,
-)
+from headrace.tools.autoscale.trial import Trial, TrialSetup, format_gib, run_trial
 from headrace.training.job import InspectedRequest
 
 Print = Callable[[str], None]
@@ -30,28 +22,22 @@ _LARGEST_SHARE = 0.3  # share of the time for the largest batch that fits a GPU
 _ONE_UPDATE_S = 2.0  # less does not show whether a batch fits
 
 
+@dataclass
 class Measurement:
     """One search.
 
-    Args:
+    Attributes:
         deadline: end of the search on the clock of `time.perf_counter`.
         gpus: number of GPUs; each learner uses one.
     """
 
-    def __init__(
-        self,
-        setup: TrialSetup,
-        inspected: InspectedRequest,
-        space: SearchSpace,
-        limits: Limits,
-        deadline: float,
-        say: Print,
-        gpus: int,
-    ) -> None:
-        self._setup, self._inspected, self._space = setup, inspected, space
-        self._limits, self._deadline, self._say = limits, deadline, say
-        self._gpus, self._count = gpus, 0
-        self._max_bytes = limits.memory_bytes or int(MEMORY_SHARE * resources.available_bytes())
+    setup: TrialSetup
+    inspected: InspectedRequest
+    space: SearchSpace
+    deadline: float
+    say: Print
+    gpus: int
+    _count: int = 0
 
     def run(self) -> AutoscaleResult:
         """Run the whole search.
@@ -61,45 +47,45 @@ class Measurement:
             HeadraceError: no sizes could be measured.
             EnvError: the environment raised.
         """
-        left_s, on_gpu = self._time_left(), self._setup.on_gpu
-        free = ", ".join(name for name in SIZE_NAMES if name in self._space.free)
-        self._say(
+        left_s, on_gpu = self._time_left(), self.setup.on_gpu
+        free = ", ".join(name for name in SIZE_NAMES if name in self.space.free)
+        self.say(
             f"Measuring sizes, for {left_s:.0f} s at most"
-            + ("" if on_gpu else f", in {format_gib(self._max_bytes)} of memory")
+            + ("" if on_gpu else f", in {format_gib(self.setup.memory_limit())} of memory")
             + f". Open: {free or 'nothing'}."
         )
         child_process.warm_up()
         reserved_s = _LARGEST_SHARE * left_s if on_gpu else 0.0
         search = Search(
-            self._space,
+            self.space,
             cache(self._is_allowed),
             self._measure,
             lambda: self._time_left() - reserved_s,
             cpu_cores(),
-            self._gpus,
+            self.gpus,
         )
         best = search.run()
         if not search.rates:
             raise self._no_result_error(search.tried)
         largest = self._largest(search) if on_gpu else None
         return AutoscaleResult(
-            self._space.settings(best),
+            self.space.settings(best),
             search.rate(best),
             [
                 asdict(sizes) | asdict(trial) | {"rate": search.rate(sizes) or trial.rate}
                 for sizes, trial in search.tried.items()
             ],
-            None if largest is None else self._space.settings(largest),
+            None if largest is None else self.space.settings(largest),
             search.finished,
         )
 
     def _time_left(self) -> float:
-        return self._deadline - time.perf_counter()
+        return self.deadline - time.perf_counter()
 
     def _is_allowed(self, sizes: Sizes) -> bool:
         """Return True if a run would accept these sizes."""
         try:
-            self._inspected.change(**self._space.settings(sizes)).job(Path())
+            self.inspected.change(**self.space.settings(sizes)).job(Path())
         except ConfigError:
             return False
         return True
@@ -107,10 +93,15 @@ class Measurement:
     def _measure(self, sizes: Sizes, to_beat: float) -> Trial:
         at_most = _TRIAL_S if self._count else _FIRST_TRIAL_S
         seconds = max(1.0, min(at_most, self._time_left()))
-        limits = replace(self._limits, seconds=seconds, to_beat=to_beat)
-        trial = run_trial(self._setup, self._space.settings(sizes), sizes.batch, limits)
+        trial = run_trial(
+            self.setup,
+            self.space.settings(sizes),
+            sizes.batch,
+            seconds=seconds,
+            to_beat=to_beat,
+        )
         self._count += 1
-        self._say(f"{self._count:3}. {sizes.describe()}: {_describe(trial)}")
+        self.say(f"{self._count:3}. {sizes.describe()}: {_describe(trial)}")
         return trial
 
     def _largest(self, search: Search) -> Sizes | None:

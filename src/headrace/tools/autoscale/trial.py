@@ -6,7 +6,6 @@ that its children can be ended too. It reports the end of updates until it is st
 
 import contextlib
 import faulthandler
-import json
 import os
 import re
 import select
@@ -117,38 +116,30 @@ _OUT_OF_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class TrialSetup:
-    """Settings shared by all trials of a search.
+    """What all trials of a search share.
 
     Attributes:
         compiles: True if a first update may take long because of compilation.
         on_gpu: True if the environments are on the learner's GPU.
+        max_bytes: memory on the GPU if the environments are there, else of all processes of a
+            trial; None: 80 % of what is free.
+        measure_s: duration that the rate is measured over.
     """
 
     request: RunRequest
     schedule_env_steps: int
     compiles: bool = False
     on_gpu: bool = False
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a trial.
-
-    Attributes:
-        measure_s: duration that the rate is measured over.
-        memory_bytes: memory of all its processes; None: 80 % of the available memory.
-        gpu_bytes: memory on the GPU, if the environments are there; None: 80 % of the free memory.
-        to_beat: rate (env steps/s); a trial that is clearly slower ends early.
-    """
-
-    seconds: float = 20.0
+    max_bytes: int | None = None
     measure_s: float = 2.0
-    memory_bytes: int | None = None
-    gpu_bytes: int | None = None
-    to_beat: float = 0.0
+
+    def memory_limit(self) -> int:
+        """Return the most bytes that the processes of a trial may use."""
+        limit = None if self.on_gpu else self.max_bytes
+        return limit or int(MEMORY_SHARE * resources.available_bytes())
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
     """The result of a trial.
 
@@ -171,8 +162,18 @@ class Trial:
     why: str = ""
 
 
-def run_trial(setup: TrialSetup, sizes: Mapping[str, int], batch: int, limits: Limits) -> Trial:
+def run_trial(
+    setup: TrialSetup,
+    sizes: Mapping[str, int],
+    batch: int,
+    *,
+    seconds: float = 20.0,
+    to_beat: float = 0.0,
+) -> Trial:
     """Train with these sizes for a while.
+
+    Args:
+        to_beat: rate (env steps/s); a trial that is clearly slower ends early.
 
     Raises:
         EnvError: the environment raised; the message begins with its traceback.
@@ -182,16 +183,13 @@ def run_trial(setup: TrialSetup, sizes: Mapping[str, int], batch: int, limits: L
     began, kills = time.perf_counter(), resources.out_of_memory_kills()
     with tempfile.TemporaryDirectory(prefix="headrace-trial-") as folder:
         with contextlib.ExitStack() as stack:
-            process = _TrialProcess(setup, sizes, Path(folder), limits, stack)
-            progress = Progress(batch, setup.compiles, limits.measure_s)
-            outcome, rate, why = process.watch(progress, began + limits.seconds, limits.to_beat)
-        if outcome == "crashed" and resources.out_of_memory_kills() > kills:
-            outcome, why = "memory", f"{why}: the kernel was out of memory"
-    took_s = time.perf_counter() - began
-    return Trial(
-        outcome, rate, process.memory_bytes, process.gpu_bytes, process.gpu_budget,
-        process.busy_cores, took_s, why,
-    )  # fmt: skip
+            process = _TrialProcess(setup, sizes, Path(folder), stack)
+            progress = Progress(batch, setup.compiles, setup.measure_s)
+            trial = process.watch(progress, began + seconds, to_beat)
+        if trial.outcome == "crashed" and resources.out_of_memory_kills() > kills:
+            trial.outcome, trial.why = "memory", f"{trial.why}: the kernel was out of memory"
+    trial.took_s = time.perf_counter() - began
+    return trial
 
 
 class _TrialProcess:
@@ -202,14 +200,11 @@ class _TrialProcess:
         setup: TrialSetup,
         sizes: Mapping[str, int],
         folder: Path,
-        limits: Limits,
         stack: contextlib.ExitStack,
     ) -> None:
-        self._folder = folder
-        self._max_bytes = limits.memory_bytes or int(MEMORY_SHARE * resources.available_bytes())
-        self.memory_bytes = self.gpu_bytes = self.gpu_budget = 0
-        self.busy_cores = 0.0
-        orders = pickled((setup, dict(sizes), str(folder), limits.gpu_bytes), "another process")
+        self._folder, self._max_bytes = folder, setup.memory_limit()
+        self._trial = Trial("crashed")  # until it is known better
+        orders = pickled((setup, dict(sizes), str(folder)), "another process")
         with child_process.context() as context:  # no signal comes before cleanup is registered
             self._pipe, child_pipe = context.Pipe(duplex=False)
             stack.callback(self._pipe.close)
@@ -218,54 +213,54 @@ class _TrialProcess:
             stack.callback(self._end)
             child_pipe.close()
 
-    def watch(
-        self, progress: Progress, deadline: float, to_beat: float
-    ) -> tuple[Outcome, float | None, str]:
-        """Wait until the rate is known or the trial fails; return outcome, rate and reason."""
-        checked, start = 0.0, (0.0, 0.0)
+    def watch(self, progress: Progress, deadline: float, to_beat: float) -> Trial:
+        """Wait until the rate is known or the trial fails."""
+        trial, checked, start = self._trial, 0.0, (0.0, 0.0)
         while True:
             now = time.perf_counter()
             select.select([self._pipe, self._process.sentinel], [], [], _CHECK_EVERY_S)
             if (failed := self._receive(progress)) is not None:
-                return failed
+                trial.outcome, trial.why = failed
+                return trial
             if now - checked >= _CHECK_EVERY_S:
                 checked = now
                 if self._check_memory() > self._max_bytes:
-                    used, limit = format_gib(self.memory_bytes), format_gib(self._max_bytes)
-                    return "memory", None, f"it used {used} of {limit}"
+                    used, limit = format_gib(trial.memory_bytes), format_gib(self._max_bytes)
+                    trial.outcome, trial.why = "memory", f"it used {used} of {limit}"
+                    return trial
             if progress.up is None and (up := self._start_time()) is not None:
                 progress.up, start = up, self._cpu_used()
             late = time.perf_counter() >= deadline
             verdict = progress.verdict(time.perf_counter(), late=late, to_beat=to_beat)
             if verdict is not None:
+                trial.outcome, trial.rate = verdict
+                if trial.outcome == "slow":
+                    trial.why = "no update in its time" if late else "clearly slower than the best"
                 self._measure_usage(start)
                 self._stop()
-                why = "no update in its time" if late else "clearly slower than the best"
-                return *verdict, why if verdict[0] == "slow" else ""
+                return trial
 
-    def _receive(self, progress: Progress) -> tuple[Outcome, None, str] | None:
-        """Process its messages; return the failure, if there is one."""
+    def _receive(self, progress: Progress) -> tuple[Outcome, str] | None:
+        """Process its messages; return outcome and reason if it failed."""
         try:
             while self._pipe.poll():
-                message = json.loads(self._pipe.recv_bytes())
-                self.gpu_bytes = max(self.gpu_bytes, message["gpu_bytes"])
-                self.gpu_budget = message["gpu_budget"]
-                if "update" in message:
-                    progress.updates.append((message["update"][0], message["update"][1]))
-                else:
+                message = self._pipe.recv()
+                self._trial.gpu_bytes = max(self._trial.gpu_bytes, message["gpu_bytes"])
+                self._trial.gpu_budget = message["gpu_budget"]
+                if "update" not in message:
                     return _failure(message["error"], message["text"])
+                progress.updates.append(message["update"])
         except (EOFError, OSError):
             self._process.join()
-            code = self._process.exitcode
-            return "crashed", None, self._fatal_error() or child_process.cause_of_death(code)[0]
+            cause = child_process.cause_of_death(self._process.exitcode)[0]
+            return "crashed", self._fatal_error() or cause
         return None
 
     def _check_memory(self) -> int:
         """Return the memory in use, exactly only if it may exceed the limit."""
         pids = resources.members(self._process.pid)
         if (resident := resources.resident_bytes(pids)) > self._max_bytes:
-            self.memory_bytes = resources.own_bytes(pids)
-            return self.memory_bytes
+            resident = self._trial.memory_bytes = resources.own_bytes(pids)
         return resident
 
     def _cpu_used(self) -> tuple[float, float]:
@@ -274,10 +269,10 @@ class _TrialProcess:
 
     def _measure_usage(self, start: tuple[float, float]) -> None:
         """Measure memory and busy cores since `start` (`_cpu_used`)."""
-        self.memory_bytes = resources.own_bytes(resources.members(self._process.pid))
+        self._trial.memory_bytes = resources.own_bytes(resources.members(self._process.pid))
         now, seconds = self._cpu_used()
         if start[0]:
-            self.busy_cores = (seconds - start[1]) / (now - start[0])
+            self._trial.busy_cores = (seconds - start[1]) / (now - start[0])
 
     def _start_time(self) -> float | None:
         """Return when its workers were up: the run writes its config file then."""
@@ -312,18 +307,17 @@ def format_gib(number: int) -> str:
     return f"{number / (1 << 30):.2f} GiB"
 
 
-def _failure(kind: str, text: str) -> tuple[Outcome, None, str]:
-    """Return outcome, rate and reason of an error; raise EnvError if it is the environment's."""
+def _failure(kind: str, text: str) -> tuple[Outcome, str]:
+    """Return outcome and reason of an error; raise EnvError if it is the environment's."""
     if match := _OUT_OF_MEMORY.search(text):
-        return "memory", None, match[0].strip().partition(". ")[0]
+        return "memory", match[0].strip().partition(". ")[0]
     if kind == "EnvError":
         raise EnvError(text)
     lines = [line for line in text.splitlines() if line.strip()]
     if kind == "UsageError":
-        return "refused", None, lines[0]
+        return "refused", lines[0]
     # The error is the last line of a traceback, and the first line of our own errors.
-    last = lines[-1] if text.startswith("Traceback") else lines[0]
-    return "crashed", None, last
+    return "crashed", lines[-1] if text.startswith("Traceback") else lines[0]
 
 
 def _main(orders: bytes, pipe: Any) -> None:
@@ -331,7 +325,7 @@ def _main(orders: bytes, pipe: Any) -> None:
     os.setsid()
     child_process.end_with_learner()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, child_process.SIGNALS)
-    setup, sizes, folder, gpu_bytes = cloudpickle.loads(orders)
+    setup, sizes, folder = cloudpickle.loads(orders)
     output = os.open(Path(folder) / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard in (1, 2):
         os.dup2(output, standard)
@@ -339,19 +333,19 @@ def _main(orders: bytes, pipe: Any) -> None:
     reporter = _Reporter(pipe)
     try:
         if setup.on_gpu:
-            reporter.gpu_budget = _limit_gpu(gpu_bytes)
+            reporter.gpu_budget = _limit_gpu(setup.max_bytes)
         schedule = setup.schedule_env_steps
         ended = launch.start(
             setup.request.change(**_TRIAL_SETTINGS, schedule_env_steps=schedule, **sizes),
             run_dir=Path(folder) / "run",
             on_update=reporter.update,
         )
-        reporter.error("Stopped", f"It was stopped by {signal.Signals(ended.stopped_by).name}.")
-    except HeadraceError as error:
-        kind = "UsageError" if isinstance(error, UsageError) else type(error).__name__
-        reporter.error(kind, str(error))
+        stopped_by = signal.Signals(ended.stopped_by).name
+        reporter.send(error="Stopped", text=f"It was stopped by {stopped_by}.")
     except BaseException as error:
-        reporter.error(type(error).__name__, traceback.format_exc())
+        kind = "UsageError" if isinstance(error, UsageError) else type(error).__name__
+        is_known = isinstance(error, HeadraceError)
+        reporter.send(error=kind, text=str(error) if is_known else traceback.format_exc())
     sys.stdout.flush()
 
 
@@ -364,8 +358,6 @@ def _limit_gpu(max_bytes: int | None) -> int:
 
 
 class _Reporter:
-    """The trial's end of the pipe."""
-
     def __init__(self, pipe: Any) -> None:
         self._pipe, self._reported_at = pipe, 0.0
         self.gpu_budget = 0
@@ -375,14 +367,11 @@ class _Reporter:
         now = time.perf_counter()
         if now - self._reported_at >= _REPORT_EVERY_S:
             self._reported_at = now
-            self._send({"update": [now, metrics["env_steps"]]})
+            self.send(update=(now, metrics["env_steps"]))
 
-    def error(self, kind: str, text: str) -> None:
-        """Report the error that ended the run."""
-        self._send({"error": kind, "text": text})
-
-    def _send(self, message: dict[str, Any]) -> None:
+    def send(self, **message: Any) -> None:
+        """Send a message, and the memory on the GPU."""
         used = torch.cuda.max_memory_reserved(0) if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
         gpu = {"gpu_bytes": used, "gpu_budget": self.gpu_budget}
         with contextlib.suppress(OSError):  # the searching process has ended
-            self._pipe.send_bytes(json.dumps(message | gpu).encode())
+            self._pipe.send(message | gpu)
