@@ -69,8 +69,8 @@ def test_result_is_cached_and_reused(monkeypatch):
 
 def test_damaged_or_foreign_cache_file_is_ignored():
     key = {"machine": "this"}
-    path = result.write_cache(key, {"settings": {}})
-    assert result.read_cache(key) == {"settings": {}}
+    path = result.write_cache(key, AutoscaleResult({"num_envs": 4}, 1.0, []))
+    assert result.read_cache(key)["settings"] == {"num_envs": 4}
     assert result.read_cache({"machine": "that"}) is None
     path.write_text(path.read_text()[:-10])
     assert result.read_cache(key) is None

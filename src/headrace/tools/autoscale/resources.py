@@ -6,6 +6,7 @@ environment's programs.
 
 import contextlib
 import os
+import re
 import select
 import signal
 import time
@@ -20,13 +21,17 @@ _END_TIMEOUT_S = 10.0  # a killed process may still wait for a disk
 def members(session: int) -> list[int]:
     """Return the processes of a session, without zombies."""
     pids = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == session and fields[0] not in "ZX":
-                    pids.append(int(name))
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = _stat(int(name))
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                pids.append(int(name))
     return pids
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of a process's `stat` from its state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def resident_bytes(pids: list[int]) -> int:
@@ -45,15 +50,8 @@ def own_bytes(pids: list[int]) -> int:
     """
     total = 0
     for pid in pids:
-        try:
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            total += next(
-                int(line.split()[1]) << 10
-                for line in rollup.splitlines()
-                if line.startswith("Pss:")
-            )
-        except (OSError, StopIteration):
-            total += resident_bytes([pid])
+        kib = _number(f"/proc/{pid}/smaps_rollup", "Pss:")
+        total += resident_bytes([pid]) if kib is None else kib << 10
     return total
 
 
@@ -62,17 +60,14 @@ def cpu_seconds(pids: list[int]) -> float:
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
+            ticks += sum(map(int, _stat(pid)[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def available_bytes() -> int:
     """Return the memory that is available without swapping, within a container's limit."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * _PAGE
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) << 10
+    kib = _number("/proc/meminfo", "MemAvailable:")
+    available = os.sysconf("SC_AVPHYS_PAGES") * _PAGE if kib is None else kib << 10
     group = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # there is no limit ("max"), or no such file
         limit = int((group / "memory.max").read_text())
@@ -82,11 +77,15 @@ def available_bytes() -> int:
 
 def out_of_memory_kills() -> int:
     """Return how many processes of this machine the kernel has killed to free memory."""
+    return _number("/proc/vmstat", "oom_kill") or 0
+
+
+def _number(path: str, name: str) -> int | None:
+    """Return the number after a name at the beginning of a line of a file."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
+        if match := re.search(rf"^{name}\s+(\d+)", Path(path).read_text(), re.MULTILINE):
+            return int(match[1])
+    return None
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,10 @@ class AutoscaleResult:
         return vars(self) | {"path": None if self.path is None else str(self.path)}
 
     def describe(self) -> str:
-        """Format the table and the result as text."""
+        """Format all trials as a table, the fastest first, and the result."""
         sizes = " ".join(f"{name}={value}" for name, value in self.settings.items())
-        lines = [self.table(), f"Found: {sizes or 'nothing was open'}"]
-        lines[-1] += f" ({self.env_steps_per_s:,.0f} env steps/s)"
+        rate = f"({self.env_steps_per_s:,.0f} env steps/s)"
+        lines = [*self._table(), f"Found: {sizes or 'nothing was open'} {rate}"]
         if not self.finished:
             lines.append(
                 f"The search ran out of time ({self.budget_s:g} s): there may be better sizes. "
@@ -62,8 +63,7 @@ class AutoscaleResult:
             lines.append(f"The largest batch that fits the GPU: {most}")
         return "\n".join(lines)
 
-    def table(self) -> str:
-        """Format all trials as a table, the fastest first."""
+    def _table(self) -> list[str]:
         lines: list[tuple[str, ...]] = [_COLUMNS]
         for trial in sorted(self.trials, key=lambda trial: -(trial["rate"] or 0.0)):
             outcome, rate = trial["outcome"], trial["rate"]
@@ -72,21 +72,18 @@ class AutoscaleResult:
             memory = format_gib(trial["gpu_bytes"] or trial["memory_bytes"])
             reason = "" if outcome == "measured" else f"{outcome}: {trial['why']}"
             lines.append((*(str(trial[name]) for name in SIZE_NAMES), speed, memory, reason))
-        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
-        return "\n".join(
-            "  ".join(
-                [*(cell.rjust(w) for cell, w in zip(line, widths, strict=False)), line[-1]]
-            ).rstrip()
-            for line in lines
-        )
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)][:-1]
+        return ["  ".join([*map(str.rjust, line, widths), line[-1]]).rstrip() for line in lines]
 
 
 def fingerprint() -> dict[str, Any]:
     """Return what a result depends on: machine and versions, as plain data."""
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cpus = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*:(.*)", cpus.read_text() if cpus.exists() else "", re.M)
     return {
-        "cpu": _cpu(),
+        "cpu": model[1].strip() if model else platform.processor() or platform.machine(),
         "cores": cpu_cores(),
         "memory_gib": round(memory_bytes / (1 << 30), 1),
         "gpus": [torch.cuda.get_device_name(i) for i in gpus],
@@ -97,28 +94,18 @@ def fingerprint() -> dict[str, Any]:
     }
 
 
-def _cpu() -> str:
-    """Return the name of the processor's model."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def cache_path(key: dict[str, Any]) -> Path:
     """Return the file of the result for a key (plain data)."""
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     return Path.home() / ".cache" / "headrace" / "autoscale" / f"{name}.json"
 
 
-def write_cache(key: dict[str, Any], result: dict[str, Any]) -> Path:
+def write_cache(key: dict[str, Any], result: AutoscaleResult) -> Path:
     """Write a result to the cache and return its file; OSError if that fails."""
     path = cache_path(key)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"key": key, "found": result}, indent=1).encode())
+    values = {name: v for name, v in vars(result).items() if name not in ("path", "reused")}
+    write_whole(path, json.dumps({"key": key, "found": values}, indent=1).encode())
     return path
 
 

@@ -41,7 +41,6 @@ class Search:
 
     Attributes:
         allowed: returns True if a run would accept the sizes.
-        cores: CPU cores for workers and learners.
         gpus: GPUs, one for each learner; 0: learners use the CPU.
         finished: False if the time ended the search.
     """
@@ -105,26 +104,25 @@ class Search:
             guess: estimate of how many times the best sizes fit.
         """
         at = self.best
-        values = {n: s for n in self.space.envs() if (s := self._envs_at(at, n)) is not None}
-        above = sorted(n for n in values if n >= at.num_envs)
+        sizes = [self._envs_at(at, n) for n in sorted(self.space.envs()) if n >= at.num_envs]
+        above = [each for each in sizes if each is not None]
         least, most, stride = 0, len(above), 1  # above[least] fits; above[most] does not
-        i = max((i for i, n in enumerate(above) if n <= guess * at.num_envs), default=0)
+        i = sum(each.num_envs <= guess * at.num_envs for each in above) - 1
         while most - least > 1:
             i = min(max(i, least + 1), most - 1)
-            if (fit := fits(values[above[i]])) is None:
+            if (fit := fits(above[i])) is None:
                 return None
             least, most = (i, most) if fit else (least, i)
             i, stride = least + stride, 2 * stride
             if most < len(above):
                 i = (least + most) // 2
-        return values[above[least]] if above else None
+        return above[least] if above else None
 
     def _first(self) -> Sizes:
         """Return the sizes of settings and preset, with a learner for each GPU."""
         base = self.space.base
         if self.gpus > 1 and "num_learners" in self.space.free:
-            workers = base.num_workers
-            spread = self._at(base, learners=self.gpus, workers=workers)
+            spread = self._at(base, learners=self.gpus, workers=base.num_workers)
             if spread is not None and self.allowed(spread):
                 return spread
         return base
@@ -205,10 +203,8 @@ class Search:
 
     def _at(self, at: Sizes, **changed: int) -> Sizes | None:
         """Return the sizes with some changed; the names are those of `SearchSpace.at`."""
-        same = {
-            "learners": at.num_learners, "workers": at.workers_per_learner,
-            "envs": at.num_envs, "steps": at.num_steps,
-        }  # fmt: skip
+        same = {"learners": at.num_learners, "workers": at.workers_per_learner}
+        same |= {"envs": at.num_envs, "steps": at.num_steps}
         return self.space.at(**same | changed)
 
     def _search_line(self, points: dict[int, Sizes | None], start: int) -> None:
@@ -230,8 +226,7 @@ class Search:
     def _climb(self, line: dict[int, Sizes], start: int, *, up: bool) -> int:
         best, at, skipped = start, start, False
         min_gain = _MIN_BATCH_GAIN if up and self.space.batch is None else _MIN_GAIN
-        step = _doubled if up else _halved
-        while (beyond := step(line, at)) is not None:
+        while (beyond := _beyond(line, at, up=up)) is not None:
             at = beyond
             trial = self._try(line[at])
             if self.rate(line[at]) > min_gain * self.rate(line[best]):
@@ -310,12 +305,8 @@ class Search:
         return 1.2 * statistics.fmean(took) if took else 0.0
 
 
-def _doubled(line: dict[int, Sizes], at: int) -> int | None:
-    """Return the next number that is at least twice as large, or the last."""
-    above = [n for n in line if n > at]
-    return min((n for n in above if n >= 2 * at), default=max(above, default=None))
-
-
-def _halved(line: dict[int, Sizes], at: int) -> int | None:
-    below = [n for n in line if n < at]
-    return max((n for n in below if n <= at / 2), default=min(below, default=None))
+def _beyond(line: dict[int, Sizes], at: int, *, up: bool) -> int | None:
+    """Return the next number that is at least twice (up) or at most half of `at`, or the last."""
+    rest = sorted((n for n in line if (n > at if up else n < at)), reverse=not up)
+    far = (n for n in rest if (n >= 2 * at if up else n <= at / 2))
+    return next(far, rest[-1] if rest else None)

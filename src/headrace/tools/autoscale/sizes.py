@@ -1,6 +1,5 @@
 """The sizes that a search varies, and the space of possible sizes."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.config.checks import largest_divisor
@@ -80,9 +79,13 @@ class SearchSpace:
             return None
         sizes = Sizes(learners, learners * workers, envs, steps, size)
         changed = {name for name in SIZE_NAMES if getattr(sizes, name) != getattr(self.base, name)}
+        return sizes if changed <= self.free | self._follows else None
+
+    @property
+    def _follows(self) -> set[str]:
+        """Sizes that follow from others, and so are no settings."""
         follows = {"num_envs"} if self.envs_per_learner else set()
-        follows |= {"envs_per_vector"} if self.one_vector else set()
-        return sizes if changed <= self.free | follows else None
+        return follows | ({"envs_per_vector"} if self.one_vector else set())
 
     def _vector_size(self, share: int, workers: int) -> int | None:
         """Return the largest vector size that loads the workers evenly."""
@@ -134,9 +137,8 @@ class SearchSpace:
 
     def settings(self, sizes: Sizes) -> dict[str, int]:
         """Return the free sizes as settings by name."""
-        follows = {"num_envs"} if self.envs_per_learner else set()
-        follows |= {"envs_per_vector", "num_workers"} if self.one_vector else set()
-        return {name: getattr(sizes, name) for name in SIZE_NAMES if name in self.free - follows}
+        free = self.free - self._follows
+        return {name: getattr(sizes, name) for name in SIZE_NAMES if name in free}
 
 
 def _quarters(base: int) -> list[int]:
@@ -146,8 +148,3 @@ def _quarters(base: int) -> list[int]:
     numbers |= {base * j >> k for k in range(3, 12) for j in (4, 5, 6, 7)}
     numbers |= {base * j // 8 for j in (4, 5, 6, 7)}
     return sorted(numbers - {0})
-
-
-def fixed_sizes(origin: Mapping[str, str]) -> frozenset[str]:
-    """Return the sizes that the user has fixed by flag, argument or file."""
-    return frozenset(n for n in SIZE_NAMES if origin[n].startswith(("given", "config ")))

@@ -161,6 +161,14 @@ class Trial:
     took_s: float = 0.0
     why: str = ""
 
+    def describe(self) -> str:
+        """Format the outcome as text."""
+        if self.outcome == "measured":
+            memory = format_gib(self.gpu_bytes or self.memory_bytes)
+            return f"{self.rate:,.0f} env steps/s, {memory} ({self.took_s:.1f} s)"
+        below = f", below {self.rate:,.0f} env steps/s" if self.rate else ""
+        return f"{self.outcome}: {self.why}{below} ({self.took_s:.1f} s)"
+
 
 def run_trial(
     setup: TrialSetup,
