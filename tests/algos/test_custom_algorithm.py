@@ -80,7 +80,7 @@ def test_settings_of_an_own_algorithm_choose_it_in_python(tmp_path):
         "CartPole-v1", algo=ReinforceConfig(lr=0.25, baseline_coef=2.0), total_env_steps=512,
         run_dir=tmp_path / "run", **SMALL,
     )  # fmt: skip
-    settings = run._result.job.settings
+    settings = run._job.settings
     assert (settings.run.algo, settings.algo.lr) == (NAME, 0.25)
     assert run.policy(np.zeros(4, np.float32)) in (0, 1)
 

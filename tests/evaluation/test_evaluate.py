@@ -32,7 +32,7 @@ def test_play_episode_equals_the_first_evaluated_one(run, stochastic, seed):
 
     episode = run.episode(seed=seed, stochastic=stochastic)
     played = evaluate(
-        run.policies, run._result.job.maker, shares=run._result.job.shares, episodes=1, seed=seed,
+        run.policies, run._job.maker, shares=run._job.shares, episodes=1, seed=seed,
         stochastic=stochastic,
     )  # fmt: skip
     assert len(episode["step"]) == played.lengths[0] + 1

@@ -169,7 +169,7 @@ def test_wrappers_are_applied_and_must_be_named_again(tmp_path):
     )
     assert again.mean_return == 20
     with pytest.raises(ConfigError, match="no best policy: it was trained without --eval-every"):
-        commands.evaluate([str(run.dir), "--best", "--env", env, "--wrapper", "a:b", "c:d"], "")
+        commands.evaluate([str(run.dir), "--best", "--env", env, "--wrapper", "a:b", "c:d"])
 
 
 def test_a_wrapper_s_error_is_its_own():
@@ -237,7 +237,7 @@ def test_evaluations_come_on_time_and_the_best_policy_is_kept(tmp_path, capsys):
 
     assert headrace.load_policy(run.dir).spec.id == "CartPole-v1"  # a run may be called best, too
     kept = headrace.load_policy(run.dir / "best")
-    again = evaluate(kept, run._result.job.maker, episodes=4, seed=2)
+    again = evaluate(kept, run._job.maker, episodes=4, seed=2)
     assert np.mean(again.returns) == max(returns)
     out = python.run(
         python.command("eval", str(run.dir), "--best", "--episodes", "4",

@@ -43,7 +43,7 @@ def training():
     """The settings of README's `headrace train`, as the command itself would have them."""
     (command,) = [b for b in blocks() if b.startswith("headrace train")]
     argv = shlex.split(command.replace("\\\n", " "))[2:]
-    flags = parse("train", "", with_settings(TrainFlags, argv), argv)
+    flags = parse("train", with_settings(TrainFlags, argv), argv)
     return resolve(explicit(argv, flags))
 
 

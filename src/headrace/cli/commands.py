@@ -4,14 +4,15 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import tyro
 
 from headrace.cli.flags import (
+    JsonFlag,
     OptionalPath,
     ResumeFlags,
     RunFlags,
@@ -21,7 +22,6 @@ from headrace.cli.flags import (
     with_settings,
 )
 from headrace.config.run_config import Frozen, KeyValues
-from headrace.config.user_code import code
 from headrace.envs.check.checker import check_env as check
 from headrace.envs.factory import env_spec
 from headrace.errors import ConfigError
@@ -32,8 +32,8 @@ from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.tools.doctor import describe, examine
 from headrace.tools.plotting import draw_curves
-from headrace.training import launch
-from headrace.training.job import RunRequest, settings_of_run
+from headrace.training.job import RunRequest, request_with_code, settings_of_run
+from headrace.training.launch import Launch
 from headrace.training.rank import RunResult
 
 
@@ -46,8 +46,6 @@ class TrainFlags(SettingFlags):
     auto_scale: bool = False
     """First measure which sizes train fastest here, as `headrace autoscale` does (it has more
     options), or use an earlier measurement."""
-    json: bool = False
-    """Print one JSON object as standard output's last line; progress goes to standard error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +65,8 @@ class _EvalFlags(RunFlags):
     """Root of the environments' seeds (never those of training)."""
 
 
-@dataclass(frozen=True)
-class _CheckEnvFlags:
+@dataclass(frozen=True, kw_only=True)
+class _CheckEnvFlags(JsonFlag):
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
     """Environment: a Gymnasium id, module:EnvId, or module:callable (a class of one's own)."""
     env_kwargs: Annotated[dict[str, Any], KeyValues] = field(default_factory=dict)
@@ -77,8 +75,6 @@ class _CheckEnvFlags:
     """Env steps per env of the longest play; 0: twice a kernel env's time limit, else 200."""
     seed: int = 0
     """Of episodes and actions."""
-    json: bool = False
-    """Print one JSON object as the last line of standard output; the rest to standard error."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +83,6 @@ class _PlotFlags:
     """Directories of runs."""
     output: OptionalPath = None
     """The picture (PNG); default: curve.png in the first directory."""
-
-
-@dataclass(frozen=True)
-class _DoctorFlags:
-    json: bool = False
-    """Print one JSON object."""
 
 
 def _started() -> float:
@@ -105,46 +95,33 @@ def _started() -> float:
     return time.perf_counter() - age
 
 
-def train(argv: list[str], description: str) -> int:
+def train(argv: list[str]) -> int:
     """Run `headrace train`."""
     started = _started()
-    flags = parse("train", description, with_settings(TrainFlags, argv), argv)
+    flags = parse("train", with_settings(TrainFlags, argv), argv)
     request = RunRequest(explicit(argv, flags), config_file=flags.config)
-    out = sys.stderr if flags.json else sys.stdout
     if flags.auto_scale:
-        request = replace(request, measured=_auto_scaled(request, flags, out))
-    result = launch.start(request, run_dir=flags.run_dir, out=out, started=started)
-    return _end(result, flags.json)
+        from headrace.tools.autoscale.autoscale import find_sizes  # slow
+
+        if flags.run_dir is not None:
+            rundir.refuse_used(flags.run_dir)
+        sizes = find_sizes(request, say=flags.say)
+        flags.say(sizes.describe())
+        request = replace(request, measured=sizes.settings)
+    return _end(Launch(out=flags.out, started=started).start(request, flags.run_dir), flags.json)
 
 
-def _auto_scaled(request: RunRequest, flags: Any, out: TextIO) -> dict[str, int]:
-    """Return sizes that are measured now, or were before."""
-    from headrace.tools.autoscale.autoscale import find_sizes  # slow
-
-    if flags.run_dir is not None:
-        rundir.refuse_used(flags.run_dir)
-    say = partial(print, file=out, flush=True)
-    found = find_sizes(request, say=say)
-    say(found.describe())
-    return found.settings
+def _request_again(flags: RunFlags, changes: Mapping[str, Any]) -> RunRequest:
+    """Return a request with what a run's directory may not name: its code."""
+    return request_with_code(changes, flags.env or None, flags.wrapper, flags.model, flags.algo)
 
 
-def _request_again(flags: RunFlags) -> RunRequest:
-    """Return what a run's directory may not name: its code."""
-    return RunRequest(env=flags.env or None, code=code(flags.wrapper, flags.model, flags.algo))
-
-
-def resume(argv: list[str], description: str) -> int:
+def resume(argv: list[str]) -> int:
     """Run `headrace resume`."""
     started = _started()
-    flags = parse("resume", description, ResumeFlags, argv)
-    result = launch.resume_run(
-        flags.run_dir,
-        replace(_request_again(flags), explicit=explicit(argv, flags)),
-        out=sys.stderr if flags.json else sys.stdout,
-        started=started,
-    )
-    return _end(result, flags.json)
+    flags = parse("resume", ResumeFlags, argv)
+    request = _request_again(flags, explicit(argv, flags))
+    return _end(Launch(out=flags.out, started=started).resume(flags.run_dir, request), flags.json)
 
 
 def _end(result: RunResult, as_json: bool) -> int:
@@ -153,10 +130,10 @@ def _end(result: RunResult, as_json: bool) -> int:
     return 128 + result.stopped_by if result.stopped_by else 0
 
 
-def evaluate(argv: list[str], description: str) -> int:
+def evaluate(argv: list[str]) -> int:
     """Run `headrace eval`."""
-    flags = parse("eval", description, _EvalFlags, argv)
-    request = _request_again(flags)
+    flags = parse("eval", _EvalFlags, argv)
+    request = _request_again(flags, {})
     settings, maker = settings_of_run(flags.run_dir, request)
     best = flags.run_dir / "best"
     if flags.best and not best.is_dir():
@@ -164,12 +141,11 @@ def evaluate(argv: list[str], description: str) -> int:
             f"{flags.run_dir} has no best policy: it was trained without --eval-every N, or ended "
             "before the first evaluation.\nLeave out --best to play with the newest policy."
         )
-    code_again = request.code
     policies, shares = load_policies(
-        best if flags.best else flags.run_dir, code_again.model, code_again.algorithm
+        best if flags.best else flags.run_dir, request.model, request.algorithm
     )
     spec = env_spec(maker)
-    others = opponents(flags.frozen, shares, settings, spec, code_again.model)
+    others = opponents(flags.frozen, shares, settings, spec, request.model)
     theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
     checkpoint.check_policies(theirs, spec, flags.run_dir)
     played = run_episodes(
@@ -200,31 +176,26 @@ def evaluate(argv: list[str], description: str) -> int:
     return 0
 
 
-def check_env(argv: list[str], description: str) -> int:
+def check_env(argv: list[str]) -> int:
     """Run `headrace check-env`."""
-    flags = parse("check-env", description, _CheckEnvFlags, argv)
-    out = sys.stderr if flags.json else sys.stdout
+    flags = parse("check-env", _CheckEnvFlags, argv)
     report = check(
-        flags.env,
-        flags.env_kwargs,
-        num_steps=flags.num_steps,
-        seed=flags.seed,
-        say=lambda text: print(text, file=out, flush=True),
+        flags.env, flags.env_kwargs, num_steps=flags.num_steps, seed=flags.seed, say=flags.say
     )
     print(json.dumps(report.to_json()) if flags.json else report.summary)
     return 0 if report.ok else 1
 
 
-def plot(argv: list[str], description: str) -> int:
+def plot(argv: list[str]) -> int:
     """Run `headrace plot`."""
-    flags = parse("plot", description, _PlotFlags, argv)
+    flags = parse("plot", _PlotFlags, argv)
     print(f"Learning curve: {draw_curves(list(flags.run_dirs), flags.output)}")
     return 0
 
 
-def doctor(argv: list[str], description: str) -> int:
+def doctor(argv: list[str]) -> int:
     """Run `headrace doctor`."""
-    flags = parse("doctor", description, _DoctorFlags, argv)
+    flags = parse("doctor", JsonFlag, argv)
     found = examine()
     print(json.dumps(found) if flags.json else describe(found))
     return 0

@@ -3,13 +3,15 @@
 import ast
 import inspect
 import itertools
+import sys
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TextIO, get_type_hints
 
 import tyro
 
+from headrace.cli.main import VERBS
 from headrace.config.algorithms import load_algorithm
 from headrace.config.resolve import MAY_CHANGE
 from headrace.config.run_config import GROUPS, EnvConfig, RunConfig
@@ -24,7 +26,24 @@ RunDir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN_DIR")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SettingFlags:
+class JsonFlag:
+    """The flag of a verb that can answer in JSON."""
+
+    json: bool = False
+    """Print one JSON object as standard output's last line; all else goes to standard error."""
+
+    def say(self, text: str) -> None:
+        """Print a line for people."""
+        print(text, file=self.out, flush=True)
+
+    @property
+    def out(self) -> TextIO:
+        """The stream for people."""
+        return sys.stderr if self.json else sys.stdout
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingFlags(JsonFlag):
     """Flags of a verb that takes all settings; `with_settings` adds these, in groups."""
 
     config: OptionalPath = None
@@ -41,7 +60,7 @@ def with_settings(flags: type[SettingFlags], argv: list[str]) -> type[Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFlags:
+class RunFlags(JsonFlag):
     """Flags of a verb that takes a run."""
 
     run_dir: RunDir
@@ -54,8 +73,6 @@ class RunFlags:
     """What makes the network again, if it is your own (module:callable)."""
     algo: Annotated[str, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="")] = ""
     """The algorithm again, if it is your own (module:Name)."""
-    json: bool = False
-    """Print one JSON object as standard output's last line; progress goes to standard error."""
 
 
 def _help_texts(cls: type[Any]) -> dict[str, str]:
@@ -73,14 +90,10 @@ def _help_texts(cls: type[Any]) -> dict[str, str]:
 
 def _resume_flags() -> type[Any]:
     """Return the flags of a run, and those of the settings that resume may change."""
-    hints, texts = get_type_hints(RunConfig, include_extras=True), _help_texts(RunConfig)
+    hints = get_type_hints(RunConfig, include_extras=True)
     as_before = tyro.conf.arg(help_behavior_hint="(default: as before)")
     changes = [
-        (
-            f.name,
-            Annotated[hints[f.name], as_before],
-            field(default=f.default, metadata={"help": texts[f.name]}),
-        )
+        (f.name, Annotated[hints[f.name], as_before], field(default=f.default))
         for f in fields(RunConfig)
         if f.name in MAY_CHANGE
     ]
@@ -90,8 +103,9 @@ def _resume_flags() -> type[Any]:
 ResumeFlags = _resume_flags()
 
 
-def parse(verb: str, description: str, flags: type[Any], argv: list[str]) -> Any:
+def parse(verb: str, flags: type[Any], argv: list[str]) -> Any:
     """Return a verb's flags; ConfigError for one that is there twice."""
+    description = VERBS[verb]
     if verb == "train":
         description += (
             " Presets change the defaults shown here. A run begins by printing all values and "
@@ -128,12 +142,11 @@ def explicit(argv: list[str], flags: Any) -> dict[str, Any]:
 
 def _join_help_lines(flags: type[Any]) -> None:
     """Make paragraphs of the fields' texts: tyro would keep the line breaks of the source."""
-    texts: dict[str, str] = {}
+    texts = _help_texts(RunConfig) | _help_texts(flags)
     for f in fields(flags):
         if isinstance(f.type, type) and is_dataclass(f.type):
             _join_help_lines(f.type)
-        elif "help" not in f.metadata:
-            texts = texts or _help_texts(flags)
+        else:
             f.metadata = MappingProxyType({"help": texts[f.name]})
 
 

@@ -97,7 +97,7 @@ def _run_verb(verb: str, argv: list[str]) -> int:
     module = importlib.import_module(f"headrace.cli.{home}")
     run = getattr(module, "evaluate" if verb == "eval" else verb.replace("-", "_"))
     try:
-        return int(run(rename_flags(argv), VERBS[verb]))
+        return int(run(rename_flags(argv)))
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         print(f"headrace {verb}: {said}", file=sys.stderr)

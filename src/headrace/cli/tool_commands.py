@@ -1,5 +1,6 @@
 """The commands that measure, scale, plan and report, and their flags."""
 
+import argparse
 import json
 import shlex
 import sys
@@ -9,8 +10,15 @@ from pathlib import Path
 
 import tyro
 
-from headrace.cli.flags import OptionalPath, RunDir, SettingFlags, explicit, parse, with_settings
-from headrace.config.user_code import code
+from headrace.cli.flags import (
+    JsonFlag,
+    OptionalPath,
+    RunDir,
+    SettingFlags,
+    explicit,
+    parse,
+    with_settings,
+)
 from headrace.errors import ConfigError
 from headrace.tools.autoscale.autoscale import BUDGET_S, find_sizes
 from headrace.tools.forecast import MeasuredRun, forecasts
@@ -23,7 +31,7 @@ from headrace.tools.profile import timeline_plots
 from headrace.tools.profile.profiler import profile_env, profile_run
 from headrace.tools.profile.result import format_profile
 from headrace.tools.report.page import write_report
-from headrace.training.job import RunRequest
+from headrace.training.job import RunRequest, request_with_code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +42,14 @@ class _ProfileFlags(SettingFlags):
     """Draw the timeline of workers and learner, and their shares of time (PNG)."""
     trace: OptionalPath = None
     """Write the timeline (JSON), for ui.perfetto.dev."""
-    json: bool = False
-    """Print one JSON object to standard output, for headrace plan and simulate; the rest goes to
-    standard error."""
     env: str | None = None
     """ENV may be the directory of a run that was trained with --timeline; its settings apply then.
     If its environment is code, name it again here (module:callable)."""
 
 
-def profile(argv: list[str], description: str) -> int:
+def profile(argv: list[str]) -> int:
     """Run `headrace profile`."""
-    flags = parse("profile", description, with_settings(_ProfileFlags, argv), argv)
-    out = sys.stderr if flags.json else sys.stdout
+    flags = parse("profile", with_settings(_ProfileFlags, argv), argv)
     say = partial(print, file=sys.stderr, flush=True)
     settings = explicit(argv, flags)
     if flags.plot is not None:
@@ -61,7 +65,7 @@ def profile(argv: list[str], description: str) -> int:
                 f"{', '.join(others)}: a run's directory is profiled with the settings that it was "
                 "trained with.\nLeave these out, or name the environment in place of the directory."
             )
-        request = RunRequest(env=flags.env, code=code(*custom))
+        request = request_with_code({}, flags.env, *custom)
         result = profile_run(run_dir, request, flags.seconds, say)
     else:
         if flags.env is not None:
@@ -71,20 +75,20 @@ def profile(argv: list[str], description: str) -> int:
             )
         request = RunRequest(settings, config_file=flags.config)
         result = profile_env(request, flags.seconds, say)
-    print(format_profile(result), file=out)
+    flags.say(format_profile(result))
     if flags.plot is not None:
         timeline_plots.draw_profile(flags.plot, result.tracks)
-        print(f"Picture: {flags.plot}", file=out)
+        flags.say(f"Picture: {flags.plot}")
     if flags.trace is not None:
         timeline_plots.write_trace(flags.trace, result.tracks)
-        print(f"Trace: {flags.trace}, for https://ui.perfetto.dev", file=out)
+        flags.say(f"Trace: {flags.trace}, for https://ui.perfetto.dev")
     if flags.json:
         print(json.dumps(result.to_json()))
     return 0
 
 
-@dataclass(frozen=True)
-class _SimulateFlags:
+@dataclass(frozen=True, kw_only=True)
+class _SimulateFlags(JsonFlag):
     profile: tyro.conf.Positional[Path]
     """File with the output of `headrace profile --json`."""
     num_workers: tuple[int, ...] = (1, 10, 100, 1_000, 10_000)
@@ -98,13 +102,11 @@ class _SimulateFlags:
     core."""
     learners_apart: bool = False
     """Learners have machines of their own."""
-    json: bool = False
-    """Print one JSON object."""
 
 
-def simulate(argv: list[str], description: str) -> int:
+def simulate(argv: list[str]) -> int:
     """Run `headrace simulate`."""
-    flags = parse("simulate", description, _SimulateFlags, argv)
+    flags = parse("simulate", _SimulateFlags, argv)
     results = forecasts(
         MeasuredRun.read(flags.profile),
         flags.num_workers,
@@ -138,39 +140,26 @@ class _AutoscaleFlags(SettingFlags):
     all environments are one vector on the learner's device."""
     again: bool = False
     """Measure even if a result for this machine and these settings is cached."""
-    json: bool = False
-    """Print one JSON object to standard output; progress goes to standard error."""
 
 
-_AUTOSCALE_ONLY = {
-    f"{prefix}{f.name}": 0 if f.type is bool else 1
-    for f in fields(_AutoscaleFlags)
-    for prefix in (("", "no_") if f.type is bool else ("",))
-    if f.name != "config"
-}
-"""Number of values of each flag that `train` does not have."""
-
-
-def autoscale(argv: list[str], description: str) -> int:
+def autoscale(argv: list[str]) -> int:
     """Run `headrace autoscale`."""
-    flags = parse("autoscale", description, with_settings(_AutoscaleFlags, argv), argv)
-    out = sys.stderr if flags.json else sys.stdout
-    say = partial(print, file=out, flush=True)
+    flags = parse("autoscale", with_settings(_AutoscaleFlags, argv), argv)
     result = find_sizes(
         RunRequest(explicit(argv, flags), config_file=flags.config),
         budget_s=flags.budget_s,
         memory_gib=flags.memory_gib,
         batch_size=flags.batch_size,
         again=flags.again,
-        say=say,
+        say=flags.say,
     )
     more = [
         word
         for name, value in result.settings.items()
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
-    say(result.describe())
-    say(f"To use it: headrace train {shlex.join([*_train_words(argv), *more])}")
+    flags.say(result.describe())
+    flags.say(f"To use it: headrace train {shlex.join([*_train_words(argv), *more])}")
     if flags.json:
         print(json.dumps(result.to_json()))
     return 0
@@ -178,21 +167,17 @@ def autoscale(argv: list[str], description: str) -> int:
 
 def _train_words(argv: list[str]) -> list[str]:
     """Return the words that `headrace train` understands."""
-    kept, skip = [], 0
-    for word in argv:
-        name, equals, _ = word.removeprefix("--").partition("=")
-        name = name.replace("-", "_")
-        if skip:
-            skip -= 1
-        elif word.startswith("--") and name in _AUTOSCALE_ONLY:
-            skip = 0 if equals else _AUTOSCALE_ONLY[name]
-        else:
-            kept.append(word)
-    return kept
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for f in fields(_AutoscaleFlags):
+        if f.name != "config":
+            names = {f"--{f.name}", f"--{f.name.replace('_', '-')}"}
+            action = argparse.BooleanOptionalAction if f.type is bool else "store"
+            parser.add_argument(*names, action=action)
+    return parser.parse_known_args(argv)[1]
 
 
-@dataclass(frozen=True)
-class _PlanFlags:
+@dataclass(frozen=True, kw_only=True)
+class _PlanFlags(JsonFlag):
     profile: OptionalPath = None
     """File with the output of `headrace profile --json`; not needed for --need."""
     machines: OptionalPath = None
@@ -205,13 +190,11 @@ class _PlanFlags:
     """The least cost for GPUs and further CPU cores for workers, as in "8 gpus 64 cpus"."""
     one_learner_kind: bool = False
     """Put all learners on machines of one kind."""
-    json: bool = False
-    """Print one JSON object."""
 
 
-def plan(argv: list[str], description: str) -> int:
+def plan(argv: list[str]) -> int:
     """Run `headrace plan`."""
-    flags = parse("plan", description, _PlanFlags, argv)
+    flags = parse("plan", _PlanFlags, argv)
     goals: list[Goal] = []
     goals += [parse_target(flags.target)] if flags.target else []
     goals += [parse_budget(flags.budget)] if flags.budget else []
@@ -232,8 +215,8 @@ class _ReportFlags:
     """Price of the run's machines (USD/h), to show the cost so far."""
 
 
-def report(argv: list[str], description: str) -> int:
+def report(argv: list[str]) -> int:
     """Run `headrace report`."""
-    flags = parse("report", description, _ReportFlags, argv)
+    flags = parse("report", _ReportFlags, argv)
     print(f"Report: {write_report(flags.run_dir, flags.output, flags.usd_per_hour)}")
     return 0

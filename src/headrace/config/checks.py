@@ -143,15 +143,6 @@ def check_cluster(run: RunConfig) -> None:
         )
 
 
-def check_auto(run: RunConfig) -> None:
-    """Refuse to count the GPUs of this machine for learners on others."""
-    if run.cluster:
-        raise ConfigError(
-            "num_learners=-1 (auto) counts the GPUs of this machine, and on a cluster learners are "
-            f"on others (cluster={run.cluster!r}).\nUse --num-learners N."
-        )
-
-
 def check_guards(run: RunConfig) -> None:
     """Refuse settings of guards that are switched off, or that native vectors cannot have."""
     if run.vectorization == "native" and run.on_env_error == "restart":

@@ -17,7 +17,6 @@ from typing import Any
 from headrace.algos.base import Algorithm
 from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.checks import (
-    check_auto,
     check_cluster,
     check_divisibility,
     check_guards,
@@ -57,13 +56,9 @@ class Settings:
             ConfigError: an unknown name, or a value of the wrong type.
         """
         changes = policy_settings(self.run.policies).get(policy, {})
-        configs: tuple[Any, ...] = (self.network, self.algo)
-        source = f"policies.{policy}"
-        _check_names(source, changes, tuple(map(type, configs)))
-        network, algo = (
-            replace(config, **check_values(type(config), _part(type(config), changes), source))
-            for config in configs
-        )
+        changes = _checked(changes, (Network, type(self.algo)), f"policies.{policy}")
+        network = replace(self.network, **_part(Network, changes))
+        algo = replace(self.algo, **_part(type(self.algo), changes))
         if "lr" in changes:
             algo = replace(algo, lr=algo.lr * _lr_factor(self.run))
         return replace(self, network=network, algo=algo)
@@ -142,19 +137,17 @@ def read_settings(
         ("given", explicit),
     )
     classes: tuple[type[Any], ...] = (RunConfig, Network, algorithm.Config)
-    values: list[dict[str, Any]] = [{} for _ in classes]
+    values: dict[str, Any] = {}
     sources = {f.name: "default" for cls in classes for f in fields(cls)}
     for source, layer in layers:
-        _check_names(source, layer, classes)
-        for cls, lower in zip(classes, values, strict=True):
-            part = check_values(cls, _part(cls, layer), source)
-            part_sources = dict.fromkeys(part, source)
-            if "policies" in part and lower.get("policies"):
-                part["policies"] = merge_policies(lower["policies"], part["policies"])
-                part_sources["policies"] = f"{sources['policies']}, {source}"
-            lower |= part
-            sources |= part_sources
-    run, network, config = (cls(**v) for cls, v in zip(classes, values, strict=True))
+        checked = _checked(layer, classes, source)
+        layer_sources = dict.fromkeys(checked, source)
+        if "policies" in checked and values.get("policies"):
+            checked["policies"] = merge_policies(values["policies"], checked["policies"])
+            layer_sources["policies"] = f"{sources['policies']}, {source}"
+        values |= checked
+        sources |= layer_sources
+    run, network, config = (cls(**_part(cls, values)) for cls in classes)
     return Settings(run, network, config, sources, algorithm)
 
 
@@ -194,7 +187,11 @@ def _derive_learners(settings: Settings) -> Settings:
     """Set the number of learners, and the settings that follow from it."""
     run = settings.run
     if run.num_learners == -1:
-        check_auto(run)
+        if run.cluster:
+            raise ConfigError(
+                "num_learners=-1 (auto) counts the GPUs of this machine, and on a cluster learners "
+                f"are on others (cluster={run.cluster!r}).\nUse --num-learners N."
+            )
         gpus = visible_gpus(run.device)
         source = f"+, follows {gpus or 'no'} GPUs"
         settings = settings.follow(source, num_learners=max(1, gpus))
@@ -294,23 +291,21 @@ def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
 
     A table's name is an id, or a pattern of ids (`MiniGrid-*`); the id itself comes first.
     """
-    found: tuple[str, dict[str, Any]] = "none", {}
-    for file in sorted(resources.files("headrace.config").joinpath("presets").iterdir(), key=str):
-        if file.name.endswith(".toml"):
-            for pattern, table in tomllib.loads(file.read_text(encoding="utf-8")).items():
-                if pattern == env or (found[0] == "none" and fnmatchcase(env, pattern)):
-                    values = dict(table)
-                    per_algo = {name: values.pop(name, {}) for name in ALGORITHMS}
-                    if algo not in per_algo:  # it may not have the settings of an actor-critic
-                        common = {f.name for group in (RunConfig, Network) for f in fields(group)}
-                        values = {name: values[name] for name in values.keys() & common}
-                    found = (
-                        file.name.removesuffix(".toml"),
-                        rename_settings(values | per_algo.get(algo, {})),
-                    )
-                if pattern == env:
-                    return found
-    return found
+    folder = resources.files("headrace.config").joinpath("presets")
+    tables = {
+        pattern: (file.name.removesuffix(".toml"), table)
+        for file in sorted(folder.iterdir(), key=str)
+        if file.name.endswith(".toml")
+        for pattern, table in tomllib.loads(file.read_text(encoding="utf-8")).items()
+    }
+    patterns = [env] if env in tables else [p for p in tables if fnmatchcase(env, p)]
+    if not patterns:
+        return "none", {}
+    name, values = tables[patterns[0]]
+    per_algo = {name: values.pop(name, {}) for name in ALGORITHMS}
+    if algo not in per_algo:  # it may not have the settings of an actor-critic
+        values = _part(RunConfig, values) | _part(Network, values)
+    return name, values | per_algo.get(algo, {})
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -323,15 +318,20 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _part(group: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of one group."""
     return {f.name: values[f.name] for f in fields(group) if f.name in values}
 
 
-def _check_names(source: str, values: Mapping[str, Any], groups: tuple[type[Any], ...]) -> None:
+def _checked(
+    values: Mapping[str, Any], groups: tuple[type[Any], ...], source: str
+) -> dict[str, Any]:
     known = [f.name for group in groups for f in fields(group)]
     for name in values:
         if name not in known:
             raise ConfigError(f"Unknown setting {name!r} ({source}).{did_you_mean(name, known)}")
+    checked: dict[str, Any] = {}
+    for group in groups:
+        checked |= check_values(group, _part(group, values), source)
+    return checked
 
 
 def values_for_resume(

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.config.algorithms import ALGORITHMS, AlgorithmLike
-from headrace.config.user_code import code
+from headrace.config.algorithms import ALGORITHMS, AlgorithmLike, load_algorithm
 from headrace.errors import ConfigError
-from headrace.models.custom import ModelFactory
+from headrace.models.custom import ModelFactory, load_model
 from headrace.models.policy import Network, Policy
 from headrace.spec import ActionCodec, Agents, EnvSpec
 from headrace.storage import checkpoint
@@ -129,8 +128,7 @@ def load_policy(
         ConfigError: the network or the algorithm is one of your own and is missing here, or
             `model` is given for a network that is not.
     """
-    own = code((), model, algo)
-    model = own.model
+    model, own = load_model(model), load_algorithm(algo) if algo else None
     saved = checkpoint.newest(Path(directory))
     with checkpoint.as_written(saved.path):
         name = checkpoint.policy_name(saved, policy)
@@ -147,12 +145,12 @@ def load_policy(
             )
         )
     with checkpoint.as_written(saved.path):
-        if isinstance(learned_by, str) and ":" in learned_by and own.algorithm is None:
+        if isinstance(learned_by, str) and ":" in learned_by and own is None:
             raise ConfigError(
                 f"{directory} was trained with an algorithm of its own ({learned_by}).\nName it "
                 "again: --algo module:Name, or load_policy(directory, algo=...)."
             )
-        algorithm = ALGORITHMS.get(learned_by) or own.algorithm or ALGORITHMS["ppo"]
+        algorithm = ALGORITHMS.get(learned_by) or own or ALGORITHMS["ppo"]
         config = algorithm.Config(**described.get("algo_settings", {}))
         spec = EnvSpec.from_json(described["spec"])
         sizes = tuple(described["network"]["hidden_sizes"])

@@ -7,13 +7,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from headrace.errors import UsageError
+from headrace.errors import ConfigError, UsageError
+from headrace.importing import load_callable
 from headrace.models.distributions import head_for
 from headrace.spec import PLAIN, EnvSpec
 
 ModelFactory = Callable[[EnvSpec], nn.Module]
 """Makes a custom network: a module whose `forward(obs)` returns `(params, value)` as
 `ActorCritic.forward` does, from `spec.seen` observations, with `num_params(spec)` params."""
+
+
+def load_model(model: str | ModelFactory | None) -> ModelFactory | None:
+    """Return what makes a custom network, imported if it is `module:callable`; "" is None."""
+    if isinstance(model, str):
+        return load_callable(model, ConfigError) if model else None
+    return model
 
 
 def num_params(spec: EnvSpec) -> int:

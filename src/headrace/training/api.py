@@ -12,7 +12,6 @@ from headrace.algos.base import Algorithm
 from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algorithm, name_of_config
 from headrace.config.old_names import rename_settings
 from headrace.config.resolve import MAY_CHANGE
-from headrace.config.user_code import Code, code
 from headrace.configclass import explicit_values
 from headrace.envs.factory import EnvLike, WrapperLike
 from headrace.errors import ConfigError
@@ -21,8 +20,8 @@ from headrace.evaluation.trained_policies import TrainedPolicy, load_policies, l
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network
 from headrace.spec import Array
-from headrace.training import launch
-from headrace.training.job import RunRequest
+from headrace.training.job import Job, RunRequest, request_with_code
+from headrace.training.launch import Launch
 from headrace.training.rank import RunResult
 from headrace.training.reporter import OnUpdate
 
@@ -37,7 +36,7 @@ class Run:
 
     dir: Path
     summary: dict[str, Any] = field(repr=False)
-    _result: RunResult = field(repr=False)
+    _job: Job = field(repr=False)
 
     @property
     def mean_return(self) -> float | None:
@@ -48,23 +47,19 @@ class Run:
     @property
     def policy(self) -> TrainedPolicy:
         """The trained policy: `policy(obs) -> action`."""
-        return load_policy(
-            self.dir, self._result.job.model, algo=self._result.job.settings.algorithm
-        )
+        return load_policy(self.dir, self._job.model, algo=self._job.settings.algorithm)
 
     @property
     def policies(self) -> dict[str, TrainedPolicy]:
         """The trained policies, by name, where there are several."""
-        return load_policies(self.dir, self._result.job.model, self._result.job.settings.algorithm)[
-            0
-        ]
+        return load_policies(self.dir, self._job.model, self._job.settings.algorithm)[0]
 
     def episode(self, *, seed: int = 0, stochastic: bool = False) -> dict[str, Array]:
         """Play and record one episode of a kernel environment: `evaluate.play_episode`."""
         return play_episode(
             self.policies,
-            self._result.job.maker,
-            shares=self._result.job.shares,
+            self._job.maker,
+            shares=self._job.shares,
             seed=seed,
             stochastic=stochastic,
         )
@@ -87,15 +82,15 @@ class Run:
         Raises:
             ConfigError: this run has no policy of that name.
         """
-        if unknown := set(policies or {}) - set(self._result.job.shares):
+        if unknown := set(policies or {}) - set(self._job.shares):
             raise ConfigError(
-                f"policies={sorted(unknown)}: this run has {', '.join(self._result.job.shares)}."
+                f"policies={sorted(unknown)}: this run has {', '.join(self._job.shares)}."
             )
         played = evaluate(
             self.policies | dict(policies or {}),
-            self._result.job.maker,
-            spec=self._result.job.spec,
-            shares=self._result.job.shares,
+            self._job.maker,
+            spec=self._job.spec,
+            shares=self._job.shares,
             episodes=episodes,
             stochastic=stochastic,
             video=None if video is None else Path(video),
@@ -141,11 +136,9 @@ def train(
         KeyboardInterrupt: Ctrl-C, after the run was saved.
     """
     return _finish(
-        launch.start(
+        Launch(on_update, None if quiet else sys.stdout).start(
             request_by(env, settings, algo, network, model, wrapper, config),
-            run_dir=None if run_dir is None else Path(run_dir),
-            on_update=on_update,
-            out=None if quiet else sys.stdout,
+            None if run_dir is None else Path(run_dir),
         )
     )
 
@@ -175,7 +168,7 @@ def request_by(
         raise ConfigError(f"network={network!r}: expected headrace.Network(hidden_sizes=...).")
     file = None if config is None else Path(config)
     # The algorithm travels as code: one of a script has no name that others could import.
-    return RunRequest(explicit, env, _code_of(wrapper, model, explicit.get("algo")), file)
+    return request_with_code(explicit, env, wrapper, model, explicit.get("algo"), file)
 
 
 def resume(
@@ -210,22 +203,10 @@ def resume(
             )
     changes = {name: value for name, value in changed.items() if value is not None}
     return _finish(
-        launch.resume_run(
-            Path(run_dir),
-            RunRequest(changes, env, _code_of(wrapper, model, algo)),
-            on_update=on_update,
-            out=None if quiet else sys.stdout,
+        Launch(on_update, None if quiet else sys.stdout).resume(
+            Path(run_dir), request_with_code(changes, env, wrapper, model, algo)
         )
     )
-
-
-def _code_of(
-    wrapper: WrapperLike | Sequence[WrapperLike],
-    model: str | ModelFactory | None,
-    algo: AlgorithmLike | None,
-) -> Code:
-    one = isinstance(wrapper, str) or callable(wrapper)
-    return code((wrapper,) if one else tuple(wrapper), model, algo)  # type: ignore[arg-type]
 
 
 def _finish(result: RunResult) -> Run:
@@ -234,4 +215,4 @@ def _finish(result: RunResult) -> Run:
         raise KeyboardInterrupt
     if result.stopped_by:
         raise SystemExit(128 + result.stopped_by)
-    return Run(result.job.run_dir, result.summary, result)
+    return Run(result.job.run_dir, result.summary, result.job)

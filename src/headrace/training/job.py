@@ -1,53 +1,31 @@
 """Builds a `Job`, which all ranks of a run receive, from the caller's request."""
 
 import contextlib
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from headrace import timeouts
+from headrace.algos.base import Algorithm
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.collectors.watchdog import Watchdog
-from headrace.config.algorithms import algorithm_name
+from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algorithm
 from headrace.config.policies import assign_agents, format_assignment
 from headrace.config.resolve import Settings, derive, read_settings, resolve, values_for_resume
 from headrace.config.run_config import RunConfig
-from headrace.config.user_code import NO_CODE, Code
 from headrace.envs.api import Guards
-from headrace.envs.factory import EnvLike, EnvMaker, env_spec
+from headrace.envs.factory import EnvLike, EnvMaker, WrapperLike, env_spec
 from headrace.envs.vectors import is_one_vector
 from headrace.errors import CheckpointError, ConfigError
-from headrace.importing import load_callable
 from headrace.learner.frozen import check_frozen
 from headrace.meter import Meter
-from headrace.models.custom import ModelFactory
+from headrace.models.custom import ModelFactory, load_model
 from headrace.spec import Agents, EnvSpec
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.checkpoint import Checkpoint
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """A caller's request for a run.
-
-    Attributes:
-        env: an environment or its maker; None: the setting `env`.
-        code: the user's code; default: the code that the settings name.
-        config_file: TOML file with more settings.
-        measured: sizes that `headrace autoscale` measured, used where no size is set.
-    """
-
-    explicit: Mapping[str, Any] = field(default_factory=dict)
-    env: EnvLike | None = None
-    code: Code = NO_CODE
-    config_file: Path | None = None
-    measured: Mapping[str, Any] = field(default_factory=dict)
-
-    def change(self, **settings: Any) -> "RunRequest":
-        """Return the request with other settings."""
-        return replace(self, explicit={**self.explicit, **settings})
 
 
 @dataclass(frozen=True)
@@ -74,20 +52,37 @@ class Job:
 
 
 @dataclass(frozen=True)
-class InspectedRequest:
-    """A request with its environment's spec and loaded code; `settings` are not yet derived."""
+class RunRequest:
+    """A caller's request for a run.
 
-    request: RunRequest
-    settings: Settings
-    spec: EnvSpec
+    Attributes:
+        env: an environment or its maker; None: the setting `env`.
+        wrappers, model, algorithm: the user's own code; default: what the settings name.
+        config_file: TOML file with more settings.
+        measured: sizes that `headrace autoscale` measured, used where no size is set.
+        spec: of the environment, after `inspect_request`.
+    """
 
-    def change(self, **settings: Any) -> "InspectedRequest":
+    explicit: Mapping[str, Any] = field(default_factory=dict)
+    env: EnvLike | None = None
+    wrappers: tuple[WrapperLike, ...] = ()
+    model: ModelFactory | None = None
+    algorithm: Algorithm[Any] | None = None
+    config_file: Path | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    spec: EnvSpec | None = None
+
+    def change(self, **settings: Any) -> "RunRequest":
         """Return the request with other settings, for the same environment."""
-        request = self.request.change(**settings)
-        return InspectedRequest(request, _read(request), self.spec)
+        return replace(self, explicit={**self.explicit, **settings})
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """The settings of all sources, before others are derived from them."""
+        return read_settings(self.explicit, self.config_file, self.measured)
 
     def job(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Job:
-        """Derive the remaining settings and return the job of a new run.
+        """Derive the remaining settings and return the job of a new run, once inspected.
 
         Args:
             cores: CPU cores for workers; default: those of this process.
@@ -95,33 +90,56 @@ class InspectedRequest:
         Raises:
             ConfigError: settings contradict each other or the environment.
         """
-        spec, request = self.spec, self.request
-        _check_kind(self.settings.run, spec)
-        settings = derive(self.settings, spec.kind, cores)
-        maker = maker_of(settings, request)
-        if spec.kind != "gym":
-            _check_whole(settings.run, maker, spec)
-        shares = shares_of(settings, spec)
-        return Job(settings, maker, request.code.model, spec, shares, run_dir, None, quiet)
+        assert self.spec is not None
+        _check_kind(self.settings.run, self.spec)
+        settings = derive(self.settings, self.spec.kind, cores)
+        maker = _maker_of(settings, self)
+        if self.spec.kind != "gym":
+            _check_whole(settings.run, maker, self.spec)
+        return _job_of(settings, maker, self.model, self.spec, run_dir, quiet)
 
 
-def inspect_request(request: RunRequest) -> InspectedRequest:
-    """Read the settings, then make one environment for its spec; ConfigError, EnvError."""
-    env, code = request.env, request.code
-    request = request.change(**code.names())
-    if env is not None:
-        request = request.change(env=EnvMaker(env).name)
-    settings = _read(request)
-    run = settings.run
-    if code.model is None and run.model:
-        code = replace(code, model=load_callable(run.model, ConfigError))
-    code = replace(code, wrappers=code.wrappers or run.wrapper)
-    request = replace(request, env=run.env if env is None else env, code=code)
-    return InspectedRequest(request, settings, spec_of(maker_of(settings, request), run))
+def request_with_code(
+    explicit: Mapping[str, Any],
+    env: EnvLike | None,
+    wrapper: WrapperLike | Sequence[WrapperLike],
+    model: str | ModelFactory | None,
+    algo: AlgorithmLike | None,
+    config_file: Path | None = None,
+) -> RunRequest:
+    """Return a request with code as a caller names it: callables, or `module:callable`.
+
+    Raises:
+        ConfigError: there is no such module or callable.
+    """
+    wrappers = (wrapper,) if isinstance(wrapper, str) or callable(wrapper) else tuple(wrapper)
+    algorithm = load_algorithm(algo) if algo else None
+    return RunRequest(explicit, env, wrappers, load_model(model), algorithm, config_file)
 
 
-def _read(request: RunRequest) -> Settings:
-    return read_settings(request.explicit, request.config_file, request.measured)
+def inspect_request(request: RunRequest) -> RunRequest:
+    """Load the code, and make one environment for its spec; ConfigError, EnvError."""
+    named: dict[str, Any] = {}  # in config.json, they tell that the code must be named again
+    if request.wrappers:
+        named["wrapper"] = tuple(
+            w if isinstance(w, str) else getattr(w, "__name__", "wrapper") for w in request.wrappers
+        )
+    if (model := request.model) is not None:
+        name = getattr(model, "__qualname__", "model")
+        named["model"] = f"{getattr(model, '__module__', '')}:{name}"
+    if request.algorithm is not None:
+        named["algo"] = algorithm_name(type(request.algorithm))
+    if request.env is not None:
+        named["env"] = EnvMaker(request.env).name
+    request = request.change(**named)
+    run = request.settings.run
+    request = replace(
+        request,
+        env=run.env if request.env is None else request.env,
+        wrappers=request.wrappers or run.wrapper,
+        model=model or load_model(run.model),
+    )
+    return replace(request, spec=_spec_of(_maker_of(request.settings, request), run))
 
 
 def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMaker]:
@@ -135,55 +153,54 @@ def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMa
     config = rundir.read_config(run_dir)
     values, source = values_for_resume(config, request.explicit)
     name, wrappers, model = values["env"], values["wrapper"], values["model"]
-    env, code = request.env, request.code
     again: list[str] = []
-    if env is None and (config["env_is_code"] or ":" in name):
+    if request.env is None and (config["env_is_code"] or ":" in name):
         again.append(f"--env {name if ':' in name else 'module:callable'} (env=... in Python)")
-    if wrappers and not code.wrappers:
+    if wrappers and not request.wrappers:
         again.append(f"--wrapper {' '.join(wrappers)} (wrapper=... in Python)")
-    if model and code.model is None:
+    if model and request.model is None:
         again.append(f"--model {model} (model=... in Python)")
-    if ":" in values["algo"] and code.algorithm is None:
+    if ":" in values["algo"] and request.algorithm is None:
         again.append(f"--algo {values['algo']} (algo=... in Python)")
     if again:
         raise ConfigError(
             f"The run in {run_dir} has code of its own, and a file is not allowed to name code to "
             "run.\nName it again: " + ", ".join(again)
         )
-    if env is not None:
-        values["env"] = EnvMaker(env).name
-    if code.algorithm is not None:
-        values["algo"] = algorithm_name(type(code.algorithm))
+    if request.env is not None:
+        values["env"] = EnvMaker(request.env).name
+    if request.algorithm is not None:
+        values["algo"] = algorithm_name(type(request.algorithm))
     settings = replace(resolve(values), source=source)
-    return settings, maker_of(settings, replace(request, env=values["env"] if env is None else env))
+    return settings, _maker_of(settings, request)
 
 
 def job_of_run(
-    run_dir: Path,
-    settings: Settings,
-    maker: EnvMaker,
-    model: ModelFactory | None,
-    *,
-    saved: Checkpoint | None = None,
-    quiet: bool = True,
+    run_dir: Path, request: RunRequest, *, saved: Checkpoint | None = None, quiet: bool = True
 ) -> Job:
-    """Return the job of a resumed run; CheckpointError if the policies of `saved` do not fit."""
-    spec = spec_of(maker, settings.run)
+    """Return the job of the run in a directory; `request` as in `settings_of_run`.
+
+    Raises:
+        CheckpointError: the policies of `saved` do not fit.
+    """
+    settings, maker = settings_of_run(run_dir, request)
+    spec = _spec_of(maker, settings.run)
+    before = {} if saved is None else checkpoint.policies(saved)
     if saved is not None:
-        theirs = checkpoint.policies(saved)
-        checkpoint.check_policies(theirs, spec, run_dir)
-    shares = shares_of(settings, spec)
-    if saved and (before := {name: agents for name, (_, agents) in theirs.items()}) != shares:
+        checkpoint.check_policies(before, spec, run_dir)
+    job = _job_of(settings, maker, request.model, spec, run_dir, quiet)
+    shares = {name: agents for name, (_, agents) in before.items()}
+    if saved is not None and shares != job.shares:
         raise CheckpointError(
-            f"The checkpoint in {run_dir} has the policies {format_assignment(before)}; "
-            f"those of {spec.id} would be {format_assignment(shares)}.\n"
+            f"The checkpoint in {run_dir} has the policies {format_assignment(shares)}; "
+            f"those of {spec.id} would be {format_assignment(job.shares)}.\n"
             "Name the environment that it was trained on."
         )
-    return Job(settings, maker, model, spec, shares, run_dir, saved, quiet)
+    return replace(job, saved=saved)
 
 
-def spec_of(maker: EnvMaker, run: RunConfig) -> EnvSpec:
-    """Make one environment under the watchdog, and return its spec."""
+def _spec_of(maker: EnvMaker, run: RunConfig) -> EnvSpec:
+    """Make one environment under the watchdog."""
     limit_s = TIMES_AS_LONG_TO_START * timeouts.step_timeout(run.env_timeout_s, 0.0)
     watchdog = Watchdog(
         Meter(),
@@ -195,8 +212,15 @@ def spec_of(maker: EnvMaker, run: RunConfig) -> EnvSpec:
         return env_spec(maker)
 
 
-def shares_of(settings: Settings, spec: EnvSpec) -> dict[str, Agents]:
-    """Return the agents of each policy; ConfigError if a setting does not go with several."""
+def _job_of(
+    settings: Settings,
+    maker: EnvMaker,
+    model: ModelFactory | None,
+    spec: EnvSpec,
+    run_dir: Path,
+    quiet: bool,
+) -> Job:
+    """Assign the agents to policies; ConfigError if a setting does not go with several."""
     run = settings.run
     shares = assign_agents(run.policies, spec)
     _check_kind(run, spec)
@@ -205,7 +229,7 @@ def shares_of(settings: Settings, spec: EnvSpec) -> dict[str, Agents]:
         raise ConfigError(
             f"frozen: all policies ({', '.join(shares)}) are frozen.\nLeave one out, to be trained."
         )
-    return shares
+    return Job(settings, maker, model, spec, shares, run_dir, None, quiet)
 
 
 def _check_kind(run: RunConfig, spec: EnvSpec) -> None:
@@ -245,14 +269,12 @@ def _check_whole(run: RunConfig, maker: EnvMaker, spec: EnvSpec) -> None:
         )
 
 
-def maker_of(settings: Settings, request: RunRequest) -> EnvMaker:
-    """Return the maker of the run's environments."""
+def _maker_of(settings: Settings, request: RunRequest) -> EnvMaker:
     run = settings.run
-    assert request.env is not None  # inspected
     return EnvMaker(
-        request.env,
+        run.env if request.env is None else request.env,
         run.env_kwargs,
-        tuple(request.code.wrappers),
+        request.wrappers,
         native=settings.is_native(),
         drop_obs_keys=run.drop_obs_keys,
         action_mask=run.action_mask,

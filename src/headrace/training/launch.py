@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -30,114 +31,93 @@ from headrace.training.rank import RunResult, follow, run_rank, stderr_say
 from headrace.training.reporter import OnUpdate, describe_end, resume_command
 
 
-def start(
-    request: RunRequest,
-    *,
-    run_dir: Path | None = None,
-    on_update: OnUpdate | None = None,
-    out: TextIO | None = None,
-    started: float | None = None,
-) -> RunResult:
-    """Start a run and follow it to its end.
+class Launch:
+    """This process's part in a run: all of it, rank 0 of several, or one of torchrun's ranks.
 
     Args:
-        run_dir: default: a new directory below `runs/`.
         out: stream for the progress; None: no output.
         started: start of the process on the clock of `time.perf_counter`; default: now.
-
-    Raises:
-        HeadraceError: see `headrace.errors`.
     """
-    launch = _Launch(on_update, out, started)
-    attempt = launch.attempt
-    if attempt is not None and attempt.may_restart and run_dir is None:
-        raise ConfigError(
-            "torchrun is to begin this job again after a failure (--max-restarts), and then it has "
-            "no run directory to go on from.\nGive one: --run-dir PATH."
-        )
-    inspected = inspect_request(launch.with_learners(request))
-    run = inspected.settings.run
-    with launch.connected(run) as cores:
-        run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
-        job = inspected.job(run_dir, cores=cores, quiet=out is None)
-        is_restart = attempt is not None and attempt.is_restart
-        if is_restart and any(run_dir.glob("checkpoints/step_*")):
-            _refuse_another(run_dir, job.settings)
-            again = RunRequest(env=inspected.request.env, code=inspected.request.code)
-            return launch.resume(run_dir, again)
-        with launch.held(run_dir):
-            if attempt is None or not (attempt.info.rank or attempt.is_restart):
-                rundir.refuse_used(run_dir)
-            return launch.run(job)
-
-
-def resume_run(
-    run_dir: Path,
-    request: RunRequest,
-    *,
-    on_update: OnUpdate | None = None,
-    out: TextIO | None = None,
-    started: float | None = None,
-) -> RunResult:
-    """Go on with a run from its newest whole checkpoint; other arguments are as in `start`.
-
-    Args:
-        request: settings to change; the environment again if it is code, and the user's code.
-
-    Raises:
-        HeadraceError: see `headrace.errors`.
-    """
-    return _Launch(on_update, out, started).resume(run_dir, request)
-
-
-class _Launch:
-    """This process's part in a run: all of it, rank 0 of several, or one of torchrun's ranks."""
 
     def __init__(
-        self, on_update: OnUpdate | None, out: TextIO | None, started: float | None
+        self,
+        on_update: OnUpdate | None = None,
+        out: TextIO | None = None,
+        started: float | None = None,
     ) -> None:
-        self.meter = Meter(started)
-        self.attempt = torchrun.joined(os.environ)
+        self._meter = Meter(started)
+        self._attempt = torchrun.joined(os.environ)
+        self._rank = 0 if self._attempt is None else self._attempt.info.rank
         self._on_update, self._out = on_update, out
 
-    def resume(self, run_dir: Path, request: RunRequest) -> RunResult:
-        """Run what is left of a run."""
-        request = self.with_learners(request)
-        settings, maker = settings_of_run(run_dir, request)
-        with self.connected(settings.run), self.held(run_dir):
-            saved, model = checkpoint.newest(run_dir), request.code.model
-            quiet = self._out is None
-            return self.run(job_of_run(run_dir, settings, maker, model, saved=saved, quiet=quiet))
+    def start(self, request: RunRequest, run_dir: Path | None = None) -> RunResult:
+        """Start a run and follow it to its end; `run_dir` is by default a new one below `runs/`.
 
-    def run(self, job: Job) -> RunResult:
-        """Run one job, as the leader of its ranks or as one of torchrun's."""
+        Raises:
+            HeadraceError: see `headrace.errors`.
+        """
+        attempt = self._attempt
+        if attempt is not None and attempt.may_restart and run_dir is None:
+            raise ConfigError(
+                "torchrun is to begin this job again after a failure (--max-restarts), and then it "
+                "has no run directory to go on from.\nGive one: --run-dir PATH."
+            )
+        inspected = inspect_request(self._with_learners(request))
+        run = inspected.settings.run
+        with self._connected(run) as cores:
+            run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
+            job = inspected.job(run_dir, cores=cores, quiet=self._out is None)
+            is_restart = attempt is not None and attempt.is_restart
+            if is_restart and any(run_dir.glob("checkpoints/step_*")):
+                _refuse_another(run_dir, job.settings)
+                return self.resume(run_dir, replace(inspected, explicit={}))
+            with self._held(run_dir):
+                if not (self._rank or is_restart):
+                    rundir.refuse_used(run_dir)
+                return self._run(job)
+
+    def resume(self, run_dir: Path, request: RunRequest) -> RunResult:
+        """Go on with a run from its newest whole checkpoint.
+
+        Args:
+            request: settings to change; the environment again if it is code, and the user's code.
+
+        Raises:
+            HeadraceError: see `headrace.errors`.
+        """
+        request, quiet = self._with_learners(request), self._out is None
+        settings, _ = settings_of_run(run_dir, request)
+        with self._connected(settings.run), self._held(run_dir):
+            saved = checkpoint.newest(run_dir)
+            return self._run(job_of_run(run_dir, request, saved=saved, quiet=quiet))
+
+    def _run(self, job: Job) -> RunResult:
         stop, run = StopSignals(), job.settings.run
-        is_first = self.attempt is None or self.attempt.info.rank == 0
-        display = open_display(self._out if is_first else None, run.total_env_steps)
+        display = open_display(None if self._rank else self._out, run.total_env_steps)
         try:
             if run.cluster:
                 from headrace.training.ray import driver  # Ray is an extra
 
-                result = driver.run_on_cluster(job, stop, self.meter, display, self._on_update)
+                result = driver.run_on_cluster(job, stop, self._meter, display, self._on_update)
             else:
                 with self._ranks(job, stop) as ranks:
-                    say = display.say if is_first else stderr_say(ranks.rank, quiet=job.quiet)
-                    result = run_rank(job, ranks, stop, self.meter, display, say, self._on_update)
+                    say = stderr_say(ranks.rank, quiet=job.quiet) if self._rank else display.say
+                    result = run_rank(job, ranks, stop, self._meter, display, say, self._on_update)
             display.say(describe_end(result.summary, result.stopped_by, job))
             return result
         except (EnvError, WorkerError, RankError) as error:
-            if self.attempt is None:  # torchrun's command is another one
+            if self._attempt is None:  # torchrun's command is another one
                 for note in _advice(job, error):
                     error.add_note(note)
             raise
 
     @contextlib.contextmanager
-    def connected(self, run: RunConfig) -> Iterator[int | None]:
+    def _connected(self, run: RunConfig) -> Iterator[int | None]:
         """Connect to the run's cluster; yield the cores for its workers, None without a cluster."""
         if not run.cluster:
             yield None
             return
-        if self.attempt is not None:
+        if self._attempt is not None:
             raise ConfigError(
                 f"cluster={run.cluster!r}, but this process was started by torchrun.\n"
                 "Use --num-learners in place of torchrun: Ray starts the learners."
@@ -149,8 +129,7 @@ class _Launch:
 
     @contextlib.contextmanager
     def _ranks(self, job: Job, stop: StopSignals) -> Iterator[Ranks]:
-        """Start or join the job's ranks."""
-        run, attempt = job.settings.run, self.attempt
+        run, attempt = job.settings.run, self._attempt
         if attempt is not None:
             device = device_of(run.device, attempt.info.local_rank)
             ranks = JoinedRanks(
@@ -169,21 +148,20 @@ class _Launch:
         else:
             yield SINGLE_RANK
 
-    def with_learners(self, request: RunRequest) -> RunRequest:
+    def _with_learners(self, request: RunRequest) -> RunRequest:
         """Set num_learners to what torchrun started; ConfigError if the request has another."""
-        if self.attempt is None:
+        if self._attempt is None:
             return request
-        size = self.attempt.info.size
+        size = self._attempt.info.size
         if (learners := request.explicit.get("num_learners", size)) != size:
             raise ConfigError(
                 f"num_learners={learners}, but torchrun started {size}.\nLeave --num-learners out."
             )
         return request.change(num_learners=size)
 
-    def held(self, run_dir: Path) -> contextlib.AbstractContextManager[None]:
+    def _held(self, run_dir: Path) -> contextlib.AbstractContextManager[None]:
         """Lock the directory for this process; torchrun's ranks above 0 only read it."""
-        only_reads = self.attempt is not None and self.attempt.info.rank > 0
-        return contextlib.nullcontext() if only_reads else rundir.locked(run_dir)
+        return contextlib.nullcontext() if self._rank else rundir.locked(run_dir)
 
 
 def check_alone() -> None:

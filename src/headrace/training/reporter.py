@@ -6,12 +6,11 @@ Left out: files and the terminal (`log.py`).
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import headrace
 from headrace.collectors.api import Collector
-from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks
 from headrace.envs.api import Restored
 from headrace.learner.learner import Learner
@@ -26,78 +25,74 @@ OnUpdate = Callable[[int, dict[str, Any]], None]
 """Called after each update with its number and its metrics."""
 
 
+@dataclass
 class Reporter:
     """Gives the metrics of each update to the log, the display and the caller."""
 
-    def __init__(
-        self,
-        job: Job,
-        counters: Counters,
-        learner: Learner,
-        meter: Meter,
-        collector: Collector,
-        log: MetricsLog | None,
-        display: Display,
-        on_update: OnUpdate | None,
-    ) -> None:
-        self._job, self._counters, self._learner = job, counters, learner
-        self._meter, self._collector = meter, collector
-        self._log, self._display, self._on_update = log, display, on_update
+    job: Job
+    counters: Counters
+    learner: Learner
+    meter: Meter
+    collector: Collector
+    log: MetricsLog | None
+    display: Display
+    on_update: OnUpdate | None
+
+    def __post_init__(self) -> None:
         self._first: tuple[float, int] | None = None  # when the first update ended, and its steps
-        self._last = (time.perf_counter(), counters.env_steps)
+        self._last = (time.perf_counter(), self.counters.env_steps)
         self._flushed_at = 0.0
         self._seconds: dict[str, float] = {}
 
     def __call__(self, update_metrics: dict[str, float]) -> None:
-        """Report an update."""
-        now, counters = time.perf_counter(), self._counters
+        now, counters = time.perf_counter(), self.counters
         before, self._last = self._last, (now, counters.env_steps)
         self._first = self._first or self._last
         metrics: dict[str, Any] = {
-            "iteration": self._learner.version,
+            "iteration": self.learner.version,
             "env_steps": counters.env_steps,
-            "learner_steps": self._learner.learner_steps,
-            "wall_s": now - self._meter.started,
+            "learner_steps": self.learner.learner_steps,
+            "wall_s": now - self.meter.started,
             "env_steps_per_s": (counters.env_steps - before[1]) / (now - before[0]),
             "mean_return": counters.mean_return,
             "mean_length": counters.mean_length,
             "episodes": counters.episodes,
         }
-        if self._job.spec.num_agents > 1:
+        if self.job.spec.num_agents > 1:
             metrics["agent_steps"] = counters.agent_steps
             for policy, mean in self._mean_by_policy().items():
                 metrics[f"{policy}/mean_return"] = mean
         metrics |= update_metrics
-        if self._log is not None:
+        if self.log is not None:
             is_due = now - self._flushed_at > _FLUSH_EVERY_S
-            self._log.write(metrics | (self._second_metrics() if is_due else {}))
+            self.log.write(metrics | (self._second_metrics() if is_due else {}))
             if is_due:
-                self._log.flush()
+                self.log.flush()
                 self._flushed_at = now
-        self._meter.lap("log")
-        seconds = self._meter.seconds()
+        self.meter.lap("log")
+        seconds = self.meter.seconds()
         total = sum(seconds.values())
         shares = {span: s / total for span, s in seconds.items()}
-        self._display.update(metrics | {"env_steps_per_s": self._rate()}, shares)
-        if self._on_update is not None:
-            self._on_update(self._learner.version, metrics)
+        self.display.update(metrics | {"env_steps_per_s": self._rate()}, shares)
+        if self.on_update is not None:
+            self.on_update(self.learner.version, metrics)
 
     def _mean_by_policy(self) -> dict[str, float]:
-        return dict(zip(self._learner.policies, self._counters.mean_by_policy, strict=False))
+        return dict(zip(self.learner.policies, self.counters.mean_by_policy, strict=False))
 
     def _second_metrics(self) -> dict[str, float]:
         """Return the ledger, and the seconds by span since the last call.
 
         Of this rank: `seconds/learner/SPAN`, and `seconds/workers/SPAN` of all its workers.
         """
-        seconds = {f"seconds/learner/{span}": s for span, s in self._meter.seconds().items()}
-        for worker in self._collector.meters().values():
+        seconds = {f"seconds/learner/{span}": s for span, s in self.meter.seconds().items()}
+        for worker in self.collector.meters().values():
             for span, s in worker.items():
                 name = f"seconds/workers/{span}"
                 seconds[name] = seconds.get(name, 0.0) + s
         before, self._seconds = self._seconds, seconds
         passed = {name: s - before.get(name, 0.0) for name, s in seconds.items()}
-        return passed | {f"ledger/{k}": v for k, v in asdict(self._counters.ledger).items()}
+        return passed | {f"ledger/{k}": v for k, v in asdict(self.counters.ledger).items()}
 
     def _rate(self) -> float | None:
         """Return env steps per second from the end of the first update to the end of the last."""
@@ -107,18 +102,18 @@ class Reporter:
 
     def summary(self, worker_meters: dict[str, dict[str, float]]) -> dict[str, Any]:
         """Return the summary that `--json` prints."""
-        counters, run = self._counters, self._job.settings.run
-        seconds, agents = self._meter.seconds(), {}
-        if self._job.spec.num_agents > 1:
+        counters, run = self.counters, self.job.settings.run
+        seconds, agents = self.meter.seconds(), {}
+        if self.job.spec.num_agents > 1:
             by_policy = self._mean_by_policy()
             agents = {"agent_steps": counters.agent_steps, "mean_return_by_policy": by_policy}
         return {
-            "run_dir": str(self._job.run_dir),
+            "run_dir": str(self.job.run_dir),
             "env": run.env,
             "algo": run.algo,
             "seed": run.seed,
             "env_steps": counters.env_steps,
-            "learner_steps": self._learner.learner_steps,
+            "learner_steps": self.learner.learner_steps,
             "wall_s": sum(seconds.values()),
             "env_steps_per_s": self._rate(),
             "mean_return": counters.mean_return,
@@ -154,17 +149,13 @@ def describe_start(job: Job, ranks: Ranks, compute: str) -> str:
         if origin != "default" and name != "env":
             by_origin.setdefault(origin, []).append(f"{name}={flat[name]}")
     lines += [f"  {origin}: {' '.join(names)}" for origin, names in by_origin.items()]
-    lines += [f"  note: {note}" for note in (*spec.notes, *_notes(run))]
-    return "\n".join([*lines, f"  all settings: {job.run_dir}/config.json"])
-
-
-def _notes(run: RunConfig) -> list[str]:
+    lines += [f"  note: {note}" for note in spec.notes]
     if run.inference == "learner" and run.num_vectors < 2 * run.num_workers:
-        return [
-            f"inference=learner: {run.num_vectors} vectors for {run.num_workers} workers. A worker "
-            "with one vector waits for its actions (a smaller --envs-per-vector helps)"
-        ]
-    return []
+        lines.append(
+            f"  note: inference=learner: {run.num_vectors} vectors for {run.num_workers} workers. "
+            "A worker with one vector waits for its actions (a smaller --envs-per-vector helps)"
+        )
+    return "\n".join([*lines, f"  all settings: {job.run_dir}/config.json"])
 
 
 def describe_resume(job: Job, learner: Learner, counters: Counters, restored: Restored) -> str:
@@ -222,14 +213,8 @@ def _describe_ledger(ledger: dict[str, int]) -> str:
     text += f", {ledger['lost']:,} lost"
     if ledger["remade"]:
         text += f", {ledger['remade']:,} taken again"
-    causes = [
-        f"{ledger[name]} {effect}"
-        for name, effect in (
-            ("restarts", "workers replaced"),
-            ("dropped_episodes", "episodes dropped"),
-        )
-        if ledger[name]
-    ]
+    effects = {"restarts": "workers replaced", "dropped_episodes": "episodes dropped"}
+    causes = [f"{ledger[name]} {effect}" for name, effect in effects.items() if ledger[name]]
     return text + (f" ({', '.join(causes)})" if causes else "") + "."
 
 

@@ -24,9 +24,9 @@ from headrace.tools.autoscale.result import AutoscaleResult
 from headrace.tools.autoscale.search import Search
 from headrace.tools.autoscale.sizes import SIZE_NAMES, SearchSpace, Sizes
 from headrace.tools.autoscale.trial import Trial, TrialSetup, format_gib, run_trial
-from headrace.training import launch
 from headrace.training.api import request_by
-from headrace.training.job import InspectedRequest, RunRequest, inspect_request
+from headrace.training.job import RunRequest, inspect_request
+from headrace.training.launch import check_alone
 
 BUDGET_S = 80.0
 """Default duration of a whole search."""
@@ -99,7 +99,7 @@ def find_sizes(
     for name, value in (("budget_s", budget_s), ("memory_gib", memory_gib)):
         if value is not None and not value > 0.0:
             raise ConfigError(f"{name}={value}: expected more than 0.")
-    launch.check_alone()
+    check_alone()
     inspected = inspect_request(request)
     if cluster := inspected.settings.run.cluster:
         raise ConfigError(
@@ -145,9 +145,8 @@ def find_sizes(
 
 def _has_unnamed_code(request: RunRequest) -> bool:
     """Return True if some code has no name, so that it could differ the next time."""
-    code = request.code
-    named_wrappers = all(isinstance(wrapper, str) for wrapper in code.wrappers)
-    return callable(request.env) or code.model is not None or not named_wrappers
+    named_wrappers = all(isinstance(wrapper, str) for wrapper in request.wrappers)
+    return callable(request.env) or request.model is not None or not named_wrappers
 
 
 def _search_space(settings: Settings, *, one_vector: bool, batch_size: int | None) -> SearchSpace:
@@ -190,7 +189,7 @@ class _Measurement:
     """A search with real trials; `deadline` is on the clock of `time.perf_counter`."""
 
     setup: TrialSetup
-    inspected: InspectedRequest
+    inspected: RunRequest
     space: SearchSpace
     deadline: float
     say: Print

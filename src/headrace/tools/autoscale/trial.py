@@ -26,8 +26,8 @@ from headrace.distributed import child_process
 from headrace.distributed.channel import pickled
 from headrace.errors import EnvError, HeadraceError, UsageError
 from headrace.tools.autoscale import resources
-from headrace.training import launch
 from headrace.training.job import RunRequest
+from headrace.training.launch import Launch
 
 _WARM_UP_S = 3.0
 """Assumed duration of one-time work (first calls, lazy imports) after the start."""
@@ -343,10 +343,9 @@ def _main(orders: bytes, pipe: Any) -> None:
         if setup.on_gpu:
             reporter.gpu_budget = _limit_gpu(setup.max_bytes)
         schedule = setup.schedule_env_steps
-        ended = launch.start(
+        ended = Launch(reporter.update).start(
             setup.request.change(**_TRIAL_SETTINGS, schedule_env_steps=schedule, **sizes),
-            run_dir=Path(folder) / "run",
-            on_update=reporter.update,
+            Path(folder) / "run",
         )
         stopped_by = signal.Signals(ended.stopped_by).name
         reporter.send(error="Stopped", text=f"It was stopped by {stopped_by}.")

@@ -25,15 +25,9 @@ from headrace.tools.profile import advice
 from headrace.tools.profile.probe import Probe
 from headrace.tools.profile.result import Profile, format_profile
 from headrace.tools.profile.timeline_plots import seconds_by_process
-from headrace.training import launch
 from headrace.training.api import request_by
-from headrace.training.job import (
-    Job,
-    RunRequest,
-    inspect_request,
-    job_of_run,
-    settings_of_run,
-)
+from headrace.training.job import Job, RunRequest, inspect_request, job_of_run
+from headrace.training.launch import Launch
 from headrace.training.log import read_metrics
 from headrace.training.rank import is_on_device
 
@@ -83,14 +77,14 @@ def profile_env(
         job = inspected.job(Path(scratch) / "run")
         _refuse_cluster(job)
         say(f"Training for {seconds / 2:.0f} s")
-        timed = inspected.request.change(
+        timed = inspected.change(
             total_env_steps=_NO_GOAL,
             schedule_env_steps=job.settings.run.schedule_env_steps,
             stop_after_s=seconds / 2,
             stop_at_return=None,
             timeline=True,
         )
-        ended = launch.start(timed, run_dir=job.run_dir)
+        ended = Launch().start(timed, job.run_dir)
         if ended.stopped_by:
             raise KeyboardInterrupt(ended.stopped_by)
         tracks, summary = read_timeline(job.run_dir), ended.summary
@@ -113,7 +107,7 @@ def profile_run(
         HeadraceError: see `headrace.errors`.
     """
     _check_seconds(seconds)
-    job = job_of_run(run_dir, *settings_of_run(run_dir, request), request.code.model)
+    job = job_of_run(run_dir, request)
     _refuse_cluster(job)
     tracks = read_timeline(run_dir)
     if not tracks:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -59,21 +58,22 @@ def run_on_cluster(
     started = time.time() - (time.perf_counter() - meter.started)
     saved = job.saved and replace(job.saved, path=job.saved.path.resolve())
     job = replace(job, run_dir=job.run_dir.resolve(), saved=saved)
-    max_losses = job.settings.run.max_worker_restarts
-    losses = RestartRate(max_losses)
+    run = job.settings.run
+    losses = RestartRate(run.max_worker_restarts)
     with stop.installed():
         while True:
-            with _learner_group(job.settings.run, stop, display, on_update) as group:
-                if group is None:  # stopped before the learners were placed
-                    raise SystemExit(128 + stop.received)
+            with contextlib.ExitStack() as stack:
+                placement = _wait_for_placement(run, stop, display)
+                stack.callback(remove_placement_group, placement)
+                group = _LearnerGroup(placement, run, stop, display, on_update)
+                stack.callback(group.end)
                 ended = group.run(job, started)
             if ended is not None:
-                summary, stopped_by = ended
-                return RunResult(job, summary, stopped_by, rank=0)
+                return RunResult(job, *ended, rank=0)
             if group.lost and not losses.again(time.monotonic()):
                 raise RankError(
-                    f"{group.lost}\nThat was more than {max_losses} times in 10 minutes "
-                    "(--max-worker-restarts)."
+                    f"{group.lost}\nThat was more than {run.max_worker_restarts} times in 10 "
+                    "minutes (--max-worker-restarts)."
                 )
             job = _from_newest_checkpoint(job, group, display)
 
@@ -96,24 +96,8 @@ def _from_newest_checkpoint(job: Job, group: "_LearnerGroup", display: Display) 
     return replace(job, saved=saved, rolled_back=before + again)
 
 
-@contextlib.contextmanager
-def _learner_group(
-    run: RunConfig, stop: StopSignals, display: Display, on_update: OnUpdate | None
-) -> Iterator["_LearnerGroup | None"]:
-    """Place and start the learners; yield None if stopped before there was room."""
-    placement = _wait_for_placement(run, stop, display)
-    if placement is None:
-        yield None
-        return
-    with contextlib.ExitStack() as stack:
-        stack.callback(remove_placement_group, placement)
-        group = _LearnerGroup(placement, run, stop, display, on_update)
-        stack.callback(group.end)
-        yield group
-
-
 def _wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> Any:
-    """Return a placement group with its machines; None if stopped before there was room."""
+    """Return a placement group with its machines; SystemExit if stopped before."""
     began, is_shown = time.monotonic(), False
     while not stop():
         placement = _request_placement(run)
@@ -133,7 +117,7 @@ def _wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> 
         if not is_shown:
             is_shown = True
             display.say(f"Waiting: {needs}.")
-    return None
+    raise SystemExit(128 + stop.received)
 
 
 def _request_placement(run: RunConfig) -> Any:
@@ -154,7 +138,6 @@ def _bundle(run: RunConfig) -> dict[str, float]:
 
 
 def _num_gpus(run: RunConfig) -> int:
-    """Return the GPUs of each learner."""
     if run.gpus_per_learner >= 0 or run.device == "cpu":
         return max(0, run.gpus_per_learner)
     gpus = _ray.cluster_resources().get("GPU", 0.0)
@@ -242,13 +225,12 @@ class _LearnerGroup:
         return outcomes[0]  # type: ignore[return-value]  # no failure
 
     def _begin(self, job: Job, started: float) -> None:
-        wants_updates = self._on_update is not None
         sent = pickled(replace(job, room_for=self._room_for), "other learners")
         store_address = _ray.get(self._actors[0].open_store.remote(), timeout=_START_WITHIN_S)
         for rank, actor in enumerate(self._actors):
             info = RankInfo(rank, len(self._actors), 0)
             call = actor.run.remote(
-                sent, info, store_address, started, os.getcwd(), wants_updates=wants_updates
+                sent, info, store_address, started, os.getcwd(), self._on_update is not None
             )
             self._runs[call] = rank
 

@@ -96,7 +96,6 @@ class LearnerActor:
         store_address: tuple[str, int],
         started: float,
         working_dir: str,
-        *,
         wants_updates: bool,
     ) -> tuple[dict[str, Any], int] | Failure:
         """Run this rank to its end.
