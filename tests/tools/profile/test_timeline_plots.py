@@ -88,7 +88,7 @@ def test_picture_size_is_independent_of_number_of_laps():
     colors, counts = np.unique(picture[picture[..., 3] > 0], axis=0, return_counts=True)
     found = {tuple(c[:3]): n / counts.sum() for c, n in zip(colors.tolist(), counts, strict=True)}
     step, infer = (
-        timeline_plots._rgb(timeline_plots.COLORS[span]) for span in ("env_step", "infer")
+        tuple(bytes.fromhex(timeline_plots.COLORS[span][1:])) for span in ("env_step", "infer")
     )
     assert found.keys() == {step, infer}  # a quarter of each column, and the rest
     assert found[step] == pytest.approx(0.25, abs=0.02)
@@ -106,7 +106,10 @@ def test_timeline_and_shares_are_drawn(run):
     shares = timeline_plots.group_workers(
         {"worker 10": {"wait": 1.0}, "worker 2": {"env_step": 3.0}, "learner": {"learn": 5.0}}
     )
-    assert shares == {"learner": {"learn": 5.0}, "workers (2)": {"env_step": 3.0, "wait": 1.0}}
+    assert shares == {
+        "learner": {"learn": 5.0},
+        "2 workers, mean": {"wait": 0.5, "env_step": 1.5},
+    }
     timeline_plots.draw_shares(below, shares)
     widths = {c.get_label(): [bar.get_width() for bar in c] for c in below.containers}
     assert widths == {"env_step": [0, 75], "wait": [0, 25], "learn": [100, 0]}

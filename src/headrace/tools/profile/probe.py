@@ -78,7 +78,8 @@ def _read_laps(laps: list[Laps]) -> _Timings:
     resets: list[np.ndarray] = [np.empty(0)]
     spans = dict.fromkeys(_VECTOR_SPANS.values(), 0.0)
     for worker in laps:
-        span, durations = lap_arrays(worker)
+        span, knots = lap_arrays(worker)
+        durations = np.diff(knots)
         steps.append(durations[span == _STEP])
         resets.append(durations[span == _RESET])
         for i, name in _VECTOR_SPANS.items():

@@ -10,7 +10,7 @@ from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import lock_step_s
 from headrace.meter import Laps
 from headrace.tools.profile.advice import Change
-from headrace.tools.profile.timeline_plots import is_learner
+from headrace.tools.profile.timeline_plots import group_workers
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,7 @@ def _head(profile: Profile) -> Iterable[str]:
 
 
 def _spans(profile: Profile) -> Iterable[str]:
-    """Format the seconds by span of each learner, and the mean of all workers."""
-    columns = {n: s for n, s in profile.seconds.items() if is_learner(n)}
-    workers = [s for n, s in profile.seconds.items() if not is_learner(n)]
-    if workers:
-        used = {span for spans in workers for span in spans}
-        mean = {s: sum(spans.get(s, 0.0) for spans in workers) / len(workers) for s in used}
-        columns[f"{len(workers)} workers, mean"] = mean
+    columns = group_workers(profile.seconds)
     yield "Where the time goes" + " " * 7 + "".join(f"{name:>22}" for name in columns)
     totals = {name: sum(spans.values()) for name, spans in columns.items()}
     ordered = dict.fromkeys(span for spans in columns.values() for span in spans)
@@ -140,18 +134,16 @@ def _times(profile: Profile) -> Iterable[str]:
             seconds = (times.mean, times.percentile(0.5), times.percentile(0.99), times.max)
             cells = "".join(f"{_ms(s):>12}" for s in seconds)
             yield f"  {name:<25}{cells}{times.tail_weight:>7.0%} of all"
-    yield f"  {costs.cpu_share:.0%} of that is computing." + _lock_step(profile)
-
-
-def _lock_step(profile: Profile) -> str:
-    if profile.lock_step is None:
-        return ""
-    num_envs = profile.settings.run.num_envs
-    slowest = profile.costs.step.mean_of_slowest(num_envs)
-    return (
-        f" In lock-step, each step of all {num_envs} would take {_ms(slowest)} (the slowest): "
-        f"{profile.lock_step:,.0f} env steps/s at best."
-    )
+    computing = f"  {costs.cpu_share:.0%} of that is computing."
+    if (rate := profile.lock_step) is None:
+        yield computing
+    else:
+        num_envs = profile.settings.run.num_envs
+        yield (
+            f"{computing} In lock-step, each step of all {num_envs} would take "
+            f"{_ms(costs.step.mean_of_slowest(num_envs))} (the slowest): {rate:,.0f} env steps/s "
+            "at best."
+        )
 
 
 def _ceilings(profile: Profile) -> Iterable[str]:

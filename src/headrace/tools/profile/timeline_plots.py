@@ -91,20 +91,25 @@ def span_shares(laps: Laps, edges: Array) -> Array:
     Returns:
         `[n, len(SPANS)]`; a row adds up to less than 1 where the process has no laps.
     """
-    spans = np.frombuffer(bytes(laps.spans), np.uint8)
-    knots = np.concatenate([[laps.begin], np.array(laps.ends)])
+    spans, knots = lap_arrays(laps)
     first = max(0, int(np.searchsorted(knots, edges[0], "right")) - 1)
     last = int(np.searchsorted(knots, edges[-1], "left"))
     spans, knots = spans[first:last], knots[first : last + 1]
     shares = np.zeros((len(edges) - 1, len(SPANS)))
-    if not len(spans):
-        return shares
-    durations = np.diff(knots)
     for span in np.unique(spans):
-        # Seconds in this span until any moment: linear between the ends of laps.
-        until = np.concatenate([[0.0], np.cumsum(np.where(spans == span, durations, 0.0))])
-        shares[:, span] = np.diff(np.interp(edges, knots, until))
+        shares[:, span] = np.diff(np.interp(edges, knots, _seconds_until(spans, knots, span)))
     return shares / np.diff(edges)[:, None]
+
+
+def lap_arrays(laps: Laps) -> tuple[Array, Array]:
+    """Return `[n]` index of each lap's span, and `[n + 1]` begin of the first lap and all ends."""
+    spans = np.frombuffer(bytes(laps.spans), np.uint8)
+    return spans, np.concatenate([[laps.begin], np.array(laps.ends)])
+
+
+def _seconds_until(spans: Array, knots: Array, span: int) -> Array:
+    """Return `[n + 1]` seconds in a span until each knot; it is linear between them."""
+    return np.append(0.0, np.cumsum(np.where(spans == span, np.diff(knots), 0.0)))
 
 
 def render_bars(tracks: dict[str, Laps], edges: Array) -> Array:
@@ -116,7 +121,9 @@ def render_bars(tracks: dict[str, Laps], edges: Array) -> Array:
     Returns:
         `[pixels down, columns, 4]`, uint8: RGBA; clear where there are no laps.
     """
-    palette = np.array([[*_rgb(COLORS[span]), 255] for span in SPANS] + [[0, 0, 0, 0]], np.uint8)
+    palette = np.array(
+        [[*bytes.fromhex(COLORS[span][1:]), 255] for span in SPANS] + [[0, 0, 0, 0]], np.uint8
+    )
     height = (np.arange(_BAR_PX)[::-1] + 0.5) / _BAR_PX
     down, across = np.indices((_BAR_PX, len(edges) - 1))
     is_stripe = (down + across) % _STRIPES_PX < _STRIPES_PX // 3
@@ -126,7 +133,7 @@ def render_bars(tracks: dict[str, Laps], edges: Array) -> Array:
         until = np.cumsum(span_shares(laps, edges), axis=1)
         span = (until[None] <= height[:, None, None]).sum(axis=-1)  # len(SPANS): none
         bar = palette[np.minimum(span, _NOTHING)]
-        bar[(span == _WAIT) & is_stripe, :3] = _rgb(STRIPE)
+        bar[(span == _WAIT) & is_stripe, :3] = list(bytes.fromhex(STRIPE[1:]))
         parts += [gap, bar, gap]
     return np.concatenate(parts)
 
@@ -134,11 +141,9 @@ def render_bars(tracks: dict[str, Laps], edges: Array) -> Array:
 def draw_timeline(
     axes: Any, tracks: dict[str, Laps], begin: float, end: float, *, max_bars: int = _MAX_BARS
 ) -> None:
-    """Draw what each process did between two moments, in ms or s after `begin`.
+    """Draw what each process did between two moments on the clock of the laps (s).
 
     Args:
-        begin: time on the clock of the laps (s).
-        end: time on the same clock (s).
         max_bars: maximum number of processes; a label says how many are left out.
     """
     names = sort_tracks(list(tracks))
@@ -191,16 +196,10 @@ def draw_profile(path: Path, tracks: dict[str, Laps]) -> None:
     plotting.save(figure, path)
 
 
-def lap_arrays(laps: Laps) -> tuple[Array, Array]:
-    """Return the index of the span, and the seconds, of each lap."""
-    durations = np.diff(np.array(laps.ends), prepend=laps.begin)
-    return np.frombuffer(bytes(laps.spans), np.uint8), durations
-
-
 def seconds_by_span(laps: Laps) -> dict[str, float]:
     """Return the total seconds of each span that occurs."""
-    spans, durations = lap_arrays(laps)
-    totals = np.bincount(spans, durations, len(SPANS))
+    spans, knots = lap_arrays(laps)
+    totals = np.bincount(spans, np.diff(knots), len(SPANS))
     return {name: float(s) for name, s in zip(SPANS, totals, strict=True) if s > 0.0}
 
 
@@ -210,14 +209,14 @@ def fill_style(span: str) -> dict[str, Any]:
     return {"facecolor": COLORS[span], "linewidth": 0.0, **striped}
 
 
-def group_workers(shares: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Return seconds by span of each learner, and of all workers together: "workers (24)"."""
-    groups = {name: shares[name] for name in sort_tracks(list(shares)) if is_learner(name)}
-    workers = [spans for name, spans in shares.items() if not is_learner(name)]
+def group_workers(seconds: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return seconds by span of each learner, and the mean of all workers."""
+    groups = {name: seconds[name] for name in sort_tracks(list(seconds)) if is_learner(name)}
+    workers = [spans for name, spans in seconds.items() if not is_learner(name)]
     if workers:
-        used = {span for spans in workers for span in spans}
-        totals = {s: sum(spans.get(s, 0.0) for spans in workers) for s in SPANS if s in used}
-        groups[f"workers ({len(workers)})"] = totals
+        used = dict.fromkeys(span for spans in workers for span in spans)
+        mean = {s: sum(spans.get(s, 0.0) for spans in workers) / len(workers) for s in used}
+        groups[f"{len(workers)} workers, mean"] = mean
     return groups
 
 
@@ -254,17 +253,13 @@ def _trace_events(tracks: dict[str, Laps]) -> Iterator[dict[str, Any]]:
         process = {"ph": "M", "pid": pid, "tid": pid}
         yield process | {"name": "process_name", "args": {"name": name}}
         yield process | {"name": "process_sort_index", "args": {"sort_index": pid}}
-        laps, category = tracks[name], "learner" if is_learner(name) else "worker"
+        category = "learner" if is_learner(name) else "worker"
+        spans, knots = lap_arrays(tracks[name])
         # In whole tenths of a microsecond, so that an event ends exactly where the next begins.
-        knots = np.concatenate([[laps.begin], np.array(laps.ends)]) - origin
-        tenths = np.maximum.accumulate(np.rint(knots * 1e7).astype(np.int64)).tolist()
-        for span, begin, end in zip(laps.spans, tenths, tenths[1:], strict=False):
+        tenths = np.maximum.accumulate(np.rint((knots - origin) * 1e7).astype(np.int64)).tolist()
+        for span, begin, end in zip(spans, tenths, tenths[1:], strict=False):
             event = {"ph": "X", "name": SPANS[span], "cat": category, "pid": pid, "tid": pid}
             yield event | {"ts": begin / 10, "dur": (end - begin) / 10}
-
-
-def _rgb(color: str) -> tuple[int, int, int]:
-    return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
 
 
 def seconds_by_process(tracks: dict[str, Laps], begin: float = 0.0) -> dict[str, dict[str, float]]:
@@ -292,10 +287,8 @@ def _laps_since(laps: Laps, begin: float) -> Laps:
 
 def _common_wait(worker: Laps, learner: Laps) -> float:
     """Return the seconds in which the worker and the learner wait at the same time."""
-    spans, durations = lap_arrays(learner)
-    moments = np.concatenate([[learner.begin], learner.ends])
-    waited = np.concatenate([[0.0], np.cumsum(np.where(spans == _WAIT, durations, 0.0))])
-    spans, durations = lap_arrays(worker)
-    ends = np.array(worker.ends)[spans == _WAIT]
-    begins = ends - durations[spans == _WAIT]
-    return float((np.interp(ends, moments, waited) - np.interp(begins, moments, waited)).sum())
+    spans, moments = lap_arrays(learner)
+    waited = _seconds_until(spans, moments, _WAIT)
+    spans, knots = lap_arrays(worker)
+    during = np.diff(np.interp(knots, moments, waited))
+    return float(during[spans == _WAIT].sum())
