@@ -43,61 +43,50 @@ _MAX_SLOWDOWN = 1.5  # of a process beside others on other cores; more is noise
 _ROUNDS_S = 0.5
 _LONG_STEP_S = 1e-3
 _ALLREDUCE_S = 50e-6  # of a small network through shared memory, waiting included
-_STEP, _RESET = SPANS.index("env_step"), SPANS.index("env_reset")
-_VECTOR_SPANS = {SPANS.index(span): span for span in ("infer", "rollout", "publish")}
+_STEP, _RESET, _INFER, *_OTHER_WORK = map(
+    SPANS.index, ("env_step", "env_reset", "infer", "rollout", "publish")
+)
 
 
 @dataclass
 class _Timings:
-    """Timings of workers that step vectors of n environments.
+    """Timings of workers that step vectors.
 
     Attributes:
         steps: seconds of each vector step.
-        vector_spans: total seconds of the other work of all vector steps, by span.
+        vector_s: mean seconds of the other work of a vector step.
+        inference: share of `vector_s` that is inference.
         cpu_share: CPU time / time in environments.
     """
 
     steps: np.ndarray
     resets: np.ndarray
-    vector_spans: dict[str, float]
+    vector_s: float
+    inference: float
     cpu_share: float
-
-    @property
-    def vector_s(self) -> float:
-        """Seconds of a vector step, not counting the environments."""
-        return sum(self.vector_spans.values()) / len(self.steps)
-
-    @property
-    def inference(self) -> float:
-        """Share of `vector_s` that is inference."""
-        return self.vector_spans["infer"] / max(1e-12, sum(self.vector_spans.values()))
 
 
 def _read_laps(laps: list[Laps]) -> _Timings:
-    steps: list[np.ndarray] = [np.empty(0)]
-    resets: list[np.ndarray] = [np.empty(0)]
-    spans = dict.fromkeys(_VECTOR_SPANS.values(), 0.0)
-    for worker in laps:
-        span, knots = lap_arrays(worker)
-        durations = np.diff(knots)
-        steps.append(durations[span == _STEP])
-        resets.append(durations[span == _RESET])
-        for i, name in _VECTOR_SPANS.items():
-            spans[name] += float(durations[span == i].sum())
+    arrays = [lap_arrays(worker) for worker in [Laps(0.0), *laps]]
+    spans = np.concatenate([span for span, _ in arrays])
+    durations = np.concatenate([np.diff(knots) for _, knots in arrays])
     cpu_s = sum(worker.cpu_s for worker in laps)
     queued_s = sum(worker.queued_s for worker in laps)
-    step, reset = np.concatenate(steps), np.concatenate(resets)
-    env_s, vector_s = float(step.sum() + reset.sum()), sum(spans.values())
-    if not env_s:
-        return _Timings(step, reset, spans, 1.0)
+    step, reset = durations[spans == _STEP], durations[spans == _RESET]
+    infer_s = float(durations[spans == _INFER].sum())
+    env_s = float(step.sum() + reset.sum())
+    vector_s = infer_s + float(durations[np.isin(spans, _OTHER_WORK)].sum())
+    inference = infer_s / max(1e-12, vector_s)
     idle_s = max(0.0, env_s + vector_s - cpu_s - queued_s)
-    computed = cpu_s / (cpu_s + queued_s)  # the rest: waiting for a core
-    if idle_s < _MIN_IDLE * (env_s + vector_s):
+    computed = cpu_s / (cpu_s + queued_s) if env_s else 1.0  # the rest: waiting for a core
+    if idle_s < _MIN_IDLE * (env_s + vector_s) or not env_s:
         # Each worker has a core, but others may use it: that time is not the environments'.
-        spans = {name: s * computed for name, s in spans.items()}
-        return _Timings(step * computed, reset * computed, spans, 1.0)
-    env_cpu_s = max(0.0, cpu_s - computed * vector_s)
-    return _Timings(step, reset, spans, env_cpu_s / (env_cpu_s + idle_s))
+        step, reset, vector_s = step * computed, reset * computed, vector_s * computed
+        cpu_share = 1.0
+    else:
+        env_cpu_s = max(0.0, cpu_s - computed * vector_s)
+        cpu_share = env_cpu_s / (env_cpu_s + idle_s)
+    return _Timings(step, reset, vector_s / max(1, len(step)), inference, cpu_share)
 
 
 class Probe:
@@ -113,6 +102,8 @@ class Probe:
         self._device = device_of(run.device, 0)
         single = replace(run, num_envs=run.num_envs // run.num_learners, num_learners=1)
         self._single = replace(job, settings=replace(job.settings, run=single))
+        is_gpu = self._device.type == "cuda"
+        self._device_name = torch.cuda.get_device_name(self._device) if is_gpu else "cpu"
 
     def costs(self) -> Costs:
         """Measure all costs.
@@ -121,9 +112,8 @@ class Probe:
             EnvError: an environment failed, or gave no step within the time.
         """
         with math_threads(self._job.settings.run.learner_threads):
-            return (
-                self._measure_one_vector() if is_on_device(self._job) else self._measure_workers()
-            )
+            whole = is_on_device(self._job)
+            return self._measure_one_vector() if whole else self._measure_workers()
 
     def _measure_workers(self) -> Costs:
         run, cores = self._job.settings.run, cpu_cores()
@@ -161,7 +151,7 @@ class Probe:
             latency=latency,
             learn=learning.cost(slowdown),
             allreduce=LinearCost(_ALLREDUCE_S * learning.learner_steps, 0.0),
-            device=_device_name(self._device),
+            device=self._device_name,
         )
 
     def _measure_one_vector(self) -> Costs:
@@ -170,7 +160,9 @@ class Probe:
         run = self._single.settings.run
         meter, learner = self._learner(run.num_envs, run.num_steps)
         batches: list[float] = []
-        with contextlib.closing(self._collector(learner, meter)) as collector:
+        plan = sampling_plan(self._single, learner, self._device)
+        collector = DeviceCollector(plan, self._device, meter, lambda: False, {})
+        with contextlib.closing(collector):
             collector.publish(learner.policies, 0)
             collector.collect()
             meter.keep_laps()
@@ -205,7 +197,7 @@ class Probe:
             latency=0.0,
             learn=learning.cost(),
             allreduce=LinearCost(_ALLREDUCE_S * learning.learner_steps, 0.0),
-            device=_device_name(self._device),
+            device=self._device_name,
         )
 
     @cached_property
@@ -227,10 +219,6 @@ class Probe:
         job = replace(self._single, settings=replace(settings, run=run))
         meter = Meter()
         return meter, build_learner(job, self._device, meter)
-
-    def _collector(self, learner: Learner, meter: Meter) -> Collector:
-        plan = sampling_plan(self._single, learner, self._device)
-        return DeviceCollector(plan, self._device, meter, lambda: False, {})
 
     def _step_envs(self, count: int, n: int, seconds: float) -> _Timings:
         """Step vectors of n environments in `count` workers."""
@@ -265,42 +253,32 @@ class Probe:
         return hand_over, max(0.0, duration - busy - hand_over)
 
     def _prepare_learning(self) -> "_Learning":
-        """Prepare batches of the run's size and of half of it."""
-        run = self._single.settings.run
-        few, sizes = self._few_steps(), []
-        for num_envs in sorted({max(1, run.num_envs // 2), run.num_envs}):
-            _, learner = self._learner(num_envs, run.num_steps)
-            plan = self._plan(num_envs, num_envs, run.num_steps)
-            sizes.append((num_envs * run.num_steps, learner, [_repeat_steps(few, plan)]))
-        return _Learning(sizes)
-
-    def _few_steps(self) -> dict[str, Tensor]:
-        """Step one environment with an untrained policy; return the arrays by `batch.named`."""
+        """Prepare batches of the run's size and of half of it, by repeating a few real steps."""
+        run, sizes = self._single.settings.run, []
         _, learner = self._learner(1, _FEW_STEPS)
         collector = InlineCollector(self._plan(1, 1, num_steps=_FEW_STEPS), Meter(), lambda: False)
         with contextlib.closing(collector):
             collector.publish(learner.policies, 0)
             collected = collector.collect()
             assert collected is not None
-            return batch.named_tensors(collected.fragments[0])
+            few = batch.named_tensors(collected.fragments[0])
+        for num_envs in sorted({max(1, run.num_envs // 2), run.num_envs}):
+            _, learner = self._learner(num_envs, run.num_steps)
+            plan = self._plan(num_envs, num_envs, run.num_steps)
+            sizes.append((num_envs * run.num_steps, learner, [_repeat_steps(few, plan)]))
+        return _Learning(sizes)
 
 
 class _Learning:
-    """Repeated updates on the same batches, whenever there is time.
+    """Repeated updates on the same batches: rows, learner, and the fragments that it learns from.
 
     They are spread over the whole measurement, because the speed of a shared machine varies.
-
-    Args:
-        sizes: rows, learner, and the fragments that it learns from.
-
-    Attributes:
-        learner_steps: optimizer steps of one update.
     """
 
     def __init__(self, sizes: list[tuple[int, Learner, list[Fragment]]]) -> None:
         self._sizes = sizes
         self._durations: dict[int, list[float]] = {rows: [] for rows, *_ in sizes}
-        self.learner_steps = 0
+        self.learner_steps = 0  # optimizer steps of one update
 
     def learn(self, seconds: float) -> None:
         """Repeat updates for some time."""
@@ -368,7 +346,3 @@ def _single_costs(single: _Timings, wide: _Timings, n: int) -> tuple[TimeDistrib
         return step, vector
     base, each = LinearCost.fit((1, one), (n, many))
     return step.scaled(each / one), LinearCost(vector.base + base, vector.slope)
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
