@@ -70,7 +70,7 @@ def small_simulated(k):
     """Milliseconds for each env step of a vector of k that are stepped one after the other."""
     costs = alone([(0.003, 1 - 1 / k), (0.1, 1 / k)])
     top = Topology(num_envs=k, num_steps=1000, envs_per_vector=k)
-    return 1e3 / simulate(costs, top).env_steps_per_s
+    return 1e3 / simulate(costs, top)
 
 
 def small_measured(k, seconds=3.0):
@@ -110,7 +110,7 @@ def batched_simulated(num_steps):
     """Milliseconds of a step of all 24, each by its own worker, without learning."""
     costs = replace(COSTS, learn=LinearCost(0.0, 0.0))
     top = Topology(NUM_ENVS, num_steps, envs_per_vector=1, num_workers=NUM_ENVS)
-    return 1e3 * NUM_ENVS / simulate(costs, top).env_steps_per_s
+    return 1e3 * NUM_ENVS / simulate(costs, top)
 
 
 def batched_measured(num_steps, updates=12):
@@ -155,11 +155,11 @@ def profiled(seconds=30):
 
 def hours(costs, topology):
     """Of 20 M env steps, and seconds of sampling and of optimizing in an iteration."""
-    found = simulate(costs, topology, num_updates=20)
+    rate = simulate(costs, topology, num_updates=20)
     learn_s = costs.learn.at(topology.batch / topology.num_learners)
     return {
-        "hours": TOTAL / found.env_steps_per_s / 3600,
-        "sampling_s": found.update_s - learn_s,
+        "hours": TOTAL / rate / 3600,
+        "sampling_s": topology.batch / rate - learn_s,
         "learn_s": learn_s,
     }
 
@@ -201,8 +201,8 @@ def learners():
         rows.append(
             {
                 "learners": count,
-                "divided": simulate(COSTS, divided, **many).env_steps_per_s,
-                "grown": simulate(COSTS, grown, **many).env_steps_per_s if count <= 32 else None,
+                "divided": simulate(COSTS, divided, **many),
+                "grown": simulate(COSTS, grown, **many) if count <= 32 else None,
             }
         )
     return rows

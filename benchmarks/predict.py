@@ -128,7 +128,7 @@ def crossed(cases, profiles):
         same = [j for j, other in enumerate(cases) if other.env == case.env]
         costs = Costs.from_json(profiles[same[same.index(i) - 1]]["costs"])
         found.append(simulate(costs, topology_of(resolve(profiles[i]["settings"]))))
-    return [each.env_steps_per_s for each in found]
+    return found
 
 
 FIGURES = ("measured", "predicted", "from_another")

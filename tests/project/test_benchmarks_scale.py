@@ -36,7 +36,7 @@ def test_each_case_is_also_predicted_from_another_one_s_parts():
     profiles = [profile(case, 1 + i) for i, case in enumerate(predict.CASES)]
     found = predict.crossed(predict.CASES, profiles)
     second = topology_of(resolve(profiles[1]["settings"]))
-    assert found[1] == simulate(SLEEPS, second).env_steps_per_s  # with those of the first
+    assert found[1] == simulate(SLEEPS, second)  # with those of the first
     assert found[0] < found[1]  # with those of the last one of the same environment
 
 

@@ -46,21 +46,15 @@ class Machine:
 
     Args:
         cores: number of cores; 0: one for each activity.
-
-    Attributes:
-        cpu_s: core seconds of all activities that have begun.
     """
 
-    def __init__(self, events: EventQueue, cores: float, speed: float = 1.0) -> None:
-        self._events, self._cores, self._speed = events, cores, speed
+    def __init__(self, events: EventQueue, cores: float) -> None:
+        self._events, self._cores = events, cores
         self._activities: list[_Activity] = []
         self._stretch, self._since, self._version = 1.0, 0.0, 0
-        self.cpu_s = 0.0
 
     def begin(self, sleep: float, cpu: float, callback: Callback) -> None:
         """Begin an activity of `sleep` idle and `cpu` computing seconds; then call `callback`."""
-        cpu /= self._speed
-        self.cpu_s += cpu
         if not self._cores:
             self._events.schedule(self._events.now + sleep + cpu, callback)
             return

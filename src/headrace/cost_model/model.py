@@ -15,7 +15,7 @@ from headrace.cost_model.events import EventQueue, Machine
 from headrace.cost_model.schedules import (
     AsynchronousSchedule,
     InlineSchedule,
-    Learning,
+    Schedule,
     SimulatedRank,
     SimulatedWorker,
     SynchronousSchedule,
@@ -41,7 +41,6 @@ class Topology:
         cores: of one machine; 0: as many as it has processes.
         machines: number of machines that share the workers; learners are on the first ones.
         learners_apart: True if learners have machines of their own.
-        core_speed: speed of a core, relative to the one that costs were measured on.
     """
 
     num_envs: int
@@ -54,29 +53,11 @@ class Topology:
     cores: float = 0.0
     machines: int = 1
     learners_apart: bool = False
-    core_speed: float = 1.0
 
     @property
     def batch(self) -> int:
         """Env steps of one update, over all learners."""
         return self.num_envs * self.num_steps
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The result of a simulation.
-
-    Attributes:
-        env_steps_per_s: env steps learned from, per second.
-        learner_busy: share of the time in which a learner learns.
-        workers_busy: share of the time in which a worker fills fragments.
-        update_s: time from the end of one update to the next.
-    """
-
-    env_steps_per_s: float
-    learner_busy: float
-    workers_busy: float
-    update_s: float
 
 
 def _work_times(costs: Costs, topology: Topology, seed: int) -> WorkTimes:
@@ -110,7 +91,7 @@ def _make_ranks(events: EventQueue, top: Topology) -> list[SimulatedRank]:
     learners = 0 if top.learners_apart else math.ceil(top.num_learners / top.machines)
     processes = math.ceil(top.num_workers / top.machines) + learners
     cores = top.cores if processes > top.cores else 0.0  # else each has a core of its own
-    machines = [Machine(events, cores, top.core_speed) for _ in range(top.machines)]
+    machines = [Machine(events, cores) for _ in range(top.machines)]
     vectors = top.num_envs // top.envs_per_vector // top.num_learners
     count = top.num_workers // top.num_learners
     ranks = []
@@ -126,28 +107,17 @@ def _make_ranks(events: EventQueue, top: Topology) -> list[SimulatedRank]:
     return ranks
 
 
-def simulate(
-    costs: Costs, topology: Topology, *, num_updates: int = 30, seed: int = 0
-) -> Prediction:
-    """Predict the speed of training as the mean over `num_updates` simulated updates."""
-    events, times = EventQueue(), _work_times(costs, topology, seed)
-    ranks = _make_ranks(events, topology)
-    learning = Learning(events, ranks, times.learn_s)
-    schedule = SynchronousSchedule if topology.num_workers else InlineSchedule
+def simulate(costs: Costs, topology: Topology, *, num_updates: int = 30, seed: int = 0) -> float:
+    """Predict the env steps/s of training as the mean over `num_updates` simulated updates."""
+    kind: type[Schedule] = SynchronousSchedule if topology.num_workers else InlineSchedule
     if topology.num_workers and topology.asynchronous:
-        schedule = AsynchronousSchedule
-    schedule(events, learning, ranks, times, topology.lag).begin()
-    updates = learning.updates
+        kind = AsynchronousSchedule
+    events, times = EventQueue(), _work_times(costs, topology, seed)
+    schedule = kind(events, _make_ranks(events, topology), times, topology.lag)
+    schedule.begin()
+    updates = schedule.updates
     events.run(lambda: len(updates) >= _WARM_UP + num_updates)
-    update_s = (updates[-1] - updates[_WARM_UP - 1]) / num_updates
-    workers = [worker for rank in ranks for worker in rank.workers]
-    busy_s = sum(worker.busy_s for worker in workers)
-    return Prediction(
-        env_steps_per_s=topology.batch / update_s,
-        learner_busy=sum(rank.busy_s for rank in ranks) / len(ranks) / events.now,
-        workers_busy=busy_s / len(workers) / events.now if workers else 1.0,
-        update_s=update_s,
-    )
+    return topology.batch / ((updates[-1] - updates[_WARM_UP - 1]) / num_updates)
 
 
 def lock_step_s(costs: Costs, num_envs: int) -> float:
@@ -167,13 +137,9 @@ def gains(
     The part with the greatest gain is the limit. Parts are those of `Costs.without`, `cores` (each
     process has one of its own), and with workers `waiting` (no process waits for another).
     """
-
-    def rate(costs: Costs, topology: Topology) -> float:
-        return simulate(costs, topology, num_updates=num_updates).env_steps_per_s
-
-    rates = {part: rate(costs.without(part), topology) for part in PARTS}
-    rates["cores"] = rate(costs, replace(topology, cores=0.0))
+    cases = {part: (costs.without(part), topology) for part in PARTS}
+    cases["cores"] = costs, replace(topology, cores=0.0)
     if topology.num_workers:
         nonstop = replace(topology, lag=max(2, topology.lag), asynchronous=True)
-        rates["waiting"] = rate(costs, nonstop)
-    return {part: faster / now for part, faster in rates.items()}
+        cases["waiting"] = costs, nonstop
+    return {part: simulate(*case, num_updates=num_updates) / now for part, case in cases.items()}

@@ -7,6 +7,7 @@
 Learners of all ranks update together: no update ends before the slowest.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -39,15 +40,10 @@ class WorkTimes:
 
 @dataclass
 class SimulatedWorker:
-    """A worker that fills the fragments of its vectors in sequence.
-
-    Attributes:
-        orders: vectors that wait to be filled.
-    """
+    """A worker that fills the fragments of its vectors in sequence; `orders` wait for it."""
 
     machine: Machine
     vectors: list[int]
-    busy_s: float = 0.0
     orders: deque[int] = field(default_factory=deque)
     is_busy: bool = False
 
@@ -65,51 +61,42 @@ class SimulatedRank:
     machine: Machine
     workers: list[SimulatedWorker]
     num_vectors: int
-    busy_s: float = 0.0
     free_at: float = 0.0
     queue: deque[int] = field(default_factory=deque)
 
 
-class Learning:
-    """Updates of all ranks, in step."""
+class Schedule(ABC):
+    """The order of the work of all ranks; `updates` has the time at which each update ended."""
 
-    def __init__(self, events: EventQueue, ranks: list[SimulatedRank], learn_s: float) -> None:
-        self._events, self._ranks, self._learn_s = events, ranks, learn_s
-        self._num_learning = 0
+    def __init__(
+        self, events: EventQueue, ranks: list[SimulatedRank], times: WorkTimes, lag: int
+    ) -> None:
+        self._events, self._ranks, self._times, self._lag = events, ranks, times, lag
+        self._is_free, self._is_collected = True, False
+        self._num_collecting = self._num_learning = 0
         self.updates: list[float] = []
 
-    def begin(self, callback: Callback) -> None:
+    @abstractmethod
+    def begin(self) -> None:
+        """Schedule the first events."""
+
+    def _learn(self, callback: Callback) -> None:
         """Begin an update; call `callback` when all ranks have finished it."""
         self._num_learning = len(self._ranks)
         for rank in self._ranks:
-            done = partial(self._done, rank, self._events.now, callback)
-            rank.machine.begin(0.0, self._learn_s, done)
+            rank.machine.begin(0.0, self._times.learn_s, partial(self._learned, callback))
 
-    def _done(self, rank: SimulatedRank, began: float, callback: Callback) -> None:
-        rank.busy_s += self._events.now - began
+    def _learned(self, callback: Callback) -> None:
         self._num_learning -= 1
         if not self._num_learning:
             self.updates.append(self._events.now)
             callback()
 
 
-class InlineSchedule:
+class InlineSchedule(Schedule):
     """Learners step the environments themselves."""
 
-    def __init__(
-        self,
-        events: EventQueue,
-        learning: Learning,
-        ranks: list[SimulatedRank],
-        times: WorkTimes,
-        lag: int,
-    ) -> None:
-        self._events, self._learning, self._ranks = events, learning, ranks
-        self._times, self._lag = times, lag
-        self._is_free, self._is_collected, self._num_collecting = True, False, 0
-
     def begin(self) -> None:
-        """Schedule the first events."""
         self._num_collecting = len(self._ranks)
         for rank in self._ranks:
             seconds = self._times.sum_fragments(rank.num_vectors)
@@ -118,14 +105,13 @@ class InlineSchedule:
     def _count_collected(self) -> None:
         self._num_collecting -= 1
         if not self._num_collecting:
-            self._learning.begin(self.begin)
+            self._learn(self.begin)
 
 
-class SynchronousSchedule(InlineSchedule):
+class SynchronousSchedule(Schedule):
     """Workers fill the fragments of one batch: at lag 1 during the update, else after it."""
 
     def begin(self) -> None:
-        """Order a batch."""
         self._is_collected = False
         self._num_collecting = sum(len(rank.workers) for rank in self._ranks)
         for rank in self._ranks:
@@ -137,10 +123,9 @@ class SynchronousSchedule(InlineSchedule):
 
     def _fill(self, rank: SimulatedRank, worker: SimulatedWorker) -> None:
         seconds = self._times.sum_fragments(len(worker.vectors))
-        worker.machine.begin(*seconds, partial(self._filled, rank, worker, self._events.now))
+        worker.machine.begin(*seconds, partial(self._filled, rank))
 
-    def _filled(self, rank: SimulatedRank, worker: SimulatedWorker, began: float) -> None:
-        worker.busy_s += self._events.now - began
+    def _filled(self, rank: SimulatedRank) -> None:
         received = max(rank.free_at, self._events.now + self._times.latency_s / 2)
         rank.free_at = received + self._times.hand_over_s / 2
         self._num_collecting -= 1
@@ -163,14 +148,13 @@ class SynchronousSchedule(InlineSchedule):
             self._is_free = False
             if self._lag:
                 self.begin()
-            self._learning.begin(self._updated)
+            self._learn(self._updated)
 
 
-class AsynchronousSchedule(InlineSchedule):
+class AsynchronousSchedule(Schedule):
     """The first fragments that are ready make a batch; each vector has 1 + lag buffers."""
 
     def begin(self) -> None:
-        """Order all fragments."""
         for rank in self._ranks:
             for _ in range(1 + self._lag):
                 self._order(rank, list(range(rank.num_vectors)))
@@ -185,14 +169,10 @@ class AsynchronousSchedule(InlineSchedule):
                 self._events.schedule(time, partial(self._fill, rank, worker))
 
     def _fill(self, rank: SimulatedRank, worker: SimulatedWorker) -> None:
-        vector, began = worker.orders.popleft(), self._events.now
-        filled = partial(self._filled, rank, worker, vector, began)
+        filled = partial(self._filled, rank, worker, worker.orders.popleft())
         worker.machine.begin(*next(self._times.fragments), filled)
 
-    def _filled(
-        self, rank: SimulatedRank, worker: SimulatedWorker, vector: int, began: float
-    ) -> None:
-        worker.busy_s += self._events.now - began
+    def _filled(self, rank: SimulatedRank, worker: SimulatedWorker, vector: int) -> None:
         rank.queue.append(vector)
         if worker.orders:
             self._fill(rank, worker)
@@ -207,7 +187,7 @@ class AsynchronousSchedule(InlineSchedule):
         for rank in self._ranks:
             # The learner copies what it takes, so the buffers return to the workers at once.
             self._order(rank, [rank.queue.popleft() for _ in range(rank.num_vectors)])
-        self._learning.begin(self._updated)
+        self._learn(self._updated)
 
     def _updated(self) -> None:
         self._is_free = True

@@ -144,7 +144,7 @@ def forecasts(
     tops = [run.topology(*pair, **sizes) for pair in shared or pairs]
     for top in tops:
         updates = 5 if top.num_workers > _MANY_WORKERS else 30
-        rate = simulate(run.costs, top, num_updates=updates).env_steps_per_s
+        rate = simulate(run.costs, top, num_updates=updates)
         part_gains = gains(run.costs, top, rate, num_updates=updates)
         limit = max(part_gains, key=lambda part: part_gains[part])
         yield Forecast(top.num_workers, top.num_learners, top.batch, rate, limit, part_gains[limit])

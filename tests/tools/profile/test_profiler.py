@@ -116,7 +116,7 @@ def settings(**given):
 
 def changes(costs, **given):
     now = settings(**given)
-    predicted = simulate(costs, advice.topology_of(now)).env_steps_per_s
+    predicted = simulate(costs, advice.topology_of(now))
     found = advice.find_changes(
         costs, now, predicted, lambda more: settings(**given | more), on_device=False
     )
@@ -124,7 +124,7 @@ def changes(costs, **given):
 
 
 def gained(costs, topology):
-    return gains(costs, topology, simulate(costs, topology).env_steps_per_s)
+    return gains(costs, topology, simulate(costs, topology))
 
 
 def test_more_workers_are_advised_for_sleeping_environments():
@@ -205,7 +205,7 @@ def test_run_with_timeline_can_be_profiled(run_dir, quick):
     assert found.env_steps_per_s == pytest.approx((640 - 64) / passed)
     assert set(found.seconds) == {"learner", "worker 0", "worker 1"}
     assert found.predicted == pytest.approx(
-        simulate(found.costs, advice.topology_of(found.settings)).env_steps_per_s
+        simulate(found.costs, advice.topology_of(found.settings))
     )
     plain = json.loads(json.dumps(found.to_json()))
     assert Costs.from_json(plain["costs"]).to_json() == found.costs.to_json()

@@ -65,7 +65,7 @@ def find_changes(
             topology = topology_of(resolve(changed), on_device=on_device)
         except ConfigError:  # these sizes do not fit together
             continue
-        candidates.append(Change(changed, simulate(costs, topology).env_steps_per_s / now))
+        candidates.append(Change(changed, simulate(costs, topology) / now))
     best: list[Change] = []
     for change in sorted(candidates, key=lambda change: -change.gain):
         # Of several changes of the same settings, take the best.

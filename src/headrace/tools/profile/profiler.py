@@ -170,7 +170,7 @@ def _profile(
     if costs.resets_per_step:  # the frequency of resets depends on the policy
         costs = replace(costs, resets_per_step=resets_per_step)
     topology = advice.topology_of(job.settings, on_device=whole)
-    predicted = simulate(costs, topology).env_steps_per_s
+    predicted = simulate(costs, topology)
     # All processes have started when the last of the first laps ends.
     started = max((laps.ends[0] for laps in tracks.values() if laps.ends), default=0.0)
     return Profile(
