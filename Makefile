@@ -21,8 +21,8 @@ demo: $(VENV)/.demo
 	$(BIN)/headrace plot $(RUN)
 	$(BIN)/headrace eval $(RUN) --episodes 20 --video $(RUN)/agent.mp4
 
-# Two processes run the tests, each file in one of them.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+# Each file runs in one of three processes: tests wait for others, so two would leave the cores idle.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 ## Lint, types, and each kind of test once: five minutes on two cores.
 test: $(VENV)/.dev browser

@@ -7,7 +7,6 @@ from typing import Any
 from headrace.collectors.api import Collected, Collector, Ledger
 from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
-from headrace.errors import NonFiniteError
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.training.counters import Counters
@@ -59,13 +58,7 @@ def train(
         collector.publish(learner.policies, learner.version)
         meter.lap("publish")
 
-        if metrics.pop("nonfinite"):
-            raise NonFiniteError(
-                f"Update {learner.version}: a gradient or parameter was NaN or infinite.\n"
-                f"Losses: {metrics}\nNothing of this update is saved. Try a smaller lr or "
-                "max_grad_norm, or --normalize-reward if rewards are large.\n"
-                + saver.write_bad_batch(batch)
-            )
+        saver.check_finite(metrics, batch)
         if run.check_ranks and learner.version % run.check_ranks == 0:
             learner.check_equal()
         metrics |= evaluate()

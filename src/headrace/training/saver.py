@@ -9,7 +9,7 @@ import headrace
 from headrace.batch import Fragment, named_tensors
 from headrace.collectors.api import ShouldStop
 from headrace.distributed.ranks import Ranks, gather_json
-from headrace.errors import RunDirError
+from headrace.errors import NonFiniteError, RunDirError
 from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.learner.learner import Learner
@@ -67,10 +67,24 @@ class Saver:
                 f"room, and go on from there: headrace resume {run_dir}"
             )
 
-    def write_bad_batch(self, batches: Mapping[str, Fragment]) -> str:
+    def check_finite(self, metrics: dict[str, float], batches: Mapping[str, Fragment]) -> None:
+        """Check an update, and remove `nonfinite` from its metrics. Called on all ranks at once.
+
+        Raises:
+            NonFiniteError: a gradient or parameter was NaN or infinite. The batches are written.
+        """
+        if metrics.pop("nonfinite"):
+            raise NonFiniteError(
+                f"Update {self._learner.version}: a gradient or parameter was NaN or infinite.\n"
+                f"Losses: {metrics}\nNothing of this update is saved. Try a smaller lr or "
+                "max_grad_norm, or --normalize-reward if rewards are large.\n"
+                + self._write_bad_batch(batches)
+            )
+
+    def _write_bad_batch(self, batches: Mapping[str, Fragment]) -> str:
         """Write the batches of an update that was not finite, and return where they are.
 
-        Called on all ranks at once. A rank whose share holds NaN or infinity writes it. If no
+        A rank whose share holds NaN or infinity writes it. If no
         share does, all ranks write theirs: the numbers overflowed in the update.
         """
         tensors = {
