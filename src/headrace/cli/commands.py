@@ -28,11 +28,12 @@ from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import evaluate as run_episodes
 from headrace.evaluation.trained_policies import load_policies
 from headrace.learner.frozen import opponents
+from headrace.models.custom import load_model
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.tools.doctor import describe, examine
 from headrace.tools.plotting import draw_curves
-from headrace.training.job import RunRequest, request_with_code, settings_of_run
+from headrace.training.job import RunRequest, settings_of_run
 from headrace.training.launch import Launch
 from headrace.training.rank import RunResult
 
@@ -113,7 +114,7 @@ def train(argv: list[str]) -> int:
 
 def _request_again(flags: RunFlags, changes: Mapping[str, Any]) -> RunRequest:
     """Return a request with what a run's directory may not name: its code."""
-    return request_with_code(changes, flags.env or None, flags.wrapper, flags.model, flags.algo)
+    return RunRequest(changes, flags.env or None, flags.wrapper, flags.model, flags.algo)
 
 
 def resume(argv: list[str]) -> int:
@@ -145,7 +146,7 @@ def evaluate(argv: list[str]) -> int:
         best if flags.best else flags.run_dir, request.model, request.algorithm
     )
     spec = env_spec(maker)
-    others = opponents(flags.frozen, shares, settings, spec, request.model)
+    others = opponents(flags.frozen, shares, settings, spec, load_model(request.model))
     theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
     checkpoint.check_policies(theirs, spec, flags.run_dir)
     played = run_episodes(

@@ -31,7 +31,7 @@ from headrace.tools.profile import timeline_plots
 from headrace.tools.profile.profiler import profile_env, profile_run
 from headrace.tools.profile.result import format_profile
 from headrace.tools.report.page import write_report
-from headrace.training.job import RunRequest, request_with_code
+from headrace.training.job import RunRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def profile(argv: list[str]) -> int:
                 f"{', '.join(others)}: a run's directory is profiled with the settings that it was "
                 "trained with.\nLeave these out, or name the environment in place of the directory."
             )
-        request = request_with_code({}, flags.env, *custom)
+        request = RunRequest({}, flags.env, *custom)
         result = profile_run(run_dir, request, flags.seconds, say)
     else:
         if flags.env is not None:

@@ -20,7 +20,7 @@ from headrace.evaluation.trained_policies import TrainedPolicy, load_policies, l
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network
 from headrace.spec import Array
-from headrace.training.job import Job, RunRequest, request_with_code
+from headrace.training.job import Job, RunRequest
 from headrace.training.launch import Launch
 from headrace.training.rank import RunResult
 from headrace.training.reporter import OnUpdate
@@ -137,20 +137,29 @@ def train(
     """
     return _finish(
         Launch(on_update, None if quiet else sys.stdout).start(
-            request_by(env, settings, algo, network, model, wrapper, config),
+            request_for(
+                env,
+                algo=algo,
+                network=network,
+                model=model,
+                wrapper=wrapper,
+                config=config,
+                **settings,
+            ),
             None if run_dir is None else Path(run_dir),
         )
     )
 
 
-def request_by(
+def request_for(
     env: EnvLike,
-    settings: Mapping[str, Any],
-    algo: Any,
-    network: Network | None,
-    model: str | ModelFactory | None,
-    wrapper: WrapperLike | Sequence[WrapperLike],
-    config: str | os.PathLike[str] | None,
+    *,
+    algo: Any = None,
+    network: Network | None = None,
+    model: str | ModelFactory | None = None,
+    wrapper: WrapperLike | Sequence[WrapperLike] = (),
+    config: str | os.PathLike[str] | None = None,
+    **settings: Any,
 ) -> RunRequest:
     """Return the request for the arguments of `train`; ConfigError if they are of another type."""
     explicit = rename_settings(settings)
@@ -168,7 +177,11 @@ def request_by(
         raise ConfigError(f"network={network!r}: expected headrace.Network(hidden_sizes=...).")
     file = None if config is None else Path(config)
     # The algorithm travels as code: one of a script has no name that others could import.
-    return request_with_code(explicit, env, wrapper, model, explicit.get("algo"), file)
+    return RunRequest(explicit, env, _several(wrapper), model, explicit.get("algo"), file)
+
+
+def _several(wrapper: WrapperLike | Sequence[WrapperLike]) -> tuple[WrapperLike, ...]:
+    return (wrapper,) if isinstance(wrapper, str) or callable(wrapper) else tuple(wrapper)
 
 
 def resume(
@@ -204,7 +217,7 @@ def resume(
     changes = {name: value for name, value in changed.items() if value is not None}
     return _finish(
         Launch(on_update, None if quiet else sys.stdout).resume(
-            Path(run_dir), request_with_code(changes, env, wrapper, model, algo)
+            Path(run_dir), RunRequest(changes, env, _several(wrapper), model, algo)
         )
     )
 

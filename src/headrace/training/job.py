@@ -2,13 +2,12 @@
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from headrace import timeouts
-from headrace.algos.base import Algorithm
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.collectors.watchdog import Watchdog
 from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algorithm
@@ -57,7 +56,7 @@ class RunRequest:
 
     Attributes:
         env: an environment or its maker; None: the setting `env`.
-        wrappers, model, algorithm: the user's own code; default: what the settings name.
+        wrappers, model, algorithm: the user's own code, or its name; default: the settings' own.
         config_file: TOML file with more settings.
         measured: sizes that `headrace autoscale` measured, used where no size is set.
         spec: of the environment, after `inspect_request`.
@@ -66,8 +65,8 @@ class RunRequest:
     explicit: Mapping[str, Any] = field(default_factory=dict)
     env: EnvLike | None = None
     wrappers: tuple[WrapperLike, ...] = ()
-    model: ModelFactory | None = None
-    algorithm: Algorithm[Any] | None = None
+    model: str | ModelFactory | None = None
+    algorithm: AlgorithmLike | None = None
     config_file: Path | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
     spec: EnvSpec | None = None
@@ -96,25 +95,7 @@ class RunRequest:
         maker = _maker_of(settings, self)
         if self.spec.kind != "gym":
             _check_whole(settings.run, maker, self.spec)
-        return _job_of(settings, maker, self.model, self.spec, run_dir, quiet)
-
-
-def request_with_code(
-    explicit: Mapping[str, Any],
-    env: EnvLike | None,
-    wrapper: WrapperLike | Sequence[WrapperLike],
-    model: str | ModelFactory | None,
-    algo: AlgorithmLike | None,
-    config_file: Path | None = None,
-) -> RunRequest:
-    """Return a request with code as a caller names it: callables, or `module:callable`.
-
-    Raises:
-        ConfigError: there is no such module or callable.
-    """
-    wrappers = (wrapper,) if isinstance(wrapper, str) or callable(wrapper) else tuple(wrapper)
-    algorithm = load_algorithm(algo) if algo else None
-    return RunRequest(explicit, env, wrappers, load_model(model), algorithm, config_file)
+        return _job_of(settings, maker, self, self.spec, run_dir, quiet=quiet)
 
 
 def inspect_request(request: RunRequest) -> RunRequest:
@@ -124,11 +105,11 @@ def inspect_request(request: RunRequest) -> RunRequest:
         named["wrapper"] = tuple(
             w if isinstance(w, str) else getattr(w, "__name__", "wrapper") for w in request.wrappers
         )
-    if (model := request.model) is not None:
+    if (model := load_model(request.model)) is not None:
         name = getattr(model, "__qualname__", "model")
         named["model"] = f"{getattr(model, '__module__', '')}:{name}"
-    if request.algorithm is not None:
-        named["algo"] = algorithm_name(type(request.algorithm))
+    if request.algorithm:
+        named["algo"] = algorithm_name(type(load_algorithm(request.algorithm)))
     if request.env is not None:
         named["env"] = EnvMaker(request.env).name
     request = request.change(**named)
@@ -158,9 +139,9 @@ def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMa
         again.append(f"--env {name if ':' in name else 'module:callable'} (env=... in Python)")
     if wrappers and not request.wrappers:
         again.append(f"--wrapper {' '.join(wrappers)} (wrapper=... in Python)")
-    if model and request.model is None:
+    if model and not request.model:
         again.append(f"--model {model} (model=... in Python)")
-    if ":" in values["algo"] and request.algorithm is None:
+    if ":" in values["algo"] and not request.algorithm:
         again.append(f"--algo {values['algo']} (algo=... in Python)")
     if again:
         raise ConfigError(
@@ -169,8 +150,8 @@ def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMa
         )
     if request.env is not None:
         values["env"] = EnvMaker(request.env).name
-    if request.algorithm is not None:
-        values["algo"] = algorithm_name(type(request.algorithm))
+    if request.algorithm:
+        values["algo"] = algorithm_name(type(load_algorithm(request.algorithm)))
     settings = replace(resolve(values), source=source)
     return settings, _maker_of(settings, request)
 
@@ -188,7 +169,7 @@ def job_of_run(
     before = {} if saved is None else checkpoint.policies(saved)
     if saved is not None:
         checkpoint.check_policies(before, spec, run_dir)
-    job = _job_of(settings, maker, request.model, spec, run_dir, quiet)
+    job = _job_of(settings, maker, request, spec, run_dir, quiet=quiet)
     shares = {name: agents for name, (_, agents) in before.items()}
     if saved is not None and shares != job.shares:
         raise CheckpointError(
@@ -215,9 +196,10 @@ def _spec_of(maker: EnvMaker, run: RunConfig) -> EnvSpec:
 def _job_of(
     settings: Settings,
     maker: EnvMaker,
-    model: ModelFactory | None,
+    request: RunRequest,
     spec: EnvSpec,
     run_dir: Path,
+    *,
     quiet: bool,
 ) -> Job:
     """Assign the agents to policies; ConfigError if a setting does not go with several."""
@@ -229,7 +211,7 @@ def _job_of(
         raise ConfigError(
             f"frozen: all policies ({', '.join(shares)}) are frozen.\nLeave one out, to be trained."
         )
-    return Job(settings, maker, model, spec, shares, run_dir, None, quiet)
+    return Job(settings, maker, load_model(request.model), spec, shares, run_dir, None, quiet)
 
 
 def _check_kind(run: RunConfig, spec: EnvSpec) -> None:

@@ -3,9 +3,8 @@
 Sizes that the user has fixed stay. The result is cached for the next time.
 """
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,17 +13,15 @@ from typing import Any
 from headrace.config.resolve import Settings, cpu_cores
 from headrace.distributed import child_process
 from headrace.distributed.ranks import visible_gpus
-from headrace.envs.factory import EnvLike, WrapperLike
+from headrace.envs.factory import EnvLike
 from headrace.envs.vectors import is_one_vector
 from headrace.errors import ConfigError, HeadraceError
-from headrace.models.custom import ModelFactory
-from headrace.models.policy import Network
 from headrace.tools.autoscale import resources, result
 from headrace.tools.autoscale.result import AutoscaleResult
 from headrace.tools.autoscale.search import Search
 from headrace.tools.autoscale.sizes import SIZE_NAMES, SearchSpace, Sizes
 from headrace.tools.autoscale.trial import Trial, TrialSetup, format_gib, run_trial
-from headrace.training.api import request_by
+from headrace.training.api import request_for
 from headrace.training.job import RunRequest, inspect_request
 from headrace.training.launch import check_alone
 
@@ -46,21 +43,14 @@ _NOT_FOR_SPEED = {
 def autoscale(
     env: EnvLike,
     *,
-    algo: Any = None,
-    network: Network | None = None,
-    model: str | ModelFactory | None = None,
-    wrapper: WrapperLike | Sequence[WrapperLike] = (),
-    config: str | os.PathLike[str] | None = None,
     budget_s: float = BUDGET_S,
     memory_gib: float | None = None,
     batch_size: int | None = None,
     again: bool = False,
     quiet: bool = False,
-    **settings: Any,
+    **arguments: Any,
 ) -> AutoscaleResult:
     """Find sizes that train fast on this machine: `headrace.train(env, **result.settings)`.
-
-    The other arguments are those of `headrace.train`.
 
     Args:
         budget_s: maximum duration of the search (s).
@@ -69,6 +59,7 @@ def autoscale(
         batch_size: env steps of an update. Default: that of settings or preset; open if all
             environments are one vector on the learner's device.
         again: measure even if a result for this machine and these settings is cached.
+        **arguments: those of `headrace.train`.
 
     Raises:
         ConfigError: the settings are invalid, or no trial fits into the memory.
@@ -76,7 +67,7 @@ def autoscale(
         KeyboardInterrupt: the search was interrupted; no trial is left.
     """
     return find_sizes(
-        request_by(env, settings, algo, network, model, wrapper, config),
+        request_for(env, **arguments),
         budget_s=budget_s,
         memory_gib=memory_gib,
         batch_size=batch_size,

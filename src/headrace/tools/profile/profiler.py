@@ -5,9 +5,8 @@ again. Its predictions can be trusted as far as it agrees with the run.
 """
 
 import math
-import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,15 @@ from typing import Any
 from headrace.config.resolve import Settings, cpu_cores, derive, resolve
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import gains, simulate
-from headrace.envs.factory import EnvLike, WrapperLike
+from headrace.envs.factory import EnvLike
 from headrace.errors import ConfigError
 from headrace.meter import Laps
-from headrace.models.custom import ModelFactory
-from headrace.models.policy import Network
 from headrace.storage.timeline import read_timeline
 from headrace.tools.profile import advice
 from headrace.tools.profile.probe import Probe
 from headrace.tools.profile.result import Profile, format_profile
 from headrace.tools.profile.timeline_plots import seconds_by_process
-from headrace.training.api import request_by
+from headrace.training.api import request_for
 from headrace.training.job import Job, RunRequest, inspect_request, job_of_run
 from headrace.training.launch import Launch
 from headrace.training.log import read_metrics
@@ -40,28 +37,23 @@ _EXPLICIT = ("given", "config ", "auto-scale")  # origins of settings that do no
 def profile(
     env: EnvLike,
     *,
-    algo: Any = None,
-    network: Network | None = None,
-    model: str | ModelFactory | None = None,
-    wrapper: WrapperLike | Sequence[WrapperLike] = (),
-    config: str | os.PathLike[str] | None = None,
     seconds: float = 60.0,
     quiet: bool = False,
-    **settings: Any,
+    **arguments: Any,
 ) -> Profile:
     """Measure where the time of a training goes, what limits it, and what to change.
 
-    The other arguments are those of `headrace.train`.
-
     Args:
         seconds: duration of the whole profile, not counting the start of processes.
+        **arguments: those of `headrace.train`.
 
     Raises:
         HeadraceError: see `headrace.errors`.
         KeyboardInterrupt: the profile was interrupted; nothing is left of it.
     """
-    request = request_by(env, settings, algo, network, model, wrapper, config)
-    result = profile_env(request, seconds, (lambda _: None) if quiet else print)
+    result = profile_env(
+        request_for(env, **arguments), seconds, (lambda _: None) if quiet else print
+    )
     if not quiet:
         print(format_profile(result))
     return result
