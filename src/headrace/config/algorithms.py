@@ -1,7 +1,4 @@
-"""The algorithms by name, and loading one that lies outside the package.
-
-Left out: the contract (`algos/base.py`), and what each one computes (its page).
-"""
+"""The algorithms by name, and loading one that lies outside the package."""
 
 from typing import Any
 
@@ -36,11 +33,7 @@ AlgorithmLike = str | type[Algorithm[Any]] | Algorithm[Any]
 
 
 def load_algorithm(algorithm: AlgorithmLike) -> Algorithm[Any]:
-    """Return an algorithm; `module:Name` is imported.
-
-    Raises:
-        ConfigError: there is none of that name, or it does not keep the contract.
-    """
+    """Return an algorithm; `module:Name` is imported. ConfigError if it is none."""
     if isinstance(algorithm, str) and algorithm in ALGORITHMS:
         return ALGORITHMS[algorithm]
     loaded: Any = algorithm

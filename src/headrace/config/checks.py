@@ -17,11 +17,7 @@ def _flag(name: str) -> str:
 
 
 def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[Any]) -> None:
-    """Refuse numbers that do not divide or, with a recurrent core, cannot be divided.
-
-    Raises:
-        ConfigError: naming the sum.
-    """
+    """Refuse numbers that do not divide or, with a recurrent core, cannot be divided."""
     _check_learners(run)
     _check_vectors(run)
     rows = algorithm.minibatch_rows(run, algo)

@@ -10,11 +10,7 @@ VALUES = {("inference", "sampler"): "worker"}
 
 
 def rename_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `settings` with today's names and values.
-
-    Raises:
-        ConfigError: a setting is there under both of its names.
-    """
+    """Return `settings` with today's names and values; ConfigError if one has both of its names."""
     for old, new in NAMES.items():
         if old in settings and new in settings:
             raise ConfigError(

@@ -50,11 +50,7 @@ class Settings:
     algorithm: Algorithm[Any]
 
     def of(self, policy: str) -> "Settings":
-        """Return the settings of one policy: `[policies.NAME]` may change some.
-
-        Raises:
-            ConfigError: an unknown name, or a value of the wrong type.
-        """
+        """Return the settings of one policy: `[policies.NAME]` may change some; or ConfigError."""
         changes = policy_settings(self.run.policies).get(policy, {})
         changes = _checked(changes, (Network, type(self.algo)), f"policies.{policy}")
         network = replace(self.network, **_part(Network, changes))
@@ -113,7 +109,6 @@ def read_settings(
     """Return the settings of flags, file, preset and defaults, before any is derived.
 
     Args:
-        explicit: name -> value from flags or keywords; `env` may be there or in the file.
         measured: sizes that `headrace autoscale` measured, used where no size is set.
 
     Raises:

@@ -1,7 +1,4 @@
-"""The settings that every run has, whatever its algorithm, in groups.
-
-Left out: where values come from, and whether they fit together (`resolve.py`).
-"""
+"""The settings that every run has, whatever its algorithm, in groups."""
 
 import ast
 from collections.abc import Mapping

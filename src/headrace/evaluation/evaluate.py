@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from headrace import batch
-from headrace.batch import Obs
 from headrace.collectors.api import ShouldStop
 from headrace.collectors.rollout import FixedActors, at_once, rollout
 from headrace.config.policies import DEFAULT
@@ -81,26 +79,26 @@ def evaluate(
     stop: ShouldStop = lambda: False,
     say: Callable[[str], None] = lambda progress: None,
 ) -> Evaluation | None:
-    """Play whole episodes. Each env plays a fixed number, so that short ones count no more.
+    """Play whole episodes, a fixed number in each env, so that short ones count no more.
 
     Args:
         shares: the agents of each of several policies.
         stochastic: sample actions, as in training; default: the most likely ones.
         video: write the first episode to this file (MP4).
-        stop: asked between steps whether to stop.
-
-    Returns:
-        The returns; None if stopped.
+        stop: asked between steps whether to stop, and return None.
 
     Raises:
         ConfigError, MissingExtraError: less than one episode; a video without the `video` extra.
         EnvError: the environment failed, or its episodes do not end.
     """
-    quotas = _quotas(episodes)
-    n = len(quotas)
-    if video is not None and maker.kernel() is not None:
+    if episodes < 1:
+        raise ConfigError(f"episodes={episodes}: expected at least 1.")
+    n = min(episodes, _MAX_ENVS)
+    quotas = [episodes // n + (i < episodes % n) for i in range(n)]  # of each env
+    if video is not None and (env := maker.kernel()) is not None:
         first = play_episode(policy, maker, shares=shares, seed=seed, stochastic=stochastic)
-        _film(first, maker, video)
+        rows = ({k: array[t] for k, array in first.items()} for t in range(len(first["step"])))
+        write_video(video, (env.draw(row) for row in rows), _FPS)
     spec = spec or env_spec(maker)
     played: list[list[Episode]] = [[] for _ in quotas]
     players = _Players(policy, shares, n, _NUM_STEPS, seed=seed, stochastic=stochastic)
@@ -128,14 +126,6 @@ def evaluate(
     )
 
 
-def _quotas(episodes: int) -> list[int]:
-    """Return how many episodes each env plays."""
-    if episodes < 1:
-        raise ConfigError(f"episodes={episodes}: expected at least 1.")
-    n = min(episodes, _MAX_ENVS)
-    return [episodes // n + (i < episodes % n) for i in range(n)]
-
-
 def _endless(maker: EnvMaker, num_envs: int) -> EnvError:
     return EnvError(
         f"No episode of {maker.name} ended in {_MAX_STEPS_WITHOUT_END:,} steps of {num_envs} envs."
@@ -151,7 +141,6 @@ def _vector(
     seed: int,
     video: Path | None,
 ) -> VectorEnv:
-    """Make the environments. For a video of the first one, they are in Python form."""
     context = VectorContext(spec, np.arange(num_envs), seed, role="eval", worker="evaluation")
     if is_one_vector(maker, spec):
         if video is not None and spec.kind != "kernel":
@@ -211,13 +200,6 @@ def play_episode(
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def _film(episode: Mapping[str, Array], maker: EnvMaker, path: Path) -> None:
-    env = maker.kernel()
-    assert env is not None, maker.name
-    rows = ({k: array[t] for k, array in episode.items()} for t in range(len(episode["step"])))
-    write_video(path, (env.draw(row) for row in rows), _FPS)
-
-
 class _Players:
     """Policies that act in a vector, each for its agents, `num_steps` at a time."""
 
@@ -236,7 +218,8 @@ class _Players:
         self.spec = next(iter(policies.values())).spec  # all have the environment's agents
         self.parts = list((shares or {DEFAULT: Agents(0, self.spec.num_agents)}).values())
         self._modules = [each.module for each in policies.values()]
-        actors = [PolicyActor(_act(module, stochastic=stochastic)) for module in self._modules]
+        acts = [m.act if stochastic else _greedily(m) for m in self._modules]
+        actors = [PolicyActor(act) for act in acts]
         self._weights, self._meter, self._seed = FixedActors(actors, version=0), Meter(), seed
         self._num_steps = num_steps
         self._fragments = []
@@ -262,8 +245,5 @@ class _Players:
         return taken == self._num_steps
 
 
-def _act(module: Policy, *, stochastic: bool) -> Act:
-    def greedily(obs: Obs, noise: Tensor, *memory: Tensor) -> dict[str, Tensor]:
-        return module.act_greedily(obs, *memory)
-
-    return module.act if stochastic else greedily
+def _greedily(module: Policy) -> Act:
+    return lambda obs, noise, *memory: module.act_greedily(obs, *memory)

@@ -14,10 +14,7 @@ from headrace.spec import Space
 
 
 class Categorical(nn.Module):
-    """One choice among `num_choices`.
-
-    Parameters are logits `[..., num_choices]`; actions are int64 `[...]`.
-    """
+    """One choice among `num_choices`: logits `[..., num_choices]`, actions int64 `[...]`."""
 
     num_draws = 1
 
@@ -42,11 +39,7 @@ class Categorical(nn.Module):
 
 
 class MultiCategorical(nn.Module):
-    """Several independent choices at a time.
-
-    Parameters are the logits of all of them, `[..., sum(nvec)]`; actions are int64
-    `[..., len(nvec)]`.
-    """
+    """Several choices at a time: logits `[..., sum(nvec)]`, actions int64 `[..., len(nvec)]`."""
 
     def __init__(self, nvec: tuple[int, ...]) -> None:
         super().__init__()

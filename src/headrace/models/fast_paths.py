@@ -19,8 +19,6 @@ class FastPath:
     """A fast path and its reference.
 
     Attributes:
-        name: printed when a run starts.
-        reference: the replaced function.
         unsupported: returns the reason why it cannot replace the reference, or "".
         make: builds the replacement from the arguments of `unsupported`.
         tolerance: largest difference from the reference's results, by dtype of the weights.

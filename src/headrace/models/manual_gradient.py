@@ -46,16 +46,8 @@ def unsupported(policy: Policy, network: Network) -> str:
 class ManualNetwork:
     """The actor and the critic of a policy; activations are `[trunks, rows, width]`.
 
-    All parameters become views of one flat vector, in which a layer's parts of both trunks are
-    neighbours. Gradients have the same layout.
-
-    Args:
-        model: its parameters may change, but not be replaced.
-        own: parameters of the distribution.
-
-    Attributes:
-        parameters: all parameters, flat.
-        gradient: their gradients, flat.
+    All parameters become views of the flat vector `parameters`, in which a layer's parts of both
+    trunks are neighbours; `gradient` has the same layout. `own` are those of the distribution.
     """
 
     def __init__(self, model: ActorCritic, own: list[nn.Parameter]) -> None:

@@ -37,10 +37,7 @@ def conv(num_in: int, num_out: int, kernel: int, *, stride: int = 1, padding: in
 
 
 class Mlp(nn.Module):
-    """Hidden layers only, each with gain sqrt 2; the caller puts its own last layer on top.
-
-    Maps `[..., num_in]` to `[..., hidden_sizes[-1]]` (or to itself, without hidden layers).
-    """
+    """Hidden layers only, each with gain sqrt 2: `[..., num_in]` to `[..., hidden_sizes[-1]]`."""
 
     def __init__(self, num_in: int, hidden_sizes: tuple[int, ...], activation: str) -> None:
         super().__init__()
@@ -98,10 +95,7 @@ def image_layout(space: Space) -> ImageLayout | None:
 
 
 class FlatEncoder(nn.Module):
-    """One vector of floats: Box flattened, choices one-hot, bits as they are.
-
-    Maps `[..., *space.shape]` to `[..., num_features]`.
-    """
+    """`[..., *space.shape]` to one vector of floats `[..., num_features]`; choices are one-hot."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()

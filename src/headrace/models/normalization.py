@@ -19,10 +19,7 @@ CLIP = 10.0
 
 
 def merged(moments: Tensor) -> Tensor:
-    """Merge the count, mean and variance of samples (Chan, Golub, LeVeque 1979, eq. 2.1).
-
-    `[samples, 3, ...]` becomes `[3, ...]`.
-    """
+    """Merge count, mean and variance, `[samples, 3, ...]` to `[3, ...]` (Chan et al. 1979, 2.1)."""
     whole, *others = moments.unbind()
     for other in others:
         (count, mean, var), (more, their_mean, their_var) = whole, other

@@ -59,11 +59,7 @@ class Network:
 
 
 class ActorCritic(nn.Module):
-    """Headrace's network: an encoder, then an actor and a critic with a trunk each.
-
-    Attributes:
-        core: recurrent, between encoder and trunks. The policy then calls the three in turn.
-    """
+    """Headrace's network: an encoder, maybe a recurrent core, and trunks of actor and critic."""
 
     def __init__(self, spec: EnvSpec, network: Network) -> None:
         super().__init__()

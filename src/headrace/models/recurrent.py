@@ -49,7 +49,7 @@ class Core(nn.Module):
         return output, output
 
     def stay_out_of_graphs(self) -> None:
-        """Keep `forward` out of compiled losses, since its cuts depend on the data.
+        """Keep `forward`, whose cuts depend on the data, out of compiled losses.
 
         A decorator would do the same, but its imports take as long as the rest of torch.
         """

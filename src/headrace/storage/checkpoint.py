@@ -129,11 +129,9 @@ def to_safetensors(tensors: Mapping[str, Any]) -> bytes:
 
 
 def prune(keep: int, written: Path) -> None:
-    """Remove old checkpoints, damaged ones, and what interrupted writers left.
+    """Remove all but the `keep` newest checkpoints up to `written`, which was just written.
 
-    Args:
-        keep: how many stay, with the one just written.
-        written: that one. Those with higher numbers are damaged: the run resumed from before them.
+    Those with higher numbers are damaged: the run resumed from before them.
     """
     others = sorted(path for path in written.parent.glob("step_*") if path != written)
     earlier = [path for path in others if path < written]
@@ -144,10 +142,9 @@ def prune(keep: int, written: Path) -> None:
 
 
 def newest(run_dir: Path) -> Checkpoint:
-    """Return the newest checkpoint that is not damaged. A warning names damaged ones.
+    """Return the newest whole checkpoint of a run, its `best`, or the checkpoint that `run_dir` is.
 
-    Args:
-        run_dir: a run directory, its `best`, or the directory of a checkpoint.
+    A warning names damaged ones.
 
     Raises:
         CheckpointError: there is none.
@@ -235,11 +232,7 @@ def policies(saved: Checkpoint) -> dict[str, tuple[EnvSpec, Agents]]:
 def check_policies(
     saved: Mapping[str, tuple[EnvSpec, Agents]], spec: EnvSpec, run_dir: Path
 ) -> None:
-    """Check that saved policies, as `policies` returns them, fit the agents of an environment.
-
-    Raises:
-        CheckpointError: spaces differ, or the number of agents.
-    """
+    """Raise CheckpointError if saved policies do not fit the agents of an environment."""
     count = sum(agents.size for _, agents in saved.values())
     if count != spec.num_agents:
         raise CheckpointError(

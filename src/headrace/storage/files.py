@@ -54,10 +54,6 @@ def write_whole(path: Path, data: bytes) -> None:
 class RetriedWrite:
     """A write that may fail for a while: one warning when that begins, and one when it ends.
 
-    Args:
-        name: in the plural, for the warning.
-        path: of the files.
-
     Attributes:
         error: of the last attempt; None: it was written.
     """
@@ -86,10 +82,7 @@ class RetriedWrite:
 
 
 class AppendFile:
-    """A file (mode 0600) to append to, which keeps up to 16 MiB while the disk is full.
-
-    They are written once there is room; no line is torn or doubled.
-    """
+    """A file (mode 0600) to append to; while the disk is full, up to 16 MiB wait for room."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -33,11 +33,7 @@ def default(env: str, algo: str, seed: int) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Create the directory if needed (mode 0700) and lock it for this process.
-
-    Raises:
-        RunDirError: another process holds it, or it cannot be created.
-    """
+    """Create the directory if needed (mode 0700) and lock it, or raise RunDirError."""
     try:
         path.mkdir(parents=True, mode=0o700, exist_ok=True)
         fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,8 +1,4 @@
-"""Sections: what each part of a run puts into a checkpoint, and takes back on resume.
-
-A part (a policy, an optimizer, the collector, counters) registers one. The same list serves saving
-and resuming. Left out: how checkpoints are written (`checkpoint.py`).
-"""
+"""Sections: what each part of a run puts into a checkpoint, and takes back on resume."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -42,11 +38,7 @@ def module_section(name: str, module: nn.Module) -> Section:
 
 
 def restore(sections: Iterable[Section], saved: Checkpoint) -> None:
-    """Load every section from a checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint lacks a section, or holds what no run writes.
-    """
+    """Load every section; CheckpointError if one is missing, or holds what no run writes."""
     with as_written(saved.path):
         for section in sections:
             section.load(*saved.section(section.name))

@@ -1,8 +1,4 @@
-"""The timeline that `--timeline` writes: what every process of a run did when.
-
-One `timeline.npz` for each rank, with its learner and its workers. Left out: recording laps
-(`meter.py`), plots (`tools/profile/timeline_plots.py`).
-"""
+"""The timeline that `--timeline` writes for each rank: what its processes did when."""
 
 import contextlib
 import io
@@ -48,11 +44,7 @@ def write_timeline(run_dir: Path, rank: int, tracks: dict[str, Laps]) -> None:
 
 
 def read_timeline(run_dir: Path) -> dict[str, Laps]:
-    """Return the laps of each process, by name; {} without a timeline.
-
-    Raises:
-        RunDirError: a file is damaged.
-    """
+    """Return the laps of each process, by name, {} without a timeline; RunDirError if damaged."""
     tracks: dict[str, Laps] = {}
     rank = 0
     while (path := _path(run_dir, rank)).exists():

@@ -28,11 +28,7 @@ from headrace.training.reporter import OnUpdate
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended.
-
-    Attributes:
-        summary: what `headrace train --json` prints.
-    """
+    """A run that has ended; `summary` is what `headrace train --json` prints."""
 
     dir: Path
     summary: dict[str, Any] = field(repr=False)

@@ -81,13 +81,10 @@ class RunRequest:
         return read_settings(self.explicit, self.config_file, self.measured)
 
     def job(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Job:
-        """Derive the remaining settings and return the job of a new run, once inspected.
+        """Derive the remaining settings and return the job of a new run, or raise ConfigError.
 
         Args:
             cores: CPU cores for workers; default: those of this process.
-
-        Raises:
-            ConfigError: settings contradict each other or the environment.
         """
         assert self.spec is not None
         _check_kind(self.settings.run, self.spec)
@@ -124,12 +121,10 @@ def inspect_request(request: RunRequest) -> RunRequest:
 
 
 def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMaker]:
-    """Return the settings and the environment of a run.
-
-    `request` has the settings to change, and names all of the run's code again.
+    """Return a run's settings, with those of `request` changed, and its environment.
 
     Raises:
-        ConfigError: some code is not named again.
+        ConfigError: some of the run's code is not named again.
     """
     config = rundir.read_config(run_dir)
     values, source = values_for_resume(config, request.explicit)
@@ -159,11 +154,7 @@ def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMa
 def job_of_run(
     run_dir: Path, request: RunRequest, *, saved: Checkpoint | None = None, quiet: bool = True
 ) -> Job:
-    """Return the job of the run in a directory; `request` as in `settings_of_run`.
-
-    Raises:
-        CheckpointError: the policies of `saved` do not fit.
-    """
+    """Return the job of a directory's run; CheckpointError if policies of `saved` do not fit."""
     settings, maker = settings_of_run(run_dir, request)
     spec = _spec_of(maker, settings.run)
     before = {} if saved is None else checkpoint.policies(saved)

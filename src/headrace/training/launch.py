@@ -51,11 +51,7 @@ class Launch:
         self._on_update, self._out = on_update, out
 
     def start(self, request: RunRequest, run_dir: Path | None = None) -> RunResult:
-        """Start a run and follow it to its end; `run_dir` is by default a new one below `runs/`.
-
-        Raises:
-            HeadraceError: see `headrace.errors`.
-        """
+        """Start a run and follow it to its end; `run_dir` is by default a new one below `runs/`."""
         attempt = self._attempt
         if attempt is not None and attempt.may_restart and run_dir is None:
             raise ConfigError(
@@ -77,14 +73,7 @@ class Launch:
                 return self._run(job)
 
     def resume(self, run_dir: Path, request: RunRequest) -> RunResult:
-        """Go on with a run from its newest whole checkpoint.
-
-        Args:
-            request: settings to change; the environment again if it is code, and the user's code.
-
-        Raises:
-            HeadraceError: see `headrace.errors`.
-        """
+        """Go on with a run from its newest whole checkpoint; `request` changes settings."""
         request, quiet = self._with_learners(request), self._out is None
         settings, _ = settings_of_run(run_dir, request)
         with self._connected(settings.run), self._held(run_dir):

@@ -34,9 +34,6 @@ class MetricsLog:
     """`metrics.jsonl` (one object per update) and TensorBoard events, in the run directory.
 
     This thread writes them, not TensorBoard's writer, whose thread dies when a disk is full.
-
-    Raises:
-        RunDirError: the files cannot be created.
     """
 
     def __init__(self, run_dir: Path, version: int, env_steps: int) -> None:
@@ -94,13 +91,7 @@ def _is_number(value: Any) -> bool:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the rows of `metrics.jsonl`.
-
-    An incomplete last line is left out. So are damaged lines, which a warning names.
-
-    Raises:
-        RunDirError: there is no such file, or it is too large.
-    """
+    """Return the rows of `metrics.jsonl`, without damaged lines; or raise RunDirError."""
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         raise RunDirError(f"{run_dir} has no metrics.jsonl: no update has been made there.")

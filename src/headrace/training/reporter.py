@@ -1,7 +1,4 @@
-"""Reports of a run: its metrics, its summary, and the lines at its start and at its end.
-
-Left out: files and the terminal (`log.py`).
-"""
+"""A run's metrics, its summary, and the lines at its start and at its end."""
 
 import signal
 import time
@@ -81,10 +78,7 @@ class Reporter:
         return dict(zip(self.learner.policies, self.counters.mean_by_policy, strict=False))
 
     def _second_metrics(self) -> dict[str, float]:
-        """Return the ledger, and the seconds by span since the last call.
-
-        Of this rank: `seconds/learner/SPAN`, and `seconds/workers/SPAN` of all its workers.
-        """
+        """Return the ledger, and seconds by span since the last call: of rank and workers."""
         seconds = {f"seconds/learner/{span}": s for span, s in self.meter.seconds().items()}
         for worker in self.collector.meters().values():
             for span, s in worker.items():

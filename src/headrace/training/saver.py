@@ -136,10 +136,7 @@ class Saver:
 
 
 class Evaluator:
-    """Plays `eval_episodes` once `eval_every` env steps have passed, and keeps the best policy.
-
-    The episodes are always the same, with the most likely actions.
-    """
+    """Plays the same `eval_episodes` each `eval_every` env steps, and keeps the best policy."""
 
     def __init__(
         self, job: Job, counters: Counters, learner: Learner, saver: Saver, stop: ShouldStop

@@ -24,11 +24,7 @@ _CONNECT_WITHIN_S = 10.0
 
 @contextlib.contextmanager
 def connected(run: RunConfig) -> Iterator[int]:
-    """Connect this process to the run's cluster; yield how many workers it has room for.
-
-    Raises:
-        ConfigError: there is no such cluster, or it refuses this process.
-    """
+    """Connect to the run's cluster, or raise ConfigError; yield how many workers it can have."""
     with contextlib.ExitStack() as stack:
         if not ("ray" in sys.modules and _ray().is_initialized()):  # else the caller has connected
             if run.cluster == "local":
@@ -68,13 +64,7 @@ def room_for(run: RunConfig, taken: Mapping[str, float]) -> int:
 
 
 def _check_reachable(cluster: str) -> None:
-    """Raise an error at once where Ray would try for minutes.
-
-    Raises:
-        ConnectionError: this machine belongs to no cluster, or no cluster is at the address.
-        ValueError: it is no address.
-        OSError: there is no such machine.
-    """
+    """Raise ConnectionError, ValueError or OSError at once where Ray would try for minutes."""
     from ray._private import services
 
     address = str(services.canonicalize_bootstrap_address_or_die(cluster))
@@ -96,10 +86,7 @@ def _ray() -> Any:
 
 @contextlib.contextmanager
 def _closed_to_others() -> Iterator[None]:
-    """Make a Ray that starts within the `with` listen on 127.0.0.1 only and require a token.
-
-    Its processes have this one's priority.
-    """
+    """Make a Ray that starts within the `with` listen on 127.0.0.1 only and require a token."""
     variables = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),

@@ -52,8 +52,7 @@ def run_on_cluster(
 
     Raises:
         ConfigError: no machines have room for the learners.
-        RankError: learners were lost too often.
-        HeadraceError: the first error of a rank, with its rank.
+        HeadraceError: the first error of a rank; RankError if learners were lost too often.
     """
     started = time.time() - (time.perf_counter() - meter.started)
     saved = job.saved and replace(job.saved, path=job.saved.path.resolve())
@@ -167,12 +166,7 @@ def _nodes() -> str:
 
 
 class _LearnerGroup:
-    """The learners, from one start to their end.
-
-    Attributes:
-        env_steps: env steps in the learners' last message.
-        lost: description of a lost learner; "": none.
-    """
+    """The learners, from one start to their end; `lost` describes a lost one."""
 
     def __init__(
         self,

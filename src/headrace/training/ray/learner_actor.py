@@ -98,14 +98,7 @@ class LearnerActor:
         working_dir: str,
         wants_updates: bool,
     ) -> tuple[dict[str, Any], int] | Failure:
-        """Run this rank to its end.
-
-        Args:
-            started: start of the run (seconds since the epoch).
-
-        Returns:
-            The run's summary and the signal that stopped it; or the failure of this rank.
-        """
+        """Run this rank; return the summary and the signal that stopped it, or the failure."""
         is_first = info.rank == 0
         on_update = self._display.on_update if wants_updates and is_first else None
         display = self._display if is_first else Display()
