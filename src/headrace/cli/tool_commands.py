@@ -4,7 +4,7 @@ import argparse
 import json
 import shlex
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -116,7 +116,7 @@ def simulate(argv: list[str]) -> int:
         learners_apart=flags.learners_apart,
     )
     if flags.json:
-        print(json.dumps({"forecasts": [forecast.to_json() for forecast in results]}))
+        print(json.dumps({"forecasts": [asdict(forecast) for forecast in results]}))
         return 0
     for i, forecast in enumerate(results):
         if not i:

@@ -46,17 +46,12 @@ def examine() -> dict[str, Any]:
 
 def _requirements(package: str, extra: str) -> list[Requirement]:
     """Return what `package` requires here: always (extra ""), or additionally for one extra."""
-    requirements = [Requirement(line) for line in importlib.metadata.requires(package) or []]
-    return [
-        requirement
-        for requirement in requirements
-        if (requirement.marker is None and not extra)
-        or (
-            requirement.marker is not None
-            and requirement.marker.evaluate({"extra": extra})
-            and not (extra and requirement.marker.evaluate({"extra": ""}))
-        )
-    ]
+
+    def applies(requirement: Requirement, extra: str) -> bool:
+        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+    requirements = map(Requirement, importlib.metadata.requires(package) or [])
+    return [r for r in requirements if applies(r, extra) and not (extra and applies(r, ""))]
 
 
 def _missing(package: str, extra: str) -> set[str]:
@@ -83,20 +78,18 @@ def describe(facts: dict[str, Any]) -> str:
     gib = 1 << 30
     shm, memfd = facts["dev_shm_bytes"], facts["anonymous_shared_memory"]
     shared = ", shared memory (on one machine's CPU)" if memfd else ""
+    limits = {
+        n: "unlimited" if v == resource.RLIM_INFINITY else v for n, v in facts["limits"].items()
+    }
+    free = "" if shm is None else f"; /dev/shm {shm['free'] / gib:.1f} GiB free (not needed)"
     lines = [
         f"headrace {facts['headrace']}, Python {facts['python']}, {facts['platform']}",
         "packages: " + ", ".join(f"{n} {v}" for n, v in facts["packages"].items()),
         f"CPU cores: {facts['cpu_cores']}; memory: {facts['memory_bytes'] / gib:.1f} GiB",
         "CUDA devices: " + (", ".join(facts["cuda_devices"]) or "none"),
         "between learners: " + (", ".join(facts["backends"]) or "nothing") + shared,
-        "workers: "
-        + ("yes" if memfd else f"no (memfd is missing on {sys.platform})")
-        + ("" if shm is None else f"; /dev/shm {shm['free'] / gib:.1f} GiB free (not needed)"),
-        "limits: "
-        + ", ".join(
-            f"{n} {'unlimited' if v == resource.RLIM_INFINITY else v}"
-            for n, v in facts["limits"].items()
-        ),
+        "workers: " + ("yes" if memfd else f"no (memfd is missing on {sys.platform})") + free,
+        "limits: " + ", ".join(f"{name} {value}" for name, value in limits.items()),
         "extras:",
     ]
     for extra, names in facts["missing_for_extra"].items():

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +32,13 @@ class Forecast:
     limit: str
     gain: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert to plain data."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The part of a profile's file that predictions need.
-
-    Attributes:
-        num_steps: T.
-        envs_per_vector: n.
-        asynchronous: see `Plan.asynchronous`.
-    """
+    """The part of a profile's file that predictions need."""
 
     costs: Costs
-    num_steps: int
-    envs_per_vector: int
-    vectors_per_worker: int
-    batch: int
-    lag: int
-    asynchronous: bool
+    sizes: Topology
 
     @classmethod
     def read(cls, path: Path) -> "MeasuredRun":
@@ -61,18 +46,15 @@ class MeasuredRun:
         try:
             profile = json.loads(path.read_text())
             run = profile["settings"]
-            n, workers = int(run["envs_per_vector"]), max(1, int(run["num_workers"]))
-            lag = int(run["lag"])
-            return cls(
-                Costs.from_json(profile["costs"]),
-                int(run["num_steps"]),
-                n,
-                max(1, int(run["num_envs"]) // n // workers),
-                int(run["num_envs"]) * int(run["num_steps"]),
-                lag,
-                lag > 0 and ALGORITHMS[run["algo"]].accepts_any_lag,
-            )
-        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            names = ("num_envs", "num_steps", "envs_per_vector", "num_workers", "lag")
+            values: dict[str, Any] = {name: int(run[name]) for name in names}
+            sizes = Topology(**values)
+            if sizes.envs_per_vector < 1:
+                raise ValueError(f"envs_per_vector={sizes.envs_per_vector}")
+            asynchronous = sizes.lag > 0 and ALGORITHMS[run["algo"]].accepts_any_lag
+            costs = Costs.from_json(profile["costs"])
+            return cls(costs, replace(sizes, asynchronous=asynchronous))
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{path} is no profile: {error!r}.\n"
                 "Expected a file with what this prints: headrace profile ENV --json"
@@ -104,19 +86,17 @@ class MeasuredRun:
                 f"num_workers={num_workers} cannot be divided among {num_learners} learners.\n"
                 "Give multiples."
             )
-        n = self.envs_per_vector
-        num_envs = n * self.vectors_per_worker * num_workers
-        machines = math.ceil(num_workers / cores_per_machine) if cores_per_machine else 1
-        return Topology(
+        n, workers = self.sizes.envs_per_vector, max(1, self.sizes.num_workers)
+        num_envs = n * max(1, self.sizes.num_envs // n // workers) * num_workers
+        steps = max(1, round(batch_size / num_envs)) if batch_size else self.sizes.num_steps
+        return replace(
+            self.sizes,
             num_envs=num_envs,
-            num_steps=max(1, round(batch_size / num_envs)) if batch_size else self.num_steps,
-            envs_per_vector=n,
+            num_steps=steps,
             num_workers=num_workers,
             num_learners=num_learners,
-            lag=self.lag,
-            asynchronous=self.asynchronous,
             cores=cores_per_machine,
-            machines=machines,
+            machines=math.ceil(num_workers / cores_per_machine) if cores_per_machine else 1,
             learners_apart=learners_apart,
         )
 

@@ -51,20 +51,16 @@ def curves(run_dir: Path) -> Iterator[tuple[str, list[int], list[float]]]:
     rows = [row for row in read_metrics(run_dir) if row.get("mean_return") is not None]
     env_steps = [row["env_steps"] for row in rows]
     names = returns_by_policy(rows[-1]) if rows else {}
-    if not names:
-        yield label, env_steps, [row["mean_return"] for row in rows]
-    for name in names:
-        yield f"{label}: {name}", env_steps, [row[f"{name}/mean_return"] for row in rows]
+    columns = {f"{label}: {name}": f"{name}/mean_return" for name in names}
+    for line, column in (columns or {label: "mean_return"}).items():
+        yield line, env_steps, [row[column] for row in rows]
 
 
 def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
-    """Draw mean return over env steps, one line for each run and policy.
+    """Draw mean return over env steps, one line for each run and policy; return the file.
 
     Args:
         output: file of the picture; default: `curve.png` in the first directory.
-
-    Returns:
-        The file of the picture.
 
     Raises:
         ConfigError: no run was given.
