@@ -51,11 +51,6 @@ class TimeDistribution:
         """Mean seconds."""
         return float(self.values @ self.weights)
 
-    @property
-    def max(self) -> float:
-        """Longest measured duration in seconds."""
-        return float(self.values[-1])
-
     def percentile(self, share: float) -> float:
         """Return the seconds that `share` (0 to 1) of the durations do not exceed."""
         index = int(np.searchsorted(np.cumsum(self.weights), share - 1e-12))
@@ -67,6 +62,16 @@ class TimeDistribution:
         before = np.concatenate([[0.0], np.cumsum(self.weights)[:-1]])
         in_tail = np.clip(before + self.weights - (1 - _TAIL), 0.0, self.weights)
         return float(in_tail @ self.values) / self.mean if self.mean else _TAIL
+
+    def summary(self) -> dict[str, float]:
+        """Return mean, median, 99th percentile and maximum in seconds, and the tail's weight."""
+        return {
+            "mean_s": self.mean,
+            "p50_s": self.percentile(0.5),
+            "p99_s": self.percentile(0.99),
+            "max_s": float(self.values[-1]),
+            "tail_weight": self.tail_weight,
+        }
 
     def mean_of_slowest(self, count: float) -> float:
         """Return the expected maximum of `count` independent durations, in seconds."""

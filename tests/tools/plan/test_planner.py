@@ -347,7 +347,7 @@ def test_goals_are_parsed_in_all_spellings():
     ],
 )
 def test_unreadable_goal_error_shows_example(parse, text):
-    with pytest.raises(ConfigError, match=r"Example: --|expected more than 0") as refused:
+    with pytest.raises(ConfigError, match=r"Example: --") as refused:
         parse(text)
     assert repr(text) in str(refused.value)
 
@@ -417,7 +417,7 @@ def test_all_keys_of_machine_are_read():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (None, "P.json has no `rates`: expected what `headrace profile ENV --json` prints"),
+        (None, "The rates in P.json lack worker_env_steps_per_s, worker_cores"),
         ({"lag": None}, "The rates in P.json lack lag"),
         ({"batch": 1.5}, "batch=1.5 (rates in P.json): expected int"),
         (

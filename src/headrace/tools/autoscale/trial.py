@@ -222,7 +222,7 @@ class _TrialProcess:
             child_pipe.close()
 
     def watch(self, progress: Progress, deadline: float, to_beat: float) -> Trial:
-        """Wait until the rate is known or the trial fails."""
+        """Wait until the rate is known or the trial fails; raise an EnvError of the trial."""
         trial, checked, start = self._trial, 0.0, (0.0, 0.0)
         while True:
             now = time.perf_counter()
@@ -244,20 +244,29 @@ class _TrialProcess:
                 trial.outcome, trial.rate = verdict
                 if trial.outcome == "slow":
                     trial.why = "no update in its time" if late else "clearly slower than the best"
-                self._measure_usage(start)
-                self._stop()
+                trial.memory_bytes = resources.own_bytes(resources.members(self._process.pid))
+                end, seconds = self._cpu_used()
+                if start[0]:
+                    trial.busy_cores = (seconds - start[1]) / (end - start[0])
+                with contextlib.suppress(ProcessLookupError):  # it stops by itself, if it can
+                    os.kill(self._process.pid, signal.SIGTERM)
+                self._process.join(_STOP_TIMEOUT_S)
                 return trial
 
     def _receive(self, progress: Progress) -> tuple[Outcome, str] | None:
         """Process its messages; return outcome and reason if it failed."""
         try:
             while self._pipe.poll():
-                message = self._pipe.recv()
+                message: dict[str, Any] = self._pipe.recv()
                 self._trial.gpu_bytes = max(self._trial.gpu_bytes, message["gpu_bytes"])
                 self._trial.gpu_budget = message["gpu_budget"]
-                if "update" not in message:
-                    return _failure(message["error"], message["text"])
-                progress.updates.append(message["update"])
+                if "update" in message:
+                    progress.updates.append(message["update"])
+                    continue
+                outcome, why = message["failed"]
+                if outcome == "env":
+                    raise EnvError(why)
+                return outcome, why
         except (EOFError, OSError):
             self._process.join()
             cause = child_process.cause_of_death(self._process.exitcode)[0]
@@ -275,13 +284,6 @@ class _TrialProcess:
         """Return the time and the CPU seconds used so far."""
         return time.perf_counter(), resources.cpu_seconds(resources.members(self._process.pid))
 
-    def _measure_usage(self, start: tuple[float, float]) -> None:
-        """Measure memory and busy cores since `start` (`_cpu_used`)."""
-        self._trial.memory_bytes = resources.own_bytes(resources.members(self._process.pid))
-        now, seconds = self._cpu_used()
-        if start[0]:
-            self._trial.busy_cores = (seconds - start[1]) / (now - start[0])
-
     def _start_time(self) -> float | None:
         """Return when its workers were up: the run writes its config file then."""
         try:
@@ -297,12 +299,6 @@ class _TrialProcess:
             return next((line for line in lines if line.startswith("Fatal Python error")), "")
         return ""
 
-    def _stop(self) -> None:
-        """Ask the run to stop, and wait for a moment."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGTERM)
-        self._process.join(_STOP_TIMEOUT_S)
-
     def _end(self) -> None:
         self._process.kill()
         resources.end(self._process.pid)
@@ -315,14 +311,15 @@ def format_gib(number: int) -> str:
     return f"{number / (1 << 30):.2f} GiB"
 
 
-def _failure(kind: str, text: str) -> tuple[Outcome, str]:
-    """Return outcome and reason of an error; raise EnvError if it is the environment's."""
+def _failure(error: BaseException) -> tuple[Outcome | Literal["env"], str]:
+    """Return the outcome of an error in the trial, and its reason; "env" for an EnvError."""
+    text = str(error) if isinstance(error, HeadraceError) else traceback.format_exc()
     if match := _OUT_OF_MEMORY.search(text):
         return "memory", match[0].strip().partition(". ")[0]
-    if kind == "EnvError":
-        raise EnvError(text)
+    if isinstance(error, EnvError):
+        return "env", text
     lines = [line for line in text.splitlines() if line.strip()]
-    if kind == "UsageError":
+    if isinstance(error, UsageError):
         return "refused", lines[0]
     # The error is the last line of a traceback, and the first line of our own errors.
     return "crashed", lines[-1] if text.startswith("Traceback") else lines[0]
@@ -348,11 +345,9 @@ def _main(orders: bytes, pipe: Any) -> None:
             Path(folder) / "run",
         )
         stopped_by = signal.Signals(ended.stopped_by).name
-        reporter.send(error="Stopped", text=f"It was stopped by {stopped_by}.")
+        reporter.send(failed=("crashed", f"It was stopped by {stopped_by}."))
     except BaseException as error:
-        kind = "UsageError" if isinstance(error, UsageError) else type(error).__name__
-        is_known = isinstance(error, HeadraceError)
-        reporter.send(error=kind, text=str(error) if is_known else traceback.format_exc())
+        reporter.send(failed=_failure(error))
     sys.stdout.flush()
 
 

@@ -50,20 +50,16 @@ Goal = Target | Budget | Need
 
 def parse_target(text: str) -> Target:
     """Parse text such as `20M env_steps in 1h`; ConfigError."""
-    match = _TARGET.fullmatch(_normalize(text))
-    if not match:
-        raise ConfigError(
-            f"--target {text!r} cannot be read: expected env steps (with k, M or B) and a time (in "
-            's, min, h or d).\nExample: --target "20M env_steps in 1h"'
-        )
-    number, suffix, time, unit = match.groups()
-    seconds = float(time or 1) * _UNITS["min" if unit.startswith("min") else unit[0]]
-    target = Target(float(number) * _SUFFIXES[suffix], seconds)
-    if not (target.env_steps and target.seconds):
-        raise ConfigError(
-            f'--target {text!r}: expected more than 0.\nExample: --target "20M env_steps in 1h"'
-        )
-    return target
+    if match := _TARGET.fullmatch(_normalize(text)):
+        number, suffix, time, unit = match.groups()
+        seconds = float(time or 1) * _UNITS["min" if unit.startswith("min") else unit[0]]
+        target = Target(float(number) * _SUFFIXES[suffix], seconds)
+        if target.env_steps and target.seconds:
+            return target
+    raise ConfigError(
+        f"--target {text!r} cannot be read: expected env steps (with k, M or B) and a time (in s, "
+        'min, h or d), both more than 0.\nExample: --target "20M env_steps in 1h"'
+    )
 
 
 def parse_budget(text: str) -> Budget:
@@ -80,14 +76,13 @@ def parse_budget(text: str) -> Budget:
 def parse_need(text: str) -> Need:
     """Parse text such as `8 gpus 64 cpus`, or one of both; ConfigError."""
     plain = _normalize(text).replace(",", "").replace("and", "")
-    counts = {what: int(number) for number, what in _NEED.findall(plain)}
-    if not counts or _NEED.sub("", plain) or len(_NEED.findall(plain)) != len(counts):
+    pairs = _NEED.findall(plain)
+    counts = {kind: int(number) for number, kind in pairs}
+    if _NEED.sub("", plain) or len(pairs) != len(counts) or not any(counts.values()):
         raise ConfigError(
-            f"--need {text!r} cannot be read: expected GPUs, CPUs, or both.\n"
+            f"--need {text!r} cannot be read: expected GPUs, CPUs, or both, more than 0 in all.\n"
             'Example: --need "8 gpus 64 cpus"'
         )
-    if not any(counts.values()):
-        raise ConfigError(f"--need {text!r}: expected more than 0 of one of them.")
     return Need(counts.get("gpu", 0), counts.get("cpu", 0))
 
 

@@ -56,24 +56,21 @@ class Rates:
 
         Old profiles say "sampler" for worker.
         """
-        rates = profile.get("rates", ()) if isinstance(profile, dict) else ()
+        rates = profile.get("rates", {}) if isinstance(profile, dict) else {}
         if rates is None:
             raise ConfigError(
                 f"{place}: its environments are stepped where the learner is, so there are no "
                 "workers to find machines for.\nTo find machines for a number of learners: "
                 "headrace plan --need 'N gpus'"
             )
-        if not isinstance(rates, dict):
-            raise ConfigError(
-                f"{place} has no `rates`: expected what `headrace profile ENV --json` prints.\n"
-                f"To make it: headrace profile ENV --json > {place}"
-            )
-        rates = {name.replace("sampler_", "worker_"): value for name, value in rates.items()}
+        rates = rates if isinstance(rates, dict) else {}
+        rates = {name.replace("sampler_", "worker_"): v for name, v in rates.items()}
         names = [field.name for field in fields(cls)]
         if missing := [name for name in names if name not in rates]:
             raise ConfigError(
-                f"The rates in {place} lack {', '.join(missing)}: they are of another version of "
-                "Headrace, or incomplete.\nMake the profile again: headrace profile ENV --json"
+                f"The rates in {place} lack {', '.join(missing)}: expected what `headrace profile "
+                f"ENV --json` of this version prints.\nTo make it: headrace profile ENV --json > "
+                f"{place}"
             )
         rates = {name: rates[name] for name in names}
         return cls(**check_values(cls, rates, f"rates in {place}"))

@@ -16,7 +16,6 @@ from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import gains, simulate
 from headrace.envs.factory import EnvLike
 from headrace.errors import ConfigError
-from headrace.meter import Laps
 from headrace.storage.timeline import read_timeline
 from headrace.tools.profile import advice
 from headrace.tools.profile.probe import Probe
@@ -79,14 +78,11 @@ def profile_env(
         ended = Launch().start(timed, job.run_dir)
         if ended.stopped_by:
             raise KeyboardInterrupt(ended.stopped_by)
-        tracks, summary = read_timeline(job.run_dir), ended.summary
 
-    def resolve_changed(changed: Mapping[str, Any]) -> Settings:
-        return derive(inspected.change(**changed).settings, job.spec.kind)
+        def resolve_changed(changed: Mapping[str, Any]) -> Settings:
+            return derive(inspected.change(**changed).settings, job.spec.kind)
 
-    resets_per_step = summary["episodes"] / max(1, summary["env_steps"])
-    rate = summary["env_steps_per_s"]
-    return _profile(job, resolve_changed, tracks, rate, resets_per_step, seconds / 2, say)
+        return _profile(job, resolve_changed, seconds / 2, say)
 
 
 def profile_run(
@@ -101,15 +97,6 @@ def profile_run(
     _check_seconds(seconds)
     job = job_of_run(run_dir, request)
     _refuse_cluster(job)
-    tracks = read_timeline(run_dir)
-    if not tracks:
-        raise ConfigError(
-            f"The run in {run_dir} kept no timeline: it was trained without --timeline (or has not "
-            "ended).\nTo profile its settings by a new run: headrace profile ENV, and the flags of "
-            "headrace train."
-        )
-    rows = read_metrics(run_dir)
-    resets_per_step = rows[-1]["episodes"] / rows[-1]["env_steps"] if rows else 0.0
     flat, source = job.settings.flat(), job.settings.source
     explicit = {name: flat[name] for name in flat if source[name].startswith(_EXPLICIT)}
     explicit["env"] = job.settings.run.env
@@ -117,22 +104,7 @@ def profile_run(
     def resolve_changed(changed: Mapping[str, Any]) -> Settings:
         return resolve({**explicit, **changed}, kind=job.spec.kind)
 
-    return _profile(job, resolve_changed, tracks, _rate(rows), resets_per_step, seconds, say)
-
-
-def _rate(rows: list[dict[str, Any]]) -> float | None:
-    """Return env steps/s of the last process that wrote to the metrics."""
-    last, later = None, []
-    for row in reversed(rows):
-        if last is not None and row["wall_s"] > last["wall_s"]:
-            break  # the clock of a resumed run begins again
-        later.append(last := row)
-    if len(later) < 2:
-        return None
-    newest, oldest = later[0], later[-1]
-    return float(
-        (newest["env_steps"] - oldest["env_steps"]) / (newest["wall_s"] - oldest["wall_s"])
-    )
+    return _profile(job, resolve_changed, seconds, say)
 
 
 def _check_seconds(seconds: float) -> None:
@@ -149,18 +121,20 @@ def _refuse_cluster(job: Job) -> None:
 
 
 def _profile(
-    job: Job,
-    resolve_changed: advice.ResolveChanged,
-    tracks: dict[str, Laps],
-    rate: float | None,
-    resets_per_step: float,
-    seconds: float,
-    say: Print,
+    job: Job, resolve_changed: advice.ResolveChanged, seconds: float, say: Print
 ) -> Profile:
+    tracks, rows = read_timeline(job.run_dir), read_metrics(job.run_dir)
+    if not tracks:
+        raise ConfigError(
+            f"The run in {job.run_dir} kept no timeline: it was trained without --timeline (or has "
+            "not ended).\nTo profile its settings by a new run: headrace profile ENV, and the "
+            "flags of headrace train."
+        )
     costs = Probe(job, seconds, say).costs()
     whole = is_on_device(job)
     if costs.resets_per_step:  # the frequency of resets depends on the policy
-        costs = replace(costs, resets_per_step=resets_per_step)
+        resets = rows[-1]["episodes"] / rows[-1]["env_steps"] if rows else 0.0
+        costs = replace(costs, resets_per_step=resets)
     topology = advice.topology_of(job.settings, on_device=whole)
     predicted = simulate(costs, topology)
     # All processes have started when the last of the first laps ends.
@@ -168,7 +142,7 @@ def _profile(
     return Profile(
         settings=job.settings,
         costs=costs,
-        env_steps_per_s=rate,
+        env_steps_per_s=_rate(rows),
         seconds=seconds_by_process(tracks, started),
         tracks=tracks,
         ceilings=_ceilings(costs, job),
@@ -178,8 +152,21 @@ def _profile(
             costs, job.settings, predicted, resolve_changed, on_device=whole
         ),
         is_whole=whole or job.maker.native,
-        rates=_rates(costs, job),
+        rates=None if whole else _rates(costs, job),
     )
+
+
+def _rate(rows: list[dict[str, Any]]) -> float | None:
+    """Return env steps/s of the last process that wrote to the metrics."""
+    later = rows[-1:]
+    for row in reversed(rows[:-1]):
+        if row["wall_s"] > later[-1]["wall_s"]:
+            break  # the clock of a resumed run begins again
+        later.append(row)
+    if len(later) < 2:
+        return None
+    steps, wall_s = (float(later[0][name] - later[-1][name]) for name in ("env_steps", "wall_s"))
+    return steps / wall_s
 
 
 def _ceilings(costs: Costs, job: Job) -> dict[str, float]:
@@ -197,14 +184,9 @@ def _ceilings(costs: Costs, job: Job) -> dict[str, float]:
     return {"env": env, "inference": inference, "learning": learning, "together": together}
 
 
-def _rates(costs: Costs, job: Job) -> dict[str, Any] | None:
-    """Return the rates of a worker and a learner that never wait.
-
-    None if the learner steps the environments.
-    """
+def _rates(costs: Costs, job: Job) -> dict[str, Any]:
+    """Return the rates of a worker and a learner that never wait."""
     run = job.settings.run
-    if is_on_device(job):
-        return None
     n = run.envs_per_vector
     vector_s = n * costs.env_s + costs.vector.at(n)
     computing_s = n * costs.env_s * costs.cpu_share + costs.vector.at(n)

@@ -55,23 +55,13 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain data, which `headrace plan` and `headrace simulate` read."""
-        step, reset = self.costs.step, self.costs.reset
         return {
             "headrace": headrace.__version__,
             "settings": self.settings.flat(),
             "cores": cpu_cores(),
             "env_steps_per_s": self.env_steps_per_s,
             "seconds": self.seconds,
-            "times": {
-                name: {
-                    "mean_s": times.mean,
-                    "p50_s": times.percentile(0.5),
-                    "p99_s": times.percentile(0.99),
-                    "max_s": times.max,
-                    "tail_weight": times.tail_weight,
-                }
-                for name, times in (("step", step), ("reset", reset))
-            },
+            "times": {"step": self.costs.step.summary(), "reset": self.costs.reset.summary()},
             "lock_step_env_steps_per_s": self.lock_step,
             "ceilings": self.ceilings,
             "of_limit": self.of_limit,
@@ -131,9 +121,9 @@ def _times(profile: Profile) -> Iterable[str]:
     yield "Environments alone" + " " * 9 + heads
     for name, times in (("step", costs.step), ("reset", costs.reset)):
         if times.mean:
-            seconds = (times.mean, times.percentile(0.5), times.percentile(0.99), times.max)
+            *seconds, tail_weight = times.summary().values()
             cells = "".join(f"{_ms(s):>12}" for s in seconds)
-            yield f"  {name:<25}{cells}{times.tail_weight:>7.0%} of all"
+            yield f"  {name:<25}{cells}{tail_weight:>7.0%} of all"
     computing = f"  {costs.cpu_share:.0%} of that is computing."
     if (rate := profile.lock_step) is None:
         yield computing
