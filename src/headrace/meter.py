@@ -111,6 +111,33 @@ class Readings(NamedTuple):
     laps: Laps | None
 
 
+class Timings:
+    """Results of one worker's meters, over all its processes."""
+
+    def __init__(self) -> None:
+        self.usual_s = 0.0  # see `Meter.usual_s`
+        self.laps: Laps | None = None  # if they are kept
+        self._past: dict[str, float] = {}
+        self._latest: dict[str, float] = {}
+
+    def read(self, readings: Readings) -> None:
+        """Enter what the present process has measured."""
+        self._latest, self.usual_s, laps = readings
+        if self.laps and laps:
+            self.laps.join(laps)
+        else:
+            self.laps = self.laps or laps
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds by span."""
+        past, latest = self._past, self._latest
+        return {span: past.get(span, 0.0) + latest.get(span, 0.0) for span in past | latest}
+
+    def retire(self) -> None:
+        """Keep the seconds of the present process, which has ended."""
+        self._past, self._latest = self.seconds(), {}
+
+
 class Meter:
     """Seconds by span since `started`.
 

@@ -1,15 +1,15 @@
 """The interface between the training loop and the collectors."""
 
+import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Protocol
 
 import torch
 
 from headrace.batch import Column, Fragment, StoredOutputs, columns
 from headrace.envs.api import GUARDS, Episode, Guards, Restored
 from headrace.envs.factory import EnvMaker
-from headrace.meter import Laps
+from headrace.meter import Timings
 from headrace.models.policy import Network, Policy
 from headrace.spec import Agents, Array, EnvSpec
 
@@ -144,15 +144,26 @@ class Ledger:
         return Ledger(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Ledger)))
 
 
-class Collector(Protocol):
-    """Steps the envs of a rank for T steps at a time, with the weights that were published."""
+class Collector(abc.ABC):
+    """Steps the envs of a rank for T steps at a time, with the weights that were published.
 
-    restored: Restored  # how the episodes came back that were under way when the run was saved
-    ledger: Ledger
+    Args:
+        stop: called between two steps; returns True to give up.
+        say: receives messages for the user, such as on dropped episodes.
 
+    Attributes:
+        restored: how the episodes came back that were under way when the run was saved.
+    """
+
+    def __init__(self, plan: SamplingPlan, stop: ShouldStop, say: Say = lambda text: None) -> None:
+        self._plan, self._stop, self._say = plan, stop, say
+        self.ledger, self.restored = Ledger(), Restored()
+
+    @abc.abstractmethod
     def publish(self, policies: Mapping[str, Policy], version: int) -> None:
         """Hand out weights: at lag 0, those for the next batch."""
 
+    @abc.abstractmethod
     def collect(self) -> Collected | None:
         """Return the next batch, valid until the next call; None: the run is to stop.
 
@@ -166,21 +177,24 @@ class Collector(Protocol):
 
         At lag 1 and above workers go on from here, while the batch is learned from.
         """
+        return
 
+    @abc.abstractmethod
     def discard_batch(self) -> None:
         """Count the last batch as lost: it is not learned from."""
 
     def halt(self) -> None:
         """Stop the workers, and count what they have as lost."""
+        return
 
+    @abc.abstractmethod
     def state(self) -> dict[str, Array]:
         """Return the state after the last batch that counts, as named arrays."""
 
-    def meters(self) -> dict[str, dict[str, float]]:
-        """Return the seconds by span of each worker outside of this process, by name."""
+    def timings(self) -> dict[str, Timings]:
+        """Return what each worker and the inference server have measured, by name."""
+        return {}
 
-    def laps(self) -> dict[str, Laps]:
-        """Return the workers' laps, if the plan wants a timeline. Called once."""
-
+    @abc.abstractmethod
     def close(self) -> None:
         """End all workers. Raise EnvError if an environment failed in closing."""

@@ -14,16 +14,16 @@ from headrace.batch import Fragment
 from headrace.collectors.api import (
     WINDOW,
     Collected,
-    Ledger,
+    Collector,
     PolicyPlan,
     SamplingPlan,
     ShouldStop,
 )
 from headrace.collectors.rollout import FixedActors, at_once, remembered, rollout
 from headrace.collectors.watchdog import Watchdog
-from headrace.envs.api import Restored, VectorContext
+from headrace.envs.api import VectorContext
 from headrace.envs.vectors import device_vector
-from headrace.meter import Laps, Meter
+from headrace.meter import Meter
 from headrace.models.fast_paths import actor_for
 from headrace.models.policy import Policy
 from headrace.spec import Array
@@ -54,13 +54,12 @@ class Replayed:
         self._graph.replay()
 
 
-class DeviceCollector:
-    """A `Collector` whose environments are one vector on the learner's device.
+class DeviceCollector(Collector):
+    """A collector whose environments are one vector on the learner's device.
 
     Its batch is one fragment of each policy, in the order of their agents' ids.
 
     Args:
-        stop: called before each batch.
         state: state of a saved run; {}: none.
     """
 
@@ -72,8 +71,8 @@ class DeviceCollector:
         stop: ShouldStop,
         state: Mapping[str, Array] | None = None,
     ) -> None:
-        self._plan, self._acting, self._meter = plan, list(plan.policies.values()), meter
-        self._stop = stop
+        super().__init__(plan, stop)
+        self._acting, self._meter = list(plan.policies.values()), meter
         context = VectorContext(
             plan.spec,
             plan.first_env + np.arange(plan.num_envs),
@@ -94,7 +93,6 @@ class DeviceCollector:
         self._roll_out = Replayed(self._act) if self._is_recorded else self._act
         self._version = self._steps = self._taken = 0
         self._before: list[Tensor] = []
-        self.ledger, self.restored = Ledger(), Restored()
         self._name = f"vector{plan.vectors.start}."
         if state:
             self._restore(state)
@@ -121,7 +119,6 @@ class DeviceCollector:
 
     @torch.no_grad()
     def collect(self) -> Collected | None:
-        """See `Collector`."""
         if self._stop():
             return None
         plan, fragments = self._plan, self._fragments
@@ -174,11 +171,7 @@ class DeviceCollector:
         for own, made in zip(self._noise, noise, strict=True):
             own.copy_(made)
 
-    def release_batch(self, *, more: bool) -> None:
-        """Do nothing: no environment steps between batches."""
-
     def discard_batch(self) -> None:
-        """See `Collector`."""
         self._go_back()
         self._steps -= self._plan.num_steps
         self.ledger.lost += self._plan.num_steps * self._plan.num_envs
@@ -188,11 +181,7 @@ class DeviceCollector:
         for tensor, before in zip(self._moving(), self._before, strict=True):
             tensor.copy_(before)
 
-    def halt(self) -> None:
-        """Do nothing: there are no workers."""
-
     def state(self) -> dict[str, Array]:
-        """See `Collector`."""
         own = self._vector.state() | self._vector.obs()
         for i, memory in enumerate(self._memory):  # a row for each environment, as in all state
             of_env = memory.cpu().view(self._plan.num_envs, -1)
@@ -219,15 +208,6 @@ class DeviceCollector:
         """Return the tensors that a batch changes beside the batch, for `_go_back`."""
         return [*self._vector.tensors(), *self._memory]
 
-    def meters(self) -> dict[str, dict[str, float]]:
-        """See `Collector`: there are no workers."""
-        return {}
-
-    def laps(self) -> dict[str, Laps]:
-        """See `Collector`."""
-        return {}
-
     def close(self) -> None:
-        """See `Collector`."""
         self._watchdog.close()
         self._vector.close()

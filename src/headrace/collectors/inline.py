@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from headrace import batch
-from headrace.collectors.api import Collected, Ledger, SamplingPlan, Say, ShouldStop
+from headrace.collectors.api import Collected, Collector, SamplingPlan, Say, ShouldStop
 from headrace.collectors.rollout import (
     FixedActors,
     RolloutResult,
@@ -13,20 +13,17 @@ from headrace.collectors.rollout import (
 )
 from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, mark_unwritten
 from headrace.collectors.watchdog import Watchdog
-from headrace.envs.api import Restored
-from headrace.meter import Laps, Meter
+from headrace.meter import Meter
 from headrace.models.policy import Policy
 from headrace.spec import Array
 from headrace.weights import Published
 
 
-class InlineCollector:
-    """A `Collector` that steps all vectors one after the other in this process.
+class InlineCollector(Collector):
+    """A collector that steps all vectors one after the other in this process.
 
     Args:
-        stop: called between two steps.
         state: state of a saved run; {}: none.
-        say: receives messages on dropped episodes.
     """
 
     def __init__(
@@ -37,13 +34,12 @@ class InlineCollector:
         state: Mapping[str, Array] | None = None,
         say: Say = lambda text: None,
     ) -> None:
+        super().__init__(plan, stop, say)
         self._fragments = [batch.allocate(plan.layout) for _ in range(plan.num_vectors)]
-        self._plan, self._stop, self._say = plan, stop, say
         self._worker = RolloutWorker(plan, list(plan.vectors), meter, name="inline")
         self._published = Published(self._worker.policies)
         self._version: int | None = None  # of the weights for the next batch
         self._held: RolloutResult | None = None  # the last batch
-        self.ledger, self.restored = Ledger(), Restored()
         self._snapshots = EpisodeSnapshots(plan, state or {})
         self._of_vector = dict(zip(plan.vectors, self._fragments, strict=True))
         if steps := self._snapshots.steps():
@@ -57,11 +53,9 @@ class InlineCollector:
         )
 
     def publish(self, policies: Mapping[str, Policy], version: int) -> None:
-        """See `Collector`."""
         self._published.publish(policies, version)
 
     def collect(self) -> Collected | None:
-        """See `Collector`."""
         self._snapshots.accept()
         if self._stop():
             return None
@@ -80,38 +74,24 @@ class InlineCollector:
         self._held = filled
         filled.lag_max = self._published.newest - version
         filled.lag_sum = filled.lag_max * self._plan.num_steps * self._plan.num_vectors
-        metrics = lag_metrics(self._plan, [filled], 0, {})
+        metrics = lag_metrics(self._plan, [filled], depth=0, wait_s=0.0)
         return Collected(self._fragments, filled.kept, filled.episodes, metrics)
 
     def release_batch(self, *, more: bool) -> None:
-        """See `Collector`. With lag, the next batch uses the weights of now, as with workers."""
+        """With lag, the next batch uses the weights of now, as with workers."""
         self._snapshots.accept()
         if self._plan.lag and more:
             self._version = self._published.newest
 
     def discard_batch(self) -> None:
-        """See `Collector`."""
         self._snapshots.drop()
         if self._held is not None:
             self.ledger.lost += self._held.kept
 
-    def halt(self) -> None:
-        """Do nothing: there are no workers."""
-
     def state(self) -> dict[str, Array]:
-        """See `Collector`."""
         self._snapshots.accept()
         return self._snapshots.state()
 
-    def meters(self) -> dict[str, dict[str, float]]:
-        """See `Collector`: there are no workers."""
-        return {}
-
-    def laps(self) -> dict[str, Laps]:
-        """See `Collector`."""
-        return {}
-
     def close(self) -> None:
-        """See `Collector`."""
         self._watchdog.close()
         self._worker.close()

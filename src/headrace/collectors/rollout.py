@@ -1,7 +1,7 @@
 """The inner loop of all collectors: T steps of one vector into one fragment."""
 
 import contextlib
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -38,7 +38,7 @@ class ActorSource(Protocol):
         """Return whether newer actors must replace the pulled ones. Called after each step."""
 
 
-class FixedActors:
+class FixedActors(ActorSource):
     """The same actors, one of each policy, for all steps of a fragment."""
 
     waits = False
@@ -47,11 +47,9 @@ class FixedActors:
         self._actors, self.version = actors, version
 
     def pull(self) -> Sequence[Actor]:
-        """See `ActorSource`."""
         return self._actors
 
     def is_stale(self) -> bool:
-        """See `ActorSource`."""
         return False
 
 
@@ -143,17 +141,14 @@ class RolloutResult:
 
 
 def lag_metrics(
-    plan: SamplingPlan,
-    batch: list[RolloutResult],
-    depth: float,
-    meters: Mapping[str, Mapping[str, float]],
+    plan: SamplingPlan, batch: list[RolloutResult], depth: float, wait_s: float
 ) -> dict[str, float]:
     """Compute a batch's metrics of lag and waiting; none at lag 0.
 
     Args:
         batch: the workers' reports on its fragments.
         depth: batches left in the queue.
-        meters: seconds by span of each worker, so far.
+        wait_s: seconds that all workers have waited for orders, so far.
     """
     if not plan.lag:
         return {}
@@ -162,7 +157,7 @@ def lag_metrics(
         "lag_acting": sum(filled.lag_sum for filled in batch) / num_acts,
         "lag_acting_max": float(max(filled.lag_max for filled in batch)),
         "queue_depth": depth,
-        "workers_wait_s": sum(seconds.get("wait", 0.0) for seconds in meters.values()),
+        "workers_wait_s": wait_s,
     }
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from headrace import timeouts
 from headrace.batch import Fragment
-from headrace.collectors.api import Collector, Ledger, SamplingPlan, Say, ShouldStop
+from headrace.collectors.api import Collector, SamplingPlan, Say, ShouldStop
 from headrace.collectors.backends.api import (
     BackendFactory,
     Done,
@@ -28,9 +28,8 @@ from headrace.collectors.backends.processes import ProcessBackend
 from headrace.collectors.rollout import RolloutResult, lag_metrics
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import Supervisor
-from headrace.envs.api import Restored
 from headrace.errors import WorkerError
-from headrace.meter import Laps
+from headrace.meter import Timings
 from headrace.models.policy import Policy
 from headrace.spec import Array
 
@@ -44,9 +43,7 @@ class WorkerPool(Collector):
 
     Args:
         num_workers: W, at most the number of vectors.
-        stop: called while waiting; returns True to give up.
         state: saved state to resume from; {}: begin.
-        say: receives messages for the user: lost workers, dropped episodes.
         make_backend: makes the workers, as processes of this machine or Ray actors.
 
     Raises:
@@ -66,10 +63,9 @@ class WorkerPool(Collector):
         say: Say = lambda text: None,
         make_backend: BackendFactory = ProcessBackend,
     ) -> None:
-        self._plan, self._stop, self._say = plan, stop, say
+        super().__init__(plan, stop, say)
         self._snapshots = EpisodeSnapshots(plan, state or {})
         self._stop_at, self._checked_at = float("inf"), 0.0
-        self.ledger, self.restored = Ledger(), Restored()
         self._done: list[tuple[WorkOrder, RolloutResult]] = []  # that no batch has taken yet
         self._supervisor = Supervisor(
             num_workers,
@@ -146,12 +142,8 @@ class WorkerPool(Collector):
     def state(self) -> dict[str, Array]:
         return self._snapshots.state()
 
-    def meters(self) -> dict[str, dict[str, float]]:
-        return self._worker_seconds() | self._backend.meters()
-
-    def laps(self) -> dict[str, Laps]:
-        laps = {worker.name: worker.timings.laps for worker in self.workers}
-        return {name: of for name, of in laps.items() if of} | self._backend.laps()
+    def timings(self) -> dict[str, Timings]:
+        return {worker.name: worker.timings for worker in self.workers} | self._backend.timings()
 
     def close(self) -> None:
         """End all workers. What a signal interrupts of it is done at exit."""
@@ -164,11 +156,8 @@ class WorkerPool(Collector):
 
     def _metrics(self, batch: list[RolloutResult], depth: float) -> dict[str, float]:
         """Return the metrics of a batch; see `lag_metrics`."""
-        seconds = self._worker_seconds()
-        return lag_metrics(self._plan, batch, depth, seconds) | self._backend.metrics()
-
-    def _worker_seconds(self) -> dict[str, dict[str, float]]:
-        return {worker.name: worker.timings.seconds() for worker in self.workers}
+        wait_s = sum(worker.timings.seconds().get("wait", 0.0) for worker in self.workers)
+        return lag_metrics(self._plan, batch, depth, wait_s) | self._backend.metrics()
 
     def _worker_of(self, vector: int) -> WorkerHandle:
         return self.workers[(vector - self._plan.vectors.start) % len(self.workers)]

@@ -16,9 +16,11 @@ from headrace.storage.files import RetriedWrite, read_capped, write_whole
 _MOST_BYTES = 1 << 31
 
 
-def tracks_of(ranks: Ranks, learner: Laps | None, workers: dict[str, Laps]) -> dict[str, Laps]:
+def tracks_of(
+    ranks: Ranks, learner: Laps | None, workers: dict[str, Laps | None]
+) -> dict[str, Laps]:
     """Return the laps of one rank's processes, by names that are unique over all ranks."""
-    tracks = ({} if learner is None else {"learner": learner}) | workers
+    tracks = {name: laps for name, laps in {"learner": learner, **workers}.items() if laps}
     if ranks.size == 1:
         return tracks
     return {

@@ -300,10 +300,11 @@ def _other_meters(
     job: Job, ranks: Ranks, meter: Meter, collector: Collector
 ) -> dict[str, dict[str, float]]:
     """Return seconds by span of the job's other processes, by name. Write the timeline."""
+    timings = collector.timings()
     if job.settings.run.timeline:
-        tracks = tracks_of(ranks, meter.take_laps(), collector.laps())
+        tracks = tracks_of(ranks, meter.take_laps(), {n: t.laps for n, t in timings.items()})
         write_timeline(job.run_dir, ranks.rank, tracks)
-    workers = collector.meters()
+    workers = {name: each.seconds() for name, each in timings.items()}
     if ranks.size == 1:
         return workers
     named: dict[str, dict[str, float]] = {}

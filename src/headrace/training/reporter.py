@@ -80,8 +80,8 @@ class Reporter:
     def _second_metrics(self) -> dict[str, float]:
         """Return the ledger, and seconds by span since the last call: of rank and workers."""
         seconds = {f"seconds/learner/{span}": s for span, s in self.meter.seconds().items()}
-        for worker in self.collector.meters().values():
-            for span, s in worker.items():
+        for worker in self.collector.timings().values():
+            for span, s in worker.seconds().items():
                 name = f"seconds/workers/{span}"
                 seconds[name] = seconds.get(name, 0.0) + s
         before, self._seconds = self._seconds, seconds

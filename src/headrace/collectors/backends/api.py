@@ -10,7 +10,7 @@ from headrace.collectors.rollout import RolloutResult
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.envs.api import Restored
 from headrace.errors import HeadraceError
-from headrace.meter import Laps, Readings
+from headrace.meter import Readings, Timings
 from headrace.models.policy import Policy
 from headrace.spec import Array
 
@@ -72,33 +72,6 @@ class LostWork(NamedTuple):
 
     taken: int
     left: int
-
-
-class Timings:
-    """Seconds by span of one worker, over all its processes."""
-
-    def __init__(self) -> None:
-        self.usual_s = 0.0  # see `Meter.usual_s`
-        self.laps: Laps | None = None  # if they are kept
-        self._past: dict[str, float] = {}
-        self._latest: dict[str, float] = {}
-
-    def read(self, readings: Readings) -> None:
-        """Enter what the present process has measured."""
-        self._latest, self.usual_s, laps = readings
-        if self.laps and laps:
-            self.laps.join(laps)
-        else:
-            self.laps = self.laps or laps
-
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds by span."""
-        past, latest = self._past, self._latest
-        return {span: past.get(span, 0.0) + latest.get(span, 0.0) for span in past | latest}
-
-    def retire(self) -> None:
-        """Keep the seconds of the present process, which has ended."""
-        self._past, self._latest = self.seconds(), {}
 
 
 class WorkerHandle(Protocol):
@@ -171,12 +144,8 @@ class WorkerBackend(Protocol):
     def stop(self) -> None:
         """Have all workers give up where they are."""
 
-    def meters(self) -> dict[str, dict[str, float]]:
-        """Return the seconds by span of other threads, such as the inference server."""
-        return {}
-
-    def laps(self) -> dict[str, Laps]:
-        """Return the laps beside the workers', if the plan wants a timeline. Called once."""
+    def timings(self) -> dict[str, Timings]:
+        """Return what other threads, such as the inference server, have measured."""
         return {}
 
     def metrics(self) -> dict[str, float]:

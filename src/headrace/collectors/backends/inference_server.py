@@ -24,7 +24,7 @@ from headrace.batch import Fragment, each
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.worker_main import ANSWER, NEWEST, REQUEST
 from headrace.errors import WorkerError
-from headrace.meter import Laps, Meter
+from headrace.meter import Meter, Timings
 from headrace.seeding import action_noise
 from headrace.spec import Array
 from headrace.timeouts import LEAST_LIMIT_S, StallTimer
@@ -68,7 +68,8 @@ class InferenceServer:
         [self._policy] = self._policies.values()
         self._policy.to(self._device)
         self._version: int | None = None  # of the weights that it has
-        self._meter, self._stall = Meter(keeps_laps=plan.timeline), StallTimer()
+        self._meter, self._timings = Meter(keeps_laps=plan.timeline), Timings()
+        self._stall = StallTimer()
         self._num_rounds = self._num_vectors = 0
         self._counted = (0, 0)  # of these, in metrics
         self._rows: dict[tuple[int, int], _Rows] = {}  # by vector and buffer
@@ -128,16 +129,12 @@ class InferenceServer:
         self._counted = now
         return {"inference_batch": vectors / rounds} if rounds else {}
 
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds by span so far."""
+    def timings(self) -> Timings:
+        """Return what the thread has measured so far."""
         with self._between_rounds():
             self._meter.lap("wait")
-            return self._meter.seconds()
-
-    def laps(self) -> Laps | None:
-        """Return the laps since the last call. None: they are not kept."""
-        with self._between_rounds():
-            return self._meter.take_laps()
+            self._timings.read(self._meter.readings())
+        return self._timings
 
     def close(self) -> None:
         """End the thread, after the workers."""

@@ -36,7 +36,7 @@ from headrace.collectors.snapshots import EpisodeSnapshots, count_unwritten, mar
 from headrace.distributed.channel import pickled
 from headrace.distributed.child_process import ChildProcess, file_in_memory
 from headrace.errors import ConfigError
-from headrace.meter import Laps
+from headrace.meter import Timings
 from headrace.models.policy import Policy
 from headrace.weights import Published
 
@@ -199,12 +199,8 @@ class ProcessBackend(WorkerBackend):
     def stop(self) -> None:
         self._published.stop[0] = 1
 
-    def meters(self) -> dict[str, dict[str, float]]:
-        return {} if self._inference is None else {"inference": self._inference.seconds()}
-
-    def laps(self) -> dict[str, Laps]:
-        laps = None if self._inference is None else self._inference.laps()
-        return {"inference": laps} if laps else {}
+    def timings(self) -> dict[str, Timings]:
+        return {} if self._inference is None else {"inference": self._inference.timings()}
 
     def metrics(self) -> dict[str, float]:
         return {} if self._inference is None else self._inference.metrics()

@@ -229,7 +229,7 @@ class Probe:
             while collector.collect() is not None:
                 pass
             collector.halt()
-            timings = _read_laps(list(collector.laps().values()))
+            timings = _read_laps([each.laps for each in collector.timings().values() if each.laps])
         if not len(timings.steps):
             raise EnvError(
                 f"{self._job.spec.id}: no step ended within {seconds:.1f} s, and so there is "
@@ -313,8 +313,8 @@ def _workers(
 
 def _busy_s(collector: Collector) -> float:
     """Return the busy seconds of the only worker."""
-    [seconds] = collector.meters().values()
-    return sum(s for span, s in seconds.items() if span not in ("wait", "start", "other"))
+    [timings] = collector.timings().values()
+    return sum(s for span, s in timings.seconds().items() if span not in ("wait", "start", "other"))
 
 
 def _repeat_steps(few: dict[str, Tensor], plan: SamplingPlan) -> Fragment:
