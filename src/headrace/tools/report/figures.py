@@ -20,9 +20,9 @@ from headrace.tools.report.history import Curve
 
 # Placeholders for the names of the style sheet, which matplotlib does not know.
 _INK, _MUTED, _GRID = "#010101", "#010102", "#010103"
-_LINES = tuple(f"#0101{0x10 + i:02x}" for i in range(6))
-_NAMES = {_INK: "ink", _MUTED: "muted", _GRID: "grid"}
-_NAMES |= {color: f"line-{i}" for i, color in enumerate(_LINES)}
+_NUM_LINES = 6
+_COLORS = {"ink": _INK, "muted": _MUTED, "grid": _GRID}
+_COLORS |= {f"line-{i}": f"#0101{0x10 + i:02x}" for i in range(_NUM_LINES)}
 _SETTINGS = {
     "svg.fonttype": "none",  # text stays text
     "font.size": 8.0,
@@ -57,15 +57,13 @@ def small(name: str, curves: Mapping[int, Curve], *, mark: Curve | None = None) 
     """Draw a small figure of one metric over env steps.
 
     Args:
-        name: name of the metric, for screen readers.
         curves: curves by number of the policy; -1: all policies. A single curve has its range.
         mark: additional points.
     """
 
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
+    def draw(axes: Any) -> None:
         for number, curve in curves.items():
-            color, x = _LINES[_line(number)], curve.env_steps
+            color, x = _COLORS[line_color(number)], curve.env_steps
             if len(curves) == 1 and (curve.high > curve.low).any():
                 axes.fill_between(
                     x, curve.low, curve.high, color=color, alpha=0.18, linewidth=0, zorder=1
@@ -87,7 +85,6 @@ def over_time(name: str, wall_s: Array, seconds: Array) -> Markup:
     """Draw shares of time by span over wall time, as stacked areas.
 
     Args:
-        name: "learner" or "workers".
         wall_s: `[n]` ends of the intervals.
         seconds: `[n, len(SPANS)]` seconds in each interval.
     """
@@ -100,8 +97,7 @@ def over_time(name: str, wall_s: Array, seconds: Array) -> Markup:
     shares = 100 * seconds / np.maximum(seconds.sum(axis=1, keepdims=True), 1e-12)
     ends, unit = _scale_time(wall_s)
 
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
+    def draw(axes: Any) -> None:
         edges, base = np.append(0.0, ends), np.zeros(len(ends))
         for span, share in zip(SPANS, shares.T, strict=True):
             if share.any():
@@ -117,19 +113,12 @@ def over_time(name: str, wall_s: Array, seconds: Array) -> Markup:
 def timeline(tracks: dict[str, Laps], begin: float, end: float) -> Markup:
     """Draw the spans of each process between two moments."""
     size = (10.8, 0.55 + 0.26 * min(len(tracks), 32))
-    return _svg(
-        "Timeline", size, lambda figure: draw_timeline(figure.subplots(), tracks, begin, end)
-    )
+    return _svg("Timeline", size, lambda axes: draw_timeline(axes, tracks, begin, end))
 
 
 def line_color(number: int) -> str:
-    """Return the style sheet's name of a policy's colour."""
-    return f"line-{_line(number)}"
-
-
-def _line(number: int) -> int:
-    last = len(_LINES) - 1
-    return last if number < 0 else number % last
+    """Return the style sheet's name of a policy's colour; the last one is for all policies."""
+    return f"line-{-1 % _NUM_LINES if number < 0 else number % (_NUM_LINES - 1)}"
 
 
 def _scale_time(wall_s: Array) -> tuple[Array, str]:
@@ -153,16 +142,15 @@ def _svg(label: str, size: tuple[float, float], draw: Callable[[Any], None]) -> 
     library, file = plotting.library(), io.StringIO()
     with library.rc_context({**_SETTINGS, "svg.hashsalt": label}):
         figure = library.figure.Figure(figsize=size, layout="constrained")
-        draw(figure)
+        draw(figure.subplots())
         figure.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"(?s)<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg)
     # Keep only ids that are referred to: ids must be unique on a page with several figures.
     used = set(re.findall(r"#([\w-]+)", svg))
     svg = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", svg)
-    for color, name in _NAMES.items():
+    for name, color in _COLORS.items():
         svg = svg.replace(color, f"var(--{name})")
     # Coordinates in hundredths of a point.
     svg = re.sub(r' (?:d|x|y)="[^"]*"', lambda m: re.sub(r"(\.\d{2})\d+", r"\1", m[0]), svg)

@@ -88,16 +88,13 @@ class History:
         """Return a metric where it is known."""
         values = self.values(name)
         known = np.isfinite(values)
-        return _binned(self.env_steps[known], values[known])
+        return _binned(self.env_steps[known], values[known], np.ones(known.sum()))
 
     def speed(self) -> Curve:
         """Return env steps/s; a point of several rows is their steps / their time."""
         steps, took = self._steps_and_s()
         known = took > 0
-        cuts = _cuts(int(known.sum()))
-        rates = steps[known] / took[known]
-        together = _sums(steps[known], cuts) / _sums(took[known], cuts)
-        return _binned(self.env_steps[known], rates)._replace(mean=together)
+        return _binned(self.env_steps[known], steps[known] / took[known], took[known])
 
     def mean_speed(self) -> float | None:
         """Return the mean env steps/s of the training, without starting up."""
@@ -113,11 +110,10 @@ class History:
         return np.where(known, steps, 0.0), took
 
     def seconds(self, role: str) -> tuple[Array, Array]:
-        """Return the seconds by span of "learner" or "workers".
+        """Return the seconds by span of "learner" or "workers" in each of n intervals.
 
         Returns:
-            `[n]` wall seconds at the end of each interval, and `[n, len(SPANS)]` seconds by span in
-            it. n is 0 if the metrics have no spans.
+            `[n]` wall seconds at the end of each, and `[n, len(SPANS)]` seconds by span in it.
         """
         by_span = np.stack([self.values(f"seconds/{role}/{span}") for span in SPANS], axis=1)
         known = np.isfinite(by_span).any(axis=1)
@@ -207,24 +203,16 @@ def _ledger(row: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def _cuts(count: int) -> Array:
-    """Divide a sequence into at most `_MAX_POINTS` parts; return where each begins, and the end."""
-    return np.unique(np.linspace(0, count, min(count, _MAX_POINTS) + 1).astype(np.int64))
-
-
-def _sums(values: Array, cuts: Array) -> Array:
-    until = np.append(0.0, np.cumsum(values))
-    return np.asarray(np.diff(until[cuts]))
-
-
-def _binned(env_steps: Array, values: Array) -> Curve:
-    cuts = _cuts(len(values))
-    if len(cuts) < 2:
+def _binned(env_steps: Array, values: Array, weights: Array) -> Curve:
+    """Build a curve of at most `_MAX_POINTS` points, each the weighted mean of several rows."""
+    count = len(values)
+    if not count:
         return Curve(env_steps, values, values, values)
+    cuts = np.linspace(0, count, min(count, _MAX_POINTS) + 1).astype(np.int64)
     begins = cuts[:-1]
     return Curve(
         env_steps[cuts[1:] - 1],
-        _sums(values, cuts) / np.diff(cuts),
+        np.add.reduceat(weights * values, begins) / np.add.reduceat(weights, begins),
         np.minimum.reduceat(values, begins),
         np.maximum.reduceat(values, begins),
     )
