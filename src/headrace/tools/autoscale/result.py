@@ -18,7 +18,6 @@ from headrace.storage.files import write_whole
 from headrace.tools.autoscale.sizes import SIZE_NAMES
 from headrace.tools.autoscale.trial import format_gib
 
-_MAX_CACHE_BYTES = 1 << 20
 _COLUMNS = ("learners", "workers", "envs", "steps", "envs/vector", "env steps/s", "memory", "")
 
 
@@ -113,8 +112,6 @@ def read_cache(key: dict[str, Any]) -> dict[str, Any] | None:
     """Read the result for a key; None if there is none, or its file is damaged."""
     path = cache_path(key)
     try:
-        if path.stat().st_size > _MAX_CACHE_BYTES:
-            return None
         saved = json.loads(path.read_text(encoding="utf-8"))
         return saved["found"] if saved["key"] == json.loads(json.dumps(key)) else None
     except (OSError, ValueError, KeyError, TypeError):

@@ -5,12 +5,10 @@ that its children can be ended too. It reports the end of updates until it is st
 """
 
 import contextlib
-import faulthandler
 import os
 import re
 import select
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -269,8 +267,7 @@ class _TrialProcess:
                 return outcome, why
         except (EOFError, OSError):
             self._process.join()
-            cause = child_process.cause_of_death(self._process.exitcode)[0]
-            return "crashed", self._fatal_error() or cause
+            return "crashed", child_process.cause_of_death(self._process.exitcode)[0]
         return None
 
     def _check_memory(self) -> int:
@@ -291,13 +288,6 @@ class _TrialProcess:
         except FileNotFoundError:
             return None
         return time.perf_counter() - age
-
-    def _fatal_error(self) -> str:
-        """Return the error that Python's fault handler wrote before a crash."""
-        with contextlib.suppress(OSError):
-            lines = (self._folder / "output").read_text(errors="replace").splitlines()
-            return next((line for line in lines if line.startswith("Fatal Python error")), "")
-        return ""
 
     def _end(self) -> None:
         self._process.kill()
@@ -331,10 +321,9 @@ def _main(orders: bytes, pipe: Any) -> None:
     child_process.end_with_learner()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, child_process.SIGNALS)
     setup, sizes, folder = cloudpickle.loads(orders)
-    output = os.open(Path(folder) / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_WRONLY)
     for standard in (1, 2):
-        os.dup2(output, standard)
-    faulthandler.enable(2)
+        os.dup2(nothing, standard)
     reporter = _Reporter(pipe)
     try:
         if setup.on_gpu:
@@ -348,7 +337,6 @@ def _main(orders: bytes, pipe: Any) -> None:
         reporter.send(failed=("crashed", f"It was stopped by {stopped_by}."))
     except BaseException as error:
         reporter.send(failed=_failure(error))
-    sys.stdout.flush()
 
 
 def _limit_gpu(max_bytes: int | None) -> int:

@@ -10,7 +10,7 @@ from headrace.cost_model.model import Topology, simulate
 from headrace.errors import ConfigError
 
 ResolveChanged = Callable[[Mapping[str, Any]], Settings]
-"""Resolves the settings of a run with some changed."""
+"""Resolves the settings of a run with some changed; ConfigError if they do not fit together."""
 _MIN_GAIN = 1.03
 
 
@@ -55,7 +55,6 @@ def find_changes(
 
     Args:
         now: predicted env steps/s of the present settings.
-        resolve: resolves the settings with changes; ConfigError if they do not fit together.
         on_device: True if all environments are one vector on the learner's device.
     """
     candidates: list[Change] = []
@@ -66,13 +65,11 @@ def find_changes(
         except ConfigError:  # these sizes do not fit together
             continue
         candidates.append(Change(changed, simulate(costs, topology) / now))
-    best: list[Change] = []
+    best: dict[frozenset[str], Change] = {}  # of several changes of the same settings
     for change in sorted(candidates, key=lambda change: -change.gain):
-        # Of several changes of the same settings, take the best.
-        is_other = all(change.settings.keys() != other.settings.keys() for other in best)
-        if change.gain >= _MIN_GAIN and is_other:
-            best.append(change)
-    return best[:2]
+        if change.gain >= _MIN_GAIN:
+            best.setdefault(frozenset(change.settings), change)
+    return list(best.values())[:2]
 
 
 def _candidates(settings: Settings, *, on_device: bool) -> Iterator[dict[str, Any]]:
@@ -86,20 +83,14 @@ def _candidates(settings: Settings, *, on_device: bool) -> Iterator[dict[str, An
         for n in sorted({max(1, run.envs_per_vector // 2), 2 * run.envs_per_vector, run.num_envs}):
             if n != run.envs_per_vector:
                 yield {"envs_per_vector": n}
-        if run.num_workers:
-            yield from _lags(settings)
+        if run.num_workers and settings.algorithm.accepts_any_lag:
+            yield {"lag": max(2, 2 * run.lag)}
+        elif run.num_workers:
+            if not run.lag:
+                yield {"lag": 1}
+            if asynchronous := settings.algorithm.asynchronous_form:
+                yield {"algo": asynchronous, "lag": 2}
     for count in sorted({1, 2 * run.num_learners} - {run.num_learners}):
         if count <= cores:
             workers = {} if on_device else {"num_workers": 0}
             yield {"num_learners": count, **workers}
-
-
-def _lags(settings: Settings) -> Iterator[dict[str, Any]]:
-    run = settings.run
-    if settings.algorithm.accepts_any_lag:
-        yield {"lag": max(2, 2 * run.lag)}
-    else:
-        if not run.lag:
-            yield {"lag": 1}
-        if asynchronous := settings.algorithm.asynchronous_form:
-            yield {"algo": asynchronous, "lag": 2}

@@ -7,7 +7,7 @@ striped.
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def is_learner(name: str) -> bool:
     return _LEARNER.fullmatch(name) is not None
 
 
-def sort_tracks(names: list[str]) -> list[str]:
+def sort_tracks(names: Iterable[str]) -> list[str]:
     """Sort names of tracks: learners first, worker 2 before worker 10."""
 
     def key(name: str) -> Any:
@@ -69,7 +69,7 @@ def last_updates(tracks: dict[str, Laps], updates: int = 3) -> tuple[float, floa
     An update ends when its weights have been published. All of the timeline is returned if it has
     fewer updates.
     """
-    laps = tracks[sort_tracks(list(tracks))[0]]
+    laps = tracks[sort_tracks(tracks)[0]]
     publish, learn = SPANS.index("publish"), SPANS.index("learn")
     ends, learned = [], False
     for span, end in zip(laps.spans, laps.ends, strict=True):
@@ -146,7 +146,7 @@ def draw_timeline(
     Args:
         max_bars: maximum number of processes; a label says how many are left out.
     """
-    names = sort_tracks(list(tracks))
+    names = sort_tracks(tracks)
     shown = {name: tracks[name] for name in names[:max_bars]}
     unit, scale = ("s", 1.0) if end - begin >= 2.0 else ("ms", 1e3)
     picture = render_bars(shown, np.linspace(begin, max(end, begin + 1e-6), _COLUMNS + 1))
@@ -211,7 +211,7 @@ def fill_style(span: str) -> dict[str, Any]:
 
 def group_workers(seconds: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """Return seconds by span of each learner, and the mean of all workers."""
-    groups = {name: seconds[name] for name in sort_tracks(list(seconds)) if is_learner(name)}
+    groups = {name: seconds[name] for name in sort_tracks(seconds) if is_learner(name)}
     workers = [spans for name, spans in seconds.items() if not is_learner(name)]
     if workers:
         used = dict.fromkeys(span for spans in workers for span in spans)
@@ -247,7 +247,7 @@ def write_trace(path: Path, tracks: dict[str, Laps]) -> None:
 
 
 def _trace_events(tracks: dict[str, Laps]) -> Iterator[dict[str, Any]]:
-    names = sort_tracks(list(tracks))
+    names = sort_tracks(tracks)
     origin = min((tracks[name].begin for name in names), default=0.0)
     for pid, name in enumerate(names, start=1):
         process = {"ph": "M", "pid": pid, "tid": pid}
