@@ -13,7 +13,7 @@ from headrace import device_seeding, seeding
 from headrace.algos import targets
 from headrace.batch import allocate, columns
 from headrace.collectors.device import DeviceCollector, Replayed
-from headrace.envs.kernels.library.cartpole import CartPole
+from headrace.envs.kernels.library.classic_control import CartPole
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.models.policy import Network

@@ -1,12 +1,8 @@
-"""Base classes of vectors: they write fragments and account for the episodes that end in them.
-
-`HostVector` and `DeviceVector` are the base classes of all vectors. The subclasses do the stepping.
-"""
+"""Base classes of vectors: they write fragments and count episodes; subclasses do the stepping."""
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,10 +15,8 @@ from headrace.envs.spaces import MASK, flat_mask
 from headrace.errors import EnvError
 from headrace.spec import PLAIN, ActionCodec, Agents, Array, EnvSpec, Space
 
-DescribeRow = Callable[[int, int, bool], str]
-"""(row, steps of the fragment, whether before a reset) -> the env's position then, in words."""
-
-_COUNTS = "episode", "episode_step", "episode_reward"
+COUNTS = "episode", "episode_step", "episode_reward"
+"""What a `HostVector` counts, as its checkpoints name it."""
 
 
 class ObsWriter:
@@ -94,190 +88,29 @@ def _misfit(name: str, space: Space, obs: Any) -> str:
     )
 
 
-class FragmentWriter:
-    """Writes the bound fragment of a `HostVector`, and counts its episodes.
+class HostVector(VectorEnv):
+    """Base class of vectors whose environments return NumPy arrays, all into one fragment.
 
-    Attributes:
-        obs: the bound fragment's observations, `[T+1, n, ...]` (a dict of arrays for a Dict).
-        action: `[T, n, ...]`, the bound fragment's.
-        reward, terminated, truncated, valid: `[T, n]`, likewise.
-        current: observations, `[n, ...]`: row 0 of the next fragment.
-        leaves: the arrays of `current`, by the keys of `Space.leaves`.
-        episode: `[n]`, index of each env's episode (-1: not begun).
-        episode_step, episode_reward: `[n]`, of the current episode.
+    `_rows` has the bound fragment's columns as arrays, and `_current` the observations of row 0 of
+    the next one, `[n, ...]`; `_leaves` has its arrays by the keys of `Space.leaves`. `_episode`,
+    `[n]`, is the index of each env's episode (-1: not begun).
     """
 
     def __init__(self, context: VectorContext) -> None:
-        self._spec, self._env_id = context.spec, context.env_id
-        self._checks = context.guards.enabled
-        n, space = len(context.env_id), context.spec.observation
-        self.episode = np.full(n, -1)
-        self.episode_step = np.zeros(n, np.int64)
-        self.episode_reward = np.zeros(n)
-        self.leaves = {key: np.zeros((n, *part.shape), part.dtype) for key, part in space.leaves}
-        self.current: Any = self.leaves if space.kind == "dict" else self.leaves[""]
+        super().__init__(context)
+        n, space = len(self.env_id), self.spec.observation
+        self._codec, self._obs_writer = ActionCodec(self.spec.action), ObsWriter(self.spec)
+        self._episode = np.full(n, -1)
+        self._episode_step, self._episode_reward = np.zeros(n, np.int64), np.zeros(n)
+        self._leaves = {key: np.zeros((n, *part.shape), part.dtype) for key, part in space.leaves}
+        self._current: Any = self._leaves if space.kind == "dict" else self._leaves[""]
         self._choices = [
             (key, np.array(part.start), np.array(part.start) + np.array(part.nvec))
             for key, part in space.leaves
-            if part.nvec and self._checks
+            if part.nvec and context.guards.enabled
         ]
         self._finished: list[Episode] = []
-
-    def bind(self, fragment: Fragment) -> None:
-        """Write into `fragment` from now on, and fill its observation row 0."""
-        self.obs = each(lambda o: o.numpy(), fragment.obs)
-        self.action = fragment.action.numpy()
-        self.reward, self.valid = fragment.reward.numpy(), fragment.valid.numpy()
-        self.terminated, self.truncated = fragment.terminated.numpy(), fragment.truncated.numpy()
-        self._final_obs = each(lambda o: o.numpy(), fragment.final_obs)
-        self._final_step, self._final_row = fragment.final_step.numpy(), fragment.final_row.numpy()
-        self._num_final = fragment.num_final.numpy()
-        self._num_final[0] = 0
-        self.valid[:] = True
-        fragment.env_id.numpy()[:] = self._env_id
-        each(np.copyto, self.row(0), self.current)
-
-    def row(self, t: int) -> Any:
-        """Return row t of the bound fragment's observations, `[n, ...]`."""
-        return each(lambda o: o[t], self.obs)
-
-    def keep_final(self, t: int, i: int, obs: Any) -> None:
-        """Keep the true next observation of step t of env i, which was truncated."""
-        k = int(self._num_final[0])
-        each(lambda final, o: np.copyto(final[k : k + 1], o), self._final_obs, obs)
-        self._final_step[k], self._final_row[k] = t, i
-        self._num_final[0] = k + 1
-
-    def end_episode(self, t: int, i: int) -> None:
-        """Count env i's episode, which ended with step t."""
-        total, length = float(self.episode_reward[i]), int(self.episode_step[i])
-        self._finished.append(Episode(t, int(self._env_id[i]), total, length))
-        self.begin_episode(i)
-
-    def begin_episode(self, i: int) -> None:
-        """Reset env i's counts."""
-        self.episode_step[i], self.episode_reward[i] = 0, 0.0
-
-    def drop(self, t: int, i: int) -> None:
-        """Mark step t of env i as not valid, and truncate its episode before that step."""
-        self.valid[t, i], self.reward[t, i] = False, 0.0
-        self.terminated[t, i], self.truncated[t, i] = False, True
-        if t and self.valid[t - 1, i] and not (self.terminated | self.truncated)[t - 1, i]:
-            self.truncated[t - 1, i] = True
-            self.keep_final(t - 1, i, each(lambda o: o[i], self.row(t)))
-        self.begin_episode(i)
-
-    def nonfinite_rows(self, t: int) -> list[int]:
-        """Return the envs whose step t gave NaN or infinity."""
-        bad = ~np.isfinite(self.reward[t])
-        for key, space in self._spec.observation.leaves:
-            if space.dtype.startswith("float"):
-                rows = self.obs[key] if isinstance(self.obs, dict) else self.obs
-                bad |= ~np.isfinite(rows[t + 1]).reshape(len(bad), -1).all(1)
-        return [int(i) for i in np.flatnonzero(bad)]
-
-    def invalid_choices(self, obs: Any) -> list[int]:
-        """Return the envs whose observation, in `[n, ...]`, is no choice of its space.
-
-        To a network it would be an index out of bounds, or of something else.
-        """
-        if not self._choices:
-            return []
-        bad = np.zeros(len(self.episode), bool)
-        for key, first, end in self._choices:
-            part = obs[key] if isinstance(obs, dict) else obs
-            bad |= ((part < first) | (part >= end)).reshape(len(bad), -1).any(1)
-        return [int(i) for i in np.flatnonzero(bad)]
-
-    def finish(self, describe: DescribeRow) -> list[Episode]:
-        """Return the episodes that ended; EnvError for NaN, infinity, masks that allow nothing."""
-        if self._checks:
-            self._check_finite(describe)
-            if self._spec.mask_key:
-                self._check_masks(describe)
-        each(np.copyto, self.current, self.row(len(self.reward)))
-        finished, self._finished = self._finished, []
-        return finished
-
-    def state(self) -> dict[str, Array]:
-        """Return the counts, as named arrays (copies)."""
-        return {name: getattr(self, name).copy() for name in _COUNTS}
-
-    def restore(self, state: dict[str, Array]) -> None:
-        """Undo `state`, and `obs` of the vector."""
-        for name in _COUNTS:
-            getattr(self, name)[:] = state[name]
-        for key, leaf in self.leaves.items():
-            leaf[:] = state[f"obs.{key}"]
-
-    def position_after(self, i: int, num_steps: int, before_reset: bool) -> tuple[int, int]:
-        """Return env i's episode, and its steps so far, after `num_steps` of a full fragment.
-
-        With `before_reset`, an episode that ended with the last of these steps is the one meant.
-        """
-        ends = [
-            e for e in self._finished
-            if e.env_id == self._env_id[i] and e.ended_at >= num_steps - before_reset
-        ]  # fmt: skip
-        taken = ends[0].num_steps if ends else int(self.episode_step[i])
-        rest = (ends[0].ended_at + 1 if ends else len(self.reward)) - num_steps
-        return int(self.episode[i]) - len(ends), taken - rest
-
-    def _check_finite(self, describe: DescribeRow) -> None:
-        k = int(self._num_final[0])
-        T, n = self.reward.shape  # noqa: N806
-        step, row = np.indices((T + 1, n))
-        final_step, final_row = self._final_step[:k] + 1, self._final_row[:k]
-        refuse = partial(_refuse_nonfinite, describe)
-        for key, space in self._spec.observation.leaves:
-            name = f"observation {key!r}" if key else "observation"
-            rows, finals = (
-                (o[key] if isinstance(o, dict) else o) for o in (self.obs, self._final_obs)
-            )
-            if space.dtype.startswith("float"):
-                refuse(f"an {name}", rows, step, row, before_reset=False)
-                refuse(f"a final {name}", finals[:k], final_step, final_row)
-        refuse("a reward", self.reward, step[1:], row[1:])
-
-    def _check_masks(self, describe: DescribeRow) -> None:
-        mask = self.obs[self._spec.mask_key][: len(self.reward)]
-        first = 0
-        for count in self._spec.action.nvec:
-            bits = mask.reshape(*self.reward.shape, -1)[..., first : first + count]
-            none = ~bits.any(-1) & self.valid
-            if none.any():
-                t, i = np.argwhere(none)[0]
-                raise EnvError(
-                    f"The environment's action mask allows no action at all (choices {first} to "
-                    f"{first + count - 1})\n({describe(i, t, False)})."
-                )
-            first += count
-
-
-def _refuse_nonfinite(
-    describe: DescribeRow,
-    name: str,
-    rows: Array,
-    step: Array,
-    row: Array,
-    *,
-    before_reset: bool = True,
-) -> None:
-    if not np.isfinite(rows).all():
-        bad = tuple(np.argwhere(~np.isfinite(rows))[0][: step.ndim])
-        raise EnvError(
-            f"The environment gave {name} that is not finite: {rows[bad]}\n"
-            f"({describe(row[bad], step[bad], before_reset)})."
-        )
-
-
-class HostVector(VectorEnv):
-    """Base class of vectors whose environments return NumPy arrays, all into one fragment."""
-
-    def __init__(self, context: VectorContext) -> None:
-        super().__init__(context)
-        self._codec, self._obs_writer = ActionCodec(context.spec.action), ObsWriter(context.spec)
-        self._writer = FragmentWriter(context)
+        self._rows: Any = None
         self._begun = False
         self._bound_at = 0.0
 
@@ -286,18 +119,28 @@ class HostVector(VectorEnv):
         if not self._begun:
             self._begin_first()
             self._begun = True
-        self._writer.bind(*fragments)
+        (fragment,) = fragments
+        columns = vars(fragment).items()
+        rows = self._rows = SimpleNamespace(**{k: each(lambda o: o.numpy(), v) for k, v in columns})
+        rows.num_final[0], rows.valid[:], rows.env_id[:] = 0, True, self.env_id
+        each(np.copyto, self._obs_row(0), self._current)
         self._bound_at = time.monotonic()
 
     def finish(self) -> list[Episode]:
-        self.step_s = (time.monotonic() - self._bound_at) / self._writer.reward.size
-        return self._writer.finish(self._describe_row)
+        self.step_s = (time.monotonic() - self._bound_at) / self._rows.reward.size
+        if self.context.guards.enabled:
+            self._check_finite()
+            if self.spec.mask_key:
+                self._check_masks()
+        each(np.copyto, self._current, self._obs_row(-1))
+        finished, self._finished = self._finished, []
+        return finished
 
     def state(self) -> dict[str, Array]:
-        return self._writer.state()
+        return {name: getattr(self, f"_{name}").copy() for name in COUNTS}
 
     def obs(self) -> dict[str, Array]:
-        return {f"obs.{key}": leaf.copy() for key, leaf in self._writer.leaves.items()}
+        return {f"obs.{key}": leaf.copy() for key, leaf in self._leaves.items()}
 
     @abstractmethod
     def _begin_first(self) -> None:
@@ -305,7 +148,110 @@ class HostVector(VectorEnv):
 
     @abstractmethod
     def _describe_row(self, i: int, num_steps: int, before_reset: bool) -> str:
-        """Describe a row of a full fragment; see `DescribeRow`."""
+        """Describe env i's position after `num_steps` of a full fragment; see `_position_after`."""
+
+    def _obs_row(self, t: int) -> Any:
+        return each(lambda o: o[t], self._rows.obs)
+
+    def _keep_final(self, t: int, i: int, obs: Any) -> None:
+        """Keep the true next observation of step t of env i, which was truncated."""
+        rows, k = self._rows, int(self._rows.num_final[0])
+        each(lambda final, o: np.copyto(final[k : k + 1], o), rows.final_obs, obs)
+        rows.final_step[k], rows.final_row[k], rows.num_final[0] = t, i, k + 1
+
+    def _end_episode(self, t: int, i: int) -> None:
+        total, length = float(self._episode_reward[i]), int(self._episode_step[i])
+        self._finished.append(Episode(t, int(self.env_id[i]), total, length))
+        self._begin_episode(i)
+
+    def _begin_episode(self, i: int) -> None:
+        self._episode_step[i], self._episode_reward[i] = 0, 0.0
+
+    def _drop_step(self, t: int, i: int) -> None:
+        """Mark step t of env i as not valid, and truncate its episode before that step."""
+        rows = self._rows
+        rows.valid[t, i], rows.reward[t, i] = False, 0.0
+        rows.terminated[t, i], rows.truncated[t, i] = False, True
+        if t and rows.valid[t - 1, i] and not (rows.terminated | rows.truncated)[t - 1, i]:
+            rows.truncated[t - 1, i] = True
+            self._keep_final(t - 1, i, each(lambda o: o[i], self._obs_row(t)))
+        self._begin_episode(i)
+
+    def _nonfinite_rows(self, t: int) -> list[int]:
+        """Return the envs whose step t gave NaN or infinity."""
+        bad = ~np.isfinite(self._rows.reward[t])
+        for key, space in self.spec.observation.leaves:
+            if space.dtype.startswith("float"):
+                bad |= ~np.isfinite(_leaf(self._rows.obs, key)[t + 1]).reshape(len(bad), -1).all(1)
+        return np.flatnonzero(bad).tolist()
+
+    def _invalid_choices(self, obs: Any) -> list[int]:
+        """Return the envs whose observation, in `[n, ...]`, is no choice of its space.
+
+        To a network it would be an index out of bounds, or of something else.
+        """
+        if not self._choices:
+            return []
+        bad = np.zeros(len(self.env_id), bool)
+        for key, first, end in self._choices:
+            part = _leaf(obs, key)
+            bad |= ((part < first) | (part >= end)).reshape(len(bad), -1).any(1)
+        return np.flatnonzero(bad).tolist()
+
+    def _position_after(self, i: int, num_steps: int, before_reset: bool) -> tuple[int, int]:
+        """Return env i's episode, and its steps so far, after `num_steps` of a full fragment.
+
+        With `before_reset`, an episode that ended with the last of these steps is the one meant.
+        """
+        ends = [
+            e for e in self._finished
+            if e.env_id == self.env_id[i] and e.ended_at >= num_steps - before_reset
+        ]  # fmt: skip
+        taken = ends[0].num_steps if ends else int(self._episode_step[i])
+        rest = (ends[0].ended_at + 1 if ends else len(self._rows.reward)) - num_steps
+        return int(self._episode[i]) - len(ends), taken - rest
+
+    def _check_finite(self) -> None:
+        rows, k = self._rows, int(self._rows.num_final[0])
+        T, n = rows.reward.shape  # noqa: N806
+        step, env = np.indices((T + 1, n))
+        final_step, final_env = rows.final_step[:k] + 1, rows.final_row[:k]
+        for key, space in self.spec.observation.leaves:
+            name = f"observation {key!r}" if key else "observation"
+            if space.dtype.startswith("float"):
+                obs, finals = _leaf(rows.obs, key), _leaf(rows.final_obs, key)[:k]
+                self._refuse_nonfinite(f"an {name}", obs, step, env, False)
+                self._refuse_nonfinite(f"a final {name}", finals, final_step, final_env, True)
+        self._refuse_nonfinite("a reward", rows.reward, step[1:], env[1:], True)
+
+    def _refuse_nonfinite(
+        self, name: str, values: Array, step: Array, env: Array, before_reset: bool
+    ) -> None:
+        if not np.isfinite(values).all():
+            bad = tuple(np.argwhere(~np.isfinite(values))[0][: step.ndim])
+            raise EnvError(
+                f"The environment gave {name} that is not finite: {values[bad]}\n"
+                f"({self._describe_row(env[bad], step[bad], before_reset)})."
+            )
+
+    def _check_masks(self) -> None:
+        rows, first = self._rows, 0
+        mask = rows.obs[self.spec.mask_key][:-1]
+        for count in self.spec.action.nvec:
+            bits = mask.reshape(*rows.reward.shape, -1)[..., first : first + count]
+            none = ~bits.any(-1) & rows.valid
+            if none.any():
+                t, i = np.argwhere(none)[0]
+                raise EnvError(
+                    f"The environment's action mask allows no action at all (choices {first} to "
+                    f"{first + count - 1})\n({self._describe_row(i, t, False)})."
+                )
+            first += count
+
+
+def _leaf(obs: Any, key: str) -> Array:
+    leaf: Array = obs[key] if isinstance(obs, dict) else obs
+    return leaf
 
 
 class DeviceVector(VectorEnv):

@@ -9,10 +9,13 @@ import pytest
 
 from headrace.envs.kernels import compiler
 from headrace.envs.kernels.env import KernelEnv
-from headrace.envs.kernels.library.acrobot import Acrobot
-from headrace.envs.kernels.library.cartpole import CartPole
-from headrace.envs.kernels.library.mountain_car import MountainCar, MountainCarContinuous
-from headrace.envs.kernels.library.pendulum import Pendulum
+from headrace.envs.kernels.library.classic_control import (
+    Acrobot,
+    CartPole,
+    MountainCar,
+    MountainCarContinuous,
+    Pendulum,
+)
 from headrace.envs.kernels.library.tag_continuous import TagContinuous
 from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
 from tests.envs.kernels.support import vector_of

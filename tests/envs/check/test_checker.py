@@ -20,7 +20,7 @@ from headrace.envs.check import kernel_checks
 from headrace.envs.check.checker import check_kernel
 from headrace.envs.kernels import compiler
 from headrace.envs.kernels.env import KernelEnv, uniform
-from headrace.envs.kernels.library.cartpole import CartPole
+from headrace.envs.kernels.library.classic_control import CartPole
 from tests import python
 from tests.envs.kernels.support import Ring
 from tests.envs.pettingzoo_support import Camp

@@ -17,7 +17,7 @@ from headrace.envs.kernels import registry
 from headrace.envs.kernels.env import KernelEnv, uniform
 from headrace.envs.kernels.gym_adapter import KernelGymEnv, KernelGymVectorEnv
 from headrace.envs.kernels.library import IDS
-from headrace.envs.kernels.library.cartpole import CartPole
+from headrace.envs.kernels.library.classic_control import CartPole
 from headrace.envs.kernels.vector import KernelVector
 from headrace.envs.vectors import make_vector
 from headrace.errors import (

@@ -15,10 +15,13 @@ import pytest
 import torch
 
 from headrace.envs.kernels.env import KernelEnv
-from headrace.envs.kernels.library.acrobot import Acrobot
-from headrace.envs.kernels.library.cartpole import CartPole
-from headrace.envs.kernels.library.mountain_car import MountainCar, MountainCarContinuous
-from headrace.envs.kernels.library.pendulum import Pendulum
+from headrace.envs.kernels.library.classic_control import (
+    Acrobot,
+    CartPole,
+    MountainCar,
+    MountainCarContinuous,
+    Pendulum,
+)
 from tests.envs.kernels.support import act_at_random, run, vector_of
 from tests.marks import repeats
 

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.library import IDS
-from headrace.envs.kernels.library.cartpole import CartPole
+from headrace.envs.kernels.library.classic_control import CartPole
 from headrace.envs.kernels.pettingzoo_adapter import KernelParallelEnv
 from headrace.errors import UsageError
 from tests import python

@@ -15,9 +15,10 @@ from headrace.envs.check.plays import (
     PlayResult,
     compare,
     explained_by_rounding,
-    observables,
     play,
     play_on_gpu,
+    play_simulated,
+    select,
 )
 from headrace.envs.check.report import Check
 from headrace.envs.kernels import compiler
@@ -41,24 +42,15 @@ def check_cpu(case: KernelCase) -> Check:
 
 def check_gpu(case: KernelCase) -> Check:
     """Compare the environment, on the GPU or on Numba's simulator, with the interpreted one."""
-    agents, num_states, num_steps, missing = (
-        case.env.num_agents,
-        len(case.places),
-        _num_steps(case),
-        "",
-    )
-    if not compiler.has_gpu():
-        num_states, num_steps = 4 if agents <= 8 else 2, min(num_steps, max(2, 12 // agents))
-        missing = "there is no GPU that Numba can use: this is Numba's CUDA simulator"
-
-    def run(requests: Sequence[Play]) -> list[PlayResult]:
-        return play_on_gpu(requests, simulated=bool(missing))
-
-    return _check(case, "gpu", num_states, num_steps, run, missing)
+    agents, num_states, num_steps = case.env.num_agents, len(case.places), _num_steps(case)
+    if compiler.has_gpu():
+        return _check(case, "gpu", num_states, num_steps, play_on_gpu, "")
+    num_states, num_steps = 4 if agents <= 8 else 2, min(num_steps, max(2, 12 // agents))
+    missing = "there is no GPU that Numba can use: this is Numba's CUDA simulator"
+    return _check(case, "gpu", num_states, num_steps, play_simulated, missing)
 
 
 def _num_steps(case: KernelCase) -> int:
-    """Return the number of steps to compare in a row."""
     return case.num_traced_steps if case.is_integer else 1
 
 
@@ -84,48 +76,35 @@ def _check(
 
     # With floats, only the reset of the steps in a row is compared
     rows = slice(None if case.is_integer else 1)
-    one, two = (
-        {field: array[rows] for field, array in observables(result).items()}
-        for result in (play(in_a_row, "python"), row_result)
-    )
-    wrong = [describe(difference) for difference in compare(one, two, TOLERANCE)]
-    expected = observables(case.expected, with_reset=False)
-    expected = {field: array[:, :num_states] for field, array in expected.items()}
-    result = observables(step_result, with_reset=False)
+    expected_row = select(play(in_a_row, "python").seen, rows)
+    wrong = compare(expected_row, select(row_result.seen, rows), TOLERANCE)
+    expected = select(case.expected.seen, slice(1, None), slice(num_states))
+    result = select(step_result.seen, slice(1, None))
     differences = compare(expected, result, TOLERANCE)
-    unexplained, rounding = _split_differences(case, one_step, differences, result)
-    wrong += [describe(_place(difference, places)) for difference in unexplained]
+    unexplained, rounding = _split_differences(case, places, differences, result)
+    wrong += unexplained
     done = f"compared with plain Python: a step from each of {len(places)} states"
     if num_steps > 1:
         done += f", {_NUM_ENVS} environments over {num_steps} steps"
-    notes = [f"rounding decides: {describe(_place(of, places))}" for of in rounding[:_MAX_REPORTED]]
     if rounding:
         done += f"; {len(differences)} steps differ, and rounding explains {len(rounding)}"
-    return Check(
-        name, done, wrong=tuple(wrong[:_MAX_REPORTED]), notes=tuple(notes), missing=missing
-    )
+    notes = tuple(f"rounding decides: {describe(placed)}" for placed in rounding[:_MAX_REPORTED])
+    wrong_texts = tuple(map(describe, wrong[:_MAX_REPORTED]))
+    return Check(name, done, wrong_texts, notes=notes, missing=missing)
 
 
 def _split_differences(
-    case: KernelCase, request: Play, differences: Sequence[Difference], result: dict[str, Array]
+    case: KernelCase, places: Array, differences: Sequence[Difference], result: dict[str, Array]
 ) -> tuple[list[Difference], list[Difference]]:
-    """Split differences into wrong ones and those that rounding explains, up to a number."""
+    """Split differences, placed in the play on the CPU, into wrong ones and those of rounding."""
     wrong: list[Difference] = []
     rounding: list[Difference] = []
-    agents = case.env.num_agents
     for difference in differences[:_MAX_EXPLAINED]:
         row = slice(difference.env, difference.env + 1)
-        start = {name: array[row] for name, array in request.start.items()}
-        action = request.action[:, row.start * agents : row.stop * agents]
-        step = request._replace(env_id=request.env_id[row], action=action, start=start)
-        outcome = {name: array[:, row] for name, array in result.items()}
-        (rounding if explained_by_rounding(step, outcome) else wrong).append(difference)
+        outcome = select(result, slice(None), row)
+        explained = explained_by_rounding(case.one_step(places[row]), outcome)
+        ((t, e),) = places[row].tolist()
+        (rounding if explained else wrong).append(difference._replace(step=t + 1, env=e))
         if len(wrong) == _MAX_REPORTED:
             break
     return wrong, rounding
-
-
-def _place(difference: Difference, places: Array) -> Difference:
-    """Return the difference at its step and environment of the play on the CPU."""
-    t, e = places[difference.env].tolist()
-    return difference._replace(step=t + 1, env=e)

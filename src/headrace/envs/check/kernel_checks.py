@@ -23,10 +23,11 @@ from headrace.envs.check.plays import (
     Play,
     PlayResult,
     compare,
+    describe_place,
     kernel_spec,
-    observables,
     play,
     random_actions,
+    select,
 )
 from headrace.envs.check.report import Check
 from headrace.envs.kernels import compiler
@@ -119,7 +120,7 @@ class KernelCase:
         t, e = places.T
         rest = self.action.shape[2:]
         action = self.action.reshape(len(self.action), self.num_envs, -1, *rest)[t, e]
-        start = self.on_cpu.at(t, e)
+        start = {name: array[t, e] for name, array in self.on_cpu.state.items()}
         return Play(self.env, e, action.reshape(1, -1, *rest), self.seed, start)
 
     def first(self, n: int, num_steps: int) -> Play:
@@ -285,7 +286,7 @@ def check_play(case: KernelCase) -> Check:
             "no episode of the random play ended: play longer (--num-steps), or set "
             "max_episode_steps."
         )
-    if not result.rows["reward"].any():
+    if not result.seen["reward"].any():
         notes.append("every reward of the random play was 0: is it written to w.reward[e]?")
     done = f"{done}, {_count_ends(result)}"
     wrong = [*_find_nonfinite(case, result), *_find_bad_actions(case, result)]
@@ -302,41 +303,37 @@ def _count_ends(result: PlayResult) -> str:
 
 
 def _find_nonfinite(case: KernelCase, result: PlayResult) -> list[str]:
-    obs, reward = result.obs, result.rows["reward"]
-    return [
-        *_report_first(case, "observation", obs, ~np.isfinite(obs), 0),
-        *_report_first(case, "reward", reward, ~np.isfinite(reward), 1),
+    found = [
+        _report_first(case, name, result.seen[name], ~np.isfinite(result.seen[name]))
+        for name in ("observation", "reward")
     ]
+    return list(itertools.chain(*found))
 
 
 def _find_bad_actions(case: KernelCase, result: PlayResult) -> list[str]:
-    """Find actions outside of the space."""
-    codec, action = ActionCodec(case.spec.action), result.rows["action"]
+    codec, action = ActionCodec(case.spec.action), result.action
     bad = (action < codec.low) | (action > codec.high)
     space = f", outside of the space: {case.spec.action.describe()}"
-    return _report_first(case, "action", action, bad, 1, space)
+    return _report_first(case, "action", action, bad, space, first_step=1)
 
 
 def _find_bad_observations(case: KernelCase, result: PlayResult) -> list[str]:
-    """Find observations outside of the space."""
-    space, obs = case.env.observation_space, result.obs
+    space, obs = case.env.observation_space, result.seen["observation"]
     bad = (obs < space.low) | (obs > space.high)
     index = np.argwhere(bad)[0][-1] if bad.any() else 0
     bounds = f", and the space has {space.low[index]} to {space.high[index]} there"
-    return _report_first(case, "observation", obs, bad, 0, bounds)
+    return _report_first(case, "observation", obs, bad, bounds)
 
 
 def _report_first(
-    case: KernelCase, name: str, array: Array, bad: Array, first_step: int, comment: str = ""
+    case: KernelCase, name: str, array: Array, bad: Array, comment: str = "", first_step: int = 0
 ) -> list[str]:
     """Describe the first number of an array, `[T, n, ...]`, that is `bad`; [] if none is."""
     if not bad.any():
         return []
-    step, env, *rest = np.argwhere(bad)[0].tolist()
-    agent = f", agent {rest.pop(0)}" if case.env.agents else ""
-    index = f"[{', '.join(map(str, rest))}]" if rest else ""
-    moment = f"step {step + first_step}" if step + first_step else "the first reset"
-    return [f"{name}{index} after {moment}, env {env}{agent} is {array[bad][0]}{comment}."]
+    step, *rest = np.argwhere(bad)[0].tolist()
+    place = describe_place(case.env, name, step + first_step, *rest)
+    return [f"{place} is {array[bad][0]}{comment}."]
 
 
 def check_randomness(case: KernelCase) -> Check:
@@ -347,7 +344,7 @@ def check_randomness(case: KernelCase) -> Check:
     if case.on_cpu is not None:
         plays.append(("cpu", min(8, case.num_envs), min(64, len(case.action))))
     for target, n, num_steps in plays:
-        one, other = (observables(play(case.first(n, num_steps), target)) for _ in range(2))
+        one, other = (play(case.first(n, num_steps), target).seen for _ in range(2))
         if differences := compare(one, other):
             difference = differences[0].describe(case.env, "the first time", "the second")
             wrong.append(f"the same seed gives other episodes ({_TARGETS[target]}): {difference}")
@@ -364,13 +361,13 @@ def _compare_seeds(case: KernelCase, n: int, num_steps: int) -> tuple[list[str],
     agents = case.env.num_agents
     action = np.tile(case.action[:num_steps, :agents], (1, n) + (1,) * (case.action.ndim - 2))
     request = Play(case.env, np.arange(n), action, case.seed)
-    one = observables(play(request, "cpu"))
+    one = play(request, "cpu").seen
     others = {
         "seeds": request._replace(seed=case.seed + 1),
         "environments": request._replace(env_id=np.zeros(n, np.int64)),
         "episodes": request._replace(first_episode=1_000),
     }
-    alike = [k for k, other in others.items() if not compare(one, observables(play(other, "cpu")))]
+    alike = [k for k, other in others.items() if not compare(one, play(other, "cpu").seen)]
     wrong, notes = [], []
     if len(alike) == len(others):
         notes.append("other seeds, environments and episodes are all alike: nothing is random.")
@@ -378,8 +375,8 @@ def _compare_seeds(case: KernelCase, n: int, num_steps: int) -> tuple[list[str],
         wrong.append(f"other {' and '.join(alike)} are alike. Draw with uniform(w, e, draw).")
     last = n - 1
     alone = request._replace(env_id=np.array([last]), action=action[:, :agents])
-    in_vector = {name: array[:, last:] for name, array in one.items()}
-    if differences := compare(in_vector, observables(play(alone, "cpu"))):
+    in_vector = select(one, slice(None), slice(last, None))
+    if differences := compare(in_vector, play(alone, "cpu").seen):
         first = differences[0]._replace(env=last)
         difference = first.describe(case.env, f"as the last of {n}", "alone")
         wrong.append(f"environment {last} depends on others: {difference}\nAccess only the row e.")
@@ -436,7 +433,7 @@ def _check_time_limit(case: KernelCase, result: PlayResult) -> list[str]:
 
 def _check_leaving(result: PlayResult, wrong: list[str], notes: list[str]) -> None:
     """Check that an agent that has left stays out of the game until the next episode."""
-    valid, reward = result.rows["valid"], result.rows["reward"]
+    valid, reward = result.seen["valid"][1:], result.seen["reward"][1:]
     ended = result.length > 0
 
     def first(bad: Array) -> str:

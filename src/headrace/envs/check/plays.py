@@ -4,6 +4,7 @@ Without a GPU, Numba's simulator stands in. It is chosen when Numba is imported,
 process of its own, unless this process has it already.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -53,20 +54,20 @@ class Play(NamedTuple):
 
 
 class PlayResult(NamedTuple):
-    """The result of a play: `rows` are `[T, n, ...]`, or `[T, n, agents, ...]` with agents.
+    """The result of a play.
 
     Attributes:
-        state: name -> `[T + 1, n, ...]`: the world before each step, and after the last. The field
+        seen: all that can be compared, name -> `[T + 1, n, ...]`, or `[T + 1, n, agents, ...]`
+            with agents: after the first reset (0 for what only a step has), and after each step.
+        state: name -> `[T + 1, n, ...]`: the world, with the observations as `obs.`. The field
             `step` is named `episode_step`.
-        obs: `[T + 1, n, agents, size]`.
-        rows: `action` (the environment's), `reward`, `terminated`, `truncated`, `valid`, and
-            `final_obs`, which is 0 where none was kept.
+        action: `[T, n, ...]`, or `[T, n, agents, ...]`: the environment's actions.
         length: `[T, n]`, steps of the episode that ended there; 0: none did.
     """
 
-    state: dict[str, Array]
-    obs: Array
-    rows: dict[str, Array]
+    seen: dict[str, Array]
+    state: State
+    action: Array
     length: Array
 
     @property
@@ -77,13 +78,8 @@ class PlayResult(NamedTuple):
     @property
     def truncated(self) -> Array:
         """`[T, n]` bool: an agent's episode was truncated."""
-        by_agent = self.rows["truncated"].reshape(*self.length.shape, -1)
+        by_agent = self.seen["truncated"][1:].reshape(*self.length.shape, -1)
         return np.asarray(by_agent.any(-1))
-
-    def at(self, t: Array, e: Array) -> State:
-        """Return the states at steps `t` of environments `e`, both `[rows]`, to start from."""
-        obs = self.obs[t, e].reshape(len(t), -1)
-        return {name: array[t, e] for name, array in self.state.items()} | {"obs.": obs}
 
 
 def kernel_spec(env: KernelEnv) -> EnvSpec:
@@ -106,68 +102,74 @@ def play(request: Play, target: Target, *, quiet: bool = True) -> PlayResult:
     Raises:
         Exception: anything that the environment's functions or their compiler raise.
     """
-    env, spec, num_agents = request.env, kernel_spec(request.env), request.env.num_agents
-    num_steps, n = len(request.action), len(request.env_id)
+    env, spec, num_steps = request.env, kernel_spec(request.env), len(request.action)
+    rows = (len(request.env_id), env.num_agents)
     guards = Guards(enabled=False)
     context = VectorContext(spec, request.env_id, request.seed, worker="", guards=guards)
     vector = KernelVector(env, context, target=target)
+    columns = batch.columns(spec, {}, num_steps, math.prod(rows))
+    fragment = batch.allocate(columns, device=vector.device)
+    fragment.action.copy_(torch.from_numpy(request.action))
     try:
-        if request.start:
-            vector.restore(request.start)
-        elif request.first_episode:
-            vector.start_after(request.first_episode)
-        columns = batch.columns(spec, {}, num_steps, n * num_agents)
-        fragment = batch.allocate(columns, device=vector.device)
-        fragment.action.copy_(torch.from_numpy(request.action))
         with np.errstate(all="ignore" if quiet else "warn"):
+            if request.start:
+                vector.restore(request.start)
+            elif request.first_episode:
+                vector.start_after(request.first_episode)
             vector.bind(fragment)
-        states, actions = [vector.state()], []
-        for t in range(num_steps):
-            with np.errstate(all="ignore" if quiet else "warn"):
+            states, actions = [vector.state()], []
+            for t in range(num_steps):
                 vector.step(t)
-            states.append(vector.state())
-            actions.append(vector.world["action"].cpu().numpy().copy())
+                states.append(vector.state())
+                actions.append(vector.world["action"].cpu().numpy().copy())
         length = vector.ended_length.cpu().numpy().copy()
     finally:
         vector.close()
-    agents = (num_agents,) if env.agents else ()
-    rows = {
-        name: getattr(fragment, name).cpu().numpy().reshape(num_steps, n, *agents)
-        for name in ("reward", "terminated", "truncated", "valid")
+    arrays = {name: tensor.cpu().numpy() for name, tensor in batch.named_tensors(fragment).items()}
+    state = {name: np.stack([state[name] for state in states]) for name in states[0]}
+    state["obs."] = arrays["obs"].reshape(num_steps + 1, rows[0], -1)
+    shape = (num_steps + 1, *(rows if env.agents else rows[:1]))
+    by_step = {
+        name: np.concatenate([np.zeros_like(arrays[name][:1]), arrays[name]]).reshape(shape)
+        for name in ("terminated", "truncated", "reward", "valid")
     }
-    return PlayResult(
-        {name: np.stack([state[name] for state in states]) for name in states[0]},
-        _to_numpy(fragment.obs).reshape(num_steps + 1, n, *agents, -1),
-        {"action": np.stack(actions), **rows, "final_obs": _final_obs(fragment, (n, *agents))},
-        length,
-    )
+    omitted = ("episode", "so_far", "episode_step", "obs.")
+    # Differences are reported in this order: where an episode ends, all else follows from that
+    seen = {
+        "terminated": by_step["terminated"],
+        "truncated": by_step["truncated"],
+        **{f"w.{name}": array for name, array in state.items() if name not in omitted},
+        "reward": by_step["reward"],
+        "observation": arrays["obs"].reshape(*shape, -1),
+        "final observation": _final_obs(fragment).reshape(*shape, -1),
+        "valid": by_step["valid"],
+        "w.step": state["episode_step"],
+    }
+    return PlayResult(seen, state, np.stack(actions), length)
 
 
-def _final_obs(fragment: Fragment, rows: tuple[int, ...]) -> Array:
-    """Return the final observations as `[T, *rows, size]`."""
-    num_steps, (obs, step, row) = fragment.num_steps, fragment.finals()
-    source = _to_numpy(obs)
-    result = np.zeros((num_steps, fragment.num_envs, source.shape[-1]), source.dtype)
-    used = (step < num_steps).cpu().numpy()
-    result[step.cpu().numpy()[used], row.cpu().numpy()[used]] = source[used]
-    return result.reshape(num_steps, *rows, -1)
+def _final_obs(fragment: Fragment) -> Array:
+    """Return the final observations as `[T + 1, rows, size]`, that of step t in row t + 1."""
+    source, step, row = (tensor.cpu().numpy() for tensor in fragment.finals())  # type: ignore[union-attr]
+    used = step < fragment.num_steps
+    result = np.zeros((fragment.num_steps + 1, fragment.num_envs, source.shape[-1]), source.dtype)
+    result[step[used] + 1, row[used]] = source[used]
+    return result
 
 
-def _to_numpy(obs: batch.Obs) -> Array:
-    assert isinstance(obs, torch.Tensor)
-    array: Array = obs.cpu().numpy()
-    return array
+def play_on_gpu(requests: Sequence[Play]) -> list[PlayResult]:
+    """Play on this machine's GPU, or on Numba's simulator if this process has it."""
+    return [play(request, "cuda") for request in requests]
 
 
-def play_on_gpu(requests: Sequence[Play], *, simulated: bool) -> list[PlayResult]:
-    """Play on this machine's GPU, or on Numba's simulator.
+def play_simulated(requests: Sequence[Play]) -> list[PlayResult]:
+    """Play on Numba's simulator, in a process of its own unless this one has it.
 
     Raises:
         EnvError: the simulator's process failed.
-        Exception: see `play`.
     """
-    if not simulated or compiler.is_simulated():
-        return [play(request, "cuda") for request in requests]
+    if compiler.is_simulated():
+        return play_on_gpu(requests)
     # Hide a real GPU from the simulator
     variables = {"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -184,22 +186,25 @@ def play_on_gpu(requests: Sequence[Play], *, simulated: bool) -> list[PlayResult
 
 
 def _play_from_stdin() -> None:
-    """Read requests from standard input, and write the results to standard output."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the environment's functions print goes to stderr
     requests: Any = cloudpickle.load(sys.stdin.buffer)
     with output:
-        cloudpickle.dump([play(request, "cuda") for request in requests], output)
+        cloudpickle.dump(play_on_gpu(requests), output)
+
+
+def describe_place(env: KernelEnv, field: str, step: int, e: int, *rest: int) -> str:
+    """Describe a place of `PlayResult.seen`; `rest` is the agent, if there are agents, and more."""
+    agent, position = "", [*rest]
+    if env.agents and field not in {f"w.{name}" for name in (*env.state, "step")}:
+        agent = f", agent {position.pop(0)}"
+    index = f"[{', '.join(map(str, position))}]" if position else ""
+    moment = f"step {step}" if step else "the first reset"
+    return f"{field}{index} after {moment}, env {e}{agent}"
 
 
 class Difference(NamedTuple):
-    """A difference of two plays.
-
-    Attributes:
-        step: 0: after the reset at the beginning.
-        field: `w.` and a name of the state, or another name of `observables`.
-        position: within the environment: the agent, if there are agents, then the rest.
-    """
+    """A difference of two plays: the place, as for `describe_place`, and the two values."""
 
     step: int
     env: int
@@ -210,47 +215,18 @@ class Difference(NamedTuple):
 
     def describe(self, env: KernelEnv, one: str, other: str) -> str:
         """Describe it for people; `one` and `other` name the two plays."""
-        rest, agent = list(self.position), ""
-        env_fields = {f"w.{name}" for name in (*env.state, "step")}
-        if env.agents and self.field not in env_fields:
-            agent = f", agent {rest.pop(0)}"
-        part = f"[{', '.join(map(str, rest))}]" if rest else ""
-        moment = f"step {self.step}" if self.step else "the first reset"
-        return (
-            f"{self.field}{part} after {moment}, env {self.env}{agent}: {self.one} {one}, "
-            f"{self.other} {other}"
-        )
+        place = describe_place(env, self.field, self.step, self.env, *self.position)
+        return f"{place}: {self.one} {one}, {self.other} {other}"
 
 
-def observables(result: PlayResult, *, with_reset: bool = True) -> dict[str, Array]:
-    """Return all that can be compared, name -> `[T + 1, n, ...]`; row 0 is after the reset.
-
-    Plays that start with states have no reset: leave out row 0.
-    """
-    first = 0 if with_reset else 1
-    rows = {
-        name: np.concatenate([np.zeros_like(column[: 1 - first]), column])
-        for name, column in result.rows.items()
-    }
-    omitted = ("episode", "so_far", "episode_step")
-    states = {f"w.{k}": array[first:] for k, array in result.state.items() if k not in omitted}
-    # Differences are reported in this order: where an episode ends, all else follows from that
-    return {
-        "terminated": rows["terminated"],
-        "truncated": rows["truncated"],
-        **states,
-        "reward": rows["reward"],
-        "observation": result.obs[first:],
-        "final observation": rows["final_obs"],
-        "valid": rows["valid"],
-        "w.step": result.state["episode_step"][first:],
-    }
+def select(seen: dict[str, Array], steps: slice, envs: slice = slice(None)) -> dict[str, Array]:
+    """Return these rows and environments of `PlayResult.seen`."""
+    return {name: array[steps, envs] for name, array in seen.items()}
 
 
 def _differ(one: Array, other: Array, tolerance: float) -> Array:
-    """Return where arrays differ; floats, by more than the tolerance."""
     differ: Array = one != other
-    if not np.issubdtype(one.dtype, np.floating):
+    if not _is_float(one):
         return differ
     with np.errstate(invalid="ignore", over="ignore"):
         near = np.abs(one - other) <= tolerance * np.maximum(1, np.abs(one))
@@ -261,7 +237,7 @@ def _differ(one: Array, other: Array, tolerance: float) -> Array:
 def compare(
     one: dict[str, Array], other: dict[str, Array], tolerance: float = 0.0
 ) -> list[Difference]:
-    """Return the first difference of each environment's `observables`, in the order of steps."""
+    """Return the first difference of each environment, in the order of steps."""
     first_of: dict[int, Difference] = {}
     for name, array in one.items():
         places = np.argwhere(_differ(array, other[name], tolerance))
@@ -277,7 +253,7 @@ def compare(
 def explained_by_rounding(step: Play, result: dict[str, Array]) -> bool:
     """Return whether one step of one environment has this result if its floats change by 1e-5.
 
-    The step is interpreted. `result` has the `observables` of another target, `[1, 1, ...]`.
+    The step is interpreted. `result` is what another target's step gave, `[1, 1, ...]`.
     """
     floats = [name for name, array in step.start.items() if _is_float(array)]
     rng = np.random.default_rng(0)
@@ -296,7 +272,7 @@ def explained_by_rounding(step: Play, result: dict[str, Array]) -> bool:
             played = play(step._replace(action=action, start=start), "python")
         except (ArithmeticError, IndexError, ValueError):
             continue  # a state near a possible one need not be possible
-        nearby.append(observables(played, with_reset=False))
+        nearby.append(select(played.seen, slice(1, None)))
     return bool(nearby) and all(
         _is_among(np.stack([other[name] for other in nearby]), value)
         for name, value in result.items()

@@ -41,29 +41,29 @@ class NativeVector(HostVector):
         self._num_counted = 0
 
     def step(self, t: int) -> None:
-        writer = self._writer
-        actions = self._codec.to_env(writer.action[t])
+        rows = self._rows
+        actions = self._codec.to_env(rows.action[t])
         try:
             obs, reward, terminated, truncated, info = self._vector.step(actions)
         except (Exception, SystemExit) as error:
             raise env_error(error, f"in {self._describe(t, actions)}") from error
         if t == 0:
             self._check_declared("step", obs)
-        writer.reward[t], writer.terminated[t], writer.truncated[t] = reward, terminated, truncated
-        self._obs_writer.put_all(writer.row(t + 1), obs, info)
+        rows.reward[t], rows.terminated[t], rows.truncated[t] = reward, terminated, truncated
+        self._obs_writer.put_all(self._obs_row(t + 1), obs, info)
         ended = np.logical_or(terminated, truncated)
         if self._mode == AutoresetMode.NEXT_STEP:
-            writer.valid[t], self._resetting = ~self._resetting, ended
+            rows.valid[t], self._resetting = ~self._resetting, ended
         if ended.any():
             self._end(t, ended, obs, info)
         self.context.meter.lap("env_step")
 
     def finish(self) -> list[Episode]:
-        self._count(len(self._writer.reward))
+        self._count(len(self._rows.reward))
         return super().finish()
 
     def start_after(self, episode: int | Array) -> Restored:
-        self._writer.episode[:] = episode
+        self._episode[:] = episode
         return self._begin()
 
     def close(self) -> None:
@@ -71,18 +71,17 @@ class NativeVector(HostVector):
 
     def _end(self, t: int, ended: Array, obs: Any, info: Any) -> None:
         """Keep final observations, count episodes, and reset where the vector does not."""
-        writer = self._writer
         self._count(t + 1)
         final, final_info = obs, info
         if self._mode == AutoresetMode.SAME_STEP:
             final, final_info = info["final_obs"], info.get("final_info", {})
         for i in np.flatnonzero(ended).tolist():
-            if writer.truncated[t, i] and not writer.terminated[t, i]:
-                kept = each(lambda o, i=i: o[i : i + 1].copy(), writer.row(t + 1))
+            if self._rows.truncated[t, i] and not self._rows.terminated[t, i]:
+                kept = each(lambda o, i=i: o[i : i + 1].copy(), self._obs_row(t + 1))
                 self._obs_writer.put(kept, 0, *_select(i, final, final_info), ended=True)
-                writer.keep_final(t, i, each(lambda o: o[0], kept))
-            writer.end_episode(t, i)
-            writer.episode[i] += 1
+                self._keep_final(t, i, each(lambda o: o[0], kept))
+            self._end_episode(t, i)
+            self._episode[i] += 1
         if self._mode == AutoresetMode.DISABLED:
             try:
                 obs, info = self._vector.reset(options={"reset_mask": ended})
@@ -90,31 +89,30 @@ class NativeVector(HostVector):
                 raise env_error(error, f"in reset, {self._describe(t)}") from error
             # Of the others it may give no mask
             for i in np.flatnonzero(ended).tolist():
-                self._obs_writer.put(writer.row(t + 1), i, *_select(i, obs, info), ended=False)
+                self._obs_writer.put(self._obs_row(t + 1), i, *_select(i, obs, info), ended=False)
 
     def _count(self, num_steps: int) -> None:
         """Update the counts of the episodes to those after `num_steps` of the fragment."""
-        writer, new = self._writer, slice(self._num_counted, num_steps)
-        valid = writer.valid[new]
-        writer.episode_step += valid.sum(0)
-        writer.episode_reward += np.sum(writer.reward[new] * valid, 0, np.float64)
+        new = slice(self._num_counted, num_steps)
+        valid = self._rows.valid[new]
+        self._episode_step += valid.sum(0)
+        self._episode_reward += np.sum(self._rows.reward[new] * valid, 0, np.float64)
         self._num_counted = num_steps
 
     def _begin_first(self) -> None:
         self._begin()
 
     def _begin(self) -> Restored:
-        writer = self._writer
-        writer.episode += 1
-        writer.episode_step[:], writer.episode_reward[:] = 0, 0.0
+        self._episode += 1
+        self._episode_step[:], self._episode_reward[:] = 0, 0.0
         self._resetting[:] = False
-        seeds = [self.context.episode_seed(i, int(k)) for i, k in enumerate(writer.episode)]
+        seeds = [self.context.episode_seed(i, int(k)) for i, k in enumerate(self._episode)]
         try:
             obs, info = self._vector.reset(seed=_seed_for(self._vector, seeds))
         except (Exception, SystemExit) as error:
             raise env_error(error, f"in reset, {self._describe(0)}") from error
         self._check_declared("reset", obs)
-        self._obs_writer.put_all(writer.current, obs, info)
+        self._obs_writer.put_all(self._current, obs, info)
         self.context.meter.lap("env_reset")
         self._begun = True
         return Restored(new_episode=len(self.env_id))
@@ -133,7 +131,7 @@ class NativeVector(HostVector):
         return (
             ("" if actions is None else f"a step with the actions {actions.tolist()}, ")
             + f"step {t + 1} of the fragment, envs {self.env_id.tolist()} of {self.spec.id} (its "
-            f"own vector form), {self.context.worker}, episodes {self._writer.episode.tolist()}"
+            f"own vector form), {self.context.worker}, episodes {self._episode.tolist()}"
         )
 
 

@@ -21,7 +21,7 @@ from headrace.envs.api import (
     summarize_error,
 )
 from headrace.envs.episode_replay import get_state, replay, set_state, unwrap
-from headrace.envs.episodes import HostVector
+from headrace.envs.episodes import COUNTS, HostVector
 from headrace.errors import EnvError
 from headrace.spec import PLAIN, Array
 from headrace.timeouts import RestartRate
@@ -45,12 +45,12 @@ class GymVector(HostVector):
         self._restarts = [RestartRate(self._guards.max_restarts) for _ in self._envs]
 
     def step(self, t: int) -> None:
-        writer, put, is_plain = self._writer, self._obs_writer.put, self._obs_writer.is_plain
+        rows, put, is_plain = self._rows, self._obs_writer.put, self._obs_writer.is_plain
         # A shape that numpy would broadcast into the row
         shape = self.spec.observation.shape if self._guards.enabled and is_plain else None
-        actions = self._codec.to_env(writer.action[t])
-        obs, reward = writer.row(t + 1), writer.reward[t]
-        terminated, truncated = writer.terminated[t], writer.truncated[t]
+        actions = self._codec.to_env(rows.action[t])
+        obs, reward = self._obs_row(t + 1), rows.reward[t]
+        terminated, truncated = rows.terminated[t], rows.truncated[t]
         result, failed = None, []
         for i, step in enumerate(self._steps):
             try:
@@ -65,14 +65,14 @@ class GymVector(HostVector):
                 else:
                     put(obs, i, next_obs, info, ended=bool(terminated[i] or truncated[i]))
             except (Exception, SystemExit) as error:
-                action = self._codec.to_env(writer.action[t])[i]
+                action = self._codec.to_env(rows.action[t])[i]
                 self._fail(i, self._step_error(i, result, error, action))
                 failed.append(i)
-        writer.episode_step += 1
-        writer.episode_reward += reward
-        np.logical_or(truncated, writer.episode_step >= self._limit, out=truncated)
+        self._episode_step += 1
+        self._episode_reward += reward
+        np.logical_or(truncated, self._episode_step >= self._limit, out=truncated)
         self.context.meter.lap("env_step")
-        for i in writer.invalid_choices(obs):
+        for i in self._invalid_choices(obs):
             if i not in failed:
                 self._fail(i, self._bad_value(i, obs, reward[i]))
                 failed.append(i)
@@ -83,8 +83,8 @@ class GymVector(HostVector):
         if ended.any():
             for i in np.flatnonzero(ended).tolist():
                 if truncated[i] and not terminated[i]:
-                    writer.keep_final(t, i, each(lambda o, i=i: o[i], obs))
-                writer.end_episode(t, i)
+                    self._keep_final(t, i, each(lambda o, i=i: o[i], obs))
+                self._end_episode(t, i)
                 self._next_episode(i, obs)
 
     def state(self) -> dict[str, Array]:
@@ -99,7 +99,10 @@ class GymVector(HostVector):
         return state
 
     def restore(self, state: dict[str, Array]) -> Restored:
-        self._writer.restore(state)
+        for name in COUNTS:
+            getattr(self, f"_{name}")[:] = state[name]
+        for key, leaf in self._leaves.items():
+            leaf[:] = state[f"obs.{key}"]
         restored = Restored()
         self._begun = True
         deadline = time.monotonic() + self.context.replay_limit_s
@@ -120,7 +123,7 @@ class GymVector(HostVector):
         return restored
 
     def start_after(self, episode: int | Array) -> Restored:
-        self._writer.episode[:] = episode
+        self._episode[:] = episode
         self._begun = True
         for i in range(len(self._envs)):
             self._begin_anew(i)
@@ -131,7 +134,7 @@ class GymVector(HostVector):
 
     def _begin_first(self) -> None:
         for i in range(len(self._envs)):
-            self._next_episode(i, self._writer.current)
+            self._next_episode(i, self._current)
 
     def _replay(self, i: int, actions: Array, deadline: float) -> bool:
         if time.monotonic() > deadline:
@@ -140,12 +143,12 @@ class GymVector(HostVector):
             last = replay(self._envs[i], self._episode_seed(i), actions)
             if last is None:
                 return False
-            again = each(lambda o: o[:1].copy(), self._writer.current)
+            again = each(lambda o: o[:1].copy(), self._current)
             self._obs_writer.put(again, 0, *last, ended=False)
         except Exception as error:
             raise env_error(error, f"while replaying, {self._describe(i)}") from error
         return all(
-            np.array_equal(part[0], self._writer.leaves[key][i])
+            np.array_equal(part[0], self._leaves[key][i])
             for key, part in (again if isinstance(again, dict) else {PLAIN: again}).items()
         )
 
@@ -157,8 +160,8 @@ class GymVector(HostVector):
             raise env_error(error, f"in set_state, {self._describe(i)}") from error
 
     def _begin_anew(self, i: int) -> None:
-        self._reset(i, self._writer.current, always_seeded=True)
-        self._writer.begin_episode(i)
+        self._reset(i, self._current, always_seeded=True)
+        self._begin_episode(i)
 
     def _next_episode(self, i: int, obs: Any) -> None:
         """Begin an episode; if the reset fails and restarts are allowed, in a new environment."""
@@ -184,13 +187,13 @@ class GymVector(HostVector):
 
     def _drop(self, t: int, failed: list[int], obs: Any) -> None:
         """Drop the episodes in which step t failed, or gave NaN or infinity (added to `failed`)."""
-        for i in self._writer.nonfinite_rows(t):
+        for i in self._nonfinite_rows(t):
             if i not in failed:
-                self._fail(i, self._bad_value(i, obs, self._writer.reward[t, i]))
+                self._fail(i, self._bad_value(i, obs, self._rows.reward[t, i]))
                 failed.append(i)
         self.lost_steps += len(failed)
         for i in failed:
-            self._writer.drop(t, i)
+            self._drop_step(t, i)
             self._replace(i, obs)
 
     def _fail(self, i: int, error: EnvError) -> None:
@@ -226,8 +229,8 @@ class GymVector(HostVector):
 
     def _reset(self, i: int, obs: Any, *, always_seeded: bool = False) -> None:
         """Begin the next episode of env i and write its first observation to row i of `obs`."""
-        first = self._writer.episode[i] < 0
-        self._writer.episode[i] += 1
+        first = self._episode[i] < 0
+        self._episode[i] += 1
         seeded = self.context.reseed or first or always_seeded
         try:
             result = self._envs[i].reset(seed=self._episode_seed(i) if seeded else None)
@@ -235,7 +238,7 @@ class GymVector(HostVector):
                 self._check_result("reset", i, result)
             first_obs, info = result
             self._obs_writer.put(obs, i, first_obs, info, ended=False)
-            if i in self._writer.invalid_choices(obs):
+            if i in self._invalid_choices(obs):
                 raise self._bad_value(i, obs, "none")
         except EnvError:
             raise
@@ -249,14 +252,14 @@ class GymVector(HostVector):
             raise EnvError(f"{method} returned {misfit} ({self._describe(i)}).")
 
     def _episode_seed(self, i: int) -> int:
-        return self.context.episode_seed(i, int(self._writer.episode[i]))
+        return self.context.episode_seed(i, int(self._episode[i]))
 
     def _describe(self, i: int, action: Array | None = None) -> str:
-        episode, steps = int(self._writer.episode[i]), int(self._writer.episode_step[i])
+        episode, steps = int(self._episode[i]), int(self._episode_step[i])
         return self._describe_at(i, episode, steps, action)
 
     def _describe_row(self, i: int, num_steps: int, before_reset: bool) -> str:
-        return self._describe_at(i, *self._writer.position_after(i, num_steps, before_reset))
+        return self._describe_at(i, *self._position_after(i, num_steps, before_reset))
 
     def _describe_at(self, i: int, episode: int, steps: int, action: Array | None = None) -> str:
         seeded = self.context.reseed or episode == 0

@@ -1,10 +1,13 @@
 """The kernel environments that come with Headrace. Importing this registers their ids."""
 
 from headrace.envs.kernels.env import KernelEnv
-from headrace.envs.kernels.library.acrobot import Acrobot
-from headrace.envs.kernels.library.cartpole import CartPole
-from headrace.envs.kernels.library.mountain_car import MountainCar, MountainCarContinuous
-from headrace.envs.kernels.library.pendulum import Pendulum
+from headrace.envs.kernels.library.classic_control import (
+    Acrobot,
+    CartPole,
+    MountainCar,
+    MountainCarContinuous,
+    Pendulum,
+)
 from headrace.envs.kernels.library.tag_continuous import TagContinuous
 from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
 from headrace.envs.kernels.registry import register, registered_class
