@@ -37,7 +37,6 @@ class Guards:
 
     Attributes:
         on_env_error: what follows an exception or a bad value: the run's end, or a new episode.
-        on_worker_loss: what follows a worker's death or hang: a new worker, or the run's end.
         env_timeout_s: time limit of a step or reset; 0: chosen by `timeouts.step_timeout`.
         max_restarts: of each worker and each env, in 10 minutes.
         enabled: check what environments return, and watch for hangs.
@@ -74,13 +73,13 @@ class VectorContext:
 
     Attributes:
         env_id: `[n]`, the logical index of each environment.
-        seed: the run's seed, from which all of the environments' seeds are derived.
+        seed: the run's seed.
         role: `env` for training, `eval` for evaluation: their seeds differ.
         worker: for error messages; "" (kernel environments only): exceptions are raised as is.
         reseed: seed every episode, so that it can be replayed, or only the first one.
-        replay_limit_s: time limit for replaying unfinished episodes after a resume.
+        replay_limit_s: for replaying unfinished episodes after a resume.
         parts: the agents whose rows each fragment holds; (): one fragment holds all agents.
-        num_threads: threads of a compiled or native vector.
+        num_threads: of a compiled or native vector.
         last_episodes: `finish` of a `DeviceVector` returns only so many, the last ones; 0: all.
     """
 
@@ -124,9 +123,8 @@ class VectorEnv(ABC):
 
     Attributes:
         step_s: mean seconds per env step in the last fragment.
-        dropped: a line for each episode that was dropped in the last fragment. If it was dropped
-            in a step, that row is not valid.
-        lost_steps: number of such rows.
+        dropped: a line for each episode that was dropped in the last fragment.
+        lost_steps: rows that are not valid because an episode was dropped.
     """
 
     def __init__(self, context: VectorContext) -> None:
@@ -136,10 +134,7 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def bind(self, *fragments: Fragment) -> None:
-        """Write into these from now on, one of each policy, and fill their observation row 0.
-
-        The very first time this resets all envs.
-        """
+        """Write into these, one of each policy, and fill their observation row 0; first, reset."""
 
     @abstractmethod
     def step(self, t: int) -> None:

@@ -1,8 +1,4 @@
-"""Restores an unfinished episode after a resume; nothing here is ever pickled.
-
-There are three ways, and the best that the environment allows is taken: its own `get_state` /
-`set_state`; a reset with the episode's seed and its recorded actions once more; a new episode.
-"""
+"""Restores an unfinished episode after a resume, by its state or its actions, without pickle."""
 
 from collections import deque
 from typing import Any
@@ -17,11 +13,7 @@ NO_LIMIT = 1 << 62
 
 
 def unwrap(env: Any) -> tuple[Any, int]:
-    """Return the environment inside of Gymnasium's transparent wrappers, and its time limit.
-
-    Those wrappers only count steps, or check what is checked anyway. Stepping without them saves
-    two calls per step; the caller keeps the time limit.
-    """
+    """Return the environment inside of Gymnasium's transparent wrappers, and its time limit."""
     limit = NO_LIMIT
     while type(env) in _TRANSPARENT:  # not a subclass, which may do more
         if type(env) is TimeLimit:

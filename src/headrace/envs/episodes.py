@@ -57,23 +57,21 @@ class ObsWriter:
             rows[MASK][:] = np.stack(list(masks)).reshape(rows[MASK].shape) != 0
 
     def misfit(self, obs: Any) -> str:
-        """Describe a wrong shape or dtype of an observation; "" if it is as declared.
-
-        Storing it would broadcast a wrong shape and round a wrong dtype silently.
-        """
+        """Describe a wrong shape or dtype of an observation; "" if it is as declared."""
         if self.is_plain:
-            return _misfit("an observation", self._spec.observation, obs)
+            return misfit("an observation", self._spec.observation, obs)
         for key, space in self._obs_parts:
             if key != PLAIN and (not hasattr(obs, "keys") or key not in obs):
                 keys = list(obs) if hasattr(obs, "keys") else type(obs).__name__
                 return f"an observation without the key {key!r} (it has {keys})"
             name = "an observation" if key == PLAIN else f"an observation {key!r}"
-            if misfit := _misfit(name, space, obs if key == PLAIN else obs[key]):
-                return misfit
+            if problem := misfit(name, space, obs if key == PLAIN else obs[key]):
+                return problem
         return ""
 
 
-def _misfit(name: str, space: Space, obs: Any) -> str:
+def misfit(name: str, space: Space, obs: Any) -> str:
+    """Describe a wrong shape or dtype, which storing would broadcast or round; "" if it fits."""
     array = np.asarray(obs)
     fits = array.shape == space.shape and (
         np.can_cast(array.dtype, space.dtype, "same_kind")
@@ -186,10 +184,7 @@ class HostVector(VectorEnv):
         return np.flatnonzero(bad).tolist()
 
     def _invalid_choices(self, obs: Any) -> list[int]:
-        """Return the envs whose observation, in `[n, ...]`, is no choice of its space.
-
-        To a network it would be an index out of bounds, or of something else.
-        """
+        """Return the envs whose observation, in `[n, ...]`, is no choice of its space."""
         if not self._choices:
             return []
         bad = np.zeros(len(self.env_id), bool)
@@ -258,7 +253,6 @@ class DeviceVector(VectorEnv):
     """Base class of vectors whose fragments, one of each policy, are on the learner's device.
 
     Attributes:
-        parts: the agents whose rows each fragment holds.
         ended_length: `[T, n]` int32: steps of the episode that ended there; 0: none did.
         ended_return: `[T, n, parts]` float64: its return, the mean over a part's agents.
         num_ended: how many episodes ended in the last fragment.

@@ -1,8 +1,4 @@
-"""Makes environments from an id or a callable, in any process, and reads their spec.
-
-A kernel environment is made as it is where its own vector form is stepped, and in Gymnasium's form
-where it is interpreted or wrapped.
-"""
+"""Makes environments from an id or a callable, in any process, and reads their spec."""
 
 import contextlib
 import inspect
@@ -94,12 +90,9 @@ class EnvMaker:
                 f"{self.name} makes many environments that step tensors as one: there is no single "
                 "one to be stepped in Python.\nLeave --vectorization python out."
             )
-        target = registry.resolve(self.env)
+        target = self._target()
         if not isinstance(target, str):
             return self._call(target, render_mode)
-        registry.load(target)
-        if (kernel := kernel_registry.registered_class(target)) is not None:
-            return self._call(kernel, render_mode)
         make = atari.make if target.startswith("ALE/") else gymnasium.make
         # Gymnasium's checker wraps every step, and checks the first.
         kwargs = self.kwargs | {"disable_env_checker": True}
@@ -137,6 +130,14 @@ class EnvMaker:
             _check_is_env(env, name)
         return env
 
+    def _target(self) -> str | Callable[..., Any]:
+        """Return what makes one environment: a callable, or an id of no kernel environment."""
+        target = registry.resolve(self.env)
+        if not isinstance(target, str):
+            return target
+        registry.load(target)
+        return kernel_registry.registered_class(target) or target
+
     def _call(self, target: Callable[..., Any], render_mode: str | None, **more: Any) -> Any:
         if not callable(target):
             raise UsageError(
@@ -165,11 +166,8 @@ class EnvMaker:
         """Make the kernel environment that is stepped compiled; None if it is not one."""
         if not self.native or self.wrappers or self.steps_tensors:
             return None
-        target = registry.resolve(self.env)
-        if isinstance(target, str):
-            registry.load(target)
-            if kernel_registry.registered_class(target) is None:
-                return None
+        if isinstance(self._target(), str):
+            return None
         env = self.make_raw()
         if isinstance(env, KernelEnv):
             return env
@@ -201,10 +199,7 @@ class EnvMaker:
         return vector
 
     def vector(self, num_envs: int, num_threads: int) -> Any:
-        """Make the environment's own vector form; ConfigError if it has none, or has wrappers.
-
-        It uses so many threads where it has such an option.
-        """
+        """Make the environment's own vector form; ConfigError if it has none, or has wrappers."""
         target = registry.resolve(self.env)
         if not isinstance(target, str) or self.wrappers:
             reason = "wrapped" if self.wrappers else "made by a callable"

@@ -3,9 +3,7 @@
 Agents are rows, in the order of `possible_agents`. One that is terminated or truncated has left the
 game: its rows are not valid until it is there again, at the latest in the next episode, which
 begins in the step after which no agent is left. PettingZoo itself need not be installed.
-
-Not read: observations of several arrays, and action masks. After a resume every game begins a new
-episode.
+After a resume every game begins a new episode.
 """
 
 import time
@@ -17,7 +15,7 @@ import torch
 
 from headrace.batch import Fragment
 from headrace.envs.api import Episode, Restored, VectorContext, check_fields, close_all, env_error
-from headrace.envs.episodes import DeviceVector, ObsWriter
+from headrace.envs.episodes import DeviceVector, misfit
 from headrace.errors import EnvError, UsageError
 from headrace.spec import ActionCodec, Agents, Array, EnvSpec
 
@@ -25,22 +23,17 @@ from headrace.spec import ActionCodec, Agents, Array, EnvSpec
 class _AgentRows:
     """The rows of one policy's agents: on the CPU until a step is whole, then in the fragment.
 
-    Attributes:
-        spec: what each of the agents is offered.
-        agents: the policy's agents in each of n games.
-        obs: `[n, size, ...]`: current observations.
-        obs_writer: checks their shape and dtype.
+    `obs`, `[n, size, ...]`, are the current observations of `size` agents in each of n games.
     """
 
     def __init__(self, spec: EnvSpec, agents: Agents, n: int) -> None:
-        self.spec, self.agents = spec, agents
-        space = spec.observation
+        self.agents, self.space = agents, spec.observation
+        self._codec = ActionCodec(spec.action)
         # The row of an agent that has left; a choice must be within its space.
-        self._absent = np.zeros(space.shape, space.dtype)
-        if space.nvec:
-            self._absent[...] = np.reshape(space.start, space.shape)
-        self.obs = np.broadcast_to(self._absent, (n, agents.size, *space.shape)).copy()
-        self.obs_writer, self._codec = ObsWriter(spec), ActionCodec(spec.action)
+        self._absent = np.zeros(self.space.shape, self.space.dtype)
+        if self.space.nvec:
+            self._absent[...] = np.reshape(self.space.start, self.space.shape)
+        self.obs = np.broadcast_to(self._absent, (n, agents.size, *self.space.shape)).copy()
         self._finals: list[tuple[int, int, Array]] = []
 
     def bind(self, fragment: Fragment) -> None:
@@ -48,7 +41,7 @@ class _AgentRows:
         self._write_obs(0)
 
     def actions(self, t: int) -> list[Array]:
-        """Return row t of the actions, as the game expects them: of each agent, `[n, ...]`."""
+        """Return row t of the game's actions: of each agent, `[n, ...]`."""
         rows = self._codec.to_env(self._fragment.action[t].cpu().numpy())
         rows = rows.reshape(-1, self.agents.size, *rows.shape[1:])
         return [rows[:, i] for i in range(self.agents.size)]
@@ -83,7 +76,7 @@ class _AgentRows:
 
     def invalid_rows(self) -> Array:
         """Return `[n, size]` bool: the observation is not finite, or no choice of its space."""
-        space = self.spec.observation
+        space = self.space
         good: Array = np.ones(self.obs.shape, bool)
         if space.dtype.startswith("float"):
             good &= np.isfinite(self.obs)
@@ -93,14 +86,14 @@ class _AgentRows:
         return np.asarray(~good.reshape(*self.obs.shape[:2], -1).all(-1))
 
     def _write_obs(self, t: int) -> None:
-        rows = torch.from_numpy(self.obs.reshape(-1, *self.spec.observation.shape))
+        rows = torch.from_numpy(self.obs.reshape(-1, *self.space.shape))
         self._fragment.obs[t].copy_(rows)  # type: ignore[index]
 
 
 class ParallelVector(DeviceVector):
     """A `VectorEnv` over games in PettingZoo's parallel form, which it closes.
 
-    Their rows are columns of the fragment as those of `KernelVector`: of env 0, then of env 1, ...
+    Rows are columns of the fragment: the agents of env 0, then those of env 1, ...
 
     Raises:
         UsageError: `possible_agents` differ between them.
@@ -162,7 +155,6 @@ class ParallelVector(DeviceVector):
             rows.write(t, valid, self._reward, self._terminated, self._truncated)
 
     def finish(self) -> list[Episode]:
-        """Write final observations, and return the episodes that ended in the fragment."""
         for rows in self._policy_rows:
             rows.finish()
         return self._ended_episodes()
@@ -213,7 +205,6 @@ class ParallelVector(DeviceVector):
             raise env_error(error, f"in {self._describe(e, action)}") from error
 
     def _end_step(self, t: int, e: int, valid: Array) -> None:
-        """Keep final observations, clear rows of agents that left, begin an episode if due."""
         for i in np.flatnonzero(valid & ~self._alive[e]).tolist():
             if self._truncated[e, i] and not self._terminated[e, i]:
                 self._rows_of[i].keep_final(t, e, i)
@@ -251,10 +242,10 @@ class ParallelVector(DeviceVector):
     def _put(self, e: int, i: int, all_obs: Any, *, check_all: bool) -> None:
         """Write an agent's observation; a shape that NumPy would broadcast is refused."""
         rows, obs = self._rows_of[i], self._value(e, i, "observation", all_obs)
-        must_check = check_all or np.shape(obs) != rows.spec.observation.shape
-        if must_check and (misfit := rows.obs_writer.misfit(obs)):
+        must_check = check_all or np.shape(obs) != rows.space.shape
+        if must_check and (problem := misfit("an observation", rows.space, obs)):
             raise EnvError(
-                f"The environment gave agent {self._names[i]} {misfit} ({self._describe(e)})."
+                f"The environment gave agent {self._names[i]} {problem} ({self._describe(e)})."
             )
         rows.obs[e, i - rows.agents.first] = obs
 
@@ -270,7 +261,7 @@ class ParallelVector(DeviceVector):
         raise EnvError(
             f"The environment gave agent {self._names[i]} a value that is not finite or not in its "
             f"space: observation {rows.obs[e, i - rows.agents.first]}, reward "
-            f"{self._reward[e, i]}; it declares {rows.spec.observation.describe()} "
+            f"{self._reward[e, i]}; it declares {rows.space.describe()} "
             f"({self._describe(e)})."
         )
 

@@ -3,10 +3,8 @@
 `reset(seed=...)` gives `(obs, info)`, and `step(actions)` gives `(obs, reward, terminated,
 truncated, info)`, tensors `[n, ...]` on one device. Where an episode ended, the next one has begun
 (Gymnasium's autoreset mode SAME_STEP), and `info["final_obs"]` has the true next observations,
-`[n, ...]`, of which those rows are looked at. No step makes the host wait for the device.
-
-Such an environment does not give the state of an unfinished episode: after a resume every
-environment begins a new one. A CUDA graph cannot record a step, which may run any Python code.
+`[n, ...]`, of which those rows are looked at. No step makes the host wait for the device. After a
+resume every environment begins a new episode.
 """
 
 import time
@@ -21,13 +19,11 @@ from headrace.batch import Fragment
 from headrace.envs.api import Episode, Restored, VectorContext, close_all, env_error
 from headrace.envs.episodes import DeviceVector
 from headrace.errors import EnvError, UsageError
-from headrace.spec import ActionCodec, Array, EnvSpec
+from headrace.spec import ActionCodec, Array
 
 
 class TensorVector(DeviceVector):
     """A `VectorEnv` over an environment that steps tensors on `device`, and which it closes.
-
-    The environment gets one seed, derived from the first env's index.
 
     Raises:
         UsageError: its autoreset mode is not SAME_STEP.
@@ -44,7 +40,11 @@ class TensorVector(DeviceVector):
         self._return = torch.zeros(len(context.env_id), dtype=torch.float64, device=device)
         self._length = torch.zeros_like(self._return, dtype=torch.int32)
         super().__init__(context, self._return.device)  # with its index
-        self._env, self._codec = env, _Codec(context.spec, device)
+        self._env, codec = env, ActionCodec(context.spec.action)
+        self._scale, self._shift, self._low, self._high = (
+            torch.as_tensor(array, device=device)
+            for array in (codec.scale, codec.shift, codec.low, codec.high)
+        )
         self._episode = 0
         self._current: Tensor | None = None
         self._fragment: Fragment | None = None
@@ -69,7 +69,7 @@ class TensorVector(DeviceVector):
         fragment, (num_steps, n) = self._fragment, self.ended_length.shape
         assert fragment is not None
         try:
-            result = self._env.step(self._codec.to_env(fragment.action[t]))
+            result = self._env.step(self._to_env(fragment.action[t]))
             obs, reward, terminated, truncated, info = result
             final = info.get("final_obs")
         except (Exception, SystemExit) as error:
@@ -104,7 +104,6 @@ class TensorVector(DeviceVector):
         return self._ended_episodes()
 
     def tensors(self) -> list[Tensor]:
-        """Return what changes and can be changed back: not the environment."""
         return [self._return, self._length]
 
     def state(self) -> dict[str, Array]:
@@ -135,7 +134,7 @@ class TensorVector(DeviceVector):
         return current
 
     def _pack_finals(self, fragment: Fragment) -> None:
-        """Keep only the final observations that are needed; here the host waits for the device."""
+        # Here the host waits for the device
         step = fragment.final_step.view(fragment.reward.shape)
         for t in self._without_final:
             if bool((step[t] == t).any()):
@@ -184,20 +183,10 @@ class TensorVector(DeviceVector):
         when = "in reset" if t < 0 else f"in step {t + 1} of the fragment"
         return f"{when}, {self.context.describe_all()}"
 
-
-class _Codec:
-    """`spec.ActionCodec` for tensors."""
-
-    def __init__(self, spec: EnvSpec, device: torch.device) -> None:
-        codec = ActionCodec(spec.action)
-        self._space = spec.action
-        self._scale, self._shift, self._low, self._high = (
-            torch.as_tensor(array, device=device)
-            for array in (codec.scale, codec.shift, codec.low, codec.high)
-        )
-
-    def to_env(self, action: Tensor) -> Tensor:
-        if self._space.kind == "box":
+    def _to_env(self, action: Tensor) -> Tensor:
+        """Do as `ActionCodec.to_env`, on the device."""
+        space = self.spec.action
+        if space.kind == "box":
             scaled = action.to(self._scale.dtype) * self._scale + self._shift
-            return scaled.clamp(self._low, self._high).reshape(-1, *self._space.shape)
-        return action + (self._shift[0] if self._space.kind == "discrete" else self._shift)
+            return scaled.clamp(self._low, self._high).reshape(-1, *space.shape)
+        return action + (self._shift[0] if space.kind == "discrete" else self._shift)

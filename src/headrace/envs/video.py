@@ -9,7 +9,7 @@ from headrace.errors import MissingExtraError, UsageError
 
 
 class _Recorder:
-    """Records one episode; Gymnasium's wrappers refuse environments only like Gymnasium's."""
+    # No Gymnasium wrapper: those refuse environments that are only like Gymnasium's
 
     def __init__(self, env: Any, path: Path, write_frames: Any) -> None:
         self.env = env

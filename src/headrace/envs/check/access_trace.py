@@ -1,8 +1,7 @@
 """Traces which numbers of a kernel environment's arrays its functions read and write, interpreted.
 
-Each function gets the world's arrays as `TracedArray`s. So a plain loop shows, with the line, what
-would fail only on a GPU or in a later episode: agents of one phase that depend on each other,
-numbers left over from an earlier episode, rows of other environments, observations not written.
+Each function gets the world's arrays as `TracedArray`s, so that a plain loop shows, with the line,
+what would fail only on a GPU or in a later episode.
 """
 
 import copy
@@ -15,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -41,8 +40,6 @@ _OURS = (
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBA_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _BUILD_OPS = ("BUILD_LIST", "BUILD_SET", "BUILD_MAP", "BUILD_STRING")
-
-_KernelEnv = TypeVar("_KernelEnv", bound=KernelEnv)
 
 
 class AccessTrace:
@@ -204,8 +201,6 @@ class _FieldTrace:
 
 
 class _ConstantTrace:
-    """A constant that is an array: it must not be written."""
-
     def __init__(self, trace: AccessTrace) -> None:
         self._trace = trace
 
@@ -217,8 +212,6 @@ class _ConstantTrace:
 
 
 class _OutputTrace:
-    """The numbers of an observation that were written."""
-
     def __init__(self, size: int, trace: AccessTrace) -> None:
         self.written = np.zeros(size, bool)
         self._trace = trace
@@ -271,10 +264,9 @@ class TracedArray:
         return np.array(self._array, *args, **kwargs)
 
 
-def trace_env(env: _KernelEnv, trace: AccessTrace) -> _KernelEnv:
+def trace_env(env: KernelEnv, trace: AccessTrace) -> KernelEnv:
     """Return a copy of the environment whose functions report to `trace`."""
-    names = {*env.resets, *env.phases}
-    functions = {name: staticmethod(_trace_function(env, name, trace)) for name in names}
+    functions = {name: staticmethod(_trace_function(env, name, trace)) for name in env.functions()}
     twin = copy.copy(env)
     twin.__class__ = type(type(env).__name__, (type(env),), functions)
     return twin

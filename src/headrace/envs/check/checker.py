@@ -1,9 +1,4 @@
-"""`check_env`: checks an environment before anything is trained on it.
-
-Kernel environments are compared interpreted, on the CPU and on a GPU (`kernel_checks.py`,
-`equivalence.py`). Others are stepped (`vector_checks.py`); those of Gymnasium's form are also
-checked by Gymnasium's own checker.
-"""
+"""`check_env`: checks an environment before anything is trained on it."""
 
 import re
 import warnings
@@ -79,10 +74,7 @@ def check_env(
 
 
 def check_kernel(env: KernelEnv, num_steps: int = 0, seed: int = 0) -> Iterator[Check]:
-    """Yield all checks of a kernel environment, each as it ends; see `check_env`.
-
-    A check that an earlier failure makes impossible gives the reason.
-    """
+    """Yield all checks of a kernel environment, each as it ends; see `check_env`."""
     yield (of_class := kernel_checks.check_class(env))
     if of_class.wrong:
         yield from _not_checked(_AFTER_CLASS, "correct the class first")
@@ -121,7 +113,6 @@ def _not_checked(names: tuple[str, ...], reason: str) -> Iterator[Check]:
 
 
 def _check_other(maker: EnvMaker, num_steps: int, seed: int) -> Iterator[Check]:
-    """Yield the checks of an environment that is no kernel environment."""
     maker = replace(maker, native=False)
     try:
         spec = env_spec(maker)

@@ -25,10 +25,8 @@ from headrace.envs.kernels import compiler
 from headrace.spec import Array
 
 _MAX_REPORTED = 3
-_MAX_EXPLAINED = 40
-"""Differences for which an explanation by rounding is looked for."""
-_NUM_ENVS = 2
-"""Environments that are compared over several steps in a row."""
+_MAX_EXPLAINED = 40  # differences for which an explanation by rounding is looked for
+_NUM_ENVS = 2  # that are compared over several steps in a row
 
 
 def check_cpu(case: KernelCase) -> Check:

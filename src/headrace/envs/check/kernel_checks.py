@@ -1,7 +1,4 @@
-"""The checks of a kernel environment, interpreted and on the CPU: one function for each line.
-
-`checker.py` has their order. `equivalence.py` compares targets.
-"""
+"""The checks of a kernel environment, interpreted and on the CPU: one function for each line."""
 
 import itertools
 import warnings
@@ -38,10 +35,8 @@ from headrace.spec import ActionCodec, Array, EnvSpec
 
 _MAX_NUMBERS = 60_000_000
 """Numbers that a play may store: 240 MB, and a few times that during a comparison."""
-_NUM_TRACED = 2
-"""Environments of the interpreted play, which is traced."""
-_NUM_TRUNCATED = 16
-"""Episodes that are truncated on purpose."""
+_NUM_TRACED = 2  # environments of the interpreted play
+_NUM_TRUNCATED = 16  # episodes that are truncated on purpose
 _TARGETS = {"python": "interpreted", "cpu": "on the CPU"}
 
 _REMEDIES: dict[Kind, str] = {
@@ -77,9 +72,7 @@ class KernelCase:
     """A kernel environment that is being checked, and the plays of it so far.
 
     Attributes:
-        env, spec: the environment, and what it offers.
         action: `[T, n * agents, ...]`; plays take these actions, or the first of them.
-        seed: the run's seed.
         trace, traced: the interpreted play of the first environments and steps.
         on_cpu: the compiled play.
         places: `[states, 2]`, step and environment of chosen states of it.
@@ -130,10 +123,7 @@ class KernelCase:
 
 
 def make_case(env: KernelEnv, num_steps: int, seed: int) -> KernelCase:
-    """Choose the size of the plays; `num_steps` 0: twice the time limit, or 2,000.
-
-    The environment's declarations must be correct.
-    """
+    """Choose the size of the plays; `num_steps` 0: twice the time limit, or 2,000."""
     spec = kernel_spec(env)
     fields = [*env.state.values(), *([*env.agent_state.values()] * env.num_agents)]
     numbers = sum(int(np.prod(f[1])) if isinstance(f, tuple) else 1 for f in fields)
@@ -230,21 +220,23 @@ def _choose_places(case: KernelCase) -> Array:
 def check_resets(case: KernelCase) -> Check:
     """Check that an episode does not depend on the one before."""
     assert case.traced is not None
-    findings = case.trace.findings["resets"]
     num_episodes = case.traced.num_episodes
     if case.expected is not None:
         num_episodes += int((case.expected.length > 0).sum())
     done = f"reads of {num_episodes} episodes compared with their writes"
-    return Check("resets", done, tuple(findings), remedies=(_WRITE,) if findings else ())
+    return _check_trace(case, "resets", done, _WRITE)
 
 
 def check_agents(case: KernelCase) -> Check:
     """Check that agents of one phase do not depend on each other: a GPU runs them in parallel."""
-    names = {*case.env.resets, *case.env.phases}
-    calls = f"{sum(map(case.env.per_agent, names))} functions, each called for every agent"
-    done = f"{calls}: reads compared with the writes of others" if case.env.agents else "one agent"
-    findings = case.trace.findings["agents"]
-    return Check("agents", done, tuple(findings), remedies=(_SPLIT,) if findings else ())
+    calls = f"{sum(map(case.env.per_agent, case.env.functions()))} functions"
+    done = f"{calls}, each called for every agent: reads compared with the writes of others"
+    return _check_trace(case, "agents", done if case.env.agents else "one agent", _SPLIT)
+
+
+def _check_trace(case: KernelCase, kind: Kind, done: str, remedy: str) -> Check:
+    findings = case.trace.findings[kind]
+    return Check(kind, done, tuple(findings), remedies=(remedy,) if findings else ())
 
 
 def check_types(case: KernelCase) -> Check:
@@ -303,11 +295,11 @@ def _count_ends(result: PlayResult) -> str:
 
 
 def _find_nonfinite(case: KernelCase, result: PlayResult) -> list[str]:
-    found = [
-        _report_first(case, name, result.seen[name], ~np.isfinite(result.seen[name]))
+    return [
+        text
         for name in ("observation", "reward")
+        for text in _report_first(case, name, result.seen[name], ~np.isfinite(result.seen[name]))
     ]
-    return list(itertools.chain(*found))
 
 
 def _find_bad_actions(case: KernelCase, result: PlayResult) -> list[str]:

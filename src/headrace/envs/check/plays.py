@@ -1,7 +1,6 @@
 """Plays kernel environments on any target, keeps all results as arrays, and compares two plays.
 
-Without a GPU, Numba's simulator stands in. It is chosen when Numba is imported, so it runs in a
-process of its own, unless this process has it already.
+Without a GPU, Numba's simulator stands in. It is chosen when Numba is imported.
 """
 
 import math
@@ -32,8 +31,7 @@ State = dict[str, Array]
 TOLERANCE = 1e-5
 """The allowed difference of floats: absolute, and relative beyond 1."""
 
-_NUM_NEARBY = 24
-"""How many nearby states `explained_by_rounding` tries."""
+_NUM_NEARBY = 24  # states that `explained_by_rounding` tries
 
 
 class Play(NamedTuple):
@@ -41,8 +39,7 @@ class Play(NamedTuple):
 
     Attributes:
         action: `[T, n * agents, ...]`, as a policy emits them.
-        start: the states to start from; {}: start with an episode.
-        first_episode: the index of that episode.
+        start: the states to start from; {}: start with episode `first_episode`.
     """
 
     env: KernelEnv
@@ -97,11 +94,7 @@ def random_actions(spec: EnvSpec, shape: tuple[int, int], seed: int) -> Array:
 
 
 def play(request: Play, target: Target, *, quiet: bool = True) -> PlayResult:
-    """Play in this process; `quiet` hides NumPy's warnings in interpreted code.
-
-    Raises:
-        Exception: anything that the environment's functions or their compiler raise.
-    """
+    """Play in this process; `quiet` hides NumPy's warnings in interpreted code."""
     env, spec, num_steps = request.env, kernel_spec(request.env), len(request.action)
     rows = (len(request.env_id), env.num_agents)
     guards = Guards(enabled=False)
@@ -163,11 +156,7 @@ def play_on_gpu(requests: Sequence[Play]) -> list[PlayResult]:
 
 
 def play_simulated(requests: Sequence[Play]) -> list[PlayResult]:
-    """Play on Numba's simulator, in a process of its own unless this one has it.
-
-    Raises:
-        EnvError: the simulator's process failed.
-    """
+    """Play on Numba's simulator, in a process of its own unless this one has it; EnvError."""
     if compiler.is_simulated():
         return play_on_gpu(requests)
     # Hide a real GPU from the simulator
@@ -255,21 +244,20 @@ def explained_by_rounding(step: Play, result: dict[str, Array]) -> bool:
 
     The step is interpreted. `result` is what another target's step gave, `[1, 1, ...]`.
     """
-    floats = [name for name, array in step.start.items() if _is_float(array)]
     rng = np.random.default_rng(0)
     nearby: list[dict[str, Array]] = []
-    for attempt in range(_NUM_NEARBY):
-        start = dict(step.start)
-        for name in floats:
-            array = step.start[name]
-            sign = rng.choice((-1, 1), array.shape) if attempt > 2 else (0, 1, -1)[attempt]
-            moved = array + sign * TOLERANCE * np.maximum(1, np.abs(array))
-            start[name] = moved.astype(array.dtype)
-        action = step.action
-        if _is_float(action):
-            action = action + (rng.choice((-1, 1), action.shape) * TOLERANCE).astype(action.dtype)
+
+    def move(array: Array, sign: int) -> Array:
+        if not _is_float(array):
+            return array
+        signs = sign if sign < 2 else rng.choice((-1, 1), array.shape)
+        moved: Array = array + signs * TOLERANCE * np.maximum(1, np.abs(array))
+        return moved.astype(array.dtype)
+
+    for sign in (0, 1, -1, *[2] * (_NUM_NEARBY - 3)):  # 2: random signs
+        start = {name: move(array, sign) for name, array in step.start.items()}
         try:
-            played = play(step._replace(action=action, start=start), "python")
+            played = play(step._replace(action=move(step.action, 2), start=start), "python")
         except (ArithmeticError, IndexError, ValueError):
             continue  # a state near a possible one need not be possible
         nearby.append(select(played.seen, slice(1, None)))

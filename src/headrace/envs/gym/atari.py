@@ -2,8 +2,7 @@
 
 84×84 gray, four frames stacked, four frames skipped, up to 30 no-ops at the start and FIRE pressed
 where the game has it (Mnih et al. 2015; Machado et al. 2018, arXiv:1709.06009, for sticky actions,
-which the id decides). Wrappers and videos need this form. Rewards are not clipped here: that is an
-option of the learner.
+which the id decides). Wrappers and videos need this form. The learner may clip rewards.
 """
 
 import os

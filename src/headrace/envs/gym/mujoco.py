@@ -1,7 +1,4 @@
-"""Prints each of MuJoCo's warnings once.
-
-MuJoCo 4 warns of each model that it compiles; a run compiles the same one for every environment.
-"""
+"""Prints each of MuJoCo's warnings once, although each environment compiles its model."""
 
 import contextlib
 import sys

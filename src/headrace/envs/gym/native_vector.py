@@ -2,8 +2,7 @@
 
 All three of Gymnasium's autoreset modes give the same valid transitions: SAME_STEP as it is;
 DISABLED by a reset of those that ended within the step; NEXT_STEP has a row that only resets, which
-is marked as not valid. Such a form does not give the state of an unfinished episode: after a resume
-every environment begins a new one.
+is marked as not valid. After a resume every environment begins a new episode.
 """
 
 from typing import Any
@@ -23,8 +22,7 @@ from headrace.spec import Array
 class NativeVector(HostVector):
     """A `VectorEnv` over a `gymnasium.vector.VectorEnv`, which it closes.
 
-    Each env gets one seed, at its first reset, and goes on with its own random numbers. An error
-    always ends the run: one env of it cannot be made anew.
+    Each env gets one seed, at its first reset. An error always ends the run.
     """
 
     def __init__(self, vector: Any, context: VectorContext) -> None:
@@ -70,7 +68,6 @@ class NativeVector(HostVector):
         close_all([self._vector], lambda _: self.context.describe_all())
 
     def _end(self, t: int, ended: Array, obs: Any, info: Any) -> None:
-        """Keep final observations, count episodes, and reset where the vector does not."""
         self._count(t + 1)
         final, final_info = obs, info
         if self._mode == AutoresetMode.SAME_STEP:
@@ -92,7 +89,6 @@ class NativeVector(HostVector):
                 self._obs_writer.put(self._obs_row(t + 1), i, *_select(i, obs, info), ended=False)
 
     def _count(self, num_steps: int) -> None:
-        """Update the counts of the episodes to those after `num_steps` of the fragment."""
         new = slice(self._num_counted, num_steps)
         valid = self._rows.valid[new]
         self._episode_step += valid.sum(0)

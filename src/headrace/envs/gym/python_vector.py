@@ -1,8 +1,4 @@
-"""Gymnasium's Python environments as a vector, stepped one after the other.
-
-No copy is made between an environment's observation and the fragment, and nothing is done per env
-but its own step and the end of its episode.
-"""
+"""Gymnasium's Python environments as a vector, stepped one after the other."""
 
 import contextlib
 import time
@@ -28,10 +24,7 @@ from headrace.timeouts import RestartRate
 
 
 class GymVector(HostVector):
-    """A `VectorEnv` over Gymnasium environments, which it closes.
-
-    `remake` makes one more environment, in place of one that failed.
-    """
+    """A `VectorEnv` over Gymnasium environments, which it closes; `remake` replaces one."""
 
     def __init__(
         self, envs: Sequence[Any], context: VectorContext, remake: Callable[[], Any] | None = None
@@ -208,7 +201,6 @@ class GymVector(HostVector):
         self.dropped.append(summarize_error(error))
 
     def _step_error(self, i: int, result: Any, error: BaseException, action: Array) -> EnvError:
-        """Return the error to show for an exception in or after an env's step."""
         if isinstance(error, EnvError):
             return error
         try:

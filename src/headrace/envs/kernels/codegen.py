@@ -2,7 +2,7 @@
 
 Both programs have the same sections in the same order. On the CPU a section is a loop over agents
 within a loop over environments. On a GPU each agent is a lane of a block, and a barrier ends each
-section. Sizes are literals in the text, so that the compiler knows them.
+section.
 """
 
 from collections.abc import Sequence
@@ -18,33 +18,17 @@ from headrace.spec import Agents, EnvSpec
 
 Scope = Literal["env", "agent"]
 
-
 THREADS = 128
 """Threads of a block on a GPU: several environments, or one whose agents share the threads."""
-
-
-class KernelFunction(NamedTuple):
-    """One of the author's functions: its name, and whether it is called by environment or agent."""
-
-    name: str
-    scope: Scope
-
-    @property
-    def program_name(self) -> str:
-        """Name in the program, prefixed so that it hides no other name."""
-        return f"env_{self.name}"
 
 
 class ProgramSpec:
     """All that the program's text depends on.
 
-    Args:
-        env_spec: what it offers to an agent.
-        autoreset: whether a step begins the next episode where one has ended.
-
     Attributes:
+        autoreset: whether a step begins the next episode where one has ended.
         world: shape (without the axis of environments) and dtype of the world's arrays, by name.
-        names: names of the world's arrays and numbers.
+        by_agent: names of the functions that are called for each agent.
         action_parts: numbers of an action; 0: a single number, without an axis.
         lanes: on a GPU, threads of one environment, a power of 2. A block has a multiple of them.
     """
@@ -59,10 +43,8 @@ class ProgramSpec:
         self.max_episode_steps = env.max_episode_steps
         self.action_parts = 0 if action.kind == "discrete" else action.size
         self.lanes = min(THREADS, 1 << (env.num_agents - 1).bit_length())
-        self.resets, self.phases = (
-            [KernelFunction(name, "agent" if env.per_agent(name) else "env") for name in names]
-            for names in (env.resets, env.phases)
-        )
+        self.resets, self.phases = env.resets, env.phases
+        self.by_agent = {name for name in env.functions() if env.per_agent(name)}
         agents = (env.num_agents,) if env.agents else ()
         parts_of_action = (action.size,) if self.action_parts else ()
         self.world: dict[str, Column] = {
@@ -152,7 +134,6 @@ def _read_action(spec: ProgramSpec, p: int) -> list[str]:
 
 
 def _write_rows(spec: ProgramSpec, p: int) -> str:
-    """Write the result of a step into the row of a fragment."""
     limit, row = spec.max_episode_steps, f"r{p}"
     if spec.has_agents:
         agent, valid, alive = "[e, i]", "b.was_alive[e, i]", "w.alive[e, i]"
@@ -180,7 +161,6 @@ def _write_rows(spec: ProgramSpec, p: int) -> str:
 
 
 def _count_episode(spec: ProgramSpec) -> str:
-    """Write the length and returns of an episode that has ended."""
     lines = ["b.ended_length[t, e] = 0", "if b.ended[e]:", "    b.ended_length[t, e] = w.step[e]"]
     if spec.max_episode_steps:
         lines += ["    if not w.terminated[e]:", "        b.num_truncated[e] += 1"]
@@ -195,25 +175,23 @@ def _count_episode(spec: ProgramSpec) -> str:
 
 
 def _reset(spec: ProgramSpec, row: str) -> list[_Section]:
-    """Begin an episode where one has ended."""
     agents = "b.episode_return[e, i] = 0" + ("\nw.alive[e, i] = True" if spec.has_agents else "")
-    observe = next(function for function in spec.phases if function.name == "observe")
     sections = [_Section("env", "w.episode[e] += 1\nw.step[e] = 0"), _Section("agent", agents)]
-    for function in (*spec.resets, observe):
+    for function in (*spec.resets, "observe"):
         sections += _call(spec, function, row)
     return [section._replace(condition="b.ended[e]") for section in sections]
 
 
-def _call(spec: ProgramSpec, function: KernelFunction, row: str) -> list[_Section]:
-    i = ", i" if function.scope == "agent" else ""
-    call = f"{function.program_name}(w, e{i}"
-    if function.name != "observe":
-        return [_Section(function.scope, f"{call})")]
+def _call(spec: ProgramSpec, function: str, row: str) -> list[_Section]:
+    scope: Scope = "agent" if function in spec.by_agent else "env"
+    # The prefix keeps it from hiding another name
+    call = f"env_{function}(w, e" + (", i" if scope == "agent" else "")
+    if function != "observe":
+        return [_Section(scope, f"{call})")]
     return [_Section("agent", f"{call}, r{p}.obs[{row}, row])", p) for p in range(len(spec.parts))]
 
 
 def _function(spec: ProgramSpec, target: str, head: str, sections: Sequence[_Section]) -> str:
-    """Return one function of the program."""
     if target == "cpu":
         body = "".join(_cpu_section(spec, section) for section in sections)
         return f"def {head}first, end):\n    for e in range(first, end):\n" + indent(body, " " * 8)

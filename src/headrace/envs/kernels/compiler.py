@@ -90,7 +90,7 @@ def find_float64(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
     types = namedtuple("World", [*views, *numbers])  # type: ignore[misc]
     w = numba.typeof(types(**views, **numbers))
     out = numba.typeof(np.empty(env.observation_space.shape, np.float32))
-    functions = {name: env.function(name) for name in (*env.resets, *env.phases)}
+    functions = env.functions()
     calls = _reachable_functions(functions)
     all_compiled = _compile_functions(calls, numba.njit(**_FUNCTION_OPTIONS), __name__)
     for name, function in functions.items():
@@ -117,16 +117,13 @@ def find_float64(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
 
 def compiled_functions(env: KernelEnv) -> list[FunctionType]:
     """Return all Python functions of the author's that are compiled."""
-    names = (*env.resets, *env.phases)
-    return list(_reachable_functions({name: env.function(name) for name in names}))
+    return list(_reachable_functions(env.functions()))
 
 
 class Program:
     """A kernel environment's program. Its first call compiles it, one process at a time.
 
-    Args:
-        module: the program's functions, and the named tuples `World`, `Buffers` and `Rows`.
-        lock: the file of a lock for processes that compile; None: nothing is compiled.
+    `module` is what `codegen.generate` describes; without a `lock`, nothing is compiled.
     """
 
     def __init__(self, module: ModuleType, lock: Path | None) -> None:
@@ -137,18 +134,11 @@ class Program:
         """Return a tensor's memory in the form that the program takes, without a copy."""
         return tensor.numpy()
 
-    def begin(self, num_envs: int, *args: Any) -> None:
-        """Begin episodes: see `codegen.generate`."""
-        self._call("begin", num_envs, args)
-
-    def step(self, num_envs: int, *args: Any) -> None:
-        """Step all environments."""
-        self._call("step", num_envs, args)
-
     def close(self) -> None:
         """End the threads."""
 
-    def _call(self, name: str, num_envs: int, args: tuple[Any, ...]) -> None:
+    def call(self, name: str, num_envs: int, *args: Any) -> None:
+        """Call `begin` or `step` of the program for all environments; see `codegen.generate`."""
         if self._lock is None or name in self._called:
             self._run(getattr(self.types, name), num_envs, args)
             return
@@ -199,7 +189,7 @@ def make_program(
     env: KernelEnv, spec: ProgramSpec, target: Target, num_threads: int = 1
 ) -> Program:
     """Make the program of an environment; MissingExtraError without Numba or its CUDA target."""
-    functions = {f.program_name: env.function(f.name) for f in (*spec.resets, *spec.phases)}
+    functions = {f"env_{name}": function for name, function in env.functions().items()}
     text = codegen.generate(spec, "cuda" if target == "cuda" else "cpu")
     name = type(env).__name__
     if target == "python":
@@ -253,7 +243,6 @@ def _reachable_functions(functions: Mapping[str, Callable[..., Any]]) -> Calls:
 
 
 def _is_compiled(value: Any) -> bool:
-    """Return whether a global value is a Python function that is compiled as well."""
     libraries = ("numba", "numpy", "math")
     return isinstance(value, FunctionType) and value.__module__.partition(".")[0] not in libraries
 
@@ -311,7 +300,6 @@ def _describe_code(code: CodeType) -> list[str]:
 
 
 def _load_module(path: str, text: str, names: Mapping[str, Any]) -> ModuleType:
-    """Run the program's text as a module that has these names, too."""
     module = ModuleType(Path(path).stem)
     module.__dict__.update(names)
     exec(compile(text, path, "exec"), module.__dict__)

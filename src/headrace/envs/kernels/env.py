@@ -1,8 +1,7 @@
 """The base class of kernel environments: typed state, and scalar functions that Numba can compile.
 
-The same functions run interpreted (to debug them, and as the reference), compiled on the CPU, and
-compiled on a GPU, for thousands of environments at a time. Each takes the world `w`, whose arrays
-have a row for each environment, the row `e`, and for a function of agents the agent's index `i`.
+Each function takes the world `w`, whose arrays have a row for each environment, the row `e`, and
+for a function of agents the agent's index `i`.
 """
 
 import inspect
@@ -81,8 +80,7 @@ class KernelEnv:
     def draw(self, world: Mapping[str, Array]) -> Array:
         """Draw one environment for a video: `[height, width, 3]` uint8. Subclasses may define it.
 
-        Args:
-            world: the environment's arrays by name, without the axis of environments.
+        `world` has the environment's arrays by name, without the axis of environments.
         """
         raise UsageError(
             f"{type(self).__name__} does not draw itself, which a video needs.\n"
@@ -104,6 +102,10 @@ class KernelEnv:
                 f"Write @staticmethod def {name}(w, e): ..."
             )
         return function.__func__
+
+    def functions(self) -> dict[str, Callable[..., None]]:
+        """Return all of the author's functions by name; errors as of `function`."""
+        return {name: self.function(name) for name in (*self.resets, *self.phases)}
 
     def per_agent(self, name: str) -> bool:
         """Return whether a function is called for each agent; UsageError for other parameters."""
@@ -128,11 +130,8 @@ _LOW32 = np.uint64(0xFFFFFFFF)
 def uniform(w: Any, e: int, draw: int) -> Any:
     """Return a random float32 in [0, 1), the same on every machine and compiler.
 
-    It is a function of the run's seed, the environment, its episode and step, and `draw`. The same
-    draw gives the same number again.
-
-    Args:
-        draw: 0 or more. Number the draws of a step, over all functions and agents.
+    It is a function of the run's seed, the environment, its episode and step, and `draw`. Number
+    the draws of a step 0, 1, ..., over all functions and agents.
     """
     number, episode = np.uint64(draw), np.uint64(w.episode[e])
     key = (w.seed, np.uint64(w.env_id[e]))

@@ -1,8 +1,4 @@
-"""Kernel environments in Gymnasium's forms: one environment, and a vector of them.
-
-These are for other libraries, and for environments that are wrapped or interpreted. Otherwise
-`headrace train` steps `vector.py`. Games of several agents: `pettingzoo_adapter.py`.
-"""
+"""Kernel environments in Gymnasium's forms, for wrappers, interpreting, and other libraries."""
 
 from copy import deepcopy
 from typing import Any
@@ -33,15 +29,12 @@ def check_discrete_action(space: gymnasium.Space[Any], action: Any) -> None:
 
 
 class KernelStepper:
-    """Kernel environments that the caller steps and resets; every result is a new array.
-
-    Raises:
-        MissingExtraError: Numba is not installed.
-    """
+    """Kernel environments that the caller steps and resets; every result is a new array."""
 
     def __init__(self, env: KernelEnv, num_envs: int, target: Target, num_threads: int = 1) -> None:
         spec = spaces.read_kernel(type(env).__name__, env)
-        self._is_box, self._num_envs = spec.action.kind == "box", num_envs
+        self._action_dtype = np.float32 if spec.action.kind == "box" else np.int64
+        self._num_envs = num_envs
         context = VectorContext(
             spec, np.arange(num_envs), 0,
             worker="", guards=Guards(enabled=False), num_threads=num_threads,
@@ -71,8 +64,8 @@ class KernelStepper:
         """Take `action`, `[rows, ...]`, in the units of the space; rows are agents of env 0, 1, ...
 
         Returns:
-            The observations `[rows, size]` (where an episode ended, its last), rewards `[rows]`,
-            terminated `[rows]`, truncated `[rows]`, and `[envs]`: the episode ended.
+            Observations `[rows, size]` (where an episode ended, its last), rewards, terminated and
+            truncated `[rows]`, and `[envs]`: the episode ended.
 
         Raises:
             gymnasium.error.ResetNeeded: no episode was begun.
@@ -81,7 +74,7 @@ class KernelStepper:
         if not self._started:
             raise gymnasium.error.ResetNeeded("step was called before reset.")
         row = self._fragment.action[0]
-        array = np.asarray(action, np.float32 if self._is_box else np.int64)
+        array = np.asarray(action, self._action_dtype)
         if array.size != row.numel():
             raise UsageError(f"Actions of shape {array.shape}; expected {tuple(row.shape)}.")
         self._vector.bind(self._fragment)
@@ -89,18 +82,9 @@ class KernelStepper:
         self._vector.step(0)
         self._vector.finish()
         f = self._fragment
-        assert isinstance(f.obs, torch.Tensor)
-        obs, reward, terminated, truncated, ended = (
-            tensor.numpy().copy()
-            for tensor in (
-                f.obs[1],
-                f.reward[0],
-                f.terminated[0],
-                f.truncated[0],
-                self._vector.ended,
-            )
-        )
-        return obs, reward, terminated, truncated, ended
+        rows = f.obs[1], f.reward[0], f.terminated[0], f.truncated[0]  # type: ignore[index]
+        obs, reward, terminated, truncated = (tensor.numpy().copy() for tensor in rows)
+        return obs, reward, terminated, truncated, self._vector.ended.numpy().copy()
 
     def close(self) -> None:
         """End the threads."""
@@ -117,7 +101,6 @@ class KernelGymEnv(gymnasium.Env[Any, Any]):
 
     Args:
         kernel_env: `module:Class`, a class, or a kernel environment.
-        compiled: compile it for the CPU.
         **kwargs: arguments of the class, and `max_episode_steps`.
 
     Raises:
@@ -156,16 +139,8 @@ class KernelGymVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """Environments that are compiled for the CPU and stepped together.
 
     Where an episode ends, the same step begins the next one; `info["final_obs"]` has the true last
-    observation. `reset(seed=s)` takes one seed; each environment has its own random numbers.
-
-    Args:
-        kernel_env: `module:Class`, a class, or a kernel environment.
-        num_threads: threads that share the environments.
-        **kwargs: arguments of the class, and `max_episode_steps`.
-
-    Raises:
-        UsageError: it is a game of several agents, or does not take `kwargs`.
-        MissingExtraError: Numba is not installed.
+    observation. `reset(seed=s)` takes one seed; each environment has its own random numbers. Other
+    arguments and errors are those of `KernelGymEnv`.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012  # as in Gymnasium's own class

@@ -28,7 +28,6 @@ class KernelParallelEnv(pettingzoo.ParallelEnv):  # type: ignore[misc]  # Pettin
 
     Args:
         kernel_env: an id, `module:Class`, a class, or a kernel environment.
-        compiled: compile it for the CPU.
         **kwargs: arguments of the class, and `max_episode_steps`.
 
     Raises:

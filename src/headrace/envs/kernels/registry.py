@@ -1,7 +1,4 @@
-"""Ids of kernel environments in Gymnasium's registry, and making an environment from its class.
-
-Nothing here imports torch or Numba, so that registering ids is cheap.
-"""
+"""Ids of kernel environments in Gymnasium's registry; nothing here imports torch or Numba."""
 
 import inspect
 from typing import Any, cast
@@ -16,10 +13,9 @@ _VECTOR_ENTRY_POINT = "headrace.envs.kernels.gym_adapter:KernelGymVectorEnv"
 
 
 def register(env_id: str, kernel_env: type[KernelEnv]) -> None:
-    """Register an id for a kernel environment, for Gymnasium and for `headrace train`.
+    """Register an id, such as `mine/Game-v0`, for Gymnasium and for `headrace train`.
 
     Args:
-        env_id: such as `mine/Game-v0`.
         kernel_env: a class at the top level of its module. If its constructor takes
             `max_episode_steps`, the default must equal the class attribute.
     """

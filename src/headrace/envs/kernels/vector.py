@@ -1,7 +1,6 @@
 """A vector of kernel environments: its memory, on the CPU or a GPU, and its episodes."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,9 +28,7 @@ class KernelVector(DeviceVector):
     The rows of several agents are columns of the fragment: those of env 0, then of env 1, ...
 
     Args:
-        target: the compiler, which decides the device of the fragments.
-        encoded: whether actions are as the policy emits them. Otherwise they are in the units of
-            the space.
+        encoded: whether actions are as the policy emits them, or in the units of the space.
         autoreset: whether a step begins the next episode where one has ended. Otherwise the last
             observation stays in its row, and `begin_episodes` begins the next one.
 
@@ -117,7 +114,7 @@ class KernelVector(DeviceVector):
         return [*self.world.values(), self._buffers["episode_return"], *current]  # type: ignore[list-item]
 
     def step(self, t: int) -> None:
-        self._run(self._program.step, f"step {t + 1} of the fragment", *self._r, t)
+        self._run("step", f"step {t + 1} of the fragment", *self._r, t)
         self.context.meter.lap("env_step")
 
     def finish(self) -> list[Episode]:
@@ -164,7 +161,7 @@ class KernelVector(DeviceVector):
         """Begin the next episode where `ended`, `[n]` bool, is True, for the next `bind`."""
         self.ended.copy_(ended)
         rows = [self._rows(current) for current in self._current]
-        self._run(self._program.begin, "a reset", *rows)
+        self._run("begin", "a reset", *rows)
         self.context.meter.lap("env_reset")
 
     def close(self) -> None:
@@ -182,10 +179,9 @@ class KernelVector(DeviceVector):
         tensors["episode_step"] = tensors.pop("step")
         return tensors
 
-    def _run(self, function: Callable[..., None], moment: str, *args: object) -> None:
-        """Call a function of the program; the first call compiles it."""
+    def _run(self, function: str, moment: str, *args: object) -> None:
         try:
-            function(len(self.env_id), self._w, self._b, *args)
+            self._program.call(function, len(self.env_id), self._w, self._b, *args)
         except Exception as error:
             if not self.context.worker:
                 raise
@@ -202,7 +198,6 @@ class KernelVector(DeviceVector):
         return self._program.types.Rows(**self._views({k: getattr(fragment, k) for k in ROWS}))
 
     def _resize(self, num_steps: int) -> None:
-        """Make room for the episodes of fragments of so many steps."""
         self._num_steps = num_steps
         self._allocate_ended(num_steps)
         ended = {"ended_return": self.ended_return, "ended_length": self.ended_length}

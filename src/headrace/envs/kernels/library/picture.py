@@ -11,15 +11,9 @@ TAGGER, RUNNER, TAGGED = (200, 40, 40), (40, 90, 200), (190, 190, 190)
 
 
 def draw_agents(x: Array, y: Array, colors: Array, length: float) -> Array:
-    """Draw a disc for each agent; later agents lie over earlier ones.
+    """Draw a disc for each agent, later ones above: `[SIDE, SIDE, 3]` uint8.
 
-    Args:
-        x: `[agents]`, from the left.
-        y: `[agents]`, from below.
-        colors: `[agents, 3]` uint8.
-
-    Returns:
-        `[SIDE, SIDE, 3]` uint8.
+    `x` and `y`, `[agents]`, are from the left and from below; `colors` are `[agents, 3]` uint8.
     """
     picture = np.full((SIDE, SIDE, 3), _GROUND, np.uint8)
     first, last = _MARGIN, SIDE - 1 - _MARGIN
