@@ -13,61 +13,16 @@ from headrace.batch import Fragment, each
 from headrace.envs.api import Episode, VectorContext, VectorEnv
 from headrace.envs.spaces import MASK, flat_mask
 from headrace.errors import EnvError
-from headrace.spec import PLAIN, ActionCodec, Agents, Array, EnvSpec, Space
+from headrace.spec import PLAIN, ActionCodec, Agents, Array, Space
 
 COUNTS = "episode", "episode_step", "episode_reward"
 """What a `HostVector` counts, as its checkpoints name it."""
 
 
-class ObsWriter:
-    """Writes what an environment, or a whole batch of them, returns into rows of a fragment."""
-
-    def __init__(self, spec: EnvSpec) -> None:
-        self._spec = spec
-        self.is_plain = spec.observation.kind != "dict"
-        self._obs_parts = [
-            (key, space)
-            for key, space in spec.observation.parts
-            if not (spec.mask_in_info and key == spec.mask_key)
-        ]
-
-    def put(self, rows: Any, i: int, obs: Any, info: Any, *, ended: bool) -> None:
-        """Write one environment's observation (and mask) to row i; KeyError if one is missing."""
-        if self.is_plain:
-            rows[i] = obs
-            return
-        for key, _ in self._obs_parts:
-            rows[key][i] = obs if key == PLAIN else obs[key]
-        if self._spec.mask_in_info:
-            # There may be no mask at the end of an episode.
-            mask = info.get(MASK) if ended else info[MASK]
-            rows[MASK][i] = True if mask is None else flat_mask(mask)
-
-    def put_all(self, rows: Any, obs: Any, info: Any) -> None:
-        """Write a batch of observations (and masks) as Gymnasium's vectors return them."""
-        if self.is_plain:
-            rows[:] = obs
-            return
-        for key, _ in self._obs_parts:
-            rows[key][:] = obs if key == PLAIN else obs[key]
-        if self._spec.mask_in_info:
-            masks = info[MASK]
-            if isinstance(masks, tuple | list):
-                masks = np.concatenate([np.asarray(m).reshape(len(m), -1) for m in masks], -1)
-            rows[MASK][:] = np.stack(list(masks)).reshape(rows[MASK].shape) != 0
-
-    def misfit(self, obs: Any) -> str:
-        """Describe a wrong shape or dtype of an observation; "" if it is as declared."""
-        if self.is_plain:
-            return misfit("an observation", self._spec.observation, obs)
-        for key, space in self._obs_parts:
-            if key != PLAIN and (not hasattr(obs, "keys") or key not in obs):
-                keys = list(obs) if hasattr(obs, "keys") else type(obs).__name__
-                return f"an observation without the key {key!r} (it has {keys})"
-            name = "an observation" if key == PLAIN else f"an observation {key!r}"
-            if problem := misfit(name, space, obs if key == PLAIN else obs[key]):
-                return problem
-        return ""
+def leaf(obs: Any, key: str) -> Array:
+    """Return the array of this key of `Space.leaves`."""
+    array: Array = obs[key] if isinstance(obs, dict) else obs
+    return array
 
 
 def misfit(name: str, space: Space, obs: Any) -> str:
@@ -97,7 +52,12 @@ class HostVector(VectorEnv):
     def __init__(self, context: VectorContext) -> None:
         super().__init__(context)
         n, space = len(self.env_id), self.spec.observation
-        self._codec, self._obs_writer = ActionCodec(self.spec.action), ObsWriter(self.spec)
+        self._codec = ActionCodec(self.spec.action)
+        self._obs_parts = [
+            (key, part)
+            for key, part in space.leaves
+            if not (self.spec.mask_in_info and key == self.spec.mask_key)
+        ]
         self._episode = np.full(n, -1)
         self._episode_step, self._episode_reward = np.zeros(n, np.int64), np.zeros(n)
         self._leaves = {key: np.zeros((n, *part.shape), part.dtype) for key, part in space.leaves}
@@ -138,7 +98,7 @@ class HostVector(VectorEnv):
         return {name: getattr(self, f"_{name}").copy() for name in COUNTS}
 
     def obs(self) -> dict[str, Array]:
-        return {f"obs.{key}": leaf.copy() for key, leaf in self._leaves.items()}
+        return {f"obs.{key}": array.copy() for key, array in self._leaves.items()}
 
     @abstractmethod
     def _begin_first(self) -> None:
@@ -147,6 +107,27 @@ class HostVector(VectorEnv):
     @abstractmethod
     def _describe_row(self, i: int, num_steps: int, before_reset: bool) -> str:
         """Describe env i's position after `num_steps` of a full fragment; see `_position_after`."""
+
+    def _put(self, rows: Any, i: int, obs: Any, info: Any, *, ended: bool) -> None:
+        """Write one environment's observation (and mask) to row i; KeyError if one is missing."""
+        for key, _ in self._obs_parts:
+            target = rows[key] if isinstance(rows, dict) else rows
+            target[i] = obs if key == PLAIN else obs[key]
+        if self.spec.mask_in_info:
+            # There may be no mask at the end of an episode.
+            mask = info.get(MASK) if ended else info[MASK]
+            rows[MASK][i] = True if mask is None else flat_mask(mask)
+
+    def _misfit(self, obs: Any) -> str:
+        """Describe a wrong shape or dtype of an observation; "" if it is as declared."""
+        for key, space in self._obs_parts:
+            if key != PLAIN and (not hasattr(obs, "keys") or key not in obs):
+                keys = list(obs) if hasattr(obs, "keys") else type(obs).__name__
+                return f"an observation without the key {key!r} (it has {keys})"
+            name = "an observation" if key == PLAIN else f"an observation {key!r}"
+            if problem := misfit(name, space, obs if key == PLAIN else obs[key]):
+                return problem
+        return ""
 
     def _obs_row(self, t: int) -> Any:
         return each(lambda o: o[t], self._rows.obs)
@@ -180,7 +161,7 @@ class HostVector(VectorEnv):
         bad = ~np.isfinite(self._rows.reward[t])
         for key, space in self.spec.observation.leaves:
             if space.dtype.startswith("float"):
-                bad |= ~np.isfinite(_leaf(self._rows.obs, key)[t + 1]).reshape(len(bad), -1).all(1)
+                bad |= ~np.isfinite(leaf(self._rows.obs, key)[t + 1]).reshape(len(bad), -1).all(1)
         return np.flatnonzero(bad).tolist()
 
     def _invalid_choices(self, obs: Any) -> list[int]:
@@ -189,7 +170,7 @@ class HostVector(VectorEnv):
             return []
         bad = np.zeros(len(self.env_id), bool)
         for key, first, end in self._choices:
-            part = _leaf(obs, key)
+            part = leaf(obs, key)
             bad |= ((part < first) | (part >= end)).reshape(len(bad), -1).any(1)
         return np.flatnonzero(bad).tolist()
 
@@ -214,7 +195,7 @@ class HostVector(VectorEnv):
         for key, space in self.spec.observation.leaves:
             name = f"observation {key!r}" if key else "observation"
             if space.dtype.startswith("float"):
-                obs, finals = _leaf(rows.obs, key), _leaf(rows.final_obs, key)[:k]
+                obs, finals = leaf(rows.obs, key), leaf(rows.final_obs, key)[:k]
                 self._refuse_nonfinite(f"an {name}", obs, step, env, False)
                 self._refuse_nonfinite(f"a final {name}", finals, final_step, final_env, True)
         self._refuse_nonfinite("a reward", rows.reward, step[1:], env[1:], True)
@@ -242,11 +223,6 @@ class HostVector(VectorEnv):
                     f"{first + count - 1})\n({self._describe_row(i, t, False)})."
                 )
             first += count
-
-
-def _leaf(obs: Any, key: str) -> Array:
-    leaf: Array = obs[key] if isinstance(obs, dict) else obs
-    return leaf
 
 
 class DeviceVector(VectorEnv):

@@ -13,10 +13,10 @@ from gymnasium.vector import AutoresetMode
 
 from headrace.batch import Fragment, each
 from headrace.envs.api import Episode, Restored, VectorContext, close_all, env_error
-from headrace.envs.episodes import HostVector
+from headrace.envs.episodes import HostVector, leaf
 from headrace.envs.spaces import MASK
 from headrace.errors import EnvError
-from headrace.spec import Array
+from headrace.spec import PLAIN, Array
 
 
 class NativeVector(HostVector):
@@ -48,7 +48,7 @@ class NativeVector(HostVector):
         if t == 0:
             self._check_declared("step", obs)
         rows.reward[t], rows.terminated[t], rows.truncated[t] = reward, terminated, truncated
-        self._obs_writer.put_all(self._obs_row(t + 1), obs, info)
+        self._put_all(self._obs_row(t + 1), obs, info)
         ended = np.logical_or(terminated, truncated)
         if self._mode == AutoresetMode.NEXT_STEP:
             rows.valid[t], self._resetting = ~self._resetting, ended
@@ -75,7 +75,7 @@ class NativeVector(HostVector):
         for i in np.flatnonzero(ended).tolist():
             if self._rows.truncated[t, i] and not self._rows.terminated[t, i]:
                 kept = each(lambda o, i=i: o[i : i + 1].copy(), self._obs_row(t + 1))
-                self._obs_writer.put(kept, 0, *_select(i, final, final_info), ended=True)
+                self._put(kept, 0, *_select(i, final, final_info), ended=True)
                 self._keep_final(t, i, each(lambda o: o[0], kept))
             self._end_episode(t, i)
             self._episode[i] += 1
@@ -86,7 +86,7 @@ class NativeVector(HostVector):
                 raise env_error(error, f"in reset, {self._describe(t)}") from error
             # Of the others it may give no mask
             for i in np.flatnonzero(ended).tolist():
-                self._obs_writer.put(self._obs_row(t + 1), i, *_select(i, obs, info), ended=False)
+                self._put(self._obs_row(t + 1), i, *_select(i, obs, info), ended=False)
 
     def _count(self, num_steps: int) -> None:
         new = slice(self._num_counted, num_steps)
@@ -108,13 +108,23 @@ class NativeVector(HostVector):
         except (Exception, SystemExit) as error:
             raise env_error(error, f"in reset, {self._describe(0)}") from error
         self._check_declared("reset", obs)
-        self._obs_writer.put_all(self._current, obs, info)
+        self._put_all(self._current, obs, info)
         self.context.meter.lap("env_reset")
         self._begun = True
         return Restored(new_episode=len(self.env_id))
 
+    def _put_all(self, rows: Any, obs: Any, info: Any) -> None:
+        """Write a batch of observations (and masks) as Gymnasium's vectors return them."""
+        for key, _ in self._obs_parts:
+            leaf(rows, key)[:] = obs if key == PLAIN else obs[key]
+        if self.spec.mask_in_info:
+            masks = info[MASK]
+            if isinstance(masks, tuple | list):
+                masks = np.concatenate([np.asarray(m).reshape(len(m), -1) for m in masks], -1)
+            rows[MASK][:] = np.stack(list(masks)).reshape(rows[MASK].shape) != 0
+
     def _check_declared(self, method: str, obs: Any) -> None:
-        if misfit := self._obs_writer.misfit(_select(0, obs, {})[0]):
+        if misfit := self._misfit(_select(0, obs, {})[0]):
             raise EnvError(f"{method} returned {misfit} ({self.spec.id}, {self.context.worker}).")
 
     def _describe_row(self, i: int, num_steps: int, before_reset: bool) -> str:

@@ -38,7 +38,7 @@ class GymVector(HostVector):
         self._restarts = [RestartRate(self._guards.max_restarts) for _ in self._envs]
 
     def step(self, t: int) -> None:
-        rows, put, is_plain = self._rows, self._obs_writer.put, self._obs_writer.is_plain
+        rows, is_plain = self._rows, self.spec.observation.kind != "dict"
         # A shape that numpy would broadcast into the row
         shape = self.spec.observation.shape if self._guards.enabled and is_plain else None
         actions = self._codec.to_env(rows.action[t])
@@ -56,7 +56,7 @@ class GymVector(HostVector):
                         self._check_result("step", i, result)
                     obs[i] = next_obs
                 else:
-                    put(obs, i, next_obs, info, ended=bool(terminated[i] or truncated[i]))
+                    self._put(obs, i, next_obs, info, ended=bool(terminated[i] or truncated[i]))
             except (Exception, SystemExit) as error:
                 action = self._codec.to_env(rows.action[t])[i]
                 self._fail(i, self._step_error(i, result, error, action))
@@ -137,7 +137,7 @@ class GymVector(HostVector):
             if last is None:
                 return False
             again = each(lambda o: o[:1].copy(), self._current)
-            self._obs_writer.put(again, 0, *last, ended=False)
+            self._put(again, 0, *last, ended=False)
         except Exception as error:
             raise env_error(error, f"while replaying, {self._describe(i)}") from error
         return all(
@@ -229,7 +229,7 @@ class GymVector(HostVector):
             if first:
                 self._check_result("reset", i, result)
             first_obs, info = result
-            self._obs_writer.put(obs, i, first_obs, info, ended=False)
+            self._put(obs, i, first_obs, info, ended=False)
             if i in self._invalid_choices(obs):
                 raise self._bad_value(i, obs, "none")
         except EnvError:
@@ -240,7 +240,7 @@ class GymVector(HostVector):
 
     def _check_result(self, method: str, i: int, result: Any) -> None:
         check_fields(method, result, self._describe(i))
-        if misfit := self._obs_writer.misfit(result[0]):
+        if misfit := self._misfit(result[0]):
             raise EnvError(f"{method} returned {misfit} ({self._describe(i)}).")
 
     def _episode_seed(self, i: int) -> int:
