@@ -12,6 +12,7 @@ from typing import Any
 from headrace.collectors.api import Collected, SamplingPlan
 from headrace.collectors.backends.api import WorkOrder
 from headrace.collectors.rollout import RolloutResult
+from headrace.collectors.vector_collector import kept
 from headrace.collectors.worker_pool import WorkerPool
 
 Buffer = tuple[int, int]
@@ -80,7 +81,6 @@ class AsynchronousCollector(WorkerPool):
         self._queue = Queue(plan.vectors, plan.lag)
         self._steps = {v: self._snapshots.steps([v]) for v in plan.vectors}  # ordered so far
         self._queued: dict[Buffer, RolloutResult] = {}
-        self._held: list[RolloutResult] = []  # of the batch that was collected last
 
     def collect(self) -> Collected | None:
         if self._stop():
@@ -92,12 +92,8 @@ class AsynchronousCollector(WorkerPool):
             return None
         # Sorting is stable: of one vector, the earlier fragment stays before the later.
         batch = sorted(self._queue.take(), key=lambda buffer: buffer[0])
-        self._held = [self._queued.pop(buffer) for buffer in batch]
-        fragments = [self.fragment(*buffer) for buffer in batch]
-        episodes = [episode for result in self._held for episode in result.episodes]
-        env_steps = sum(result.kept for result in self._held)
-        metrics = self._metrics(self._held, self._queue.depth)
-        return Collected(fragments, env_steps, episodes, metrics)
+        results = [self._queued.pop(buffer) for buffer in batch]
+        return self._batch([self.fragment(*buffer) for buffer in batch], results, self._queue.depth)
 
     def release_batch(self, *, more: bool) -> None:
         """Have the memory of the batch filled again, in any case."""
@@ -108,13 +104,10 @@ class AsynchronousCollector(WorkerPool):
             self._steps[v] += self._plan.num_steps
         self.submit(orders)
 
-    def discard_batch(self) -> None:
-        self.ledger.lost += sum(result.kept for result in self._held)
-
     def halt(self) -> None:
         super().halt()
         self._enqueue()
-        self.ledger.lost += sum(result.kept for result in self._queued.values())
+        self.ledger.lost += kept(list(self._queued.values()))
         self._queued = {}
 
     def _has_batch(self) -> bool:
@@ -125,8 +118,7 @@ class AsynchronousCollector(WorkerPool):
         """Put filled fragments into the queue. Those of a worker that was stopped are lost."""
         for order, result in self._done:
             ((v, buffer, _),) = order.fragments
-            self.ledger.count(result.taken, result.lost, whole=result.whole)
-            self.ledger.drop(result.dropped, self._say)
+            self._count(result, whole=result.whole)
             if result.whole:
                 self._queue.deliver((v, buffer))
                 self._queued[v, buffer] = result

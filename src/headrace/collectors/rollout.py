@@ -25,11 +25,11 @@ class ActorSource(Protocol):
 
     Attributes:
         version: version of the weights of the last `pull`.
-        waits: True if an inference server computes the actions and records the weight version.
+        deferred: True if an inference server computes the actions and records the weight version.
     """
 
     version: int
-    waits: bool
+    deferred: bool = False
 
     def pull(self) -> Sequence[Actor]:
         """Return the current actors, one of each policy."""
@@ -40,8 +40,6 @@ class ActorSource(Protocol):
 
 class FixedActors(ActorSource):
     """The same actors, one of each policy, for all steps of a fragment."""
-
-    waits = False
 
     def __init__(self, actors: Sequence[Actor], version: int) -> None:
         self._actors, self.version = actors, version
@@ -75,7 +73,7 @@ def rollout(
         stop: called before every step.
     """
     vector.bind(*fragments)
-    num_steps, waits = fragments[0].num_steps, weights.waits
+    num_steps, deferred = fragments[0].num_steps, weights.deferred
     t = 0
     while t < num_steps:
         first, actors = t, weights.pull()
@@ -86,14 +84,14 @@ def rollout(
                 return t
             for act in acts:
                 act(t)
-            if waits:
+            if deferred:
                 yield
             meter.lap("infer")
             vector.step(t)
             t += 1
         for actor, fragment in zip(actors, fragments, strict=True):
             actor.finish(slice(first, t))
-            if not waits:
+            if not deferred:
                 fragment.policy_version[first:t] = weights.version
         meter.lap("infer")
     return num_steps
@@ -105,7 +103,7 @@ def at_once(rollout: Rollout) -> int:
         next(rollout)
     except StopIteration as ended:
         return int(ended.value)
-    raise AssertionError("it waits for actions, and nobody was asked")
+    raise AssertionError("a rollout with deferred actions cannot run at once")
 
 
 @dataclass
@@ -140,27 +138,6 @@ class RolloutResult:
         return self.taken - self.lost
 
 
-def lag_metrics(
-    plan: SamplingPlan, batch: list[RolloutResult], depth: float, wait_s: float
-) -> dict[str, float]:
-    """Compute a batch's metrics of lag and waiting; none at lag 0.
-
-    Args:
-        batch: the workers' reports on its fragments.
-        depth: batches left in the queue.
-        wait_s: seconds that all workers have waited for orders, so far.
-    """
-    if not plan.lag:
-        return {}
-    num_acts = plan.num_steps * sum(len(filled.states) for filled in batch)
-    return {
-        "lag_acting": sum(filled.lag_sum for filled in batch) / num_acts,
-        "lag_acting_max": float(max(filled.lag_max for filled in batch)),
-        "queue_depth": depth,
-        "workers_wait_s": wait_s,
-    }
-
-
 class RolloutTask(NamedTuple):
     """A fragment to fill.
 
@@ -180,7 +157,7 @@ class RolloutWorker:
     Args:
         vectors: indices in the run: vector v has the envs `v * n .. (v + 1) * n - 1`.
         name: for error messages.
-        acts: whether the worker computes actions; if not, every `ActorSource` waits.
+        acts: whether the worker computes actions; if not, every `ActorSource` is deferred.
 
     Attributes:
         policies: {} if the worker does not act.
@@ -221,7 +198,7 @@ class RolloutWorker:
     def collect(
         self, wanted: Iterable[RolloutTask], weights: ActorSource, stop: ShouldStop
     ) -> RolloutResult:
-        """Fill fragments one after the other, with `weights` that never wait.
+        """Fill fragments one after the other, with `weights` that are not deferred.
 
         `stop` is called between two steps.
         """

@@ -7,12 +7,12 @@ where workers run (`backends/`).
 
 import atexit
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from headrace import timeouts
 from headrace.batch import Fragment
-from headrace.collectors.api import Collector, SamplingPlan, Say, ShouldStop
+from headrace.collectors.api import SamplingPlan, Say, ShouldStop
 from headrace.collectors.backends.api import (
     BackendFactory,
     Done,
@@ -25,9 +25,9 @@ from headrace.collectors.backends.api import (
     WorkOrder,
 )
 from headrace.collectors.backends.processes import ProcessBackend
-from headrace.collectors.rollout import RolloutResult, lag_metrics
-from headrace.collectors.snapshots import EpisodeSnapshots
+from headrace.collectors.rollout import RolloutResult
 from headrace.collectors.supervisor import Supervisor
+from headrace.collectors.vector_collector import VectorCollector
 from headrace.errors import WorkerError
 from headrace.meter import Timings
 from headrace.models.policy import Policy
@@ -38,12 +38,11 @@ _STOP_WITHIN_S = 5.0  # how long a worker that is to stop may take for the step 
 _CLOSE_WITHIN_S = 3.0
 
 
-class WorkerPool(Collector):
+class WorkerPool(VectorCollector):
     """The workers of a rank: base class of two collectors, which decide what workers fill.
 
-    Args:
+    Args: see `VectorCollector`, and
         num_workers: W, at most the number of vectors.
-        state: saved state to resume from; {}: begin.
         make_backend: makes the workers, as processes of this machine or Ray actors.
 
     Raises:
@@ -63,8 +62,7 @@ class WorkerPool(Collector):
         say: Say = lambda text: None,
         make_backend: BackendFactory = ProcessBackend,
     ) -> None:
-        super().__init__(plan, stop, say)
-        self._snapshots = EpisodeSnapshots(plan, state or {})
+        super().__init__(plan, stop, state, say)
         self._stop_at, self._checked_at = float("inf"), 0.0
         self._done: list[tuple[WorkOrder, RolloutResult]] = []  # that no batch has taken yet
         self._supervisor = Supervisor(
@@ -139,9 +137,6 @@ class WorkerPool(Collector):
         self._begin_stop()
         self.run_until(lambda: not self.pending)
 
-    def state(self) -> dict[str, Array]:
-        return self._snapshots.state()
-
     def timings(self) -> dict[str, Timings]:
         return {worker.name: worker.timings for worker in self.workers} | self._backend.timings()
 
@@ -154,10 +149,12 @@ class WorkerPool(Collector):
             if not any(worker.is_running for worker in self.workers):
                 atexit.unregister(self.close)
 
-    def _metrics(self, batch: list[RolloutResult], depth: float) -> dict[str, float]:
-        """Return the metrics of a batch; see `lag_metrics`."""
-        wait_s = sum(worker.timings.seconds().get("wait", 0.0) for worker in self.workers)
-        return lag_metrics(self._plan, batch, depth, wait_s) | self._backend.metrics()
+    def _metrics(self, results: Sequence[RolloutResult], depth: float) -> dict[str, float]:
+        metrics = super()._metrics(results, depth)
+        if metrics:
+            waits_s = (worker.timings.seconds().get("wait", 0.0) for worker in self.workers)
+            metrics["workers_wait_s"] = sum(waits_s)
+        return metrics | self._backend.metrics()
 
     def _worker_of(self, vector: int) -> WorkerHandle:
         return self.workers[(vector - self._plan.vectors.start) % len(self.workers)]

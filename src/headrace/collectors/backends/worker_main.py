@@ -27,7 +27,13 @@ from headrace import batch
 from headrace.batch import Fragment
 from headrace.collectors.api import SamplingPlan, ShouldStop
 from headrace.collectors.backends.api import Done, Failed, Ready, WorkerSetup, WorkOrder
-from headrace.collectors.rollout import Rollout, RolloutResult, RolloutTask, RolloutWorker
+from headrace.collectors.rollout import (
+    ActorSource,
+    Rollout,
+    RolloutResult,
+    RolloutTask,
+    RolloutWorker,
+)
 from headrace.distributed import child_process
 from headrace.distributed.channel import Channel
 from headrace.distributed.child_process import STACK_SIGNAL, read_file
@@ -130,10 +136,8 @@ class NumberedWeights(Protocol):
         """Copy a version (None: the newest) into the modules. Return which."""
 
 
-class LatestWeights:
-    """An `ActorSource` of the newest weights, or of the version that an order names."""
-
-    waits = False
+class LatestWeights(ActorSource):
+    """The actors of the newest weights, or of the version that an order names."""
 
     def __init__(self, published: NumberedWeights, worker: RolloutWorker, meter: Meter) -> None:
         self._published, self._worker, self._meter = published, worker, meter
@@ -177,14 +181,14 @@ class _OpenOrder:
     result: RolloutResult = field(default_factory=RolloutResult)
 
 
-class RemoteInference:
+class RemoteInference(ActorSource):
     """An `ActorSource`, and its `Actor`, for one fragment: the inference server acts.
 
     Args:
         published: weights, of which the newest version is read.
     """
 
-    waits = True
+    deferred = True
     steps: Rollout
 
     def __init__(
