@@ -1,18 +1,4 @@
-"""The errors. Their messages say what was given, what was expected and what to do.
-
-HeadraceError
-├── UsageError (also a ValueError)   the request is impossible: exit code 2
-│   ├── ConfigError                  an unknown, ill-typed or contradictory setting
-│   ├── EnvNotFoundError             no such environment
-│   ├── MissingExtraError            a package that an optional feature needs is not installed
-│   └── UnsupportedSpaceError        a space, named with its key, that no policy here can handle
-├── RunDirError                      a run directory in use, incomplete, or of something else
-│   └── CheckpointError              a checkpoint that is damaged or does not fit
-├── EnvError                         the user's environment raised or broke its own declaration
-├── WorkerError                      a worker process died or failed
-├── RankError                        another learner of the job died, failed or does not answer
-└── NonFiniteError                   NaN or infinity in the loss, a gradient or a parameter
-"""
+"""The errors. Their messages say what was given, what was expected and what to do."""
 
 import difflib
 from collections.abc import Iterable
@@ -27,7 +13,7 @@ class HeadraceError(Exception):
 
 
 class UsageError(HeadraceError, ValueError):
-    """An impossible request; nothing was started."""
+    """An impossible request: nothing was started, and the exit code is 2."""
 
 
 class ConfigError(UsageError):
@@ -39,7 +25,7 @@ class EnvNotFoundError(UsageError):
 
 
 class MissingExtraError(UsageError):
-    """A missing package; the message names its extra."""
+    """A missing package of an optional feature; the message names its extra."""
 
 
 class UnsupportedSpaceError(UsageError):

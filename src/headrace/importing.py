@@ -57,5 +57,5 @@ def near(module: ModuleType, name: str) -> str:
     """Return a question with the callables of the module whose names are like `name`, or ""."""
     offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
     matches = difflib.get_close_matches(name, offered, n=3, cutoff=0.4)
-    question = f"\nDid you mean {' or '.join(f'{module.__name__}:{n}' for n in matches)}?"
-    return question if matches else ""
+    names = " or ".join(f"{module.__name__}:{match}" for match in matches)
+    return f"\nDid you mean {names}?" if names else ""

@@ -12,34 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from headrace.distributed.shm_collectives import Exchange
 from headrace.errors import RankError
 
 
-class Board:
-    """Strings by name, for all ranks; `get` waits."""
-
-    def __init__(self):
-        self.names, self.changed = {}, threading.Condition()
-
-    def set(self, name, text):
-        with self.changed:
-            self.names[name] = text
-            self.changed.notify_all()
-
-    def get(self, name):
-        with self.changed:
-            assert self.changed.wait_for(lambda: name in self.names, 10)
-            return self.names[name]
-
-
 def together(size, function, capacity=1 << 12, limit_s=10.0):
     """What `function(exchange, rank)` gives, by rank."""
-    board = Board()
+    store = HashStore()
 
     def rank_of(rank):
-        exchange = Exchange(rank, size, board.set, board.get, capacity, limit_s)
+        exchange = Exchange(rank, size, store, capacity, limit_s)
         try:
             return function(exchange, rank)
         finally:
@@ -121,9 +105,8 @@ def test_error_names_the_late_rank_and_the_limit():
 
 
 def test_missing_rank_raises_after_the_limit():
-    board = Board()
     with pytest.raises(RankError, match=r"Rank 0 of 2 could not meet the others within 0.2 s"):
-        Exchange(0, 2, board.set, board.get, 1 << 12, 0.2)
+        Exchange(0, 2, HashStore(), 1 << 12, 0.2)
 
 
 def test_close_leaves_no_open_files():
@@ -142,7 +125,7 @@ def test_close_leaves_no_open_files():
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be somebody else for a moment")
 def test_connection_of_another_user_is_refused():
-    board = Board()
+    store = HashStore()
     stranger = """
 import os, socket, sys
 os.setuid(65534)
@@ -155,12 +138,12 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         print("turned away")
 """
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(Exchange, 0, 2, board.set, board.get, 1 << 12, 20.0)
+        first = pool.submit(Exchange, 0, 2, store, 1 << 12, 20.0)
         said = subprocess.run(
-            [sys.executable, "-I", "-c", stranger, board.get("exchange/0")],
+            [sys.executable, "-I", "-c", stranger, store.get("exchange/0").decode()],
             capture_output=True, text=True, timeout=20,
         )  # fmt: skip
         assert said.stdout.strip() == "turned away", said
-        second = Exchange(1, 2, board.set, board.get, 1 << 12, 20.0)
+        second = Exchange(1, 2, store, 1 << 12, 20.0)
         second.close()
         first.result().close()

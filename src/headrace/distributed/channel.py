@@ -6,6 +6,7 @@ Only processes of one run use it: the child inherits its end.
 import select
 import socket
 import struct
+from collections import deque
 from typing import Any
 
 import cloudpickle
@@ -38,6 +39,7 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._received = bytearray()
+        self._messages: deque[Any] = deque()  # that have come whole
 
     def fileno(self) -> int:
         """Return the descriptor, for `select` and its like."""
@@ -54,16 +56,15 @@ class Channel:
 
     def receive(self) -> Any:
         """Wait for a message. Raise EOFError if the other end is gone."""
-        while not (messages := self._complete(1)):
+        while not self._messages:
             self._read()
-        return messages[0]
+        return self._messages.popleft()
 
     def take(self) -> list[Any]:
         """Return the whole messages that are here. Raise EOFError once there will be no more."""
-        while not (messages := self._complete(None)):
-            if not select.select([self._socket], [], [], 0)[0]:
-                return []
+        while not self._messages and select.select([self._socket], [], [], 0)[0]:
             self._read()
+        messages, self._messages = list(self._messages), deque()
         return messages
 
     def close(self) -> None:
@@ -78,15 +79,9 @@ class Channel:
         if not piece:
             raise EOFError
         self._received += piece
-
-    def _complete(self, most: int | None) -> list[Any]:
-        """Take at most `most` messages that have come whole."""
-        messages: list[Any] = []
-        while len(self._received) >= _HEADER.size and len(messages) != most:
-            (size,) = _HEADER.unpack_from(self._received)
-            end = _HEADER.size + size
+        while len(self._received) >= _HEADER.size:
+            end = _HEADER.size + _HEADER.unpack_from(self._received)[0]
             if len(self._received) < end:
-                break
-            messages.append(cloudpickle.loads(bytes(self._received[_HEADER.size : end])))
+                return
+            self._messages.append(cloudpickle.loads(bytes(self._received[_HEADER.size : end])))
             del self._received[:end]
-        return messages

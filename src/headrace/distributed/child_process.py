@@ -7,6 +7,7 @@ Left out: what a worker does (`collectors/backends/worker_main.py`).
 import contextlib
 import ctypes
 import multiprocessing
+import operator
 import os
 import resource
 import select
@@ -36,15 +37,12 @@ _ONE_AT_A_TIME = threading.Lock()  # what is changed below belongs to the whole 
 
 
 def raise_open_files(count: int) -> int:
-    """Let this process and its children open `count` files. Return how many they may open then.
-
-    The soft limit, which a process may raise by itself, is often far below the hard one.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= count:
-        return sys.maxsize if soft == resource.RLIM_INFINITY else soft
-    soft = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    """Let this process and its children open `count` files. Return how many they may open then."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if each == resource.RLIM_INFINITY else each for each in limits)
+    if soft < count:  # often far below the hard limit
+        soft = min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
     return soft
 
 
@@ -84,13 +82,12 @@ def ignore_signals() -> None:
 def cause_of_death(code: int) -> tuple[str, str]:
     """Describe how a process ended, by its exit code, and what may have ended it ("": unknown)."""
     reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return f"died ({reason})", _ADVICE.get(code, "")
+    return f"died ({reason})", _KILLED if code == -signal.SIGKILL else ""
 
 
-_ADVICE = {
-    -signal.SIGKILL: "If you did not kill it, the kernel's out-of-memory killer may have: try "
-    "fewer workers or envs."
-}
+_KILLED = (
+    "If you did not kill it, the kernel's out-of-memory killer may have: try fewer workers or envs."
+)
 
 
 def end_with_parent() -> None:
@@ -125,11 +122,7 @@ class _Inherited:
         self._fd = fd
 
     def __reduce__(self) -> Any:
-        return _detach, (DupFd(self._fd),)
-
-
-def _detach(passed: Any) -> int:
-    return int(passed.detach())
+        return operator.methodcaller("detach"), (DupFd(self._fd),)
 
 
 class ChildProcess:

@@ -222,6 +222,7 @@ def main(fd: int, rank: int) -> None:
     faulthandler.enable()
     end_with_parent()
     pipe: Any = connection.Connection(fd)
+    failure: HeadraceError
     try:
         follow, port, size, backend, device, limit_s, arguments = cloudpickle.loads(pipe.recv())
         pipe.send("ready")
@@ -230,32 +231,26 @@ def main(fd: int, rank: int) -> None:
         ranks = JoinedRanks(info, store, backend, device_of(device, rank), limit_s)
         with contextlib.closing(ranks):
             follow(ranks, *arguments)
+        return
     except EOFError:
         sys.exit(1)  # rank 0 is gone
     except HeadraceError as error:
-        _report(pipe, error)
+        failure = error
     except Exception:
-        _report(pipe, RankError(traceback.format_exc()))
-
-
-def _report(pipe: Any, error: HeadraceError) -> None:
+        failure = RankError(traceback.format_exc())
     with contextlib.suppress(OSError):  # rank 0 is gone as well
-        pipe.send((time.monotonic(), error))
+        pipe.send((time.monotonic(), failure))
     sys.exit(1)
 
 
 def host_store(host: str) -> TCPStore:
     """Open a job's store on a port of this address; TCPStore alone listens on all addresses."""
     listening = socket.create_server((host, 0), backlog=128)
-    port = listening.getsockname()[1]
-    return _store(host, port, is_master=True, master_listen_fd=listening.detach())
+    port, fd = listening.getsockname()[1], listening.detach()
+    return connect_store(host, port, is_master=True, master_listen_fd=fd)
 
 
-def connect_store(host: str, port: int) -> TCPStore:
+def connect_store(host: str, port: int, **options: Any) -> TCPStore:
     """Connect to the store of another process."""
-    return _store(host, port, is_master=False)
-
-
-def _store(host: str, port: int, **options: Any) -> TCPStore:
     limit = datetime.timedelta(seconds=_JOIN_WITHIN_S)
     return TCPStore(host, port, wait_for_workers=False, timeout=limit, **options)

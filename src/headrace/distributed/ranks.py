@@ -144,12 +144,7 @@ class JoinedRanks(Ranks):
                 self.transport = "shared memory"
                 shared = dist.distributed_c10d._get_default_store()
 
-                def lookup(name: str) -> str:
-                    return str(shared.get(name).decode())
-
-                self._exchange = Exchange(
-                    self.rank, self.size, shared.set, lookup, _CAPACITY, limit_s
-                )
+                self._exchange = Exchange(self.rank, self.size, shared, _CAPACITY, limit_s)
             stack.pop_all()
 
     def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:

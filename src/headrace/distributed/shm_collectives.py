@@ -15,20 +15,17 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from headrace.errors import RankError
 
 SPIN_S = 50e-6
 """How long to poll before sleeping: a rank that is a little late costs no wake-up then."""
-
-Publish = Callable[[str, str], None]
-Lookup = Callable[[str], str]
 
 
 class Exchange:
@@ -36,7 +33,7 @@ class Exchange:
 
     Args:
         rank, size: which of how many.
-        publish, lookup: put and get strings by name, for all ranks; `lookup` waits.
+        store: where the ranks find each other.
         capacity: bytes of a rank in a round; longer data takes several rounds.
         limit_s: how long to wait for a rank that is alive but late.
 
@@ -44,16 +41,14 @@ class Exchange:
         RankError: a rank did not join.
     """
 
-    def __init__(
-        self, rank: int, size: int, publish: Publish, lookup: Lookup, capacity: int, limit_s: float
-    ) -> None:
+    def __init__(self, rank: int, size: int, store: Store, capacity: int, limit_s: float) -> None:
         self._rank, self._limit_s, self._capacity = rank, limit_s, capacity
         self._round = 0
         fd = os.memfd_create(f"headrace rank {rank}")
         os.ftruncate(fd, 2 * capacity)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, fd)
-            self._sockets, fds = _connect(rank, size, fd, publish, lookup, limit_s)
+            self._sockets, fds = _connect(rank, size, fd, store, limit_s)
             for other in fds.values():
                 stack.callback(os.close, other)
             self._halves: list[list[NDArray[np.uint8]]] = []  # [round % 2][rank]
@@ -161,7 +156,7 @@ def _user_of(peer: socket.socket) -> int:
 
 
 def _connect(
-    rank: int, size: int, fd: int, publish: Publish, lookup: Lookup, limit_s: float
+    rank: int, size: int, fd: int, store: Store, limit_s: float
 ) -> tuple[dict[int, socket.socket], dict[int, int]]:
     """Return a socket to each other rank, and its memory's file descriptor."""
     sockets: dict[int, socket.socket] = {}
@@ -171,12 +166,12 @@ def _connect(
         listener.bind(f"\0{name}")
         listener.listen(size)
         listener.settimeout(limit_s)
-        publish(f"exchange/{rank}", name)
+        store.set(f"exchange/{rank}", name)
         try:
             for other in range(rank):
                 peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 peer.settimeout(limit_s)
-                peer.connect(f"\0{lookup(f'exchange/{other}')}")
+                peer.connect(b"\0" + store.get(f"exchange/{other}"))
                 socket.send_fds(peer, [rank.to_bytes(4)], [fd])
                 _, (fds[other],), _, _ = socket.recv_fds(peer, 4, 1)
                 sockets[other] = peer
