@@ -5,24 +5,7 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
     T   num_steps           steps of a fragment
     n   envs of one vector  rows that one inference serves; N: of a whole batch
     K   T * n, or fewer     capacity for final observations
-
-    obs             [T+1, n, ...]   what action t was chosen from; row T begins the next fragment
-                                    (of a Dict space: a dict of such arrays, as final_obs)
-    action          [T, n, ...]     as the policy emitted it (before `ActionCodec`)
-    reward          [T, n]          float32, as the environment gave it
-    terminated      [T, n]          bool: the episode ended, the future is worth nothing
-    truncated       [T, n]          bool: it was cut off (a time limit), the future goes on unseen
-    valid           [T, n]          bool: a real transition (False: the row of a reset only)
-    policy_version  [T, n]          int64: version of the weights that chose the action
-    env_id          [n]             int64: logical index of each env over the whole run
-    recurrent_state [2, n, S]       float32, S numbers of a recurrent core (0 without): row 0
-                                    before step 0; row 1 the current one while acting, in the end
-                                    after step T-1, zero where an episode ended: the next row 0
-    final_obs       [K, ...]        the true next observation of steps that were truncated: sparse,
-    final_step      [K]             int64: its t (T: this place was not needed),
-    final_row       [K]             int64: its column,
-    num_final       [1]             int64: and how many of these places there are (on the CPU)
-    stored_outputs  name -> [T, n, ...]   what else the algorithm asked the policy to emit
+    S                       numbers of a recurrent core; 0 without
 
 `collectors/rollout.py` fills a fragment. Workers on other machines send it packed (`pack`).
 """
@@ -67,22 +50,24 @@ def each(function: Callable[..., Any], *obs: Any) -> Any:
 
 @dataclass
 class Fragment:
-    """`[T, n]` of one vector, or a batch of fragments side by side; see the legend."""
+    """`[T, n]` of one vector, or a batch of fragments side by side; shapes: see the legend."""
 
-    obs: Obs
-    action: Tensor
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    valid: Tensor
-    policy_version: Tensor
-    env_id: Tensor
+    obs: Obs  # [T+1, n, ...]: what action t was chosen from; row T begins the next fragment
+    action: Tensor  # [T, n, ...]: as the policy emitted it (before `ActionCodec`)
+    reward: Tensor  # [T, n] float32: as the environment gave it
+    terminated: Tensor  # [T, n] bool: the episode ended, the future is worth nothing
+    truncated: Tensor  # [T, n] bool: it was cut off (a time limit), the future goes on unseen
+    valid: Tensor  # [T, n] bool: a real transition (False: the row of a reset only)
+    policy_version: Tensor  # [T, n] int64: version of the weights that chose the action
+    env_id: Tensor  # [n] int64: logical index of each env over the whole run
+    # [2, n, S] float32. Row 0: before step 0. Row 1: the current one while acting; in the end after
+    # step T-1, zero where an episode ended: the next row 0.
     recurrent_state: Tensor
-    final_obs: Obs
-    final_step: Tensor
-    final_row: Tensor
-    num_final: Tensor
-    stored_outputs: dict[str, Tensor]
+    final_obs: Obs  # [K, ...]: the true next observation of steps that were truncated: sparse
+    final_step: Tensor  # [K] int64: its t (T: this place was not needed)
+    final_row: Tensor  # [K] int64: its column
+    num_final: Tensor  # [1] int64: how many of these places there are (on the CPU)
+    stored_outputs: dict[str, Tensor]  # [T, n, ...]: what else the algorithm asked the policy for
 
     @property
     def num_steps(self) -> int:

@@ -28,22 +28,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Between:
-    """The finite bounds of a number, or of each number in a tuple.
-
-    Attributes:
-        least, most: allowed as well.
-        minus_one: what -1 means, where it is allowed besides.
-    """
+    """The finite bounds of a number, or of each number in a tuple; both are allowed as well."""
 
     least: float
     most: float = math.inf
-    minus_one: str = ""
+    minus_one: str = ""  # what -1 means, where it is allowed besides
 
     def __str__(self) -> str:
         upper = "" if self.most == math.inf else f" and at most {self.most}"
-        return f"at least {self.least}{upper}" + f" (or -1: {self.minus_one})" * bool(
-            self.minus_one
-        )
+        besides = f" (or -1: {self.minus_one})" if self.minus_one else ""
+        return f"at least {self.least}{upper}{besides}"
 
     def contain(self, value: Any) -> bool:
         """Return whether the number, or each number of the tuple, is within."""

@@ -1,23 +1,7 @@
 """A meter of one process: every second belongs to exactly one span.
 
 A lap gives the time since the last lap to a span. So the spans add up to the life of the process,
-and a step of the loop reads the clock once. The spans:
-
-    start        imports, building environments and models, waiting for workers to come up
-    env_step     the environments' step
-    env_reset    the environments' reset
-    infer        the policy's forward pass, sampling, writing its outputs
-    rollout      the rest of a worker's inner loop: noise table, bookkeeping of episodes
-    wait         learner: for workers; worker: for the next order
-    transport    joining fragments into a batch, moving it to the learner's device
-    learn        targets, loss, backward, optimizer, normalizers
-    allreduce    summing gradients over ranks, waiting for them (CPU ranks of one host)
-    ranks        exchanging counts, moments and states of workers between ranks
-    publish      publishing weights to workers
-    eval         evaluating the policy during training
-    log          metrics files and display
-    checkpoint   saving and restoring
-    other        the rest
+and a step of the loop reads the clock once.
 
 Each lap is also a heartbeat that another process can see. Laps of environments are counted by their
 duration. With a timeline, each lap is kept.
@@ -29,21 +13,21 @@ from array import array
 from typing import NamedTuple
 
 SPANS = (
-    "start",
-    "env_step",
-    "env_reset",
-    "infer",
-    "rollout",
-    "wait",
-    "transport",
-    "learn",
-    "allreduce",
-    "ranks",
-    "publish",
-    "eval",
-    "log",
-    "checkpoint",
-    "other",
+    "start",  # imports, building environments and models, waiting for workers to come up
+    "env_step",  # the environments' step
+    "env_reset",  # the environments' reset
+    "infer",  # the policy's forward pass, sampling, writing its outputs
+    "rollout",  # the rest of a worker's inner loop: noise table, bookkeeping of episodes
+    "wait",  # learner: for workers; worker: for the next order
+    "transport",  # joining fragments into a batch, moving it to the learner's device
+    "learn",  # targets, loss, backward, optimizer, normalizers
+    "allreduce",  # summing gradients over ranks, waiting for them (CPU ranks of one host)
+    "ranks",  # exchanging counts, moments and states of workers between ranks
+    "publish",  # publishing weights to workers
+    "eval",  # evaluating the policy during training
+    "log",  # metrics files and display
+    "checkpoint",  # saving and restoring
+    "other",  # the rest
 )
 
 MOST_LAPS = 500_000

@@ -19,28 +19,16 @@ PettingZoo's parallel form."""
 
 @dataclass(frozen=True)
 class Space:
-    """A Box, Discrete, MultiDiscrete or MultiBinary space, or a flat Dict of those.
-
-    Attributes:
-        kind: `box` (float or integer array within bounds), `discrete` (one integer),
-            `multi_discrete` (a vector of integers), `multi_binary` (an array of 0 and 1), or
-            `dict`.
-        shape: shape of one element; `()` for `discrete` and `dict`.
-        dtype: NumPy's name of the dtype in which one element is *stored*.
-        low, high: bounds per element, flattened (`box` of actions); else empty.
-        nvec: number of choices per component (`discrete`: one entry); else empty.
-        start: first value per component, as `nvec`.
-        parts: (key, space) of a `dict`, in the order in which it is stored; else empty.
-    """
+    """A Box, Discrete, MultiDiscrete or MultiBinary space, or a flat Dict of those."""
 
     kind: Literal["box", "discrete", "multi_discrete", "multi_binary", "dict"]
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    low: tuple[float, ...] = ()
+    shape: tuple[int, ...] = ()  # of one element; () for `discrete` and `dict`
+    dtype: str = ""  # NumPy's name of the dtype in which one element is *stored*
+    low: tuple[float, ...] = ()  # bounds per element, flattened (`box` of actions); else empty
     high: tuple[float, ...] = ()
-    nvec: tuple[int, ...] = ()
-    start: tuple[int, ...] = ()
-    parts: tuple[tuple[str, "Space"], ...] = ()
+    nvec: tuple[int, ...] = ()  # choices per component (`discrete`: one entry); else empty
+    start: tuple[int, ...] = ()  # first value per component, as `nvec`
+    parts: tuple[tuple[str, "Space"], ...] = ()  # (key, space) of a `dict`, in the stored order
 
     @property
     def size(self) -> int:
@@ -100,27 +88,20 @@ PLAIN = ""
 class EnvSpec:
     """Description of an environment for the policy.
 
-    With several agents, observations and actions are those of one agent.
-
-    Attributes:
-        observation: the space of one observation as it is stored. Where `info` has an action mask,
-            the mask is stored as one more key of it (beside `PLAIN`, if it was no Dict).
-        mask_key: the key of the observation that says which actions are allowed; "" for none.
-        mask_in_info: whether the environment gives the mask in `info`.
-        roles: (role, number of its agents), in the order of their ids; (): there is one agent.
-        agent_spaces: (observation, action) of each agent, where these differ. `observation` and
-            `action` are then the first agent's.
-        notes: what was changed to fit, for people.
+    With several agents, observations and actions are those of one agent: of the first one, where
+    they differ.
     """
 
     id: str
+    # As it is stored. Where `info` has an action mask, the mask is stored as one more key of it
+    # (beside `PLAIN`, if it was no Dict).
     observation: Space
     action: Space
-    mask_key: str = ""
+    mask_key: str = ""  # of the observation, for the actions that are allowed; "": there is none
     mask_in_info: bool = False
-    roles: tuple[tuple[str, int], ...] = ()
-    agent_spaces: tuple[tuple[Space, Space], ...] = ()
-    notes: tuple[str, ...] = field(default=(), compare=False)
+    roles: tuple[tuple[str, int], ...] = ()  # (role, its agents), by their ids; (): one agent
+    agent_spaces: tuple[tuple[Space, Space], ...] = ()  # of each agent, where they differ
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what was changed to fit, for people
     kind: Kind = field(default="gym", compare=False)
 
     @property

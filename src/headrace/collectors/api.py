@@ -16,19 +16,13 @@ from headrace.spec import Agents, Array, EnvSpec
 
 @dataclass(frozen=True)
 class PolicyPlan:
-    """One of the policies that act.
+    """One of the policies that act."""
 
-    Attributes:
-        agents: its agents in each environment.
-        stored_outputs: outputs to store with each step; {}: the policy is not trained.
-        build: builds a copy, whose weights are then overwritten.
-    """
-
-    agents: Agents
+    agents: Agents  # its agents in each environment
     spec: EnvSpec
     network: Network
-    stored_outputs: StoredOutputs
-    build: Callable[[], Policy]
+    stored_outputs: StoredOutputs  # with each step; {}: the policy is not trained
+    build: Callable[[], Policy]  # builds a copy, whose weights are then overwritten
 
 
 @dataclass(frozen=True)

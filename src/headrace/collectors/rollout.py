@@ -108,29 +108,18 @@ def at_once(rollout: Rollout) -> int:
 
 @dataclass
 class RolloutResult:
-    """A worker's report on the fragments of an order.
+    """A worker's report on the fragments of an order."""
 
-    Attributes:
-        taken: env steps, lost ones included.
-        lost: env steps without a valid row, since an environment failed.
-        whole: whether all fragments are full. If not, the worker had to stop and none counts.
-        episodes: finished episodes.
-        dropped: a line for each dropped episode; its rows are not valid.
-        states: state of each vector, by its index in the run; without observations.
-        step_s: mean seconds per env step, by vector.
-        lag_sum: age of the weights at the end of each vector step (versions), summed.
-        lag_max: the largest such age.
-    """
-
-    taken: int = 0
-    lost: int = 0
-    whole: bool = False
-    episodes: list[Episode] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
+    taken: int = 0  # env steps, lost ones included
+    lost: int = 0  # env steps without a valid row, since an environment failed
+    whole: bool = False  # all fragments are full; if not, the worker had to stop and none counts
+    episodes: list[Episode] = field(default_factory=list)  # that ended
+    dropped: list[str] = field(default_factory=list)  # a line for each; its rows are not valid
+    # By the vector's index in the run: its state, without observations, and seconds per env step.
     states: dict[int, dict[str, Array]] = field(default_factory=dict)
     step_s: dict[int, float] = field(default_factory=dict)
-    lag_sum: int = 0
-    lag_max: int = 0
+    lag_sum: int = 0  # age of the weights at the end of each vector step (versions), summed
+    lag_max: int = 0  # the largest such age
 
     @property
     def kept(self) -> int:
@@ -139,16 +128,11 @@ class RolloutResult:
 
 
 class RolloutTask(NamedTuple):
-    """A fragment to fill.
+    """A fragment to fill."""
 
-    Attributes:
-        vector: index of the vector in the run.
-        steps: steps that each env of the vector has taken before.
-    """
-
-    vector: int
+    vector: int  # its index in the run
     fragment: Fragment
-    steps: int
+    steps: int  # that each env of the vector has taken before
 
 
 class RolloutWorker:

@@ -24,18 +24,12 @@ _MAILBOX = "to rank 0"
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of a job at its run.
-
-    Attributes:
-        store: of this attempt alone; None: MPI needs none.
-        is_restart: an earlier attempt failed.
-        may_restart: torchrun makes another attempt if this one fails.
-    """
+    """One attempt of a job at its run."""
 
     info: RankInfo
-    store: Store | None
-    is_restart: bool
-    may_restart: bool
+    store: Store | None  # of this attempt alone; None: MPI needs none
+    is_restart: bool  # an earlier attempt failed
+    may_restart: bool  # torchrun makes another attempt if this one fails
 
 
 def joined(environ: Mapping[str, str]) -> Attempt | None:
