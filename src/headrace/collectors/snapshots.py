@@ -6,7 +6,6 @@ A batch is entered once it is learned from. Left out: restoring (`VectorEnv.rest
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -160,18 +159,19 @@ class _VectorSnapshot:
                 f"in the first reset, or the policy's first step, of envs {self.env_id.tolist()} "
                 f"of {self._plan.spec.id}, {worker}"
             )
-        if i == 0 and t and (ended := self._ended(fragment, t - 1)):
+        ends = (fragment.terminated | fragment.truncated).numpy()
+        if i == 0 and t and ends[t - 1].any():
+            ended = " or ".join(map(str, self.env_id[ends[t - 1]]))
             return (
                 f"in step {t + 1} of the fragment of env {self.env_id[0]} of {self._plan.spec.id}, "
-                f"or in the reset before it, of env {' or '.join(ended)}; {worker}"
+                f"or in the reset before it, of env {ended}; {worker}"
             )
         episode, steps = 0, t
         if self._known:
             episode, steps = (int(self._known[k][i]) for k in ("episode", "episode_step"))
             steps += t
-        ends = np.flatnonzero((fragment.terminated | fragment.truncated).numpy()[:t, i])
-        if len(ends):
-            episode, steps = episode + len(ends), t - int(ends[-1]) - 1
+        if len(ends_of_env := np.flatnonzero(ends[:t, i])):
+            episode, steps = episode + len(ends_of_env), t - int(ends_of_env[-1]) - 1
         env = int(self.env_id[i])
         seeded = self._plan.reseed_episodes or episode == 0
         position = describe_position(
@@ -180,16 +180,9 @@ class _VectorSnapshot:
             episode,
             derive(self._plan.seed, "env", env, episode) if seeded else None,
             steps,
-            self._action(fragment, t, i),
+            self._codec.to_env(fragment.action[t, i : i + 1].numpy())[0],
         )
         return f"in {position}"
-
-    def _ended(self, fragment: Fragment, t: int) -> list[str]:
-        ends = (fragment.terminated | fragment.truncated)[t].numpy()
-        return [str(env) for env in self.env_id[ends]]
-
-    def _action(self, fragment: Fragment, t: int, i: int) -> Any:
-        return self._codec.to_env(fragment.action[t, i : i + 1].numpy())[0]
 
 
 def _is_poison(action: Tensor) -> bool:

@@ -23,8 +23,7 @@ class Status(Enum):
 
     WAITING = "waiting to be started"
     STARTING = "starting"
-    IDLE = "idle"
-    BUSY = "busy with an order"
+    UP = "up"
 
 
 @dataclass
@@ -40,7 +39,7 @@ class WorkerState:
     num_sent: int = 0  # of these
     has_delivered: bool = False  # all that was ordered
     num_delivered: int = 0  # each is a sign of life
-    lost_at: Any = None  # status and position at the last loss
+    lost_at: Any = None  # status, whether it was busy, and position at the last loss
     anew: int = 0  # losses at the same place of this order
     lost_in_a_row: int = 0  # since an order was carried out
     stall: StallTimer = field(default_factory=StallTimer)
@@ -81,7 +80,7 @@ class Supervisor:
         w = self._workers[worker]
         if generation != w.generation or w.status is not Status.STARTING:
             return False
-        w.status = Status.IDLE
+        w.status = Status.UP
         return True
 
     def order(self, worker: int, order: Any) -> None:
@@ -91,12 +90,11 @@ class Supervisor:
         w.has_delivered = False
 
     def to_send(self, now: float) -> list[tuple[int, Any]]:
-        """Return (worker, order) to send now, in order. The workers are busy from here on."""
+        """Return (worker, order) to send now, in order."""
         to_send = []
         for i, w in enumerate(self._workers):
-            if w.status in (Status.IDLE, Status.BUSY) and w.num_sent < len(w.orders):
-                if w.status is Status.IDLE:
-                    w.status = Status.BUSY
+            if w.status is Status.UP and w.num_sent < len(w.orders):
+                if not w.num_sent:
                     w.stall.begin(now)
                 to_send += [(i, order) for order in list(w.orders)[w.num_sent :]]
                 w.num_sent = len(w.orders)
@@ -105,15 +103,12 @@ class Supervisor:
     def delivered(self, worker: int, generation: int, order: Any) -> bool:
         """Mark an order as carried out, in any sequence. Return whether that counts."""
         w = self._workers[worker]
-        sent = list(w.orders)[: w.num_sent]
-        if generation != w.generation or w.status is not Status.BUSY or order not in sent:
+        if generation != w.generation or order not in list(w.orders)[: w.num_sent]:
             return False
         w.num_sent -= 1
         w.num_delivered += 1
         w.lost_in_a_row, w.lost_at, w.anew = 0, None, 0
         w.orders.remove(order)
-        if not w.num_sent:
-            w.status = Status.IDLE
         w.has_delivered = not w.orders
         return True
 
@@ -135,8 +130,8 @@ class Supervisor:
             counts: True if its work may be the cause, and not only its machine.
         """
         w = self._workers[worker]
+        lost_at = w.status, w.num_sent > 0, position
         w.num_sent = 0
-        lost_at = w.status, position
         w.anew += counts and lost_at == w.lost_at
         w.status, w.lost_at, w.lost_in_a_row = Status.WAITING, lost_at, w.lost_in_a_row + 1
         if not self._restart or (counts and not w.rate.again(now)):
@@ -156,8 +151,9 @@ class Supervisor:
         """
         stalled = []
         for i, w in enumerate(self._workers):
-            if w.status in (Status.STARTING, Status.BUSY):
-                longest = limit_s * (TIMES_AS_LONG_TO_START if w.status is Status.STARTING else 1)
+            is_starting = w.status is Status.STARTING
+            if is_starting or w.num_sent:
+                longest = limit_s * (TIMES_AS_LONG_TO_START if is_starting else 1)
                 if w.stall.lasts(now, (progress(i), w.num_delivered)) > longest:
                     stalled.append((i, longest))
         return stalled
@@ -175,5 +171,4 @@ class Supervisor:
     @property
     def starting(self) -> list[int]:
         """Workers whose process is not up."""
-        not_up = (Status.WAITING, Status.STARTING)
-        return [i for i, w in enumerate(self._workers) if w.status in not_up]
+        return [i for i, w in enumerate(self._workers) if w.status is not Status.UP]
