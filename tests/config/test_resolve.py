@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from headrace import PPO, Network
-from headrace.cli.flags import ResumeFlags
+from headrace.cli.commands import RunVerb
+from headrace.cli.flags import with_changes
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.resolve import MAY_CHANGE, RunConfig, preset, resolve
 from headrace.configclass import explicit_values
@@ -187,7 +188,7 @@ def test_presets_of_slow_environments_use_all_cores(monkeypatch):
 
 
 def test_resume_has_a_flag_for_all_that_may_change():
-    flags = {f.name for f in dataclasses.fields(ResumeFlags)}
+    flags = {f.name for f in dataclasses.fields(with_changes(RunVerb))}
     assert set(MAY_CHANGE) <= flags
     assert flags - set(MAY_CHANGE) == {"run_dir", "env", "wrapper", "model", "algo", "json"}
 

@@ -272,7 +272,8 @@ def test_resume_and_evaluate_refuse_another_game(tmp_path):
     with pytest.raises(CheckpointError, match=r"child=0:2, parent=2:3; those of Kids would be kid"):
         headrace.resume(run.dir, env=Kids, total_env_steps=300, quiet=True)
     with pytest.raises(CheckpointError, match=r"policies act for 3 agents, and .*Crowd has 4"):
-        commands.evaluate([str(run.dir), "--env", "tests.envs.test_pettingzoo_vector:Crowd"])
+        env = "tests.envs.test_pettingzoo_vector:Crowd"
+        commands.FLAGS["eval"](run_dir=run.dir, env=env).execute([])
 
 
 SETTINGS = {"quiet": True, "num_envs": 2, "num_steps": 25, "seed": 5, "num_minibatches": 5}

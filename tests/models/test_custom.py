@@ -169,7 +169,8 @@ def test_wrappers_are_applied_and_must_be_named_again(tmp_path):
     )
     assert again.mean_return == 20
     with pytest.raises(ConfigError, match="no best policy: it was trained without --eval-every"):
-        commands.evaluate([str(run.dir), "--best", "--env", env, "--wrapper", "a:b", "c:d"])
+        again = {"env": env, "wrapper": ("a:b", "c:d")}
+        commands.FLAGS["eval"](run_dir=run.dir, best=True, **again).execute([])
 
 
 def test_a_wrapper_s_error_is_its_own():

@@ -17,8 +17,8 @@ import jsonschema
 import pytest
 import yaml
 
-from headrace.cli.commands import TrainFlags
-from headrace.cli.flags import explicit, parse, with_settings
+from headrace.cli.commands import FLAGS
+from headrace.cli.flags import explicit, parse
 from headrace.config.resolve import resolve
 from headrace.config.run_config import demands
 
@@ -43,7 +43,7 @@ def training():
     """The settings of README's `headrace train`, as the command itself would have them."""
     (command,) = [b for b in blocks() if b.startswith("headrace train")]
     argv = shlex.split(command.replace("\\\n", " "))[2:]
-    flags = parse("train", with_settings(TrainFlags, argv), argv)
+    flags = parse("train", "", FLAGS["train"], argv)
     return resolve(explicit(argv, flags))
 
 

@@ -11,16 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from headrace.cli.flags import (
-    JsonFlag,
-    OptionalPath,
-    ResumeFlags,
-    RunFlags,
-    SettingFlags,
-    explicit,
-    parse,
-    with_settings,
-)
+from headrace.cli.flags import JsonVerb, OptionalPath, RunDir, SettingsVerb, Verb, explicit
 from headrace.config.run_config import Frozen, KeyValues
 from headrace.envs.check.checker import check_env as check
 from headrace.envs.factory import env_spec
@@ -38,19 +29,77 @@ from headrace.training.launch import Launch
 from headrace.training.rank import RunResult
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainFlags(SettingFlags):
-    """The flags of `headrace train`."""
+def _started() -> float:
+    """Return the start time of this process, on the clock of `time.perf_counter`."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    except OSError:  # no /proc on this platform: the interpreter's own start is left out
+        age = 0.0
+    return time.perf_counter() - age
 
+
+def _end(result: RunResult, as_json: bool) -> int:
+    if as_json and result.rank == 0:
+        print(json.dumps(result.summary))
+    return 128 + result.stopped_by if result.stopped_by else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Train(SettingsVerb):
     run_dir: OptionalPath = None
     """Directory of the run. Default: a new one below runs/."""
     auto_scale: bool = False
     """First measure which sizes train fastest here, as `headrace autoscale` does (it has more
     options), or use an earlier measurement."""
 
+    def execute(self, argv: list[str]) -> int:
+        started = _started()
+        request = RunRequest(explicit(argv, self), config_file=self.config)
+        if self.auto_scale:
+            from headrace.tools.autoscale.autoscale import find_sizes  # slow
+
+            if self.run_dir is not None:
+                rundir.refuse_used(self.run_dir)
+            sizes = find_sizes(request, say=self.say)
+            self.say(sizes.describe())
+            request = replace(request, measured=sizes.settings)
+        return _end(Launch(out=self.out, started=started).start(request, self.run_dir), self.json)
+
+
+_CODE_AGAIN = tyro.conf.arg(metavar="MODULE:CALLABLE", help_behavior_hint="")
+
 
 @dataclass(frozen=True, kw_only=True)
-class _EvalFlags(RunFlags):
+class RunVerb(JsonVerb):
+    """A verb that takes a run."""
+
+    run_dir: RunDir
+    """Directory of the run."""
+    env: Annotated[str, tyro.conf.arg(metavar="ENV", help_behavior_hint="")] = ""
+    """The environment again, if it is code (module:EnvId or module:callable)."""
+    wrapper: Annotated[tuple[str, ...], _CODE_AGAIN] = ()
+    """The wrappers again, if the run has some (module:callable)."""
+    model: Annotated[str, _CODE_AGAIN] = ""
+    """What makes the network again, if it is your own (module:callable)."""
+    algo: Annotated[str, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="")] = ""
+    """The algorithm again, if it is your own (module:Name)."""
+
+    def request(self, changes: Mapping[str, Any]) -> RunRequest:
+        """Return a request with what a run's directory may not name: its code."""
+        return RunRequest(changes, self.env or None, self.wrapper, self.model, self.algo)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Resume(RunVerb):
+    def execute(self, argv: list[str]) -> int:
+        started = _started()
+        request = self.request(explicit(argv, self))
+        return _end(Launch(out=self.out, started=started).resume(self.run_dir, request), self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Eval(RunVerb):
     episodes: int = 20
     """Whole episodes to play."""
     best: bool = False
@@ -65,9 +114,47 @@ class _EvalFlags(RunFlags):
     seed: int = 0
     """Root of the environments' seeds (never those of training)."""
 
+    def execute(self, argv: list[str]) -> None:
+        request = self.request({})
+        settings, maker = settings_of_run(self.run_dir, request)
+        best = self.run_dir / "best"
+        if self.best and not best.is_dir():
+            raise ConfigError(
+                f"{self.run_dir} has no best policy: it was trained without --eval-every N, or "
+                "ended before the first evaluation.\nLeave out --best to play with the newest one."
+            )
+        policies, shares = load_policies(
+            best if self.best else self.run_dir, request.model, request.algorithm
+        )
+        spec = env_spec(maker)
+        others = opponents(self.frozen, shares, settings, spec, load_model(request.model))
+        theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
+        checkpoint.check_policies(theirs, spec, self.run_dir)
+        played = run_episodes(
+            policies | others,
+            maker,
+            spec=spec,
+            shares=shares,
+            episodes=self.episodes,
+            stochastic=self.stochastic,
+            seed=self.seed,
+            video=self.video,
+            say=lambda progress: print(progress, file=sys.stderr),
+        )
+        assert played is not None  # nobody tells it to stop
+        result = played.to_json()
+        means = result.get("mean_return_by_policy", {})
+        self.answer(
+            result | {"video": str(self.video) if self.video else None},
+            f"Return {result['mean_return']:.1f} ± {result['std_return']:.1f} over "
+            f"{result['episodes']} episodes of {result['mean_length']:.0f} steps on average"
+            + "".join(f"\n  {name}: {mean:.2f}" for name, mean in means.items())
+            + (f"\nVideo: {self.video}" if self.video else ""),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class _CheckEnvFlags(JsonFlag):
+class _CheckEnv(JsonVerb):
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
     """Environment: a Gymnasium id, module:EnvId, or module:callable (a class of one's own)."""
     env_kwargs: Annotated[dict[str, Any], KeyValues] = field(default_factory=dict)
@@ -77,126 +164,33 @@ class _CheckEnvFlags(JsonFlag):
     seed: int = 0
     """Of episodes and actions."""
 
+    def execute(self, argv: list[str]) -> int:
+        report = check(
+            self.env, self.env_kwargs, num_steps=self.num_steps, seed=self.seed, say=self.say
+        )
+        self.answer(report.to_json(), report.summary)
+        return 0 if report.ok else 1
 
-@dataclass(frozen=True)
-class _PlotFlags:
+
+@dataclass(frozen=True, kw_only=True)
+class _Plot(Verb):
     run_dirs: tyro.conf.Positional[tuple[Path, ...]]
     """Directories of runs."""
     output: OptionalPath = None
     """The picture (PNG); default: curve.png in the first directory."""
 
-
-def _started() -> float:
-    """Return the start time of this process, on the clock of `time.perf_counter`."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        age = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-    except OSError:  # no /proc on this platform: the interpreter's own start is left out
-        age = 0.0
-    return time.perf_counter() - age
+    def execute(self, argv: list[str]) -> None:
+        print(f"Learning curve: {draw_curves(list(self.run_dirs), self.output)}")
 
 
-def train(argv: list[str]) -> int:
-    """Run `headrace train`."""
-    started = _started()
-    flags = parse("train", with_settings(TrainFlags, argv), argv)
-    request = RunRequest(explicit(argv, flags), config_file=flags.config)
-    if flags.auto_scale:
-        from headrace.tools.autoscale.autoscale import find_sizes  # slow
-
-        if flags.run_dir is not None:
-            rundir.refuse_used(flags.run_dir)
-        sizes = find_sizes(request, say=flags.say)
-        flags.say(sizes.describe())
-        request = replace(request, measured=sizes.settings)
-    return _end(Launch(out=flags.out, started=started).start(request, flags.run_dir), flags.json)
+@dataclass(frozen=True, kw_only=True)
+class _Doctor(JsonVerb):
+    def execute(self, argv: list[str]) -> None:
+        found = examine()
+        self.answer(found, describe(found))
 
 
-def _request_again(flags: RunFlags, changes: Mapping[str, Any]) -> RunRequest:
-    """Return a request with what a run's directory may not name: its code."""
-    return RunRequest(changes, flags.env or None, flags.wrapper, flags.model, flags.algo)
-
-
-def resume(argv: list[str]) -> int:
-    """Run `headrace resume`."""
-    started = _started()
-    flags = parse("resume", ResumeFlags, argv)
-    request = _request_again(flags, explicit(argv, flags))
-    return _end(Launch(out=flags.out, started=started).resume(flags.run_dir, request), flags.json)
-
-
-def _end(result: RunResult, as_json: bool) -> int:
-    if as_json and result.rank == 0:
-        print(json.dumps(result.summary))
-    return 128 + result.stopped_by if result.stopped_by else 0
-
-
-def evaluate(argv: list[str]) -> int:
-    """Run `headrace eval`."""
-    flags = parse("eval", _EvalFlags, argv)
-    request = _request_again(flags, {})
-    settings, maker = settings_of_run(flags.run_dir, request)
-    best = flags.run_dir / "best"
-    if flags.best and not best.is_dir():
-        raise ConfigError(
-            f"{flags.run_dir} has no best policy: it was trained without --eval-every N, or ended "
-            "before the first evaluation.\nLeave out --best to play with the newest policy."
-        )
-    policies, shares = load_policies(
-        best if flags.best else flags.run_dir, request.model, request.algorithm
-    )
-    spec = env_spec(maker)
-    others = opponents(flags.frozen, shares, settings, spec, load_model(request.model))
-    theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
-    checkpoint.check_policies(theirs, spec, flags.run_dir)
-    played = run_episodes(
-        policies | others,
-        maker,
-        spec=spec,
-        shares=shares,
-        episodes=flags.episodes,
-        stochastic=flags.stochastic,
-        seed=flags.seed,
-        video=flags.video,
-        say=lambda progress: print(progress, file=sys.stderr),
-    )
-    assert played is not None  # nobody tells it to stop
-    result = played.to_json()
-    if flags.json:
-        print(json.dumps(result | {"video": str(flags.video) if flags.video else None}))
-    else:
-        print(
-            f"Return {result['mean_return']:.1f} ± {result['std_return']:.1f} over "
-            f"{result['episodes']} episodes of {result['mean_length']:.0f} steps on average"
-            + "".join(
-                f"\n  {name}: {mean:.2f}"
-                for name, mean in result.get("mean_return_by_policy", {}).items()
-            )
-            + (f"\nVideo: {flags.video}" if flags.video else "")
-        )
-    return 0
-
-
-def check_env(argv: list[str]) -> int:
-    """Run `headrace check-env`."""
-    flags = parse("check-env", _CheckEnvFlags, argv)
-    report = check(
-        flags.env, flags.env_kwargs, num_steps=flags.num_steps, seed=flags.seed, say=flags.say
-    )
-    print(json.dumps(report.to_json()) if flags.json else report.summary)
-    return 0 if report.ok else 1
-
-
-def plot(argv: list[str]) -> int:
-    """Run `headrace plot`."""
-    flags = parse("plot", _PlotFlags, argv)
-    print(f"Learning curve: {draw_curves(list(flags.run_dirs), flags.output)}")
-    return 0
-
-
-def doctor(argv: list[str]) -> int:
-    """Run `headrace doctor`."""
-    flags = parse("doctor", JsonFlag, argv)
-    found = examine()
-    print(json.dumps(found) if flags.json else describe(found))
-    return 0
+FLAGS: dict[str, type[Verb]] = {
+    "train": _Train, "resume": _Resume, "eval": _Eval,
+    "check-env": _CheckEnv, "plot": _Plot, "doctor": _Doctor,
+}  # fmt: skip

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import itertools
+import json
 import sys
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Annotated, Any, TextIO, get_type_hints
 
 import tyro
 
-from headrace.cli.main import VERBS
 from headrace.config.algorithms import load_algorithm
 from headrace.config.resolve import MAY_CHANGE
 from headrace.config.run_config import GROUPS, EnvConfig, RunConfig
@@ -19,38 +19,48 @@ from headrace.errors import ConfigError
 from headrace.models.policy import Network
 
 OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
-
-
-_CODE_AGAIN = tyro.conf.arg(metavar="MODULE:CALLABLE", help_behavior_hint="")
 RunDir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN_DIR")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonFlag:
-    """The flag of a verb that can answer in JSON."""
+class Verb:
+    """The flags of a verb, and what it does."""
+
+    def execute(self, argv: list[str]) -> int | None:
+        """Run the verb with its flags, read from `argv`; return its exit code, None for 0."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonVerb(Verb):
+    """A verb that can answer in JSON."""
 
     json: bool = False
     """Print one JSON object as standard output's last line; all else goes to standard error."""
-
-    def say(self, text: str) -> None:
-        """Print a line for people."""
-        print(text, file=self.out, flush=True)
 
     @property
     def out(self) -> TextIO:
         """The stream for people."""
         return sys.stderr if self.json else sys.stdout
 
+    def say(self, text: str) -> None:
+        """Print a text for people."""
+        print(text, file=self.out, flush=True)
+
+    def answer(self, result: dict[str, Any], text: str) -> None:
+        """Print the verb's result: as JSON, or for people."""
+        print(json.dumps(result) if self.json else text)
+
 
 @dataclass(frozen=True, kw_only=True)
-class SettingFlags(JsonFlag):
-    """Flags of a verb that takes all settings; `with_settings` adds these, in groups."""
+class SettingsVerb(JsonVerb):
+    """A verb that takes all settings; `parse` adds these, in groups."""
 
     config: OptionalPath = None
     """TOML file with settings by their names; flags override it."""
 
 
-def with_settings(flags: type[SettingFlags], argv: list[str]) -> type[Any]:
+def _with_settings(flags: type[Verb], argv: list[str]) -> type[Any]:
     """Return `flags` with all settings, of the algorithm that the command line names."""
     words = [part for word in argv for part in word.split("=", 1)]
     named = [b for a, b in itertools.pairwise(words) if a == "--algo"]
@@ -59,20 +69,16 @@ def with_settings(flags: type[SettingFlags], argv: list[str]) -> type[Any]:
     return make_dataclass(flags.__name__, groups.items(), bases=(flags,), frozen=True, kw_only=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFlags(JsonFlag):
-    """Flags of a verb that takes a run."""
-
-    run_dir: RunDir
-    """Directory of the run."""
-    env: Annotated[str, tyro.conf.arg(metavar="ENV", help_behavior_hint="")] = ""
-    """The environment again, if it is code (module:EnvId or module:callable)."""
-    wrapper: Annotated[tuple[str, ...], _CODE_AGAIN] = ()
-    """The wrappers again, if the run has some (module:callable)."""
-    model: Annotated[str, _CODE_AGAIN] = ""
-    """What makes the network again, if it is your own (module:callable)."""
-    algo: Annotated[str, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="")] = ""
-    """The algorithm again, if it is your own (module:Name)."""
+def with_changes(flags: type[Verb]) -> type[Any]:
+    """Return `flags` with the settings that resume may change."""
+    hints = get_type_hints(RunConfig, include_extras=True)
+    as_before = tyro.conf.arg(help_behavior_hint="(default: as before)")
+    changes = [
+        (f.name, Annotated[hints[f.name], as_before], field(default=f.default))
+        for f in fields(RunConfig)
+        if f.name in MAY_CHANGE
+    ]
+    return make_dataclass(flags.__name__, changes, bases=(flags,), frozen=True, kw_only=True)
 
 
 def _help_texts(cls: type[Any]) -> dict[str, str]:
@@ -88,30 +94,17 @@ def _help_texts(cls: type[Any]) -> dict[str, str]:
     return texts
 
 
-def _resume_flags() -> type[Any]:
-    """Return the flags of a run, and those of the settings that resume may change."""
-    hints = get_type_hints(RunConfig, include_extras=True)
-    as_before = tyro.conf.arg(help_behavior_hint="(default: as before)")
-    changes = [
-        (f.name, Annotated[hints[f.name], as_before], field(default=f.default))
-        for f in fields(RunConfig)
-        if f.name in MAY_CHANGE
-    ]
-    return make_dataclass("ResumeFlags", changes, bases=(RunFlags,), frozen=True, kw_only=True)
-
-
-ResumeFlags = _resume_flags()
-
-
-def parse(verb: str, flags: type[Any], argv: list[str]) -> Any:
-    """Return a verb's flags; ConfigError for one that is there twice."""
-    description = VERBS[verb]
+def parse(verb: str, description: str, flags: type[Verb], argv: list[str]) -> Any:
+    """Return a verb with its flags; ConfigError for one that is there twice."""
+    if issubclass(flags, SettingsVerb):
+        flags = _with_settings(flags, argv)
     if verb == "train":
         description += (
             " Presets change the defaults shown here. A run begins by printing all values and "
             "where they come from."
         )
     if verb == "resume":
+        flags = with_changes(flags)
         description += " All other settings stay as they were."
     _join_help_lines(flags)
     parsed = tyro.cli(

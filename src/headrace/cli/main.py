@@ -90,14 +90,15 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         from headrace.distributed import child_process
 
         child_process.warm_up()
+    from headrace.cli.flags import parse
     from headrace.config.old_names import rename_flags
     from headrace.errors import HeadraceError, UsageError
 
     home = "tool_commands" if verb in SCALE_VERBS else "commands"
     module = importlib.import_module(f"headrace.cli.{home}")
-    run = getattr(module, "evaluate" if verb == "eval" else verb.replace("-", "_"))
+    argv = rename_flags(argv)
     try:
-        return int(run(rename_flags(argv)))
+        return parse(verb, VERBS[verb], module.FLAGS[verb], argv).execute(argv) or 0
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         print(f"headrace {verb}: {said}", file=sys.stderr)

@@ -10,15 +10,7 @@ from pathlib import Path
 
 import tyro
 
-from headrace.cli.flags import (
-    JsonFlag,
-    OptionalPath,
-    RunDir,
-    SettingFlags,
-    explicit,
-    parse,
-    with_settings,
-)
+from headrace.cli.flags import JsonVerb, OptionalPath, RunDir, SettingsVerb, Verb, explicit
 from headrace.errors import ConfigError
 from headrace.tools.autoscale.autoscale import BUDGET_S, find_sizes
 from headrace.tools.forecast import MeasuredRun, forecasts
@@ -35,7 +27,7 @@ from headrace.training.job import RunRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ProfileFlags(SettingFlags):
+class _Profile(SettingsVerb):
     seconds: float = 60.0
     """Duration of the profile, not counting the start of processes. Very slow steps take longer."""
     plot: OptionalPath = None
@@ -46,49 +38,45 @@ class _ProfileFlags(SettingFlags):
     """ENV may be the directory of a run that was trained with --timeline; its settings apply then.
     If its environment is code, name it again here (module:callable)."""
 
-
-def profile(argv: list[str]) -> int:
-    """Run `headrace profile`."""
-    flags = parse("profile", with_settings(_ProfileFlags, argv), argv)
-    say = partial(print, file=sys.stderr, flush=True)
-    settings = explicit(argv, flags)
-    if flags.plot is not None:
-        check_picture(flags.plot)
-    if flags.trace is not None and (flags.trace.is_dir() or not flags.trace.parent.is_dir()):
-        raise ConfigError(f"--trace {flags.trace}: expected a file in a folder that exists.")
-    if flags.environment.env and Path(flags.environment.env).is_dir():
-        run_dir, custom = Path(settings.pop("env")), (
-            settings.pop("wrapper", ()), settings.pop("model", ""), settings.pop("algo", "")
-        )  # fmt: skip
-        if others := [*settings, *(["config"] if flags.config else [])]:
-            raise ConfigError(
-                f"{', '.join(others)}: a run's directory is profiled with the settings that it was "
-                "trained with.\nLeave these out, or name the environment in place of the directory."
-            )
-        request = RunRequest({}, flags.env, *custom)
-        result = profile_run(run_dir, request, flags.seconds, say)
-    else:
-        if flags.env is not None:
-            raise ConfigError(
-                f"--env {flags.env}: it names the code of a run's directory again, and "
-                f"{flags.environment.env!r} is none.\nLeave it out."
-            )
-        request = RunRequest(settings, config_file=flags.config)
-        result = profile_env(request, flags.seconds, say)
-    flags.say(format_profile(result))
-    if flags.plot is not None:
-        timeline_plots.draw_profile(flags.plot, result.tracks)
-        flags.say(f"Picture: {flags.plot}")
-    if flags.trace is not None:
-        timeline_plots.write_trace(flags.trace, result.tracks)
-        flags.say(f"Trace: {flags.trace}, for https://ui.perfetto.dev")
-    if flags.json:
-        print(json.dumps(result.to_json()))
-    return 0
+    def execute(self, argv: list[str]) -> None:
+        say = partial(print, file=sys.stderr, flush=True)
+        settings = explicit(argv, self)
+        if self.plot is not None:
+            check_picture(self.plot)
+        if self.trace is not None and (self.trace.is_dir() or not self.trace.parent.is_dir()):
+            raise ConfigError(f"--trace {self.trace}: expected a file in a folder that exists.")
+        env = settings.get("env", "")
+        if env and Path(env).is_dir():
+            del settings["env"]
+            code = settings.pop("wrapper", ()), settings.pop("model", ""), settings.pop("algo", "")
+            if others := [*settings, *(["config"] if self.config else [])]:
+                raise ConfigError(
+                    f"{', '.join(others)}: a run's directory is profiled with the settings that it "
+                    "was trained with.\nLeave these out, or name the environment in place of the "
+                    "directory."
+                )
+            result = profile_run(Path(env), RunRequest({}, self.env, *code), self.seconds, say)
+        else:
+            if self.env is not None:
+                raise ConfigError(
+                    f"--env {self.env}: it names the code of a run's directory again, and {env!r} "
+                    "is none.\nLeave it out."
+                )
+            request = RunRequest(settings, config_file=self.config)
+            result = profile_env(request, self.seconds, say)
+        self.say(format_profile(result))
+        if self.plot is not None:
+            timeline_plots.draw_profile(self.plot, result.tracks)
+            self.say(f"Picture: {self.plot}")
+        if self.trace is not None:
+            timeline_plots.write_trace(self.trace, result.tracks)
+            self.say(f"Trace: {self.trace}, for https://ui.perfetto.dev")
+        if self.json:
+            print(json.dumps(result.to_json()))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SimulateFlags(JsonFlag):
+class _Simulate(JsonVerb):
     profile: tyro.conf.Positional[Path]
     """File with the output of `headrace profile --json`."""
     num_workers: tuple[int, ...] = (1, 10, 100, 1_000, 10_000)
@@ -103,33 +91,29 @@ class _SimulateFlags(JsonFlag):
     learners_apart: bool = False
     """Learners have machines of their own."""
 
-
-def simulate(argv: list[str]) -> int:
-    """Run `headrace simulate`."""
-    flags = parse("simulate", _SimulateFlags, argv)
-    results = forecasts(
-        MeasuredRun.read(flags.profile),
-        flags.num_workers,
-        flags.num_learners,
-        batch_size=flags.batch_size,
-        cores_per_machine=flags.cores_per_machine,
-        learners_apart=flags.learners_apart,
-    )
-    if flags.json:
-        print(json.dumps({"forecasts": [asdict(forecast) for forecast in results]}))
-        return 0
-    for i, forecast in enumerate(results):
-        if not i:
-            heads = f"{'workers':>8}{'learners':>10}{'batch':>14}{'env steps/s':>14}"
-            print(f"{heads}  limit (gain without it)")
-        sizes = f"{forecast.num_workers:>8,}{forecast.num_learners:>10,}{forecast.batch:>14,}"
-        limit = f"{forecast.limit} ({forecast.gain:.2f} x)"
-        print(f"{sizes}{forecast.env_steps_per_s:>14,.0f}  {limit}", flush=True)
-    return 0
+    def execute(self, argv: list[str]) -> None:
+        results = forecasts(
+            MeasuredRun.read(self.profile),
+            self.num_workers,
+            self.num_learners,
+            batch_size=self.batch_size,
+            cores_per_machine=self.cores_per_machine,
+            learners_apart=self.learners_apart,
+        )
+        if self.json:
+            print(json.dumps({"forecasts": [asdict(forecast) for forecast in results]}))
+            return
+        for i, forecast in enumerate(results):
+            if not i:
+                heads = f"{'workers':>8}{'learners':>10}{'batch':>14}{'env steps/s':>14}"
+                print(f"{heads}  limit (gain without it)")
+            sizes = f"{forecast.num_workers:>8,}{forecast.num_learners:>10,}{forecast.batch:>14,}"
+            limit = f"{forecast.limit} ({forecast.gain:.2f} x)"
+            print(f"{sizes}{forecast.env_steps_per_s:>14,.0f}  {limit}", flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _AutoscaleFlags(SettingFlags):
+class _Autoscale(SettingsVerb):
     budget_s: float = BUDGET_S
     """Maximum duration of the search (seconds)."""
     memory_gib: float | None = None
@@ -141,34 +125,30 @@ class _AutoscaleFlags(SettingFlags):
     again: bool = False
     """Measure even if a result for this machine and these settings is cached."""
 
-
-def autoscale(argv: list[str]) -> int:
-    """Run `headrace autoscale`."""
-    flags = parse("autoscale", with_settings(_AutoscaleFlags, argv), argv)
-    result = find_sizes(
-        RunRequest(explicit(argv, flags), config_file=flags.config),
-        budget_s=flags.budget_s,
-        memory_gib=flags.memory_gib,
-        batch_size=flags.batch_size,
-        again=flags.again,
-        say=flags.say,
-    )
-    more = [
-        word
-        for name, value in result.settings.items()
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
-    flags.say(result.describe())
-    flags.say(f"To use it: headrace train {shlex.join([*_train_words(argv), *more])}")
-    if flags.json:
-        print(json.dumps(result.to_json()))
-    return 0
+    def execute(self, argv: list[str]) -> None:
+        result = find_sizes(
+            RunRequest(explicit(argv, self), config_file=self.config),
+            budget_s=self.budget_s,
+            memory_gib=self.memory_gib,
+            batch_size=self.batch_size,
+            again=self.again,
+            say=self.say,
+        )
+        more = [
+            word
+            for name, value in result.settings.items()
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        self.say(result.describe())
+        self.say(f"To use it: headrace train {shlex.join([*_train_words(argv), *more])}")
+        if self.json:
+            print(json.dumps(result.to_json()))
 
 
 def _train_words(argv: list[str]) -> list[str]:
     """Return the words that `headrace train` understands."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for f in fields(_AutoscaleFlags):
+    for f in fields(_Autoscale):
         if f.name != "config":
             names = {f"--{f.name}", f"--{f.name.replace('_', '-')}"}
             action = argparse.BooleanOptionalAction if f.type is bool else "store"
@@ -177,7 +157,7 @@ def _train_words(argv: list[str]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PlanFlags(JsonFlag):
+class _Plan(JsonVerb):
     profile: OptionalPath = None
     """File with the output of `headrace profile --json`; not needed for --need."""
     machines: OptionalPath = None
@@ -191,22 +171,18 @@ class _PlanFlags(JsonFlag):
     one_learner_kind: bool = False
     """Put all learners on machines of one kind."""
 
-
-def plan(argv: list[str]) -> int:
-    """Run `headrace plan`."""
-    flags = parse("plan", _PlanFlags, argv)
-    goals: list[Goal] = []
-    goals += [parse_target(flags.target)] if flags.target else []
-    goals += [parse_budget(flags.budget)] if flags.budget else []
-    goals += [parse_need(flags.need)] if flags.need else []
-    rates = Rates.read(flags.profile) if flags.profile else None
-    answer = make_plan(goals, read_catalogue(flags.machines), rates, flags.one_learner_kind)
-    print(json.dumps(answer.to_json()) if flags.json else answer.describe())
-    return 0
+    def execute(self, argv: list[str]) -> None:
+        goals: list[Goal] = []
+        goals += [parse_target(self.target)] if self.target else []
+        goals += [parse_budget(self.budget)] if self.budget else []
+        goals += [parse_need(self.need)] if self.need else []
+        rates = Rates.read(self.profile) if self.profile else None
+        answer = make_plan(goals, read_catalogue(self.machines), rates, self.one_learner_kind)
+        self.answer(answer.to_json(), answer.describe())
 
 
-@dataclass(frozen=True)
-class _ReportFlags:
+@dataclass(frozen=True, kw_only=True)
+class _Report(Verb):
     run_dir: RunDir
     """Directory of the run, which may still be running."""
     output: OptionalPath = None
@@ -214,9 +190,11 @@ class _ReportFlags:
     usd_per_hour: float | None = None
     """Price of the run's machines (USD/h), to show the cost so far."""
 
+    def execute(self, argv: list[str]) -> None:
+        print(f"Report: {write_report(self.run_dir, self.output, self.usd_per_hour)}")
 
-def report(argv: list[str]) -> int:
-    """Run `headrace report`."""
-    flags = parse("report", _ReportFlags, argv)
-    print(f"Report: {write_report(flags.run_dir, flags.output, flags.usd_per_hour)}")
-    return 0
+
+FLAGS: dict[str, type[Verb]] = {
+    "profile": _Profile, "simulate": _Simulate, "autoscale": _Autoscale,
+    "plan": _Plan, "report": _Report,
+}  # fmt: skip
