@@ -133,18 +133,16 @@ def load_policy(
     with checkpoint.as_written(saved.path):
         name = checkpoint.policy_name(saved, policy)
         described = saved.manifest["policies"][name]
-        is_custom, learned_by = bool(described["model"]), described["algo"]
-    if is_custom != (model is not None):
-        raise ConfigError(
-            f"{directory} was trained with "
-            + (
-                f"a network of its own ({described['model']}).\nName what makes it: --model "
-                "module:callable, or load_policy(directory, model=...)."
-                if described["model"]
-                else "Headrace's network: it takes no model."
+        learned_by = described["algo"]
+        if described["model"] and model is None:
+            raise ConfigError(
+                f"{directory} was trained with a network of its own ({described['model']}).\nName "
+                "what makes it: --model module:callable, or load_policy(directory, model=...)."
             )
-        )
-    with checkpoint.as_written(saved.path):
+        if model is not None and not described["model"]:
+            raise ConfigError(
+                f"{directory} was trained with Headrace's network: it takes no model."
+            )
         if isinstance(learned_by, str) and ":" in learned_by and own is None:
             raise ConfigError(
                 f"{directory} was trained with an algorithm of its own ({learned_by}).\nName it "

@@ -20,7 +20,7 @@ from headrace.batch import Fragment
 from headrace.models.distributions import Categorical, Gaussian, Head, MultiCategorical
 from headrace.models.networks import image_layout
 from headrace.models.normalization import CLIP
-from headrace.models.policy import ActorCritic, Network, Policy
+from headrace.models.policy import Actor, ActorCritic, Network, Policy
 from headrace.spec import EnvSpec
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -43,7 +43,7 @@ def unsupported(policy: Policy, spec: EnvSpec, network: Network) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-class NumpyActor:
+class NumpyActor(Actor):
     """An `Actor` in NumPy."""
 
     def __init__(self, policy: Policy, spec: EnvSpec, network: Network) -> None:
@@ -60,7 +60,6 @@ class NumpyActor:
             self._scaling = mean.numpy().reshape(-1, 1), scale.numpy().reshape(-1, 1)
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
-        """See `Actor`."""
         assert isinstance(fragment.obs, Tensor)
         num_steps, n = fragment.num_steps, fragment.num_envs
         self._fragment = fragment
@@ -78,7 +77,6 @@ class NumpyActor:
         return act
 
     def finish(self, rows: slice) -> None:
-        """See `Actor`."""
         out, n = self._fragment.stored_outputs, self._fragment.num_envs
         if "log_prob" in out:
             log_prob = _log_prob(self._head, self._params[rows], self._actions[rows])

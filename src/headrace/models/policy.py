@@ -278,7 +278,7 @@ class Actor(Protocol):
         """Write the other stored outputs of these rows. Called before any weights change."""
 
 
-class PolicyActor:
+class PolicyActor(Actor):
     """An `Actor` that computes all outputs row by row, with `Policy.act` or an equivalent.
 
     The fragment holds recurrent states, so another actor may continue at any row.
@@ -288,7 +288,6 @@ class PolicyActor:
         self._act = act
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
-        """See `Actor`."""
         # Split into rows in advance: indexing a tensor takes longer than copying a small row.
         outs = {"action": fragment.action} | fragment.stored_outputs
         rows = [(name, column.unbind()) for name, column in outs.items()]
@@ -307,7 +306,6 @@ class PolicyActor:
         return act
 
     def finish(self, rows: slice) -> None:
-        """Write the states for the next row."""
         self._fragment.carry(rows.stop)
 
 

@@ -248,10 +248,8 @@ def gather_arrays(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | T
     """Return the named arrays of all ranks together."""
     if ranks.size == 1:
         return dict(arrays)
-    together: dict[str, Array | Tensor] = {}
-    for part in ranks.gather_bytes(to_safetensors(arrays)):
-        together |= load(part)
-    return together
+    parts = map(load, ranks.gather_bytes(to_safetensors(arrays)))
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def policy_name(saved: Checkpoint, wanted: str | None) -> str:
@@ -262,12 +260,10 @@ def policy_name(saved: Checkpoint, wanted: str | None) -> str:
             return str(wanted)
         if len(names) == 1:
             return str(names[0])
+    missing = f", none of the name {wanted!r}" if wanted else ""
     raise CheckpointError(
-        f"{saved.path} holds the policies {' and '.join(names)}"
-        + (f", none of the name {wanted!r}." if wanted else ".")
-        + '\nName one: load_policy(directory, policy="'
-        + names[0]
-        + f'"), or --frozen {wanted or "NAME"}=RUN_DIR:{names[0]}.'
+        f"{saved.path} holds the policies {' and '.join(names)}{missing}.\nName one: load_policy("
+        f'directory, policy="{names[0]}"), or --frozen {wanted or "NAME"}=RUN_DIR:{names[0]}.'
     )
 
 

@@ -128,16 +128,15 @@ def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMa
     """
     config = rundir.read_config(run_dir)
     values, source = values_for_resume(config, request.explicit)
-    name, wrappers, model = values["env"], values["wrapper"], values["model"]
-    again: list[str] = []
-    if request.env is None and (config["env_is_code"] or ":" in name):
-        again.append(f"--env {name if ':' in name else 'module:callable'} (env=... in Python)")
-    if wrappers and not request.wrappers:
-        again.append(f"--wrapper {' '.join(wrappers)} (wrapper=... in Python)")
-    if model and not request.model:
-        again.append(f"--model {model} (model=... in Python)")
-    if ":" in values["algo"] and not request.algorithm:
-        again.append(f"--algo {values['algo']} (algo=... in Python)")
+    name, wrappers, model, algo = (values[k] for k in ("env", "wrapper", "model", "algo"))
+    env_is_missing = request.env is None and (config["env_is_code"] or ":" in name)
+    code = (
+        ("env", name if ":" in name else "module:callable", env_is_missing),
+        ("wrapper", " ".join(wrappers), wrappers and not request.wrappers),
+        ("model", model, model and not request.model),
+        ("algo", algo, ":" in algo and not request.algorithm),
+    )
+    again = [f"--{flag} {text} ({flag}=... in Python)" for flag, text, missing in code if missing]
     if again:
         raise ConfigError(
             f"The run in {run_dir} has code of its own, and a file is not allowed to name code to "

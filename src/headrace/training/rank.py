@@ -42,7 +42,7 @@ from headrace.training.log import Display, MetricsLog
 from headrace.training.loop import train
 from headrace.training.process import StopSignals, check_open_files, math_threads
 from headrace.training.reporter import OnUpdate, Reporter, describe_resume, describe_start
-from headrace.training.saver import Evaluator, Saver
+from headrace.training.saver import Saver
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def run_rank(
         log = MetricsLog(job.run_dir, learner.version, counters.env_steps) if is_first else None
         stack.enter_context(contextlib.closing(log) if log else contextlib.nullcontext())
         reporter = Reporter(job, counters, learner, meter, collector, log, display, on_update)
-        evaluate = Evaluator(job, counters, learner, saver, stop) if is_first else dict
+        evaluate = partial(saver.evaluate, stop) if is_first else dict
         stack.callback(display.stop)
         display.start()
         train(

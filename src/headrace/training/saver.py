@@ -21,7 +21,7 @@ from headrace.training.job import Job
 
 
 class Saver:
-    """Writes the sections of a run as checkpoints. A disk that is full does not end the run."""
+    """Writes checkpoints, and the best policy. A disk that is full does not end the run."""
 
     def __init__(
         self, job: Job, sections: list[Section], counters: Counters, learner: Learner, ranks: Ranks
@@ -50,7 +50,44 @@ class Saver:
         if gather_json(self._ranks, self._writing.error is None)[0]:
             self._saved_version = self._learner.version
 
-    def save_best(self) -> bool:
+    def evaluate(self, stop: ShouldStop) -> dict[str, float]:
+        """Play `eval_episodes`, always the same, if it is time; keep the policy if it is the best.
+
+        Returns:
+            Metrics; {} if no evaluation was due, or it was interrupted.
+        """
+        job, counters, learner, run = self._job, self._counters, self._learner, self._run
+        every = run.eval_every
+        if not every or counters.env_steps // every == counters.evaluated_at // every:
+            return {}
+        policies = {
+            name: TrainedPolicy(
+                job.spec.for_agents(job.shares[name]),
+                copy.deepcopy(policy).cpu(),
+                learner.networks[name],
+            )
+            for name, policy in learner.policies.items()
+        }
+        evaluation = evaluate(
+            policies,
+            job.maker,
+            spec=job.spec,
+            shares=job.shares,
+            episodes=run.eval_episodes,
+            seed=run.seed,
+            stop=stop,
+        )
+        if evaluation is None:
+            return {}
+        counters.evaluated_at = counters.env_steps
+        means = evaluation.to_json()
+        if counters.best_return is None or means["mean_return"] > counters.best_return:
+            before, counters.best_return = counters.best_return, means["mean_return"]
+            if not self._save_best():  # the next that is better than the kept one is kept
+                counters.best_return = before
+        return {"eval_return": means["mean_return"], "eval_length": means["mean_length"]}
+
+    def _save_best(self) -> bool:
         """Replace the best policy by the current one; return whether it could be written."""
         with self._best_writing.attempt():
             alone = [section for section in self._sections if not section.is_collective]
@@ -133,47 +170,3 @@ class Saver:
         parent = self._job.run_dir / folder
         path = checkpoint.write(parent, self._counters.env_steps, files, manifest)
         checkpoint.prune(keep, path)
-
-
-class Evaluator:
-    """Plays the same `eval_episodes` each `eval_every` env steps, and keeps the best policy."""
-
-    def __init__(
-        self, job: Job, counters: Counters, learner: Learner, saver: Saver, stop: ShouldStop
-    ) -> None:
-        self._job, self._counters, self._learner = job, counters, learner
-        self._saver, self._stop = saver, stop
-
-    def __call__(self) -> dict[str, float]:
-        """Return metrics; {} if no evaluation was due, or it was interrupted."""
-        job, counters, learner = self._job, self._counters, self._learner
-        run = job.settings.run
-        every = run.eval_every
-        if not every or counters.env_steps // every == counters.evaluated_at // every:
-            return {}
-        policies = {
-            name: TrainedPolicy(
-                job.spec.for_agents(job.shares[name]),
-                copy.deepcopy(policy).cpu(),
-                learner.networks[name],
-            )
-            for name, policy in learner.policies.items()
-        }
-        evaluation = evaluate(
-            policies,
-            job.maker,
-            spec=job.spec,
-            shares=job.shares,
-            episodes=run.eval_episodes,
-            seed=run.seed,
-            stop=self._stop,
-        )
-        if evaluation is None:
-            return {}
-        counters.evaluated_at = counters.env_steps
-        means = evaluation.to_json()
-        if counters.best_return is None or means["mean_return"] > counters.best_return:
-            before, counters.best_return = counters.best_return, means["mean_return"]
-            if not self._saver.save_best():  # the next that is better than the kept one is kept
-                counters.best_return = before
-        return {"eval_return": means["mean_return"], "eval_length": means["mean_length"]}
