@@ -56,7 +56,7 @@ def test_gamma_makes_six_stops_from_its_flag_to_the_loss(tmp_path):
             if file not in files and any(holds(frame.f_locals.get(name)) for name in names):
                 files.append(file)
 
-    assert commands.train  # imported, so that nothing of that is traced
+    assert commands.FLAGS  # imported, so that nothing of that is traced
     sizes = ["--num-envs", "2", "--envs-per-vector", "2", "--num-steps", "16"]
     sizes += ["--total-env-steps", "32"]
     before = sys.getprofile()

@@ -8,10 +8,13 @@ before these are loaded.
 import faulthandler
 import importlib
 import itertools
+import json
 import os
 import signal
 import sys
 import warnings
+
+from headrace import __version__
 
 VERBS = {
     "train": "Train an agent on an environment.",
@@ -59,8 +62,6 @@ def _main(argv: list[str]) -> int:
         print(_help())
         return 0 if argv else 2
     if argv[0] == "--version":
-        from headrace import __version__
-
         print(f"headrace {__version__}")
         return 0
     if argv[0] not in VERBS:
@@ -103,8 +104,6 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         print(f"headrace {verb}: {said}", file=sys.stderr)
         if "--json" in argv and os.environ.get("RANK", "0") == "0":
-            import json
-
             print(json.dumps({"error": type(error).__name__, "message": said}))
         return 2 if isinstance(error, UsageError) else 1
 

@@ -82,7 +82,6 @@ def name_of_config(config: Any) -> str | None:
 
 
 def _kinds() -> list[type[Algorithm[Any]]]:
-    """Return all algorithms that are imported."""
     kinds = list(Algorithm.__subclasses__())
     for kind in kinds:
         kinds += kind.__subclasses__()

@@ -166,9 +166,8 @@ def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> 
         settings = settings.follow(f"follows {cpu_cores()} cores", learner_threads=cpu_cores())
     settings = _derive_vectors(_derive_learners(settings), kind, cores)
     if settings.run.lag == -1:
-        usual = _USUAL_LAG if settings.algorithm.data == "lag_corrected" else 0
-        lag = usual if settings.run.num_workers else 0
-        settings = settings.follow("follows algo and num_workers", lag=lag)
+        corrected = settings.algorithm.data == "lag_corrected" and settings.run.num_workers
+        settings = settings.follow("follows algo and num_workers", lag=2 if corrected else 0)
     run = settings.run
     check_guards(run)
     _check_workers(run, settings.algorithm)
@@ -179,7 +178,6 @@ def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> 
 
 
 def _derive_learners(settings: Settings) -> Settings:
-    """Set the number of learners, and the settings that follow from it."""
     run = settings.run
     if run.num_learners == -1:
         if run.cluster:
@@ -210,13 +208,11 @@ def _derive_learners(settings: Settings) -> Settings:
 
 
 def _lr_factor(run: RunConfig) -> float:
-    """Return the factor on learning rates for several learners."""
     scale = {"none": 1.0, "sqrt": math.sqrt(run.num_learners), "linear": float(run.num_learners)}
     return scale[run.lr_scale]
 
 
 def _derive_vectors(settings: Settings, kind: Kind, cores: int) -> Settings:
-    """Set the number of environments of a vector, and the number of workers."""
     form = "native" if settings.is_native(kind) else "python"
     if form != settings.run.vectorization:
         settings = settings.follow("follows env and wrapper", vectorization=form)
@@ -251,11 +247,7 @@ def _derive_vectors(settings: Settings, kind: Kind, cores: int) -> Settings:
     return settings
 
 
-_USUAL_LAG = 2
-
-
 def _check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:
-    """Refuse settings that need workers if there are none, and lags without correction."""
     if run.lag > 1 and not algorithm.accepts_any_lag:
         able = " or ".join(name for name, other in ALGORITHMS.items() if other.accepts_any_lag)
         raise ConfigError(

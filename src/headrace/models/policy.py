@@ -181,7 +181,6 @@ class Policy(nn.Module):
             return self.model.features(self.normalized(obs))
 
     def _sequence(self, obs: Obs, state: Tensor, reset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the arguments of `Core.with_states`."""
         features, n = self._features(obs), len(state)
         return features.reshape(-1, n, features.shape[-1]), state, reset.reshape(-1, n)
 
@@ -190,13 +189,11 @@ class Policy(nn.Module):
             return self._masked(obs, *self.model.heads(hidden))  # type: ignore[operator]
 
     def _precision(self) -> contextlib.AbstractContextManager[None]:
-        """Return the precision of everything but a core."""
         if not self._bf16:
             return contextlib.nullcontext()
         return torch.autocast(next(self.parameters()).device.type, torch.bfloat16)
 
     def _masked(self, obs: Obs, params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Mask the actions that are not allowed."""
         if self._bf16:
             params, value = params.float(), value.float()
         if self._spec.mask_key:

@@ -68,8 +68,7 @@ class Counters:
         return Section("counters", lambda: ({}, self._to_json()), lambda _, data: self._load(data))
 
     def _to_json(self) -> dict[str, Any]:
-        plain = asdict(self)
-        return plain | {name: list(plain[name]) for name in _WINDOWS}
+        return asdict(self) | {name: list(getattr(self, name)) for name in _WINDOWS}
 
     def _load(self, data: dict[str, Any]) -> None:
         windows = {name: deque(data[name], maxlen=WINDOW) for name in _WINDOWS if name in data}

@@ -205,7 +205,6 @@ def _job_of(
 
 
 def _check_kind(run: RunConfig, spec: EnvSpec) -> None:
-    """Refuse settings that need single environments, which workers can step."""
     several = f"has {spec.num_agents} agents" if spec.num_agents > 1 else ""
     what = {"tensor": "steps tensors", "parallel": "is a game in PettingZoo's form"}
     if not (why := what.get(spec.kind, several)):

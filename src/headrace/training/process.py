@@ -48,7 +48,6 @@ class StopSignals:
         self.pass_on_to: list[int] = []
 
     def __call__(self) -> bool:
-        """Return whether the run is to stop."""
         return self.received != 0
 
     def stop(self) -> None:

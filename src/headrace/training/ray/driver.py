@@ -144,7 +144,6 @@ def _num_gpus(run: RunConfig) -> int:
 
 
 def _is_placed(placement: Any) -> bool:
-    """Return whether a placement group has its machines, waiting for one second."""
     try:
         return bool(placement.wait(timeout_seconds=1))  # it takes whole seconds
     except Exception as error:  # Ray's class of it has no public name
