@@ -147,7 +147,6 @@ def test_environment_variables_are_read_where_processes_start():
         "envs/check/plays.py",
         "distributed/local_ranks.py",
         "training/launch.py",
-        "training/ray/connect.py",
         "training/ray/learner_actor.py",
     }
 

@@ -27,11 +27,9 @@ def assign_agents(policies: Mapping[str, Any], spec: EnvSpec) -> dict[str, Agent
     for role, size in spec.roles:
         roles[role] = Agents(sum(other.size for other in roles.values()), size)
     agents = {name: _table(value).get("agents") for name, value in policies.items()}
-    if not policies and len(roles) < 2:
-        alone = {DEFAULT: Agents(0, spec.num_agents)}
-        _check(alone, spec)
-        return alone
     shares = {} if any(agents.values()) else dict(roles)
+    if not policies and len(roles) < 2:
+        shares = {DEFAULT: Agents(0, spec.num_agents)}
     for name, text in agents.items():
         if not _NAME.fullmatch(name):
             raise ConfigError(f"policies: {name!r}: expected a name of letters, digits, - and _.")

@@ -60,7 +60,9 @@ def launch_ranks(
     others: list[_OtherRank] = []
     stack = contextlib.ExitStack()
     try:
-        stack.enter_context(_loopback_only())
+        # gloo and NCCL listen there, in this process and those it starts.
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        stack.enter_context(environment({name: os.environ.get(name, "lo") for name in names}))
         store = host_store("127.0.0.1")
         task = pickled(
             (follow, store.port, size, backend, device, limit_s, arguments), "other learners"
@@ -82,16 +84,18 @@ def launch_ranks(
 
 
 @contextlib.contextmanager
-def _loopback_only() -> Iterator[None]:
-    """Make gloo and NCCL listen there within the `with`, in this process and those it starts."""
-    names = {f"{library}_SOCKET_IFNAME": "lo" for library in ("GLOO", "NCCL")}
-    added = {name: value for name, value in names.items() if name not in os.environ}
-    os.environ.update(added)
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables within the `with`."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in added:
-            del os.environ[name]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class Failure(NamedTuple):

@@ -6,7 +6,6 @@ and ends with this process, however that ends.
 
 import contextlib
 import math
-import os
 import secrets
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 from headrace.config.resolve import cpu_cores
 from headrace.config.run_config import RunConfig, demands
+from headrace.distributed.local_ranks import environment
 from headrace.errors import ConfigError, MissingExtraError
 
 _CONNECT_WITHIN_S = 10.0
@@ -96,19 +96,12 @@ def _closed_to_others() -> Iterator[None]:
         # Otherwise Ray's processes get little of a core that another process uses.
         "RAY_worker_niceness": "0",
     }
-    before = {name: os.environ.get(name) for name in variables}
-    was_imported = "ray" in sys.modules
-    os.environ.update(variables)
-    if was_imported:
-        _read_again(reachable=False)
     try:
-        yield
+        with environment(variables):
+            if "ray" in sys.modules:
+                _read_again(reachable=False)
+            yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
         if "ray" in sys.modules:  # else it is not installed, and an error is under way
             _read_again(reachable=True)
 
