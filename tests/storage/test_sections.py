@@ -9,7 +9,7 @@ import torch
 import headrace
 from headrace.errors import CheckpointError
 from headrace.storage import checkpoint
-from headrace.storage.sections import Section, module_section, restore
+from headrace.storage.checkpoint import Section, module_section, restore
 from tests.support import Counting
 
 OLD_RUN = Path(__file__).with_name("old_run")

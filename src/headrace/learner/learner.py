@@ -24,8 +24,7 @@ from headrace.models.recurrent import Core
 from headrace.returns import discounted_sum
 from headrace.seeding import env_orders, permutations
 from headrace.spec import Agents, EnvSpec
-from headrace.storage.checkpoint import Checkpoint
-from headrace.storage.sections import Section, SectionState, module_section
+from headrace.storage.checkpoint import Checkpoint, Section, SectionState, module_section
 
 
 class Loss(nn.Module):

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,42 @@ def _read(path: Path) -> Checkpoint:
         if actual != expected:
             raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's.")
     return Checkpoint(path, manifest)
+
+
+SectionState = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""Tensors or arrays by name, and plain data; {} where there is none."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a run in its checkpoints.
+
+    Attributes:
+        name: of the file of tensors, and of the plain data in the manifest.
+        state: returns what is saved.
+        load: takes back the tensors and the plain data.
+        is_collective: `state` must be called on all ranks at once. Without it, all ranks hold the
+            same state, and rank 0 may call it alone.
+    """
+
+    name: str
+    state: Callable[[], SectionState]
+    load: Callable[[dict[str, Any], dict[str, Any]], object]
+    is_collective: bool = False
+
+
+def module_section(name: str, module: nn.Module) -> Section:
+    """Return the section of a module's parameters and buffers."""
+    return Section(
+        name, lambda: (module.state_dict(), {}), lambda tensors, _: module.load_state_dict(tensors)
+    )
+
+
+def restore(sections: Iterable[Section], saved: Checkpoint) -> None:
+    """Load every section; CheckpointError if one is missing, or holds what no run writes."""
+    with as_written(saved.path):
+        for section in sections:
+            section.load(*saved.section(section.name))
 
 
 def check_fits(saved: EnvSpec, spec: EnvSpec, run_dir: Path) -> None:

@@ -133,15 +133,7 @@ def train(
     """
     return _finish(
         Launch(on_update, None if quiet else sys.stdout).start(
-            request_for(
-                env,
-                algo=algo,
-                network=network,
-                model=model,
-                wrapper=wrapper,
-                config=config,
-                **settings,
-            ),
+            request_for(env, algo, network, model, wrapper, config, **settings),
             None if run_dir is None else Path(run_dir),
         )
     )
@@ -149,7 +141,6 @@ def train(
 
 def request_for(
     env: EnvLike,
-    *,
     algo: Any = None,
     network: Network | None = None,
     model: str | ModelFactory | None = None,

@@ -7,7 +7,7 @@ from typing import Any
 from headrace.collectors.api import WINDOW, Ledger
 from headrace.config.run_config import RunConfig
 from headrace.envs.api import Episode
-from headrace.storage.sections import Section
+from headrace.storage.checkpoint import Section
 
 _WINDOWS = ("recent_returns", "recent_lengths", "recent_by_policy")
 

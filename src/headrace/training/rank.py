@@ -33,7 +33,7 @@ from headrace.models import numpy_inference
 from headrace.spec import Array, EnvSpec
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
-from headrace.storage.sections import Section, restore
+from headrace.storage.checkpoint import Section, restore
 from headrace.storage.timeline import tracks_of, write_timeline
 from headrace.training.counters import Counters
 from headrace.training.job import Job

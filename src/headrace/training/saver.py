@@ -14,8 +14,8 @@ from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.learner.learner import Learner
 from headrace.storage import checkpoint
+from headrace.storage.checkpoint import Section, SectionState
 from headrace.storage.files import RetriedWrite, write_whole
-from headrace.storage.sections import Section, SectionState
 from headrace.training.counters import Counters
 from headrace.training.job import Job
 
