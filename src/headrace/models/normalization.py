@@ -72,12 +72,9 @@ class NormalizeObs(nn.Module):
     def __init__(self, space: Space) -> None:
         super().__init__()
         self._is_dict = space.kind == "dict"
-        self._index = {
-            key: i
-            for i, (key, part) in enumerate((k, p) for k, p in space.leaves if p.kind == "box")
-        }
-        parts = dict(space.leaves)
-        self.moments = nn.ModuleList(RunningMoments(_by_channel(parts[k])) for k in self._index)
+        boxes = {key: part for key, part in space.leaves if part.kind == "box"}
+        self._index = {key: i for i, key in enumerate(boxes)}
+        self.moments = nn.ModuleList(RunningMoments(_by_channel(box)) for box in boxes.values())
 
     def of(self, key: str) -> RunningMoments:
         """Return the moments of a key of the observation (PLAIN: of the only array)."""

@@ -1,10 +1,8 @@
 """A worker's inference in NumPy: a faster `Policy.act` for small networks.
 
 For the few rows of a vector, NumPy's overhead is lower than torch's (`benchmarks/cartpole.py`).
-Values and log-probs are computed after a fragment's last step, for many rows at a time. They equal
-those of `Policy.act` within 4e-6. An action differs only if its noise is that close to the boundary
-between two actions (`tests/models/test_numpy_inference.py`). Rows here are features and columns are
-envs, so that work per env runs along memory.
+Values and log-probs are computed after a fragment's last step, and equal those of `Policy.act`
+within 4e-6. Rows here are features and columns are envs, so that work per env runs along memory.
 """
 
 import math
