@@ -25,7 +25,7 @@ from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.training.job import Job, RunRequest, inspect_request, job_of_run, settings_of_run
-from headrace.training.log import open_display
+from headrace.training.log import Display, TerminalDisplay
 from headrace.training.process import StopSignals
 from headrace.training.rank import RunResult, follow, run_rank, stderr_say
 from headrace.training.reporter import OnUpdate, describe_end, resume_command
@@ -82,7 +82,8 @@ class Launch:
 
     def _run(self, job: Job) -> RunResult:
         stop, run = StopSignals(), job.settings.run
-        display = open_display(None if self._rank else self._out, run.total_env_steps)
+        out = None if self._rank else self._out
+        display = Display() if out is None else TerminalDisplay(out, run.total_env_steps)
         try:
             if run.cluster:
                 from headrace.training.ray import driver  # Ray is an extra

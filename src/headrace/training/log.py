@@ -147,12 +147,7 @@ class Display:
         """Stop showing progress. The last update stays visible."""
 
 
-def open_display(out: TextIO | None, total_env_steps: int) -> Display:
-    """Return a display that writes to `out`; None: one that shows nothing."""
-    return Display() if out is None else _TerminalDisplay(out, total_env_steps)
-
-
-class _TerminalDisplay(Display):
+class TerminalDisplay(Display):
     """A progress bar on a terminal. Elsewhere, a plain line every few seconds."""
 
     def __init__(self, out: TextIO, total_env_steps: int) -> None:
