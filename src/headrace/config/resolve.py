@@ -4,6 +4,7 @@ Precedence: flags (or Python arguments), then the `--config` file, then the pres
 default. All settings of a run share one flat name space. Left out: reading flags (`commands.py`).
 """
 
+import functools
 import math
 import os
 import tomllib
@@ -278,21 +279,26 @@ def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
 
     A table's name is an id, or a pattern of ids (`MiniGrid-*`); the id itself comes first.
     """
+    tables = _presets()
+    patterns = [env] if env in tables else [p for p in tables if fnmatchcase(env, p)]
+    if not patterns:
+        return "none", {}
+    name, table = tables[patterns[0]]
+    values = {key: value for key, value in table.items() if key not in ALGORITHMS}
+    if algo not in ALGORITHMS:  # it may not have the settings of an actor-critic
+        values = _part(RunConfig, values) | _part(Network, values)
+    return name, values | table.get(algo, {})
+
+
+@functools.cache
+def _presets() -> dict[str, tuple[str, dict[str, Any]]]:
     folder = resources.files("headrace.config").joinpath("presets")
-    tables = {
+    return {
         pattern: (file.name.removesuffix(".toml"), table)
         for file in sorted(folder.iterdir(), key=str)
         if file.name.endswith(".toml")
         for pattern, table in tomllib.loads(file.read_text(encoding="utf-8")).items()
     }
-    patterns = [env] if env in tables else [p for p in tables if fnmatchcase(env, p)]
-    if not patterns:
-        return "none", {}
-    name, values = tables[patterns[0]]
-    per_algo = {name: values.pop(name, {}) for name in ALGORITHMS}
-    if algo not in per_algo:  # it may not have the settings of an actor-critic
-        values = _part(RunConfig, values) | _part(Network, values)
-    return name, values | per_algo.get(algo, {})
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -110,14 +110,14 @@ def inspect_request(request: RunRequest) -> RunRequest:
     if request.env is not None:
         named["env"] = EnvMaker(request.env).name
     request = request.change(**named)
-    run = request.settings.run
+    settings, run = request.settings, request.settings.run
     request = replace(
         request,
         env=run.env if request.env is None else request.env,
         wrappers=request.wrappers or run.wrapper,
         model=model or load_model(run.model),
     )
-    return replace(request, spec=_spec_of(_maker_of(request.settings, request), run))
+    return replace(request, spec=_spec_of(_maker_of(settings, request), run))
 
 
 def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMaker]:
