@@ -148,14 +148,11 @@ def read_settings(
 
 
 def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> Settings:
-    """Return the settings with those that follow from others, and check that all fit together.
+    """Return the settings with those that follow from others, or raise ConfigError.
 
     Args:
         cores: CPU cores for workers; default: those of this process. On a cluster, at least one
             for each worker that was asked for.
-
-    Raises:
-        ConfigError: sizes or settings contradict each other.
     """
     cores = cores or cpu_cores()
     if settings.run.cluster:

@@ -31,11 +31,7 @@ class TrainedPolicy:
         """Begin new episodes with the next call. Without a recurrent core, this does nothing.
 
         Args:
-            begun: `[n]` bool: in which environments of a batch; default: in all, and the next
-                batch may have another size.
-
-        Raises:
-            ValueError: `begun` is not of the batch's length.
+            begun: `[n]` bool: in which environments of a batch (or ValueError); default: in all.
         """
         if begun is None or self._memory is None:
             self._memory = None

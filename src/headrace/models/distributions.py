@@ -1,8 +1,7 @@
 """Distributions over actions, as heads on a network's output.
 
 Sampling turns the caller's uniform noise into actions by inverse CDF, so that an action depends on
-its env's noise alone. `torch.distributions` draws from a generator of its own, and its checks take
-longer than the network's products at the batch sizes of a vector.
+its env's noise alone. `torch.distributions` draws from a generator of its own, and is slower.
 """
 
 import math

@@ -58,11 +58,9 @@ _LEAST_SIDE = {"nature": 36, "impala": 8, "small": 1}  # pixels
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """The layout of an image in its array.
+    """The layout of an image: `channels` of all stacked frames, and the `order` of its dimensions.
 
-    Attributes:
-        channels: of all stacked frames together.
-        order: permutation of the array's dimensions to (stack and channels, height, width).
+    In that order they are (stack and channels, height, width).
     """
 
     channels: int
@@ -74,9 +72,8 @@ class ImageLayout:
 def image_layout(space: Space) -> ImageLayout | None:
     """Return the image layout of a space; None for anything but uint8 of 2 to 4 dimensions.
 
-    Two dimensions are height and width. Of three, the channels (or stacked frames) are the last, or
-    the first if that is smaller: `(96, 96, 3)` and `(4, 84, 84)` both work. Of four, the first is
-    a stack of such images.
+    Two are height and width. Of three, the channels (or stacked frames) are the last, or the first
+    if that is smaller. Of four, the first is a stack of such images.
     """
     if space.kind != "box" or space.dtype != "uint8" or len(space.shape) not in (2, 3, 4):
         return None
@@ -124,11 +121,9 @@ class ImageEncoder(nn.Module):
     out channels-last, in which convolutions on CPUs run faster.
 
     Args:
-        space: an image (`image_layout`).
         net: `nature` (Mnih et al. 2015, doi:10.1038/nature14236), `impala` (the residual network of
             Espeholt et al. 2018, arXiv:1802.01561, figure 3), `small` (two 3×3 convolutions without
-            stride, for grids of a few cells), or `auto`: `nature` for images of 36×36 and more,
-            `small` below 16×16, `impala` between.
+            stride), or `auto`: `nature` from 36×36 on, `small` below 16×16, `impala` between.
     """
 
     def __init__(self, space: Space, net: ImageNet) -> None:

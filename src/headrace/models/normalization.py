@@ -1,4 +1,4 @@
-"""Running normalizers. They live in the model, so that they are published and saved with it.
+"""Running normalizers: in the model, so that they are published and saved with it.
 
 They are frozen while a batch is made and learned from; the learner updates them in between.
 """
@@ -64,10 +64,7 @@ class RunningMoments(nn.Module):
 
 
 class NormalizeObs(nn.Module):
-    """Boxes to mean 0 and variance 1, clipped to ±10: numbers each on its own, images by channel.
-
-    Other spaces (choices, bits) pass as they are. Shapes are kept.
-    """
+    """Boxes to mean 0 and variance 1, clipped to ±10: images by channel. Other spaces pass."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()

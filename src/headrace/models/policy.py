@@ -206,13 +206,12 @@ class Policy(nn.Module):
         """Sample actions.
 
         Args:
-            obs: `[n, ...]`.
+            obs: `[n, ...]`; with a core, `state` is `[n, S]`.
             noise: `[n, num_draws]`, uniform in (0, 1).
-            state: with a core: `[n, S]`.
 
         Returns:
             `action` (as stored in a fragment), `log_prob` `[n]` and `value` `[n]`; with a core also
-            the next `state` `[n, S]`.
+            the next `state`.
         """
         params, value, after = self.one_row(obs, state)
         action, log_prob = self.head.sample(params, noise)
@@ -230,10 +229,7 @@ class Policy(nn.Module):
         state: Tensor | None = None,
         reset: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probability, entropy and value of `action` in `obs`, `[...]` each.
-
-        With a core the rows are a sequence; `state` and `reset` as in `forward`.
-        """
+        """Return log-probability, entropy and value of `action`, `[...]` each; see `forward`."""
         params, value = self(obs, state, reset)
         log_prob, entropy = self.head.evaluate(params, action)
         return log_prob, entropy, value
@@ -276,10 +272,7 @@ class Actor(Protocol):
 
 
 class PolicyActor(Actor):
-    """An `Actor` that computes all outputs row by row, with `Policy.act` or an equivalent.
-
-    The fragment holds recurrent states, so another actor may continue at any row.
-    """
+    """An `Actor` that computes all outputs row by row; another one may continue at any row."""
 
     def __init__(self, act: Act) -> None:
         self._act = act

@@ -90,7 +90,6 @@ def write(
     """Write a checkpoint, and point `latest` to it.
 
     Args:
-        env_steps: names the checkpoint.
         files: file name (without suffix) -> named tensors or arrays.
         manifest: plain data beside format and checksums.
 

@@ -185,10 +185,7 @@ def resume(
     """Go on with a run from its newest whole checkpoint. Return it when it has ended.
 
     Pass `env` again unless it is a plain id, and the run's own model, wrappers and algorithm.
-
-    Args:
-        **changed: settings of `headrace resume --help` by name, such as `total_env_steps`; the
-            others are as before.
+    `changed` are settings of `headrace resume --help`, by name.
 
     Raises:
         ConfigError: a setting cannot be changed, or its new value is invalid.

@@ -108,10 +108,7 @@ def _closed_to_others() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ends_with_this_process(ray: Any) -> Iterator[None]:
-    """Have Ray's agents killed if this process is killed: they would stay for a minute.
-
-    The rest of Ray ends by itself. The agents live as long as Ray: their ids are not used again.
-    """
+    """Have Ray's agents killed if this process is killed: they would stay for a minute."""
     raylet = ray._private.worker.global_worker.node.all_processes["raylet"][0].process.pid
     agents = [
         child
