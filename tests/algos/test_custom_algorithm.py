@@ -18,6 +18,7 @@ from headrace.config.algorithms import load_algorithm
 from headrace.configclass import configclass
 from headrace.errors import ConfigError
 from headrace.storage import checkpoint
+from headrace.training.reporter import resume_command
 from tests import python
 from tests.algos.replay_toy import ToyReplay, ToyReplayConfig
 
@@ -82,6 +83,7 @@ def test_settings_of_an_own_algorithm_choose_it_in_python(tmp_path):
     )  # fmt: skip
     settings = run._job.settings
     assert (settings.run.algo, settings.algo.lr) == (NAME, 0.25)
+    assert resume_command(run._job).endswith(f"--algo {NAME}")
     assert run.policy(np.zeros(4, np.float32)) in (0, 1)
 
 

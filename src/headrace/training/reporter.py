@@ -214,11 +214,12 @@ def _describe_ledger(ledger: dict[str, int]) -> str:
 
 def resume_command(job: Job) -> str:
     """Return a line with the command that resumes the run."""
-    maker, model = job.maker, job.settings.run.model
+    run, maker = job.settings.run, job.maker
     words = ["To go on: headrace resume", str(job.run_dir)]
     if maker.is_code:
         words += ["--env", maker.env if isinstance(maker.env, str) else "module:callable"]
-    if maker.wrappers:
-        words.append("--wrapper")
-    words += [w if isinstance(w, str) else "module:callable" for w in maker.wrappers]
-    return " ".join([*words, *(["--model", model] if model else [])])
+    wrappers = [w if isinstance(w, str) else "module:callable" for w in maker.wrappers]
+    words += ["--wrapper", *wrappers] if wrappers else []
+    words += ["--model", run.model] if run.model else []
+    words += ["--algo", run.algo] if ":" in run.algo else []
+    return " ".join(words)
