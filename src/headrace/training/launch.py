@@ -101,12 +101,10 @@ class Launch:
                     error.add_note(note)
             raise
 
-    @contextlib.contextmanager
-    def _connected(self, run: RunConfig) -> Iterator[int | None]:
+    def _connected(self, run: RunConfig) -> contextlib.AbstractContextManager[int | None]:
         """Connect to the run's cluster; yield the cores for its workers, None without a cluster."""
         if not run.cluster:
-            yield None
-            return
+            return contextlib.nullcontext()
         if self._attempt is not None:
             raise ConfigError(
                 f"cluster={run.cluster!r}, but this process was started by torchrun.\n"
@@ -114,8 +112,7 @@ class Launch:
             )
         from headrace.training.ray import connect  # Ray is an extra
 
-        with connect.connected(run) as cores:
-            yield cores
+        return connect.connected(run)
 
     @contextlib.contextmanager
     def _ranks(self, job: Job, stop: StopSignals) -> Iterator[Ranks]:
