@@ -144,19 +144,10 @@ def columns(
     }
 
 
-def extents(layout: Mapping[str, Column]) -> Iterator[tuple[str, int, int]]:
-    """Yield each column's (name, aligned offset, bytes), and last the end as ("", end, 0)."""
-    offset = 0
-    for name, (shape, dtype) in layout.items():
-        size = dtype.itemsize * math.prod(shape)
-        yield name, offset, size
-        offset += -(-size // _ALIGNMENT) * _ALIGNMENT
-    yield "", offset, 0
-
-
 def num_bytes(layout: Mapping[str, Column]) -> int:
-    """Return the size of a fragment with this layout."""
-    return list(extents(layout))[-1][1]
+    """Return the size of memory with this layout: of all columns, each of them aligned."""
+    sizes = (dtype.itemsize * math.prod(shape) for shape, dtype in layout.values())
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
 
 
 def allocate(
@@ -208,11 +199,12 @@ def from_named_tensors(tensors: Mapping[str, Tensor]) -> Fragment:
 
 def views(layout: Mapping[str, Column], raw: Tensor) -> dict[str, Tensor]:
     """Return the columns by name, in memory `[at least num_bytes(layout)]` uint8."""
-    return {
-        name: raw[offset : offset + size].view(layout[name][1]).view(layout[name][0])
-        for name, offset, size in extents(layout)
-        if name
-    }
+    arrays, offset = {}, 0
+    for name, (shape, dtype) in layout.items():
+        size = dtype.itemsize * math.prod(shape)
+        arrays[name] = raw[offset : offset + size].view(dtype).view(shape)
+        offset += num_bytes({name: layout[name]})
+    return arrays
 
 
 def trim(fragment: Fragment) -> Fragment:
@@ -325,9 +317,8 @@ def pack(layout: Mapping[str, Column], memory: Array) -> tuple[int, list[Array]]
     """
     fragment = allocate(layout, memory, fresh=False)
     k = int(fragment.num_final)
-    finals = _finals(layout, k)
-    first = next(offset for name, offset, _ in extents(layout) if name == next(iter(finals)))
-    parts: list[Array] = [memory[:first]]
+    head, finals = _split(layout, k)
+    parts: list[Array] = [memory[: num_bytes(head)]]
     if k:
         parts.append(np.empty(num_bytes(finals), np.uint8))
         whole = named_tensors(trim(fragment))
@@ -338,8 +329,7 @@ def pack(layout: Mapping[str, Column], memory: Array) -> tuple[int, list[Array]]
 
 def unpack(layout: Mapping[str, Column], k: int, parts: Iterator[Array]) -> Fragment:
     """Undo `pack`: take one fragment's parts from those of several (read-only if these are)."""
-    finals = _finals(layout, k)
-    head = {name: column for name, column in layout.items() if name not in finals}
+    head, finals = _split(layout, k)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         first = torch.from_numpy(next(parts))
@@ -349,11 +339,12 @@ def unpack(layout: Mapping[str, Column], k: int, parts: Iterator[Array]) -> Frag
     return from_named_tensors(views(head, first) | views(finals, rest))
 
 
-def _finals(layout: Mapping[str, Column], k: int) -> dict[str, Column]:
-    """Return the columns of final observations, the last ones, with room for k of them."""
-    resized: dict[str, Column] = {
+def _split(layout: Mapping[str, Column], k: int) -> tuple[dict[str, Column], dict[str, Column]]:
+    """Return the first columns, and the last ones with room for k final observations."""
+    finals: dict[str, Column] = {
         name: ((k, *shape[1:]), dtype)
         for name, (shape, dtype) in layout.items()
         if name.startswith("final_")
     }
-    return resized | {"num_final": layout["num_final"]}
+    finals["num_final"] = layout["num_final"]
+    return {name: column for name, column in layout.items() if name not in finals}, finals
