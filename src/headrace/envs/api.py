@@ -180,6 +180,21 @@ def close_all(envs: Sequence[Any], describe: Callable[[int], str]) -> None:
         raise failed
 
 
+class explain_errors:  # noqa: N801  # as contextlib's own
+    """Context in which an exception becomes an EnvError; `position` says where it was."""
+
+    def __init__(self, position: str | Callable[[], str]) -> None:
+        self._position = position
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, EnvError):
+            position = self._position if isinstance(self._position, str) else self._position()
+            raise env_error(error, position) from error
+
+
 def env_error(error: BaseException, position: str) -> EnvError:
     """Return the environment's traceback, without our frame that called it, and the position."""
     traceback_ = error.__traceback__.tb_next if error.__traceback__ else None

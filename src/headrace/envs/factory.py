@@ -11,7 +11,7 @@ import gymnasium
 
 from headrace import importing
 from headrace.envs import registry, spaces
-from headrace.envs.api import check_fields, close_all, env_error
+from headrace.envs.api import check_fields, close_all, env_error, explain_errors
 from headrace.envs.gym import atari, mujoco
 from headrace.envs.kernels import registry as kernel_registry
 from headrace.envs.kernels.env import KernelEnv
@@ -123,10 +123,8 @@ class EnvMaker:
             wrap, name = wrapper, getattr(wrapper, "__name__", wrapper)
             if isinstance(wrap, str):
                 wrap = importing.load_callable(wrap, ConfigError)
-            try:
+            with explain_errors(f"while {name} wrapped {self.name}"):
                 env = wrap(env)
-            except Exception as error:
-                raise env_error(error, f"while {name} wrapped {self.name}") from error
             _check_is_env(env, name)
         return env
 
@@ -277,10 +275,8 @@ def _first_info(maker: EnvMaker, env: Any, actions: Iterable[Any]) -> Mapping[st
     if not has_choices or maker.action_mask not in ("auto", "info"):
         return {}
     position = f"env 0 of {maker.name}, episode 0, to see what it offers: reset(seed=0)"
-    try:
+    with explain_errors(f"in reset of {position}"):
         result = env.reset(seed=0)
-    except Exception as error:
-        raise env_error(error, f"in reset of {position}") from error
     check_fields("reset", result, position)
     info: Mapping[str, Any] = result[1]
     return info

@@ -14,7 +14,14 @@ import numpy as np
 import torch
 
 from headrace.batch import Fragment
-from headrace.envs.api import Episode, Restored, VectorContext, check_fields, close_all, env_error
+from headrace.envs.api import (
+    Episode,
+    Restored,
+    VectorContext,
+    check_fields,
+    close_all,
+    explain_errors,
+)
 from headrace.envs.episodes import DeviceVector, misfit
 from headrace.errors import EnvError, UsageError
 from headrace.spec import ActionCodec, Agents, Array, EnvSpec
@@ -172,7 +179,7 @@ class ParallelVector(DeviceVector):
     def _step_game(self, e: int, actions: list[Any], *, check_all: bool) -> None:
         env = self._envs[e]
         action = {self._names[i]: actions[i] for i in self._present(e)}
-        try:
+        with explain_errors(lambda: f"in {self._describe(e, action)}"):
             result = env.step(action)
             if check_all:
                 check_fields("step", result, self._describe(e, action))
@@ -199,10 +206,6 @@ class ParallelVector(DeviceVector):
                 if not self._alive[e, i] and not self._left[e, i]:  # has joined
                     self._alive[e, i] = True
                     self._put(e, i, obs, check_all=True)
-        except EnvError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise env_error(error, f"in {self._describe(e, action)}") from error
 
     def _end_step(self, t: int, e: int, valid: Array) -> None:
         for i in np.flatnonzero(valid & ~self._alive[e]).tolist():
@@ -223,16 +226,12 @@ class ParallelVector(DeviceVector):
         seeded = self.context.reseed or not self._was_seeded[e]
         self._seeds[e] = self.context.episode_seed(e, int(self._episode[e])) if seeded else None
         self._was_seeded[e] = True
-        try:
+        with explain_errors(lambda: f"in reset, {self._describe(e)}"):
             result = self._envs[e].reset(seed=self._seeds[e])
             check_fields("reset", result, self._describe(e))
             for i in self._present(e):
                 self._alive[e, i] = True
                 self._put(e, i, result[0], check_all=True)
-        except EnvError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise env_error(error, f"in reset, {self._describe(e)}") from error
         if not self._alive[e].any():
             raise EnvError(f"After reset there is nobody in `agents` ({self._describe(e)}).")
         if self.context.guards.enabled:

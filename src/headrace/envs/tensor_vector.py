@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from headrace.batch import Fragment
-from headrace.envs.api import Episode, Restored, VectorContext, close_all, env_error
+from headrace.envs.api import Episode, Restored, VectorContext, close_all, env_error, explain_errors
 from headrace.envs.episodes import DeviceVector
 from headrace.errors import EnvError, UsageError
 from headrace.spec import ActionCodec, Array
@@ -122,10 +122,8 @@ class TensorVector(DeviceVector):
 
     def _reset(self) -> Tensor:
         seed = self.context.episode_seed(0, self._episode)
-        try:
+        with explain_errors(lambda: self._describe(-1)):
             obs, _ = self._env.reset(seed=seed)
-        except (Exception, SystemExit) as error:
-            raise env_error(error, self._describe(-1)) from error
         space = self.spec.observation
         shape, dtype = (len(self.env_id), *space.shape), getattr(torch, space.dtype)
         current = torch.empty(shape, dtype=dtype, device=self.device)

@@ -4,22 +4,12 @@ Each target takes one step from many states, among them states before an end. En
 state has no floats are compared over whole episodes as well; with floats, differences grow.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from headrace.envs.check import plays
 from headrace.envs.check.access_trace import describe_failure
 from headrace.envs.check.kernel_checks import KernelCase
-from headrace.envs.check.plays import (
-    TOLERANCE,
-    Difference,
-    Play,
-    PlayResult,
-    compare,
-    explained_by_rounding,
-    play,
-    play_on_gpu,
-    play_simulated,
-    select,
-)
+from headrace.envs.check.plays import TOLERANCE, Device, Difference, compare, select
 from headrace.envs.check.report import Check
 from headrace.envs.kernels import compiler
 from headrace.spec import Array
@@ -31,21 +21,17 @@ _NUM_ENVS = 2  # that are compared over several steps in a row
 
 def check_cpu(case: KernelCase) -> Check:
     """Compare the environment, compiled for the CPU, with the interpreted one."""
-
-    def run(requests: Sequence[Play]) -> list[PlayResult]:
-        return [play(request, "cpu") for request in requests]
-
-    return _check(case, "cpu", len(case.places), _num_steps(case), run, "")
+    return _check(case, "cpu", len(case.places), _num_steps(case))
 
 
 def check_gpu(case: KernelCase) -> Check:
     """Compare the environment, on the GPU or on Numba's simulator, with the interpreted one."""
     agents, num_states, num_steps = case.env.num_agents, len(case.places), _num_steps(case)
     if compiler.has_gpu():
-        return _check(case, "gpu", num_states, num_steps, play_on_gpu, "")
+        return _check(case, "gpu", num_states, num_steps)
     num_states, num_steps = 4 if agents <= 8 else 2, min(num_steps, max(2, 12 // agents))
     missing = "there is no GPU that Numba can use: this is Numba's CUDA simulator"
-    return _check(case, "gpu", num_states, num_steps, play_simulated, missing)
+    return _check(case, "gpu", num_states, num_steps, missing)
 
 
 def _num_steps(case: KernelCase) -> int:
@@ -53,19 +39,14 @@ def _num_steps(case: KernelCase) -> int:
 
 
 def _check(
-    case: KernelCase,
-    name: str,
-    num_states: int,
-    num_steps: int,
-    run: Callable[[Sequence[Play]], list[PlayResult]],
-    missing: str,
+    case: KernelCase, name: Device, num_states: int, num_steps: int, missing: str = ""
 ) -> Check:
     """Compare steps from `num_states` states, and `num_steps` steps in a row."""
     assert case.expected is not None
     places = case.places[:num_states]
-    one_step, in_a_row = case.one_step(places), case.first(_NUM_ENVS, num_steps)
+    requests = case.one_step(places), case.first(_NUM_ENVS, num_steps)
     try:
-        step_result, row_result = run([one_step, in_a_row])
+        step_result, row_result = plays.play_all(requests, name, simulated=bool(missing))
     except Exception as error:
         return Check(name, wrong=(describe_failure(error),), missing=missing)
 
@@ -74,7 +55,7 @@ def _check(
 
     # With floats, only the reset of the steps in a row is compared
     rows = slice(None if case.is_integer else 1)
-    expected_row = select(play(in_a_row, "python").seen, rows)
+    expected_row = select(plays.play(requests[1], "python").seen, rows)
     wrong = compare(expected_row, select(row_result.seen, rows), TOLERANCE)
     expected = select(case.expected.seen, slice(1, None), slice(num_states))
     result = select(step_result.seen, slice(1, None))
@@ -100,7 +81,7 @@ def _split_differences(
     for difference in differences[:_MAX_EXPLAINED]:
         row = slice(difference.env, difference.env + 1)
         outcome = select(result, slice(None), row)
-        explained = explained_by_rounding(case.one_step(places[row]), outcome)
+        explained = plays.explained_by_rounding(case.one_step(places[row]), outcome)
         ((t, e),) = places[row].tolist()
         (rounding if explained else wrong).append(difference._replace(step=t + 1, env=e))
         if len(wrong) == _MAX_REPORTED:

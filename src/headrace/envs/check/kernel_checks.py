@@ -7,25 +7,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headrace.envs.api import VectorContext
-from headrace.envs.check.access_trace import (
-    AccessTrace,
-    Kind,
-    describe_failure,
-    lines_with,
-    show_line,
-    trace_env,
-)
+from headrace.envs.check import access_trace, plays
+from headrace.envs.check.access_trace import AccessTrace, Kind, describe_failure
 from headrace.envs.check.declarations import find_problems
-from headrace.envs.check.plays import (
-    Play,
-    PlayResult,
-    compare,
-    describe_place,
-    kernel_spec,
-    play,
-    random_actions,
-    select,
-)
+from headrace.envs.check.plays import Play, PlayResult, compare, play
 from headrace.envs.check.report import Check
 from headrace.envs.kernels import compiler
 from headrace.envs.kernels.compiler import Target
@@ -124,14 +109,14 @@ class KernelCase:
 
 def make_case(env: KernelEnv, num_steps: int, seed: int) -> KernelCase:
     """Choose the size of the plays; `num_steps` 0: twice the time limit, or 2,000."""
-    spec = kernel_spec(env)
+    spec = plays.kernel_spec(env)
     fields = [*env.state.values(), *([*env.agent_state.values()] * env.num_agents)]
     numbers = sum(int(np.prod(f[1])) if isinstance(f, tuple) else 1 for f in fields)
     numbers += env.num_agents * (spec.observation.size + 25)
     default = max(200, 2 * env.max_episode_steps) if env.max_episode_steps else 2_000
     n = max(2, min(_MAX_NUMBERS // ((num_steps or default) * numbers), 32))
     steps = num_steps or max(1, min(default, _MAX_NUMBERS // (n * numbers)))
-    action = random_actions(spec, (steps, n * env.num_agents), seed)
+    action = plays.random_actions(spec, (steps, n * env.num_agents), seed)
     return KernelCase(env, spec, action, seed, AccessTrace(env))
 
 
@@ -189,7 +174,7 @@ def _play_traced(case: KernelCase, request: Play) -> tuple[Check, PlayResult | N
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         try:
-            env = trace_env(case.env, case.trace)
+            env = access_trace.trace_env(case.env, case.trace)
             result = play(request._replace(env=env), "python", quiet=False)
         except Exception as error:
             return Check("", wrong=(describe_failure(error),)), None
@@ -200,7 +185,7 @@ def _play_traced(case: KernelCase, request: Play) -> tuple[Check, PlayResult | N
     check = Check(
         "",
         wrong=(*_find_nonfinite(case, result), *itertools.chain(*new.values())),
-        warnings=(*(f"{text}\n  {show_line(line)}" for text, line in lines), *draws),
+        warnings=(*(f"{text}\n  {access_trace.show_line(line)}" for text, line in lines), *draws),
         remedies=tuple(remedies),
     )
     return check, result
@@ -257,8 +242,8 @@ def check_types(case: KernelCase) -> Check:
         "functions compiled, and searched for float64 where narrower types are declared",
         wrong=tuple(findings),
         warnings=tuple(
-            f"raises, which a GPU ignores: {show_line(line)}"
-            for line in lines_with(case.env, "RAISE_VARARGS")
+            f"raises, which a GPU ignores: {access_trace.show_line(line)}"
+            for line in access_trace.lines_with(case.env, "RAISE_VARARGS")
         ),
         remedies=(_NARROW,) if findings else (),
     )
@@ -324,7 +309,7 @@ def _report_first(
     if not bad.any():
         return []
     step, *rest = np.argwhere(bad)[0].tolist()
-    place = describe_place(case.env, name, step + first_step, *rest)
+    place = plays.describe_place(case.env, name, step + first_step, *rest)
     return [f"{place} is {array[bad][0]}{comment}."]
 
 
@@ -367,7 +352,7 @@ def _compare_seeds(case: KernelCase, n: int, num_steps: int) -> tuple[list[str],
         wrong.append(f"other {' and '.join(alike)} are alike. Draw with uniform(w, e, draw).")
     last = n - 1
     alone = request._replace(env_id=np.array([last]), action=action[:, :agents])
-    in_vector = select(one, slice(None), slice(last, None))
+    in_vector = plays.select(one, slice(None), slice(last, None))
     if differences := compare(in_vector, play(alone, "cpu").seen):
         first = differences[0]._replace(env=last)
         difference = first.describe(case.env, f"as the last of {n}", "alone")

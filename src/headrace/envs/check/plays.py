@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -27,6 +27,8 @@ from headrace.spec import Array, EnvSpec
 
 State = dict[str, Array]
 """As returned by `KernelVector.state`, with the observations (`obs.`)."""
+
+Device = Literal["cpu", "gpu"]
 
 TOLERANCE = 1e-5
 """The allowed difference of floats: absolute, and relative beyond 1."""
@@ -150,15 +152,16 @@ def _final_obs(fragment: Fragment) -> Array:
     return result
 
 
-def play_on_gpu(requests: Sequence[Play]) -> list[PlayResult]:
-    """Play on this machine's GPU, or on Numba's simulator if this process has it."""
-    return [play(request, "cuda") for request in requests]
+def play_all(
+    requests: Sequence[Play], device: Device, *, simulated: bool = False
+) -> list[PlayResult]:
+    """Play compiled; `simulated`: on Numba's simulator, in a process of its own if need be.
 
-
-def play_simulated(requests: Sequence[Play]) -> list[PlayResult]:
-    """Play on Numba's simulator, in a process of its own unless this one has it; EnvError."""
-    if compiler.is_simulated():
-        return play_on_gpu(requests)
+    Raises:
+        EnvError: the simulator's process failed.
+    """
+    if not simulated or compiler.is_simulated():
+        return [play(request, "cuda" if device == "gpu" else "cpu") for request in requests]
     # Hide a real GPU from the simulator
     variables = {"NUMBA_ENABLE_CUDASIM": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -179,7 +182,7 @@ def _play_from_stdin() -> None:
     os.dup2(2, 1)  # whatever the environment's functions print goes to stderr
     requests: Any = cloudpickle.load(sys.stdin.buffer)
     with output:
-        cloudpickle.dump(play_on_gpu(requests), output)
+        cloudpickle.dump(play_all(requests, "gpu"), output)
 
 
 def describe_place(env: KernelEnv, field: str, step: int, e: int, *rest: int) -> str:

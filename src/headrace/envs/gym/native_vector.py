@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from headrace.batch import Fragment, each
-from headrace.envs.api import Episode, Restored, VectorContext, close_all, env_error
+from headrace.envs.api import Episode, Restored, VectorContext, close_all, env_error, explain_errors
 from headrace.envs.episodes import HostVector, leaf
 from headrace.envs.spaces import MASK
 from headrace.errors import EnvError
@@ -80,10 +80,8 @@ class NativeVector(HostVector):
             self._end_episode(t, i)
             self._episode[i] += 1
         if self._mode == AutoresetMode.DISABLED:
-            try:
+            with explain_errors(lambda: f"in reset, {self._describe(t)}"):
                 obs, info = self._vector.reset(options={"reset_mask": ended})
-            except (Exception, SystemExit) as error:
-                raise env_error(error, f"in reset, {self._describe(t)}") from error
             # Of the others it may give no mask
             for i in np.flatnonzero(ended).tolist():
                 self._put(self._obs_row(t + 1), i, *_select(i, obs, info), ended=False)
@@ -103,10 +101,8 @@ class NativeVector(HostVector):
         self._episode_step[:], self._episode_reward[:] = 0, 0.0
         self._resetting[:] = False
         seeds = [self.context.episode_seed(i, int(k)) for i, k in enumerate(self._episode)]
-        try:
+        with explain_errors(lambda: f"in reset, {self._describe(0)}"):
             obs, info = self._vector.reset(seed=_seed_for(self._vector, seeds))
-        except (Exception, SystemExit) as error:
-            raise env_error(error, f"in reset, {self._describe(0)}") from error
         self._check_declared("reset", obs)
         self._put_all(self._current, obs, info)
         self.context.meter.lap("env_reset")

@@ -14,6 +14,7 @@ from headrace.envs.api import (
     check_fields,
     close_all,
     env_error,
+    explain_errors,
     summarize_error,
 )
 from headrace.envs.episode_replay import get_state, replay, set_state, unwrap
@@ -83,10 +84,8 @@ class GymVector(HostVector):
     def state(self) -> dict[str, Array]:
         state = super().state()
         for i, env in enumerate(self._envs):
-            try:
+            with explain_errors(f"in get_state (of {self.spec.id})"):
                 arrays = get_state(env)
-            except Exception as error:
-                raise env_error(error, f"in get_state (of {self.spec.id})") from error
             if arrays is not None:
                 state |= {f"env{i}.state.{name}": array for name, array in arrays.items()}
         return state
@@ -94,8 +93,8 @@ class GymVector(HostVector):
     def restore(self, state: dict[str, Array]) -> Restored:
         for name in COUNTS:
             getattr(self, f"_{name}")[:] = state[name]
-        for key, leaf in self._leaves.items():
-            leaf[:] = state[f"obs.{key}"]
+        for key, array in self._leaves.items():
+            array[:] = state[f"obs.{key}"]
         restored = Restored()
         self._begun = True
         deadline = time.monotonic() + self.context.replay_limit_s
@@ -106,7 +105,9 @@ class GymVector(HostVector):
             }
             actions = state.get(f"env{i}.actions")
             if env_state:
-                self._set_state(i, env_state)
+                with explain_errors(f"in set_state, {self._describe(i)}"):
+                    self._envs[i].reset(seed=self._episode_seed(i))
+                    set_state(self._envs[i], env_state)
                 restored.set_state += 1
             elif actions is not None and self._replay(i, actions, deadline):
                 restored.replayed += 1
@@ -132,25 +133,16 @@ class GymVector(HostVector):
     def _replay(self, i: int, actions: Array, deadline: float) -> bool:
         if time.monotonic() > deadline:
             return False
-        try:
+        with explain_errors(lambda: f"while replaying, {self._describe(i)}"):
             last = replay(self._envs[i], self._episode_seed(i), actions)
             if last is None:
                 return False
             again = each(lambda o: o[:1].copy(), self._current)
             self._put(again, 0, *last, ended=False)
-        except Exception as error:
-            raise env_error(error, f"while replaying, {self._describe(i)}") from error
         return all(
             np.array_equal(part[0], self._leaves[key][i])
             for key, part in (again if isinstance(again, dict) else {PLAIN: again}).items()
         )
-
-    def _set_state(self, i: int, env_state: dict[str, Array]) -> None:
-        try:
-            self._envs[i].reset(seed=self._episode_seed(i))
-            set_state(self._envs[i], env_state)
-        except Exception as error:
-            raise env_error(error, f"in set_state, {self._describe(i)}") from error
 
     def _begin_anew(self, i: int) -> None:
         self._reset(i, self._current, always_seeded=True)
@@ -224,7 +216,7 @@ class GymVector(HostVector):
         first = self._episode[i] < 0
         self._episode[i] += 1
         seeded = self.context.reseed or first or always_seeded
-        try:
+        with explain_errors(lambda: f"in reset, {self._describe(i)}"):
             result = self._envs[i].reset(seed=self._episode_seed(i) if seeded else None)
             if first:
                 self._check_result("reset", i, result)
@@ -232,10 +224,6 @@ class GymVector(HostVector):
             self._put(obs, i, first_obs, info, ended=False)
             if i in self._invalid_choices(obs):
                 raise self._bad_value(i, obs, "none")
-        except EnvError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise env_error(error, f"in reset, {self._describe(i)}") from error
         self.context.meter.lap("env_reset")
 
     def _check_result(self, method: str, i: int, result: Any) -> None:
