@@ -147,12 +147,7 @@ class EnvMaker:
         kwargs = self.kwargs | more
         if render_mode is not None and "render_mode" in inspect.signature(target).parameters:
             kwargs["render_mode"] = render_mode
-        try:
-            inspect.signature(target).bind(**kwargs)
-        except TypeError as error:
-            raise UsageError(f"{self.name} does not take env_kwargs={kwargs}: {error}") from None
-        except ValueError:
-            pass  # built-ins have no signature
+        kernel_registry.check_kwargs(self.name, target, kwargs)
         try:
             return target(**kwargs)
         except UsageError:

@@ -181,7 +181,6 @@ def flat_mask(mask: Any) -> Array:
 
 
 def _mask_key(obs_space: Space, act_space: Space, info: Mapping[str, Any], action_mask: str) -> str:
-    """Return the key under which the mask is stored; "" for none."""
     count, parts = sum(act_space.nvec), dict(obs_space.parts)
     info_size = flat_mask(info[MASK]).size if MASK in info else None
     if action_mask == "auto":

@@ -15,14 +15,13 @@ class _Recorder:
         self.env = env
         self._path, self._write_frames = path, write_frames
         self._writer: Any = None
-        self._num_resets = 0
+        self._begun = False
 
     def reset(self, **kwargs: Any) -> Any:
-        self._num_resets += 1
-        if self._num_resets > 1:
-            self._finish()
+        self._finish()
         result = self.env.reset(**kwargs)
-        if self._num_resets == 1:
+        if not self._begun:
+            self._begun = True
             fps = getattr(self.env, "metadata", {}).get("render_fps", 30)
             self._writer = _open_writer(self._path, self._frame(), fps, self._write_frames)
         return result

@@ -140,7 +140,6 @@ def check_python(case: KernelCase) -> Check:
 
 
 def _check_picture(case: KernelCase) -> tuple[str, ...]:
-    """Return what is wrong with the picture of a first state, if the environment draws itself."""
     if type(case.env).draw is KernelEnv.draw:
         return ()
     context = VectorContext(case.spec, np.arange(1), case.seed)
@@ -334,7 +333,6 @@ def check_randomness(case: KernelCase) -> Check:
 
 
 def _compare_seeds(case: KernelCase, n: int, num_steps: int) -> tuple[list[str], list[str]]:
-    """Check that other seeds, envs and episodes differ, and that an env is the same alone."""
     agents = case.env.num_agents
     action = np.tile(case.action[:num_steps, :agents], (1, n) + (1,) * (case.action.ndim - 2))
     request = Play(case.env, np.arange(n), action, case.seed)
@@ -409,7 +407,6 @@ def _check_time_limit(case: KernelCase, result: PlayResult) -> list[str]:
 
 
 def _check_leaving(result: PlayResult, wrong: list[str], notes: list[str]) -> None:
-    """Check that an agent that has left stays out of the game until the next episode."""
     valid, reward = result.seen["valid"][1:], result.seen["reward"][1:]
     ended = result.length > 0
 

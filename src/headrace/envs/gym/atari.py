@@ -34,7 +34,7 @@ def vector_kwargs(num_threads: int) -> dict[str, Any]:
 
 
 class _Fire(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Presses FIRE once after each reset: some games wait for it."""
+    # Some games wait for FIRE
 
     def reset(self, **kwargs: Any) -> Any:
         obs, info = self.env.reset(**kwargs)

@@ -62,7 +62,9 @@ class NativeVector(HostVector):
 
     def start_after(self, episode: int | Array) -> Restored:
         self._episode[:] = episode
-        return self._begin()
+        self._begin_first()
+        self._begun = True
+        return Restored(new_episode=len(self.env_id))
 
     def close(self) -> None:
         close_all([self._vector], lambda _: self.context.describe_all())
@@ -94,9 +96,6 @@ class NativeVector(HostVector):
         self._num_counted = num_steps
 
     def _begin_first(self) -> None:
-        self._begin()
-
-    def _begin(self) -> Restored:
         self._episode += 1
         self._episode_step[:], self._episode_reward[:] = 0, 0.0
         self._resetting[:] = False
@@ -106,8 +105,6 @@ class NativeVector(HostVector):
         self._check_declared("reset", obs)
         self._put_all(self._current, obs, info)
         self.context.meter.lap("env_reset")
-        self._begun = True
-        return Restored(new_episode=len(self.env_id))
 
     def _put_all(self, rows: Any, obs: Any, info: Any) -> None:
         """Write a batch of observations (and masks) as Gymnasium's vectors return them."""
@@ -124,17 +121,14 @@ class NativeVector(HostVector):
             raise EnvError(f"{method} returned {misfit} ({self.spec.id}, {self.context.worker}).")
 
     def _describe_row(self, i: int, num_steps: int, before_reset: bool) -> str:
-        return (
-            f"after step {num_steps} of the fragment, env {self.env_id[i]} of {self.spec.id} (its "
-            f"own vector form), {self.context.worker}"
-        )
+        env = f"env {self.env_id[i]} of {self.spec.id} (its own vector form)"
+        return f"after step {num_steps} of the fragment, {env}, {self.context.worker}"
 
     def _describe(self, t: int, actions: Array | None = None) -> str:
-        return (
-            ("" if actions is None else f"a step with the actions {actions.tolist()}, ")
-            + f"step {t + 1} of the fragment, envs {self.env_id.tolist()} of {self.spec.id} (its "
-            f"own vector form), {self.context.worker}, episodes {self._episode.tolist()}"
-        )
+        acting = "" if actions is None else f"a step with the actions {actions.tolist()}, "
+        envs = f"envs {self.env_id.tolist()} of {self.spec.id} (its own vector form)"
+        episodes = f"{self.context.worker}, episodes {self._episode.tolist()}"
+        return f"{acting}step {t + 1} of the fragment, {envs}, {episodes}"
 
 
 def _select(i: int, obs: Any, info: Any) -> tuple[Any, Any]:

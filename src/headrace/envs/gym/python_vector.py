@@ -234,14 +234,14 @@ class GymVector(HostVector):
     def _episode_seed(self, i: int) -> int:
         return self.context.episode_seed(i, int(self._episode[i]))
 
-    def _describe(self, i: int, action: Array | None = None) -> str:
-        episode, steps = int(self._episode[i]), int(self._episode_step[i])
-        return self._describe_at(i, episode, steps, action)
-
     def _describe_row(self, i: int, num_steps: int, before_reset: bool) -> str:
-        return self._describe_at(i, *self._position_after(i, num_steps, before_reset))
+        return self._describe(i, at=self._position_after(i, num_steps, before_reset))
 
-    def _describe_at(self, i: int, episode: int, steps: int, action: Array | None = None) -> str:
+    def _describe(
+        self, i: int, action: Array | None = None, at: tuple[int, int] | None = None
+    ) -> str:
+        """Describe the current position, or the episode and steps so far that `at` has."""
+        episode, steps = at or (int(self._episode[i]), int(self._episode_step[i]))
         seeded = self.context.reseed or episode == 0
         seed = self.context.episode_seed(i, episode) if seeded else None
         return self.context.describe(i, episode, steps, seed, action)

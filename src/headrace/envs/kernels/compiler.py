@@ -292,7 +292,6 @@ def _cache_key(text: str, calls: Calls, *more: str) -> str:
 
 
 def _describe_code(code: CodeType) -> list[str]:
-    """Return what a function does as text, without its file and lines."""
     constants = [c for c in code.co_consts if not isinstance(c, CodeType)]
     inner = [part for c in code.co_consts if isinstance(c, CodeType) for part in _describe_code(c)]
     names = repr(code.co_names), repr(code.co_varnames)

@@ -1,6 +1,7 @@
 """Ids of kernel environments in Gymnasium's registry; nothing here imports torch or Numba."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any, cast
 
 import gymnasium
@@ -37,6 +38,16 @@ def registered_class(env_id: str) -> type[KernelEnv] | None:
     return cast(type[KernelEnv], kernel_env)
 
 
+def check_kwargs(name: str, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Raise UsageError if the function `name` does not take these arguments."""
+    try:
+        inspect.signature(function).bind(**kwargs)
+    except TypeError as error:
+        raise UsageError(f"{name} does not take env_kwargs={kwargs}: {error}") from None
+    except ValueError:
+        pass  # built-ins have no signature
+
+
 def build(kernel_env: str | type[KernelEnv] | KernelEnv, **kwargs: Any) -> KernelEnv:
     """Build a kernel environment.
 
@@ -67,10 +78,7 @@ def build(kernel_env: str | type[KernelEnv] | KernelEnv, **kwargs: Any) -> Kerne
         limit = arguments["max_episode_steps"] = max(0, kwargs["max_episode_steps"])
         if "max_episode_steps" not in inspect.signature(cls).parameters:
             del arguments["max_episode_steps"]
-    try:
-        inspect.signature(cls).bind(**arguments)
-    except TypeError as error:
-        raise UsageError(f"{cls.__name__} does not take env_kwargs={kwargs}: {error}") from None
+    check_kwargs(cls.__name__, cls, arguments)
     env = cls(**arguments)
     if limit is not None:
         env.max_episode_steps = limit

@@ -188,7 +188,6 @@ class KernelVector(DeviceVector):
             raise env_error(error, f"in {moment}, {self.context.describe_all()}") from error
 
     def _place_finals(self, fragment: Fragment) -> None:
-        """Give each final observation that the fragment may need a place in it."""
         rows = torch.arange(fragment.num_envs, device=self.device)
         num_final = self.finals_per_row(self._num_steps) * len(rows)
         fragment.final_row[:num_final] = rows.repeat(num_final // len(rows))

@@ -56,11 +56,8 @@ class TagContinuous(KernelEnv):
     observes zeros, except for roles and presence in a full observation.
 
     Args:
-        num_taggers, num_runners: number of agents of each role.
         min_acceleration, max_acceleration, num_acceleration_levels: the table of accelerations.
         min_turn, max_turn, num_turn_levels: the table of turns, in radians.
-        max_speed, tagger_skill, runner_skill: the speed limit is `max_speed` times the skill.
-        full_observation: whether agents observe all others.
         num_other_agents_observed: agents of a partial observation.
         tagging_distance: in sides of the square.
         tag_reward, tag_penalty: of the tagger and the runner (0 or less) at each tag.
@@ -273,7 +270,6 @@ class TagContinuous(KernelEnv):
 
 
 def _action_table(least: float, most: float, levels: int) -> Array:
-    """Return a table of actions: 0, then evenly spaced numbers."""
     return np.concatenate([[0.0], np.linspace(least, most, levels)])
 
 
@@ -374,6 +370,5 @@ def _insert(w: Any, e: int, i: int, j: int, count: int) -> Any:
 
 
 def _precedes(w: Any, e: int, i: int, distance: Any, j: int, at: int) -> Any:
-    """Return whether j comes before the agent at index `at` of the list."""
     near = w.near[e, i, at]
     return distance < near or (distance == near and j < w.nearest[e, i, at])

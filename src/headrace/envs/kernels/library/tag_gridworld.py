@@ -41,7 +41,6 @@ class TagGridWorld(KernelEnv):
         wall_hit_penalty: subtracted from the reward of an agent that moves into a wall.
         tag_penalty: subtracted from the runner's reward when it is tagged.
         step_cost: at each step without a tag, every tagger loses it and the runner gains it.
-        full_observation: whether agents observe all agents.
         fixed_start: taggers begin in the middle. Otherwise at random, but not at a wall. The
             runner always begins at (0, 0).
 
