@@ -236,11 +236,7 @@ def check_fields(method: str, result: Any, position: str) -> None:
 def describe_position(
     env: str, worker: str, episode: int, seed: int | None, num_steps: int, action: Any = None
 ) -> str:
-    """Describe an env's position for messages.
-
-    `seed` is that of the episode's reset (None: it had none), `num_steps` counts its steps so far,
-    and `action` is that of the current step (None: outside of a step).
-    """
+    """Describe an env's position; `seed` is that of the episode's reset."""
     return (
         ("" if action is None else f"step {num_steps + 1} with action {action}, ")
         + f"env {env}, {worker}, episode {episode} "

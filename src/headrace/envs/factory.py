@@ -37,7 +37,6 @@ class EnvMaker:
     """Makes environments; picklable, so that a worker can do it too.
 
     Attributes:
-        kwargs: passed to the id's constructor or to the callable.
         wrappers: put around each environment, the first one innermost.
         native: whether the environment's own vector form is stepped (a kernel environment
             compiled), and not its Python form.

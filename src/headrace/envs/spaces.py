@@ -82,10 +82,7 @@ def read_tensors(
 def read_parallel(
     env_id: str, env: Any, infos: Mapping[Any, Mapping[str, Any]], **options: Any
 ) -> EnvSpec:
-    """Describe the spaces of a game in PettingZoo's parallel form; options and errors as of `read`.
-
-    `infos` is what a reset returned, by agent.
-    """
+    """Describe the spaces of a game in PettingZoo's parallel form; see `read`."""
     agents, agent_spaces, notes = list(env.possible_agents), [], []
     if not agents:
         raise UsageError(f"{env_id} has no possible_agents: expected a list of their names.")
@@ -140,8 +137,7 @@ _ROLE = re.compile(r"(.*?)(?:(?:^|_)\d+)?", re.DOTALL)
 def parallel_roles(agents: Sequence[Any]) -> tuple[tuple[str, int], ...]:
     """Return the roles of PettingZoo's agents: names up to a number, of those in sequence.
 
-    A role is the name of a policy, and of its files: of letters, digits, - and _. One that comes
-    back after another gets a number of its own.
+    A role has letters, digits, - and _, and a number of its own if it comes back after another.
     """
     names = []
     for agent in agents:

@@ -36,10 +36,7 @@ def make_vector(maker: EnvMaker, context: VectorContext) -> VectorEnv:
 
 
 def is_one_vector(maker: EnvMaker, spec: EnvSpec) -> bool:
-    """Return whether all environments are one vector, which `device_vector` makes.
-
-    Kernel environments are only where they are compiled: else each is stepped as Gymnasium's are.
-    """
+    """Return whether all environments are one vector, which `device_vector` makes."""
     is_compiled = maker.native and not maker.wrappers
     return spec.kind in ("tensor", "parallel") or (spec.kind == "kernel" and is_compiled)
 

@@ -71,7 +71,7 @@ class DeclaredConstant(Wide):
 
 def wider(env):
     vector, _ = vector_of(env, 1, 1, "python")
-    findings = compiler.find_float64(env, vector.world)
+    findings = compiler.find_float64(env, vector.w) or []
     print(*findings, sep="\n")
     return findings
 

@@ -1,7 +1,6 @@
 """Compares a kernel environment on the CPU and on a GPU with its interpreted functions.
 
-Each target takes one step from many states, among them states before an end. Environments whose
-state has no floats are compared over whole episodes as well; with floats, differences grow.
+Each takes one step from many states. Only without floats are whole episodes compared as well.
 """
 
 from collections.abc import Sequence

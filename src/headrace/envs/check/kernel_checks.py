@@ -92,6 +92,11 @@ class KernelCase:
         per_agent = 2_000 // (_NUM_TRACED * self.env.num_agents)
         return min(len(self.action), max(6, min(per_agent, 200)))
 
+    def vector(self) -> KernelVector:
+        """Make one interpreted environment."""
+        context = VectorContext(self.spec, np.arange(1), self.seed)
+        return KernelVector(self.env, context, target="python")
+
     def one_step(self, places: Array) -> Play:
         """Return a play of one step from states of the compiled play; `places` as above."""
         assert self.on_cpu is not None
@@ -142,11 +147,9 @@ def check_python(case: KernelCase) -> Check:
 def _check_picture(case: KernelCase) -> tuple[str, ...]:
     if type(case.env).draw is KernelEnv.draw:
         return ()
-    context = VectorContext(case.spec, np.arange(1), case.seed)
-    vector = KernelVector(case.env, context, target="python", autoreset=False)
+    vector = case.vector()
     vector.restart(case.seed)
     world = {name: tensor[0].numpy().copy() for name, tensor in vector.world.items()}
-    vector.close()
     try:
         picture = case.env.draw(world)
     except Exception as error:
@@ -225,16 +228,12 @@ def _check_trace(case: KernelCase, kind: Kind, done: str, remedy: str) -> Check:
 
 def check_types(case: KernelCase) -> Check:
     """Check that each function compiles, and that types stay as narrow as declared."""
-    context = VectorContext(case.spec, np.arange(1), case.seed)
-    vector = KernelVector(case.env, context, target="python")
     try:
-        findings = compiler.find_float64(case.env, vector.world)
+        findings = compiler.find_float64(case.env, case.vector().w)
     except Exception as error:
         failure = describe_failure(error, case.env)
         return Check("types", wrong=(failure,), remedies=(_NUMBERS_ONLY,))
-    finally:
-        vector.close()
-    if compiler.declares_float64(case.env, vector.world):
+    if findings is None:
         return Check("types", missing="float64 is declared, so it may occur anywhere")
     return Check(
         "types",

@@ -15,7 +15,6 @@ import linecache
 import os
 import platform
 import sys
-from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,41 +61,32 @@ def has_gpu() -> bool:
     return bool(importlib.import_module("numba.cuda").is_available())
 
 
-def declares_float64(env: KernelEnv, world: Mapping[str, Tensor]) -> bool:
-    """Return whether a field or a constant is float64."""
-    return any(tensor.dtype == torch.float64 for tensor in world.values()) or any(
-        np.asarray(constant).dtype == np.float64 for constant in env.constants.values()
-    )
-
-
-def find_float64(env: KernelEnv, world: Mapping[str, Tensor]) -> list[str]:
+def find_float64(env: KernelEnv, w: Any) -> list[str] | None:
     """Find where a compiler makes float64 of narrower types: a float32 times `0.5`, or `2`.
 
-    Interpreted, the value stays narrow: results differ. And float64 is slow on most GPUs.
+    Args:
+        w: the world of an interpreted `KernelVector`.
 
     Returns:
-        "FILE:LINE: FUNCTION: NAME is float64: the line itself", in the order of lines. Nothing if
-        the environment declares float64 itself.
+        "FILE:LINE: FUNCTION: NAME is float64: the line itself", in the order of lines. None if the
+        environment declares float64 itself.
 
     Raises:
         MissingExtraError: Numba is not installed.
         numba.NumbaError: a function does not compile; a note names it.
     """
     numba: Any = _import_numba()
-    if declares_float64(env, world):
-        return []
-    numbers = {**env.constants, "seed": np.uint64(0)}
-    views = {name: tensor.cpu().numpy() for name, tensor in world.items()}
-    types = namedtuple("World", [*views, *numbers])  # type: ignore[misc]
-    w = numba.typeof(types(**views, **numbers))
+    if any(np.asarray(value).dtype == np.float64 for value in w):
+        return None
+    world = numba.typeof(w)
     out = numba.typeof(np.empty(env.observation_space.shape, np.float32))
     functions = env.functions()
     calls = _reachable_functions(functions)
     all_compiled = _compile_functions(calls, numba.njit(**_FUNCTION_OPTIONS), __name__)
     for name, function in functions.items():
-        indices = (numba.int64,) * (1 + env.per_agent(name))
+        types = [world, *[numba.int64] * (1 + env.per_agent(name))]
         try:
-            all_compiled[function].compile((w, *indices, *((out,) if name == "observe" else ())))
+            all_compiled[function].compile((*types, out) if name == "observe" else tuple(types))
         except Exception as error:
             error.add_note(function.__qualname__)
             raise

@@ -25,7 +25,7 @@ BUILTIN_FIELDS = (
 
 
 class KernelEnv:
-    """An environment, or a game of several agents, that is compiled.
+    """An environment, or a game of several agents, that is compiled: docs/kernels.md explains it.
 
     A subclass declares spaces, state and functions. The functions are static methods of `(w, e)`,
     called once for each environment, or of `(w, e, i)`, called for each agent of it. On a GPU the
@@ -44,15 +44,13 @@ class KernelEnv:
     True when an episode begins. Clear it where an agent leaves the game: the agent's episode
     terminates, and its rows are not learned from until the next episode.
 
-    The functions do not handle time limits: after `max_episode_steps` an episode is truncated.
-
     To a compiler, a float32 times a Python float or an integer is a float64. Write constants as
-    `np.float32(9.8)` and use the functions of `math`. `headrace check-env` reports wider types.
+    `np.float32(9.8)` and use the functions of `math`.
 
     Attributes:
         observation_space: a Box of one dimension, one agent's observation.
         action_space: Discrete, MultiDiscrete or a Box of one dimension, one agent's action.
-        max_episode_steps: the time limit; 0: none.
+        max_episode_steps: after so many an episode is truncated; 0: never.
         agents: role -> number of agents. Indices start with the first role's. {}: one agent, and
             functions of `(w, e)` only.
         state, agent_state: name -> `Field`.
@@ -62,8 +60,7 @@ class KernelEnv:
         resets: names of the functions that begin an episode, in order.
         phases: names of the functions of a step, in order. One of them is `observe`, of
             `(w, e, out)` or `(w, e, i, out)`, which writes an observation to `out`. It also runs
-            after a reset. After a reset within a step, `reward`, `action` and `terminated` still
-            have that step's values.
+            after a reset; `reward`, `action` and `terminated` then have the last step's values.
     """
 
     observation_space: gymnasium.spaces.Box

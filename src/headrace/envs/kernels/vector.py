@@ -34,6 +34,7 @@ class KernelVector(DeviceVector):
 
     Attributes:
         world: all arrays of the world, by name. The program writes to them.
+        w: the world as the environment's functions get it.
         ended: `[n]` bool: the episode ended in the last step.
     """
 
@@ -64,7 +65,7 @@ class KernelVector(DeviceVector):
             if isinstance(value, np.ndarray)
         }
         world = dict(env.constants) | self._views(self.world | self._tables)
-        self._w = self._program.types.World(**world, seed=self._seed(context.seed))
+        self.w = self._program.types.World(**world, seed=self._seed(context.seed))
         # Row 0 of these has the current observations
         self._current = [
             batch.allocate(batch.columns(spec, {}, 1, n * part.size), device=self.device)
@@ -153,7 +154,7 @@ class KernelVector(DeviceVector):
 
     def restart(self, seed: int) -> None:
         """Begin every env's first episode, as if the vector were made with this seed."""
-        self._w = self._w._replace(seed=self._seed(seed))
+        self.w = self.w._replace(seed=self._seed(seed))
         self.world["episode"].fill_(-1)
         self._begin_all()
 
@@ -181,7 +182,7 @@ class KernelVector(DeviceVector):
 
     def _run(self, function: str, moment: str, *args: object) -> None:
         try:
-            self._program.call(function, len(self.env_id), self._w, self._b, *args)
+            self._program.call(function, len(self.env_id), self.w, self._b, *args)
         except Exception as error:
             if not self.context.worker:
                 raise

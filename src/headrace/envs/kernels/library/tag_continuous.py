@@ -1,7 +1,4 @@
-"""Taggers chase runners over a square; all agents steer by turning and accelerating.
-
-The rules are those of WarpDrive's game (2021); the code is new.
-"""
+"""Taggers chase runners over a square, by the rules of WarpDrive's game (2021)."""
 
 import math
 from collections.abc import Mapping
@@ -171,10 +168,8 @@ class TagContinuous(KernelEnv):
         for name in ("acceleration", "turn"):
             low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if high < low:
-                expected = f"at least min_{name}={low}"
-                raise ConfigError(
-                    f"max_{name}={high} ({type(self).__name__}): expected {expected}."
-                )
+                given = f"max_{name}={high} ({type(self).__name__})"
+                raise ConfigError(f"{given}: expected at least min_{name}={low}.")
 
     def _by_role(self, tagger: float, runner: float) -> Array:
         return np.where(self.is_tagger, tagger, runner)

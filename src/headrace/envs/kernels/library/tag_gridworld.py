@@ -1,7 +1,6 @@
-"""Several taggers chase one runner over a grid of cells.
+"""Several taggers chase one runner over a grid of cells, by the rules of WarpDrive's game (2021).
 
-The rules are those of WarpDrive's game (2021); the code is new. The state is of whole numbers, so
-that results are equal to the bit on every device.
+The state is of whole numbers, so that results are equal to the bit on every device.
 """
 
 from collections.abc import Mapping
