@@ -116,8 +116,9 @@ class Program:
     `module` is what `codegen.generate` describes; without a `lock`, nothing is compiled.
     """
 
-    def __init__(self, module: ModuleType, lock: Path | None) -> None:
-        self.types, self._lock = module, lock
+    def __init__(self, module: ModuleType, lock: Path | None, num_threads: int = 1) -> None:
+        self.types, self._lock, self._num_threads = module, lock, num_threads
+        self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None
         self._called: set[str] = set()
 
     def view(self, tensor: Tensor) -> Any:
@@ -126,6 +127,8 @@ class Program:
 
     def close(self) -> None:
         """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
 
     def call(self, name: str, num_envs: int, *args: Any) -> None:
         """Call `begin` or `step` of the program for all environments; see `codegen.generate`."""
@@ -138,24 +141,15 @@ class Program:
         self._called.add(name)
 
     def _run(self, function: Any, num_envs: int, args: tuple[Any, ...]) -> None:
-        function(*args, 0, num_envs)
-
-
-class _ThreadedProgram(Program):
-    def __init__(self, module: ModuleType, lock: Path, num_threads: int) -> None:
-        super().__init__(module, lock)
-        self._num_threads, self._pool = num_threads, ThreadPoolExecutor(num_threads - 1)
-
-    def _run(self, function: Any, num_envs: int, args: tuple[Any, ...]) -> None:
+        if self._pool is None:
+            function(*args, 0, num_envs)
+            return
         ends = [num_envs * i // self._num_threads for i in range(self._num_threads + 1)]
         first, *others = itertools.pairwise(ends)
         futures = [self._pool.submit(function, *args, *share) for share in others]
         function(*args, *first)
         for future in futures:
             future.result()
-
-    def close(self) -> None:
-        self._pool.shutdown()
 
 
 class _GpuProgram(Program):
@@ -205,7 +199,7 @@ def make_program(
     module, lock = sys.modules[name], cache_dir() / f"{name}.lock"
     if target == "cuda":
         return _GpuProgram(module, lock, spec.lanes, cuda)
-    return _ThreadedProgram(module, lock, num_threads) if num_threads > 1 else Program(module, lock)
+    return Program(module, lock, num_threads)
 
 
 def _import_numba() -> Any:
