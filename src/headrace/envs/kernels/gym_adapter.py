@@ -95,7 +95,7 @@ class KernelStepper:
 
 
 class KernelGymEnv(gymnasium.Env[Any, Any]):
-    """One environment; interpreted, so that a debugger stops in the author's functions.
+    """One environment; interpreted unless `compiled`, so that a debugger stops in its functions.
 
     `reset(seed=s)` begins the first episode of seed s; a reset without a seed begins the next one.
 

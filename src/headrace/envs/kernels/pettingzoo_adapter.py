@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
 
 
 class KernelParallelEnv(pettingzoo.ParallelEnv):  # type: ignore[misc]  # PettingZoo has no types
-    """One game; interpreted, so that a debugger stops in the author's functions.
+    """One game; interpreted unless `compiled`, so that a debugger stops in its functions.
 
     Agents are named by their roles: `tagger_0`, `tagger_1`, ..., `runner_0`. `reset(seed=s)` begins
     the first episode of seed s; a reset without a seed begins the next one.
