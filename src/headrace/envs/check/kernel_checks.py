@@ -28,11 +28,11 @@ _REMEDIES: dict[Kind, str] = {
     "out": "Write all of `out` in every call, and read the world instead.",
     "rows": "Access only the row e.",
     "own": "Only read w.step, w.episode, w.env_id and constants.",
+    "draws": (
+        "Number the draws of a step 0, 1, 2, ... over all functions and agents: "
+        "uniform(w, e, 2 * i). Ignore this if the same number is intended."
+    ),
 }
-_NUMBER = (
-    "Number the draws of a step 0, 1, 2, ... over all functions and agents: uniform(w, e, 2 * i). "
-    "Ignore this if the same number is intended."
-)
 _WRITE = (
     "Write it in a reset, or before it is read. A value that differs between episodes can depend "
     "on w.episode[e]."
@@ -135,13 +135,11 @@ def check_class(env: KernelEnv) -> Check:
 def check_python(case: KernelCase) -> Check:
     """Play interpreted and traced, which shows what a compiler does not report."""
     n, num_steps = min(_NUM_TRACED, case.num_envs), case.num_traced_steps
-    check, case.traced = _play_traced(case, case.first(n, num_steps))
     done = f"{n} environments interpreted over {num_steps} steps"
-    wrong = check.wrong
-    if case.traced is not None:
-        done += f", {_count_ends(case.traced)}"
-        wrong += _check_picture(case)
-    return replace(check, name="python", done=done, wrong=wrong)
+    check, case.traced = _play_traced(case, "python", case.first(n, num_steps), done)
+    if case.traced is None:
+        return check
+    return replace(check, wrong=check.wrong + _check_picture(case))
 
 
 def _check_picture(case: KernelCase) -> tuple[str, ...]:
@@ -163,14 +161,14 @@ def _check_picture(case: KernelCase) -> tuple[str, ...]:
 def check_states(case: KernelCase) -> Check:
     """Play traced steps from states of the compiled play, which is longer."""
     case.places = _choose_places(case)
-    check, case.expected = _play_traced(case, case.one_step(case.places))
     done = f"interpreted in a step from each of {len(case.places)} states of that play"
-    if case.expected is not None:
-        done += f", {_count_ends(case.expected)}"
-    return replace(check, name="states", done=done)
+    check, case.expected = _play_traced(case, "states", case.one_step(case.places), done)
+    return check
 
 
-def _play_traced(case: KernelCase, request: Play) -> tuple[Check, PlayResult | None]:
+def _play_traced(
+    case: KernelCase, name: str, request: Play, done: str
+) -> tuple[Check, PlayResult | None]:
     """Play interpreted and traced, and report what earlier plays did not find."""
     before = {kind: len(findings) for kind, findings in case.trace.findings.items()}
     with warnings.catch_warnings(record=True) as caught:
@@ -179,18 +177,15 @@ def _play_traced(case: KernelCase, request: Play) -> tuple[Check, PlayResult | N
             env = access_trace.trace_env(case.env, case.trace)
             result = play(request._replace(env=env), "python", quiet=False)
         except Exception as error:
-            return Check("", wrong=(describe_failure(error),)), None
+            return Check(name, done, (describe_failure(error),)), None
     new = {kind: case.trace.findings[kind][before[kind] :] for kind in _REMEDIES}
+    remedies = tuple(_REMEDIES[kind] for kind, findings in new.items() if findings)
+    draws = new.pop("draws")
     lines = dict.fromkeys((str(w.message), (w.filename, w.lineno)) for w in caught)
-    draws = case.trace.findings["draws"][before["draws"] :]
-    remedies = [_REMEDIES[kind] for kind in new if new[kind]] + ([_NUMBER] if draws else [])
-    check = Check(
-        "",
-        wrong=(*_find_nonfinite(case, result), *itertools.chain(*new.values())),
-        warnings=(*(f"{text}\n  {access_trace.show_line(line)}" for text, line in lines), *draws),
-        remedies=tuple(remedies),
-    )
-    return check, result
+    texts = [f"{text}\n  {access_trace.show_line(line)}" for text, line in lines]
+    wrong = (*_find_nonfinite(case, result), *itertools.chain(*new.values()))
+    done = f"{done}, {_count_ends(result)}"
+    return Check(name, done, wrong, (*texts, *draws), remedies), result
 
 
 def _choose_places(case: KernelCase) -> Array:
