@@ -318,3 +318,15 @@ def test_every_observation_space_trains(tmp_path, space):
 def test_discrete_observations_train(tmp_path):
     run = headrace.train("FrozenLake-v1", run_dir=tmp_path / "run", total_env_steps=128, **TINY)
     assert run.policy(3) in range(4)
+
+
+def test_a_run_is_resumed_with_the_code_that_it_was_trained_with(tmp_path):
+    settings = {"num_envs": 2, "num_steps": 16, "num_minibatches": 1, "quiet": True}
+    run = headrace.train(
+        lambda: Counting(truncate_at=20), wrapper=lambda env: gym.wrappers.TimeLimit(env, 10),
+        run_dir=tmp_path / "run", total_env_steps=64, **settings,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="has code of its own"):
+        headrace.resume(run.dir, total_env_steps=128, quiet=True)
+    again = run.resume(total_env_steps=128, quiet=True)
+    assert (again.summary["env_steps"], again.mean_return) == (128, 10.0)

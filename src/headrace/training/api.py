@@ -50,6 +50,19 @@ class Run:
         """The trained policies, by name, where there are several."""
         return load_policies(self.dir, self._job.model, self._job.settings.algorithm)[0]
 
+    def resume(self, *, quiet: bool = False, **changed: Any) -> "Run":
+        """Continue the run with its own code: `headrace.resume` documents what may change."""
+        job = self._job
+        return resume(
+            self.dir,
+            env=job.maker.env,
+            wrapper=job.maker.wrappers,
+            model=job.model,
+            algo=job.settings.algorithm,
+            quiet=quiet,
+            **changed,
+        )
+
     def episode(self, *, seed: int = 0, stochastic: bool = False) -> dict[str, Array]:
         """Play and record one episode of a kernel environment: `evaluate.play_episode`."""
         return play_episode(
