@@ -28,16 +28,10 @@ _DRAW_SIZE = 256  # fragments
 
 @dataclass(frozen=True)
 class Topology:
-    """The sizes of a run, and the machines that it runs on.
+    """The sizes of a run, as in `RunConfig` and `SamplingPlan`, and its machines.
 
     Attributes:
-        num_envs: N, over all learners.
-        num_steps: T.
-        envs_per_vector: n.
         num_workers: over all learners; 0: learners step the environments themselves.
-        num_learners: R.
-        lag: see `RunConfig.lag`.
-        asynchronous: see `SamplingPlan.asynchronous`.
         cores: of one machine; 0: as many as it has processes.
         machines: number of machines that share the workers; learners are on the first ones.
         learners_apart: True if learners have machines of their own.

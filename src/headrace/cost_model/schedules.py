@@ -1,8 +1,4 @@
-"""Simulated schedules of workers and learners, one for each kind of collector.
-
-    InlineSchedule        learners step the environments, then learn
-    SynchronousSchedule   workers fill one batch at a time (`collectors/synchronous.py`)
-    AsynchronousSchedule  workers never stop (`collectors/asynchronous.py`)
+"""Simulated schedules of workers and learners, one class for each kind of collector.
 
 Learners of all ranks update together: no update ends before the slowest.
 """
@@ -109,7 +105,7 @@ class InlineSchedule(Schedule):
 
 
 class SynchronousSchedule(Schedule):
-    """Workers fill the fragments of one batch: at lag 1 during the update, else after it."""
+    """Workers fill one batch at a time: at lag 1 during the update, else after it."""
 
     def begin(self) -> None:
         self._is_collected = False

@@ -18,12 +18,7 @@ _MAX_WORKERS, _MAX_LEARNERS = 10_000, 1_024
 
 @dataclass(frozen=True)
 class Forecast:
-    """A prediction for one combination of sizes.
-
-    Attributes:
-        limit: part with the greatest gain, see `cost_model.model.gains`.
-        gain: speed without that part, relative to the prediction.
-    """
+    """A prediction for one combination of sizes; `limit` is the part with the greatest `gain`."""
 
     num_workers: int
     num_learners: int
@@ -72,8 +67,6 @@ class MeasuredRun:
         """Build a topology whose workers have as many environments as in the profile.
 
         Args:
-            num_workers: total number of workers.
-            num_learners: total number of learners.
             batch_size: env steps of an update; 0: fragments are as long as in the profile.
             cores_per_machine: cores, and workers, of each machine; 0: each process has a core.
             learners_apart: True puts learners on machines of their own.

@@ -141,15 +141,13 @@ class Search:
         self._try(self._workers_at(at, spread))
         if self.rate(self.best) < _MUCH_FASTER * before:
             self._try(self._workers_at(at, 0))
-        lines = [
-            lambda: self._search_envs(self.best),
-            self._search_learners,
-            self._search_more_workers,
-        ]
-        if self._waits(self.best):  # each environment has a worker: search more of both
-            lines.insert(0, lines.pop())
-        for line in lines:
-            line()
+        waits = self._waits(self.best)  # then each environment has a worker: search more of both
+        if waits:
+            self._search_more_workers()
+        self._search_envs(self.best)
+        self._search_learners()
+        if not waits:
+            self._search_more_workers()
         self._search_envs(self.best)
 
     def _search_more_workers(self) -> None:

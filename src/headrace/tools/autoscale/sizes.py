@@ -60,10 +60,8 @@ class SearchSpace:
     def at(self, *, learners: int, workers: int, envs: int, steps: int) -> Sizes | None:
         """Complete some sizes; None if they are fixed at other values, or do not divide.
 
-        Args:
-            workers: workers of each learner.
-            envs: environments of all learners.
-            steps: steps of each environment; ignored if the batch is fixed.
+        Workers are those of each learner, environments those of all. The number of steps is ignored
+        if the batch is fixed.
         """
         if self.envs_per_learner:
             envs = self.envs_per_learner * learners

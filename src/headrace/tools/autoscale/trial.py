@@ -53,10 +53,7 @@ class Progress:
     def verdict(
         self, now: float, *, late: bool, to_beat: float = 0.0
     ) -> tuple[Literal["measured", "slow"], float | None] | None:
-        """Return the rate if it is known; None: go on.
-
-        Args:
-            to_beat: a training that will not come near this rate is hopeless.
+        """Return the rate if it is known, or cannot come near the rate `to_beat`; None: go on.
 
         Returns:
             `measured` and the rate (env steps/s); or `slow` (no update in the time) and an upper
@@ -327,7 +324,9 @@ def _main(orders: bytes, pipe: Any) -> None:
     reporter = _Reporter(pipe)
     try:
         if setup.on_gpu:
-            reporter.gpu_budget = _limit_gpu(setup.max_bytes)
+            free, total = torch.cuda.mem_get_info(0)
+            reporter.gpu_budget = min(total, setup.max_bytes or int(MEMORY_SHARE * free))
+            torch.cuda.set_per_process_memory_fraction(reporter.gpu_budget / total, 0)
         schedule = setup.schedule_env_steps
         ended = Launch(reporter.update).start(
             setup.request.change(**_TRIAL_SETTINGS, schedule_env_steps=schedule, **sizes),
@@ -337,14 +336,6 @@ def _main(orders: bytes, pipe: Any) -> None:
         reporter.send(failed=("crashed", f"It was stopped by {stopped_by}."))
     except BaseException as error:
         reporter.send(failed=_failure(error))
-
-
-def _limit_gpu(max_bytes: int | None) -> int:
-    """Limit torch's memory on the first learner's GPU; return the limit."""
-    free, total = torch.cuda.mem_get_info(0)
-    budget = min(total, max_bytes or int(MEMORY_SHARE * free))
-    torch.cuda.set_per_process_memory_fraction(budget / total, 0)
-    return budget
 
 
 class _Reporter:

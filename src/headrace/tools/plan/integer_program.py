@@ -20,11 +20,9 @@ _SOLVER = {"mip_rel_gap": 1e-7, "time_limit": 20.0}
 
 @dataclass(frozen=True)
 class LearnerCase:
-    """The placements of learners that one program considers.
+    """The learners that one program considers; `speed` is that of the slowest.
 
-    Attributes:
-        speed: speed of the slowest of them.
-        fewest, most: number of learners; above 1 they pay for the all-reduce.
+    From `fewest` to `most` of them learn; more than one pay for the all-reduce.
     """
 
     learner_kinds: frozenset[str]
@@ -141,9 +139,7 @@ class IntegerProgram:
 
     def solve(self) -> Solution | None:
         """Solve the program; None if it has no solution."""
-        from scipy.optimize import Bounds, LinearConstraint
-
-        count = len(self.kinds)
+        optimize, count = load_optimize(), len(self.kinds)
         lower = np.zeros(self.width)
         lower[-1] = self.objective.env_steps_per_s / self.unit
         upper = self.upper.copy()
@@ -154,11 +150,11 @@ class IntegerProgram:
             upper[-1] = 0.0
         aim, scale = self._objective()
         matrix, least, most = zip(*self.rows, strict=True)
-        result = load_milp()(
+        result = optimize.milp(
             aim / scale,
             integrality=whole,
-            bounds=Bounds(lower, upper),
-            constraints=LinearConstraint(np.array(matrix), least, most),
+            bounds=optimize.Bounds(lower, upper),
+            constraints=optimize.LinearConstraint(np.array(matrix), least, most),
             options=_SOLVER,
         )
         if result.x is None:
@@ -184,13 +180,13 @@ class IntegerProgram:
         return aim, 1.0
 
 
-def load_milp() -> Any:
-    """Import `scipy.optimize.milp`; MissingExtraError without the `plan` extra."""
+def load_optimize() -> Any:
+    """Import `scipy.optimize`; MissingExtraError without the `plan` extra."""
     try:
-        from scipy.optimize import milp
+        import scipy.optimize
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"Planning needs a package that is not installed ({error}).\n"
             "To install it: pip install 'headrace[plan]'"
         ) from None
-    return milp
+    return scipy.optimize

@@ -1,13 +1,4 @@
-"""The user's catalogue of machines for rent: a TOML file, read and checked.
-
-date = 2026-11-23                   # day of the prices
-source = "our provider's list"
-currency = "USD"
-[machines.small-gpu]
-price_per_h = 0.1578
-cpus = 4
-gpus = 1
-"""
+"""The user's catalogue of machines for rent: a TOML file (`docs/plan.md`), read and checked."""
 
 import datetime
 import tomllib
@@ -79,11 +70,7 @@ class Catalogue:
 
 
 def read_catalogue(path: Path | None = None) -> Catalogue:
-    """Read the catalogue in `path`; None: the example that comes with Headrace.
-
-    Raises:
-        ConfigError: the file is missing or is no TOML, or `parse_catalogue` refuses it.
-    """
+    """Read the catalogue in `path` (None: the example that is shipped); ConfigError."""
     if path is None:
         text = resources.files("headrace.tools.plan").joinpath("example_machines.toml").read_text()
         return parse_catalogue(tomllib.loads(text), "the example catalogue")
@@ -96,11 +83,7 @@ def read_catalogue(path: Path | None = None) -> Catalogue:
 
 
 def parse_catalogue(table: Mapping[str, Any], place: str) -> Catalogue:
-    """Check a TOML table and build the catalogue; `place` names it in errors.
-
-    Raises:
-        ConfigError: a key is unknown or missing, or has an invalid value.
-    """
+    """Check a TOML table and build the catalogue; ConfigError, which names it by `place`."""
     kinds = table.get("machines")
     if not isinstance(kinds, dict) or not kinds:
         raise ConfigError(f"{place} has no machines: expected tables [machines.NAME].")

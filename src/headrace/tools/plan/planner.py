@@ -18,7 +18,7 @@ from headrace.tools.plan.integer_program import (
     LearnerCase,
     Objective,
     Solution,
-    load_milp,
+    load_optimize,
 )
 from headrace.tools.plan.machines import Catalogue, MachineKind
 from headrace.tools.plan.rates import Rates
@@ -44,7 +44,7 @@ class Planner:
     def __init__(
         self, catalogue: Catalogue, rates: Rates | None = None, one_learner_kind: bool = False
     ) -> None:
-        load_milp()
+        load_optimize()
         self.catalogue, self.rates = catalogue, rates
         self.one_learner_kind = one_learner_kind
         self.kinds = catalogue.kinds
@@ -246,11 +246,7 @@ class Planner:
 
 
 def learner_speed(kind: MachineKind, rates: Rates | None) -> float:
-    """Return the speed of a learner on this kind, relative to the profiled one; 0: none runs.
-
-    Raises:
-        ConfigError: the kind has GPUs, the profile is of a CPU, and the catalogue has no speed.
-    """
+    """Return a learner's speed, relative to the profiled one (0: none runs); ConfigError."""
     if rates is None:
         return 1.0 if kind.gpus else 0.0
     if kind.learner_speed is not None:

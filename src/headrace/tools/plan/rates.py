@@ -1,11 +1,6 @@
 """The rates of one worker and one learner in a profile, and what many of them reach together.
 
-S is the rate of all workers and L that of all learners (env steps/s), as if they never waited:
-
-- lag 0: workers wait while learners learn, 1 / throughput = 1 / S + 1 / L;
-- otherwise both run at the same time: throughput = min(S, L).
-
-With more than one learner an update takes `allreduce_s` longer, to sum their gradients.
+`docs/plan.md` has the formulas.
 """
 
 import json

@@ -70,16 +70,6 @@ class MachinePlan:
         words += ["--envs-per-vector", str(rates.envs_per_vector)]
         return shlex.join(words)
 
-    def to_json(self, goal: Goal, catalogue: Catalogue, rates: Rates | None) -> dict[str, Any]:
-        """Convert to plain data."""
-        hours = self.hours(goal)
-        return {name: value for name, value in vars(self).items() if name != "kinds"} | {
-            "cost": None if hours is None else hours * self.cost_per_h,
-            "hours": hours,
-            "limit": self.limit,
-            "command": self.command(rates, catalogue.cpus_per_learner) if rates else None,
-        }
-
 
 @dataclass(frozen=True)
 class PlanResult:
@@ -109,14 +99,25 @@ class PlanResult:
             "goal": {type(self.goal).__name__.lower(): asdict(self.goal)},
             "catalogue": catalogue,
             "rates": asdict(self.rates) if self.rates else None,
-            "plan": self.plan.to_json(self.goal, self.catalogue, self.rates),
+            "plan": self._plain(self.plan),
             "runner_up": self.runner_up,
             "without": {
-                kind: plan.to_json(self.goal, self.catalogue, self.rates) if plan else None
-                for kind, plan in self.without.items()
+                kind: self._plain(plan) if plan else None for kind, plan in self.without.items()
             },
             "assumed": self.assumptions(),
         }
+
+    def _plain(self, plan: MachinePlan) -> dict[str, Any]:
+        hours = plan.hours(self.goal)
+        return {name: value for name, value in vars(plan).items() if name != "kinds"} | {
+            "cost": None if hours is None else hours * plan.cost_per_h,
+            "hours": hours,
+            "limit": plan.limit,
+            "command": self._command(plan),
+        }
+
+    def _command(self, plan: MachinePlan) -> str | None:
+        return plan.command(self.rates, self.catalogue.cpus_per_learner) if self.rates else None
 
     def assumptions(self) -> list[str]:
         """List what the plan assumes without a measurement."""
@@ -163,7 +164,7 @@ class PlanResult:
         lines += [self._alternative(kind) for kind in self.without]
         if (gap := self.plan.solver_gap) > 1e-6:
             lines.append(f"The solver reached its time limit: a plan may be {gap:.2%} cheaper.")
-        if rates and (command := self.plan.command(rates, catalogue.cpus_per_learner)):
+        if command := self._command(self.plan):
             lines += ["", f"To start it: {command}"]
         if assumptions := self.assumptions():
             lines += ["", "Assumed", *(f"  {each}" for each in assumptions)]

@@ -16,11 +16,7 @@ _MIN_GAIN = 1.03
 
 @dataclass(frozen=True)
 class Change:
-    """A change of settings.
-
-    Attributes:
-        gain: predicted speed, relative to the prediction for the present settings.
-    """
+    """A change of settings; `gain` is its predicted speed, relative to the present settings."""
 
     settings: dict[str, Any]
     gain: float

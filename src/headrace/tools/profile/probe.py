@@ -106,11 +106,7 @@ class Probe:
         self._device_name = torch.cuda.get_device_name(self._device) if is_gpu else "cpu"
 
     def costs(self) -> Costs:
-        """Measure all costs.
-
-        Raises:
-            EnvError: an environment failed, or gave no step within the time.
-        """
+        """Measure all costs; EnvError if an environment failed, or gave no step in the time."""
         with math_threads(self._job.settings.run.learner_threads):
             whole = is_on_device(self._job)
             return self._measure_one_vector() if whole else self._measure_workers()

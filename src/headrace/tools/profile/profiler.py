@@ -88,12 +88,7 @@ def profile_env(
 def profile_run(
     run_dir: Path, request: RunRequest, seconds: float = 60.0, say: Print = lambda text: None
 ) -> Profile:
-    """Profile a run that was made with `timeline`; measure its parts now.
-
-    Raises:
-        ConfigError: the run has no timeline.
-        HeadraceError: see `headrace.errors`.
-    """
+    """Measure the parts of a run that was made with `timeline`; ConfigError without one."""
     _check_seconds(seconds)
     job = job_of_run(run_dir, request)
     _refuse_cluster(job)

@@ -141,11 +141,7 @@ def render_bars(tracks: dict[str, Laps], edges: Array) -> Array:
 def draw_timeline(
     axes: Any, tracks: dict[str, Laps], begin: float, end: float, *, max_bars: int = _MAX_BARS
 ) -> None:
-    """Draw what each process did between two moments on the clock of the laps (s).
-
-    Args:
-        max_bars: maximum number of processes; a label says how many are left out.
-    """
+    """Draw what the first `max_bars` processes did between two moments on the laps' clock (s)."""
     names = sort_tracks(tracks)
     shown = {name: tracks[name] for name in names[:max_bars]}
     unit, scale = ("s", 1.0) if end - begin >= 2.0 else ("ms", 1e3)
@@ -160,16 +156,13 @@ def draw_timeline(
 
 def draw_shares(axes: Any, shares: dict[str, dict[str, float]]) -> None:
     """Draw one bar of 100 % for each process or group, divided by span."""
-    totals = [sum(spans.values()) or 1.0 for spans in shares.values()]
-    left = np.zeros(len(shares))
-    for span in SPANS:
-        widths = [
-            100 * spans.get(span, 0.0) / total
-            for spans, total in zip(shares.values(), totals, strict=True)
-        ]
-        if any(widths):
-            axes.barh(range(len(shares)), widths, 0.7, left, label=span, **fill_style(span))
-        left += widths
+    table = np.array([[spans.get(span, 0.0) for span in SPANS] for spans in shares.values()])
+    table *= 100 / np.maximum(table.sum(axis=1, keepdims=True), 1e-12)
+    left = np.cumsum(table, axis=1) - table
+    for i, span in enumerate(SPANS):
+        if table[:, i].any():
+            place = (range(len(shares)), table[:, i], 0.7, left[:, i])
+            axes.barh(*place, label=span, **fill_style(span))
     axes.set_yticks(range(len(shares)), list(shares))
     axes.set(xlim=(0, 100), xlabel="% of time")
     axes.invert_yaxis()
@@ -177,12 +170,7 @@ def draw_shares(axes: Any, shares: dict[str, dict[str, float]]) -> None:
 
 
 def draw_profile(path: Path, tracks: dict[str, Laps]) -> None:
-    """Draw the last updates of all processes, and the shares of their total time.
-
-    Raises:
-        ConfigError: the name does not end in a format that can be written.
-        MissingExtraError: the `plot` extra is missing.
-    """
+    """Draw the last updates and the shares of time of all processes; raises as `plotting.save`."""
     shares = group_workers({name: seconds_by_span(laps) for name, laps in tracks.items()})
     rows = min(len(tracks), _MAX_BARS)
     size = (10, 2.2 + 0.22 * rows + 0.4 * len(shares))
@@ -224,10 +212,7 @@ def write_trace(path: Path, tracks: dict[str, Laps]) -> None:
     """Write laps as JSON in the Chrome trace event format, which ui.perfetto.dev opens.
 
     `traceEvents` has names of processes, and complete events (µs after the earliest lap). Events
-    are written one by one, to need little memory. The file is complete or not written at all.
-
-    Raises:
-        ConfigError: the file cannot be written.
+    are written one by one, to need little memory. The file is complete, or ConfigError is raised.
     """
     new = path.with_name(f".{path.name}.new")
     try:

@@ -50,15 +50,12 @@ _SETTINGS = {
     "ytick.major.size": 0.0,
 }
 _SMALL, _WIDER = (3.5, 1.75), (4.6, 1.75)
-_MIN_SHARE = 0.01  # smaller spans are added to "other"
 
 
 def small(name: str, curves: Mapping[int, Curve], *, mark: Curve | None = None) -> Markup:
-    """Draw a small figure of one metric over env steps.
+    """Draw a metric over env steps: a curve for each policy (-1: all policies), and points.
 
-    Args:
-        curves: curves by number of the policy; -1: all policies. A single curve has its range.
-        mark: additional points.
+    A single curve has its range.
     """
 
     def draw(axes: Any) -> None:
@@ -88,12 +85,6 @@ def over_time(name: str, wall_s: Array, seconds: Array) -> Markup:
         wall_s: `[n]` ends of the intervals.
         seconds: `[n, len(SPANS)]` seconds in each interval.
     """
-    rare = seconds.sum(axis=0) < _MIN_SHARE * seconds.sum()
-    other = SPANS.index("other")
-    rare[other] = False
-    seconds = seconds.copy()
-    seconds[:, other] += seconds[:, rare].sum(axis=1)
-    seconds[:, rare] = 0.0
     shares = 100 * seconds / np.maximum(seconds.sum(axis=1, keepdims=True), 1e-12)
     ends, unit = _scale_time(wall_s)
 

@@ -72,6 +72,7 @@ def _page(history: History, usd_per_hour: float | None) -> str:
     )
     templates.filters |= {
         "duration": _duration,
+        "when": _when,
         "fill": panels.fill,
         "setting": _setting,
         "with_fill": lambda span: (span, panels.fill(span)),
@@ -85,7 +86,6 @@ def _page(history: History, usd_per_hour: float | None) -> str:
         origin=origin,
         state=_state(history),
         env_parts=re.split(r"(?<=[./:_])", run["env"]),  # a long name may break there
-        facts=_facts(history),
         numbers=_numbers(history, usd_per_hour),
         curves=curves,
         constant=constant,
@@ -105,7 +105,7 @@ def _page(history: History, usd_per_hour: float | None) -> str:
         chosen=[name for name in run if origin.get(name) != "default"],
         defaults=[name for name in run if origin.get(name) == "default"],
         versions={"headrace": config.get("headrace"), **config.get("versions", {})},
-        now=_when(time.time()),
+        now=time.time(),
         headrace_version=headrace.__version__,
     )
 
@@ -121,15 +121,6 @@ def _state(history: History) -> str:
 
 def _env_steps(history: History) -> int:
     return int(history.env_steps[-1]) if history.rows else 0
-
-
-def _facts(history: History) -> list[str]:
-    facts = [str(history.run_dir.resolve()), f"seed {history.config['settings']['seed']}"]
-    if history.began is not None:
-        facts.append("began " + _when(history.began))
-    if (starts := int(history.is_start.sum())) > 1:
-        facts.append(f"started {starts} times")
-    return facts
 
 
 def _when(seconds: float) -> str:

@@ -29,8 +29,7 @@ _ELSEWHERE = {
 }
 _MAX_AREAS = 200
 
-Lines = dict[int, Curve]
-"""The curves of one metric, by the number of their policy."""
+Lines = dict[int, Curve]  # the curves of one metric, by the number of their policy
 _ALL_POLICIES = -1
 
 
