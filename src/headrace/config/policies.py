@@ -76,7 +76,6 @@ def _slice(name: str, text: Any, spec: EnvSpec) -> Agents:
 
 
 def _check(shares: Mapping[str, Agents], spec: EnvSpec) -> None:
-    """Refuse agents without exactly one policy, and a policy for agents with different spaces."""
     for i in range(spec.num_agents):
         names = [name for name, (first, size) in shares.items() if first <= i < first + size]
         if len(names) != 1:

@@ -34,11 +34,9 @@ def default(env: str, algo: str, seed: int) -> Path:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Create the directory if needed (mode 0700) and lock it, or raise RunDirError."""
-    try:
+    with writable(path):
         path.mkdir(parents=True, mode=0o700, exist_ok=True)
         fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise unusable(path, error) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -49,11 +47,9 @@ def locked(path: Path) -> Iterator[None]:
             "Wait for it or stop it; a new run can have another directory: --run-dir."
         ) from None
     try:
-        try:
+        with writable(path):
             os.ftruncate(fd, 0)
             os.write(fd, str(os.getpid()).encode())
-        except OSError as error:
-            raise unusable(path, error) from None
         yield
     finally:
         os.close(fd)
@@ -63,12 +59,16 @@ def locked(path: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def unusable(path: Path, error: OSError) -> RunDirError:
-    """Return the error of a directory that cannot be written to."""
-    return RunDirError(
-        f"The run directory {path} cannot be used: {error.strerror or error}.\n"
-        "Make it writable or make room, or choose another: --run-dir"
-    )
+@contextlib.contextmanager
+def writable(path: Path) -> Iterator[None]:
+    """Raise RunDirError for an OSError within the `with`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirError(
+            f"The run directory {path} cannot be used: {error.strerror or error}.\n"
+            "Make it writable or make room, or choose another: --run-dir"
+        ) from None
 
 
 def refuse_used(path: Path) -> None:
@@ -88,10 +88,8 @@ def refuse_used(path: Path) -> None:
 
 def write_config(path: Path, config: dict[str, Any]) -> None:
     """Write config.json, completely or not at all; RunDirError if there is no room."""
-    try:
+    with writable(path):
         write_whole(path / _CONFIG, (json.dumps(config, indent=1) + "\n").encode())
-    except OSError as error:
-        raise unusable(path, error) from None
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from headrace.errors import RunDirError
 from headrace.storage.files import AppendFile, RetriedWrite, read_capped, write_whole
-from headrace.storage.run_dir import unusable
+from headrace.storage.run_dir import writable
 
 _MAX_METRICS_BYTES = 1 << 30
 _REQUIRED_KEYS = {"iteration", "env_steps"}
@@ -41,22 +41,19 @@ class MetricsLog:
         path, events = run_dir / "metrics.jsonl", run_dir / "tensorboard"
         kept = read_metrics(run_dir) if path.exists() else []
         lines = [_line(row) for row in kept if row["iteration"] <= version]
-        try:
-            with contextlib.ExitStack() as opened:
-                write_whole(path, b"".join(lines))
-                self._rows = opened.enter_context(contextlib.closing(AppendFile(path)))
-                events.mkdir(mode=0o700, exist_ok=True)
-                # TensorBoard finds files by the first word, and sorts them by the number.
-                name = f"events.out.tfevents.{time.time_ns():020d}.{platform.node()}.{os.getpid()}"
-                self._events = opened.enter_context(contextlib.closing(AppendFile(events / name)))
-                self._records = RecordWriter(self._events)
-                self._add(file_version="brain.Event:2")
-                begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps
-                self._add(step=env_steps, session_log=begin)
-                self._events.flush()
-                opened.pop_all()
-        except OSError as error:
-            raise unusable(run_dir, error) from None
+        with writable(run_dir), contextlib.ExitStack() as opened:
+            write_whole(path, b"".join(lines))
+            self._rows = opened.enter_context(contextlib.closing(AppendFile(path)))
+            events.mkdir(mode=0o700, exist_ok=True)
+            # TensorBoard finds files by the first word, and sorts them by the number.
+            name = f"events.out.tfevents.{time.time_ns():020d}.{platform.node()}.{os.getpid()}"
+            self._events = opened.enter_context(contextlib.closing(AppendFile(events / name)))
+            self._records = RecordWriter(self._events)
+            self._add(file_version="brain.Event:2")
+            begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps
+            self._add(step=env_steps, session_log=begin)
+            self._events.flush()
+            opened.pop_all()
         self._writing = RetriedWrite("Metrics", run_dir)
 
     def _add(self, **fields: Any) -> None:
@@ -135,13 +132,7 @@ class Display:
         """Begin to show progress."""
 
     def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
-        """Show an update, unless another was shown a moment ago.
-
-        Args:
-            metrics: with `env_steps`, `env_steps_per_s`, `mean_return` (and `POLICY/mean_return`
-                of each of several policies), `episodes`, `iteration`.
-            shares: share of time by span, in [0, 1].
-        """
+        """Show an update, unless another was shown a moment ago. `shares`: of time, by span."""
 
     def stop(self) -> None:
         """Stop showing progress. The last update stays visible."""
