@@ -71,10 +71,14 @@ def _with_settings(flags: type[Verb], argv: list[str]) -> type[Any]:
 
 def with_changes(flags: type[Verb]) -> type[Any]:
     """Return `flags` with the settings that resume may change."""
-    hints = get_type_hints(RunConfig, include_extras=True)
+    hints, texts = get_type_hints(RunConfig, include_extras=True), _help_texts(RunConfig)
     as_before = tyro.conf.arg(help_behavior_hint="(default: as before)")
     changes = [
-        (f.name, Annotated[hints[f.name], as_before], field(default=f.default))
+        (
+            f.name,
+            Annotated[hints[f.name], as_before],
+            field(default=f.default, metadata={"help": texts[f.name]}),
+        )
         for f in fields(RunConfig)
         if f.name in MAY_CHANGE
     ]
@@ -135,11 +139,11 @@ def explicit(argv: list[str], flags: Any) -> dict[str, Any]:
 
 def _join_help_lines(flags: type[Any]) -> None:
     """Make paragraphs of the fields' texts: tyro would keep the line breaks of the source."""
-    texts = _help_texts(RunConfig) | _help_texts(flags)
+    texts = _help_texts(flags)
     for f in fields(flags):
         if isinstance(f.type, type) and is_dataclass(f.type):
             _join_help_lines(f.type)
-        else:
+        elif "help" not in f.metadata:
             f.metadata = MappingProxyType({"help": texts[f.name]})
 
 
