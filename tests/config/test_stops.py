@@ -25,6 +25,7 @@ BESIDES = {
     "configclass.py": "checks types and bounds",
     "config/checks.py": "checks what must divide",
     "config/algorithms.py": "finds the algorithm",
+    "models/fast_paths.py": "chooses who computes the gradient",
     "algos/base.py": "is the algorithms' base",
     "algos/ppo_manual_gradient.py": "computes the gradient of the loss",
 }

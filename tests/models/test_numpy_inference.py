@@ -6,8 +6,9 @@ import torch
 
 from headrace import batch
 from headrace.algos import ppo
+from headrace.models.fast_paths import actor_for
 from headrace.models.normalization import CLIP
-from headrace.models.numpy_inference import NumpyActor, actor_for
+from headrace.models.numpy_inference import NumpyActor
 from headrace.models.policy import Network, PolicyActor
 from headrace.spec import PLAIN, EnvSpec, Space
 from tests.support import build_policy, inline, plan_for, policy_for, short_cartpole

@@ -24,7 +24,7 @@ from headrace.collectors.watchdog import Watchdog
 from headrace.envs.api import VectorContext
 from headrace.envs.vectors import device_vector
 from headrace.meter import Meter
-from headrace.models.numpy_inference import actor_for
+from headrace.models.fast_paths import actor_for
 from headrace.models.policy import Policy
 from headrace.spec import Array
 

@@ -14,7 +14,7 @@ from headrace.collectors.api import SamplingPlan, ShouldStop
 from headrace.envs.api import Episode, Restored, VectorContext, VectorEnv
 from headrace.envs.vectors import make_vector
 from headrace.meter import Meter
-from headrace.models.numpy_inference import actor_for
+from headrace.models.fast_paths import actor_for
 from headrace.models.policy import Actor
 from headrace.seeding import action_noise
 from headrace.spec import Array

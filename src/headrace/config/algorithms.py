@@ -1,7 +1,8 @@
 """The algorithms by name, and loading one that lies outside the package."""
 
-from types import ModuleType
 from typing import Any
+
+import torch
 
 from headrace.algos import ppo, ppo_manual_gradient
 from headrace.algos.a2c import A2CAlgorithm
@@ -10,13 +11,22 @@ from headrace.algos.base import Algorithm, AlgorithmConfig
 from headrace.algos.impala import IMPALAAlgorithm
 from headrace.errors import ConfigError, did_you_mean
 from headrace.importing import load_callable
+from headrace.models.fast_paths import FastPath
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
     algorithm.name: algorithm
     for algorithm in (ppo.PPOAlgorithm(), A2CAlgorithm(), APPOAlgorithm(), IMPALAAlgorithm())
 }
-GRADIENTS: dict[Any, ModuleType] = {ppo.loss: ppo_manual_gradient}
-"""Modules with a gradient of a loss that is written out, and their reasons not to use it."""
+GRADIENTS = [
+    FastPath(
+        "manual",
+        ppo.loss,
+        ppo_manual_gradient.unsupported,
+        ppo_manual_gradient.Gradient,
+        {torch.float32: 1e-4, torch.float64: 1e-6},
+    )
+]
+"""Gradients that are written out, in place of autograd's of a loss."""
 
 AlgorithmLike = str | type[Algorithm[Any]] | Algorithm[Any]
 """A name in `ALGORITHMS`, `module:Name`, or an algorithm itself."""

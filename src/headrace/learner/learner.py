@@ -19,6 +19,7 @@ from headrace.learner.frozen import load_frozen, untrained_policy
 from headrace.learner.optimizer import Optimizer
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
+from headrace.models.fast_paths import choose, describe_choice
 from headrace.models.policy import Network, Policy
 from headrace.models.recurrent import Core
 from headrace.returns import discounted_sum
@@ -102,21 +103,18 @@ class PolicyLearner:
         run, meter, ranks = self._settings.run, self._meter, self._ranks
         loss: nn.Module = Loss(spec, self._settings.algo, compiled=run.compile)
         arguments = self.policy, self._settings.network, self._settings.algo
-        manual = GRADIENTS.get(spec.function)
-        reason = manual.unsupported(*arguments) if manual else ""
+        path, reason = choose(GRADIENTS, spec.function, *arguments)
         if run.compile:
-            reason = "--compile"
-        if reason:
-            manual = None
-        self.gradient = "manual" if manual else "autograd" + (f" ({reason})" if reason else "")
-        if manual is None:
+            path, reason = None, "--compile"
+        self.gradient = describe_choice(path, "autograd", reason)
+        if path is None:
             loss = ranks.wrap(loss, meter, may_skip=spec.may_skip or self._own_model)
         return Optimizer(
             loss,
             spec.max_grad_norm,
             run.num_accumulation_steps,
             eps=spec.adam_eps,
-            manual=manual.Gradient(*arguments) if manual else None,
+            manual=None if path is None else path.make(*arguments),
             over_ranks=lambda gradient: ranks.mean(gradient, meter),
         )
 

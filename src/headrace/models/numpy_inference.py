@@ -18,7 +18,7 @@ from headrace.batch import Fragment
 from headrace.models.distributions import Categorical, Gaussian, Head, MultiCategorical
 from headrace.models.networks import image_layout
 from headrace.models.normalization import CLIP
-from headrace.models.policy import Actor, ActorCritic, Network, Policy, PolicyActor
+from headrace.models.policy import Actor, ActorCritic, Network, Policy
 from headrace.spec import EnvSpec
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -39,13 +39,6 @@ def unsupported(policy: Policy, spec: EnvSpec, network: Network) -> str:
         "on a GPU": next(policy.parameters()).is_cuda,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def actor_for(policy: Policy, spec: EnvSpec, network: Network) -> Actor:
-    """Build an actor with the policy's current weights. It may miss later changes."""
-    if unsupported(policy, spec, network):
-        return PolicyActor(policy.act)
-    return NumpyActor(policy, spec, network)
 
 
 class NumpyActor(Actor):

@@ -29,7 +29,8 @@ from headrace.envs.vectors import is_one_vector
 from headrace.errors import EnvError
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
-from headrace.models import numpy_inference
+from headrace.models.fast_paths import ACTING, choose, describe_choice
+from headrace.models.policy import Policy
 from headrace.spec import Array, EnvSpec
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
@@ -185,8 +186,8 @@ def _describe_compute(plan: SamplingPlan, learner: Learner) -> str:
     if plan.inference_device is not None:
         act = "torch (in the learner's process)"
     else:
-        reason = numpy_inference.unsupported(policy.build(), policy.spec, policy.network)
-        act = f"torch ({reason})" if reason else "numpy"
+        path, reason = choose(ACTING, Policy.act, policy.build(), policy.spec, policy.network)
+        act = describe_choice(path, "torch", reason)
     return f"compute: act = {act}, gradient = {learner.gradient} (reference: --arithmetic plain)"
 
 

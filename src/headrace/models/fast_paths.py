@@ -1,0 +1,66 @@
+"""Fast paths: faster replacements of a reference function, equal within a tolerance.
+
+Only `choose` decides which one runs. `config/algorithms.py` lists the fast paths of gradients.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace.models import numpy_inference
+from headrace.models.policy import Actor, Network, Policy, PolicyActor
+from headrace.spec import EnvSpec
+
+
+@dataclass(frozen=True)
+class FastPath:
+    """A fast path and its reference.
+
+    Attributes:
+        unsupported: returns the reason why it cannot replace the reference, or "".
+        make: builds the replacement from the arguments of `unsupported`.
+        tolerance: largest difference from the reference's results, by dtype of the weights.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    unsupported: Callable[..., str]
+    make: Callable[..., Any]
+    tolerance: dict[torch.dtype, float]
+
+
+ACTING = [
+    FastPath(
+        "numpy",
+        Policy.act,
+        numpy_inference.unsupported,
+        numpy_inference.NumpyActor,
+        {torch.float32: 4e-6},
+    )
+]
+
+
+def choose(
+    paths: Sequence[FastPath], reference: Callable[..., Any], *arguments: Any
+) -> tuple[FastPath | None, str]:
+    """Return the first path that can replace `reference`; else None and the last one's reason."""
+    reason = ""
+    for path in paths:
+        if path.reference is reference:
+            reason = path.unsupported(*arguments)
+            if not reason:
+                return path, ""
+    return None, reason
+
+
+def describe_choice(path: FastPath | None, reference: str, reason: str) -> str:
+    """Return a path's name; without a path, the reference and the reason."""
+    return path.name if path else reference + (f" ({reason})" if reason else "")
+
+
+def actor_for(policy: Policy, spec: EnvSpec, network: Network) -> Actor:
+    """Build an actor with the policy's current weights. It may miss later changes."""
+    path, _ = choose(ACTING, Policy.act, policy, spec, network)
+    return PolicyActor(policy.act) if path is None else path.make(policy, spec, network)
