@@ -48,6 +48,11 @@ def each(function: Callable[..., Any], *obs: Any) -> Any:
     return function(*obs)
 
 
+def select(named: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the entries whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): x for name, x in named.items() if name.startswith(prefix)}
+
+
 @dataclass
 class Fragment:
     """`[T, n]` of one vector, or a batch of fragments side by side; shapes: see the legend."""

@@ -75,12 +75,6 @@ class Laps:
         self.ends += later.ends
         self._drop(len(self.spans) - 2 * MOST_LAPS)
 
-    def shifted(self, by: float) -> "Laps":
-        """Return the laps on a clock that is `by` seconds ahead."""
-        moved = Laps(self.begin + by, self.cpu_s, self.queued_s)
-        moved.spans, moved.ends = self.spans[:], array("d", [end + by for end in self.ends])
-        return moved
-
     def _drop(self, oldest: int) -> None:
         if oldest > 0:
             self.begin = self.ends[oldest - 1]
@@ -183,7 +177,9 @@ class Meter:
         before = self._core_s
         self._laps, self._core_s = Laps(self._last), _core_seconds()
         laps.cpu_s, laps.queued_s = (now - b for now, b in zip(self._core_s, before, strict=True))
-        return laps.shifted(time.time() - time.perf_counter())
+        ahead = time.time() - time.perf_counter()
+        laps.begin, laps.ends = laps.begin + ahead, array("d", [end + ahead for end in laps.ends])
+        return laps
 
 
 def _core_seconds() -> tuple[float, float]:

@@ -15,18 +15,13 @@ class FlatWeights:
     """Views of one buffer, laid out like the state of modules (parameters and buffers, any dtype).
 
     Modules that are built from the same settings have the same layout, in any process.
+
+    Args:
+        buffer: at least `num_bytes(modules)`; writable if it is published to.
     """
 
-    def __init__(self, modules: Modules, buffer: Any = None) -> None:
-        """Lay out `buffer`, a uint8 tensor or an object with a buffer; default: the heap.
-
-        It has at least `num_bytes(modules)`, and is writable if it is published to.
-        """
-        if buffer is None:
-            raw = torch.empty(self.num_bytes(modules), dtype=torch.uint8)
-        else:
-            is_raw = isinstance(buffer, Tensor)
-            raw = buffer if is_raw else torch.frombuffer(buffer, dtype=torch.uint8)
+    def __init__(self, modules: Modules, buffer: Any) -> None:
+        raw = torch.frombuffer(buffer, dtype=torch.uint8)
         self._slots: list[Tensor] = []
         offset = 0
         for tensor in _state(modules):
@@ -54,7 +49,6 @@ class FlatWeights:
 
 
 def _state(modules: Modules) -> list[Tensor]:
-    """Return all parameters and buffers."""
     return [tensor for module in modules.values() for tensor in module.state_dict().values()]
 
 

@@ -42,7 +42,6 @@ class Replayed:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        """Call the function, or replay its graph."""
         if not self._is_ready:
             self._function()
             self._is_ready = True
@@ -168,8 +167,8 @@ class DeviceCollector(Collector):
             else:
                 noise.append(torch.from_numpy(seeding.action_noise(plan.seed, ids, *steps)))
         self._noise = self._noise or [tensor.clone() for tensor in noise]
-        for own, made in zip(self._noise, noise, strict=True):
-            own.copy_(made)
+        for memory, drawn in zip(self._noise, noise, strict=True):
+            memory.copy_(drawn)
 
     def discard_batch(self) -> None:
         self._go_back()
@@ -177,32 +176,27 @@ class DeviceCollector(Collector):
         self.ledger.lost += self._plan.num_steps * self._plan.num_envs
 
     def _go_back(self) -> None:
-        """Restore the state before the batch."""
         for tensor, before in zip(self._moving(), self._before, strict=True):
             tensor.copy_(before)
 
     def state(self) -> dict[str, Array]:
-        own = self._vector.state() | self._vector.obs()
+        state = self._vector.state() | self._vector.obs()
         for i, memory in enumerate(self._memory):  # a row for each environment, as in all state
             of_env = memory.cpu().view(self._plan.num_envs, -1)
-            own |= {f"{name}.{i}": of for name, of in remembered(of_env).items()}
-        named = {self._name + name: array for name, array in own.items()}
+            state |= {f"{name}.{i}": array for name, array in remembered(of_env).items()}
+        named = {self._name + name: array for name, array in state.items()}
         return {"steps": np.array(self._steps)} | named
 
     def _restore(self, state: Mapping[str, Array]) -> None:
         self._steps = int(state["steps"])
-        own = {
-            name.removeprefix(self._name): array
-            for name, array in state.items()
-            if name.startswith(self._name)
-        }
-        if not own:
+        saved = batch.select(state, self._name)
+        if not saved:
             self.restored = self._vector.start_after(self._steps)
             return
-        self.restored = self._vector.restore(own)
+        self.restored = self._vector.restore(saved)
         for i, memory in enumerate(self._memory):
             if memory.numel() and not self.restored.new_episode:
-                memory.copy_(torch.from_numpy(own[f"core_state.{i}"]).view_as(memory))
+                memory.copy_(torch.from_numpy(saved[f"core_state.{i}"]).view_as(memory))
 
     def _moving(self) -> list[Tensor]:
         """Return the tensors that a batch changes beside the batch, for `_go_back`."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from headrace import batch
 from headrace.collectors.api import Collected, SamplingPlan, Say, ShouldStop
-from headrace.collectors.rollout import FixedActors, RolloutTask, RolloutWorker
+from headrace.collectors.rollout import FixedActors, RolloutResult, RolloutTask, RolloutWorker
 from headrace.collectors.snapshots import count_unwritten, mark_unwritten
 from headrace.collectors.vector_collector import VectorCollector
 from headrace.collectors.watchdog import Watchdog
@@ -51,17 +51,18 @@ class InlineCollector(VectorCollector):
         steps, self._version = self._snapshots.steps(), None
         fragments = list(self._fragments.values())
         mark_unwritten(fragments)
-        wanted = [RolloutTask(v, fragment, steps) for v, fragment in self._fragments.items()]
+        tasks = [RolloutTask(v, fragment, steps) for v, fragment in self._fragments.items()]
+        result = RolloutResult()
         with self._watchdog:
             weights = FixedActors(self._worker.actors(), version)
-            filled = self._worker.collect(wanted, weights, self._stop)
-        self._count(filled, whole=filled.whole)
-        if not filled.whole:
+            self._worker.collect(tasks, weights, self._stop, result)
+        self._count(result, whole=result.whole)
+        if not result.whole:
             return None
-        self._snapshots.stage(self._fragments, [filled])
-        filled.lag_max = self._published.newest - version
-        filled.lag_sum = filled.lag_max * self._plan.num_steps * self._plan.num_vectors
-        return self._batch(fragments, [filled])
+        self._snapshots.stage(self._fragments, [result])
+        result.lag_max = self._published.newest - version
+        result.lag_sum = result.lag_max * self._plan.num_steps * self._plan.num_vectors
+        return self._batch(fragments, [result])
 
     def release_batch(self, *, more: bool) -> None:
         """Count the last batch. With lag, the next one uses the weights of now, as with workers."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.batch import Fragment
+from headrace.batch import Fragment, select
 from headrace.collectors.api import SamplingPlan, ShouldStop
 from headrace.envs.api import Episode, Restored, VectorContext, VectorEnv
 from headrace.envs.vectors import make_vector
@@ -52,8 +52,8 @@ class FixedActors(ActorSource):
 
 
 Rollout = Generator[None, None, int]
-"""Steps a vector through a fragment; yields wherever it waits for actions. What it returns is the
-number of steps taken: T, or fewer if it was told to stop."""
+"""Steps a vector through a fragment; yields wherever it waits for actions. Returns the number of
+steps taken: T, or fewer if it had to stop."""
 
 
 def rollout(
@@ -121,6 +121,11 @@ class RolloutResult:
     lag_sum: int = 0  # age of the weights at the end of each vector step (versions), summed
     lag_max: int = 0  # the largest such age
 
+    def add_lag(self, lag: int) -> None:
+        """Count the age of the weights at the end of a vector step."""
+        self.lag_sum += lag
+        self.lag_max = max(self.lag_max, lag)
+
     @property
     def kept(self) -> int:
         """Env steps with valid rows."""
@@ -180,44 +185,46 @@ class RolloutWorker:
 
     @torch.no_grad()
     def collect(
-        self, wanted: Iterable[RolloutTask], weights: ActorSource, stop: ShouldStop
-    ) -> RolloutResult:
+        self,
+        tasks: Iterable[RolloutTask],
+        weights: ActorSource,
+        stop: ShouldStop,
+        result: RolloutResult,
+    ) -> None:
         """Fill fragments one after the other, with `weights` that are not deferred.
 
         `stop` is called between two steps.
         """
-        filled = RolloutResult()
-        for each in wanted:
-            if at_once(self.fill(each, weights, stop, filled)) < self._plan.num_steps:
-                return filled
-        filled.whole = True
+        for task in tasks:
+            if at_once(self.fill(task, weights, stop, result)) < self._plan.num_steps:
+                return
+        result.whole = True
         self._meter.lap("rollout")
-        return filled
 
     def fill(
-        self, wanted: RolloutTask, weights: ActorSource, stop: ShouldStop, filled: RolloutResult
+        self, task: RolloutTask, weights: ActorSource, stop: ShouldStop, result: RolloutResult
     ) -> Rollout:
-        """Fill one fragment, and add to `filled`. The caller sets `filled.whole`.
+        """Fill one fragment, and add to `result`. The caller sets `result.whole`.
 
         `stop` is called between two steps.
         """
-        plan, vector = self._plan, self._vectors[wanted.vector]
-        memory, states = self._memory[wanted.vector], wanted.fragment.recurrent_state
+        plan, vector = self._plan, self._vectors[task.vector]
+        memory, states = self._memory[task.vector], task.fragment.recurrent_state
         states[0] = memory
         # An inference server draws its own noise: then there is none here.
         draws = max((policy.num_draws for policy in self.policies.values()), default=0)
-        noise = action_noise(plan.seed, vector.env_id, wanted.steps, plan.num_steps, draws)
+        noise = action_noise(plan.seed, vector.env_id, task.steps, plan.num_steps, draws)
         taken = yield from rollout(
-            vector, [wanted.fragment], weights, [torch.from_numpy(noise)], self._meter, stop
+            vector, [task.fragment], weights, [torch.from_numpy(noise)], self._meter, stop
         )
-        filled.taken += int(wanted.fragment.valid[:taken].sum()) + vector.lost_steps
-        filled.lost += vector.lost_steps
-        filled.dropped += vector.dropped
+        result.taken += int(task.fragment.valid[:taken].sum()) + vector.lost_steps
+        result.lost += vector.lost_steps
+        result.dropped += vector.dropped
         if taken == plan.num_steps:
             memory.copy_(states[1])
-            filled.episodes += vector.finish()
-            filled.states[wanted.vector] = vector.state()
-            filled.step_s[wanted.vector] = vector.step_s
+            result.episodes += vector.finish()
+            result.states[task.vector] = vector.state()
+            result.step_s[task.vector] = vector.step_s
         return taken
 
     def restore(self, state: dict[str, Array], begin_after: int) -> Restored:
@@ -230,16 +237,11 @@ class RolloutWorker:
         """
         restored = Restored()
         for v, vector in self._vectors.items():
-            own = {
-                name.removeprefix(f"vector{v}."): array
-                for name, array in state.items()
-                if name.startswith(f"vector{v}.")
-            }
-            if own:
-                restored.add(vector.restore(own))
+            if saved := select(state, f"vector{v}."):
+                restored.add(vector.restore(saved))
                 if (memory := self._memory[v]).numel():
                     begun_anew = vector.state()["episode_step"] == 0
-                    memory.copy_(torch.from_numpy(own["core_state"]))
+                    memory.copy_(torch.from_numpy(saved["core_state"]))
                     memory[torch.from_numpy(begun_anew)] = 0.0
             elif begin_after:
                 restored.add(vector.start_after(begin_after))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.batch import Fragment, poison
+from headrace.batch import Fragment, poison, select
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.rollout import RolloutResult, remembered
 from headrace.envs.api import describe_position
@@ -95,11 +95,7 @@ class _VectorSnapshot:
         self._plan, self._name = plan, f"vector{vector}."
         self.env_id = np.arange(vector * n, (vector + 1) * n)
         self._codec, self._log = ActionCodec(plan.spec.action), ActionLog()
-        self._known = {
-            name.removeprefix(self._name): array
-            for name, array in state.items()
-            if name.startswith(self._name)
-        }
+        self._known = select(state, self._name)
 
     def begin(self, state: dict[str, Array]) -> None:
         """Enter a state, with observations. The actions of restored episodes are kept."""

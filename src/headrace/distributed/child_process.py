@@ -107,7 +107,7 @@ def end_with_learner() -> None:
 
 
 def warm_up() -> None:
-    """Start the server now: its imports take as long as ours, on another core."""
+    """Start the server now: its imports take as long as this process's, on another core."""
     with context():
         forkserver.ensure_running()
 
@@ -137,21 +137,21 @@ class ChildProcess:
     def __init__(self, main: Callable[..., None], orders: bytes, fds: Sequence[int]) -> None:
         from headrace.distributed.channel import Channel  # pickling by value takes long to import
 
-        ours, theirs = socket.socketpair()
-        self.channel = Channel(ours)
+        here, there = socket.socketpair()
+        self.channel = Channel(here)
         self._stack, stack = os.pipe()
         orders_fd = file_in_memory("orders", orders)
-        inherited = [_Inherited(fd) for fd in (theirs.fileno(), stack, orders_fd, *fds)]
+        inherited = [_Inherited(fd) for fd in (there.fileno(), stack, orders_fd, *fds)]
         try:
             with context() as start_from:
                 self.process = start_from.Process(target=main, args=inherited, daemon=True)
                 self.process.start()
         except BaseException:
-            ours.close()
+            here.close()
             os.close(self._stack)
             raise
         finally:
-            theirs.close()
+            there.close()
             os.close(stack)
             os.close(orders_fd)
         os.set_blocking(self._stack, False)
@@ -189,7 +189,7 @@ class ChildProcess:
         """Wait for the end until `deadline` (monotonic), then kill the child.
 
         Returns:
-            Messages that nobody has read.
+            Messages that were not read.
 
         Raises:
             WorkerError: it cannot be killed.

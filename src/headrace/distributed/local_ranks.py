@@ -125,13 +125,13 @@ class _OtherRank:
 
     def __init__(self, rank: int, size: int, task: bytes) -> None:
         self.rank, self._size = rank, size
-        self.pipe, theirs = Pipe()
-        code = f"from headrace.distributed.local_ranks import main; main({theirs.fileno()}, {rank})"
-        with theirs:
+        self.pipe, there = Pipe()
+        code = f"from headrace.distributed.local_ranks import main; main({there.fileno()}, {rank})"
+        with there:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[there.fileno()],
                 process_group=0,  # Ctrl-C reaches rank 0 alone, which passes it on
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )

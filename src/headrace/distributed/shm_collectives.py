@@ -42,7 +42,8 @@ class Exchange:
     """
 
     def __init__(self, rank: int, size: int, store: Store, capacity: int, limit_s: float) -> None:
-        self._rank, self._limit_s, self._capacity = rank, limit_s, capacity
+        self._rank, self._size = rank, size
+        self._limit_s, self._capacity = limit_s, capacity
         self._round = 0
         fd = os.memfd_create(f"headrace rank {rank}")
         os.ftruncate(fd, 2 * capacity)
@@ -51,13 +52,10 @@ class Exchange:
             self._sockets, fds = _connect(rank, size, fd, store, limit_s)
             for other in fds.values():
                 stack.callback(os.close, other)
-            self._halves: list[list[NDArray[np.uint8]]] = []  # [round % 2][rank]
             maps = [mmap.mmap(fds.get(r, fd), 2 * capacity) for r in range(size)]
-        for half in (0, 1):
-            first = half * capacity
-            self._halves.append(
-                [np.frombuffer(memory, np.uint8)[first : first + capacity] for memory in maps]
-            )
+        memories = [np.frombuffer(memory, np.uint8) for memory in maps]
+        # [round % 2][rank]
+        self._halves = [m[:capacity] for m in memories], [m[capacity:] for m in memories]
 
     def sum(self, data: Tensor) -> None:
         """Replace the numbers in `data` (contiguous, on the CPU) by their sums over all ranks.
@@ -79,7 +77,7 @@ class Exchange:
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of each rank, by rank."""
         mine = np.frombuffer(data, np.uint8)
-        sizes = self._gather_once(np.array([len(mine)], np.int64).view(np.uint8), [8] * self.size)
+        sizes = self._gather_once(np.array([len(mine)], np.int64).view(np.uint8), [8] * self._size)
         lengths = [int(size.view(np.int64)[0]) for size in sizes]
         gathered = [bytearray() for _ in lengths]
         for first in range(0, max(lengths), self._capacity):
@@ -88,11 +86,6 @@ class Exchange:
             for whole, part in zip(gathered, parts, strict=True):
                 whole += part.tobytes()
         return [bytes(whole) for whole in gathered]
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self._sockets) + 1
 
     def close(self) -> None:
         """Leave the job: the others see this rank end."""
@@ -149,12 +142,6 @@ def _gone(rank: int) -> RankError:
     return RankError(f"Rank {rank} is gone; its own message says why, if it had time for one.")
 
 
-def _user_of(peer: socket.socket) -> int:
-    """Return the user id at the other end."""
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
-
-
 def _connect(
     rank: int, size: int, fd: int, store: Store, limit_s: float
 ) -> tuple[dict[int, socket.socket], dict[int, int]]:
@@ -177,14 +164,16 @@ def _connect(
                 sockets[other] = peer
             while len(sockets) < size - 1:
                 peer, _ = listener.accept()
-                if _user_of(peer) != os.getuid():  # other users can see the name
+                credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                _pid, user, _group = struct.unpack("3i", credentials)
+                if user != os.getuid():  # other users can see the name
                     peer.close()
                     continue
                 peer.settimeout(limit_s)
-                number, (theirs,), _, _ = socket.recv_fds(peer, 4, 1)
+                number, (memory,), _, _ = socket.recv_fds(peer, 4, 1)
                 other = int.from_bytes(number)
                 socket.send_fds(peer, [rank.to_bytes(4)], [fd])
-                sockets[other], fds[other] = peer, theirs
+                sockets[other], fds[other] = peer, memory
         except (OSError, ValueError) as error:
             raise RankError(
                 f"Rank {rank} of {size} could not meet the others within {limit_s:g} s: {error}."

@@ -89,5 +89,4 @@ def meet(store: Store, info: RankInfo, restarts: int) -> tuple[str, int]:
 
 
 def _send(store: Store, **message: str | int) -> None:
-    """Send a message to rank 0."""
     store.queue_push(_MAILBOX, json.dumps(message))

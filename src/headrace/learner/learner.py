@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.algos.base import LossSpec, UpdateContext
-from headrace.batch import Fragment, Minibatch, each, join
+from headrace.batch import Fragment, Minibatch, each, join, select
 from headrace.config.algorithms import GRADIENTS
 from headrace.config.policies import DEFAULT
 from headrace.config.resolve import Settings
@@ -226,14 +226,7 @@ class PolicyLearner:
         running = tensors["return_so_far"].chunk(self._ranks.size)
         self._return_so_far = running[self._ranks.rank].to(self._device)
         for name, optimizer in self.optimizers.items():
-            prefix = _prefix(name)
-            optimizer.load_state(
-                {
-                    key.removeprefix(prefix): t
-                    for key, t in tensors.items()
-                    if key.startswith(prefix)
-                }
-            )
+            optimizer.load_state(select(tensors, _prefix(name)))
         for key, tensor in self._beside_policy().items():
             tensor.copy_(tensors[key])
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 import ray
 import torch
@@ -170,9 +171,8 @@ def test_late_weights_do_not_become_the_newest():
     versions = [policies_for(plan, seed=version) for version in range(3)]
     flat = []
     for policies in versions:
-        buffer = torch.empty(FlatWeights.num_bytes(policies), dtype=torch.uint8)
-        FlatWeights(policies, buffer).publish(policies)
-        flat.append(buffer.numpy())
+        flat.append(np.empty(FlatWeights.num_bytes(policies), np.uint8))
+        FlatWeights(policies, flat[-1]).publish(policies)
         flat[-1].flags.writeable = False  # as they come out of an object store
     received, pulled = ReceivedWeights(), policies_for(plan, seed=9)
     for version in (1, 2, 1):
@@ -210,7 +210,7 @@ def test_workers_share_an_actor_until_there_is_a_machine(cluster, no_patience):
         up.append(b.metrics["workers_up"])
         if version == 2:
             ray.kill(keep)
-        if up[-1] == 3 and many.workers[2].host is many.workers[2].own:
+        if up[-1] == 3 and many.workers[2].host is many.workers[2].actor:
             break
         for collector in (one, many):
             collector.release_batch(more=True)
@@ -232,7 +232,7 @@ def test_asynchronous_worker_that_moves_loses_only_its_begun_fragments(cluster, 
     collector = actors(plan, kind=AsynchronousCollector, at_once=1)
     learned, up = 0, []
     mover = collector.workers[1]
-    while not up or up[-1] < 2 or mover.host is not mover.own:
+    while not up or up[-1] < 2 or mover.host is not mover.actor:
         collector.publish(policies_for(plan), len(up))
         batch = collector.collect()
         learned += batch.env_steps

@@ -49,7 +49,7 @@ class _Rows:
 
 
 class _Request(NamedTuple):
-    """A request for actions at row t of a vector's fragment."""
+    """A request for actions at row t."""
 
     worker: socket.socket
     vector: int
@@ -91,23 +91,23 @@ class InferenceServer:
         Returns:
             The socket for its requests, which the caller closes.
         """
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
+        here, there = socket.socketpair()
+        here.setblocking(False)
         rows = {
             (v, b): _Rows(of) for v, buffers in fragments.items() for b, of in enumerate(buffers)
         }
         with self._between_rounds():
             self._rows |= rows
-            self._sockets[worker] = self._by_fd[ours.fileno()] = ours
-            self._epoll.register(ours, select.EPOLLIN)
-        return theirs
+            self._sockets[worker] = self._by_fd[here.fileno()] = here
+            self._epoll.register(here, select.EPOLLIN)
+        return there
 
     def dismiss(self, worker: int) -> None:
         """Remove a worker that has ended: nothing more is written for it."""
         with self._between_rounds():
-            if ours := self._sockets.pop(worker, None):
-                self._stop_reading(ours)
-                ours.close()
+            if here := self._sockets.pop(worker, None):
+                self._stop_reading(here)
+                here.close()
 
     def check(self) -> None:
         """Raise the error that ended the thread, if one did."""
@@ -204,7 +204,6 @@ class InferenceServer:
         self._meter.lap("rollout")
 
     def _take(self, worker: socket.socket) -> list[_Request]:
-        """Take a worker's requests."""
         try:
             received = worker.recv(_MOST_BYTES)
         except BlockingIOError:
@@ -216,8 +215,10 @@ class InferenceServer:
         requests = []
         for vector, buffer, t, steps, version in REQUEST.iter_unpack(received):
             rows = self._rows[vector, buffer]
-            if t == 0:
-                rows.noise = self._noise(vector, steps)
+            if t == 0:  # as a worker would make it
+                plan, n, draws = self._plan, self._plan.envs_per_vector, self._policy.num_draws
+                env_id = np.arange(vector * n, (vector + 1) * n)
+                rows.noise = action_noise(plan.seed, env_id, steps, plan.num_steps, draws)
             requests.append(_Request(worker, vector, rows, t, version))
         return requests
 
@@ -225,22 +226,14 @@ class InferenceServer:
         if self._by_fd.pop(worker.fileno(), None) is not None:
             self._epoll.unregister(worker)
 
-    def _noise(self, vector: int, steps: int) -> Array:
-        """Return the noise of a fragment, as a worker would make it."""
-        plan, n = self._plan, self._plan.envs_per_vector
-        env_id = np.arange(vector * n, (vector + 1) * n)
-        return action_noise(plan.seed, env_id, steps, plan.num_steps, self._policy.num_draws)
-
     def _pull(self, version: int) -> None:
         """Copy the weights of a version, unless they are here."""
         if self._version != (self._published.newest if version == NEWEST else version):
-            wanted = None if version == NEWEST else version
-            self._version = self._published.pull(self._policies, wanted)
+            pinned = None if version == NEWEST else version
+            self._version = self._published.pull(self._policies, pinned)
             self._meter.lap("publish")
 
     def _act(self, requests: list[_Request]) -> None:
-        """Act on one batch."""
-
         def on_device(*rows: Array) -> Tensor:
             return torch.from_numpy(np.concatenate(rows)).to(self._device)
 

@@ -67,59 +67,53 @@ class Needs:
 
 
 class _Actor:
-    """An actor, from when it is asked for."""
+    """An actor, from when it is requested."""
 
     def __init__(self, needs: Needs, plan: Any) -> None:
         options: Any = {"concurrency_groups": {_CONTROL: 1}, "num_gpus": 0, "max_restarts": 0}
         options["enable_task_events"] = False  # a tenth of what a call takes
-        actor: Any = ray.remote(**options)(WorkerActor)
-        self.actor = actor.options(
+        actor_class: Any = ray.remote(**options)(WorkerActor)
+        self.handle = actor_class.options(
             scheduling_strategy="SPREAD",
             num_cpus=needs.num_cpus,
             resources=needs.resources,
             **({"label_selector": needs.labels} if needs.labels else {}),
         ).remote(plan, os.getcwd())
-        self.hello = self.actor.hello.remote()
+        self.hello = self.handle.hello.remote()
         self.node = ""  # its machine, once it is up
         self.workers: list[RayWorkerHandle] = []  # that run here
         self.beats: dict[int, Beat] = {}  # by worker
         self.has_weights = False  # came with an order
         self._stall = StallTimer()
-        self._asked, self._num_answers = None, 0
-
-    @property
-    def is_up(self) -> bool:
-        return bool(self.node)
+        self._request, self._num_answers = None, 0
 
     def control(self, method: str, *arguments: Any) -> Any:
         """Call a method that need not wait for a fragment."""
-        return getattr(self.actor, method).options(concurrency_group=_CONTROL).remote(*arguments)
+        return getattr(self.handle, method).options(concurrency_group=_CONTROL).remote(*arguments)
 
-    def ask(self) -> None:
-        """Read the signs of life, if they have come, and ask again."""
-        if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
+    def request_beats(self) -> None:
+        """Read the signs of life, if they have come, and request the next ones."""
+        if self._request is not None and ray.wait([self._request], timeout=0)[0]:
             with contextlib.suppress(RayError):  # it is lost, which other calls say as well
-                self.beats = ray.get(self._asked)
-            self._asked, self._num_answers = None, self._num_answers + 1
-        if self._asked is None:
-            self._asked = self.control("beat")
+                self.beats = ray.get(self._request)
+            self._request, self._num_answers = None, self._num_answers + 1
+        if self._request is None:
+            self._request = self.control("beat")
 
     def lost_machine(self) -> bool:
         """Return True if it died because its machine was lost, perhaps before it was up."""
-        entry = ray._private.state.state.actor_table(self.actor._actor_id.hex())
+        entry = ray._private.state.state.actor_table(self.handle._actor_id.hex())
         return bool(entry["DeathCause"].actor_died_error_context.HasField("node_death_info"))
 
     def silent_s(self, now: float) -> float:
         """Return for how long it has not answered."""
-        return self._stall.lasts(now, self._num_answers) if self._asked is not None else 0.0
+        return self._stall.lasts(now, self._num_answers) if self._request is not None else 0.0
 
 
-_nodes: Any = ray.nodes  # it has no types
-
-
-def cause(error: RayError, node: str) -> Exited:
+def _exited(error: RayError, node: str) -> Exited:
     """Describe how an actor has ended, and whether its work may be the cause."""
-    alive = {each["NodeID"] for each in _nodes() if each["Alive"]}
+    nodes: Any = ray.nodes  # it has no types
+    alive = {each["NodeID"] for each in nodes() if each["Alive"]}
     if node not in alive or getattr(error, "preempted", False):
         return Exited("was on a machine that is gone", counts=False)
     if type(error).__name__ == "ActorUnavailableError":
@@ -133,8 +127,9 @@ class RayWorkerHandle(WorkerHandle):
     def __init__(self, index: int, vectors: list[int], backend: "RayBackend") -> None:
         super().__init__(index, vectors)
         self._backend = backend
-        self.own: _Actor | None = None  # from when it is asked for
-        self.host: _Actor | None = None  # in which it runs
+        self.requested: _Actor | None = None  # its actor, until that is up
+        self.actor: _Actor | None = None  # its actor, once that is up
+        self.host: _Actor | None = None  # the actor in which it runs
         self.waiting: tuple[WorkerSetup, float] | None = None  # for an actor, since when
         self.messages: list[Message] = []  # not read yet
         self.fragments: dict[tuple[int, int], Fragment] = {}  # by vector and buffer
@@ -159,11 +154,11 @@ class RayWorkerHandle(WorkerHandle):
         if host is not None:
             host.has_weights = True
 
-    def call(self, method: str, what: tuple[Any, ...], *arguments: Any) -> None:
+    def call(self, method: str, content: tuple[Any, ...], *arguments: Any) -> None:
         """Call a method for this worker, which returns a message."""
         if self.host is not None:  # else it is gone, which `poll` says
-            packed = cloudpickle.dumps((self.index, *what))
-            ref = getattr(self.host.actor, method).remote(packed, *arguments)
+            packed = cloudpickle.dumps((self.index, *content))
+            ref = getattr(self.host.handle, method).remote(packed, *arguments)
             self._backend.calls[ref] = self
 
     def poll(self) -> list[Message]:
@@ -174,8 +169,7 @@ class RayWorkerHandle(WorkerHandle):
         """Return the last sign of life. A worker that waits for a machine makes progress."""
         if self.waiting is not None:
             return object()
-        beat = self.host.beats.get(self.index) if self.host is not None else None
-        return beat and (beat.laps, beat.taken)
+        return (beat := self._beat()) and (beat.laps, beat.taken)
 
     def stack(self) -> str:
         if self.host is None:
@@ -186,8 +180,8 @@ class RayWorkerHandle(WorkerHandle):
             return ""
 
     def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
-        beat = self._beat(orders)
-        if beat is None or beat.order is None:
+        beat = self._beat()
+        if beat is None or beat.order not in orders:
             return "between two fragments, or in the first seconds of one"
         plan = self._backend.plan
         n = plan.envs_per_vector
@@ -200,8 +194,10 @@ class RayWorkerHandle(WorkerHandle):
 
     def lose(self, orders: list[WorkOrder]) -> LostWork:
         """End the actor, if the worker still runs there. Count the steps of the last beat."""
-        beat, plan, backend = self._beat(orders), self._backend.plan, self._backend
-        taken = (beat.taken if beat is not None else 0) + (self.given_back or 0)
+        beat, plan, backend = self._beat(), self._backend.plan, self._backend
+        taken = self.given_back or 0
+        if beat is not None and beat.order in orders:
+            taken += beat.taken
         whole = plan.num_steps * plan.envs_per_vector
         left = whole * sum(len(order.fragments) for order in orders) - taken
         self.waiting = self.given_back = None
@@ -213,10 +209,8 @@ class RayWorkerHandle(WorkerHandle):
             backend.lose_actor(host, Exited(hung, counts=False))  # unless that is known
         return LostWork(taken, left)
 
-    def _beat(self, orders: list[WorkOrder]) -> Beat | None:
-        """Return the last sign of life, if it is of these orders."""
-        beat = self.host.beats.get(self.index) if self.host is not None else None
-        return beat if beat is not None and beat.order in orders else None
+    def _beat(self) -> Beat | None:
+        return self.host.beats.get(self.index) if self.host is not None else None
 
 
 class RayBackend(WorkerBackend):
@@ -234,8 +228,8 @@ class RayBackend(WorkerBackend):
         self._to_send = FlatWeights(policies, self._flat)
         self.weights: dict[int, Any] = {}  # by version: the newest two
         self.workers = [RayWorkerHandle(i, share, self) for i, share in enumerate(shares)]
-        self.calls: dict[Any, RayWorkerHandle] = {}  # under way, and whose they are
-        self._num_asked = 0  # actors, so far
+        self.calls: dict[Any, RayWorkerHandle] = {}  # under way
+        self._num_requested = 0  # actors, so far
         self._leaving: list[_Actor] = []  # their machines are about to be taken away
         self._draining: dict[str, float] = {}  # machines, until when they are there (epoch, s)
         self._node = ray.get_runtime_context().get_node_id()
@@ -251,16 +245,16 @@ class RayBackend(WorkerBackend):
         self.weights.pop(version - 2, None)
         self._num_bytes["weights"] += self._flat.nbytes
         if self.plan.asynchronous:
-            for actor in self._up():
+            for actor in self._hosts():
                 self._send_newest(actor)
 
     def wait(self, wait_s: float) -> list[RayWorkerHandle]:
         now = time.monotonic()
         if now - self._checked_at >= self._check_every_s:
             self._checked_at = now
-            self._ask_all()
+            self._request_beats()
         self.place_workers()
-        coming = {w.own.hello: w for w in self.workers if w.own is not None and not w.own.is_up}
+        coming = {w.requested.hello: w for w in self.workers if w.requested is not None}
         refs = [*self.calls, *coming]
         wait_s = 0.0 if any(worker.messages for worker in self.workers) else wait_s
         if not refs:
@@ -268,7 +262,7 @@ class RayBackend(WorkerBackend):
         elif ray.wait(refs, timeout=wait_s)[0]:
             for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
                 if ref in coming:
-                    self._on_up(coming[ref], now)
+                    self._on_ready(coming[ref], now)
                 elif ref in self.calls:
                     self._receive(ref)
         return [worker for worker in self.workers if worker.messages]
@@ -276,11 +270,10 @@ class RayBackend(WorkerBackend):
     def departures(self) -> Iterator[tuple[RayWorkerHandle, int]]:
         for worker in self.workers:
             host = worker.host
-            if host is None or worker.messages or not self._is_leaving(worker, host):
+            if host is None or worker.messages or not self._must_leave(worker, host):
                 continue
             if worker not in self.calls.values():
-                worker.host = None
-                self._leave(worker, host)
+                self._detach(worker, host)
                 given_back, worker.given_back = worker.given_back or 0, None
                 yield worker, given_back
             elif self.plan.asynchronous and worker.given_back is None:
@@ -294,25 +287,24 @@ class RayBackend(WorkerBackend):
         # A step that holds Python's lock gives no sign of life either.
         unreachable_s = max(_UNREACHABLE_S, self.plan.guards.env_timeout_s or usual_s)
         for actor in self._actors():
-            if actor.is_up:
-                starting = any(worker.index not in actor.beats for worker in actor.workers)
-                longest_s = unreachable_s * (TIMES_AS_LONG_TO_START if starting else 1)
-                if actor.silent_s(now) > longest_s:
-                    silent = f"has given no sign of life for {longest_s:g} s"
-                    self.lose_actor(actor, Exited(silent, counts=False))
+            starting = any(worker.index not in actor.beats for worker in actor.workers)
+            longest_s = unreachable_s * (TIMES_AS_LONG_TO_START if starting else 1)
+            if actor.silent_s(now) > longest_s:
+                silent = f"has given no sign of life for {longest_s:g} s"
+                self.lose_actor(actor, Exited(silent, counts=False))
 
     def stop(self) -> None:
-        for actor in {*self._up(), *self._leaving}:
+        for actor in self._actors():
             actor.control("stop")
 
     def metrics(self) -> dict[str, float]:
         metrics = {f"{name}_bytes": float(count) for name, count in self._num_bytes.items()}
         self._num_bytes = dict.fromkeys(self._num_bytes, 0)
-        return metrics | {"workers_up": float(len(self._up()))}
+        return metrics | {"workers_up": float(len(self._hosts()))}
 
     def close(self, within_s: float) -> None:
         actors, failed = self._actors(), None
-        closing = [actor.actor.close.remote() for actor in actors if actor.is_up]
+        closing = [actor.handle.close.remote() for actor in actors]
         try:
             if closing:
                 closing, _ = ray.wait(closing, num_returns=len(closing), timeout=within_s)
@@ -320,56 +312,56 @@ class RayBackend(WorkerBackend):
                 with contextlib.suppress(RayError):  # it is gone already
                     failed = ray.get(ref) or failed
         finally:
-            for actor in actors:
-                ray.kill(actor.actor)
+            for actor in [*actors, *(w.requested for w in self.workers if w.requested)]:
+                ray.kill(actor.handle)
             self._leaving, self.calls, self.weights = [], {}, {}
             for worker in self.workers:
-                worker.own = worker.host = worker.waiting = None
+                worker.requested = worker.actor = worker.host = worker.waiting = None
                 worker.fragments = {}
         if failed is not None:
             raise failed
 
     def place_workers(self) -> None:
-        """Ask for actors, and have waiting workers start where they can."""
-        asked = sum(worker.own is not None and not worker.own.is_up for worker in self.workers)
+        """Request actors, and have waiting workers start where they can."""
+        num_coming = sum(worker.requested is not None for worker in self.workers)
         for worker in self.workers:
-            if worker.own is None and (self._num_asked < self._needs.at_once or not asked):
-                worker.own = _Actor(self._needs, self._plan_ref)
-                self._num_asked, asked = self._num_asked + 1, asked + 1
-        now, up = time.monotonic(), self._up()
+            may_request = self._num_requested < self._needs.at_once or not num_coming
+            if worker.actor is None and worker.requested is None and may_request:
+                worker.requested = _Actor(self._needs, self._plan_ref)
+                self._num_requested, num_coming = self._num_requested + 1, num_coming + 1
+        now, hosts = time.monotonic(), self._hosts()
         for worker in self.workers:
             if worker.waiting is None:
                 continue
             setup, since = worker.waiting
             is_first = setup.generation == 1 and worker.index < self._needs.at_once
             share_after_s = _FIRST_SHARE_AFTER_S if is_first else _SHARE_AFTER_S
-            if worker.own is not None and worker.own.is_up:
-                self._start(worker, worker.own, setup)
-            elif up and now - max(since, self._newest_at) > share_after_s:
-                self._start(worker, min(up, key=lambda actor: len(actor.workers)), setup)
+            if worker.actor is not None:
+                self._start(worker, worker.actor, setup)
+            elif hosts and now - max(since, self._newest_at) > share_after_s:
+                self._start(worker, min(hosts, key=lambda actor: len(actor.workers)), setup)
 
     def lose_actor(self, actor: _Actor, exited: Exited) -> None:
         """Kill an actor, unless it is known to be lost, and report its workers as ended."""
         if actor not in self._actors():
             return
-        ray.kill(actor.actor)
+        ray.kill(actor.handle)
         for worker in actor.workers:
             worker.messages.append(exited)
         if actor in self._leaving:
             self._leaving.remove(actor)
         for worker in self.workers:
-            if worker.own is actor:
-                worker.own = None
+            if worker.actor is actor:
+                worker.actor = None
 
     def _receive(self, ref: Any) -> None:
-        """Take in what a call has returned."""
         worker = self.calls.pop(ref)
         host = worker.host
         assert host is not None
         try:
             packed, *parts = ray.get(ref)
         except RayError as error:
-            self.lose_actor(host, cause(error, host.node))
+            self.lose_actor(host, _exited(error, host.node))
             return
         message, num_finals = cloudpickle.loads(packed)
         if isinstance(message, Done):
@@ -385,41 +377,42 @@ class RayBackend(WorkerBackend):
                 self._num_bytes["fragments_remote"] += size * (host.node != self._node)
         worker.messages.append(message)
 
-    def _on_up(self, worker: RayWorkerHandle, now: float) -> None:
-        """Note that a worker's own actor is up, or could not be made."""
-        actor = worker.own
+    def _on_ready(self, worker: RayWorkerHandle, now: float) -> None:
+        """Note that the actor of a worker is up, or could not be made."""
+        actor, worker.requested = worker.requested, None
         assert actor is not None
         try:
             actor.node, self._newest_at = ray.get(actor.hello), now
-        except RayError as error:
-            worker.own = None  # and is asked for again
+        except RayError as error:  # it is requested again
             failed = getattr(error, "actor_init_failed", False)
             if failed or not (actor.lost_machine() or self._failed_starts.again(now)):
                 raise WorkerError(
                     f"{error}\nA worker did not start on a machine of the cluster. "
                     f"{INSTALLED_THERE}"
                 ) from None
-        else:
-            if self.plan.asynchronous and self.weights:
-                self._send_newest(actor)
+            return
+        worker.actor = actor
+        if self.plan.asynchronous and self.weights:
+            self._send_newest(actor)
 
     def _send_newest(self, actor: _Actor) -> None:
         newest = max(self.weights)
         actor.control("newer", newest, self.weights[newest])
 
-    def _is_leaving(self, worker: RayWorkerHandle, host: _Actor) -> bool:
-        """Return True if the worker's own actor is up, or it must move to another machine."""
-        if worker.own is not None and worker.own.is_up and worker.own is not host:
+    def _must_leave(self, worker: RayWorkerHandle, host: _Actor) -> bool:
+        """Return True if its actor is up elsewhere, or it must move to another machine."""
+        if worker.actor not in (None, host):
             return True
         left_s = self._draining.get(host.node, math.inf) - time.time()
-        return left_s < _LEAVE_BEFORE_S and host not in self._up()
+        return left_s < _LEAVE_BEFORE_S and host not in self._hosts()
 
-    def _leave(self, worker: RayWorkerHandle, actor: _Actor) -> None:
-        actor.workers.remove(worker)
-        actor.actor.drop.remote(worker.index)
-        if actor in self._leaving and not actor.workers:
-            self._leaving.remove(actor)
-            ray.kill(actor.actor)
+    def _detach(self, worker: RayWorkerHandle, host: _Actor) -> None:
+        worker.host = None
+        host.workers.remove(worker)
+        host.handle.drop.remote(worker.index)
+        if host in self._leaving and not host.workers:
+            self._leaving.remove(host)
+            ray.kill(host.handle)
 
     def _start(self, worker: RayWorkerHandle, actor: _Actor, setup: WorkerSetup) -> None:
         worker.waiting, worker.host = None, actor
@@ -427,22 +420,20 @@ class RayBackend(WorkerBackend):
         actor.beats.pop(worker.index, None)
         worker.call("start", (setup,))
 
-    def _actors(self) -> list[_Actor]:
-        return [w.own for w in self.workers if w.own is not None] + self._leaving
+    def _actors(self) -> list[_Actor]:  # that are up
+        return [w.actor for w in self.workers if w.actor is not None] + self._leaving
 
-    def _up(self) -> list[_Actor]:
-        """Return where workers can run; what is about to go, only if there is nothing else."""
-        own = [w.own for w in self.workers if w.own is not None and w.own.is_up]
-        return own or self._leaving
+    def _hosts(self) -> list[_Actor]:
+        """Return where workers can run: on a machine that goes away only if there is no other."""
+        return [w.actor for w in self.workers if w.actor is not None] or self._leaving
 
-    def _ask_all(self) -> None:
-        """Ask how all actors are, and which machines are about to be taken away."""
+    def _request_beats(self) -> None:
+        """Request signs of life of all actors; find the machines that are about to go away."""
         draining = ray._private.state.state.get_draining_nodes()
         self._draining = {node: until_ms / 1000 for node, until_ms in draining.items()}
         for worker in self.workers:
-            if (actor := worker.own) is not None and actor.is_up and actor.node in self._draining:
-                worker.own = None
+            if (actor := worker.actor) is not None and actor.node in self._draining:
+                worker.actor = None
                 self._leaving.append(actor)
         for actor in self._actors():
-            if actor.is_up:
-                actor.ask()
+            actor.request_beats()

@@ -7,7 +7,6 @@ thread receives the calls that must not wait for a fragment. Left out: the learn
 """
 
 import contextlib
-import gc
 import os
 import platform
 import sys
@@ -19,14 +18,17 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
-import threadpoolctl
-import torch
 
 from headrace import batch
 from headrace.batch import Fragment, pack
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.api import Done, Failed, Message, WorkerSetup, WorkOrder
-from headrace.collectors.backends.worker_main import LatestWeights, start_worker
+from headrace.collectors.backends.worker_main import (
+    LatestWeights,
+    failure,
+    prepare_process,
+    start_worker,
+)
 from headrace.collectors.rollout import RolloutTask, RolloutWorker
 from headrace.collectors.snapshots import count_unwritten, mark_unwritten
 from headrace.errors import HeadraceError, UsageError, WorkerError
@@ -48,7 +50,7 @@ class Beat(NamedTuple):
 
 
 class ReceivedWeights:
-    """`NumberedWeights` as they came in: the newest two."""
+    """Weights as they arrive, of the newest two versions. They are `NumberedWeights`."""
 
     def __init__(self) -> None:
         self._flat: dict[int, Array] = {}
@@ -76,8 +78,6 @@ class ReceivedWeights:
 
 @dataclass
 class _Hosted:
-    """A worker that runs here."""
-
     worker: RolloutWorker
     generation: int
     meter: Meter
@@ -89,7 +89,6 @@ class _Hosted:
     tasks: list[RolloutTask] = field(default_factory=list)
 
     def beat(self) -> Beat:
-        """Return a sign of life."""
         order, fragments, taken = self.order, [task.fragment for task in self.tasks], 0
         if order is not None:
             taken = sum(of.reward.numel() - count_unwritten(of) for of in fragments)
@@ -103,11 +102,9 @@ class WorkerActor:
     """
 
     def __init__(self, plan: bytes, folder: str) -> None:
-        gc.freeze()
+        prepare_process()
         work_in(folder)
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray lets an actor without a GPU see them all
-        torch.set_num_threads(1)
-        threadpoolctl.threadpool_limits(1)
         self._plan: SamplingPlan = cloudpickle.loads(plan)
         self._weights = ReceivedWeights()
         self._workers: dict[int, _Hosted] = {}  # by index
@@ -221,10 +218,8 @@ class WorkerActor:
         except UsageError as error:  # of this machine: where the run was started it was none
             text = f"{error}\nThat was {name}, on the machine {platform.node()}. {INSTALLED_THERE}"
             message = Failed(WorkerError(text))
-        except HeadraceError as error:
-            message = Failed(error)
-        except (Exception, KeyboardInterrupt):
-            message = Failed(WorkerError(f"{traceback.format_exc()}\n{name} failed."))
+        except (Exception, KeyboardInterrupt) as error:
+            message = failure(error, name)
         first = cloudpickle.dumps((message, [num_finals for num_finals, _ in packed]))
         return first, *(part for _, parts in packed for part in parts)
 

@@ -126,7 +126,7 @@ def run_in_sequence(context: WorkerContext) -> None:
 
 
 class NumberedWeights(Protocol):
-    """Weights of a learner, numbered by updates: see `Published`."""
+    """Weights of a learner, numbered by updates, as a worker has them."""
 
     @property
     def newest(self) -> int:
@@ -143,17 +143,16 @@ class LatestWeights(ActorSource):
         self._published, self._worker, self._meter = published, worker, meter
         self._actors: list[Actor] = []
         self._pinned: int | None = None
+        self._result = RolloutResult()
         self.version = -1
-        self.lag_sum = self.lag_max = 0
 
     def collect(
         self, order: WorkOrder, tasks: list[RolloutTask], stop: ShouldStop
     ) -> RolloutResult:
         """Fill the fragments of an order."""
-        self._pinned, self.lag_sum, self.lag_max = order.version, 0, 0
-        result = self._worker.collect(tasks, self, stop)
-        result.lag_sum, result.lag_max = self.lag_sum, self.lag_max
-        return result
+        self._pinned, self._result = order.version, RolloutResult()
+        self._worker.collect(tasks, self, stop, self._result)
+        return self._result
 
     def pull(self) -> list[Actor]:
         """Copy the weights, unless the worker has them."""
@@ -168,7 +167,7 @@ class LatestWeights(ActorSource):
         """Measure the lag. True if newer weights are to act."""
         lag = self._published.newest - self.version
         if lag:
-            self.lag_sum, self.lag_max = self.lag_sum + lag, max(self.lag_max, lag)
+            self._result.add_lag(lag)
         return lag > 0 and self._pinned is None
 
 
@@ -181,8 +180,8 @@ class _OpenOrder:
     result: RolloutResult = field(default_factory=RolloutResult)
 
 
-class RemoteInference(ActorSource):
-    """An `ActorSource`, and its `Actor`, for one fragment: the inference server acts.
+class RemoteInference(ActorSource, Actor):
+    """A source of actors, and its only actor, for one fragment: the inference server acts.
 
     Args:
         published: weights, of which the newest version is read.
@@ -200,22 +199,20 @@ class RemoteInference(ActorSource):
     ) -> None:
         self._requests, self._indices, self._published = requests, fragment, published
         self.open_order, version = open_order, open_order.order.version
-        self._wanted = NEWEST if version is None else version
+        self._requested_version = NEWEST if version is None else version
         self.version = -1  # of the last answer
-        self.lag_sum = self.lag_max = 0
 
     def pull(self) -> list[Actor]:
-        """Return itself."""
         return [self]
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
         """Return a function that sends the request for row t."""
-        (vector, buffer, steps), wanted, send = self._indices, self._wanted, self._requests.sendall
-        self._fragment = fragment
+        (vector, buffer, steps), version = self._indices, self._requested_version
+        send, self._fragment = self._requests.sendall, fragment
 
         def act(t: int) -> None:
             fragment.carry(t)
-            send(REQUEST.pack(vector, buffer, t, steps, wanted))
+            send(REQUEST.pack(vector, buffer, t, steps, version))
 
         return act
 
@@ -226,7 +223,7 @@ class RemoteInference(ActorSource):
     def is_stale(self) -> bool:
         """Measure the lag. The server takes newer weights by itself."""
         if lag := self._published.newest - self.version:
-            self.lag_sum, self.lag_max = self.lag_sum + lag, max(self.lag_max, lag)
+            self.open_order.result.add_lag(lag)
         return False
 
 
@@ -298,8 +295,6 @@ class InterleavedRollouts:
         """End a fragment that is full, or was given up."""
         open_order = source.open_order
         order, result = open_order.order, open_order.result
-        result.lag_sum += source.lag_sum
-        result.lag_max = max(result.lag_max, source.lag_max)
         open_order.num_left -= 1
         if not open_order.num_left:
             result.whole = len(result.states) == len(order.fragments)
@@ -317,6 +312,20 @@ def start_worker(
     return worker, Ready(setup.generation, restored, states)
 
 
+def prepare_process() -> None:
+    """Compute on one core, and leave pages alone that processes share."""
+    gc.freeze()  # a collection would look at each of torch's objects, and so copy their pages
+    torch.set_num_threads(1)
+    threadpoolctl.threadpool_limits(1)
+
+
+def failure(error: BaseException, name: str) -> Failed:
+    """Return the message on an error of the worker `name`. Called while it is handled."""
+    if isinstance(error, HeadraceError):
+        return Failed(error)
+    return Failed(WorkerError(f"{traceback.format_exc()}\n{name} failed."))
+
+
 def main(
     channel: int,
     stack: int,
@@ -332,12 +341,9 @@ def main(
     process that hangs, a file with the pickled `WorkerSetup` and the offset in `memory`, shared
     memory with weights and fragments, a file with the plan, a socket to the inference server.
     """
-    # A collection would look at each of torch's objects, and so copy pages that workers share.
-    gc.freeze()
+    prepare_process()
     child_process.ignore_signals()
     child_process.end_with_learner()
-    torch.set_num_threads(1)
-    threadpoolctl.threadpool_limits(1)
     os.set_blocking(stack, False)
     faulthandler.enable(stack)
     faulthandler.register(STACK_SIGNAL, stack)
@@ -348,34 +354,28 @@ def main(
         setup: WorkerSetup
         setup, offset = cloudpickle.loads(read_file(orders))
         name = setup.name
-        shared = mmap.mmap(weights, 0), mmap.mmap(memory, 0)
-        _run(learner, *shared, cloudpickle.loads(read_file(plan)), setup, offset, server)
+        sampling: SamplingPlan = cloudpickle.loads(read_file(plan))
+        fragments = mmap.mmap(memory, 0)
+        piece = WorkerMemory(fragments, offset, sampling, setup.vectors, fresh=False)
+        _run(learner, mmap.mmap(weights, 0), piece, sampling, setup, server)
     except (EOFError, ConnectionError):
         pass  # the learner is gone
-    except HeadraceError as error:
-        _report(learner, error)
-    except (Exception, KeyboardInterrupt):  # signals do nothing here: an environment raised it
-        _report(learner, WorkerError(f"{traceback.format_exc()}\n{name} failed."))
+    except (Exception, KeyboardInterrupt) as error:  # signals do nothing: an environment raised it
+        with contextlib.suppress(ConnectionError):  # the learner is gone as well
+            learner.send(failure(error, name))
     finally:
         learner.close()
-
-
-def _report(learner: Channel, error: HeadraceError) -> None:
-    with contextlib.suppress(ConnectionError):  # the learner is gone as well
-        learner.send(Failed(error))
 
 
 def _run(
     learner: Channel,
     weights: mmap.mmap,
-    shared: mmap.mmap,
+    memory: WorkerMemory,
     plan: SamplingPlan,
     setup: WorkerSetup,
-    offset: int,
     server: socket.socket | None,
 ) -> None:
     """Carry orders out until there are no more, and close the environments."""
-    memory = WorkerMemory(shared, offset, plan, setup.vectors, fresh=False)
     memory.turn[0] = -1
     meter = Meter(beats=memory.laps, keeps_laps=plan.timeline)
     worker, ready = start_worker(plan, setup, meter, acts=server is None)

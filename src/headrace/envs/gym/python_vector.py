@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.batch import each
+from headrace.batch import each, select
 from headrace.envs.api import (
     Restored,
     VectorContext,
@@ -99,12 +99,8 @@ class GymVector(HostVector):
         self._begun = True
         deadline = time.monotonic() + self.context.replay_limit_s
         for i in range(len(self._envs)):
-            prefix = f"env{i}.state."
-            env_state = {
-                k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)
-            }
             actions = state.get(f"env{i}.actions")
-            if env_state:
+            if env_state := select(state, f"env{i}.state."):
                 with explain_errors(f"in set_state, {self._describe(i)}"):
                     self._envs[i].reset(seed=self._episode_seed(i))
                     set_state(self._envs[i], env_state)
