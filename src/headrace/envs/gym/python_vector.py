@@ -212,7 +212,7 @@ class GymVector(HostVector):
         first = self._episode[i] < 0
         self._episode[i] += 1
         seeded = self.context.reseed or first or always_seeded
-        with explain_errors(lambda: f"in reset, {self._describe(i)}"):
+        try:  # a context would take longer
             result = self._envs[i].reset(seed=self._episode_seed(i) if seeded else None)
             if first:
                 self._check_result("reset", i, result)
@@ -220,6 +220,10 @@ class GymVector(HostVector):
             self._put(obs, i, first_obs, info, ended=False)
             if i in self._invalid_choices(obs):
                 raise self._bad_value(i, obs, "none")
+        except EnvError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise env_error(error, f"in reset, {self._describe(i)}") from error
         self.context.meter.lap("env_reset")
 
     def _check_result(self, method: str, i: int, result: Any) -> None:
