@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headrace import batch
+
 Modules = Mapping[str, nn.Module]
 """Modules by name, such as the policies of a run."""
-_ALIGNMENT = 16
 
 
 class FlatWeights:
@@ -21,19 +22,13 @@ class FlatWeights:
     """
 
     def __init__(self, modules: Modules, buffer: Any) -> None:
-        raw = torch.frombuffer(buffer, dtype=torch.uint8)
-        self._slots: list[Tensor] = []
-        offset = 0
-        for tensor in _state(modules):
-            size = tensor.numel() * tensor.element_size()
-            slot = raw[offset : offset + size].view(tensor.dtype)
-            self._slots.append(slot.view(tensor.shape))
-            offset += _aligned(size)
+        slots = batch.views(_layout(modules), torch.frombuffer(buffer, dtype=torch.uint8))
+        self._slots = list(slots.values())
 
     @staticmethod
     def num_bytes(modules: Modules) -> int:
         """Return the size of the flat vector."""
-        return sum(_aligned(tensor.numel() * tensor.element_size()) for tensor in _state(modules))
+        return batch.num_bytes(_layout(modules))
 
     @torch.no_grad()
     def publish(self, modules: Modules) -> None:
@@ -48,12 +43,12 @@ class FlatWeights:
             tensor.copy_(slot)
 
 
+def _layout(modules: Modules) -> dict[str, batch.Column]:
+    return {str(i): (tensor.shape, tensor.dtype) for i, tensor in enumerate(_state(modules))}
+
+
 def _state(modules: Modules) -> list[Tensor]:
     return [tensor for module in modules.values() for tensor in module.state_dict().values()]
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 class Published:
