@@ -23,7 +23,7 @@ from headrace.algos.base import (
     UpdateContext,
     policy_loss,
 )
-from headrace.algos.targets import minibatches
+from headrace.algos.targets import minibatches, values
 from headrace.batch import Fragment, Minibatch, StoredOutputs, each
 from headrace.configclass import NonNegative, configclass
 from headrace.models.policy import Policy
@@ -41,8 +41,8 @@ class ReinforceConfig(AlgorithmConfig):
 def loss(policy: Policy, minibatch: Minibatch, cfg: ReinforceConfig) -> tuple[Tensor, Metrics]:
     """Return the loss of a minibatch, and metrics.
 
-    Weights of the rows add up to 1, so that sums are means. A pure function: with several learners
-    its gradients are averaged, and --compile compiles it.
+    The weights of all ranks' rows add up to the number of ranks, so that sums are means. A pure
+    function: with several learners its gradients are averaged, and --compile compiles it.
     """
     log_prob, entropy, value = policy.evaluate(minibatch["obs"], minibatch["action"])
     weight = minibatch["weight"]
@@ -68,14 +68,13 @@ class Reinforce(Algorithm[ReinforceConfig]):
     def update(self, source: Fragment, ctx: UpdateContext[ReinforceConfig]) -> Metrics:
         """Learn from a batch: arrays are `[T, N]`, observations `[T + 1, N, ...]`."""
         value = source.stored_outputs["value"]
-        with torch.no_grad():
-            future = ctx.policy.value(
-                each(lambda obs: obs[-1], source.obs)
-            )  # of what comes after the batch
-        target = torch.empty_like(value)
+        reward = ctx.policy.scaled(source.reward)  # clipped and normalized, as the settings say
+        # The value after each step: of the next row, and of the last observation where time is up.
+        _, next_value = values(ctx.policy, source, value)
+        future, target = next_value[-1], torch.empty_like(value)
         for t in reversed(range(source.num_steps)):
-            over = source.terminated[t] | source.truncated[t]
-            future = target[t] = source.reward[t] + ctx.config.gamma * future * ~over
+            future = torch.where(source.truncated[t], next_value[t], future) * ~source.terminated[t]
+            future = target[t] = reward[t] + ctx.config.gamma * future
         rows = {
             "obs": each(lambda obs: obs[:-1].flatten(0, 1), source.obs),
             "action": source.action.flatten(0, 1),

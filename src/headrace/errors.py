@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class HeadraceError(Exception):
@@ -58,6 +59,14 @@ class RankError(HeadraceError):
 
 class NonFiniteError(HeadraceError):
     """NaN or infinity in the loss, a gradient or a parameter; training stopped."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra. From a clone, it keeps the constraints."""
+    clone = Path(__file__).parents[2]
+    if (clone / "constraints.txt").is_file():
+        return f"pip install -c {clone}/constraints.txt -e '{clone}[{extra}]'"
+    return f"pip install 'headrace[{extra}]'"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -28,6 +28,9 @@ def load(text: str, error: type[UsageError]) -> tuple[ModuleType, str, Callable[
         raise error(f"{text!r}: expected module:callable, as in my_package.my_module:my_function.")
     if os.getcwd() not in sys.path:  # the console script does not put the user's folder there
         sys.path.insert(0, os.getcwd())
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise error(f"{text!r}: expected a module, not a file.\nDid you mean {dotted}:{name}?")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as missing:

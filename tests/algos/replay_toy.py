@@ -44,9 +44,10 @@ class Ring(nn.Module):
 
     def insert(self, fragment):
         """Append the valid transitions of a fragment."""
-        next_obs = fragment.obs[1:].clone()
         final_obs, step, env = fragment.finals()
+        next_obs = torch.cat([fragment.obs[1:], fragment.obs[:1]])  # unused places have step T
         next_obs[step, env] = final_obs
+        next_obs = next_obs[:-1]
         keep = fragment.valid.flatten()
         rows = {"obs": fragment.obs[:-1], "next_obs": next_obs, "action": fragment.action}
         rows |= {"reward": fragment.reward, "terminated": fragment.terminated}
@@ -66,7 +67,9 @@ def loss(policy: nn.Module, minibatch, cfg) -> tuple[Tensor, dict[str, Tensor]]:
     """The squared temporal difference: the policy's logits are its Q-values."""
     q, _ = policy(minibatch["obs"])
     error = q.gather(1, minibatch["action"].unsqueeze(1)).squeeze(1) - minibatch["target"]
-    return error.square().mean(), {"td_error": error.abs().mean().detach()}
+    weight = minibatch["weight"]
+    td_error = (error.abs() * weight).sum().detach()
+    return (error.square() * weight).sum(), {"td_error": td_error}
 
 
 class ToyReplay(Algorithm[ToyReplayConfig]):
@@ -74,7 +77,7 @@ class ToyReplay(Algorithm[ToyReplayConfig]):
 
     name, Config, data = "toy_replay", ToyReplayConfig, "replay"
 
-    def build(self, policy, spec, config):
+    def build(self, policy, spec, network, config):
         """Beside the policy: its target network, and the buffer."""
         target = copy.deepcopy(policy).requires_grad_(False)
         ring = Ring(config.replay_size, spec.observation.shape)
@@ -100,6 +103,7 @@ class ToyReplay(Algorithm[ToyReplayConfig]):
             rows = ring.draw(rng, cfg.batch_size)
             with torch.no_grad():
                 future = target(rows["next_obs"])[0].amax(1)
+            rows["weight"] = torch.full((cfg.batch_size,), 1 / cfg.batch_size)
             rows["target"] = rows["reward"] + cfg.gamma * future * ~rows["terminated"]
             metrics = ctx.step("q", rows, ctx.lr)
         return metrics

@@ -14,9 +14,9 @@ import headrace
 from examples.own_algorithm import Reinforce, ReinforceConfig, loss
 from headrace.algos.base import Algorithm, AlgorithmConfig
 from headrace.algos.base import policy_loss as one_loss
-from headrace.config.algorithms import load_algorithm
+from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.configclass import configclass
-from headrace.errors import ConfigError
+from headrace.errors import CheckpointError, ConfigError
 from headrace.storage import checkpoint
 from headrace.training.reporter import resume_command
 from tests import python
@@ -90,7 +90,7 @@ def test_settings_of_an_own_algorithm_choose_it_in_python(tmp_path):
 @pytest.mark.parametrize(
     ("algo", "words"),
     [
-        ("pppo", "expected one of ppo, a2c, appo, impala, or module:Name"),
+        ("pppo", f"expected one of {', '.join(ALGORITHMS)}, or module:Name"),
         ("examples.own_algorithm:loss", "a class derived from headrace"),
         ("examples.own_algorithm:Nothing", "no callable 'Nothing'"),
         ("no_such_module:Name", "There is no module"),
@@ -150,6 +150,46 @@ def test_replay_algorithm_accepts_any_lag_of_workers(tmp_path):
         envs_per_vector=2, run_dir=tmp_path / "run", **REPLAY,
     )  # fmt: skip
     assert run.summary["learner_steps"] >= int(0.25 * (1_024 - 500))
+
+
+def test_what_an_algorithm_does_not_learn_with_is_refused():
+    for algo, setting, message in (
+        (ToyReplay, {"num_learners": 2}, "learns from replay, which one learner holds"),
+        (ToyReplay, {"core": "lstm"}, "does not learn with a recurrent core"),
+        (Reinforce, {"core": "gru"}, "does not learn with a recurrent core"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            headrace.train("CartPole-v1", algo=algo, **SMALL | setting)
+
+
+def test_mistakes_of_an_algorithm_are_explained(tmp_path):
+    class Misspelled(Reinforce):
+        def update(self, source, ctx):
+            return ctx.step("polcy", {}, ctx.lr)
+
+    class Other(ToyReplay):
+        def build(self, policy, spec, network, config):
+            modules = super().build(policy, spec, network, config)
+            return modules | {"critic": torch.nn.Linear(2, 2)}
+
+    with pytest.raises(ConfigError, match="expected a loss of the algorithm: policy"):
+        headrace.train("CartPole-v1", algo=Misspelled, run_dir=tmp_path / "a", **SMALL)
+    headrace.train(
+        "CartPole-v1", algo=ToyReplay, total_env_steps=64, run_dir=tmp_path / "b", **REPLAY
+    )
+    with pytest.raises(CheckpointError, match=r"critic.weight .* \(2, 2\) now, and missing"):
+        headrace.resume(tmp_path / "b", algo=Other, total_env_steps=128, quiet=True)
+
+
+def test_rewards_are_scaled_before_an_own_algorithm_learns_from_them(tmp_path):
+    weights = []
+    for clip in (0.0, 0.01):
+        run = headrace.train(
+            "CartPole-v1", algo=Reinforce, total_env_steps=512, clip_reward=clip,
+            run_dir=tmp_path / str(clip), **SMALL,
+        )  # fmt: skip
+        weights.append(run.policy.module.state_dict()["model.critic.weight"])
+    assert not torch.equal(*weights)
 
 
 # What a replay algorithm of the package touches outside its own file: file -> (before, after).

@@ -9,7 +9,7 @@ import pytest
 
 import headrace
 from headrace.cli.main import VERBS, _main
-from headrace.config.old_names import NAMES, VALUES, rename_flags, rename_settings
+from headrace.config.old_names import NAMES, PEER_NAMES, VALUES, rename_flags, rename_settings
 from headrace.config.resolve import MAY_CHANGE, resolve
 from headrace.errors import ConfigError
 from headrace.storage.run_dir import read_config
@@ -49,6 +49,13 @@ def test_former_flags_set_the_new_settings(joined, tmp_path, monkeypatch):
 def test_words_that_are_no_flags_stay():
     words = ["sampler", "--run-dir", "on-sampler-loss", "--env-kwargs", "inference=sampler"]
     assert rename_flags(words) == words
+
+
+def test_a_flag_of_another_library_is_refused_with_its_name_here():
+    flat = resolve({"env": "X", "algo": "appo"}).flat()
+    assert set(PEER_NAMES.values()) <= set(flat) and not set(PEER_NAMES) & set(flat)
+    with pytest.raises(ConfigError, match=r"no --learning-rate\. Did you mean --lr\?"):
+        rename_flags(["CartPole-v1", "--learning-rate=3"])
 
 
 def test_former_keywords_set_the_new_settings(tmp_path):

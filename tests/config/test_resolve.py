@@ -7,9 +7,10 @@ import os
 import numpy as np
 import pytest
 
-from headrace import PPO, Network
+from headrace import APPO, PPO, Network
 from headrace.cli.commands import RunVerb
 from headrace.cli.flags import with_changes
+from headrace.config import resolve as resolve_module
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.resolve import MAY_CHANGE, RunConfig, preset, resolve
 from headrace.configclass import explicit_values
@@ -51,6 +52,21 @@ def test_every_preset_resolves(env):
     assert (name == "none") == (not values)
     for key, value in values.items():
         assert settings.flat()[key] == value
+
+
+def _preset_ids():
+    tables = resolve_module._presets()
+    return [pattern.replace("*", "Empty-5x5-v0") for pattern in tables]
+
+
+def test_every_preset_serves_every_algorithm():
+    known = {f.name for group in (RunConfig, Network, APPO) for f in dataclasses.fields(group)}
+    for env in _preset_ids():
+        _, table = resolve_module._presets().get(env, ("", {}))
+        assert set(table) <= known | set(ALGORITHMS), env  # no name is misspelled
+        for algo in ALGORITHMS:
+            settings = resolve({"env": env, "algo": algo})
+            assert any(source.startswith("preset") for source in settings.source.values())
 
 
 def test_names_are_unique_over_all_groups():
@@ -110,6 +126,8 @@ def test_schedules_run_over_the_first_total():
     [
         ({}, ["No environment", "headrace train CartPole-v1"]),
         ({"env": "X", "num_env": 3}, ["Unknown setting 'num_env'", "num_envs"]),
+        ({"env": "X", "learning_rate": 3}, ["Unknown setting 'learning_rate'", "Did you mean lr?"]),
+        ({"env": "X", "ppo": {"lr": 3}}, ["Unknown setting 'ppo'", "leave the section [ppo] out"]),
         ({"env": "X", "algo": "dqn"}, ["algo='dqn'", "ppo"]),
         ({"env": "X", "lr": "fast"}, ["lr='fast'", "expected float"]),
         ({"env": "X", "num_envs": 2.5}, ["num_envs=2.5", "expected int"]),

@@ -64,6 +64,7 @@ class A2CAlgorithm(Algorithm[A2C]):
     """A2C: one optimizer step per batch."""
 
     name, Config = "a2c", A2C
+    recurrent = True
     stored_outputs: ClassVar[StoredOutputs] = {"value": ((), torch.float32)}
 
     def losses(self, modules: Modules, config: A2C) -> dict[str, LossSpec]:

@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -142,6 +142,7 @@ class Algorithm(ABC, Generic[ConfigT]):
             (lag 0 and 1). `lag_corrected`: of older weights, with a correction; workers never wait.
             `replay`: of any age; a module of the algorithm stores it.
         stored_outputs: columns that acting writes to a fragment beside the action.
+        recurrent: whether it learns policies with a recurrent core (`Policy.forward`).
         asynchronous_form: the name of a lag-corrected algorithm with the same settings, if any.
     """
 
@@ -149,6 +150,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     Config: type[ConfigT]
     data: ClassVar[Literal["on_policy", "lag_corrected", "replay"]] = "on_policy"
     stored_outputs: ClassVar[StoredOutputs] = {}
+    recurrent: ClassVar[bool] = False
     asynchronous_form: ClassVar[str] = ""
 
     @property
@@ -166,7 +168,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         """
         return Policy(spec, network, model)
 
-    def build(self, policy: Policy, spec: EnvSpec, config: ConfigT) -> Modules:
+    def build(self, policy: Policy, spec: EnvSpec, network: Network, config: ConfigT) -> Modules:
         """Build all modules: the policy, and any critics, target networks or buffers."""
         return {"policy": policy}
 
@@ -183,8 +185,11 @@ class Algorithm(ABC, Generic[ConfigT]):
         return run.num_envs * run.num_steps
 
     @abstractmethod
-    def update(self, source: Fragment, ctx: UpdateContext[ConfigT]) -> Metrics:
-        """Learn from the newest data, `[T, N]`. Return the metrics of this update."""
+    def update(self, source: Fragment, ctx: UpdateContext[ConfigT]) -> Mapping[str, Tensor | float]:
+        """Learn from the newest data, `[T, N]`. Return the metrics of this update.
+
+        Rewards are as the environment gave them: `ctx.policy.scaled` clips and normalizes them.
+        """
 
 
 def policy_loss(

@@ -47,6 +47,7 @@ class IMPALAAlgorithm(Algorithm[IMPALA]):
     """IMPALA: A2C's step over V-trace targets, on data of older weights."""
 
     name, Config, data = "impala", IMPALA, "lag_corrected"
+    recurrent = True
     stored_outputs: ClassVar[StoredOutputs] = {"log_prob": ((), torch.float32)}
 
     def losses(self, modules: Modules, config: IMPALA) -> dict[str, LossSpec]:

@@ -90,6 +90,7 @@ class PPOAlgorithm(Algorithm[PPO]):
     """PPO: `num_epochs` passes over each batch, in minibatches."""
 
     name, Config, asynchronous_form = "ppo", PPO, "appo"
+    recurrent = True
     stored_outputs: ClassVar[StoredOutputs] = {
         "log_prob": ((), torch.float32),
         "value": ((), torch.float32),

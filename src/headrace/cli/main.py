@@ -15,6 +15,7 @@ import sys
 import warnings
 
 from headrace import __version__
+from headrace.errors import HeadraceError, UsageError, did_you_mean
 
 VERBS = {
     "train": "Train an agent on an environment.",
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _leave(_number: int, _frame: object) -> None:
-    os.write(2, b"Interrupted.\n")
+    os.write(2, b"Interrupted before training began; there was nothing to save.\n")
     os._exit(128 + signal.SIGINT)
 
 
@@ -65,7 +66,8 @@ def _main(argv: list[str]) -> int:
         print(f"headrace {__version__}")
         return 0
     if argv[0] not in VERBS:
-        print(f"headrace: there is no verb {argv[0]!r}.\n\n{_help()}", file=sys.stderr)
+        hint = did_you_mean(argv[0], VERBS)
+        print(f"headrace: there is no verb {argv[0]!r}.{hint}\n\n{_help()}", file=sys.stderr)
         return 2
     # Idle threads of the math libraries spin, and two processes that do halve each other. The
     # learner's own count is set later, by torch.
@@ -93,7 +95,6 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         child_process.warm_up()
     from headrace.cli.flags import parse
     from headrace.config.old_names import rename_flags
-    from headrace.errors import HeadraceError, UsageError
 
     home = "tool_commands" if verb in SCALE_VERBS else "commands"
     module = importlib.import_module(f"headrace.cli.{home}")

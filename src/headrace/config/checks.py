@@ -22,7 +22,12 @@ def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[A
     _check_vectors(run)
     rows = algorithm.minibatch_rows(run, algo)
     if network.core != "none":
-        _check_recurrent(run, network)
+        _check_recurrent(run, network, algorithm)
+    if algorithm.data == "replay" and run.num_learners > 1:
+        raise ConfigError(
+            f"num_learners={run.num_learners}, but {run.algo} learns from replay, which one "
+            "learner holds.\nUse --num-learners 1."
+        )
     if rows < 2 and isinstance(algo, ActorCriticConfig) and algo.normalize_advantage:
         raise ConfigError(
             "A minibatch of one row has nothing to normalize its advantage against: "
@@ -70,9 +75,9 @@ def _check_vectors(run: Any) -> None:
             f"Use --envs-per-vector {largest_divisor(share, size)}, for example."
         )
     if workers > share // size:
-        most = share // workers
+        most = largest_divisor(share, share // workers) if share >= workers else 0
         remedy = (
-            f"Use --envs-per-vector {most} or fewer"
+            f"Use --envs-per-vector {most}"
             if most
             else f"Use --num-envs {run.num_workers} or more with --envs-per-vector 1"
         )
@@ -84,7 +89,12 @@ def _check_vectors(run: Any) -> None:
         )
 
 
-def _check_recurrent(run: Any, network: Any) -> None:
+def _check_recurrent(run: Any, network: Any, algorithm: Algorithm[Any]) -> None:
+    if not algorithm.recurrent:
+        raise ConfigError(
+            f"core={network.core!r}, but {run.algo} does not learn with a recurrent core.\n"
+            "Leave out --core, or set `recurrent` of the algorithm if it passes states on."
+        )
     if run.model:
         raise ConfigError(
             f"core={network.core!r}, but the network is one of your own ({run.model}), which "

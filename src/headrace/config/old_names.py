@@ -1,4 +1,4 @@
-"""Former spellings of settings, which flags, keywords, files and old runs may still use."""
+"""Other names of settings: former ones, which are still read, and those of other libraries."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,18 @@ from typing import Any
 from headrace.errors import ConfigError
 
 NAMES = {"on_sampler_loss": "on_worker_loss", "max_sampler_restarts": "max_worker_restarts"}
+PEER_NAMES = {
+    "batch_size": "num_minibatches",
+    "clip_range": "clip_coef",
+    "learning_rate": "lr",
+    "n_envs": "num_envs",
+    "n_epochs": "num_epochs",
+    "n_steps": "num_steps",
+    "policy_kwargs": "hidden_sizes",
+    "timesteps": "total_env_steps",
+    "total_timesteps": "total_env_steps",
+}
+"""Names in Stable-Baselines3 and CleanRL, for hints."""
 VALUES = {("inference", "sampler"): "worker"}
 
 
@@ -30,6 +42,9 @@ def rename_flags(argv: list[str]) -> list[str]:
     for word in argv:
         flag, equals, value = word.partition("=")
         name = flag[2:].replace("-", "_") if flag.startswith("--") else ""
+        if name in PEER_NAMES:
+            known = f"--{PEER_NAMES[name].replace('_', '-')}"
+            raise ConfigError(f"There is no {flag}. Did you mean {known}?")
         flag = f"--{NAMES[name].replace('_', '-')}" if name in NAMES else flag
         before = words[-1][2:] if words and not equals else ""
         value = VALUES.get((name, value), value)

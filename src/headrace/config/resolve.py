@@ -24,7 +24,7 @@ from headrace.config.checks import (
     largest_divisor,
     without_cluster,
 )
-from headrace.config.old_names import rename_settings
+from headrace.config.old_names import PEER_NAMES, rename_settings
 from headrace.config.policies import merge_policies, policy_settings
 from headrace.config.run_config import RunConfig
 from headrace.configclass import check_values
@@ -281,9 +281,9 @@ def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
     if not patterns:
         return "none", {}
     name, table = tables[patterns[0]]
-    values = {key: value for key, value in table.items() if key not in ALGORITHMS}
-    if algo not in ALGORITHMS:  # it may not have the settings of an actor-critic
-        values = _part(RunConfig, values) | _part(Network, values)
+    # A table has settings of PPO; another algorithm takes those that it has as well.
+    groups = [RunConfig, Network] + ([ALGORITHMS[algo].Config] if algo in ALGORITHMS else [])
+    values = {key: value for group in groups for key, value in _part(group, table).items()}
     return name, values | table.get(algo, {})
 
 
@@ -317,7 +317,10 @@ def _checked(
     known = [f.name for group in groups for f in fields(group)]
     for name in values:
         if name not in known:
-            raise ConfigError(f"Unknown setting {name!r} ({source}).{did_you_mean(name, known)}")
+            hint = did_you_mean(PEER_NAMES.get(name, name), known)
+            if isinstance(values[name], dict):
+                hint = f"\nSettings are flat: leave the section [{name}] out."
+            raise ConfigError(f"Unknown setting {name!r} ({source}).{hint}")
     checked: dict[str, Any] = {}
     for group in groups:
         checked |= check_values(group, _part(group, values), source)

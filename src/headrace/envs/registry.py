@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import gymnasium
 from headrace import importing
 from headrace.envs.api import env_error
 from headrace.envs.gym import mujoco
-from headrace.errors import EnvNotFoundError, MissingExtraError, UsageError
+from headrace.errors import EnvNotFoundError, MissingExtraError, UsageError, install_command
 
 # extra -> (package that registers the ids, None if Gymnasium does; their prefixes)
 _FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
@@ -72,11 +73,12 @@ def make_registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]
     except Exception as error:
         if kwargs and isinstance(error, TypeError):
             raise UsageError(f"{env_id} does not take env_kwargs={kwargs}: {error}") from error
-        raise env_error(error, f"while making {env_id} with {kwargs}") from error
+        given = f" with {kwargs}" if kwargs else ""
+        raise env_error(error, f"while making {env_id}{given}") from error
 
 
 def _missing(env_id: str, extra: str, error: Exception) -> MissingExtraError:
-    remedy = f"pip install 'headrace[{extra}]'" if extra else "install the package that it names"
+    remedy = install_command(extra) if extra else "install the package that it names"
     return MissingExtraError(
         f"{env_id} needs a package that is not installed ({error}).\nTo install it: {remedy}"
     )
@@ -85,9 +87,11 @@ def _missing(env_id: str, extra: str, error: Exception) -> MissingExtraError:
 def _not_found(env_id: str) -> str:
     known = sorted(gymnasium.registry)
     lowered = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.7)
     lines = [f"There is no environment {env_id!r}."]
     if near:
         lines.append("Did you mean " + " or ".join(lowered[name] for name in near) + "?")
-    lines.append("One of your own: module:EnvId or module:callable.")
+    if env_id.isidentifier() and importlib.util.find_spec(env_id):
+        lines.append(f"There is a module of that name: headrace train {env_id}:NAME, for its NAME.")
+    lines.append("One of your own, or one that a module registers: module:callable, module:EnvId.")
     return "\n".join(lines)

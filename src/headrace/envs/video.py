@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.envs.factory import EnvMaker
-from headrace.errors import MissingExtraError, UsageError
+from headrace.errors import MissingExtraError, UsageError, install_command
 
 
 class _Recorder:
@@ -87,7 +87,7 @@ def _load_encoder(path: Path) -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"A video needs a package that is not installed ({error}).\n"
-            "To install it: pip install 'headrace[video]'"
+            f"To install it: {install_command('video')}"
         ) from None
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_frames

@@ -14,7 +14,7 @@ from headrace.config.policies import DEFAULT
 from headrace.config.resolve import Settings
 from headrace.device_seeding import permutations as permutations_on_device
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
-from headrace.errors import ConfigError, RankError
+from headrace.errors import CheckpointError, ConfigError, RankError
 from headrace.learner.frozen import load_frozen, untrained_policy
 from headrace.learner.optimizer import Optimizer
 from headrace.meter import Meter
@@ -90,7 +90,7 @@ class PolicyLearner:
         self._name, self._own_model = name, model is not None
         self.policy = untrained_policy(settings, spec, model, name)
         self.gradient = ""
-        self._modules = settings.algorithm.build(self.policy, spec, settings.algo)
+        self._modules = settings.algorithm.build(self.policy, spec, settings.network, settings.algo)
         for module in self._modules.values():
             module.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
         losses = settings.algorithm.losses(self._modules, settings.algo)
@@ -106,7 +106,8 @@ class PolicyLearner:
         path, reason = choose(GRADIENTS, spec.function, *arguments)
         if run.compile:
             path, reason = None, "--compile"
-        self.gradient = describe_choice(path, "autograd", reason)
+        described = describe_choice(path, "autograd", reason)
+        self.gradient = " and ".join(dict.fromkeys(filter(None, [self.gradient, described])))
         if path is None:
             loss = ranks.wrap(loss, meter, may_skip=spec.may_skip or self._own_model)
         return Optimizer(
@@ -134,7 +135,7 @@ class PolicyLearner:
         run = self._settings.run
         context: UpdateContext[Any] = UpdateContext(
             self.policy, self._modules, self._settings.algo,
-            step=lambda loss, minibatch, lr: self.optimizers[loss].step(minibatch, lr),
+            step=self._step,
             minibatch_order=partial(self._minibatch_order, batch),
             ranks=self._ranks,
             progress=min(1.0, env_steps / run.schedule_env_steps),
@@ -146,7 +147,7 @@ class PolicyLearner:
         counted = next(iter(self.optimizers.values()))
         steps_before = counted.num_steps
         with self._ranks.meeting():
-            metrics = self._settings.algorithm.update(batch, context)
+            metrics = dict(self._settings.algorithm.update(batch, context))
         if run.lag:
             metrics |= self._lag(batch)
         self._update_normalizers(batch)
@@ -155,10 +156,16 @@ class PolicyLearner:
         bad = [optimizer.num_nonfinite() for optimizer in self.optimizers.values()]
         metrics["nonfinite"] = sum(bad[1:], bad[0])
         # The host waits for the device only here in an iteration.
-        local = torch.stack([metric.to(self._device) for metric in metrics.values()])
+        local = torch.stack([torch.as_tensor(m, device=self._device) for m in metrics.values()])
         values = self._ranks.gather(local).mean(0).tolist()
         self._meter.lap("learn")
         return dict(zip(metrics, values, strict=True))
+
+    def _step(self, loss: str, minibatch: Minibatch, lr: float) -> dict[str, Tensor]:
+        if loss not in self.optimizers:
+            losses = ", ".join(self.optimizers)
+            raise ConfigError(f"step({loss!r}, ...): expected a loss of the algorithm: {losses}.")
+        return self.optimizers[loss].step(minibatch, lr)
 
     def _minibatch_order(self, batch: Fragment, num_epochs: int) -> Tensor:
         """Return what `UpdateContext.minibatch_order` documents."""
@@ -228,6 +235,12 @@ class PolicyLearner:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state(select(tensors, _prefix(name)))
         for key, tensor in self._beside_policy().items():
+            saved = tuple(tensors[key].shape) if key in tensors else "missing"
+            if saved != tensor.shape:
+                raise CheckpointError(
+                    f"{key} of the algorithm is {tuple(tensor.shape)} now, and {saved} in the "
+                    "checkpoint.\nResume with the code and settings that the run was trained with."
+                )
             tensor.copy_(tensors[key])
 
 

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from torch.distributed import is_backend_available
 
 import headrace
+from headrace.errors import install_command
 
 
 def examine() -> dict[str, Any]:
@@ -93,6 +94,6 @@ def describe(facts: dict[str, Any]) -> str:
         "extras:",
     ]
     for extra, names in facts["missing_for_extra"].items():
-        state = f"missing {', '.join(names)}: pip install 'headrace[{extra}]'" if names else "ready"
+        state = f"missing {', '.join(names)}: {install_command(extra)}" if names else "ready"
         lines.append(f"  {extra:<16} {state}")
     return "\n".join(lines)

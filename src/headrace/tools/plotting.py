@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import ConfigError, MissingExtraError
+from headrace.errors import ConfigError, MissingExtraError, install_command
 from headrace.storage import run_dir as rundir
 from headrace.training.log import read_metrics, returns_by_policy
 
@@ -16,7 +16,7 @@ def library() -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"A picture needs a package that is not installed ({error}).\n"
-            "To install it: pip install 'headrace[plot]'"
+            f"To install it: {install_command('plot')}"
         ) from None
     return matplotlib
 

@@ -197,8 +197,7 @@ def describe_end(summary: dict[str, Any], stopped_by: int, job: Job) -> str:
     if summary["best_return"] is not None:
         lines.append(f"Best evaluation: {summary['best_return']:.1f}, kept in best/ (eval --best).")
     lines.append(f"Saved in {summary['run_dir']}")
-    if stopped_by or late:
-        lines.append(resume_command(job))
+    lines.append(resume_command(job) if stopped_by or late else f"To play: {_command('eval', job)}")
     return "\n".join(lines)
 
 
@@ -214,8 +213,13 @@ def _describe_ledger(ledger: dict[str, int]) -> str:
 
 def resume_command(job: Job) -> str:
     """Return a line with the command that resumes the run."""
+    return f"To go on: {_command('resume', job)}"
+
+
+def _command(verb: str, job: Job) -> str:
+    """Return the command of a verb for this run, which names the user's own code again."""
     run, maker = job.settings.run, job.maker
-    words = ["To go on: headrace resume", str(job.run_dir)]
+    words = ["headrace", verb, str(job.run_dir)]
     if maker.is_code:
         words += ["--env", maker.env if isinstance(maker.env, str) else "module:callable"]
     wrappers = [w if isinstance(w, str) else "module:callable" for w in maker.wrappers]

@@ -399,7 +399,7 @@ def test_missing_numba_error_names_the_extra(monkeypatch):
         lambda: KernelGymEnv(CartPole, compiled=True),
         lambda: headrace.train("headrace/CartPole-v1", **TINY),
     ):
-        with pytest.raises(MissingExtraError, match=r"pip install 'headrace\[kernels\]'"):
+        with pytest.raises(MissingExtraError, match=r"pip install .*\[kernels\]'"):
             make()
 
 

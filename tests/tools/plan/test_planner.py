@@ -14,7 +14,7 @@ from benchmarks import plan as benchmark
 from headrace.cli.flags import SettingsVerb, explicit, parse
 from headrace.cli.main import _main
 from headrace.config.run_config import RunConfig
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, install_command
 from headrace.tools.plan.goals import Budget, Need, Target, parse_budget, parse_need, parse_target
 from headrace.tools.plan.machines import (
     Catalogue,
@@ -582,4 +582,4 @@ def test_missing_scipy_error_names_extra(tmp_path):
     )
     done = python.run([sys.executable, "-c", code], cwd=tmp_path)
     assert done.returncode == 2
-    assert "pip install 'headrace[plan]'" in done.stderr and "Traceback" not in done.stderr
+    assert install_command("plan") in done.stderr and "Traceback" not in done.stderr

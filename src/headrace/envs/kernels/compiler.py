@@ -28,7 +28,7 @@ from torch import Tensor
 from headrace.envs.kernels import codegen
 from headrace.envs.kernels.codegen import THREADS, ProgramSpec
 from headrace.envs.kernels.env import KernelEnv
-from headrace.errors import MissingExtraError
+from headrace.errors import MissingExtraError, install_command
 
 Target = Literal["python", "cpu", "cuda"]
 
@@ -208,7 +208,7 @@ def _import_numba() -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"A kernel environment needs a package that is not installed ({error}).\n"
-            "To install it: pip install 'headrace[kernels]'"
+            f"To install it: {install_command('kernels')}"
         ) from None
     return numba
 

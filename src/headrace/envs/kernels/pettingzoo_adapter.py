@@ -8,7 +8,7 @@ import numpy as np
 import headrace.envs.kernels.library  # noqa: F401  # registers its ids
 from headrace.envs.kernels.gym_adapter import KernelSource, KernelStepper, check_discrete_action
 from headrace.envs.kernels.registry import build, registered_class
-from headrace.errors import MissingExtraError, UsageError
+from headrace.errors import MissingExtraError, UsageError, install_command
 from headrace.spec import Array
 
 try:
@@ -16,7 +16,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         f"PettingZoo's form needs a package that is not installed ({error}).\n"
-        "To install it: pip install 'headrace[pettingzoo]'"
+        f"To install it: {install_command('pettingzoo')}"
     ) from None
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import HeadraceError, MissingExtraError
+from headrace.errors import HeadraceError, MissingExtraError, install_command
 from headrace.tools.plan.machines import Catalogue
 from headrace.tools.plan.rates import Rates
 
@@ -187,6 +187,6 @@ def load_optimize() -> Any:
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"Planning needs a package that is not installed ({error}).\n"
-            "To install it: pip install 'headrace[plan]'"
+            f"To install it: {install_command('plan')}"
         ) from None
     return scipy.optimize

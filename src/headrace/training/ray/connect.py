@@ -17,7 +17,7 @@ from typing import Any
 from headrace.config.resolve import cpu_cores
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.local_ranks import environment
-from headrace.errors import ConfigError, MissingExtraError
+from headrace.errors import ConfigError, MissingExtraError, install_command
 
 _CONNECT_WITHIN_S = 10.0
 
@@ -79,7 +79,7 @@ def _ray() -> Any:
     except ImportError:
         raise MissingExtraError(
             "A cluster is reached through Ray, which is not installed.\n"
-            "Install it with: pip install 'headrace[ray]'"
+            f"Install it with: {install_command('ray')}"
         ) from None
     return ray
 
