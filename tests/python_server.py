@@ -4,6 +4,7 @@ Run as `python -m tests.python_server FD` by `tests/python.py`. The process has 
 run no operation, so that a fork of it is like a fresh interpreter after its imports.
 """
 
+import contextlib
 import faulthandler
 import fcntl
 import gc
@@ -115,6 +116,10 @@ def start_fork_server(
         return spawn(path, args, pass_fds)
     if pid := fork():
         return pid
+    for number in map(int, os.listdir("/proc/self/fd")):  # as `exec` does: a run's lock, for one
+        with contextlib.suppress(OSError):
+            if number not in pass_fds and not os.get_inheritable(number):
+                os.close(number)
     faulthandler.disable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in SIGNALS - {signal.SIGINT}:
