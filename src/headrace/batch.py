@@ -104,7 +104,10 @@ class Fragment:
             current.masked_fill_(ended.unsqueeze(-1), 0.0)
 
     def finals(self) -> tuple[Obs, Tensor, Tensor]:
-        """Return the final observations that were written: `([k, ...], t [k], column [k])`."""
+        """Return the final observations, `([k, ...], t [k], column [k])`.
+
+        A place that is unused has t = T.
+        """
         k = int(self.num_final)
         return each(lambda o: o[:k], self.final_obs), self.final_step[:k], self.final_row[:k]
 

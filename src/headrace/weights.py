@@ -93,7 +93,10 @@ class Published:
         self._written[0] = version
 
     def pull(self, modules: Modules, version: int | None = None) -> int:
-        """Copy the newest version, or one that is the newest or the one before; return which."""
+        """Copy a version (default: the newest) and return its number.
+
+        `version` must be the newest or the one before.
+        """
         while True:
             pulled = self.newest if version is None else version
             self._parts[pulled % 2].pull(modules)

@@ -165,7 +165,7 @@ def test_what_an_algorithm_does_not_learn_with_is_refused():
 def test_mistakes_of_an_algorithm_are_explained(tmp_path):
     class Misspelled(Reinforce):
         def update(self, source, ctx):
-            return ctx.step("polcy", {}, ctx.lr)
+            return ctx.step("value", {}, ctx.lr)
 
     class Other(ToyReplay):
         def build(self, policy, spec, network, config):

@@ -64,7 +64,8 @@ class LossSpec:
 
     Attributes:
         function: (module, minibatch, config) -> (loss, metrics); pure. Both are sums over rows.
-        module: trained whole. The function may use other modules; do not register them in this one.
+        module: trained whole. The function may use other modules; do not make them submodules of
+            this module, or they are trained too.
         max_grad_norm: limit of the gradient's L2 norm.
         may_skip: whether a minibatch may leave some parameters without a gradient.
     """

@@ -121,7 +121,7 @@ class Ledger:
     dropped_episodes: int = 0  # whose environment failed
 
     def count(self, taken: int, lost: int, *, whole: bool) -> None:
-        """Count the env steps of a result, and those that failed; if it is not whole, all did."""
+        """Count a result's env steps; `lost` of them failed, or all of them if it is not whole."""
         self.collected += taken
         self.lost += lost if whole else taken
 

@@ -96,7 +96,7 @@ class AsynchronousCollector(WorkerPool):
         return self._batch([self.fragment(*buffer) for buffer in batch], results, self._queue.depth)
 
     def release_batch(self, *, more: bool) -> None:
-        """Have the memory of the batch filled again, in any case."""
+        """Free the batch's buffers and order them filled; `more` is ignored: workers never stop."""
         self._queue.release()
         orders = []
         for v, buffer in self._queue.to_order():

@@ -1,6 +1,7 @@
 """Snapshots of the environments on the learner's side, for checkpoints and restarted workers.
 
-A batch is entered once it is learned from. Left out: restoring (`VectorEnv.restore`).
+A batch enters the snapshots once it is learned from; where workers never stop, each fragment once
+it is finished. Left out: restoring (`VectorEnv.restore`).
 """
 
 import re

@@ -36,12 +36,12 @@ class WorkerState:
     generation: int = 0
     moves: int = 0
     orders: deque[Any] = field(default_factory=deque)  # not carried out yet
-    num_sent: int = 0  # of these
-    has_delivered: bool = False  # all that was ordered
-    num_delivered: int = 0  # each is a sign of life
+    num_sent: int = 0  # orders sent and not carried out
+    has_delivered: bool = False  # all its orders are carried out
+    num_delivered: int = 0  # orders carried out: signs of life
     lost_at: Any = None  # status, whether it was busy, and position at the last loss
-    anew: int = 0  # losses at the same place of this order
-    lost_in_a_row: int = 0  # since an order was carried out
+    anew: int = 0  # repeated losses at the same place of its order
+    lost_in_a_row: int = 0  # losses since an order was carried out
     stall: StallTimer = field(default_factory=StallTimer)
 
 
@@ -65,7 +65,9 @@ class Supervisor:
         ]
 
     def begin(self, worker: int, now: float) -> tuple[int, int]:
-        """Mark a worker as starting. Return its generation, and how often this order failed before.
+        """Mark a worker as starting.
+
+        Return its generation, and how often it was lost again at this place of the order.
 
         A worker that was lost twice at the same place gets new episodes each time.
         """

@@ -19,7 +19,9 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # keeps, in defaults, the group that there is when it is imported
+
+# Its default arguments capture the group at import, so import it before a group exists.
+import torch.distributed.nn
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
@@ -32,7 +34,7 @@ Backend = Literal["auto", "nccl", "gloo", "mpi"]
 
 
 class Ranks:
-    """The ranks of a job, as one of them sees them. This one is alone.
+    """The ranks of a job, as one of them sees them. The base class is a single rank.
 
     Attributes:
         rank, size: which of how many.

@@ -79,7 +79,9 @@ def evaluate(
     stop: ShouldStop = lambda: False,
     say: Callable[[str], None] = lambda progress: None,
 ) -> Evaluation | None:
-    """Play whole episodes, a fixed number in each env, so that short ones count no more.
+    """Play whole episodes.
+
+    Each env plays a fixed number, so that short episodes are not overrepresented.
 
     Args:
         shares: the agents of each of several policies.

@@ -147,8 +147,8 @@ class Optimizer:
 class _Adam:
     """Adam's moments, and one fused kernel for all parameters.
 
-    All parameters share one step count. A parameter without a gradient misses the step, not the
-    count.
+    All parameters share one step count. A parameter without a gradient is not stepped, but
+    the count advances.
 
     Attributes:
         parameters: the tensors to step: those of the loss, or the flat one that holds them.

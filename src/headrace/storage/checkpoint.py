@@ -35,7 +35,7 @@ from headrace.storage.files import flush_dir, read_capped, write_flushed, write_
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
-_OLD_NAMES = {"workers": "samplers"}  # of files, in checkpoints of headrace 0.1.0
+_OLD_NAMES = {"workers": "samplers"}  # of files, before samplers were renamed to workers
 _MAX_MANIFEST_BYTES = 1 << 20
 
 
@@ -73,7 +73,7 @@ class Checkpoint:
 
 @contextlib.contextmanager
 def as_written(path: Path) -> Iterator[None]:
-    """Raise CheckpointError within the `with` for data that no run writes, sealed or not."""
+    """Turn errors from malformed contents into CheckpointError."""
     try:
         yield
     except HeadraceError:
@@ -181,7 +181,7 @@ def _read(path: Path) -> Checkpoint:
             f"{path} has checkpoint format {number}; this version of headrace reads {FORMAT}."
         )
     if digest != _digest(manifest):
-        raise CheckpointError(f"{path / _MANIFEST} is damaged: its SHA-256 is not its own.")
+        raise CheckpointError(f"{path / _MANIFEST} is damaged: its SHA-256 does not match.")
     for name, expected in checksums.items():
         file = path / name
         if file.name != name or file.suffix != ".safetensors":
