@@ -184,7 +184,11 @@ def test_f20_the_driver_is_killed_and_the_run_resumed(tmp_path, measured, where)
         words = anywhere(words) if where == "local" else words
         with Run(tmp_path, *words) as run:
             run.updates(5)
-            theirs = group_of(run) if where == "local" else set(actors("Remote"))
+            theirs = (
+                group_of(run)
+                if where == "local"
+                else {*actors("WorkerActor"), *actors("LearnerActor")}
+            )
             assert len(theirs) >= 3, theirs
             os.kill(run.process.pid, signal.SIGKILL)
             killed = time.monotonic()
@@ -213,7 +217,7 @@ def test_f20_the_cluster_itself_is_lost_and_the_run_resumed_without_it(
         words = paced(cluster.address, tmp_path, *PPO, "--checkpoint-every-s", 1)
         with Run(tmp_path, *words) as run:
             run.updates(5)
-            theirs = set(actors("Remote"))
+            theirs = {*actors("WorkerActor"), *actors("LearnerActor")}
             [head] = cluster.head_node.all_processes["gcs_server"]
             head.process.kill()
             killed = time.monotonic()
