@@ -18,6 +18,7 @@ from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.configclass import configclass
 from headrace.errors import CheckpointError, ConfigError
 from headrace.storage import checkpoint
+from headrace.training.log import read_metrics
 from headrace.training.reporter import resume_command
 from tests import python
 from tests.algos.replay_toy import ToyReplay, ToyReplayConfig
@@ -63,7 +64,9 @@ def test_own_algorithm_is_named_on_the_command_line_and_again_to_go_on(tmp_path)
 
     sizes = ("--num-envs", 4, "--num-steps", 32, "--seed", 3, "--schedule-env-steps", 512)
     flags = (*sizes, "--algo", NAME, "--baseline-coef", 0.25, "--num-workers", 1)
-    run("train", "CartPole-v1", *flags, "--total-env-steps", 512, "--run-dir", tmp_path / "whole")
+    whole = tmp_path / "whole"
+    done = run("train", "CartPole-v1", *flags, "--total-env-steps", 512, "--run-dir", whole)
+    assert f"To play: headrace eval {whole} --algo {NAME}" in done.stdout
     run("train", "CartPole-v1", *flags, "--total-env-steps", 256, "--run-dir", tmp_path / "part")
     for verb in ("resume", "eval"):
         assert f"--algo {NAME}" in run(verb, tmp_path / "part", code=2).stderr
@@ -94,6 +97,7 @@ def test_settings_of_an_own_algorithm_choose_it_in_python(tmp_path):
         ("examples.own_algorithm:loss", "a class derived from headrace"),
         ("examples.own_algorithm:Nothing", "no callable 'Nothing'"),
         ("no_such_module:Name", "There is no module"),
+        ("examples/own_algorithm.py:Reinforce", "Did you mean examples.own_algorithm:Reinforce"),
     ],
 )
 def test_what_is_no_algorithm_is_refused_in_words(algo, words):
@@ -150,6 +154,18 @@ def test_replay_algorithm_accepts_any_lag_of_workers(tmp_path):
         envs_per_vector=2, run_dir=tmp_path / "run", **REPLAY,
     )  # fmt: skip
     assert run.summary["learner_steps"] >= int(0.25 * (1_024 - 500))
+
+
+def test_replay_algorithm_learns_from_kernel_vectors_and_in_parts(tmp_path):
+    errors = []
+    for parts in (1, 2):
+        run = headrace.train(
+            "headrace/CartPole-v1", algo=ToyReplay, total_env_steps=1_024, num_envs=16, seed=1,
+            num_steps=32, num_accumulation_steps=parts, run_dir=tmp_path / str(parts), quiet=True,
+        )  # fmt: skip
+        errors.append(read_metrics(run.dir)[-1]["td_error"])
+    assert errors[0] > 0
+    assert errors[1] == pytest.approx(errors[0], rel=0.01)
 
 
 def test_what_an_algorithm_does_not_learn_with_is_refused():

@@ -120,6 +120,11 @@ def test_doctor_finds_what_an_extra_of_an_extra_asks_for(monkeypatch):
     assert missing["mujoco"] == ["mujoco"]
 
 
+def test_a_misspelled_verb_is_answered_with_the_nearest(capsys):
+    assert _main(["trian", "CartPole-v1"]) == 2
+    assert "Did you mean train?" in capsys.readouterr().err
+
+
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path):
     code = (
         "import sys; sys.modules['ale_py'] = None; from headrace.cli.main import main;"

@@ -51,9 +51,11 @@ def test_words_that_are_no_flags_stay():
     assert rename_flags(words) == words
 
 
-def test_a_flag_of_another_library_is_refused_with_its_name_here():
+def test_a_flag_of_another_library_is_refused_with_its_name_here(capsys):
     flat = resolve({"env": "X", "algo": "appo"}).flat()
     assert set(PEER_NAMES.values()) <= set(flat) and not set(PEER_NAMES) & set(flat)
+    assert _main(["train", "CartPole-v1", "--learning-rate", "3"]) == 2
+    assert "Did you mean --lr?" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"no --learning-rate\. Did you mean --lr\?"):
         rename_flags(["CartPole-v1", "--learning-rate=3"])
 

@@ -54,18 +54,12 @@ def test_every_preset_resolves(env):
         assert settings.flat()[key] == value
 
 
-def _preset_ids():
-    tables = resolve_module._presets()
-    return [pattern.replace("*", "Empty-5x5-v0") for pattern in tables]
-
-
 def test_every_preset_serves_every_algorithm():
     known = {f.name for group in (RunConfig, Network, APPO) for f in dataclasses.fields(group)}
-    for env in _preset_ids():
-        _, table = resolve_module._presets().get(env, ("", {}))
-        assert set(table) <= known | set(ALGORITHMS), env  # no name is misspelled
+    for pattern, (_, table) in resolve_module._presets().items():
+        assert set(table) <= known | set(ALGORITHMS), pattern  # no name is misspelled
         for algo in ALGORITHMS:
-            settings = resolve({"env": env, "algo": algo})
+            settings = resolve({"env": pattern.replace("*", "Empty-5x5-v0"), "algo": algo})
             assert any(source.startswith("preset") for source in settings.source.values())
 
 

@@ -1,5 +1,6 @@
 """Declaration, help texts and parsing of flags. Left out: the verbs (`commands.py`)."""
 
+import abc
 import ast
 import inspect
 import itertools
@@ -23,12 +24,12 @@ RunDir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN_DIR")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verb:
+class Verb(abc.ABC):
     """The flags of a verb, and what it does."""
 
+    @abc.abstractmethod
     def execute(self, argv: list[str]) -> int | None:
         """Run the verb with its flags, read from `argv`; return its exit code, None for 0."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,8 @@ def _help_texts(cls: type[Any]) -> dict[str, str]:
     """Return the text below each field of a dataclass, in one line."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if not is_dataclass(base) or base.__module__ == "types":  # that of `make_dataclass`
+        # A class of `make_dataclass` has no source; its module is that of its metaclass.
+        if not is_dataclass(base) or base.__module__ in ("types", "abc"):
             continue
         body: Any = ast.parse(inspect.getsource(base)).body[0]
         for field_, text in itertools.pairwise(body.body):

@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _leave(_number: int, _frame: object) -> None:
-    os.write(2, b"Interrupted before training began; there was nothing to save.\n")
+    os.write(2, b"Interrupted.\n")
     os._exit(128 + signal.SIGINT)
 
 
@@ -98,8 +98,8 @@ def _run_verb(verb: str, argv: list[str]) -> int:
 
     home = "tool_commands" if verb in SCALE_VERBS else "commands"
     module = importlib.import_module(f"headrace.cli.{home}")
-    argv = rename_flags(argv)
     try:
+        argv = rename_flags(argv)
         return parse(verb, VERBS[verb], module.FLAGS[verb], argv).execute(argv) or 0
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])

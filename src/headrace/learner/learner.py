@@ -69,7 +69,7 @@ class PolicyLearner:
         num_agents: agents of each environment that the policy acts for.
 
     Attributes:
-        gradient: what computes gradients, in words.
+        gradients: what computes the gradient of each loss, in words.
         version: updates made so far.
         learner_steps: optimizer steps made so far.
     """
@@ -89,25 +89,24 @@ class PolicyLearner:
         self._settings, self._device, self._meter, self._ranks = settings, device, meter, ranks
         self._name, self._own_model = name, model is not None
         self.policy = untrained_policy(settings, spec, model, name)
-        self.gradient = ""
+        self.gradients: dict[str, str] = {}
         self._modules = settings.algorithm.build(self.policy, spec, settings.network, settings.algo)
         for module in self._modules.values():
             module.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
         losses = settings.algorithm.losses(self._modules, settings.algo)
-        self.optimizers = {loss: self._optimizer(spec) for loss, spec in losses.items()}
+        self.optimizers = {loss: self._optimizer(loss, spec) for loss, spec in losses.items()}
         self.version = self.learner_steps = 0
         rows = settings.run.num_envs // ranks.size * num_agents
         self._return_so_far = torch.zeros(rows, device=device)
 
-    def _optimizer(self, spec: LossSpec) -> Optimizer:
+    def _optimizer(self, name: str, spec: LossSpec) -> Optimizer:
         run, meter, ranks = self._settings.run, self._meter, self._ranks
         loss: nn.Module = Loss(spec, self._settings.algo, compiled=run.compile)
         arguments = self.policy, self._settings.network, self._settings.algo
         path, reason = choose(GRADIENTS, spec.function, *arguments)
         if run.compile:
             path, reason = None, "--compile"
-        described = describe_choice(path, "autograd", reason)
-        self.gradient = " and ".join(dict.fromkeys(filter(None, [self.gradient, described])))
+        self.gradients[name] = describe_choice(path, "autograd", reason)
         if path is None:
             loss = ranks.wrap(loss, meter, may_skip=spec.may_skip or self._own_model)
         return Optimizer(
@@ -293,7 +292,8 @@ class Learner:
     @property
     def gradient(self) -> str:
         """What computes gradients, in words."""
-        return next(iter(self.learners.values())).gradient
+        each = [words for one in self.learners.values() for words in one.gradients.values()]
+        return " and ".join(dict.fromkeys(each))
 
     @property
     def version(self) -> int:
@@ -311,10 +311,11 @@ class Learner:
         Args:
             fragments: `[T, n]` of each vector, in order; of each vector one of each policy.
         """
-        names, size = list(self.policies), len(self.policies)
+        size = len(self.policies)
         return {
-            name: learner.assemble(fragments[names.index(name) :: size])
-            for name, learner in self.learners.items()
+            name: self.learners[name].assemble(fragments[i::size])
+            for i, name in enumerate(self.policies)
+            if name in self.learners
         }
 
     def update(self, batches: dict[str, Fragment], env_steps: int) -> dict[str, float]:
