@@ -22,7 +22,7 @@ from headrace.algos.base import (
 )
 from headrace.algos.targets import advantages, cuts, minibatches, value_metrics
 from headrace.batch import Fragment, Minibatch, StoredOutputs
-from headrace.configclass import NonNegative, PositiveInt, configclass
+from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.models.policy import Network, Policy
 
 
@@ -34,6 +34,9 @@ class PPO(ActorCriticConfig):
     """Passes over each batch."""
     num_minibatches: PositiveInt = 4
     """Minibatches per epoch; must divide num_steps (with a recurrent core: num_envs)."""
+    minibatch_size: NonNegativeInt = 0
+    """Rows of a minibatch (env steps, of all learners), in place of num_minibatches; the nearest
+    size that divides the batch is taken. 0: the batch / num_minibatches."""
     clip_coef: NonNegative = 0.2
     """Distance from 1 at which the probability ratio is clipped."""
     clip_schedule: Literal["constant", "linear"] = "constant"

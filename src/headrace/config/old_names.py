@@ -7,7 +7,7 @@ from headrace.errors import ConfigError
 
 NAMES = {"on_sampler_loss": "on_worker_loss", "max_sampler_restarts": "max_worker_restarts"}
 PEER_NAMES = {
-    "batch_size": "num_minibatches",
+    "batch_size": "minibatch_size",
     "clip_range": "clip_coef",
     "learning_rate": "lr",
     "n_envs": "num_envs",

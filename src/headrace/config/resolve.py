@@ -1,22 +1,22 @@
 """Reads settings from their sources, derives the others, and checks that all fit together.
 
-Precedence: flags (or Python arguments), then the `--config` file, then the preset, then the class
-default. All settings of a run share one flat name space. Left out: reading flags (`commands.py`).
+Precedence: flags (or Python arguments), then the `--config` file, then the preset, then the
+defaults for this kind of environment, then the class default. All settings of a run share one flat
+name space. Left out: reading flags (`commands.py`), and what presets hold (`presets.py`).
 """
 
-import functools
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from fnmatch import fnmatchcase
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from headrace.algos.base import Algorithm
+from headrace.algos.ppo import PPO
 from headrace.config.algorithms import ALGORITHMS, load_algorithm
+from headrace.config.batches import fitting_minibatches, fitting_steps
 from headrace.config.checks import (
     check_cluster,
     check_divisibility,
@@ -26,12 +26,19 @@ from headrace.config.checks import (
 )
 from headrace.config.old_names import PEER_NAMES, rename_settings
 from headrace.config.policies import merge_policies, policy_settings
+from headrace.config.presets import defaults, preset
 from headrace.config.run_config import RunConfig
 from headrace.configclass import check_values
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError, did_you_mean
 from headrace.models.policy import Network
-from headrace.spec import Kind
+from headrace.spec import EnvSpec, Kind
+
+_SUGGESTED = ("default", "preset ")
+"""How the sources of settings begin that nobody asked for ("default" also those of a kind)."""
+_FREE = (*_SUGGESTED, "follows")
+"""The same, and those that follow from others."""
+_EITHER = {"num_minibatches": "minibatch_size", "minibatch_size": "num_minibatches"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,8 @@ class Settings:
     Attributes:
         algorithm: the algorithm that `run.algo` names.
         source: name -> `given` (by flag or keyword), `config FILE`, `auto-scale`, `preset NAME`,
-            `default`, or the settings that it follows from.
+            `defaults for KIND`, `default`, or the settings that it follows from.
+        suggested_envs: number of environments of preset and defaults, whatever was asked for.
     """
 
     run: RunConfig
@@ -49,6 +57,7 @@ class Settings:
     algo: Any
     source: dict[str, str]
     algorithm: Algorithm[Any]
+    suggested_envs: int = 0
 
     def of(self, policy: str) -> "Settings":
         """Return the settings of one policy: `[policies.NAME]` may change some; or ConfigError."""
@@ -58,6 +67,10 @@ class Settings:
         algo = replace(self.algo, **_part(type(self.algo), changes))
         if "lr" in changes:
             algo = replace(algo, lr=algo.lr * _lr_factor(self.run))
+        if changes.keys() & _EITHER.keys():
+            changed = dict.fromkeys(changes, "given")
+            own = replace(self, network=network, algo=algo, source=self.source | changed)
+            algo = replace(algo, **_minibatches(own, changes.get("minibatch_size", 0)))
         return replace(self, network=network, algo=algo)
 
     def ended_schedules(self) -> list[str]:
@@ -83,11 +96,17 @@ class Settings:
 
     def follow(self, source: str, **values: Any) -> "Settings":
         """Return the settings with some of the run replaced; a `source` of +... is added."""
-        sources = {
-            name: self.source[name] + source[1:] if source.startswith("+") else source
-            for name in values
-        }
-        return replace(self, run=replace(self.run, **values), source=self.source | sources)
+        return replace(self, run=replace(self.run, **values), source=self._sources(source, values))
+
+    def follow_algo(self, source: str, **values: Any) -> "Settings":
+        """Return the settings with some of the algorithm replaced, as `follow` does."""
+        return replace(
+            self, algo=replace(self.algo, **values), source=self._sources(source, values)
+        )
+
+    def _sources(self, source: str, names: Iterable[str]) -> dict[str, str]:
+        added = source.startswith("+")
+        return self.source | {n: self.source[n] + source[1:] if added else source for n in names}
 
 
 def resolve(
@@ -106,11 +125,13 @@ def read_settings(
     explicit: Mapping[str, Any],
     config_file: Path | None = None,
     measured: Mapping[str, Any] | None = None,
+    spec: EnvSpec | None = None,
 ) -> Settings:
     """Return the settings of flags, file, preset and defaults, before any is derived.
 
     Args:
         measured: sizes that `headrace autoscale` measured, used where no size is set.
+        spec: of the environment, for the defaults of its kind; None: without these.
 
     Raises:
         ConfigError: an unknown name, or a value of the wrong type or out of bounds.
@@ -126,7 +147,12 @@ def read_settings(
     algo = explicit.get("algo", from_file.get("algo", "ppo"))
     algorithm = load_algorithm(algo)
     preset_name, from_preset = preset(env, algo)
+    kind, from_kind = "", dict[str, Any]()
+    if spec is not None:
+        core = (from_preset | from_file | explicit).get("core", "none")
+        kind, from_kind = defaults(spec, algo, core)
     layers: tuple[tuple[str, Mapping[str, Any]], ...] = (
+        (f"defaults for {kind}", from_kind),
         (f"preset {preset_name}", from_preset),
         ("auto-scale", measured or {}),
         (f"config {config_file}", from_file),
@@ -135,8 +161,15 @@ def read_settings(
     classes: tuple[type[Any], ...] = (RunConfig, Network, algorithm.Config)
     values: dict[str, Any] = {}
     sources = {f.name: "default" for cls in classes for f in fields(cls)}
+    suggested_envs = RunConfig().num_envs
     for source, layer in layers:
         checked = _checked(layer, classes, source)
+        for name, other in _EITHER.items():  # what a later layer says replaces both
+            if name in checked:
+                values.pop(other, None)
+                sources[other] = "default"
+        if source.startswith(_SUGGESTED):
+            suggested_envs = checked.get("num_envs", suggested_envs)
         layer_sources = dict.fromkeys(checked, source)
         if "policies" in checked and values.get("policies"):
             checked["policies"] = merge_policies(values["policies"], checked["policies"])
@@ -144,7 +177,7 @@ def read_settings(
         values |= checked
         sources |= layer_sources
     run, network, config = (cls(**_part(cls, values)) for cls in classes)
-    return Settings(run, network, config, sources, algorithm)
+    return Settings(run, network, config, sources, algorithm, suggested_envs)
 
 
 def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> Settings:
@@ -162,7 +195,8 @@ def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> 
         settings = settings.follow("follows total_env_steps", schedule_env_steps=total)
     if not settings.run.learner_threads:
         settings = settings.follow(f"follows {cpu_cores()} cores", learner_threads=cpu_cores())
-    settings = _derive_vectors(_derive_learners(settings), kind, cores)
+    settings = _derive_minibatches(_derive_steps(_derive_learners(settings)))
+    settings = _derive_vectors(settings, kind, cores)
     if settings.run.lag == -1:
         corrected = settings.algorithm.data == "lag_corrected" and settings.run.num_workers
         settings = settings.follow("follows algo and num_workers", lag=2 if corrected else 0)
@@ -208,6 +242,66 @@ def _derive_learners(settings: Settings) -> Settings:
 def _lr_factor(run: RunConfig) -> float:
     scale = {"none": 1.0, "sqrt": math.sqrt(run.num_learners), "linear": float(run.num_learners)}
     return scale[run.lr_scale]
+
+
+def _derive_steps(settings: Settings) -> Settings:
+    """Keep the rows of a batch and of a minibatch, where only the number of envs was asked for."""
+    run, source, algo = settings.run, settings.source, settings.algo
+    envs = settings.suggested_envs
+    is_asked = not source["num_envs"].startswith(_FREE)
+    if run.num_envs == envs or not is_asked or not source["num_steps"].startswith(_SUGGESTED):
+        return settings
+    batch = envs * run.num_steps
+    in_minibatch = 1  # env steps of each environment
+    if isinstance(algo, PPO):
+        size = algo.minibatch_size or batch // algo.num_minibatches
+        if settings.network.core == "none":
+            in_minibatch = max(1, round(size / run.num_envs))
+        if not algo.minibatch_size and source["num_minibatches"].startswith(_SUGGESTED):
+            rows = f"follows num_envs, {size} rows as before"
+            settings = settings.follow_algo(rows, minibatch_size=size)
+    steps = fitting_steps(run.num_envs, batch, run.num_steps, in_minibatch)
+    rows = steps * run.num_envs
+    words = f"a batch of {rows:,} rows" + ("" if rows == batch else f" in place of {batch:,}")
+    return settings.follow(f"follows num_envs, {words}", num_steps=steps)
+
+
+def _derive_minibatches(settings: Settings) -> Settings:
+    """Make number and size of minibatches agree."""
+    algo, source = settings.algo, settings.source
+    if not isinstance(algo, PPO):
+        return settings
+    scale = settings.run.num_learners if settings.run.num_envs_per_learner else 1
+    values = _minibatches(settings, algo.minibatch_size * scale)
+    pair = "num_minibatches", "minibatch_size"
+    if algo.minibatch_size and all(not source[name].startswith(_FREE) for name in pair):
+        if values["num_minibatches"] != algo.num_minibatches:
+            raise ConfigError(
+                f"num_minibatches={algo.num_minibatches} and minibatch_size={algo.minibatch_size}, "
+                f"of {settings.run.num_envs * settings.run.num_steps} rows: expected one of the "
+                "two.\nLeave one out."
+            )
+        return settings
+    given, follows = pair[::-1] if algo.minibatch_size else pair
+    settings = settings.follow_algo(f"follows {given}", **{follows: values[follows]})
+    if values[given] != getattr(algo, given):
+        words = f"+, {getattr(algo, given)} fitted to the batch"
+        settings = settings.follow_algo(words, **{given: values[given]})
+    return settings
+
+
+def _minibatches(settings: Settings, size: int) -> dict[str, int]:
+    """Return number and size of minibatches; a size of 0 follows from the number."""
+    run, algo, source = settings.run, settings.algo, settings.source
+    whole, rows_each = run.num_steps, run.num_envs
+    if settings.network.core != "none":
+        whole, rows_each = rows_each, whole
+    count = algo.num_minibatches
+    if size:
+        count = fitting_minibatches(whole, rows_each, size)
+    elif source["num_minibatches"].startswith(_FREE):
+        count = largest_divisor(whole, count)
+    return {"num_minibatches": count, "minibatch_size": whole * rows_each // count}
 
 
 def _derive_vectors(settings: Settings, kind: Kind, cores: int) -> Settings:
@@ -269,33 +363,6 @@ def _check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:
 def cpu_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-
-
-def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
-    """Return an environment's shipped preset: its name and values; ("none", {}) without one.
-
-    A table's name is an id, or a pattern of ids (`MiniGrid-*`); the id itself comes first.
-    """
-    tables = _presets()
-    patterns = [env] if env in tables else [p for p in tables if fnmatchcase(env, p)]
-    if not patterns:
-        return "none", {}
-    name, table = tables[patterns[0]]
-    # A table has settings of PPO; another algorithm takes those that it has as well.
-    groups = [RunConfig, Network] + ([ALGORITHMS[algo].Config] if algo in ALGORITHMS else [])
-    values = {key: value for group in groups for key, value in _part(group, table).items()}
-    return name, values | table.get(algo, {})
-
-
-@functools.cache
-def _presets() -> dict[str, tuple[str, dict[str, Any]]]:
-    folder = resources.files("headrace.config").joinpath("presets")
-    return {
-        pattern: (file.name.removesuffix(".toml"), table)
-        for file in sorted(folder.iterdir(), key=str)
-        if file.name.endswith(".toml")
-        for pattern, table in tomllib.loads(file.read_text(encoding="utf-8")).items()
-    }
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -88,10 +88,10 @@ class Gaussian(nn.Module):
     environment gets the clipped one, the log-probability is of the unclipped one).
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, initial_log_std: float = 0.0) -> None:
         super().__init__()
         self.num_params = self.num_draws = size
-        self.log_std = nn.Parameter(torch.zeros(size))
+        self.log_std = nn.Parameter(torch.full((size,), initial_log_std))
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions, from noise in (0, 1) `[..., num_draws]`, and their log-probabilities."""
@@ -115,10 +115,10 @@ class Gaussian(nn.Module):
 Head = Categorical | MultiCategorical | Gaussian
 
 
-def head_for(space: Space) -> Head:
+def head_for(space: Space, initial_log_std: float = 0.0) -> Head:
     """Return the distribution over the actions of a space."""
     if space.kind == "box":
-        return Gaussian(space.size)
+        return Gaussian(space.size, initial_log_std)
     if space.kind == "discrete":
         return Categorical(space.nvec[0])
     return MultiCategorical(space.nvec)

@@ -41,6 +41,9 @@ class Network:
     number, of each channel of an image."""
     normalize_reward: bool = False
     """Divide rewards by the running deviation of the discounted return (learner only)."""
+    initial_log_std: float = 0.0
+    """Logarithm of the deviation of continuous actions before training; the range of a bounded
+    action is 2. It is learned."""
     clip_reward: NonNegative = 0.0
     """Clip rewards to ± this before anything is learned from them (0: never); returns are reported
     unclipped."""
@@ -111,7 +114,7 @@ class Policy(nn.Module):
         self._spec, self._clip_reward = spec, network.clip_reward
         self._bf16 = network.precision == "bf16"
         self.model = ActorCritic(spec, network) if model is None else made(model, spec)
-        self.head = head_for(spec.action)
+        self.head = head_for(spec.action, network.initial_log_std)
         self.normalize_obs = NormalizeObs(spec.seen) if network.normalize_obs else None
         self.normalize_reward = NormalizeReward() if network.normalize_reward else None
 

@@ -80,6 +80,12 @@ class RunRequest:
         """The settings of all sources, before others are derived from them."""
         return read_settings(self.explicit, self.config_file, self.measured)
 
+    def derived(self, cores: int | None = None) -> Settings:
+        """Return all settings, with the defaults of the environment's kind, or ConfigError."""
+        assert self.spec is not None
+        settings = read_settings(self.explicit, self.config_file, self.measured, self.spec)
+        return derive(settings, self.spec.kind, cores)
+
     def job(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Job:
         """Derive the remaining settings and return the job of a new run, or raise ConfigError.
 
@@ -88,7 +94,7 @@ class RunRequest:
         """
         assert self.spec is not None
         _check_kind(self.settings.run, self.spec)
-        settings = derive(self.settings, self.spec.kind, cores)
+        settings = self.derived(cores)
         maker = _maker_of(settings, self)
         if self.spec.kind != "gym":
             _check_whole(settings.run, maker, self.spec)

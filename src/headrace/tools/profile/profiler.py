@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headrace.config.resolve import Settings, cpu_cores, derive, resolve
+from headrace.config.resolve import Settings, cpu_cores
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import gains, simulate
 from headrace.envs.factory import EnvLike
@@ -80,7 +80,7 @@ def profile_env(
             raise KeyboardInterrupt(ended.stopped_by)
 
         def resolve_changed(changed: Mapping[str, Any]) -> Settings:
-            return derive(inspected.change(**changed).settings, job.spec.kind)
+            return inspected.change(**changed).derived()
 
         return _profile(job, resolve_changed, seconds / 2, say)
 
@@ -97,7 +97,7 @@ def profile_run(
     explicit["env"] = job.settings.run.env
 
     def resolve_changed(changed: Mapping[str, Any]) -> Settings:
-        return resolve({**explicit, **changed}, kind=job.spec.kind)
+        return RunRequest({**explicit, **changed}, spec=job.spec).derived()
 
     return _profile(job, resolve_changed, seconds, say)
 

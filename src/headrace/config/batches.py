@@ -1,0 +1,38 @@
+"""Sizes of batches and minibatches that fit the number of environments.
+
+Left out: refusing what does not divide (`checks.py`).
+"""
+
+import math
+
+LEAST_STEPS = 32
+"""A smaller batch for many environments is not made by fewer env steps of each than this: targets
+of advantages would reach too few steps ahead."""
+
+
+def fitting_steps(num_envs: int, batch_size: int, num_steps: int, multiple_of: int) -> int:
+    """Return the env steps of each environment that keep the rows of a batch, if possible.
+
+    Args:
+        batch_size: rows to keep.
+        num_steps: as suggested for another number of environments.
+        multiple_of: env steps of each environment in a minibatch.
+    """
+    steps = max(min(LEAST_STEPS, num_steps), round(batch_size / num_envs))
+    return max(1, round(steps / multiple_of)) * multiple_of
+
+
+def fitting_minibatches(whole: int, others: int, minibatch_size: int) -> int:
+    """Return the number of minibatches whose size is nearest to the wanted one.
+
+    Args:
+        whole: what is divided among minibatches: env steps of each environment, or (with a
+            recurrent core) environments.
+        others: rows of each of these.
+    """
+    wanted = minibatch_size / others
+
+    def distance(part: int) -> float:
+        return abs(math.log(part / wanted))
+
+    return whole // min((d for d in range(1, whole + 1) if whole % d == 0), key=distance)

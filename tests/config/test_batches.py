@@ -1,0 +1,123 @@
+"""Sizes of batches and minibatches follow the number of environments, unless they are given."""
+
+import math
+
+import pytest
+
+from headrace.config.batches import fitting_minibatches, fitting_steps
+from headrace.config.presets import defaults, kind_of
+from headrace.config.resolve import derive, read_settings
+from headrace.envs.factory import EnvMaker, env_spec
+from headrace.errors import ConfigError
+from headrace.spec import EnvSpec, Space
+
+CONTINUOUS = EnvSpec(
+    "Mine-v0", Space("box", (3,), "float32"), Space("box", (1,), "float32", (-1.0,), (1.0,))
+)
+
+
+def sizes(spec=CONTINUOUS, **given):
+    settings = derive(read_settings({"env": spec.id, **given}, spec=spec))
+    run, algo = settings.run, settings.algo
+    assert run.num_envs * run.num_steps == algo.num_minibatches * algo.minibatch_size
+    return run.num_envs, run.num_steps, algo.minibatch_size
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (8, 256, 64)),
+        ({"num_envs": 1}, (1, 2_048, 64)),
+        ({"num_envs": 64}, (64, 32, 64)),
+        ({"num_envs": 24}, (24, 84, 72)),  # three steps of each in a minibatch
+        ({"num_envs": 128}, (128, 32, 128)),  # no fewer steps: the batch grows
+        ({"num_envs": 64, "num_steps": 128}, (64, 128, 64)),
+        ({"num_steps": 100}, (8, 100, 80)),
+        ({"num_minibatches": 4}, (8, 256, 512)),
+        ({"minibatch_size": 100}, (8, 256, 128)),
+        ({"minibatch_size": 512, "num_envs": 4}, (4, 512, 512)),
+    ],
+)
+def test_rows_stay_when_only_the_number_of_environments_is_given(given, expected):
+    assert sizes(**given) == expected
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 8, 24, 64, 100])
+def test_minibatches_of_a_recurrent_core_are_whole_runs_of_environments(num_envs):
+    envs, steps, rows = sizes(num_envs=num_envs, core="lstm")
+    assert rows % steps == 0
+    assert envs % (rows // steps) == 0
+
+
+def test_a_preset_keeps_its_rows_too():
+    spec = EnvSpec("CartPole-v1", CONTINUOUS.observation, Space("discrete", nvec=(2,)))
+    assert sizes(spec) == (8, 64, 64)
+    assert sizes(spec, num_envs=16) == (16, 32, 64)
+    # With both sizes given, the number of minibatches is the preset's.
+    assert sizes(spec, num_envs=64, num_steps=128) == (64, 128, 1_024)
+
+
+def test_sizes_that_were_derived_once_stay_when_read_again():
+    spec = CONTINUOUS
+    for given in ({}, {"num_envs": 24}, {"num_envs": 24, "core": "gru"}, {"minibatch_size": 100}):
+        settings = derive(read_settings({"env": spec.id, **given}, spec=spec))
+        again = derive(read_settings(settings.flat(), spec=spec))
+        assert again.flat() == settings.flat()
+
+
+def test_the_batch_of_each_learner_keeps_its_minibatches():
+    given = {"num_learners": 2, "num_envs_per_learner": 8}
+    assert sizes(**given) == (16, 256, 128)
+
+
+def test_number_and_size_of_minibatches_that_contradict_are_refused():
+    with pytest.raises(ConfigError, match="expected one of the two"):
+        sizes(num_minibatches=4, minibatch_size=64)
+    assert sizes(num_minibatches=32, minibatch_size=64) == (8, 256, 64)
+
+
+def test_a_run_says_what_became_of_its_sizes():
+    settings = derive(read_settings({"env": "Mine-v0", "num_envs": 128}, spec=CONTINUOUS))
+    assert settings.source["num_steps"] == (
+        "follows num_envs, a batch of 4,096 rows in place of 2,048"
+    )
+    assert settings.source["minibatch_size"].endswith("64 fitted to the batch")
+    assert settings.source["normalize_obs"] == "defaults for continuous control"
+
+
+def test_one_policy_may_have_minibatches_of_its_own():
+    policies = {"a": {"minibatch_size": 512}, "b": {"num_minibatches": 2}}
+    settings = derive(read_settings({"env": "Mine-v0", "policies": policies}, spec=CONTINUOUS))
+    assert settings.of("a").algo.num_minibatches == 4
+    assert settings.of("b").algo.minibatch_size == 1_024
+    assert settings.of("c").algo.minibatch_size == 64
+
+
+def test_fitted_sizes_are_the_nearest():
+    for envs in (1, 2, 3, 7, 50, 300):
+        steps = fitting_steps(envs, 2_048, 256, 1)
+        assert steps == max(32, round(2_048 / envs))
+    for whole, others, wanted in ((100, 8, 64), (31, 7, 64), (256, 8, 3)):
+        count = fitting_minibatches(whole, others, wanted)
+        size = whole * others // count
+        counts = [n for n in range(1, whole + 1) if whole % n == 0]
+        best = min(abs(math.log(whole * others / n / wanted)) for n in counts)
+        assert abs(math.log(size / wanted)) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("env", "kind"),
+    [
+        ("Pendulum-v1", "continuous control"),
+        ("CartPole-v1", "discrete actions"),
+        ("FrozenLake-v1", "discrete observations"),
+        ("MiniGrid-Empty-8x8-v0", "observations with images"),
+        ("ALE/Breakout-v5", "images"),
+        ("headrace/TagGridWorld-v0", "several agents"),
+    ],
+)
+def test_the_kind_of_an_environment_follows_from_its_spaces(env, kind):
+    dropped = ("mission",) if env.startswith("MiniGrid") else ()
+    spec = env_spec(EnvMaker(env, native=":" not in env and "/" in env, drop_obs_keys=dropped))
+    assert kind_of(spec) == kind
+    assert defaults(spec, "ppo")[0] == kind
