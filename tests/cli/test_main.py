@@ -121,7 +121,7 @@ def test_doctor_finds_what_an_extra_of_an_extra_asks_for(monkeypatch):
 
 
 def test_a_misspelled_verb_is_answered_with_the_nearest(capsys):
-    assert _main(["trian", "CartPole-v1"]) == 2
+    assert _main(["traim", "CartPole-v1"]) == 2
     assert "Did you mean train?" in capsys.readouterr().err
 
 
