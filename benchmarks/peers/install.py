@@ -27,7 +27,13 @@ UNEVEN = ["highway-env==1.12.1", "minigrid==3.2.0"]
 PEERS = {
     # the plain PPO, and ale-py's and Gymnasium's own vector environments
     "base": [*GYMNASIUM, *UNEVEN],
-    "sb3": ["stable-baselines3==2.9.2", *GYMNASIUM, "opencv-python-headless==5.0.0.93", *UNEVEN],
+    "sb3": [
+        "stable-baselines3==2.9.2",
+        *GYMNASIUM,
+        "gymnasium[box2d]==1.4.0",
+        "opencv-python-headless==5.0.0.93",
+        *UNEVEN,
+    ],
     "sf": ["sample-factory==2.1.1", "gymnasium==0.29.1", "numpy==1.26.4"],
     "tianshou": ["tianshou==2.0.1", "gymnasium==1.4.0", "numpy==2.4.6", *UNEVEN],
     "rllib": ["ray[rllib]==2.60.0", "gymnasium==1.2.2", "numpy==2.4.6", *UNEVEN],

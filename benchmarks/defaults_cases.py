@@ -1,0 +1,119 @@
+"""What `defaults.py` trains: the cases of each part, and what they are held to.
+
+To judge another default, edit `ABLATION`; to judge other environments, `ENVS`. Left out: running
+(`defaults.py`), and judging (`defaults_page.py`).
+"""
+
+import re
+from dataclasses import dataclass
+
+from benchmarks import own_envs
+
+OWN = tuple(f"benchmarks.own_envs:{kind.__name__}" for kind in own_envs.ALL)
+ENVS = (
+    "Hopper-v5",
+    "Walker2d-v5",
+    "BipedalWalker-v3",
+    "LunarLander-v3",
+    "LunarLanderContinuous-v3",
+    "Acrobot-v1",
+    "MiniGrid-Empty-8x8-v0",
+    *OWN[:2],
+)
+REQUIRED = {"MiniGrid-Empty-8x8-v0": ("--drop-obs-keys", "mission")}
+"""Flags without which Headrace refuses the environment: text is no observation."""
+SLOW = OWN[2:4]
+"""Environments with images: at most `SLOW_STEPS` env steps."""
+SLOW_STEPS = 200_000
+
+CANDIDATE = {
+    "Hopper-v5": (2311, 2360),
+    "Walker2d-v5": (2873, 2869),
+    "BipedalWalker-v3": (287, 251),
+    "LunarLanderContinuous-v3": (201, 183),
+    "LunarLander-v3": (278, 214),
+    "Acrobot-v1": (-77, -85),
+}
+"""Mean return of the last 100 training episodes after 500,000 env steps, seed by seed. They are of
+`RETURNS.md`, "Measured here (PPO)": with continuous actions its column "log std -0.5", with
+discrete ones "normalized"."""
+
+SIZES = (("--num-envs", "1"), ("--num-envs", "64"), ("--core", "lstm"))
+SIZES_ENVS = ("Hopper-v5", "LunarLander-v3")
+APPO_ENVS = ("Hopper-v5", "LunarLander-v3", "CartPole-v1")
+A2C_ENVS = ("CartPole-v1", "LunarLander-v3")
+TWO_WORKERS = ("--num-workers", "2")
+ABLATION = {
+    "initial log std 0": ("--initial-log-std", "0"),
+    "minibatches of 256 rows": ("--minibatch-size", "256"),
+    "observations as they are": ("--no-normalize-obs",),
+    "rewards as they are": ("--no-normalize-reward",),
+    "4 epochs": ("--num-epochs", "4"),
+}
+"""Each of the new defaults, and the flags that switch it back."""
+ABLATION_ENVS = ("Hopper-v5", "BipedalWalker-v3", "LunarLander-v3", "Acrobot-v1")
+CONTINUOUS_ONLY = {"initial log std 0": ABLATION_ENVS[:2]}
+"""What means nothing with discrete actions, and where it is tried."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One trainer on one environment, for all its seeds.
+
+    Attributes:
+        who: `headrace` or `sb3`.
+    """
+
+    env: str
+    who: str = "headrace"
+    algo: str = "ppo"
+    flags: tuple[str, ...] = ()
+
+    @property
+    def name(self):
+        return " ".join((short(self.env), self.who, self.algo, *self.flags))
+
+    def env_steps(self, wanted):
+        return min(wanted, SLOW_STEPS) if self.env in SLOW else wanted
+
+    def file_name(self, wanted):
+        """Of its results: runs of other lengths have files of their own."""
+        words = re.sub(r"[^\w.]+", "-", self.name)
+        return f"{words}-{self.env_steps(wanted)}.json"
+
+
+def short(env):
+    """An environment's name in tables: without its module."""
+    return env.rpartition(":")[2]
+
+
+def ablation(what):
+    """The cases of one default that is switched back; without the flags that mean nothing there."""
+    envs = CONTINUOUS_ONLY.get(what, ABLATION_ENVS)
+    return {env: Case(env, flags=ABLATION[what]) for env in envs}
+
+
+PARTS = {
+    "ppo": [Case(env, who) for env in ENVS for who in ("headrace", "sb3")],
+    "sizes": [Case(env, flags=flags) for env in SIZES_ENVS for flags in SIZES],
+    "appo": [
+        case
+        for env in APPO_ENVS
+        for case in (Case(env), Case(env, "headrace", "appo", TWO_WORKERS))
+    ],
+    "a2c": [
+        case
+        for env in A2C_ENVS
+        for case in (
+            Case(env, "headrace", "a2c"),
+            Case(env, "headrace", "impala", TWO_WORKERS),
+            Case(env, "sb3", "a2c"),
+        )
+    ],
+    "ablation": [
+        *(Case(env) for env in ABLATION_ENVS),
+        *(case for what in ABLATION for case in ablation(what).values()),
+    ],
+    "own": [Case(env, who) for env in OWN for who in ("headrace", "sb3")],
+}
+SEEDS = {part: (1, 2, 3, 4, 5) if part == "appo" else (1, 2, 3) for part in PARTS}

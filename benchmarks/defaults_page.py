@@ -1,0 +1,185 @@
+"""The page of `defaults.py`: its tables, and whether each row is as good as it has to be.
+
+Left out: training (`defaults.py`).
+"""
+
+import json
+import math
+import statistics
+from dataclasses import dataclass
+
+from benchmarks.defaults_cases import (
+    A2C_ENVS,
+    ABLATION,
+    ABLATION_ENVS,
+    APPO_ENVS,
+    CANDIDATE,
+    ENVS,
+    OWN,
+    SIZES,
+    SIZES_ENVS,
+    SLOW_STEPS,
+    TWO_WORKERS,
+    Case,
+    ablation,
+    short,
+)
+from benchmarks.own_envs import ALL
+from benchmarks.own_players import PLAYERS, play
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the seeds of a case returned.
+
+    Attributes:
+        returns: mean of the last 100 training episodes, of each seed.
+        evaluated: mean of 100 episodes of the final policy, likeliest actions, of each seed.
+        seconds: of training, the median.
+    """
+
+    returns: tuple[float, ...]
+    evaluated: tuple[float, ...] = ()
+    seconds: float = math.nan
+
+    @property
+    def mean(self):
+        return statistics.mean(self.returns)
+
+    @property
+    def error(self):
+        """Standard error of the mean; 0 for a single seed."""
+        several = len(self.returns) > 1
+        return statistics.stdev(self.returns) / math.sqrt(len(self.returns)) if several else 0.0
+
+    def __str__(self):
+        return f"{self.mean:,.4g} ± {self.error:,.2g} ({len(self.returns)})"
+
+    @property
+    def cells(self):
+        return [str(self), f"{statistics.mean(self.evaluated):,.4g}", f"{self.seconds:,.0f}"]
+
+
+def beats(ours, theirs, candidate, seeds=3):
+    """Whether our mean is at least theirs, and the candidate's less one standard error of it.
+
+    None: no such figure. "open": seeds are missing, of ours or theirs. Where there is no candidate
+    it is not asked for.
+    """
+    if any(each is None or len(each.returns) < seeds for each in (ours, theirs)):
+        return "open"
+    lacks = []
+    if ours.mean < theirs.mean:
+        lacks.append("below Stable-Baselines3")
+    if candidate and ours.mean < candidate.mean - candidate.error:
+        lacks.append("below the candidate")
+    return f"**no**: {', '.join(lacks)}" if lacks else "yes"
+
+
+def keeps_up(appo, ppo, random, seeds=5):
+    """Shares of PPO's mean that APPO's mean and its worst seed reach, from random; and a verdict.
+
+    At least 85 % and half are expected. "open" as with `beats`.
+    """
+    if None in (appo, ppo, random) or min(len(appo.returns), len(ppo.returns)) < seeds:
+        return ["-", "-", "open"]
+    gain = ppo.mean - random
+    if gain <= 0:
+        return ["-", "-", "**no**: PPO is no better than random"]
+    mean, worst = (appo.mean - random) / gain, (min(appo.returns) - random) / gain
+    return [f"{mean:.0%}", f"{worst:.0%}", "yes" if mean >= 0.85 and worst >= 0.5 else "**no**"]
+
+
+def table(title, head, rows):
+    return [
+        "",
+        f"## {title}",
+        "",
+        *(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)),
+    ]
+
+
+def render(results, env_steps):
+    """The page, of the results in that folder."""
+
+    def figures(case):
+        path = results / case.file_name(env_steps)
+        runs = list(json.loads(path.read_text())["runs"].values()) if path.exists() else []
+        # An agent that ended no episode has no return.
+        runs = [run for run in runs if run["mean_return"] is not None]
+        if not runs:
+            return None
+        columns = ([run[key] for run in runs] for key in ("mean_return", "eval_return", "seconds"))
+        returns, evaluated, seconds = columns
+        return Figures(tuple(returns), tuple(evaluated), statistics.median(seconds))
+
+    def cells(case):
+        found = figures(case)
+        return found.cells if found else ["-"] * 3
+
+    path = results / "random.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+
+    def random(env):
+        return f"{known[env]:,.3g}" if env in known else "-"
+
+    def candidate(env):
+        return Figures(CANDIDATE[env]) if env in CANDIDATE and env_steps == 500_000 else None
+
+    def judged(case):
+        """A row of ours, theirs and the candidate's."""
+        peer, aim = Case(case.env, "sb3"), candidate(case.env)
+        verdict = beats(figures(case), figures(peer), aim)
+        return [*cells(case), *cells(peer), str(aim or "-"), verdict]
+
+    three = ["Headrace", "evaluated", "s", "Stable-Baselines3", "evaluated", "s"]
+    lines = [
+        "# What the defaults learn",
+        "",
+        "Made by `python -m benchmarks.defaults`; do not edit. Headrace without presets, and",
+        "Stable-Baselines3, with no settings but the environment, a seed and",
+        f"{env_steps:,} env steps (images: at most {SLOW_STEPS:,}). A figure is the return of the",
+        "last 100 training episodes: mean of the seeds ± its standard error (number of seeds).",
+        "*Evaluated* is the final policy in 100 episodes, likeliest actions. *Candidate* are the",
+        "settings that were tried before they became defaults. *Passes* is open while seeds are",
+        "missing. Runs shared the machine: seconds (of training) are no benchmark.",
+    ]
+    rows = [[short(env), random(env), *judged(Case(env))] for env in ENVS]
+    head = ["environment", "random", *three, "candidate", "passes"]
+    lines += table("PPO", head, rows)
+    cases = [Case(env, flags=flags) for env in SIZES_ENVS for flags in SIZES]
+    rows = [[short(case.env), f"`{' '.join(case.flags)}`", *judged(case)] for case in cases]
+    lines += table("Other sizes", ["environment", "flags", *three, "candidate", "passes"], rows)
+    rows = []
+    for env in APPO_ENVS:
+        ppo, appo = Case(env), Case(env, "headrace", "appo", TWO_WORKERS)
+        shares = keeps_up(figures(appo), figures(ppo), known.get(env))
+        rows.append([short(env), random(env), *cells(ppo), *cells(appo), *shares])
+    head = ["environment", "random", "PPO", "evaluated", "s", "APPO", "evaluated", "s"]
+    lines += table("APPO, two workers", [*head, "of PPO's", "worst seed", "passes"], rows)
+    rows = []
+    for env in A2C_ENVS:
+        peer = Case(env, "sb3", "a2c")
+        for case in (Case(env, "headrace", "a2c"), Case(env, "headrace", "impala", TWO_WORKERS)):
+            verdict = beats(figures(case), figures(peer), None)
+            rows.append([short(env), case.algo, *cells(case), *cells(peer), verdict])
+    head = ["environment", "algorithm", *three[:3], "Stable-Baselines3's A2C", *three[4:], "passes"]
+    lines += table("A2C and IMPALA", head, rows)
+    changed = {"none": {env: Case(env) for env in ABLATION_ENVS}} | {
+        w: ablation(w) for w in ABLATION
+    }
+    rows = [
+        [what, *(str((env in of and figures(of[env])) or "-") for env in ABLATION_ENVS)]
+        for what, of in changed.items()
+    ]
+    head = ["switched back", *map(short, ABLATION_ENVS)]
+    lines += table("What each of the new defaults brings", head, rows)
+    rows = []
+    for env, kind in zip(OWN, ALL, strict=True):
+        best = statistics.mean(play(kind(), PLAYERS[kind], 100)[0])
+        verdict = beats(figures(Case(env)), figures(Case(env, "sb3")), None)
+        both = [*cells(Case(env)), *cells(Case(env, "sb3"))]
+        rows.append([short(env), random(env), f"{best:,.3g}", *both, verdict])
+    head = ["environment", "random", "scripted", *three, "passes"]
+    lines += table("Environments of one's own", head, rows)
+    return "\n".join(lines) + "\n"

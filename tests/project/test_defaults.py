@@ -1,0 +1,108 @@
+"""The benchmark of defaults: real runs of few steps, what is run again, and what passes."""
+
+import json
+
+import pytest
+
+from benchmarks import defaults
+from benchmarks.defaults_cases import PARTS, Case
+from benchmarks.defaults_page import Figures, beats, keeps_up, render
+from headrace.config import resolve
+
+
+@pytest.mark.more
+def test_a_run_has_no_preset_is_kept_and_is_repeated_only_if_something_changed(tmp_path, capsys):
+    def bench():
+        words = ["--part", "appo", "--only", "CartPole", "--seeds", "1", "--at-once", "1"]
+        defaults.main([*words, "--env-steps", "1024", "--results", str(tmp_path)])
+        return capsys.readouterr().out.splitlines()
+
+    # A run that took the preset would fail: `train_headrace` looks where settings come from.
+    assert resolve.preset("CartPole-v1", "ppo")[0] != "none"
+    first = bench()
+    assert [line.partition(":")[0] for line in first] == [
+        "CartPole-v1 headrace ppo, seed 1",
+        "CartPole-v1 headrace appo --num-workers 2, seed 1",
+    ]
+    path = tmp_path / Case("CartPole-v1").file_name(1024)
+    saved = json.loads(path.read_text())
+    run = saved["runs"]["1"]
+    assert run["curve"][-1][0] == run["env_steps"] >= 1024
+    assert 5 < run["mean_return"] < 60
+    assert 5 < run["eval_return"] <= 500
+    assert "| CartPole-v1 | 2" in (tmp_path / "README.md").read_text()
+    assert [line.endswith("there already") for line in bench()] == [True, True]
+    saved["settings"]["lr"] = 1.0  # as if a default had changed since
+    saved["runs"]["2"] = run
+    path.write_text(json.dumps(saved))
+    assert [line.endswith("there already") for line in bench()] == [False, True]
+    assert set(json.loads(path.read_text())["runs"]) == {"1"}  # seed 2 was of other settings
+
+
+@pytest.mark.more
+def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capsys, monkeypatch):
+    house = "benchmarks.own_envs:House"
+    cases = [Case(house, flags=("--no-such-flag",)), Case(house)]
+    monkeypatch.setitem(PARTS, "own", cases)
+    words = ["--part", "own", "--seeds", "1", "--env-steps", "1024", "--results", str(tmp_path)]
+    failed = "House headrace ppo --no-such-flag, seed 1"
+    with pytest.raises(SystemExit, match=rf"Failed: {failed}\. The others"):
+        defaults.main(words)
+    assert f"{failed} failed: ended with 2:" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.glob("House*")] == [cases[1].file_name(1024)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "candidate", "verdict"),
+    [
+        ((10, 11, 12), (9, 10, 11), (11, 13), "yes"),  # 11 is the candidate's 12 less its error, 1
+        ((10, 11, 11), (9, 10, 11), (11, 13), "**no**: below the candidate"),
+        ((10, 11, 12), (11, 11, 12), None, "**no**: below Stable-Baselines3"),
+        ((10, 11, 12), (10, 11, 12), None, "yes"),
+        ((10, 11), (9, 10, 11), None, "open"),
+        ((10, 11, 12), (9, 10), None, "open"),
+        ((10, 11, 12), None, (1, 2), "open"),
+        (None, (1, 2, 3), None, "open"),
+    ],
+)
+def test_a_row_passes_if_it_is_as_good_as_the_peer_and_the_candidate(
+    ours, theirs, candidate, verdict
+):
+    assert beats(*(each and Figures(each) for each in (ours, theirs, candidate))) == verdict
+
+
+@pytest.mark.parametrize(
+    ("appo", "random", "cells"),
+    [
+        ((90, 90, 90, 90, 80), -100, ["94%", "90%", "yes"]),
+        ((100, 100, 100, 100, -1), -100, ["90%", "50%", "**no**"]),  # the worst is 49.5 % of it
+        ((70, 70, 70, 70, 60), -100, ["84%", "80%", "**no**"]),
+        ((90, 90, 90, 90), -100, ["-", "-", "open"]),
+        ((90, 90, 90, 90, 90), 100, ["-", "-", "**no**: PPO is no better than random"]),
+        ((90, 90, 90, 90, 90), None, ["-", "-", "open"]),
+    ],
+)
+def test_appo_is_measured_from_the_return_of_random_actions(appo, random, cells):
+    assert keeps_up(Figures(appo), Figures((100,) * 5), random) == cells
+
+
+def test_the_page_shows_each_result_where_it_belongs(tmp_path):
+    def result(case, *returns):
+        keys = ("mean_return", "eval_return", "seconds")
+        runs = {str(seed): dict.fromkeys(keys, value) for seed, value in enumerate(returns)}
+        (tmp_path / case.file_name(500_000)).write_text(json.dumps({"runs": runs}))
+
+    result(Case("Hopper-v5"), 2400.0, 2500.0, 2600.0)
+    result(Case("Hopper-v5", "sb3"), 1100.0, 1200.0, 1300.0)
+    result(Case("Hopper-v5", flags=("--num-envs", "64")), 1000.0, 1000.0, 1000.0)
+    result(Case("Hopper-v5", flags=("--num-epochs", "4")), 500.0)
+    (tmp_path / "random.json").write_text('{"Hopper-v5": 17.0}')
+    lines = render(tmp_path, 500_000).splitlines()
+    theirs, aim = "1,200 ± 58 (3) | 1,200 | 1,200", "2,336 ± 24 (2)"
+    row = f"| Hopper-v5 | 17 | 2,500 ± 58 (3) | 2,500 | 2,500 | {theirs} | {aim} | yes |"
+    assert row in lines
+    verdict = "**no**: below Stable-Baselines3, below the candidate"
+    row = f"| 1,000 ± 0 (3) | 1,000 | 1,000 | {theirs} | {aim} | {verdict} |"
+    assert f"| Hopper-v5 | `--num-envs 64` {row}" in lines
+    assert "| none | 2,500 ± 58 (3) | - | - | - |" in lines
+    assert "| 4 epochs | 500 ± 0 (1) | - | - | - |" in lines
