@@ -5,8 +5,9 @@ import math
 import pytest
 
 from headrace.config.batches import fitting_minibatches, fitting_steps
+from headrace.config.derive import derive
 from headrace.config.presets import defaults, kind_of
-from headrace.config.resolve import derive, read_settings
+from headrace.config.resolve import read_settings
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.errors import ConfigError
 from headrace.spec import EnvSpec, Space

@@ -12,7 +12,8 @@ from headrace.cli.commands import RunVerb
 from headrace.cli.flags import with_changes
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.presets import preset, presets
-from headrace.config.resolve import MAY_CHANGE, RunConfig, resolve
+from headrace.config.resolve import MAY_CHANGE, resolve
+from headrace.config.run_config import RunConfig
 from headrace.configclass import explicit_values
 from headrace.errors import ConfigError
 
@@ -181,7 +182,7 @@ def test_a_config_file_that_is_not_there_or_not_toml(tmp_path):
     ],
 )
 def test_one_worker_for_each_core(monkeypatch, cores, given, workers):
-    monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda: cores)
+    monkeypatch.setattr("headrace.config.derive.cpu_cores", lambda: cores)
     settings = resolve({"env": "Something-v3", "num_workers": -1} | given)
     assert settings.run.num_workers == workers
     assert settings.source["num_workers"] == f"given, {cores} cores"
@@ -189,7 +190,7 @@ def test_one_worker_for_each_core(monkeypatch, cores, given, workers):
 
 def test_presets_of_slow_environments_use_all_cores(monkeypatch):
     """And a run that goes on elsewhere keeps its workers; they change no bits."""
-    monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda: 2)
+    monkeypatch.setattr("headrace.config.derive.cpu_cores", lambda: 2)
     for env in ("HalfCheetah-v5", "LunarLander-v3", "MiniGrid-Empty-8x8-v0"):
         settings = resolve({"env": env})
         assert settings.run.num_workers == 2

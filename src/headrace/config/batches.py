@@ -4,6 +4,9 @@ Left out: refusing what does not divide (`checks.py`).
 """
 
 import math
+from typing import Any
+
+from headrace.config.checks import largest_divisor
 
 LEAST_STEPS = 32
 """A smaller batch for many environments is not made by fewer env steps of each than this: targets
@@ -36,3 +39,20 @@ def fitting_minibatches(whole: int, others: int, minibatch_size: int) -> int:
         return abs(math.log(part / wanted))
 
     return whole // min((d for d in range(1, whole + 1) if whole % d == 0), key=distance)
+
+
+def minibatches(run: Any, network: Any, count: int, size: int, *, fit: bool) -> dict[str, int]:
+    """Return number and size of minibatches that agree.
+
+    Args:
+        size: rows of a minibatch; 0: it follows from `count`.
+        fit: whether `count` may be made to divide the batch.
+    """
+    whole, others = run.num_steps, run.num_envs
+    if network.core != "none":
+        whole, others = others, whole
+    if size:
+        count = fitting_minibatches(whole, others, size)
+    elif fit:
+        count = largest_divisor(whole, count)
+    return {"num_minibatches": count, "minibatch_size": whole * others // count}

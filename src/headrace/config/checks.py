@@ -1,10 +1,36 @@
-"""Refuses settings that contradict each other: both sides, the sum, and the remedy."""
+"""Refuses unknown settings, and those that contradict each other: both, the sum, the remedy."""
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from headrace.algos.base import ActorCriticConfig, Algorithm
+from headrace.config.old_names import PEER_NAMES
 from headrace.config.run_config import RunConfig
-from headrace.errors import ConfigError
+from headrace.configclass import check_values
+from headrace.errors import ConfigError, did_you_mean
+
+
+def part_of(group: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a config class's fields."""
+    return {f.name: values[f.name] for f in fields(group) if f.name in values}
+
+
+def checked_values(
+    values: Mapping[str, Any], groups: tuple[type[Any], ...], source: str
+) -> dict[str, Any]:
+    """Return values as the fields of config classes have them; ConfigError for an unknown name."""
+    known = [f.name for group in groups for f in fields(group)]
+    for name in values:
+        if name not in known:
+            hint = did_you_mean(PEER_NAMES.get(name, name), known)
+            if isinstance(values[name], dict):
+                hint = f"\nSettings are flat: leave the section [{name}] out."
+            raise ConfigError(f"Unknown setting {name!r} ({source}).{hint}")
+    checked: dict[str, Any] = {}
+    for group in groups:
+        checked |= check_values(group, part_of(group, values), source)
+    return checked
 
 
 def largest_divisor(number: int, at_most: int) -> int:

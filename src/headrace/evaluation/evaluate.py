@@ -13,8 +13,8 @@ import torch
 from headrace import batch
 from headrace.collectors.api import ShouldStop
 from headrace.collectors.rollout import FixedActors, at_once, rollout
+from headrace.config.derive import cpu_cores
 from headrace.config.policies import DEFAULT
-from headrace.config.resolve import cpu_cores
 from headrace.envs.api import Episode, VectorContext, VectorEnv
 from headrace.envs.factory import EnvMaker, env_spec, make_all
 from headrace.envs.gym.python_vector import GymVector

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from headrace.config.policies import DEFAULT
-from headrace.config.resolve import Settings
+from headrace.config.settings import Settings
 from headrace.errors import ConfigError, did_you_mean
 from headrace.evaluation.trained_policies import TrainedPolicy, load_policy
 from headrace.models.custom import ModelFactory

@@ -11,7 +11,7 @@ from headrace.algos.base import LossSpec, UpdateContext
 from headrace.batch import Fragment, Minibatch, each, join, select
 from headrace.config.algorithms import GRADIENTS
 from headrace.config.policies import DEFAULT
-from headrace.config.resolve import Settings
+from headrace.config.settings import Settings
 from headrace.device_seeding import permutations as permutations_on_device
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import CheckpointError, ConfigError, RankError

@@ -11,9 +11,11 @@ from headrace import timeouts
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.collectors.watchdog import Watchdog
 from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algorithm
+from headrace.config.derive import derive
 from headrace.config.policies import assign_agents, format_assignment
-from headrace.config.resolve import Settings, derive, read_settings, resolve, values_for_resume
+from headrace.config.resolve import read_settings, resolve, values_for_resume
 from headrace.config.run_config import RunConfig
+from headrace.config.settings import Settings
 from headrace.envs.api import Guards
 from headrace.envs.factory import EnvLike, EnvMaker, WrapperLike, env_spec
 from headrace.envs.vectors import is_one_vector

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from headrace.config.resolve import Settings
 from headrace.config.run_config import RunConfig
+from headrace.config.settings import Settings
 from headrace.distributed import torchrun
 from headrace.distributed.local_ranks import launch_ranks
 from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, Ranks, device_of

@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headrace.config.resolve import Settings, cpu_cores
+from headrace.config.derive import cpu_cores
+from headrace.config.settings import Settings
 from headrace.distributed import child_process
 from headrace.distributed.ranks import visible_gpus
 from headrace.envs.factory import EnvLike

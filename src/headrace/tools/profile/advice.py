@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config.resolve import Settings, cpu_cores
+from headrace.config.derive import cpu_cores
+from headrace.config.settings import Settings
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import Topology, simulate
 from headrace.errors import ConfigError

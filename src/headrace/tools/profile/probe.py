@@ -22,7 +22,7 @@ from headrace.collectors.api import Collector, SamplingPlan
 from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.synchronous import SynchronousCollector
-from headrace.config.resolve import cpu_cores
+from headrace.config.derive import cpu_cores
 from headrace.cost_model.costs import Costs, LinearCost, TimeDistribution
 from headrace.distributed.ranks import device_of
 from headrace.errors import EnvError

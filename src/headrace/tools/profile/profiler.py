@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headrace.config.resolve import Settings, cpu_cores
+from headrace.config.derive import cpu_cores
+from headrace.config.settings import Settings
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import gains, simulate
 from headrace.envs.factory import EnvLike

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import headrace
-from headrace.config.resolve import Settings, cpu_cores
+from headrace.config.derive import cpu_cores
+from headrace.config.settings import Settings
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import lock_step_s
 from headrace.meter import Laps

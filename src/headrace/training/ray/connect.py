@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.config.resolve import cpu_cores
+from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.local_ranks import environment
 from headrace.errors import ConfigError, MissingExtraError, install_command

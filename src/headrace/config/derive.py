@@ -1,0 +1,193 @@
+"""Derives the settings that follow from others, and checks that all fit together.
+
+Left out: which settings are asked for (`resolve.py`).
+"""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from headrace.algos.base import Algorithm
+from headrace.algos.ppo import PPO
+from headrace.config.algorithms import ALGORITHMS
+from headrace.config.batches import fitting_steps, minibatches
+from headrace.config.checks import (
+    check_cluster,
+    check_divisibility,
+    check_guards,
+    largest_divisor,
+)
+from headrace.config.policies import policy_settings
+from headrace.config.run_config import RunConfig
+from headrace.config.settings import FREE, SUGGESTED, Settings, lr_factor
+from headrace.distributed.ranks import visible_gpus
+from headrace.errors import ConfigError
+from headrace.spec import Kind
+
+
+def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> Settings:
+    """Return the settings with those that follow from others, or raise ConfigError.
+
+    Args:
+        cores: CPU cores for workers; default: those of this process. On a cluster, at least one
+            for each worker that was asked for.
+    """
+    cores = cores or cpu_cores()
+    if settings.run.cluster:
+        cores = max(cores, settings.run.num_workers)
+    if not settings.run.schedule_env_steps:
+        total = settings.run.total_env_steps
+        settings = settings.follow("follows total_env_steps", schedule_env_steps=total)
+    if not settings.run.learner_threads:
+        settings = settings.follow(f"follows {cpu_cores()} cores", learner_threads=cpu_cores())
+    settings = _derive_minibatches(_derive_steps(_derive_learners(settings)))
+    settings = _derive_vectors(settings, kind, cores)
+    if settings.run.lag == -1:
+        corrected = settings.algorithm.data == "lag_corrected" and settings.run.num_workers
+        settings = settings.follow("follows algo and num_workers", lag=2 if corrected else 0)
+    run = settings.run
+    check_guards(run)
+    _check_workers(run, settings.algorithm)
+    check_cluster(run)
+    for each in (settings, *map(settings.of, policy_settings(run.policies))):
+        check_divisibility(run, each.network, each.algo, settings.algorithm)
+    return settings
+
+
+def _derive_learners(settings: Settings) -> Settings:
+    run = settings.run
+    if run.num_learners == -1:
+        if run.cluster:
+            raise ConfigError(
+                "num_learners=-1 (auto) counts the GPUs of this machine, and on a cluster learners "
+                f"are on others (cluster={run.cluster!r}).\nUse --num-learners N."
+            )
+        gpus = visible_gpus(run.device)
+        source = f"+, follows {gpus or 'no'} GPUs"
+        settings = settings.follow(source, num_learners=max(1, gpus))
+    learners = settings.run.num_learners
+    if run.num_envs_per_learner:
+        if settings.source["num_envs"] == "given":
+            raise ConfigError(
+                f"num_envs={run.num_envs} and num_envs_per_learner={run.num_envs_per_learner}: "
+                "expected one of the two.\nLeave one out."
+            )
+        source = f"follows num_envs_per_learner, {learners} learners"
+        settings = settings.follow(source, num_envs=run.num_envs_per_learner * learners)
+    if (factor := lr_factor(settings.run)) != 1:
+        lr = settings.algo.lr
+        source = (
+            f"{settings.source['lr']} {lr:g} x {factor:g} ({run.lr_scale}, {learners} learners)"
+        )
+        algo = replace(settings.algo, lr=lr * factor)
+        settings = replace(settings, algo=algo, source=settings.source | {"lr": source})
+    return settings
+
+
+def _derive_steps(settings: Settings) -> Settings:
+    """Keep the rows of a batch and of a minibatch, where only the number of envs was asked for."""
+    run, source, algo = settings.run, settings.source, settings.algo
+    envs = settings.suggested_envs
+    is_asked = not source["num_envs"].startswith(FREE)
+    if run.num_envs == envs or not is_asked or not source["num_steps"].startswith(SUGGESTED):
+        return settings
+    batch = envs * run.num_steps
+    in_minibatch = 1  # env steps of each environment
+    if isinstance(algo, PPO):
+        size = algo.minibatch_size or batch // algo.num_minibatches
+        if settings.network.core == "none":
+            in_minibatch = max(1, round(size / run.num_envs))
+        if not algo.minibatch_size and source["num_minibatches"].startswith(SUGGESTED):
+            kept = f"follows num_envs, {size} rows as before"
+            settings = settings.follow_algo(kept, minibatch_size=size)
+    steps = fitting_steps(run.num_envs, batch, run.num_steps, in_minibatch)
+    rows = steps * run.num_envs
+    words = f"a batch of {rows:,} rows" + ("" if rows == batch else f" in place of {batch:,}")
+    return settings.follow(f"follows num_envs, {words}", num_steps=steps)
+
+
+def _derive_minibatches(settings: Settings) -> Settings:
+    """Make number and size of minibatches agree."""
+    algo, source = settings.algo, settings.source
+    if not isinstance(algo, PPO):
+        return settings
+    scale = settings.run.num_learners if settings.run.num_envs_per_learner else 1
+    fit = source["num_minibatches"].startswith(FREE)
+    size = algo.minibatch_size * scale
+    values = minibatches(settings.run, settings.network, algo.num_minibatches, size, fit=fit)
+    pair = "num_minibatches", "minibatch_size"
+    if algo.minibatch_size and all(not source[name].startswith(FREE) for name in pair):
+        if values["num_minibatches"] != algo.num_minibatches:
+            raise ConfigError(
+                f"num_minibatches={algo.num_minibatches} and minibatch_size={algo.minibatch_size}, "
+                f"of {settings.run.num_envs * settings.run.num_steps} rows: expected one of the "
+                "two.\nLeave one out."
+            )
+        return settings
+    given, follows = pair[::-1] if algo.minibatch_size else pair
+    settings = settings.follow_algo(f"follows {given}", **{follows: values[follows]})
+    if values[given] != (wanted := getattr(algo, given)):
+        words = f"+, {wanted} fitted to the batch"
+        settings = settings.follow_algo(words, **{given: values[given]})
+    return settings
+
+
+def _derive_vectors(settings: Settings, kind: Kind, cores: int) -> Settings:
+    form = "native" if settings.is_native(kind) else "python"
+    if form != settings.run.vectorization:
+        settings = settings.follow("follows env and wrapper", vectorization=form)
+    if settings.run.cluster and settings.source["num_workers"] == "default" and kind == "gym":
+        settings = settings.follow("follows cluster", num_workers=-1)
+    run = settings.run
+    # A vector of either has threads of its own, or cannot have any.
+    whole = kind in ("tensor", "parallel") or (
+        form == "native" and not (run.cluster and run.num_workers)
+    )
+    learners, size = run.num_learners, run.envs_per_vector
+    share, of_cores = run.num_envs // learners, max(1, cores // learners)
+    workers = of_cores if run.num_workers == -1 else max(1, run.num_workers // learners)
+    # Where the learner acts, one vector of a worker is stepped while another one waits.
+    vectors_each = 2 if run.inference == "learner" else 1
+    is_preset = settings.source["envs_per_vector"].startswith("preset")
+    source = ""
+    if vectors_each > 1 and (not size or (is_preset and share // size < vectors_each * workers)):
+        size = largest_divisor(share, max(1, share // (vectors_each * workers)))
+        source = f"follows num_envs, for {vectors_each} vectors of each worker"
+    elif not size:
+        size = largest_divisor(share, max(1, share // (1 if whole else of_cores)))
+        source = "follows num_envs" + ("" if whole else f" / {cores} cores")
+    elif learners > 1 and share % size and is_preset:
+        size = largest_divisor(share, size)
+        source = f"+, to fit {share} envs of each learner"
+    if source:
+        settings = settings.follow(source, envs_per_vector=size)
+    if run.num_workers == -1:
+        workers = learners * max(1, min(workers, share // size))
+        settings = settings.follow(f"+, {cores} cores", num_workers=workers)
+    return settings
+
+
+def _check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:
+    if run.lag > 1 and not algorithm.accepts_any_lag:
+        able = " or ".join(name for name, other in ALGORITHMS.items() if other.accepts_any_lag)
+        raise ConfigError(
+            f"lag={run.lag}, but {run.algo} does not correct for what older weights did: expected "
+            f"0 or 1.\nUse --lag 1, or --algo {able}."
+        )
+    if run.lag and algorithm.accepts_any_lag and not run.num_workers:
+        raise ConfigError(
+            f"lag={run.lag} with algo={run.algo} lets workers sample while the learner learns, and "
+            "there are none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or "
+            "--lag 0."
+        )
+    if run.inference == "learner" and not run.num_workers:
+        raise ConfigError(
+            "inference='learner' lets workers ask the learner's process for actions, and there are "
+            "none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or --inference "
+            "worker."
+        )
+
+
+def cpu_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

@@ -1,0 +1,95 @@
+"""The settings of a run, and where each comes from. Left out: reading (`resolve.py`)."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from headrace.algos.base import Algorithm
+from headrace.config.batches import minibatches
+from headrace.config.checks import checked_values, part_of
+from headrace.config.policies import policy_settings
+from headrace.config.run_config import RunConfig
+from headrace.models.policy import Network
+from headrace.spec import Kind
+
+SUGGESTED = ("default", "preset ")
+"""How the sources of settings begin that nobody asked for ("default" also those of a kind)."""
+FREE = (*SUGGESTED, "follows")
+"""The same, and those that follow from others."""
+EITHER = {"num_minibatches": "minibatch_size", "minibatch_size": "num_minibatches"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a run, and their sources.
+
+    Attributes:
+        algorithm: the algorithm that `run.algo` names.
+        source: name -> `given` (by flag or keyword), `config FILE`, `auto-scale`, `preset NAME`,
+            `defaults for KIND`, `default`, or the settings that it follows from.
+        suggested_envs: number of environments of preset and defaults, whatever was asked for.
+    """
+
+    run: RunConfig
+    network: Network
+    algo: Any
+    source: dict[str, str]
+    algorithm: Algorithm[Any]
+    suggested_envs: int = 0
+
+    def of(self, policy: str) -> "Settings":
+        """Return the settings of one policy: `[policies.NAME]` may change some; or ConfigError."""
+        changes = policy_settings(self.run.policies).get(policy, {})
+        changes = checked_values(changes, (Network, type(self.algo)), f"policies.{policy}")
+        network = replace(self.network, **part_of(Network, changes))
+        algo = replace(self.algo, **part_of(type(self.algo), changes))
+        if "lr" in changes:
+            algo = replace(algo, lr=algo.lr * lr_factor(self.run))
+        if changes.keys() & EITHER.keys():
+            size = changes.get("minibatch_size", 0)
+            algo = replace(
+                algo, **minibatches(self.run, network, algo.num_minibatches, size, fit=False)
+            )
+        return replace(self, network=network, algo=algo)
+
+    def ended_schedules(self) -> list[str]:
+        """Return which schedules will have fallen to 0 before the run ends."""
+        ends_early = self.run.total_env_steps > self.run.schedule_env_steps
+        names = [f.name for f in fields(self.algo) if f.name.endswith("_schedule")]
+        return [n for n in names if ends_early and getattr(self.algo, n) == "linear"]
+
+    def flat(self) -> dict[str, Any]:
+        """Return name -> value of all settings, as plain data."""
+        return {
+            f.name: getattr(config, f.name)
+            for config in (self.run, self.network, self.algo)
+            for f in fields(config)
+        }
+
+    def is_native(self, kind: Kind = "gym") -> bool:
+        """Return whether the environment's own vector form is stepped."""
+        run = self.run
+        if run.vectorization == "auto" or (run.wrapper and self.source["vectorization"] != "given"):
+            return not run.wrapper and (run.env.startswith("ALE/") or kind in ("kernel", "tensor"))
+        return run.vectorization == "native"
+
+    def follow(self, source: str, **values: Any) -> "Settings":
+        """Return the settings with some of the run replaced; a `source` of +... is added."""
+        return replace(self, run=replace(self.run, **values), source=self._sources(source, values))
+
+    def follow_algo(self, source: str, **values: Any) -> "Settings":
+        """Return the settings with some of the algorithm replaced, as `follow` does."""
+        return replace(
+            self, algo=replace(self.algo, **values), source=self._sources(source, values)
+        )
+
+    def _sources(self, source: str, names: Iterable[str]) -> dict[str, str]:
+        added = source.startswith("+")
+        return self.source | {n: self.source[n] + source[1:] if added else source for n in names}
+
+
+def lr_factor(run: RunConfig) -> float:
+    """Return by what `lr_scale` multiplies the learning rate."""
+    scale = {"none": 1.0, "sqrt": math.sqrt(run.num_learners), "linear": float(run.num_learners)}
+    return scale[run.lr_scale]
