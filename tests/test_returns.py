@@ -136,6 +136,16 @@ def test_rung_7_vtrace_on_its_own_policy_has_the_targets_of_gae_1():
     torch.testing.assert_close(found.advantage, advantage)
 
 
+def test_vtrace_with_clips_of_0_counts_each_ratio_as_1():
+    rng = np.random.default_rng(3)
+    arrays = [torch.from_numpy(rng.normal(size=(20, 10))) for _ in range(4)]
+    ends = [torch.from_numpy(rng.random((20, 10)) < 0.15) for _ in range(2)]
+    found = vtrace(*arrays, *ends, 0.98, 0.9, 0.0, 0.0)
+    expected = vtrace(torch.zeros(20, 10).double(), *arrays[1:], *ends, 0.98, 0.9, 1.0, 1.0)
+    torch.testing.assert_close(found.target, expected.target)
+    torch.testing.assert_close(found.advantage, expected.advantage)
+
+
 def test_discounted_sum_by_hand():
     # gamma 0.5, carried in 4: 1 + 2 = 3; 1 + 1.5 = 2.5 (ends here); 1 + 0 = 1; carried out: 1
     done = row(0, 1, 0, dtype=torch.bool)

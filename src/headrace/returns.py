@@ -95,8 +95,9 @@ def vtrace(
         log_ratio: `[T, n]`, log π(a_t|s_t) - log μ(a_t|s_t), for the learned policy π and the
             acting policy μ.
         rho_clip: ρ̄, upper bound of ratios in temporal differences and advantages. It decides the
-            fixed point of the targets.
-        c_clip: c̄, upper bound of ratios in the traces. It decides the speed of convergence.
+            fixed point of the targets. 0: each counts as 1.
+        c_clip: c̄, upper bound of ratios in the traces. It decides the speed of convergence. 0: each
+            counts as 1.
 
     Raises:
         ValueError: if the shapes are not all the same `[T, n]`.
@@ -111,7 +112,9 @@ def vtrace(
         truncated=truncated,
     )
     ratio = log_ratio.exp()
-    rho, c = ratio.clamp(max=rho_clip), ratio.clamp(max=c_clip)
+    rho, c = (
+        ratio.clamp(max=clip) if clip else torch.ones_like(ratio) for clip in (rho_clip, c_clip)
+    )
     bootstrap = next_value.masked_fill(terminated, 0.0)
     # δ_t = ρ_t (r_t + γ V(s_{t+1}) - V(s_t));  v_t = V(s_t) + δ_t + γ λ c_t (v_{t+1} - V(s_{t+1}))
     delta = rho * (reward + gamma * bootstrap - value)

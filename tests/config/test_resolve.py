@@ -28,8 +28,8 @@ def test_precedence_flag_config_preset_default(tmp_path):
     assert settings.source["gamma"] == f"config {file}"
     assert settings.algo.gae_lambda == 0.9
     assert settings.source["gae_lambda"] == "preset classic_control"
-    assert settings.algo.vf_coef == 0.5
-    assert settings.source["vf_coef"] == "default"
+    assert settings.algo.max_grad_norm == 0.5
+    assert settings.source["max_grad_norm"] == "default"
     assert settings.network.hidden_sizes == (32, 32)
     assert set(settings.source) == set(settings.flat())
 

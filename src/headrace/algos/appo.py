@@ -23,11 +23,11 @@ class APPO(ppo.PPO):
 
     gae_lambda: Share = 0.95
     """Decay of V-trace's traces."""
-    rho_clip: NonNegative = 1.0
-    """Ratios of probabilities are cut off here in temporal differences and advantages."""
-    c_clip: NonNegative = 1.0
-    """Ratios are cut off here in V-trace's traces."""
-    adam_eps: NonNegative = 1e-3
+    rho_clip: NonNegative = 0.0
+    """Ratios of probabilities are cut off here in temporal differences and advantages. 0: each
+    counts as 1, for data that is little older than the policy."""
+    c_clip: NonNegative = 0.0
+    """Ratios are cut off here in V-trace's traces. 0: each counts as 1."""
     is_clip: Annotated[float, Between(1)] = 2.0
     """Before its weight is cut down, how many times likelier an action may have been for the
     policy that acted than for the target policy."""

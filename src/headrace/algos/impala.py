@@ -32,9 +32,10 @@ class IMPALA(ActorCriticConfig):
     gae_lambda: Share = 1.0
     """Decay of V-trace's traces; 1: the n-step targets of the paper."""
     rho_clip: NonNegative = 1.0
-    """Ratios of probabilities are cut off here in temporal differences and advantages."""
+    """Ratios of probabilities are cut off here in temporal differences and advantages. 0: each
+    counts as 1."""
     c_clip: NonNegative = 1.0
-    """Ratios are cut off here in V-trace's traces."""
+    """Ratios are cut off here in V-trace's traces. 0: each counts as 1."""
     adam_eps: NonNegative = 3e-3
 
 

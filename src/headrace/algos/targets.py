@@ -1,5 +1,6 @@
 """Advantages, value targets, and minibatches with row weights. `returns.py` has the recursions."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -100,7 +101,8 @@ def vtrace_targets(
         log_prob=acted, log_prob_now=log_prob,
     )  # fmt: skip
     ratio = log_ratio.exp()
-    clipped = torch.stack([ratio > rho_clip, ratio > c_clip, torch.ones_like(batch.valid)])
+    limits = rho_clip or math.inf, c_clip or math.inf
+    clipped = torch.stack([*(ratio > limit for limit in limits), torch.ones_like(batch.valid)])
     counts = ranks.gather((clipped & batch.valid).sum((1, 2)).float()).sum(0)
     rho, c = counts[:2] / counts[2].clamp(min=1)
     return flat, {"rho_clip_fraction": rho, "c_clip_fraction": c}

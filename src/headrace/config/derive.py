@@ -44,7 +44,7 @@ def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> 
     settings = _derive_vectors(settings, kind, cores)
     if settings.run.lag == -1:
         corrected = settings.algorithm.data == "lag_corrected" and settings.run.num_workers
-        settings = settings.follow("follows algo and num_workers", lag=2 if corrected else 0)
+        settings = settings.follow("follows algo and num_workers", lag=1 if corrected else 0)
     run = settings.run
     check_guards(run)
     _check_workers(run, settings.algorithm)

@@ -19,6 +19,7 @@ from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
 
 Tables = Mapping[str, Mapping[str, Any]]
+SEVERAL = "several agents"
 
 
 def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
@@ -35,18 +36,21 @@ def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
 
 
 def defaults(spec: EnvSpec, algo: str, core: str = "none") -> tuple[str, dict[str, Any]]:
-    """Return the defaults for environments of this kind: the kind's name, and values."""
-    kind, tables = kind_of(spec), _kinds()
-    values = _settings_of(tables[kind], algo)
-    if core != "none":
-        values |= _settings_of(tables["recurrent cores"], algo)
-    return kind, values
+    """Return the defaults for environments of this kind: the kind's name, and values.
+
+    An algorithm outside the package has the defaults of its own class alone.
+    """
+    kind, values = kind_of(spec), dict[str, Any]()
+    names = [kind] if kind == SEVERAL else ["one agent", kind]
+    for name in [*names, *(["recurrent cores"] if core != "none" else [])]:
+        values |= _settings_of(_kinds()[name], algo)
+    return kind, values if algo in ALGORITHMS else {}
 
 
 def kind_of(spec: EnvSpec) -> str:
     """Return the kind of an environment: a table's name in `defaults.toml`."""
     if spec.num_agents > 1:
-        return "several agents"
+        return SEVERAL
     images = [image_layout(part) is not None for _, part in spec.seen.leaves]
     if all(images):
         return "images"

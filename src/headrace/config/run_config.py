@@ -109,7 +109,7 @@ class CollectConfig:
     """How many updates old the weights may be when a step is taken. 0: workers wait while the
     learner works. 1 with ppo and a2c: workers make the next batch meanwhile; this can be repeated
     exactly. 1 or more with appo and impala: workers never stop and act with the newest weights; up
-    to so many batches wait for the learner (lag_learning measures the age of their steps). -1: 2
+    to so many batches wait for the learner (lag_learning measures the age of their steps). -1: 1
     for appo and impala with workers, else 0."""
     inference: Literal["worker", "learner"] = "worker"
     """What computes the actions. worker: each worker, with a copy of the network, on its CPU.
