@@ -32,6 +32,7 @@ from benchmarks.peers import install
 from benchmarks.peers.make_env import make_env
 
 RESULTS = ROOT / "benchmarks/results/defaults"
+PAGE = ROOT / "docs/defaults.md"
 POINTS = 50  # of a curve
 EPISODES = 100  # of an evaluation
 NO_SETTING = ("seed", "stop_after_s")  # what seeds differ in, and how settings are asked for
@@ -227,7 +228,8 @@ def main(argv=None):
     measure_random(args.results, {case.env for case, _ in work})
     failed = run_all(args, sorted(work, key=lambda each: each[1]))
     page = defaults_page.render(args.results, args.env_steps)
-    (args.results / "README.md").write_text(page)
+    place = PAGE if args.results == RESULTS else args.results / "README.md"
+    place.write_text(page)
     if failed:
         sys.exit(f"Failed: {'; '.join(failed)}. The others are saved; run this again.")
 

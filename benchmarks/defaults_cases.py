@@ -49,11 +49,12 @@ ABLATION = {
     "observations as they are": ("--no-normalize-obs",),
     "rewards as they are": ("--no-normalize-reward",),
     "4 epochs": ("--num-epochs", "4"),
+    "no entropy bonus": ("--ent-coef", "0"),
 }
 """Each of the new defaults, and the flags that switch it back."""
 ABLATION_ENVS = ("Hopper-v5", "BipedalWalker-v3", "LunarLander-v3", "Acrobot-v1")
-CONTINUOUS_ONLY = {"initial log std 0": ABLATION_ENVS[:2]}
-"""What means nothing with discrete actions, and where it is tried."""
+ABLATION_ONLY = {"initial log std 0": ABLATION_ENVS[:2], "no entropy bonus": ABLATION_ENVS[2:]}
+"""What only continuous, or only discrete, actions have, and where it is tried."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ class Case:
         return f"{words}-{self.env_steps(wanted)}.json"
 
 
+CUT_RATIOS = Case(
+    "Hopper-v5", algo="appo", flags=(*TWO_WORKERS, "--rho-clip", "1", "--c-clip", "1")
+)
+"""APPO with the ratios of V-trace, as its paper has it."""
+
+
 def short(env):
     """An environment's name in tables: without its module."""
     return env.rpartition(":")[2]
@@ -89,7 +96,7 @@ def short(env):
 
 def ablation(what):
     """The cases of one default that is switched back; without the flags that mean nothing there."""
-    envs = CONTINUOUS_ONLY.get(what, ABLATION_ENVS)
+    envs = ABLATION_ONLY.get(what, ABLATION_ENVS)
     return {env: Case(env, flags=ABLATION[what]) for env in envs}
 
 
@@ -100,7 +107,8 @@ PARTS = {
         case
         for env in APPO_ENVS
         for case in (Case(env), Case(env, "headrace", "appo", TWO_WORKERS))
-    ],
+    ]
+    + [CUT_RATIOS],
     "a2c": [
         case
         for env in A2C_ENVS
