@@ -64,7 +64,8 @@ class Figures:
 def beats(ours, theirs, candidate, seeds=3):
     """Whether our mean is at least theirs, and the candidate's less one standard error.
 
-    The candidate has two seeds, whose error says little: the larger error of the two counts. None: no such figure. "open": seeds are missing, of ours or theirs. Where there is no candidate
+    The candidate has two seeds, whose error says little: the larger error of the two counts.
+    None: no such figure. "open": seeds are missing, of ours or theirs. Where there is no candidate
     it is not asked for.
     """
     if any(each is None or len(each.returns) < seeds for each in (ours, theirs)):
