@@ -10,8 +10,8 @@ import pytest
 from headrace import APPO, PPO, Network
 from headrace.cli.commands import RunVerb
 from headrace.cli.flags import with_changes
-from headrace.config import resolve as resolve_module
 from headrace.config.algorithms import ALGORITHMS
+from headrace.config.preset_tables import preset_tables
 from headrace.config.resolve import MAY_CHANGE, RunConfig, preset, resolve
 from headrace.configclass import explicit_values
 from headrace.errors import ConfigError
@@ -56,7 +56,7 @@ def test_every_preset_resolves(env):
 
 def test_every_preset_serves_every_algorithm():
     known = {f.name for group in (RunConfig, Network, APPO) for f in dataclasses.fields(group)}
-    for pattern, (_, table) in resolve_module._presets().items():
+    for pattern, (_, table) in preset_tables().items():
         assert set(table) <= known | set(ALGORITHMS), pattern  # no name is misspelled
         for algo in ALGORITHMS:
             settings = resolve({"env": pattern.replace("*", "Empty-5x5-v0"), "algo": algo})

@@ -4,18 +4,16 @@ Precedence: flags (or Python arguments), then the `--config` file, then the pres
 default. All settings of a run share one flat name space. Left out: reading flags (`commands.py`).
 """
 
-import functools
 import math
 import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from fnmatch import fnmatchcase
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from headrace.algos.base import Algorithm
+from headrace.catalog.families import advice_without_env
 from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.checks import (
     check_cluster,
@@ -26,6 +24,7 @@ from headrace.config.checks import (
 )
 from headrace.config.old_names import PEER_NAMES, rename_settings
 from headrace.config.policies import merge_policies, policy_settings
+from headrace.config.preset_tables import preset_table
 from headrace.config.run_config import RunConfig
 from headrace.configclass import check_values
 from headrace.distributed.ranks import visible_gpus
@@ -119,10 +118,7 @@ def read_settings(
     from_file = rename_settings(_read_toml(config_file)) if config_file else {}
     env = explicit.get("env", from_file.get("env"))
     if not env:
-        raise ConfigError(
-            "No environment was given; it comes first, before flags that take several values.\n"
-            "Example: headrace train CartPole-v1"
-        )
+        raise ConfigError(advice_without_env())
     algo = explicit.get("algo", from_file.get("algo", "ppo"))
     algorithm = load_algorithm(algo)
     preset_name, from_preset = preset(env, algo)
@@ -272,30 +268,12 @@ def cpu_cores() -> int:
 
 
 def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
-    """Return an environment's shipped preset: its name and values; ("none", {}) without one.
-
-    A table's name is an id, or a pattern of ids (`MiniGrid-*`); the id itself comes first.
-    """
-    tables = _presets()
-    patterns = [env] if env in tables else [p for p in tables if fnmatchcase(env, p)]
-    if not patterns:
-        return "none", {}
-    name, table = tables[patterns[0]]
+    """Return an environment's shipped preset: its name and values; ("none", {}) without one."""
+    name, table = preset_table(env)
     # A table has settings of PPO; another algorithm takes those that it has as well.
     groups = [RunConfig, Network] + ([ALGORITHMS[algo].Config] if algo in ALGORITHMS else [])
     values = {key: value for group in groups for key, value in _part(group, table).items()}
     return name, values | table.get(algo, {})
-
-
-@functools.cache
-def _presets() -> dict[str, tuple[str, dict[str, Any]]]:
-    folder = resources.files("headrace.config").joinpath("presets")
-    return {
-        pattern: (file.name.removesuffix(".toml"), table)
-        for file in sorted(folder.iterdir(), key=str)
-        if file.name.endswith(".toml")
-        for pattern, table in tomllib.loads(file.read_text(encoding="utf-8")).items()
-    }
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
