@@ -7,7 +7,7 @@ RUN ?= runs/demo-$(NOW)
 
 .PHONY: demo test test-more test-all test-faults browser gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
-.PHONY: bench-inference bench-lag bench-cluster bench-profile bench-autoscale
+.PHONY: presets bench-inference bench-lag bench-cluster bench-profile bench-autoscale
 
 # The installed extras are remembered by a file each, and installed again when the pins change.
 $(VENV)/.%: pyproject.toml constraints.txt
@@ -92,6 +92,10 @@ bench-kernels: $(VENV)/.classic-control $(VENV)/.kernels
 bench-tag: $(VENV)/.kernels $(VENV)/.plot $(VENV)/.video
 	$(BIN)/python -m benchmarks.tag
 	$(BIN)/python -m benchmarks.table
+
+## Presets with their seeds, resumed where they were cut, and docs/presets.md: ENV=CartPole-v1, a family, or a pattern.
+presets: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.presets $(if $(ENV),--env '$(ENV)') $(if $(DEADLINE_S),--deadline-s $(DEADLINE_S))
 
 ## One, two and four learners on the same work.
 bench-learners: $(VENV)/.classic-control

@@ -2,7 +2,7 @@
 
     python -m benchmarks.front_page      # results/front_page.png, from the results that are there
 
-Needs matplotlib (the extra `plot`). Left out: measuring (`presets.py`, `cartpole.py`, ...), the
+Needs matplotlib (the extra `plot`). Left out: measuring (`presets/`, `cartpole.py`, ...), the
 tables (`table.py`, which calls this).
 """
 
@@ -70,8 +70,14 @@ def draw(folder=RESULTS, output=OUTPUT):
     top.suptitle("Mean return over env steps: `headrace train ENV`, three seeds", fontsize=10)
     for axes, (title, name) in zip(top.subplots(1, len(CURVES)), CURVES.items(), strict=True):
         for run in json.loads((folder / "presets" / f"{name}.json").read_text())["runs"]:
-            env_steps, returns = zip(*run["curve"], strict=True)
-            axes.plot(env_steps, returns, color=COLORS["Headrace"], alpha=0.7, linewidth=1.2)
+            curve = run["curve"]
+            axes.plot(
+                curve["env_steps"],
+                curve["mean_return"],
+                color=COLORS["Headrace"],
+                alpha=0.7,
+                linewidth=1.2,
+            )
         axes.set_title(title, fontsize=9)
         axes.ticklabel_format(axis="x", style="sci", scilimits=(3, 3))
         axes.tick_params(labelsize=8)

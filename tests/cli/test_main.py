@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.catalog import extras
 from headrace.cli.main import VERBS, _main
 from headrace.errors import install_command
 from headrace.storage import checkpoint
@@ -112,8 +113,8 @@ def test_doctor_examines(trained):
 
 
 def test_doctor_finds_what_an_extra_of_an_extra_asks_for(monkeypatch):
-    have = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "mujoco" else have(name))
+    have = extras.version
+    monkeypatch.setattr(extras, "version", lambda name: None if name == "mujoco" else have(name))
     missing = doctor.examine()["missing_for_extra"]
     # Ours ask for gymnasium[mujoco], and dev for ours; what is for other Pythons is not missing
     assert {extra for extra, names in missing.items() if names} == {"mujoco", "dev"}
@@ -147,10 +148,12 @@ def test_every_verb_has_help_with_types_and_defaults(verb, tmp_path):
         assert "(default: 0.0003)" in done.stdout
 
 
-def test_top_level_help_imports_nothing_heavy(tmp_path):
+def test_help_and_list_import_nothing_heavy():
     code = (
-        "import sys; from headrace.cli.main import _main; _main(['--help']);"
-        "print(sorted({'torch', 'ray', 'numba', 'numpy', 'tyro', 'gymnasium'} & set(sys.modules)))"
+        "import sys; from headrace.cli.main import _main; _main(['--help']); _main(['train']);"
+        "assert 'tyro' not in sys.modules;"
+        "_main(['list', 'mujoco']); _main(['list', '--json']);"
+        "print(sorted({'torch', 'ray', 'numba', 'numpy', 'gymnasium'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.splitlines()[-1] == "[]"
@@ -192,7 +195,9 @@ def test_flags_of_every_kind_reach_the_run(tmp_path):
     [
         (["fly"], 2, ["no verb 'fly'"]),
         ([], 2, []),
-        (["train"], 2, ["No environment"]),
+        (["train"], 2, ["No environment", "mujoco ", "headrace train CartPole-v1", "my_module:"]),
+        (["list", "mujocco"], 2, ["no family 'mujocco'", "Did you mean mujoco?"]),
+        (["list", "Walker2d"], 2, ["Did you mean Walker2d-v5?"]),
         (["train", "--wrapper", "a:b", "CartPole-v1"], 2, ["comes first, before flags that"]),
         (
             ["train", "CartPole-v1", "--wrapper", "a:b", "--wrapper=c:d"],

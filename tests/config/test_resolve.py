@@ -11,7 +11,8 @@ from headrace import APPO, PPO, Network
 from headrace.cli.commands import RunVerb
 from headrace.cli.flags import with_changes
 from headrace.config.algorithms import ALGORITHMS
-from headrace.config.presets import preset, presets
+from headrace.config.preset_tables import preset_tables
+from headrace.config.presets import preset
 from headrace.config.resolve import MAY_CHANGE, resolve
 from headrace.config.run_config import RunConfig
 from headrace.configclass import explicit_values
@@ -57,7 +58,7 @@ def test_every_preset_resolves(env):
 
 def test_every_preset_serves_every_algorithm():
     known = {f.name for group in (RunConfig, Network, APPO) for f in dataclasses.fields(group)}
-    for pattern, (_, table) in presets().items():
+    for pattern, (_, table) in preset_tables().items():
         assert set(table) <= known | set(ALGORITHMS), pattern  # no name is misspelled
         for algo in ALGORITHMS:
             settings = resolve({"env": pattern.replace("*", "Empty-5x5-v0"), "algo": algo})

@@ -20,7 +20,8 @@ STOPS = [
 ]  # fmt: skip
 BESIDES = {
     "cli/main.py": "passes the command line on",
-    "cli/flags.py": "parses it",
+    "cli/flags.py": "knows which flags are settings",
+    "cli/verbs.py": "parses it",
     "config/old_names.py": "replaces former spellings",
     "configclass.py": "checks types and bounds",
     "config/checks.py": "checks what must divide",

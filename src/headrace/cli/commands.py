@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from headrace.cli.flags import JsonVerb, OptionalPath, RunDir, SettingsVerb, Verb, explicit
+from headrace.cli.flags import SettingsVerb, explicit
+from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, Verb
 from headrace.config.run_config import Frozen, KeyValues
 from headrace.envs.check.checker import check_env as check
 from headrace.envs.factory import env_spec

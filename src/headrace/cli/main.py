@@ -15,10 +15,12 @@ import sys
 import warnings
 
 from headrace import __version__
-from headrace.errors import HeadraceError, UsageError, did_you_mean
+from headrace.catalog.families import advice_without_env
+from headrace.errors import ConfigError, HeadraceError, UsageError, did_you_mean
 
 VERBS = {
     "train": "Train an agent on an environment.",
+    "list": "Show environments by family, their presets, and the returns that are known.",
     "resume": "Go on with a run from its newest checkpoint.",
     "eval": "Evaluate a trained agent over whole episodes, and film one.",
     "check-env": "Find what is wrong with an environment, before training on it.",
@@ -67,7 +69,7 @@ def _main(argv: list[str]) -> int:
         return 0
     if argv[0] not in VERBS:
         hint = did_you_mean(argv[0], VERBS)
-        print(f"headrace: there is no verb {argv[0]!r}.{hint}\n\n{_help()}", file=sys.stderr)
+        print(f"headrace: there is no verb {argv[0]!r}.{hint}\n{_help()}", file=sys.stderr)
         return 2
     # Idle threads of the math libraries spin, and two processes that do halve each other. The
     # learner's own count is set later, by torch.
@@ -88,17 +90,25 @@ def _main(argv: list[str]) -> int:
 
 
 def _run_verb(verb: str, argv: list[str]) -> int:
-    measures = verb == "autoscale" or "--auto-scale" in argv
-    if measures or (verb == "train" and _wants_workers(argv)):
-        from headrace.distributed import child_process
-
-        child_process.warm_up()
-    from headrace.cli.flags import parse
-    from headrace.config.old_names import rename_flags
-
-    home = "tool_commands" if verb in SCALE_VERBS else "commands"
-    module = importlib.import_module(f"headrace.cli.{home}")
     try:
+        # These two answer at once: nothing heavy is imported for them.
+        if verb == "list":
+            from headrace.cli.list_command import run_list
+
+            run_list(VERBS[verb], argv)
+            return 0
+        if verb == "train" and not argv:
+            raise ConfigError(advice_without_env())
+        measures = verb == "autoscale" or "--auto-scale" in argv
+        if measures or (verb == "train" and _wants_workers(argv)):
+            from headrace.distributed import child_process
+
+            child_process.warm_up()
+        from headrace.cli.flags import parse
+        from headrace.config.old_names import rename_flags
+
+        home = "tool_commands" if verb in SCALE_VERBS else "commands"
+        module = importlib.import_module(f"headrace.cli.{home}")
         argv = rename_flags(argv)
         return parse(verb, VERBS[verb], module.FLAGS[verb], argv).execute(argv) or 0
     except HeadraceError as error:

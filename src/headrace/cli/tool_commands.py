@@ -10,7 +10,8 @@ from pathlib import Path
 
 import tyro
 
-from headrace.cli.flags import JsonVerb, OptionalPath, RunDir, SettingsVerb, Verb, explicit
+from headrace.cli.flags import SettingsVerb, explicit
+from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, Verb
 from headrace.errors import ConfigError
 from headrace.tools.autoscale.autoscale import BUDGET_S, find_sizes
 from headrace.tools.forecast import MeasuredRun, forecasts

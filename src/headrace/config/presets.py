@@ -8,11 +8,11 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
-from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Any
 
 from headrace.config.algorithms import ALGORITHMS
+from headrace.config.preset_tables import preset_table
 from headrace.config.run_config import RunConfig
 from headrace.models.networks import image_layout
 from headrace.models.policy import Network
@@ -23,15 +23,8 @@ SEVERAL = "several agents"
 
 
 def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
-    """Return an environment's shipped preset: its name and values; ("none", {}) without one.
-
-    A table's name is an id, or a pattern of ids (`MiniGrid-*`); the id itself comes first.
-    """
-    tables = presets()
-    patterns = [env] if env in tables else [p for p in tables if fnmatchcase(env, p)]
-    if not patterns:
-        return "none", {}
-    name, table = tables[patterns[0]]
+    """Return an environment's shipped preset: its name and values; ("none", {}) without one."""
+    name, table = preset_table(env)
     return name, _settings_of(table, algo)
 
 
@@ -70,18 +63,6 @@ def _settings_of(table: Mapping[str, Any], algo: str) -> dict[str, Any]:
     names = {f.name for group in (RunConfig, Network, *config) for f in fields(group)}
     of_algo: dict[str, Any] = table.get(algo, {})
     return {name: value for name, value in table.items() if name in names} | of_algo
-
-
-@functools.cache
-def presets() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return id or pattern -> (name of the preset's file, its table)."""
-    folder = resources.files("headrace.config").joinpath("presets")
-    return {
-        pattern: (file.name.removesuffix(".toml"), table)
-        for file in sorted(folder.iterdir(), key=str)
-        if file.name.endswith(".toml")
-        for pattern, table in tomllib.loads(file.read_text(encoding="utf-8")).items()
-    }
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from headrace.catalog.families import advice_without_env
 from headrace.config.algorithms import load_algorithm
 from headrace.config.checks import checked_values, largest_divisor, part_of, without_cluster
 from headrace.config.derive import derive
@@ -57,10 +58,7 @@ def read_settings(
     from_file = rename_settings(_read_toml(config_file)) if config_file else {}
     env = explicit.get("env", from_file.get("env"))
     if not env:
-        raise ConfigError(
-            "No environment was given; it comes first, before flags that take several values.\n"
-            "Example: headrace train CartPole-v1"
-        )
+        raise ConfigError(advice_without_env())
     algo = explicit.get("algo", from_file.get("algo", "ppo"))
     algorithm = load_algorithm(algo)
     preset_name, from_preset = preset(env, algo)

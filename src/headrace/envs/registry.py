@@ -1,4 +1,4 @@
-"""Families of ids: the package that registers them, the extra that brings it, and near misses."""
+"""Registered ids: importing the package that registers one, and near misses."""
 
 import difflib
 import importlib
@@ -9,27 +9,10 @@ from typing import Any
 import gymnasium
 
 from headrace import importing
+from headrace.catalog.families import family_of
 from headrace.envs.api import env_error
 from headrace.envs.gym import mujoco
 from headrace.errors import EnvNotFoundError, MissingExtraError, UsageError, install_command
-
-# extra -> (package that registers the ids, None if Gymnasium does; their prefixes)
-_FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
-    "kernels": ("headrace.envs.kernels.library", ("headrace/",)),
-    "atari": ("ale_py", ("ALE/",)),
-    "minigrid": ("minigrid", ("MiniGrid-", "BabyAI-")),
-    "highway": (
-        "highway_env",
-        ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-"),
-    ),
-    "box2d": (None, ("LunarLander", "BipedalWalker", "CarRacing")),
-    "mujoco": (
-        None,
-        ("Ant-", "HalfCheetah-", "Hopper-", "Humanoid", "InvertedDoublePendulum-",
-         "InvertedPendulum-", "Pusher-", "Reacher-", "Swimmer-", "Walker2d-"),
-    ),
-    "classic-control": (None, ("Acrobot-", "CartPole-", "MountainCar", "Pendulum-")),
-}  # fmt: skip
 
 
 def resolve(env: str | Callable[..., Any]) -> str | Callable[..., Any]:
@@ -49,14 +32,14 @@ def resolve(env: str | Callable[..., Any]) -> str | Callable[..., Any]:
 
 def load(env_id: str) -> str:
     """Import the package that registers the id; return the extra that brings it, or ""."""
-    for extra, (package, prefixes) in _FAMILIES.items():
-        if env_id.startswith(prefixes):
-            try:
-                importlib.import_module(package or "gymnasium")
-            except ModuleNotFoundError as error:
-                raise _missing(env_id, extra, error) from None
-            return extra
-    return ""
+    family = family_of(env_id)
+    if family is None:
+        return ""
+    try:
+        importlib.import_module(family.package)
+    except ModuleNotFoundError as error:
+        raise _missing(env_id, family.extra, error) from None
+    return family.extra
 
 
 def make_registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:

@@ -9,10 +9,10 @@ import sys
 from typing import Any
 
 import torch
-from packaging.requirements import Requirement
 from torch.distributed import is_backend_available
 
 import headrace
+from headrace.catalog import extras
 from headrace.errors import install_command
 
 
@@ -20,13 +20,15 @@ def examine() -> dict[str, Any]:
     """Collect versions, devices, cores, shared memory, limits and extras as plain data."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
-    extras = importlib.metadata.metadata("headrace").get_all("Provides-Extra") or []
+    names = importlib.metadata.metadata("headrace").get_all("Provides-Extra") or []
     return {
         "headrace": headrace.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {
-            r.name: version for r in _requirements("headrace", "") if (version := _version(r.name))
+            r.name: version
+            for r in extras.requirements("headrace", "")
+            if (version := extras.version(r.name))
         },
         "cpu_cores": cores,
         "torch_threads": torch.get_num_threads(),
@@ -40,38 +42,9 @@ def examine() -> dict[str, Any]:
             for name in ("nofile", "nproc", "memlock")
         },
         "missing_for_extra": {
-            extra: sorted(_missing("headrace", extra)) for extra in sorted(extras)
+            extra: sorted(extras.missing("headrace", extra)) for extra in sorted(names)
         },
     }
-
-
-def _requirements(package: str, extra: str) -> list[Requirement]:
-    """Return what `package` requires here: always (extra ""), or additionally for one extra."""
-
-    def applies(requirement: Requirement, extra: str) -> bool:
-        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-
-    requirements = map(Requirement, importlib.metadata.requires(package) or [])
-    return [r for r in requirements if applies(r, extra) and not (extra and applies(r, ""))]
-
-
-def _missing(package: str, extra: str) -> set[str]:
-    """Return the required packages of an extra that are not installed."""
-    missing: set[str] = set()
-    for requirement in _requirements(package, extra):
-        if not _version(requirement.name):
-            missing.add(requirement.name)
-            continue
-        for inner in requirement.extras:
-            missing |= _missing(requirement.name, inner)
-    return missing
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def describe(facts: dict[str, Any]) -> str:

@@ -1,0 +1,153 @@
+"""Trains the presets with their seeds, resumes what was cut, and writes docs/presets.md.
+
+    make presets ENV=CartPole-v1                       # or a family, or a pattern such as 'ALE/*'
+    python -m benchmarks.presets --deadline-s 3600     # an hour's work; the next call goes on
+    python -m benchmarks.presets --render              # the page from the results that are there
+    python -m benchmarks.presets --env CartPole-v1 --total-env-steps 4096    # a trial
+
+A seed's run is in runs/presets/ENV-ALGO-SEED. A run that was killed or that the deadline cut is
+resumed by the next call. A seed that has a result with the preset as it is now is not trained
+again, unless --again. Results are kept seed by seed in benchmarks/results/presets. The page, and
+what `headrace list` shows of ours, are made of them. A trial writes below runs/presets-trial.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import signal
+import sys
+import time
+
+from benchmarks.machine import ROOT
+from benchmarks.presets import page, results, runs
+from benchmarks.presets.tasks import chosen
+from headrace.errors import UsageError
+
+
+def main(argv=None):
+    args = _arguments(argv)
+    folders, more, episodes = runs.HERE, (), 100
+    if args.total_env_steps:
+        folders, episodes = runs.trial(ROOT / "runs/presets-trial"), 5
+        more = ("--total-env-steps", str(args.total_env_steps))
+    try:
+        tasks = [] if args.render else chosen(args.env, args.algo)
+    except UsageError as error:
+        sys.exit(f"presets: {error}")
+    processes = runs.Processes()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
+    failed = measure(tasks, args, folders, processes, more, episodes)
+    write(folders)
+    if processes.stopping:
+        print("Stopped before the end: the same command goes on.")
+    sys.exit(1 if failed else 0)
+
+
+def _arguments(argv):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--env", default="", help="an id, a pattern of ids, or a family")
+    parser.add_argument("--algo", default="", help="only tasks of this algorithm")
+    parser.add_argument("--seeds", default="", help="such as 1,2,3; default: 1 to what is listed")
+    parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
+    parser.add_argument("--deadline-s", type=float, help="stop all after so many seconds")
+    parser.add_argument("--again", action="store_true", help="train finished seeds again")
+    parser.add_argument("--render", action="store_true", help="train nothing")
+    parser.add_argument("--total-env-steps", type=int, default=0, help="a trial, kept apart")
+    return parser.parse_args(argv)
+
+
+def measure(tasks, args, folders, processes, more=(), episodes=100):
+    """Measure what is not measured yet; results are kept one by one. Return how many failed."""
+    folders.results.mkdir(parents=True, exist_ok=True)
+    folders.runs.mkdir(parents=True, exist_ok=True)
+    ends = time.monotonic() + args.deadline_s if args.deadline_s else None
+    with concurrent.futures.ThreadPoolExecutor(args.at_once) as pool:
+        try:
+            jobs = _submit(pool, tasks, args, folders, processes, more, episodes)
+            return _gather(jobs, ends, folders, processes)
+        except BaseException:
+            processes.stop()  # or the pool would wait for their ends
+            raise
+
+
+def _submit(pool, tasks, args, folders, processes, more, episodes):
+    """Hand all that is to be measured to the pool: job -> task and seed, None: random actions."""
+    jobs, known = {}, set(results.read_random(folders.results))
+    for task in tasks:
+        for seed in wanted_seeds(task, args, folders, more):
+            run_dir = folders.run_dir(task, seed)
+            given = (task, seed, run_dir, processes, more, episodes, args.at_once)
+            jobs[pool.submit(runs.measure_seed, *given)] = (task, seed)
+        if task.env not in known:
+            known.add(task.env)
+            given = (task.env, folders.runs, processes, episodes)
+            jobs[pool.submit(runs.measure_random, *given)] = (task, None)
+    return jobs
+
+
+def wanted_seeds(task, args, folders, more):
+    """The seeds that have no result with these settings, or whose run is under way."""
+    seeds = [int(seed) for seed in args.seeds.split(",") if seed]
+    before = results.read(folders.results).get(task.name, {"runs": []})["runs"]
+    done = {run["seed"]: run["settings"] for run in before}
+    for seed in seeds or range(1, 1 + task.num_seeds):
+        settings = runs.settings_of(task, seed, more)
+        under_way = runs.is_under_way(folders.run_dir(task, seed), settings)
+        if args.again or under_way or done.get(seed) != settings:
+            yield seed
+
+
+def _gather(jobs, ends, folders, processes):
+    failed, left = 0, set(jobs)
+    while left:
+        try:
+            timeout = None if ends is None or processes.stopping else ends - time.monotonic()
+            done, left = concurrent.futures.wait(
+                left,
+                None if timeout is None else max(0.0, timeout),
+                concurrent.futures.FIRST_COMPLETED,
+            )
+        except KeyboardInterrupt:
+            done = set()
+            processes.stop()
+        if not done and not processes.stopping:
+            processes.stop()  # the deadline has passed
+        for job in done:
+            failed += _keep(job, *jobs[job], folders)
+    return failed
+
+
+def _keep(job, task, seed, folders):
+    """Keep the result of a job, and say so; return whether it failed."""
+    what = f"{task.env}, random actions" if seed is None else f"{task.name}, seed {seed}"
+    try:
+        found = job.result()
+    except runs.CutError:
+        print(f"{what}: cut", flush=True)
+        return False
+    except Exception as error:
+        print(f"{what}: {error}", file=sys.stderr, flush=True)
+        return True
+    if seed is None:
+        results.add_random(folders.results, task.env, found)
+        print(f"{what}: {found['mean_return']:.2f}", flush=True)
+    else:
+        results.add_seed(folders.results, task, found)
+        runs.mark_finished(folders.run_dir(task, seed))
+        played = found["evaluation"]["mean_return"]
+        print(f"{what}: {found['mean_return']:.2f} in training, {played:.2f} evaluated", flush=True)
+    return False
+
+
+def write(folders):
+    """Write the page, its pictures, and what `headrace list` shows."""
+    found = results.read(folders.results)
+    page.write(folders, found, results.read_random(folders.results))
+    results.write_own_returns(folders.own_returns, found)
+    print(f"Written: {os.path.relpath(folders.page)}")
+
+
+if __name__ == "__main__":
+    main()

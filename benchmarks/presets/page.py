@@ -1,0 +1,178 @@
+"""The page docs/presets.md and its pictures, from the results alone.
+
+Published returns are those of `headrace.catalog`; reasons are in `notes.toml`. Left out: training.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+
+from benchmarks.presets.results import mean_and_error
+from benchmarks.presets.tasks import tasks
+from headrace.catalog.returns import format_return, format_steps, published
+from headrace.tools.plotting import library
+
+NOTES = Path(__file__).with_name("notes.toml")
+
+INTRODUCTION = """\
+# Presets and the curves they give
+
+Made by `make presets` (`python -m benchmarks.presets`); do not edit. A preset applies when its
+environment is trained without further flags, and is printed at the start of a run.
+
+- **evaluated** is the return of the final policy over 100 episodes with its likeliest actions: the
+  mean of the seeds ± its standard error; of a single seed (¹) the standard error is over episodes.
+- **training** is the mean return of the last 100 training episodes (raw rewards), mean of seeds.
+- **published** is what the source says, with its env steps; `headrace list` has it, too.
+- **share** is (evaluated - random) / (published - random). Random actions played 100 episodes.
+- **s** are seconds of a seed's training, with other runs on the same machine: no benchmark.
+- "-" was not measured: those results are older than the evaluations, and are to be made again."""
+
+
+def read_notes():
+    """Reasons by task's name; ValueError for one that is of no task."""
+    notes = tomllib.loads(NOTES.read_text())
+    if unknown := set(notes) - {task.name for task in tasks()}:
+        raise ValueError(f"{NOTES} has reasons for {sorted(unknown)}, which are no tasks.")
+    return notes
+
+
+def render(found, random, notes, pictures):
+    """The page's text. `pictures`: family -> path of its picture, as the page links it."""
+    lines = [INTRODUCTION]
+    for family, of in by_family(found).items():
+        head = "environment | algorithm | evaluated | training | published | share | random"
+        lines += ["", f"## {family}", "", f"| {head} | env steps | s | seeds |", "|---" * 10 + "|"]
+        lines += [_row(task, random.get(task["env"])) for task in of.values()]
+        picture = [f"![Mean return over env steps: {family}]({pictures[family]})"]
+        said = [f"- {_title(of[name])}: {notes[name]}" for name in of if name in notes]
+        for part in (picture, said, list(_commands(of.values())), list(_where(of.values()))):
+            lines += ["", *part] if part else []
+    return "\n".join(lines) + "\n"
+
+
+def by_family(found):
+    """Results by family and task, in the order of the tasks; those of no task are left out."""
+    grouped = {}
+    for task in tasks():
+        if task.name in found:
+            grouped.setdefault(task.family, {})[task.name] = found[task.name]
+    return grouped
+
+
+def _title(task):
+    return " ".join(filter(None, (task["env"], task["algo"], task["label"])))
+
+
+def _row(task, random):
+    runs = task["runs"]
+    played = [run["evaluation"] for run in runs if run["evaluation"]]
+    trained, _ = mean_and_error([run["mean_return"] for run in runs])
+    theirs = published(task["env"]).get(task["algo"])
+    mean, cell = None, "-"
+    if played:
+        mean, error = mean_and_error([each["mean_return"] for each in played])
+        single = len(played) == 1
+        error = played[0]["standard_error"] if single else error
+        cell = f"{format_return(mean)} ± {format_return(error)}{' ¹' if single else ''}"
+    cells = [
+        task["env"],
+        " ".join(filter(None, (task["algo"], task["label"]))),
+        cell,
+        format_return(trained),
+        f"{format_return(theirs.mean_return)} ({format_steps(theirs.env_steps)})"
+        if theirs
+        else "-",
+        _share(mean, theirs, random),
+        format_return(random["mean_return"]) if random else "-",
+        f"{max(run['env_steps'] for run in runs):,}",
+        f"{sum(run['wall_s'] for run in runs) / len(runs):,.0f}",
+        str(len(runs)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _published(theirs):
+    if theirs is None:
+        return "-"
+    return f"{format_return(theirs.mean_return)} ({format_steps(theirs.env_steps)})"
+
+
+def _share(mean, theirs, random):
+    if mean is None or theirs is None or random is None:
+        return "-"
+    chance = random["mean_return"]
+    return f"{(mean - chance) / (theirs.mean_return - chance):.0%}"
+
+
+def _commands(tasks):
+    """Lines with the commands that are not just `headrace train ENV --algo ALGO`."""
+    for task in tasks:
+        if task["flags"]:
+            words = ["headrace train", task["env"], "--algo", task["algo"], *task["flags"]]
+            yield f"- {_title(task)}: `{' '.join(words)}`"
+
+
+def _where(tasks):
+    """Sources of what is published, and machines and commits of ours."""
+    rows = [(task["env"], published(task["env"]).get(task["algo"])) for task in tasks]
+    sources = {}
+    for env, row in rows:
+        if row is not None:
+            other = f"{env} there: {row.of}" if row.of else ""
+            sources.setdefault(row.source, []).append(other)
+    for source, others in sources.items():
+        said = "; ".join(filter(None, others))
+        yield f"Published: {source}{f' ({said})' if said else ''}."
+    machines = {}
+    for task in tasks:
+        for run in task["runs"]:
+            of = run["machine"]
+            cores = f"{of['cores']} cores" if of["cores"] else ""
+            where = ", ".join(filter(None, (cores, of["cpu"], of["date"][:10])))
+            commit = (of["git_commit"] or "unknown")[:7]
+            machines.setdefault(f"{where}, commit {commit}", []).append(run)
+    said = [f"{key} ({len(of)} run{'s' if len(of) > 1 else ''})" for key, of in machines.items()]
+    yield f"Measured: {'; '.join(said)}."
+
+
+def draw(found, folder):
+    """Draw a picture per family: a panel per task, a line per seed; dashed: published."""
+    for family, of in by_family(found).items():
+        columns = min(4, len(of))
+        rows = -(-len(of) // columns)
+        figure = library().figure.Figure(figsize=(3 * columns, 2.2 * rows), layout="constrained")
+        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axes, task in zip(panels, of.values(), strict=False):
+            _panel(axes, task)
+        for axes in panels[len(of) :]:
+            axes.set_axis_off()
+        figure.savefig(folder / f"{family}.png", dpi=90, metadata={"Software": None})
+
+
+def _panel(axes, task):
+    for run in task["runs"]:
+        axes.plot(
+            run["curve"]["env_steps"], run["curve"]["mean_return"], color="#0b4f8a", alpha=0.7
+        )
+    theirs = published(task["env"]).get(task["algo"])
+    if theirs is not None:
+        axes.axhline(theirs.mean_return, color="#d95f02", linestyle="--", linewidth=1)
+    axes.set_title(_title(task), fontsize=7)
+    axes.tick_params(labelsize=6)
+    axes.grid(alpha=0.3)
+
+
+def text(found, random, folders):
+    """The page's text, with links to the pictures that `draw` makes."""
+    pictures = {
+        family: os.path.relpath(folders.results / f"{family}.png", folders.page.parent)
+        for family in by_family(found)
+    }
+    return render(found, random, read_notes(), pictures)
+
+
+def write(folders, found, random):
+    """Write the page and its pictures."""
+    draw(found, folders.results)
+    folders.page.write_text(text(found, random, folders))

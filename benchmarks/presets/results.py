@@ -1,0 +1,79 @@
+"""The results of tasks as JSON: a file per task, and one with the returns of random actions."""
+
+import json
+import statistics
+
+RANDOM = "random.json"
+
+
+def read(folder):
+    """Results by task's name."""
+    paths = sorted(path for path in folder.glob("*.json") if path.name != RANDOM)
+    return {path.stem: json.loads(path.read_text()) for path in paths}
+
+
+def read_random(folder):
+    """Returns of random actions by environment."""
+    path = folder / RANDOM
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def add_random(folder, env, found):
+    """Keep the return of random actions."""
+    _write(folder / RANDOM, dict(sorted((read_random(folder) | {env: found}).items())))
+
+
+def add_seed(folder, task, found):
+    """Keep a seed's result beside those that were made with the same settings."""
+    before = read(folder).get(task.name, {"runs": []})["runs"]
+    others = [run for run in before if same_settings(run, found) and run["seed"] != found["seed"]]
+    runs = sorted([*others, found], key=lambda run: run["seed"])
+    of = {"family": task.family, "env": task.env, "algo": task.algo, "label": task.label}
+    _write(folder / f"{task.name}.json", {**of, "flags": task.flags, "runs": runs})
+
+
+def same_settings(run, other):
+    """Whether two seeds were trained with the same settings."""
+    return _but_seed(run["settings"]) == _but_seed(other["settings"])
+
+
+def _but_seed(settings):
+    return settings and {name: value for name, value in settings.items() if name != "seed"}
+
+
+def _write(path, data):
+    """Write JSON with a line for each entry, and for each seed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for key, value in data.items():
+        if key == "runs":
+            value = ",\n  ".join(json.dumps(run) for run in value)
+            lines.append(f' "runs": [\n  {value}\n ]')
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    before = path.with_suffix(".new")
+    before.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    before.rename(path)
+
+
+def mean_and_error(values):
+    """The mean of seeds and its standard error; None with one seed."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    return statistics.fmean(values), error
+
+
+def write_own_returns(path, found):
+    """Write what `headrace list` shows of ours: presets as they are, evaluated, without flags."""
+    own = {}
+    for task in found.values():
+        runs = [run for run in task["runs"] if run["evaluation"]]
+        if task["flags"] or ":" in task["env"] or not runs:
+            continue
+        mean, error = mean_and_error([run["evaluation"]["mean_return"] for run in runs])
+        own.setdefault(task["env"], {})[task["algo"]] = {
+            "mean_return": mean,
+            "standard_error": error,
+            "env_steps": max(run["env_steps"] for run in runs),
+            "seeds": len(runs),
+        }
+    _write(path, own)

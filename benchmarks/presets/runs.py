@@ -1,0 +1,200 @@
+"""One seed of a task: trained, resumed if it was cut, and evaluated, each in a process.
+
+A run's directory has three notes of this script: `preset.json`, the settings that it was begun
+with, `finished`, that its result is kept, and `stderr.txt`, what its processes said.
+"""
+
+import contextlib
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.machine import ROOT, machine
+from headrace.cli.commands import FLAGS
+from headrace.cli.flags import explicit, parse
+from headrace.config.resolve import read_settings
+from headrace.errors import RunDirError
+from headrace.training.log import read_metrics
+
+POINTS = 50  # of a curve
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
+
+
+class CutError(Exception):
+    """A run was stopped, and can be resumed."""
+
+
+@dataclass
+class Processes:
+    """The processes that this script has under way; `stop` sends SIGINT to each, once."""
+
+    on_line: object = None
+    """Called with each line of progress of a process."""
+    _running: set = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    stopping: bool = False
+
+    def run(self, command, log):
+        """The last line of output, as JSON; CutError: stopped; RuntimeError: it failed."""
+        # In a session of its own: Ctrl-C reaches this script alone, which passes it on.
+        with self._lock:
+            if self.stopping:
+                raise CutError
+            process = subprocess.Popen(
+                [sys.executable, "-m", *map(str, command)], cwd=ROOT, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+            self._running.add(process)
+        lines = []
+        with process, log.open("a") as file:
+            for line in process.stderr:
+                lines.append(line)
+                file.write(line)
+                if self.on_line is not None:
+                    self.on_line(line)
+            output = process.stdout.read()
+        with self._lock:
+            self._running.discard(process)
+        # A process that is still importing ends with a traceback when it is stopped.
+        if process.returncode in STOPPED or (process.returncode and self.stopping):
+            raise CutError
+        if process.returncode:
+            last = "".join(lines[-15:])
+            raise RuntimeError(f"{' '.join(map(str, command))} failed, and said:\n{last}")
+        return json.loads(output.splitlines()[-1])
+
+    def stop(self):
+        """Stop all; they save, and `run` raises CutError. Nothing else is started."""
+        with self._lock:
+            self.stopping = True
+            for process in self._running:
+                process.send_signal(signal.SIGINT)
+
+
+def settings_of(task, seed, more=()):
+    """What the preset and the flags set: a run that was begun with the same can be resumed."""
+    argv = [task.env, "--algo", task.algo, "--seed", str(seed), *task.flags, *more]
+    given = explicit(argv, parse("train", "", FLAGS["train"], argv))
+    settings = read_settings(given)
+    flat = settings.flat()
+    names = [name for name, source in settings.source.items() if source != "default"]
+    return json.loads(json.dumps({name: flat[name] for name in sorted(names)}))
+
+
+def is_under_way(run_dir, settings):
+    """Whether a run of these settings was begun there, and is not finished."""
+    return not (run_dir / "finished").exists() and _begun_with(run_dir) == settings
+
+
+def mark_finished(run_dir):
+    """Note that the run's result is kept, so that there is nothing to resume."""
+    (run_dir / "finished").touch()
+
+
+def _begun_with(run_dir):
+    with contextlib.suppress(FileNotFoundError):
+        return json.loads((run_dir / "preset.json").read_text())
+    return None
+
+
+def measure_seed(task, seed, run_dir, processes, more=(), episodes=100, at_once=1):
+    """Train or resume a seed and evaluate it: what is kept of it. CutError, RuntimeError."""
+    settings = settings_of(task, seed, more)
+    command = ["headrace", "resume", run_dir, *_code(task)]
+    if not is_under_way(run_dir, settings) or not any(run_dir.glob("checkpoints/step_*")):
+        _set_aside(run_dir)
+        run_dir.mkdir(mode=0o700, parents=True)
+        (run_dir / "preset.json").write_text(json.dumps(settings))
+        command = ["headrace", "train", task.env, "--algo", task.algo, "--seed", seed]
+        command += ["--run-dir", run_dir, *task.flags, *more]
+    log = run_dir / "stderr.txt"
+    summary = processes.run([*command, "--json"], log)
+    played = ["headrace", "eval", run_dir, "--episodes", episodes, "--json", *_code(task)]
+    evaluation = processes.run(played, log)
+    config = json.loads((run_dir / "config.json").read_text())
+    curve = curve_of(read_metrics(run_dir))
+    return {
+        "seed": seed,
+        "settings": settings,
+        "env_steps": summary["env_steps"],
+        "wall_s": curve["wall_s"][-1],
+        "mean_return": summary["mean_return"],
+        "evaluation": {
+            "mean_return": evaluation["mean_return"],
+            "standard_error": evaluation["std_return"] / math.sqrt(max(1, episodes - 1)),
+            "episodes": episodes,
+        },
+        "curve": curve,
+        "versions": config["versions"],
+        "machine": machine(),
+        "runs_at_once": at_once,
+    }
+
+
+def measure_random(env, folder, processes, episodes=100):
+    """The return of random actions. CutError, RuntimeError."""
+    command = ["benchmarks.presets.random_play", env, "--episodes", episodes]
+    return processes.run(command, folder / "random.stderr.txt")
+
+
+def _code(task):
+    return ["--env", task.env] if task.is_code else []
+
+
+def _set_aside(run_dir):
+    """Keep the run before, in place of the one that was set aside before that."""
+    if run_dir.exists():
+        before = run_dir.with_name(f"{run_dir.name}.before")
+        shutil.rmtree(before, ignore_errors=True)
+        run_dir.rename(before)
+
+
+def curve_of(rows):
+    """Some 50 points of a run; seconds of all its processes together, whose clocks begin at 0."""
+    if not rows:
+        raise RunDirError("The run made no update: it has no curve.")
+    seconds, passed = [], 0.0
+    for i, row in enumerate(rows):
+        if i and row["wall_s"] < rows[i - 1]["wall_s"]:
+            passed += rows[i - 1]["wall_s"]
+        seconds.append(passed + row["wall_s"])
+    every = -(-len(rows) // POINTS)
+    kept = range((len(rows) - 1) % every, len(rows), every)
+    return {
+        "env_steps": [rows[i]["env_steps"] for i in kept],
+        "wall_s": [round(seconds[i], 2) for i in kept],
+        "mean_return": [rows[i]["mean_return"] for i in kept],
+    }
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where runs and what is made of them are kept."""
+
+    runs: Path
+    results: Path
+    page: Path
+    own_returns: Path
+
+    def run_dir(self, task, seed):
+        """The directory of a seed's run."""
+        return self.runs / f"{task.name}-{seed}"
+
+
+HERE = Folders(
+    ROOT / "runs/presets",
+    ROOT / "benchmarks/results/presets",
+    ROOT / "docs/presets.md",
+    ROOT / "src/headrace/catalog/own_returns.json",
+)
+
+
+def trial(root):
+    """Folders for a trial: nothing that is kept is changed."""
+    return Folders(root / "runs", root / "results", root / "presets.md", root / "own_returns.json")

@@ -1,0 +1,85 @@
+"""What is trained: each listed id that has a preset, and a few tasks besides.
+
+Left out: training (`runs.py`), the page (`page.py`).
+"""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from headrace.catalog.families import families
+from headrace.config.preset_tables import algorithms_of_preset, preset_table
+from headrace.errors import UsageError, did_you_mean
+
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """A preset, as it is trained; or settings besides it, with a label."""
+
+    family: str
+    env: str
+    algo: str = "ppo"
+    flags: tuple[str, ...] = ()
+    label: str = ""
+    num_seeds: int = SEEDS
+
+    @property
+    def name(self):
+        """The name of its results, and of its runs."""
+        env = self.env.replace("/", "-").partition(":")[0]
+        return "-".join(filter(None, (env, self.algo, self.label)))
+
+    @property
+    def is_code(self):
+        return ":" in self.env
+
+
+def _memory(core):
+    """A task that takes a memory, with and without one."""
+    flags = (
+        f"--core {core} --normalize-obs --normalize-reward --lr 5e-4 --lr-schedule linear "
+        "--clip-schedule linear --num-epochs 10 --num-minibatches 1 --num-envs 8 "
+        "--envs-per-vector 4 --num-steps 64 --total-env-steps 149504"
+    )
+    env = "examples.cartpole_without_velocities:make"
+    return Task("memory", env, flags=tuple(flags.split()), label=core)
+
+
+BESIDES = (
+    *(
+        Task("classic-control", "CartPole-v1", algo, ("--lag", "4"), "lag-4")
+        for algo in ("appo", "impala")
+    ),
+    *(_memory(core) for core in ("lstm", "gru", "none")),
+)
+"""Tasks that do not follow from presets."""
+
+
+def tasks():
+    """All tasks, by family. PPO is trained with each preset, others if it has a table for them."""
+    found = []
+    for family in families().values():
+        for env in family.ids:
+            num_seeds = family.seeds.get(env, SEEDS)
+            if preset_table(env)[0] != "none" and num_seeds:
+                algos = dict.fromkeys(["ppo", *algorithms_of_preset(env)])
+                found += [Task(family.name, env, algo, num_seeds=num_seeds) for algo in algos]
+        found += [task for task in BESIDES if task.family == family.name]
+    return [*found, *(task for task in BESIDES if task.family not in families())]
+
+
+def chosen(env="", algo=""):
+    """The tasks of a pattern of ids, or of a family, and of an algorithm; UsageError: none."""
+    found = [
+        task
+        for task in tasks()
+        if (not env or task.family == env or fnmatchcase(task.env, env)) and algo in ("", task.algo)
+    ]
+    if not found:
+        known = {task.env for task in tasks()} | {task.family for task in tasks()}
+        raise UsageError(
+            f"No task has --env {env!r} and --algo {algo!r}: expected a listed id with a preset, a "
+            f"pattern of such ids, or a family.{did_you_mean(env, known)}"
+        )
+    return found

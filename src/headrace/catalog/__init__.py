@@ -1,0 +1,1 @@
+"""Families of environments, what each needs, and the returns that are known."""

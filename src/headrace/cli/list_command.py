@@ -1,0 +1,31 @@
+"""The verb `list`, apart from the others: it imports nothing heavy, and answers at once."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from headrace.cli.verbs import JsonVerb, parse_flags
+from headrace.tools.listing import describe_env, describe_family, describe_list, facts, find
+
+
+@dataclass(frozen=True, kw_only=True)
+class _List(JsonVerb):
+    family: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="FAMILY", help_behavior_hint="")
+    ] = ""
+    """A family, or the id of an environment. Default: all families."""
+
+    def execute(self, argv: list[str]) -> None:
+        """Print families, the ids of one, or what is known of one id; UsageError."""
+        if not self.family:
+            self.answer(facts(), describe_list())
+            return
+        family, env_id = find(self.family)
+        text = describe_env(family, env_id) if env_id else describe_family(family)
+        self.answer(facts(family, env_id), text)
+
+
+def run_list(description: str, argv: list[str]) -> None:
+    """Run the verb with the flags in `argv`."""
+    parse_flags("list", description, _List, argv).execute(argv)

@@ -1,0 +1,110 @@
+"""What every verb of the command line is: a class of flags, and how they are read.
+
+This file imports nothing heavy, so that a verb without settings answers at once.
+"""
+
+import abc
+import ast
+import inspect
+import itertools
+import json
+import sys
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, TextIO
+
+import tyro
+
+from headrace.errors import ConfigError
+
+OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+RunDir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN_DIR")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb(abc.ABC):
+    """The flags of a verb, and what it does."""
+
+    @abc.abstractmethod
+    def execute(self, argv: list[str]) -> int | None:
+        """Run the verb with its flags, read from `argv`; return its exit code, None for 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonVerb(Verb):
+    """A verb that can answer in JSON."""
+
+    json: bool = False
+    """Print one JSON object as standard output's last line; all else goes to standard error."""
+
+    @property
+    def out(self) -> TextIO:
+        """The stream for people."""
+        return sys.stderr if self.json else sys.stdout
+
+    def say(self, text: str) -> None:
+        """Print a text for people."""
+        print(text, file=self.out, flush=True)
+
+    def answer(self, result: dict[str, Any], text: str) -> None:
+        """Print the verb's result: as JSON, or for people."""
+        print(json.dumps(result) if self.json else text)
+
+
+def parse_flags(verb: str, description: str, flags: type[Any], argv: list[str]) -> Any:
+    """Return a verb with its flags; ConfigError for one that is there twice."""
+    _join_help_lines(flags)
+    parsed = tyro.cli(
+        flags,
+        prog=f"headrace {verb}",
+        args=argv,
+        description=description,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+    _refuse_repeated(argv, parsed)
+    return parsed
+
+
+def flag_names(argv: list[str]) -> list[str]:
+    """Return the names of the flags in a command line, with underscores."""
+    return [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
+
+
+def help_texts(cls: type[Any]) -> dict[str, str]:
+    """Return the text below each field of a dataclass, in one line."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        # A class of `make_dataclass` has no source; its module is that of its metaclass.
+        if not is_dataclass(base) or base.__module__ in ("types", "abc"):
+            continue
+        body: Any = ast.parse(inspect.getsource(base)).body[0]
+        for field_, text in itertools.pairwise(body.body):
+            if isinstance(field_, ast.AnnAssign) and isinstance(text, ast.Expr):
+                texts[ast.unparse(field_.target)] = " ".join(ast.literal_eval(text.value).split())
+    return texts
+
+
+def _join_help_lines(flags: type[Any]) -> None:
+    """Make paragraphs of the fields' texts: tyro would keep the line breaks of the source."""
+    texts = help_texts(flags)
+    for f in fields(flags):
+        if isinstance(f.type, type) and is_dataclass(f.type):
+            _join_help_lines(f.type)
+        elif "help" not in f.metadata:
+            f.metadata = MappingProxyType({"help": texts[f.name]})
+
+
+def _refuse_repeated(argv: list[str], flags: Any) -> None:
+    """Raise ConfigError if a flag of several values is there twice: only the last would count."""
+    names = flag_names(argv)
+    for f in fields(flags):
+        value = getattr(flags, f.name)
+        if is_dataclass(value):
+            _refuse_repeated(argv, value)
+        elif isinstance(value, tuple | dict) and names.count(f.name) > 1:
+            flag = f.name.replace("_", "-")
+            raise ConfigError(
+                f"--{flag} is there {names.count(f.name)} times, and only the last would "
+                f"count.\nPut all values after one: --{flag} A B."
+            )

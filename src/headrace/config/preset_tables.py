@@ -1,0 +1,37 @@
+"""The shipped presets as they stand in `presets/`. This file imports nothing heavy."""
+
+import tomllib
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import headrace
+
+
+@cache
+def preset_tables() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return id or pattern of ids (`MiniGrid-*`) -> name of its file, and its table."""
+    folder = resources.files("headrace.config").joinpath("presets")
+    return {
+        pattern: (file.name.removesuffix(".toml"), table)
+        for file in sorted(folder.iterdir(), key=str)
+        if file.name.endswith(".toml")
+        for pattern, table in tomllib.loads(file.read_text(encoding="utf-8")).items()
+    }
+
+
+def preset_table(env: str) -> tuple[str, dict[str, Any]]:
+    """Return the preset of an environment: its file's name and its table; ("none", {}) without.
+
+    The id itself comes before a pattern.
+    """
+    tables = preset_tables()
+    patterns = [env] if env in tables else [p for p in tables if fnmatchcase(env, p)]
+    return tables[patterns[0]] if patterns else ("none", {})
+
+
+def algorithms_of_preset(env: str) -> list[str]:
+    """Return the algorithms that have a table of their own in an environment's preset."""
+    # An algorithm's config is a public name, in capitals.
+    return [key for key in preset_table(env)[1] if key.upper() in headrace.__all__]

@@ -1,0 +1,115 @@
+"""The script that measures presets: real runs that are cut and resumed, and its page."""
+
+import argparse
+import json
+
+import pytest
+
+from benchmarks.presets import __main__ as script
+from benchmarks.presets import page, results, runs
+from benchmarks.presets.tasks import Task, chosen, tasks
+from headrace.errors import UsageError
+
+CARTPOLE = Task("classic-control", "CartPole-v1", num_seeds=1)
+MORE = ("--total-env-steps", "30720")
+ARGS = {"seeds": "", "at_once": 2, "deadline_s": None, "again": False}
+
+
+def seed(number, mean_return, **more):
+    """A seed's result, as `measure_seed` makes it."""
+    return {
+        "seed": number,
+        "settings": {"lr": 0.001, "seed": number},
+        "env_steps": 99_840,
+        "wall_s": 16.0,
+        "mean_return": 490.0,
+        "evaluation": {"mean_return": mean_return, "standard_error": 2.5, "episodes": 100},
+        "curve": {"env_steps": [512, 99_840], "wall_s": [1, 16], "mean_return": [20.0, 490.0]},
+        "machine": {"git_commit": "abcdef1234", "cpu": "a CPU", "cores": 2, "date": "2026-11-24T"},
+        **more,
+    }
+
+
+@pytest.mark.more
+def test_a_run_that_is_cut_and_resumed_gives_the_same_as_one_that_is_not(tmp_path):
+    args, processes = argparse.Namespace(**ARGS), runs.Processes()
+    folders, uncut = runs.trial(tmp_path / "cut"), runs.trial(tmp_path / "uncut")
+
+    def cut(line):
+        if "/s  return" in line and not processes.stopping:  # the first update
+            processes.stop()
+
+    processes.on_line = cut
+    assert script.measure([CARTPOLE], args, folders, processes, MORE, 5) == 0
+    assert processes.stopping and results.read(folders.results) == {}
+    for each in (folders, uncut):
+        assert script.measure([CARTPOLE], args, each, runs.Processes(), MORE, 5) == 0
+    found, whole = (results.read(f.results)["CartPole-v1-ppo"]["runs"][0] for f in (folders, uncut))
+    assert "Resumed from" in (folders.run_dir(CARTPOLE, 1) / "stderr.txt").read_text()
+    assert found["env_steps"] == whole["env_steps"] == 30_720
+    for name in ("env_steps", "mean_return"):
+        assert found["curve"][name] == whole["curve"][name]
+    assert found["curve"]["wall_s"] == sorted(found["curve"]["wall_s"])
+    assert found["evaluation"] == whole["evaluation"]
+    assert 9 < results.read_random(uncut.results)["CartPole-v1"]["mean_return"] < 40
+    # What has a result is not trained again, unless it is asked for or the settings changed.
+    assert list(script.wanted_seeds(CARTPOLE, args, uncut, MORE)) == []
+    assert list(script.wanted_seeds(CARTPOLE, args, uncut, ("--lr", "0.1"))) == [1]
+    again = argparse.Namespace(**ARGS | {"again": True})
+    assert list(script.wanted_seeds(CARTPOLE, again, uncut, MORE)) == [1]
+
+
+def test_the_deadline_stops_what_runs_and_keeps_it(tmp_path):
+    folders, processes = runs.trial(tmp_path), runs.Processes()
+    args = argparse.Namespace(**ARGS | {"deadline_s": 0.2})
+    assert script.measure([CARTPOLE], args, folders, processes, episodes=5) == 0
+    assert processes.stopping and not processes._running
+    assert results.read(folders.results) == {}
+    assert list(script.wanted_seeds(CARTPOLE, argparse.Namespace(**ARGS), folders, ())) == [1]
+
+
+def test_the_table_is_made_of_the_results(tmp_path):
+    folders = runs.trial(tmp_path)
+    for number, mean in ((1, 480.0), (2, 500.0)):
+        results.add_seed(folders.results, CARTPOLE, seed(number, mean))
+    results.add_random(folders.results, "CartPole-v1", {"mean_return": 20.0})
+    script.write(folders)
+    expected = "| CartPole-v1 | ppo | 490 ± 10 | 490 | 500 (100 k) | 98% | 20 | 99,840 | 16 | 2 |"
+    assert expected in folders.page.read_text()
+    assert (folders.results / "classic-control.png").read_bytes().startswith(b"\x89PNG")
+    own = json.loads(folders.own_returns.read_text())
+    row = {"mean_return": 490.0, "standard_error": 10.0, "env_steps": 99_840, "seeds": 2}
+    assert own == {"CartPole-v1": {"ppo": row}}
+    # A seed with other settings takes the place of those before.
+    results.add_seed(folders.results, CARTPOLE, seed(3, 400.0, settings={"lr": 0.1, "seed": 3}))
+    script.write(folders)
+    assert "| ppo | 400 ± 2.5 ¹ | 490 | 500 (100 k) | 79% | 20 | 99,840 | 16 | 1 |" in (
+        folders.page.read_text()
+    )
+
+
+def test_the_page_and_own_returns_are_what_the_script_makes_of_the_results(tmp_path):
+    found, random = results.read(runs.HERE.results), results.read_random(runs.HERE.results)
+    assert runs.HERE.page.read_text() == page.text(found, random, runs.HERE)
+    results.write_own_returns(tmp_path / "own.json", found)
+    assert runs.HERE.own_returns.read_text() == (tmp_path / "own.json").read_text()
+    assert set(found) <= {task.name for task in tasks()}
+
+
+def test_seconds_of_a_curve_are_those_of_all_its_processes():
+    rows = [{"env_steps": i, "wall_s": s, "mean_return": 0} for i, s in enumerate([2, 5, 3, 4])]
+    assert runs.curve_of(rows)["wall_s"] == [2, 5, 8, 9]
+    long = [{"env_steps": i, "wall_s": i, "mean_return": 0} for i in range(1, 1001)]
+    steps = runs.curve_of(long)["env_steps"]
+    assert len(steps) == runs.POINTS and steps[-1] == 1000
+
+
+def test_tasks_follow_from_presets_and_the_catalog():
+    cartpole = {task.name for task in chosen("CartPole-v1")}
+    assert {"CartPole-v1-ppo", "CartPole-v1-a2c", "CartPole-v1-impala-lag-4"} <= cartpole
+    assert {task.num_seeds for task in chosen("atari")} == {1}
+    assert all(task.env.startswith("ALE/") for task in chosen("ALE/*"))
+    assert len({task.name for task in tasks()}) == len(tasks())
+    assert "headrace/TagGridWorld-v0" not in {task.env for task in tasks()}  # docs/tag.md
+    with pytest.raises(UsageError, match="Did you mean LunarLander-v3"):
+        chosen("LunarLander")
