@@ -11,7 +11,8 @@ import tomllib
 import pytest
 
 from benchmarks import plan as benchmark
-from headrace.cli.flags import SettingsVerb, explicit, parse
+from headrace.cli.commands import FLAGS
+from headrace.cli.flags import explicit, parse
 from headrace.cli.main import _main
 from headrace.config.run_config import RunConfig
 from headrace.errors import ConfigError, install_command
@@ -565,7 +566,7 @@ def test_printed_training_command_is_valid():
         plan = make_plan([Target(2e8, 3600)], cat, rates).plan
         program, verb, *argv = plan.command(rates, 1).split()
         assert (program, verb) == ("headrace", "train")
-        flags = parse("train", "", SettingsVerb, argv)
+        flags = parse("train", "", FLAGS["train"], argv)
         run = RunConfig(**explicit(argv, flags))
         assert (run.env, run.algo, run.cluster) == ("CartPole-v1", "ppo", "auto")
         assert run.num_learners == sum(plan.learners.values()) > 1
