@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import defaults_page
-from benchmarks.defaults_cases import PARTS, REQUIRED, SEEDS
+from benchmarks.defaults_cases import PARTS, SEEDS
 from benchmarks.machine import ROOT, machine
 from benchmarks.own_players import at_random, play
 from benchmarks.peers import install
@@ -43,9 +43,8 @@ def command_of(case, env_steps):
     if case.who == "sb3":
         words = ("benchmarks.peers.sb3_defaults", case.env, "--env-steps", str(env_steps))
     else:
-        flags = (*REQUIRED.get(case.env, ()), *case.flags)
         words = ("benchmarks.no_preset", "train", case.env, "--total-env-steps", str(env_steps))
-        words = (*words, *flags)
+        words = (*words, *case.flags)
     return [*words, "--algo", case.algo]
 
 

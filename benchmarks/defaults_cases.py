@@ -20,8 +20,6 @@ ENVS = (
     "MiniGrid-Empty-8x8-v0",
     *OWN[:2],
 )
-REQUIRED = {"MiniGrid-Empty-8x8-v0": ("--drop-obs-keys", "mission")}
-"""Flags without which Headrace refuses the environment: text is no observation."""
 SLOW = OWN[2:4]
 """Environments with images: at most `SLOW_STEPS` env steps."""
 SLOW_STEPS = 200_000

@@ -5,7 +5,8 @@
 
 `params` are what the distribution over actions takes: logits for Discrete actions (one per choice,
 for MultiDiscrete side by side), means for a Box. `num_params(spec)` says how many. Observations
-come as they are stored (`spec.seen`): for a Dict space a dict of tensors, images as uint8.
+come as they are stored (`spec.seen`): for a Dict space a dict of tensors, images as uint8; for a
+Tuple a dict of its indices, so that `obs[0]` is its first part.
 """
 
 import torch

@@ -52,6 +52,54 @@ class Counting(gym.Env):
         return np.array([self.t, self.salt], np.float32)
 
 
+class Nested(gym.Env):
+    """A Tuple observation with a Dict inside, and a Dict of actions; all say where they come from.
+
+    It raises on an action that is not in its space.
+    """
+
+    def __init__(self):
+        spaces = gym.spaces
+        self.observation_space = spaces.Tuple(
+            [
+                spaces.Box(0, 255, (8, 8, 3), np.uint8),
+                spaces.Dict(
+                    {
+                        "choice": spaces.Discrete(3, start=-1),
+                        "pair": spaces.Tuple([spaces.Box(-9, 9, (2,)), spaces.MultiBinary(2)]),
+                        "text": spaces.Text(5),
+                    }
+                ),
+            ]
+        )
+        self.action_space = spaces.Dict(
+            {
+                "gears": spaces.Tuple([spaces.Discrete(3, start=2), spaces.MultiBinary(2)]),
+                "steer": spaces.Box(-2, 3, (2,), np.float64),
+            }
+        )
+        self.t, self.last = 0, None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.last = 0, np.zeros(2)
+        self.goal = self.np_random.uniform(-1, 1, 2)
+        return self._obs(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.t += 1
+        self.last = action["steer"]
+        gear, bits = action["gears"]
+        paid = float(gear) + bits.sum() - np.square(self.last - self.goal).sum()
+        return self._obs(), np.array([paid]), gear == 4 and self.t > 9, self.t == 15, {}
+
+    def _obs(self):
+        pair = (self.goal + self.last / 2, np.array([self.t % 2, 1]))
+        inside = {"pair": (pair[0].astype(np.float32), pair[1]), "choice": self.t % 3 - 1}
+        return np.full((8, 8, 3), self.t, np.uint8), inside | {"text": "hello"}
+
+
 def short_cartpole():
     """CartPole that is cut off after 20 steps: terminations and truncations in every batch."""
     return gym.make("CartPole-v1", max_episode_steps=20)

@@ -15,6 +15,14 @@ SPEC = EnvSpec(
     Space("box", (3,), "float32"),
     Space("discrete", (), "int64", nvec=(2,), start=(0,)),
 )
+MASK = Space("multi_binary", (2,), "int8")
+MASKED = EnvSpec(
+    "masked in info",
+    Space("dict", parts=(("", SPEC.observation), ("mask", MASK))),
+    SPEC.action,
+    "mask",
+    True,
+)
 OUT = {"value": ((), torch.float32), "hidden": ((5,), torch.float32)}
 
 
@@ -128,9 +136,9 @@ def test_whole_runs_need_a_divisor_of_the_envs():
         batch.whole_runs(torch.zeros(1, 5, dtype=torch.int64), 4, 10, 3)
 
 
-@pytest.mark.parametrize("k", [0, 3])
-def test_unpack_restores_a_packed_fragment_from_read_only_memory(k):
-    layout = batch.columns(SPEC, OUT, 4, 2, state_size=3)
+@pytest.mark.parametrize(("spec", "k"), [(SPEC, 0), (SPEC, 3), (MASKED, 3)])
+def test_unpack_restores_a_packed_fragment_from_read_only_memory(spec, k):
+    layout = batch.columns(spec, OUT, 4, 2, state_size=3)
     memory = np.empty(batch.num_bytes(layout), np.uint8)
     ours = batch.allocate(layout, memory)
     for number, tensor in enumerate(batch.named_tensors(ours).values()):

@@ -28,7 +28,7 @@ StoredOutputs = Mapping[str, Column]
 """What an algorithm wants stored with each step: name -> (shape of one element, dtype)."""
 
 Obs = Tensor | dict[str, Tensor]
-"""Observations: one array, or one for each key of a Dict space."""
+"""Observations: one array, or one for each part of a Dict or Tuple space."""
 
 Minibatch = dict[str, Any]
 """Rows of a batch, flattened to `[rows, ...]`, and what the algorithm added to them: tensors, but
@@ -129,10 +129,10 @@ def columns(
         f".{key}" if spec.observation.kind == "dict" else "": (s.shape, getattr(torch, s.dtype))
         for key, s in spec.observation.leaves
     }
-    # Zero-based choices, or the flat sample of a Gaussian
-    action: Column = (spec.action.shape, torch.int64)
-    if spec.action.kind == "box":
-        action = (spec.action.size,), torch.float32
+    # Zero-based choices, the flat sample of a Gaussian, or a row of both
+    acts = spec.action
+    dtype = torch.int64 if acts.kind in ("discrete", "multi_discrete") else torch.float32
+    action: Column = (() if acts.kind == "discrete" else (acts.size,)), dtype
     capacity = num_steps * num_envs if capacity is None else capacity
     return {
         **{f"obs{key}": ((num_steps + 1, num_envs, *s), d) for key, (s, d) in leaves.items()},
@@ -191,8 +191,10 @@ def named_tensors(fragment: Fragment) -> dict[str, Tensor]:
     """Return a fragment's tensors by name, `group.key` where there are several."""
     tensors: dict[str, Tensor] = {}
     for name, value in vars(fragment).items():
-        group = value if isinstance(value, dict) else {"": value}
-        tensors |= {f"{name}.{key}".rstrip("."): tensor for key, tensor in group.items()}
+        if isinstance(value, dict):
+            tensors |= {f"{name}.{key}": tensor for key, tensor in value.items()}
+        else:
+            tensors[name] = value
     return tensors
 
 

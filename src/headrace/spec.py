@@ -4,6 +4,9 @@ A spec is free of torch and gymnasium, travels as JSON inside checkpoints, and i
 is built from. `envs/spaces.py` makes one from Gymnasium's spaces.
 """
 
+import itertools
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -17,18 +20,29 @@ Kind = Literal["gym", "kernel", "tensor", "parallel"]
 PettingZoo's parallel form."""
 
 
+KeyPath = tuple[str | int, ...]
+"""The way to a part of a nested element: keys of Dicts, and indices of Tuples."""
+
+
 @dataclass(frozen=True)
 class Space:
-    """A Box, Discrete, MultiDiscrete or MultiBinary space, or a flat Dict of those."""
+    """A Box, Discrete, MultiDiscrete or MultiBinary space, or a Dict or Tuple of those.
 
-    kind: Literal["box", "discrete", "multi_discrete", "multi_binary", "dict"]
-    shape: tuple[int, ...] = ()  # of one element; () for `discrete` and `dict`
+    An observation is stored as a flat `dict` of all its parts. Their keys are their paths joined by
+    a dot, such as `hand.0`, and `paths` has the way to each. A Dict or Tuple of actions is nested
+    as the environment's own. It is stored as one row of numbers: `shape` is that of the row, `nvec`
+    and `start` are those of its choices.
+    """
+
+    kind: Literal["box", "discrete", "multi_discrete", "multi_binary", "dict", "tuple"]
+    shape: tuple[int, ...] = ()  # of one element; () for `discrete` and observations of parts
     dtype: str = ""  # NumPy's name of the dtype in which one element is *stored*
     low: tuple[float, ...] = ()  # bounds per element, flattened (`box` of actions); else empty
     high: tuple[float, ...] = ()
     nvec: tuple[int, ...] = ()  # choices per component (`discrete`: one entry); else empty
     start: tuple[int, ...] = ()  # first value per component, as `nvec`
-    parts: tuple[tuple[str, "Space"], ...] = ()  # (key, space) of a `dict`, in the stored order
+    parts: tuple[tuple[str, "Space"], ...] = ()  # (key, space) of a dict or tuple, as stored
+    paths: tuple[KeyPath, ...] = ()  # of each part of a nested observation; (): its key is its path
 
     @property
     def size(self) -> int:
@@ -38,6 +52,7 @@ class Space:
     def to_json(self) -> dict[str, Any]:
         """Return plain data. Infinite bounds become strings, for JSON."""
         data = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(self).items()}
+        data["paths"] = [list(path) for path in self.paths]
         for bound in ("low", "high"):
             data[bound] = [str(x) if np.isinf(x) else x for x in data[bound]]
         return data | {"parts": [[key, part.to_json()] for key, part in self.parts]}
@@ -49,23 +64,60 @@ class Space:
         for bound in ("low", "high"):
             fields[bound] = tuple(float(x) for x in data[bound])
         parts = tuple((key, cls.from_json(part)) for key, part in data["parts"])
-        return cls(**fields | {"parts": parts})
+        paths = tuple(tuple(path) for path in data.get("paths", ()))
+        return cls(**fields | {"parts": parts, "paths": paths})
 
     @property
     def leaves(self) -> tuple[tuple[str, "Space"], ...]:
-        """(key, space) of each part of a Dict; for other spaces only ("", the space)."""
+        """(key, space) of each part of an observation; without parts only ("", the space)."""
         return self.parts if self.kind == "dict" else (("", self),)
+
+    @property
+    def key_paths(self) -> tuple[KeyPath, ...]:
+        """The path of each of `leaves` in the environment's observation; () is all of it."""
+        return self.paths or tuple((key,) if key != PLAIN else () for key, _ in self.leaves)
 
     def describe(self) -> str:
         """Return a short name for messages, such as `Box(4,) float32` or `Discrete(2)`."""
-        if self.kind == "dict":
+        if self.kind in ("dict", "tuple"):
+            of_tuple = self.kind == "tuple" or any(isinstance(path[0], int) for path in self.paths)
             inner = ", ".join(f"{key}: {part.describe()}" for key, part in self.parts)
-            return f"Dict({inner})"
+            return f"{'Tuple' if of_tuple else 'Dict'}({inner})"
         if self.kind in ("box", "multi_binary"):
             name = "Box" if self.kind == "box" else "MultiBinary"
             return f"{name}{self.shape} {self.dtype}"
         choices = ", ".join(map(str, self.nvec))
         return f"Discrete({choices})" if self.kind == "discrete" else f"MultiDiscrete([{choices}])"
+
+
+def getter(path: KeyPath) -> Callable[[Any], Any]:
+    """Return the function that takes the part at `path` out of an element."""
+    if len(path) == 1:
+        return operator.itemgetter(path[0])
+
+    def get(element: Any) -> Any:
+        for key in path:
+            element = element[key]
+        return element
+
+    return get
+
+
+def nested(space: Space, obs: Any) -> Any:
+    """Return an observation of parts as its environment nests them: `obs["hand"][0]`.
+
+    A Tuple becomes a dict of its indices, since parts of it may have been left out. An observation
+    that is not nested is returned as it is.
+    """
+    if not space.paths:
+        return obs
+    tree: dict[Any, Any] = {}
+    for (key, _), path in zip(space.parts, space.paths, strict=True):
+        inner = tree
+        for step in path[:-1]:
+            inner = inner.setdefault(step, {})
+        inner[path[-1]] = obs[key]
+    return tree
 
 
 class Agents(NamedTuple):
@@ -121,8 +173,12 @@ class EnvSpec:
         """The observation without the mask: the input of a network."""
         if not self.mask_key:
             return self.observation
-        parts = tuple((k, part) for k, part in self.observation.parts if k != self.mask_key)
-        return parts[0][1] if [key for key, _ in parts] == [PLAIN] else Space("dict", parts=parts)
+        whole = self.observation
+        kept = [i for i, (key, _) in enumerate(whole.parts) if key != self.mask_key]
+        parts = tuple(whole.parts[i] for i in kept)
+        if [key for key, _ in parts] == [PLAIN]:
+            return parts[0][1]
+        return replace(whole, parts=parts, paths=tuple(whole.paths[i] for i in kept if whole.paths))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -158,15 +214,22 @@ class ActionCodec:
 
     A policy's action is zero-based integers, or for a Box the flat sample of a Gaussian. The sample
     is scaled so that [-1, 1] becomes the space's bounds, where both are finite, and then clipped to
-    the bounds that exist.
+    the bounds that exist. The action of a Dict or Tuple is a row of those of its parts. In such a
+    row choices are floats: float32 holds integers up to 2**24 exactly, and no space has more
+    choices (`envs/spaces.py`).
 
     Attributes:
-        scale, shift, low, high: per component: `clip(action * scale + shift, low, high)`.
+        scale, shift, low, high: per component: `clip(action * scale + shift, low, high)`; not of a
+            Dict or Tuple.
     """
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        if space.kind == "box":
+        self._parts = [(key, ActionCodec(part)) for key, part in space.parts]
+        if self._parts:
+            ends = itertools.accumulate((codec.space.size for _, codec in self._parts), initial=0)
+            self._columns = [slice(*pair) for pair in itertools.pairwise(ends)]
+        elif space.kind == "box":
             self.low = np.array(space.low, dtype=space.dtype)
             self.high = np.array(space.high, dtype=space.dtype)
             # The largest floats are often written for "no bound"
@@ -177,12 +240,54 @@ class ActionCodec:
             self.low = self.shift = np.array(space.start, dtype=np.int64)
             self.high = self.low + np.array(space.nvec, dtype=np.int64) - 1
             self.scale = np.ones_like(self.shift)
+            self._start = self.shift.reshape(space.shape)
 
     def to_env(self, action: Array) -> Array:
-        """Map `[n]`, `[n, components]` or (box) `[n, size]` policy actions to the environment's."""
-        if self.space.kind == "box":
-            scaled = action.astype(self.space.dtype, copy=False) * self.scale + self.shift
+        """Map `[n]`, `[n, components]` or (box) `[n, size]` policy actions to the environment's.
+
+        Those of a Dict or Tuple are `[n, size]` before and after: `elements` has their structure.
+        """
+        space = self.space
+        if self._parts:
+            values = [
+                codec.to_env(action[:, columns]).reshape(len(action), -1)
+                for (_, codec), columns in zip(self._parts, self._columns, strict=True)
+            ]
+            return np.concatenate(values, -1, dtype=space.dtype)
+        if space.kind == "box":
+            scaled = action.astype(space.dtype, copy=False) * self.scale + self.shift
             # Last, in the space's own dtype: rounding must not leave the bounds.
             clipped = np.clip(scaled, self.low, self.high)
-            return clipped.reshape(-1, *self.space.shape)
-        return action + (self.shift[0] if self.space.kind == "discrete" else self.shift)
+            return clipped.reshape(-1, *space.shape)
+        choices = action.reshape(-1, *space.shape) + self._start
+        return choices.astype(space.dtype, copy=False)
+
+    def batched(self, values: Array) -> Any:
+        """Return `to_env`'s values as Gymnasium's vectors take them: arrays `[n, ...]` of parts."""
+        if not self._parts:
+            return values.astype(self.space.dtype, copy=False).reshape(-1, *self.space.shape)
+        rows = values.reshape(-1, self.space.size)
+        parts = {
+            key: codec.batched(rows[:, columns])
+            for (key, codec), columns in zip(self._parts, self._columns, strict=True)
+        }
+        return parts if self.space.kind == "dict" else tuple(parts.values())
+
+    def elements(self, values: Array) -> Any:
+        """Return `to_env`'s values as a sequence of n elements, as environments take them."""
+        if not self._parts:
+            return values
+        batch = self.batched(values)
+        return [element(batch, i) for i in range(len(values.reshape(-1, self.space.size)))]
+
+
+def element(batch: Any, i: int) -> Any:
+    """Return element i of a batch of Gymnasium's: a Dict's or Tuple's is one of arrays `[n, ...]`.
+
+    What has no array (text) is returned as it is.
+    """
+    if isinstance(batch, Mapping):
+        return {key: element(part, i) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(element(part, i) for part in batch)
+    return batch[i] if hasattr(batch, "__array__") or isinstance(batch, list) else batch

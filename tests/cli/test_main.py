@@ -216,7 +216,7 @@ def test_flags_of_every_kind_reach_the_run(tmp_path):
         (["train", "CartPole-v1", "--num-envs", "10"], 2, ["10 = 2 x 4 + 2"]),
         (["train", "CartPole-v1", "--env-kwargs", "nonsense"], 2, ["nonsense"]),
         (["train", "CartPole-v1", "--device", "cuda"], 2, ["no CUDA device", "--device cpu"]),
-        (["train", "Blackjack-v1"], 2, ["observation", "Tuple"]),
+        (["train", "tests.envs.test_spaces:texts"], 2, ["observation", "Text", "FlattenObs"]),
         (["train", "CartPole-v1", "--run-dir", "/proc/nowhere"], 1, ["/proc/nowhere", "--run-dir"]),
         (["resume", "nowhere"], 1, ["not a run directory"]),
         (["eval", "nowhere"], 1, ["not a run directory"]),

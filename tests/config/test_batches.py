@@ -112,13 +112,20 @@ def test_fitted_sizes_are_the_nearest():
         ("Pendulum-v1", "continuous control"),
         ("CartPole-v1", "discrete actions"),
         ("FrozenLake-v1", "discrete observations"),
+        ("Blackjack-v1", "discrete observations"),
         ("MiniGrid-Empty-8x8-v0", "observations with images"),
         ("ALE/Breakout-v5", "images"),
         ("headrace/TagGridWorld-v0", "several agents"),
     ],
 )
 def test_the_kind_of_an_environment_follows_from_its_spaces(env, kind):
-    dropped = ("mission",) if env.startswith("MiniGrid") else ()
-    spec = env_spec(EnvMaker(env, native=":" not in env and "/" in env, drop_obs_keys=dropped))
+    spec = env_spec(EnvMaker(env, native="/" in env))
     assert kind_of(spec) == kind
     assert defaults(spec, "ppo")[0] == kind
+
+
+def test_an_action_with_a_continuous_part_is_continuous_control():
+    wheel = Space("box", (1,), "float32", (-1.0,), (1.0,))
+    gear = Space("discrete", (), "int64", nvec=(5,), start=(0,))
+    action = Space("tuple", parts=(("0", gear), ("1", Space("dict", parts=(("wheel", wheel),)))))
+    assert kind_of(EnvSpec("Mine-v0", CONTINUOUS.observation, action)) == "continuous control"

@@ -18,7 +18,6 @@ from headrace.errors import (
     EnvError,
     EnvNotFoundError,
     MissingExtraError,
-    UnsupportedSpaceError,
     UsageError,
     install_command,
 )
@@ -108,36 +107,8 @@ def test_spaces_are_read():
     assert spec.action.describe() == "Box(1,) float32"
     assert (spec.action.low, spec.action.high) == ((-2.0,), (2.0,))
     assert env_spec(EnvMaker("FrozenLake-v1")).observation.describe() == "Discrete(16)"
-
-
-@pytest.mark.parametrize(
-    ("role", "space", "words"),
-    [
-        ("observation", gym.spaces.Tuple([gym.spaces.Discrete(2)]), ["observation", "Tuple"]),
-        (
-            "observation",
-            gym.spaces.Dict({"eye": gym.spaces.Box(0, 1, (2,)), "text": gym.spaces.Text(5)}),
-            ["observation 'text'", "Text", "--drop-obs-keys text"],
-        ),
-        (
-            "observation",
-            gym.spaces.Dict({"a": gym.spaces.Dict({"b": gym.spaces.Discrete(2)})}),
-            ["observation 'a'", "Dict", "'b'", "--drop-obs-keys a"],
-        ),
-        ("action", gym.spaces.MultiBinary([2, 3]), ["action", "MultiBinary", "Discrete"]),
-        ("action", gym.spaces.Box(0, 5, (1,), np.int64), ["action", "Box", "of floats"]),
-    ],
-)
-def test_unsupported_spaces_are_refused_by_name(role, space, words):
-    def make():
-        env = Counting()
-        setattr(env, f"{role}_space", space)
-        return env
-
-    with pytest.raises(UnsupportedSpaceError) as caught:
-        env_spec(EnvMaker(make))
-    for word in words:
-        assert word in str(caught.value)
+    cards = "Tuple(0: Discrete(32), 1: Discrete(11), 2: Discrete(2))"
+    assert env_spec(EnvMaker("Blackjack-v1")).observation.describe() == cards
 
 
 def test_an_unknown_id_is_refused_with_near_misses():
@@ -230,6 +201,8 @@ class Broken(Counting):
                 obs = np.zeros(3, np.float32)
             if self.how == "two rewards":
                 rest[0] = np.ones(2)
+            if self.how == "no reward":
+                rest[0] = []
             if self.how == "inf":
                 rest[0] = float("inf")
         if self.how == "old step":
@@ -276,7 +249,8 @@ def test_an_environment_s_exception_keeps_its_traceback(how):
         ("shape", r"shape \(5,\)"),
         ("dtype", "dtype complex64"),
         ("late shape", r"step returned an observation of shape \(3,\) .*step"),
-        ("two rewards", r"step returned the reward array\(\[1., 1.\]\); expected a number"),
+        ("two rewards", r"step returned the reward array\(\[1., 1.\]\); expected one number"),
+        ("no reward", r"step returned the reward \[\]; expected one number"),
         ("old reset", r"reset returned a ndarray; expected \(observation, info\)"),
         ("old step", r"step returned a tuple of 4; expected \(observation, reward, terminated"),
     ],
@@ -284,6 +258,19 @@ def test_an_environment_s_exception_keeps_its_traceback(how):
 def test_bad_results_of_an_environment_are_refused(how, words):
     with pytest.raises(EnvError, match=words):
         run(*vector_of(lambda: Broken(how)))
+
+
+@pytest.mark.parametrize("wrap", [list, tuple, np.array, lambda r: np.array([r]), torch.tensor])
+def test_a_reward_may_be_an_array_of_one_number(wrap):
+    def make():
+        return gym.wrappers.TransformReward(
+            Counting(truncate_at=4), lambda r: wrap([r + 1] if wrap in (list, tuple) else r + 1)
+        )
+
+    vector, fragment = vector_of(make)
+    episodes = run(vector, fragment)
+    assert (fragment.reward == 2).all()
+    assert {(e.total_reward, e.num_steps) for e in episodes} == {(8.0, 4)}
 
 
 class Late(Counting):

@@ -110,6 +110,23 @@ def test_rows_equal_those_of_a_plain_loop(game):
         assert all(seen.values()), seen
 
 
+def test_rewards_may_be_arrays_of_one_number():
+    class Paid(Camp):
+        def step(self, actions):
+            obs, reward, *rest = super().step(actions)
+            return obs, {agent: np.array([paid]) for agent, paid in reward.items()}, *rest
+
+    found = []
+    for make in (Camp, Paid):
+        vector, fragments = vector_of(make)
+        act(fragments, vector, vector.parts, np.random.default_rng(5))
+        run(vector, fragments)
+        found.append([fragment.reward for fragment in fragments])
+    for one, other in zip(*found, strict=True):
+        assert one.any()
+        assert torch.equal(one, other)
+
+
 def test_short_fragments_equal_one_long_fragment():
     make = GAMES["camp"]
     long, fragments = vector_of(make, num_steps=24)
@@ -413,6 +430,7 @@ PLACE = r"env [01] of Wrong, inline, episode \d+ \(reset seed \d+, \d+ steps so 
         ({"obs": but("guest_0", np.array([0, np.nan, 1]))},
          r"gave agent guest_0 a value that is not finite.*nan.*" + PLACE),
         ({"reward": but("guest_0", np.inf)}, "gave agent guest_0 a value.*reward inf"),
+        ({"reward": but("guest_0", np.ones(2))}, r"expected one number.*" + PLACE),
         ({"reward": but("guest_0", "much")}, r"ValueError(.|\n)*failed in step"),
         ({"obs": but("cook_0", 1)}, r"cook_0 a value .* not in its space: observation 1"),
         ({"obs": but("cook_0", 22)}, r"cook_0 a value .* not in its space: observation 22"),
@@ -493,6 +511,11 @@ class Maps(Camp):
         return gym.spaces.Dict(map=super().observation_space(agent))
 
 
+class TupleActions(Camp):
+    def action_space(self, agent):
+        return gym.spaces.Tuple([super().action_space(agent)])
+
+
 class Masked(Camp):
     def reset(self, seed=None, options=None):
         obs, _ = super().reset(seed, options)
@@ -519,6 +542,7 @@ class Texts(Camp):
         (Others, {}, UsageError, "other possible_agents each time"),
         (Nobody, {}, EnvError, "nobody in `agents` .env 0 of Nobody"),
         (Maps, {}, UnsupportedSpaceError, r"agent guest_0, is Dict\(map: .*one array"),
+        (TupleActions, {}, UnsupportedSpaceError, r"action of .*agent guest_0, is Tuple\(0: Box"),
         (Masked, {}, UnsupportedSpaceError, "agent cook_0, has an action mask"),
         (Texts, {}, UnsupportedSpaceError, r"Text(.|\n)*agent guest_0 of Texts"),
     ],

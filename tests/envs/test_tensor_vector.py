@@ -290,6 +290,12 @@ class Dicts(Tensors):
         self.single_observation_space = gym.spaces.Dict(a=self.single_observation_space)
 
 
+class DictActions(Tensors):
+    def __init__(self, num_envs, device):
+        super().__init__(num_envs, device)
+        self.single_action_space = gym.spaces.Dict(a=self.single_action_space)
+
+
 class Masked(Tensors):
     def reset(self, **kwargs):
         return super().reset(**kwargs)[0], {"action_mask": np.ones((self.num_envs, 3), np.int8)}
@@ -313,6 +319,7 @@ def single(num_envs, device):
         (Tensors, {"env_kwargs": {"device": "cpu"}}, UsageError, "gets device from"),
         (Tensors, {"env_kwargs": {"colour": 1}}, UsageError, "does not take env_kwargs"),
         (Dicts, {}, UnsupportedSpaceError, r"is Dict\(a: Box.*expected one array"),
+        (DictActions, {}, UnsupportedSpaceError, r"action .* is Dict\(a: .*expected one array"),
         (Masked, {}, UnsupportedSpaceError, "has an action mask"),
         (NextStep, {}, UsageError, "expected AutoresetMode.SAME_STEP"),
         (single, {}, UsageError, "made a TimeLimit"),

@@ -6,8 +6,18 @@ import gymnasium as gym
 import pytest
 import torch
 
+from headrace.batch import each
 from headrace.models.policy import Network
-from tests.support import inline, plan_for, policies_for, policy_for, short_cartpole, workers
+from tests.marks import repeats
+from tests.support import (
+    Nested,
+    inline,
+    plan_for,
+    policies_for,
+    policy_for,
+    short_cartpole,
+    workers,
+)  # fmt: skip
 
 
 def equal(a, b):
@@ -18,17 +28,23 @@ def equal(a, b):
             assert x.keys() == y.keys()
             for name in x:
                 assert torch.equal(x[name], y[name]), name
+        elif field.name == "obs":
+            assert_equal_obs(x, y)
         elif not field.name.startswith("final_"):
             assert torch.equal(x, y), field.name
     for x, y in zip(finals(a), finals(b), strict=True):
-        assert torch.equal(x, y)
+        assert_equal_obs(x, y)
+
+
+def assert_equal_obs(a, b):
+    each(lambda x, y: torch.testing.assert_close(x, y, rtol=0, atol=0), a, b)
 
 
 def finals(fragment):
     """The final observations that there are: kernel environments have places to spare."""
     obs, step, row = fragment.finals()
     used = step < fragment.num_steps
-    return obs[used], step[used], row[used]
+    return each(lambda o: o[used], obs), step[used], row[used]
 
 
 def both(plan, num_workers, batches=4):
@@ -101,6 +117,18 @@ def test_inline_equals_workers_with_a_recurrent_core(core, num_workers):
         for x, y in zip(a.fragments, b.fragments, strict=True):
             equal(x, y)
             assert x.recurrent_state[0].any() == (batches > 0)
+
+
+@repeats("num_workers", [2, 1])
+def test_inline_equals_workers_with_nested_observations_and_actions(num_workers):
+    plan = plan_for(Nested, num_envs=6, network=Network(normalize_obs=True))
+    ends = 0
+    for a, b in both(plan, num_workers):
+        for x, y in zip(a.fragments, b.fragments, strict=True):
+            equal(x, y)
+            ends += int(x.terminated.sum() + x.truncated.sum())
+        assert sorted(a.episodes) == sorted(b.episodes)
+    assert ends > 10
 
 
 def test_a_fragment_goes_on_where_the_last_one_ended():

@@ -68,6 +68,12 @@ def learn(ranks, algo, env, arithmetic, num_parts, more=None):
     return state, digest, metrics
 
 
+def learn_nested(ranks, arithmetic):
+    """The same with a Tuple observation and a Dict of actions."""
+    given = {"num_envs": CORE_N, "envs_per_vector": 4, "normalize_obs": True}
+    return learn(ranks, "ppo", "tests.support:Nested", arithmetic, 1, given)
+
+
 def learn_all(ranks, learn_one, cases):
     return {case: learn_one(ranks, *case) for case in cases}
 
@@ -108,6 +114,13 @@ def test_more_ranks_learn_the_same_with_a_recurrent_core(size, case):
     cases = learned_with(case, size, (CORES[0],), CORES)
     ranks = [rank[case] for rank in learned(size, learn_with_core, cases)]
     assert_same(learned(1, learn_with_core, cases)[0][case], ranks, ARITHMETIC[case[2]][2])
+
+
+@repeats("arithmetic", ["float64", "float32"])
+def test_two_ranks_learn_the_same_from_nested_observations_and_actions(arithmetic):
+    one, two = (learned(size, learn_nested, ((arithmetic,),)) for size in (1, 2))
+    ranks = [rank[arithmetic,] for rank in two]
+    assert_same(one[0][arithmetic,], ranks, ARITHMETIC[arithmetic][2])
 
 
 def assert_same(one, ranks, largest_difference):

@@ -12,7 +12,7 @@ import torch
 import headrace
 from headrace.storage import checkpoint
 from tests.marks import repeats
-from tests.support import Counting, short_cartpole
+from tests.support import Counting, Nested, short_cartpole
 
 
 class Stateful(Counting):
@@ -75,6 +75,26 @@ def test_a_run_may_change_its_number_of_workers_on_resume(tmp_path):
         tmp_path / "part", env=short_cartpole, total_env_steps=4 * UPDATE, quiet=True
     )
     assert_same(whole, resumed)
+
+
+def test_nested_observations_and_actions_go_on_with_workers_and_by_replay(tmp_path, capsys):
+    """Inline and never stopped; with two workers, stopped, and resumed."""
+    whole = headrace.train(
+        Nested, run_dir=tmp_path / "whole", total_env_steps=4 * UPDATE, **SETTINGS
+    )
+    headrace.train(
+        Nested, run_dir=tmp_path / "part", total_env_steps=2 * UPDATE, num_workers=2, **SETTINGS
+    )
+    saved = checkpoint.newest(tmp_path / "part").arrays("workers")
+    assert saved["vector0.episode_step"].any(), "an episode under way"
+    again = headrace.resume(tmp_path / "part", env=Nested, total_env_steps=4 * UPDATE)
+    assert "4 replayed, 0 begun anew" in capsys.readouterr().out
+    assert_same(whole, again)
+    obs, _ = Nested().reset(seed=0)
+    loaded = headrace.load_policy(tmp_path / "part")
+    one, other = whole.policy(obs), loaded(obs)
+    assert Nested().action_space.contains(one)
+    assert str(one) == str(other)
 
 
 @repeats("num_workers", [0, 2])

@@ -81,6 +81,84 @@ def test_a_masked_action_is_never_taken_and_workers_make_the_same(kwargs):
     assert len(first.unique()) == kwargs.get("nvec", (5,))[0]  # every action is taken sometimes
 
 
+PARTS = {
+    "aim": gym.spaces.Box(-1, 1, (2,)),
+    "both": gym.spaces.Tuple([gym.spaces.MultiDiscrete([2, 3]), gym.spaces.Discrete(4, start=7)]),
+    "whole": gym.spaces.Box(3, 5, (1,), np.int32),
+}
+NVEC = (2, 3, 4, 3)
+
+
+class RefusingParts(Refusing):
+    """The same with a Dict of actions; a mask is flat, or has their structure."""
+
+    def __init__(self, where="info", flat=False):
+        super().__init__("info", NVEC)
+        bits = gym.spaces.MultiBinary
+        self.where, self.flat = where, flat
+        if where != "info":
+            nested = {"both": gym.spaces.Tuple([bits(5), bits(4)]), "whole": bits(3)}
+            mask = bits(12) if flat else gym.spaces.Dict(nested)
+            self.observation_space = gym.spaces.Tuple(
+                [self.observation_space, gym.spaces.Dict({where: mask})]
+            )
+        self.action_space = gym.spaces.Dict(PARTS)
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        pair, choice = action["both"]
+        return super().step([*pair, choice - 7, action["whole"][0] - 3])
+
+    def _out(self):
+        where, self.where = self.where, "info"
+        obs, info = super()._out()
+        self.where = where
+        one, two, three, four = self.mask
+        nested = {"whole": four, "both": ((one, two), three), "aim": None}
+        if where != "info":
+            nested["both"] = (np.concatenate([one, two]).astype(np.int8), three.astype(np.int8))
+            nested["whole"] = four.astype(np.int8)
+        mask = np.concatenate(self.mask).astype(np.int8) if self.flat else nested
+        return (obs, {"action_mask": mask}) if where == "info" else ((obs, {where: mask}), info)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("where", ["info", "legal"])
+def test_a_masked_choice_of_a_dict_is_never_taken(tmp_path, where, flat):
+    """The environment itself raises if one is."""
+    mask = "auto" if where == "info" else "1.legal"
+    plan = plan_for(RefusingParts, num_steps=64, kwargs={"where": where, "flat": flat},
+                    action_mask=mask)  # fmt: skip
+    assert plan.spec.mask_key == ("action_mask" if where == "info" else mask)
+    collector = inline(plan)
+    collector.publish(policies_for(plan), 0)
+    fragments = collector.collect().fragments
+    choices = torch.cat([f.action for f in fragments], 1)[..., 2:]
+    assert [len(column.unique()) for column in choices.flatten(0, 1).T] == list(NVEC)
+    collector.close()
+    tiny = TINY | {"env_kwargs": {"where": where, "flat": flat}, "action_mask": mask}
+    run = headrace.train(RefusingParts, run_dir=tmp_path / "r", total_env_steps=64, **tiny)
+    env = RefusingParts(where, flat)
+    obs, info = env.reset(seed=0)
+    for _ in range(9):
+        given = {"action_mask": info["action_mask"]} if where == "info" else {}
+        obs, *_, info = env.step(run.policy(obs, **given))
+
+
+def test_a_mask_that_does_not_fit_the_parts_is_no_mask():
+    """Named, it is refused; found by its name alone, it is an observation like any other."""
+
+    class Less(RefusingParts):
+        def _out(self):
+            obs, info = super()._out()
+            return obs, {"action_mask": info["action_mask"][1:]}
+
+    given = {"where": "info", "flat": True}
+    assert env_spec(EnvMaker(Less, given)).mask_key == ""
+    with pytest.raises(ConfigError, match=r"with 12 entries, one per choice of Dict.* 11 entries"):
+        env_spec(EnvMaker(Less, given, action_mask="info"))
+
+
 def masked_policy(nvec):
     mask = Space("multi_binary", (sum(nvec),), "int8")
     sees = Space("dict", parts=(("", Space("box", (3,), "float32")), ("action_mask", mask)))

@@ -177,7 +177,7 @@ class _VectorSnapshot:
             episode,
             derive(self._plan.seed, "env", env, episode) if seeded else None,
             steps,
-            self._codec.to_env(fragment.action[t, i : i + 1].numpy())[0],
+            self._codec.elements(self._codec.to_env(fragment.action[t, i : i + 1].numpy()))[0],
         )
         return f"in {position}"
 

@@ -55,7 +55,7 @@ def kind_of(spec: EnvSpec) -> str:
 
 
 def _is_continuous(action: Space) -> bool:
-    return any(part.kind == "box" for _, part in action.leaves)
+    return action.kind == "box" or any(_is_continuous(part) for _, part in action.parts)
 
 
 def _settings_of(table: Mapping[str, Any], algo: str) -> dict[str, Any]:

@@ -229,8 +229,18 @@ def check_fields(method: str, result: Any, position: str) -> None:
             "Environments of Gym before 0.26 returned less: see "
             "https://gymnasium.farama.org/introduction/migration_guide/"
         )
-    if method == "step" and (result[1] is None or np.ndim(result[1]) != 0):
-        raise EnvError(f"step returned the reward {result[1]!r}; expected a number ({position}).")
+    if method == "step":
+        check_reward(result[1], position)
+
+
+def check_reward(reward: Any, position: str) -> None:
+    """Raise EnvError unless a reward is a number, or an array or list of one number."""
+    if reward is None or np.asarray(reward).size != 1:
+        raise EnvError(
+            f"step returned the reward {reward!r}; expected one number ({position}).\n"
+            "If it has several parts, let a wrapper add them up, such as "
+            "gymnasium.wrappers.TransformReward."
+        )
 
 
 def describe_position(

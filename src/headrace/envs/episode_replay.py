@@ -1,6 +1,7 @@
 """Restores an unfinished episode after a resume, by its state or its actions, without pickle."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def _has_state(env: Any) -> bool:
     return all(hasattr(type(env), name) for name in ("get_state", "set_state"))
 
 
-def replay(env: Any, seed: int, actions: Array) -> tuple[Any, Any] | None:
+def replay(env: Any, seed: int, actions: Sequence[Any]) -> tuple[Any, Any] | None:
     """Reset and repeat `actions`; return the last (obs, info), None if the episode ended."""
     obs, info = env.reset(seed=seed)
     for action in actions:

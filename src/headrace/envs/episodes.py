@@ -2,8 +2,9 @@
 
 import time
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from headrace.batch import Fragment, each
 from headrace.envs.api import Episode, VectorContext, VectorEnv
-from headrace.envs.spaces import MASK, flat_mask
+from headrace.envs.spaces import MASK, flat_mask, mask_array
 from headrace.errors import EnvError
-from headrace.spec import PLAIN, ActionCodec, Agents, Array, Space
+from headrace.spec import PLAIN, ActionCodec, Agents, Array, KeyPath, Space, getter
 
 COUNTS = "episode", "episode_step", "episode_reward"
 """What a `HostVector` counts, as its checkpoints name it."""
@@ -41,6 +42,34 @@ def misfit(name: str, space: Space, obs: Any) -> str:
     )
 
 
+class _Part(NamedTuple):
+    """A part of an observation: its key in `Space.leaves`, and the way to it in an element."""
+
+    key: str
+    space: Space
+    path: KeyPath
+    get: Callable[[Any], Any]
+
+
+def _missing(obs: Any, path: KeyPath) -> str:
+    """Describe what is missing on the way to a part of an observation; "" if it is there."""
+    for depth, step in enumerate(path):
+        where = f" {'.'.join(map(str, path[:depth]))!r}" if depth else ""
+        if isinstance(step, int):
+            if not isinstance(obs, tuple | list) or len(obs) <= step:
+                size = f" of {len(obs)}" if isinstance(obs, tuple | list) else ""
+                return f"an observation{where} without the part {step} (a {_kind(obs)}{size})"
+        elif not hasattr(obs, "keys") or step not in obs:
+            keys = list(obs) if hasattr(obs, "keys") else _kind(obs)
+            return f"an observation{where} without the key {step!r} (it has {keys})"
+        obs = obs[step]
+    return ""
+
+
+def _kind(obs: Any) -> str:
+    return type(obs).__name__
+
+
 class HostVector(VectorEnv):
     """Base class of vectors whose environments return NumPy arrays, all into one fragment.
 
@@ -54,8 +83,8 @@ class HostVector(VectorEnv):
         n, space = len(self.env_id), self.spec.observation
         self._codec = ActionCodec(self.spec.action)
         self._obs_parts = [
-            (key, part)
-            for key, part in space.leaves
+            _Part(key, part, path, getter(path))
+            for (key, part), path in zip(space.leaves, space.key_paths, strict=True)
             if not (self.spec.mask_in_info and key == self.spec.mask_key)
         ]
         self._episode = np.full(n, -1)
@@ -63,9 +92,10 @@ class HostVector(VectorEnv):
         self._leaves = {key: np.zeros((n, *part.shape), part.dtype) for key, part in space.leaves}
         self._current: Any = self._leaves if space.kind == "dict" else self._leaves[""]
         self._choices = [
-            (key, np.array(part.start), np.array(part.start) + np.array(part.nvec))
+            (key, first, first + np.reshape(part.nvec, part.shape))
             for key, part in space.leaves
             if part.nvec and context.guards.enabled
+            for first in [np.reshape(part.start, part.shape)]
         ]
         self._finished: list[Episode] = []
         self._rows: Any = None
@@ -110,22 +140,26 @@ class HostVector(VectorEnv):
 
     def _put(self, rows: Any, i: int, obs: Any, info: Any, *, ended: bool) -> None:
         """Write one environment's observation (and mask) to row i; KeyError if one is missing."""
-        for key, _ in self._obs_parts:
+        for key, _, _, get in self._obs_parts:
             target = rows[key] if isinstance(rows, dict) else rows
-            target[i] = obs if key == PLAIN else obs[key]
+            target[i] = self._stored(key, get(obs))
         if self.spec.mask_in_info:
             # There may be no mask at the end of an episode.
             mask = info.get(MASK) if ended else info[MASK]
-            rows[MASK][i] = True if mask is None else flat_mask(mask)
+            rows[MASK][i] = True if mask is None else flat_mask(mask, self.spec.action)
+
+    def _stored(self, key: str, value: Any) -> Any:
+        """Return a part of an observation as it is stored: a mask of several arrays as one."""
+        is_nested = key == self.spec.mask_key and isinstance(value, Mapping | tuple)
+        return mask_array(value, self.spec.action) if is_nested else value
 
     def _misfit(self, obs: Any) -> str:
         """Describe a wrong shape or dtype of an observation; "" if it is as declared."""
-        for key, space in self._obs_parts:
-            if key != PLAIN and (not hasattr(obs, "keys") or key not in obs):
-                keys = list(obs) if hasattr(obs, "keys") else type(obs).__name__
-                return f"an observation without the key {key!r} (it has {keys})"
+        for key, space, path, get in self._obs_parts:
+            if problem := _missing(obs, path):
+                return problem
             name = "an observation" if key == PLAIN else f"an observation {key!r}"
-            if problem := misfit(name, space, obs if key == PLAIN else obs[key]):
+            if problem := misfit(name, space, self._stored(key, get(obs))):
                 return problem
         return ""
 

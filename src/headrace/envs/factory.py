@@ -27,10 +27,6 @@ kernel environment's class. If it takes `num_envs` and `device`, it makes a vect
 WrapperLike = str | Callable[[Any], Any]
 """`module:callable`, or a callable: takes an environment and returns it wrapped."""
 
-_CHOICES = (
-    gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete, gymnasium.spaces.MultiBinary,
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class EnvMaker:
@@ -265,8 +261,7 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
 
 def _first_info(maker: EnvMaker, env: Any, actions: Iterable[Any]) -> Mapping[str, Any]:
     """Return the info of a reset, if there may be an action mask in it."""
-    has_choices = any(isinstance(action, _CHOICES) for action in actions)
-    if not has_choices or maker.action_mask not in ("auto", "info"):
+    if not any(map(spaces.has_choices, actions)) or maker.action_mask not in ("auto", "info"):
         return {}
     position = f"env 0 of {maker.name}, episode 0, to see what it offers: reset(seed=0)"
     with explain_errors(f"in reset of {position}"):

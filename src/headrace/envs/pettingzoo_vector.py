@@ -19,6 +19,7 @@ from headrace.envs.api import (
     Restored,
     VectorContext,
     check_fields,
+    check_reward,
     close_all,
     explain_errors,
 )
@@ -186,7 +187,11 @@ class ParallelVector(DeviceVector):
             obs, reward, terminated, truncated, _ = result
             present = set(self._present(e))
             for i in np.flatnonzero(self._alive[e]).tolist():
-                self._reward[e, i] = self._value(e, i, "reward", reward)
+                paid = self._value(e, i, "reward", reward)
+                if hasattr(paid, "__len__"):  # an array or list of one number
+                    check_reward(paid, self._describe(e, action))
+                    paid = np.asarray(paid).item()
+                self._reward[e, i] = paid
                 ends = bool(self._value(e, i, "terminated", terminated))
                 cut = bool(self._value(e, i, "truncated", truncated))
                 self._terminated[e, i], self._truncated[e, i] = ends, cut

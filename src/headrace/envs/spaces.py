@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.envs.kernels.env import KernelEnv
 from headrace.errors import ConfigError, UnsupportedSpaceError, UsageError
-from headrace.spec import PLAIN, Array, EnvSpec, Space
+from headrace.spec import Array, EnvSpec, KeyPath, Space
 
 MASK = "action_mask"
 """What Gymnasium's environments call a mask, in `info` or among observations."""
@@ -37,20 +37,22 @@ def read(
     """
     act_space = _action(action)
     notes: list[str] = []
-    if isinstance(observation, gymnasium.spaces.Dict):
-        obs_space = _dict(observation, drop_obs_keys, notes)
+    if isinstance(observation, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        mask = {"auto": MASK, "off": "", "info": ""}.get(action_mask, action_mask)
+        obs_space = _Parts(drop_obs_keys, notes, mask, act_space).read(observation)
     elif drop_obs_keys:
         raise ConfigError(
-            f"drop_obs_keys={drop_obs_keys}, but {env_id} has no Dict observation: {observation}."
+            f"drop_obs_keys={drop_obs_keys}, but {env_id} has no Dict or Tuple observation: "
+            f"{observation}."
         )
     else:
-        obs_space = _leaf("observation", observation, notes, "")
+        obs_space = _leaf("observation", observation, notes)
     key = _mask_key(obs_space, act_space, info, action_mask)
     in_info = key == MASK and action_mask in ("auto", "info") and MASK not in dict(obs_space.parts)
     if in_info:
-        bits = Space("multi_binary", (sum(act_space.nvec),), "int8")
-        parts = obs_space.parts if obs_space.kind == "dict" else ((PLAIN, obs_space),)
-        obs_space = Space("dict", parts=(*parts, (MASK, bits)))
+        parts = (*obs_space.leaves, (MASK, _bits(act_space)))
+        paths = (*obs_space.paths, (MASK,)) if obs_space.paths else ()
+        obs_space = Space("dict", parts=parts, paths=paths)
     if key:
         notes.append(f"actions are masked by {'info' if in_info else 'the observation'}[{key!r}]")
     return EnvSpec(env_id, obs_space, act_space, key, in_info, notes=tuple(notes))
@@ -61,11 +63,17 @@ def read_kernel(env_id: str, env: KernelEnv, **options: Any) -> EnvSpec:
     spec = read(env_id, env.observation_space, env.action_space, {}, **options)
     for role, space in (("observation", spec.observation), ("action", spec.action)):
         kinds = ("box",) if role == "observation" else ("box", "discrete", "multi_discrete")
-        if space.kind not in kinds or (space.kind == "box" and len(space.shape) != 1):
+        declared = env.observation_space if role == "observation" else env.action_space
+        is_box = isinstance(declared, gymnasium.spaces.Box)
+        if (
+            space.kind not in kinds
+            or is_box != (space.kind == "box")  # whole numbers are read as choices
+            or (space.kind != "discrete" and len(space.shape) != 1)
+        ):
             raise UnsupportedSpaceError(
                 f"The {role} space of the kernel environment {env_id} cannot be used: "
-                f"{space.describe()}.\nExpected a Box of one dimension"
-                + ("." if role == "observation" else ", Discrete or MultiDiscrete.")
+                f"{declared}.\nExpected a Box of one dimension"
+                + ("." if role == "observation" else " (of floats), Discrete or MultiDiscrete.")
             )
     return replace(spec, kind="kernel", roles=tuple(env.agents.items()))
 
@@ -166,19 +174,59 @@ def _check_one_array(spec: EnvSpec, whose: str) -> None:
             "Discrete, MultiDiscrete or MultiBinary); action masks are read from Gymnasium's "
             "environments only.\nLet your callable make one array of it."
         )
+    if spec.action.parts:
+        raise UnsupportedSpaceError(
+            f"The action {whose} is {spec.action.describe()}: expected one array (Box, Discrete, "
+            "MultiDiscrete or MultiBinary); Dict and Tuple actions are for Gymnasium's "
+            "environments only.\nLet your callable take one array."
+        )
 
 
-def flat_mask(mask: Any) -> Array:
-    """Flatten a mask to a vector of bool; MultiDiscrete's may be a tuple of one per component."""
-    if isinstance(mask, tuple | list):
-        mask = np.concatenate([np.asarray(part).ravel() for part in mask])
-    bits: Array = np.asarray(mask).ravel() != 0
+def mask_array(mask: Any, action: Space) -> Array:
+    """Return an action mask as one array, with the bits of several arrays side by side.
+
+    The mask of a MultiDiscrete may be a tuple of one per component. That of a Dict or Tuple may be
+    one of masks, with the structure of the actions; there is none for a Box.
+
+    Raises:
+        KeyError, IndexError: a part of `action` has choices and no mask.
+    """
+    if action.parts and isinstance(mask, Mapping | tuple):
+        keys: Iterable[Any] = range(len(action.parts))
+        if isinstance(mask, Mapping):
+            keys = (key for key, _ in action.parts)
+        mask = [
+            mask_array(mask[key], part)
+            for key, (_, part) in zip(keys, action.parts, strict=True)
+            if part.nvec
+        ]
+    if isinstance(mask, tuple | list) and any(np.ndim(part) for part in mask):
+        mask = np.concatenate([np.asarray(part) for part in mask], -1)
+    return np.asarray(mask)
+
+
+def has_choices(action: Any) -> bool:
+    """Return whether a space of actions has choices, for which there may be a mask."""
+    if isinstance(action, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        return any(has_choices(part) for _, part in _inner(action, "action"))
+    if isinstance(action, gymnasium.spaces.Box):
+        return not np.issubdtype(action.dtype, np.floating)
+    return isinstance(action, gymnasium.spaces.MultiBinary) or _choices(action) is not None
+
+
+def flat_mask(mask: Any, action: Space) -> Array:
+    """Flatten a mask, of any form that `mask_array` takes, to a vector of bool."""
+    bits: Array = mask_array(mask, action).ravel() != 0
     return bits
+
+
+def _bits(action: Space) -> Space:
+    return Space("multi_binary", (sum(action.nvec),), "int8")
 
 
 def _mask_key(obs_space: Space, act_space: Space, info: Mapping[str, Any], action_mask: str) -> str:
     count, parts = sum(act_space.nvec), dict(obs_space.parts)
-    info_size = flat_mask(info[MASK]).size if MASK in info else None
+    info_size = flat_mask(info[MASK], act_space).size if MASK in info else None
     if action_mask == "auto":
         fits = MASK in parts and parts[MASK].size == count and parts[MASK].kind != "discrete"
         return MASK if count and (fits or (info_size == count and MASK not in parts)) else ""
@@ -203,63 +251,199 @@ def _mask_key(obs_space: Space, act_space: Space, info: Mapping[str, Any], actio
     return key
 
 
-def _dict(space: Any, drop: tuple[str, ...], notes: list[str]) -> Space:
-    if unknown := [key for key in drop if key not in space.spaces]:
-        raise ConfigError(
-            f"drop_obs_keys={drop}: the observation has no {unknown[0]!r}, its keys are "
-            f"{', '.join(space.spaces)}."
-        )
-    notes += [f"the observation {key!r} ({type(space[key]).__name__}) is dropped" for key in drop]
-    kept = [(key, part) for key, part in space.items() if key not in drop]
-    if not kept:
-        raise ConfigError(f"drop_obs_keys={drop} leaves no observation.")
-    parts = tuple((str(key), _leaf(f"observation {key!r}", part, notes, key)) for key, part in kept)
-    return Space("dict", parts=parts)
+class _Parts:
+    """Reads the parts of a Dict or Tuple observation, nested as it may be, into one flat Dict.
+
+    Args:
+        drop: paths, or heads of paths, of parts that are not wanted.
+        notes: gets a line for each part that is left out or changed.
+        mask: key of a mask for `action`, which may be a Dict or Tuple; "": there is none.
+    """
+
+    def __init__(self, drop: tuple[str, ...], notes: list[str], mask: str, action: Space) -> None:
+        self._drop, self._notes, self._mask, self._action = drop, notes, mask, action
+        self._dropped: set[str] = set()
+        self._parts: dict[str, tuple[KeyPath, Space]] = {}
+
+    def read(self, space: Any) -> Space:
+        """Return the flat Dict. Errors are those of `spaces.read`."""
+        self._add_all(space, ())
+        if unknown := [key for key in self._drop if key not in self._dropped]:
+            raise ConfigError(
+                f"drop_obs_keys={self._drop}: the observation has no {unknown[0]!r}, its keys are "
+                f"{', '.join(self._parts)}."
+            )
+        if not self._parts and self._drop:
+            raise ConfigError(f"drop_obs_keys={self._drop} leaves no observation.")
+        if not self._parts:
+            raise _unsupported("observation", space, _NO_NUMBERS)
+        paths = tuple(path for path, _ in self._parts.values())
+        flat = all(path == (key,) for path, key in zip(paths, self._parts, strict=True))
+        parts = tuple((key, part) for key, (_, part) in self._parts.items())
+        return Space("dict", parts=parts, paths=() if flat else paths)
+
+    def _add_all(self, space: Any, path: KeyPath) -> None:
+        for step, part in _inner(space, "observation"):
+            self._add(part, (*path, step))
+
+    def _add(self, space: Any, path: KeyPath) -> None:
+        key = ".".join(map(str, path))
+        is_nested = isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
+        name = f"observation {key!r}"
+        if key in self._drop:
+            self._dropped.add(key)
+            self._notes.append(f"the {name} ({type(space).__name__}) is dropped")
+        elif is_nested and key == self._mask and self._is_mask(space):
+            self._put(key, path, _bits(self._action))
+        elif is_nested:
+            self._add_all(space, path)
+        elif reason := _why_not(space):
+            self._notes.append(f"the {name} ({type(space).__name__}) is left out: {reason}")
+        else:
+            self._put(key, path, _leaf(name, space, self._notes))
+
+    def _is_mask(self, space: Any) -> bool:
+        try:
+            bits = mask_array(_zeros(space), self._action)
+        except (KeyError, IndexError, ValueError):
+            return False
+        return bool(bits.shape == (sum(self._action.nvec),))
+
+    def _put(self, key: str, path: KeyPath, space: Space) -> None:
+        if key in self._parts:
+            raise UnsupportedSpaceError(
+                f"Two parts of the observation would be stored as {key!r}: {self._parts[key][0]} "
+                f"and {path}.\nGive one of these keys another name, without a dot."
+            )
+        self._parts[key] = path, space
 
 
-def _leaf(role: str, space: Any, notes: list[str], key: str) -> Space:
+def _inner(space: Any, role: str) -> list[tuple[str | int, Any]]:
+    """Return (key or index, space) of each part of a Dict or Tuple."""
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return list(enumerate(space.spaces))
+    for key in space.spaces:
+        if not isinstance(key, str) or not key:
+            raise UnsupportedSpaceError(
+                f"The {role} space has the key {key!r}: expected a string that is not empty.\n"
+                "Give this part another key."
+            )
+    return list(space.spaces.items())
+
+
+def _zeros(space: Any) -> Any:
+    """Return an element of a nested space, of zeros."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {key: _zeros(part) for key, part in space.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(_zeros(part) for part in space)
+    return np.zeros(space.shape or ())
+
+
+_NO_NUMBERS = "a policy takes numbers of a fixed shape"
+_WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
+"""torch computes little with these: the dtype in which they are stored."""
+
+
+def _why_not(space: Any) -> str:
+    """Return why an observation, which is no Dict or Tuple, is not supported; "" if it is."""
+    if isinstance(space, gymnasium.spaces.Box):
+        is_too_wide = space.dtype == np.uint64 and bool((space.high >= 2**63).any())
+        return "torch has no integers above 2**63 - 1" if is_too_wide else ""
+    is_supported = isinstance(space, gymnasium.spaces.MultiBinary) or _choices(space) is not None
+    return "" if is_supported else _NO_NUMBERS
+
+
+def _leaf(role: str, space: Any, notes: list[str]) -> Space:
+    if reason := _why_not(space):
+        raise _unsupported(role, space, reason)
     if isinstance(space, gymnasium.spaces.Box):
         # All floats are stored as float32, integers as they are.
-        dtype = "float32" if np.issubdtype(space.dtype, np.floating) else str(space.dtype)
-        if dtype in ("uint16", "uint32", "uint64"):
-            raise _unsupported(role, space, f"dtype {dtype} has no equal in torch", key)
-        if space.dtype == np.float64:
-            notes.append(f"the {role} is float64, and stored as float32")
+        given = str(space.dtype)
+        is_float = np.issubdtype(space.dtype, np.floating)
+        dtype = "float32" if is_float else _WIDER.get(given, given)
+        if given in ("float64", *_WIDER):
+            notes.append(f"the {role} is {given}, and stored as {dtype}")
         return Space("box", space.shape, dtype)
     if isinstance(space, gymnasium.spaces.MultiBinary):
         return Space("multi_binary", space.shape, "int8")
-    supported = "Box, Discrete, MultiBinary, MultiDiscrete of one dimension, a Dict of these"
-    return _choices(role, space, supported, key)
+    choices = _choices(space)
+    assert choices is not None, space
+    return choices
 
 
-def _action(space: Any) -> Space:
+_MOST_CHOICES = 1000  # of a whole number of a Box
+_MOST_EXACT = 2**24  # float32 holds no larger integers exactly
+
+
+def _action(space: Any, name: str = "action") -> Space:
+    if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        return _product(space, name)
     if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
         low, high = (tuple(map(float, bound.ravel())) for bound in (space.low, space.high))
         return Space("box", space.shape, str(space.dtype), low, high)
-    if isinstance(space, gymnasium.spaces.MultiBinary) and len(space.shape) == 1:
-        count = space.shape[0]
-        return Space("multi_discrete", (count,), "int64", nvec=(2,) * count, start=(0,) * count)
-    supported = "Box of floats, Discrete, MultiBinary and MultiDiscrete of one dimension"
-    return _choices("action", space, supported, "")
+    if isinstance(space, gymnasium.spaces.Box):
+        start, last = ([int(x) for x in bound.ravel()] for bound in (space.low, space.high))
+        nvec = tuple(end - first + 1 for first, end in zip(start, last, strict=True))
+        if max(nvec, default=0) > _MOST_CHOICES:
+            reason = f"each whole number is a choice, and {max(nvec)} are more than {_MOST_CHOICES}"
+            raise _unsupported(name, space, reason)
+        return Space("multi_discrete", space.shape, str(space.dtype), nvec=nvec, start=tuple(start))
+    if isinstance(space, gymnasium.spaces.MultiBinary):
+        nvec = (2,) * int(np.prod(space.shape))
+        return Space("multi_discrete", space.shape, "int64", nvec=nvec, start=(0,) * len(nvec))
+    if choices := _choices(space):
+        return choices
+    raise _unsupported(name, space, "a policy gives numbers of a fixed shape")
 
 
-def _choices(role: str, space: Any, supported: str, key: str) -> Space:
+def _product(space: Any, name: str) -> Space:
+    """Read a Dict or Tuple of actions."""
+    of = [(str(key), _action(part, f"action {key!r}")) for key, part in _inner(space, "action")]
+    nvec = tuple(itertools.chain.from_iterable(part.nvec for _, part in of))
+    start = tuple(itertools.chain.from_iterable(part.start for _, part in of))
+    if max(nvec, default=0) > _MOST_EXACT:
+        raise _unsupported(name, space, f"{max(nvec)} choices are more than {_MOST_EXACT}")
+    if not of:
+        raise _unsupported(name, space, "it has no parts")
+    kind = "dict" if isinstance(space, gymnasium.spaces.Dict) else "tuple"
+    size = sum(part.size for _, part in of)
+    return Space(kind, (size,), "float64", nvec=nvec, start=start, parts=tuple(of))  # type: ignore[arg-type]
+
+
+def _choices(space: Any) -> Space | None:
     if isinstance(space, gymnasium.spaces.Discrete):
         return Space("discrete", (), "int64", nvec=(int(space.n),), start=(int(space.start),))
-    if isinstance(space, gymnasium.spaces.MultiDiscrete) and len(space.shape) == 1:
-        nvec, start = tuple(map(int, space.nvec)), tuple(map(int, space.start))
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        nvec, start = (tuple(map(int, of.ravel())) for of in (space.nvec, space.start))
         return Space("multi_discrete", space.shape, "int64", nvec=nvec, start=start)
-    raise _unsupported(role, space, f"supported: {supported}", key)
+    return None
 
 
-def _unsupported(role: str, space: Any, reason: str, key: str) -> UnsupportedSpaceError:
-    keys = ""
-    if isinstance(space, gymnasium.spaces.Dict):
-        keys = " with the keys " + ", ".join(f"{key!r}: {part}" for key, part in space.items())
-    remedy = "Wrap the environment so that it offers one of these (--wrapper module:callable)"
-    if key:
-        remedy += f", or leave it out: --drop-obs-keys {key}"
-    return UnsupportedSpaceError(
-        f"The {role} space cannot be used: {type(space).__name__}{keys or f' {space}'} ({reason})."
-        f"\n{remedy}."
-    )
+def _unsupported(role: str, space: Any, reason: str) -> UnsupportedSpaceError:
+    """Describe in one line what cannot be used, and in another one what to do."""
+    if role.startswith("action"):
+        remedy = (
+            "gymnasium.wrappers.TransformAction can offer another space, in a function of yours "
+            "(--wrapper module:function)"
+        )
+    elif _flattens(space):
+        remedy = (
+            "gymnasium.wrappers.FlattenObservation makes numbers of it: "
+            "--wrapper gymnasium.wrappers:FlattenObservation"
+        )
+    else:
+        remedy = (
+            "gymnasium.wrappers.TransformObservation can make numbers of it, in a function of "
+            "yours (--wrapper module:function)"
+        )
+    return UnsupportedSpaceError(f"The {role} space cannot be used: {space} ({reason}).\n{remedy}.")
+
+
+def _flattens(space: Any) -> bool:
+    """Return whether Gymnasium can make one array of it, of numbers that a policy takes."""
+    try:
+        flat = gymnasium.spaces.flatten_space(space)
+        return isinstance(flat, gymnasium.spaces.Box) and flat.dtype != np.uint64
+    except (NotImplementedError, ValueError):  # of a custom space; of no parts
+        return False

@@ -187,4 +187,5 @@ class TensorVector(DeviceVector):
         if space.kind == "box":
             scaled = action.to(self._scale.dtype) * self._scale + self._shift
             return scaled.clamp(self._low, self._high).reshape(-1, *space.shape)
-        return action + (self._shift[0] if space.kind == "discrete" else self._shift)
+        choices = action.reshape(-1, *space.shape) + self._shift.reshape(space.shape)
+        return choices.to(getattr(torch, space.dtype))

@@ -1,5 +1,6 @@
 """Trained policies: loaded from a run directory, and called with observations."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import torch
 from torch import Tensor
 
 from headrace.config.algorithms import ALGORITHMS, AlgorithmLike, load_algorithm
+from headrace.envs.spaces import mask_array
 from headrace.errors import ConfigError
 from headrace.models.custom import ModelFactory, load_model
 from headrace.models.policy import Network, Policy
-from headrace.spec import ActionCodec, Agents, EnvSpec
+from headrace.spec import ActionCodec, Agents, EnvSpec, KeyPath, getter
 from headrace.storage import checkpoint
 
 
@@ -48,30 +50,27 @@ class TrainedPolicy:
         """Return the most likely action, as the environment expects it.
 
         Args:
-            obs: one observation, or a batch with one more leading dimension (of a Dict space: a
-                dict of arrays; other keys are ignored).
+            obs: one observation, or a batch with one more leading dimension. A Dict's or Tuple's
+                is nested as the environment's own; keys that the policy does not need are ignored.
             action_mask: which actions are allowed, for a policy whose mask came from `info`.
 
         Returns:
-            One action or a batch: integers, or arrays of the action space's shape.
+            One action or a batch: integers, arrays of the action space's shape, or a dict or tuple
+            of these.
 
         Raises:
             ValueError: a wrong shape, a missing key, or another batch size than before.
         """
         is_dict = self.spec.observation.kind == "dict"
-        parts = dict(obs) if is_dict and hasattr(obs, "keys") else {"": obs}
-        if self.spec.mask_in_info:
-            if action_mask is None:
-                raise ValueError(
-                    "This policy was trained with action masks from info: call it as "
-                    'policy(obs, action_mask=info["action_mask"]).'
-                )
-            parts[self.spec.mask_key] = action_mask
+        if self.spec.mask_in_info and action_mask is None:
+            raise ValueError(
+                "This policy was trained with action masks from info: call it as "
+                'policy(obs, action_mask=info["action_mask"]).'
+            )
         rows, single = {}, False
-        for key, space in self.spec.observation.leaves:
-            if key not in parts:
-                raise ValueError(f"The observation has no {key!r}; it has {sorted(parts)}.")
-            array = np.asarray(parts[key], dtype=space.dtype)
+        whole = self.spec.observation
+        for (key, space), path in zip(whole.leaves, whole.key_paths, strict=True):
+            array = np.asarray(self._part(key, path, obs, action_mask), dtype=space.dtype)
             single = array.shape == space.shape
             if not single and array.shape[1:] != space.shape:
                 is_mask = self.spec.mask_in_info and key == self.spec.mask_key
@@ -84,10 +83,22 @@ class TrainedPolicy:
         batched = rows if is_dict else rows[""]
         out = self.module.act_greedily(batched, *self._remembered(len(rows[key])))
         self._memory = out.get("state")
-        action = self._codec.to_env(out["action"].numpy())
+        values = self._codec.to_env(out["action"].numpy())
         if not single:
-            return action
-        return int(action[0]) if self.spec.action.kind == "discrete" else action[0]
+            return self._codec.batched(values)
+        action = self._codec.elements(values)[0]
+        return int(action) if self.spec.action.kind == "discrete" else action
+
+    def _part(self, key: str, path: KeyPath, obs: Any, action_mask: Any) -> Any:
+        """Return the part of an observation, or of a batch of them, that is stored as `key`."""
+        is_mask = key == self.spec.mask_key and bool(key)
+        try:
+            part = action_mask if is_mask and self.spec.mask_in_info else getter(path)(obs)
+        except (KeyError, IndexError, TypeError):
+            has = sorted(obs) if hasattr(obs, "keys") else f"a {type(obs).__name__}"
+            raise ValueError(f"The observation has no {key!r}; it has {has}.") from None
+        is_nested = is_mask and isinstance(part, Mapping | tuple)
+        return mask_array(part, self.spec.action) if is_nested else part
 
     def _remembered(self, n: int) -> list[Tensor]:
         if not self.module.state_size:

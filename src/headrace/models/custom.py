@@ -10,11 +10,12 @@ from torch import nn
 from headrace.errors import ConfigError, UsageError
 from headrace.importing import load_callable
 from headrace.models.distributions import head_for
-from headrace.spec import PLAIN, EnvSpec
+from headrace.spec import PLAIN, EnvSpec, nested
 
 ModelFactory = Callable[[EnvSpec], nn.Module]
 """Makes a custom network: a module whose `forward(obs)` returns `(params, value)` as
-`ActorCritic.forward` does, from `spec.seen` observations, with `num_params(spec)` params."""
+`ActorCritic.forward` does, from `spec.seen` observations, with `num_params(spec)` params. Nested
+observations come as the environment nests them (`spec.nested`)."""
 
 
 def load_model(model: str | ModelFactory | None) -> ModelFactory | None:
@@ -62,11 +63,13 @@ def _checked(model: Any, spec: EnvSpec) -> nn.Module:
             "environment's spec makes a torch.nn.Module."
         )
     tried = {
-        # 0 is the one choice that every space has; numbers of 0 would hide what a layer does
-        key: torch.full((2, *part.shape), int(part.kind == "box"), dtype=getattr(torch, part.dtype))
+        # Numbers of 0 would hide what a layer does
+        key: torch.tensor(part.start or int(part.kind == "box"), dtype=getattr(torch, part.dtype))
+        .reshape(part.shape if part.start else ())
+        .expand(2, *part.shape)
         for key, part in spec.seen.leaves
     }
-    obs = tried if spec.seen.kind == "dict" else tried[PLAIN]
+    obs = nested(spec.seen, tried) if spec.seen.kind == "dict" else tried[PLAIN]
     before = [buffer.clone() for buffer in model.buffers()]
     try:
         first, second = model(obs), model(obs)

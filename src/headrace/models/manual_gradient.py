@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headrace.batch import Obs
-from headrace.models.distributions import Categorical, Gaussian
+from headrace.models.distributions import Categorical, Gaussian, Product
 from headrace.models.networks import FlatEncoder
 from headrace.models.policy import ActorCritic, Network, Policy
 
@@ -37,6 +37,7 @@ def unsupported(policy: Policy, network: Network) -> str:
         "a recurrent core": model.core is not None,
         "action masks": policy.masks,
         "observations other than an array of numbers": not isinstance(model.encoder, FlatEncoder),
+        "a Dict or Tuple of actions": isinstance(policy.head, Product),
         "several choices in one action": not isinstance(policy.head, Categorical | Gaussian),
         "on a GPU": model.actor.weight.device.type != "cpu",
     }

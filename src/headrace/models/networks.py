@@ -101,10 +101,10 @@ class FlatEncoder(nn.Module):
         self.num_features: int = sum(space.nvec) if choices else space.size
 
     def forward(self, obs: Tensor) -> Tensor:
+        num_dims = len(self._space.shape)
+        components = obs.flatten(-num_dims) if num_dims else obs.unsqueeze(-1)
         if self._space.kind in ("box", "multi_binary"):
-            num_dims = len(self._space.shape)
-            return (obs.flatten(-num_dims) if num_dims else obs.unsqueeze(-1)).float()
-        components = obs.unsqueeze(-1) if self._space.kind == "discrete" else obs
+            return components.float()
         hot = [
             nn.functional.one_hot(components[..., i] - first, choices)
             for i, (choices, first) in enumerate(
@@ -158,7 +158,7 @@ class ImageEncoder(nn.Module):
         if obs.dtype == torch.uint8:
             # channels-last before float: a quarter of the bytes to move
             images = images.contiguous(memory_format=torch.channels_last).float() / 255
-        features: Tensor = self.net(images)
+        features: Tensor = self.net(images.to(next(self.net.parameters()).dtype))
         return features.reshape(*batch, self.num_features)
 
 
@@ -207,7 +207,7 @@ class _Residual(nn.Module):
 
 
 class DictEncoder(nn.Module):
-    """An encoder for each part of a Dict observation; features side by side."""
+    """An encoder for each part of a Dict or Tuple observation; features side by side."""
 
     def __init__(self, space: Space, image_net: ImageNet) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headrace.batch import Fragment
-from headrace.models.distributions import Categorical, Gaussian, Head, MultiCategorical
+from headrace.models.distributions import Categorical, Gaussian, Head, MultiCategorical, Product
 from headrace.models.networks import image_layout
 from headrace.models.normalization import CLIP
 from headrace.models.policy import Actor, ActorCritic, Network, Policy
@@ -36,6 +36,7 @@ def unsupported(policy: Policy, spec: EnvSpec, network: Network) -> str:
         "a policy of its own kind": type(policy) is not Policy,
         "a recurrent core": network.core != "none",
         "observations other than an array of numbers": not numbers,
+        "a Dict or Tuple of actions": isinstance(policy.head, Product),
         "on a GPU": next(policy.parameters()).is_cuda,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -147,7 +148,8 @@ def _sampler(head: Head, noise: Tensor) -> _Sample:
     return sample_each
 
 
-def _ends(head: MultiCategorical) -> list[int]:
+def _ends(head: Head) -> list[int]:
+    assert isinstance(head, MultiCategorical), head
     return np.cumsum(head.sizes)[:-1].tolist()  # type: ignore[no-any-return]
 
 

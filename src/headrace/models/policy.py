@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from headrace.models.distributions import head_for
 from headrace.models.networks import ImageNet, Mlp, encoder_for, linear
 from headrace.models.normalization import NormalizeObs, NormalizeReward
 from headrace.models.recurrent import Core, CoreKind, state_size
-from headrace.spec import PLAIN, EnvSpec
+from headrace.spec import PLAIN, EnvSpec, nested
 
 
 @configclass
@@ -141,6 +141,11 @@ class Policy(nn.Module):
         seen = self.seen(obs)
         return seen if self.normalize_obs is None else self.normalize_obs(seen)
 
+    def _input(self, obs: Obs) -> Any:
+        """Return `normalized`; for a network of one's own, nested as the environment's own."""
+        flat = self.normalized(obs)
+        return flat if isinstance(self.model, ActorCritic) else nested(self._spec.seen, flat)
+
     def forward(
         self, obs: Obs, state: Tensor | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -153,7 +158,7 @@ class Policy(nn.Module):
         """
         if state is None:
             with self._precision():
-                return self._masked(obs, *self.model(self.normalized(obs)))
+                return self._masked(obs, *self.model(self._input(obs)))
         assert reset is not None
         hidden = self._core(*self._sequence(obs, state, reset))
         return self._from_core(obs, hidden.reshape(*reset.shape, -1))
@@ -200,9 +205,9 @@ class Policy(nn.Module):
         if self._bf16:
             params, value = params.float(), value.float()
         if self._spec.mask_key:
-            allowed = obs[self._spec.mask_key].reshape(params.shape) != 0  # type: ignore[index]
-            # The least finite number, not -inf, whose entropy term 0 * log 0 would be NaN.
-            params = params.masked_fill(~allowed, torch.finfo(params.dtype).min)
+            mask: Tensor = obs[self._spec.mask_key]  # type: ignore[index]
+            bits = mask.reshape(*params.shape[:-1], self.head.num_choices)
+            params = self.head.masked(params, bits != 0)
         return params, value
 
     def act(self, obs: Obs, noise: Tensor, state: Tensor | None = None) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from headrace.algos.targets import advantages
 from headrace.collectors.rollout import FixedActors, at_once, rollout
 from headrace.config.algorithms import ALGORITHMS
 from headrace.envs.api import VectorContext
+from headrace.envs.check.plays import random_actions
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.gym import atari
 from headrace.envs.gym.native_vector import NativeVector
@@ -23,7 +24,7 @@ from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
 from headrace.models.policy import Network, PolicyActor
 from tests import python
-from tests.support import build_policy, inline, never, plan_for, policies_for, workers
+from tests.support import Nested, build_policy, inline, never, plan_for, policies_for, workers
 
 T, N = 80, 3
 STORED_OUTPUTS = ALGORITHMS["ppo"].stored_outputs
@@ -103,7 +104,7 @@ def transitions(fragment, i):
         out.append(
             torch.cat([
                 *flat(fragment.obs, t),
-                fragment.action[t, i].float().reshape(1),
+                fragment.action[t, i].float().ravel(),
                 fragment.reward[t, i].reshape(1),
                 fragment.terminated[t, i].float().reshape(1),
                 fragment.truncated[t, i].float().reshape(1),
@@ -134,6 +135,44 @@ def test_every_autoreset_mode_gives_the_transitions_of_the_python_form(make, mod
     ]
     assert lengths[0][: len(lengths[1])] == lengths[1]
     assert len(lengths[1]) >= 3
+
+
+class NestedPaidPlainly(Nested):
+    """Gymnasium's own vectors take no rewards that are arrays."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, reward.item(), *rest
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_nested_observations_and_actions_are_those_of_the_python_form(mode):
+    spec = env_spec(EnvMaker(Nested))
+    actions = random_actions(spec, (T, N), 0)
+    found = []
+    for make in (
+        lambda context: GymVector([Nested() for _ in range(N)], context),
+        lambda context: NativeVector(
+            gym.vector.SyncVectorEnv([NestedPaidPlainly] * N, autoreset_mode=mode), context
+        ),
+    ):
+        vector = make(VectorContext(spec, np.arange(N), 5, reseed=False))
+        fragment = batch.allocate(batch.columns(spec, {}, T, N))
+        vector.bind(fragment)
+        taken = np.zeros(N, int)
+        for t in range(T):
+            for i in range(N):  # a row that only resets takes no action
+                fragment.action[t, i] = torch.from_numpy(actions[taken[i], i])
+            vector.step(t)
+            taken += fragment.valid[t].numpy()
+        assert vector.finish()
+        vector.close()
+        found.append(fragment)
+    for i in range(N):
+        ours, theirs = (transitions(fragment, i) for fragment in found)
+        assert len(theirs) >= T - 10
+        for one, other in zip(ours, theirs, strict=False):
+            assert torch.equal(one, other)
 
 
 def test_next_step_s_advantages_are_those_of_the_python_form():

@@ -377,6 +377,23 @@ def test_observation_space_of_two_dimensions_is_refused():
         env_spec(EnvMaker(image))
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Dict(a=gym.spaces.Discrete(2)),
+        gym.spaces.Box(0, 3, (2,), np.int32),
+        gym.spaces.MultiDiscrete([[2, 3]]),
+    ],
+    ids=str,
+)
+def test_actions_of_other_forms_are_refused(space):
+    env = type("Other", (Drift,), {"action_space": space})
+    with pytest.raises(
+        UnsupportedSpaceError, match=r"(?s)action space .* Other .*\n.*\(of floats\), Discrete or"
+    ):
+        env_spec(EnvMaker(env))
+
+
 def test_wrong_names_and_arguments_are_refused():
     with pytest.raises(UsageError, match=r"Drift does not take env_kwargs=.'colour': 3"):
         EnvMaker(Drift, {"colour": 3}, native=True).kernel()

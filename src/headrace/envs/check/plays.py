@@ -23,7 +23,7 @@ from headrace.envs.kernels.compiler import Target
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.vector import KernelVector
 from headrace.errors import EnvError
-from headrace.spec import Array, EnvSpec
+from headrace.spec import Array, EnvSpec, Space
 
 State = dict[str, Array]
 """As returned by `KernelVector.state`, with the observations (`obs.`)."""
@@ -88,11 +88,18 @@ def kernel_spec(env: KernelEnv) -> EnvSpec:
 
 def random_actions(spec: EnvSpec, shape: tuple[int, int], seed: int) -> Array:
     """Return `[T, rows, ...]`: choices, or Gaussian numbers, some of them out of bounds."""
-    rng = np.random.default_rng(seed)
-    if spec.action.kind == "box":
-        return (2 * rng.standard_normal((*shape, spec.action.size))).astype(np.float32)
-    nvec = spec.action.nvec[0] if spec.action.kind == "discrete" else spec.action.nvec
-    return rng.integers(0, nvec, (*shape, *spec.action.shape))
+    return _random(spec.action, shape, np.random.default_rng(seed))
+
+
+def _random(action: Space, shape: tuple[int, int], rng: np.random.Generator) -> Array:
+    if action.parts:
+        columns = [_random(part, shape, rng).reshape(*shape, -1) for _, part in action.parts]
+        return np.concatenate(columns, -1, dtype=np.float32)
+    if action.kind == "box":
+        return (2 * rng.standard_normal((*shape, action.size))).astype(np.float32)
+    if action.kind == "discrete":
+        return rng.integers(0, action.nvec[0], shape)
+    return rng.integers(0, action.nvec, (*shape, action.size))
 
 
 def play(request: Play, target: Target, *, quiet: bool = True) -> PlayResult:

@@ -14,9 +14,9 @@ from gymnasium.vector import AutoresetMode
 from headrace.batch import Fragment, each
 from headrace.envs.api import Episode, Restored, VectorContext, close_all, env_error, explain_errors
 from headrace.envs.episodes import HostVector, leaf
-from headrace.envs.spaces import MASK
+from headrace.envs.spaces import MASK, mask_array
 from headrace.errors import EnvError
-from headrace.spec import PLAIN, Array
+from headrace.spec import Array, element
 
 
 class NativeVector(HostVector):
@@ -40,7 +40,7 @@ class NativeVector(HostVector):
 
     def step(self, t: int) -> None:
         rows = self._rows
-        actions = self._codec.to_env(rows.action[t])
+        actions = self._codec.batched(self._codec.to_env(rows.action[t]))
         try:
             obs, reward, terminated, truncated, info = self._vector.step(actions)
         except (Exception, SystemExit) as error:
@@ -108,12 +108,10 @@ class NativeVector(HostVector):
 
     def _put_all(self, rows: Any, obs: Any, info: Any) -> None:
         """Write a batch of observations (and masks) as Gymnasium's vectors return them."""
-        for key, _ in self._obs_parts:
-            leaf(rows, key)[:] = obs if key == PLAIN else obs[key]
+        for key, _, _, get in self._obs_parts:
+            leaf(rows, key)[:] = self._stored(key, get(obs))
         if self.spec.mask_in_info:
-            masks = info[MASK]
-            if isinstance(masks, tuple | list):
-                masks = np.concatenate([np.asarray(m).reshape(len(m), -1) for m in masks], -1)
+            masks = mask_array(info[MASK], self.spec.action)
             rows[MASK][:] = np.stack(list(masks)).reshape(rows[MASK].shape) != 0
 
     def _check_declared(self, method: str, obs: Any) -> None:
@@ -124,16 +122,20 @@ class NativeVector(HostVector):
         env = f"env {self.env_id[i]} of {self.spec.id} (its own vector form)"
         return f"after step {num_steps} of the fragment, {env}, {self.context.worker}"
 
-    def _describe(self, t: int, actions: Array | None = None) -> str:
-        acting = "" if actions is None else f"a step with the actions {actions.tolist()}, "
+    def _describe(self, t: int, actions: Any = None) -> str:
+        acting = "" if actions is None else f"a step with the actions {_plain(actions)}, "
         envs = f"envs {self.env_id.tolist()} of {self.spec.id} (its own vector form)"
         episodes = f"{self.context.worker}, episodes {self._episode.tolist()}"
         return f"{acting}step {t + 1} of the fragment, {envs}, {episodes}"
 
 
 def _select(i: int, obs: Any, info: Any) -> tuple[Any, Any]:
-    one = {key: part[i] for key, part in obs.items()} if hasattr(obs, "items") else obs[i]
-    return one, {MASK: info[MASK][i]} if MASK in info else {}
+    return element(obs, i), {MASK: element(info[MASK], i)} if MASK in info else {}
+
+
+def _plain(actions: Any) -> Any:
+    """Return a batch of actions as lists, for messages."""
+    return actions.tolist() if isinstance(actions, np.ndarray) else actions
 
 
 def _seed_for(vector: Any, seeds: list[int]) -> Any:

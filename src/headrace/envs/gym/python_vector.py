@@ -42,7 +42,7 @@ class GymVector(HostVector):
         rows, is_plain = self._rows, self.spec.observation.kind != "dict"
         # A shape that numpy would broadcast into the row
         shape = self.spec.observation.shape if self._guards.enabled and is_plain else None
-        actions = self._codec.to_env(rows.action[t])
+        actions = self._codec.elements(self._codec.to_env(rows.action[t]))
         obs, reward = self._obs_row(t + 1), rows.reward[t]
         terminated, truncated = rows.terminated[t], rows.truncated[t]
         result, failed = None, []
@@ -51,7 +51,9 @@ class GymVector(HostVector):
                 result = step(actions[i])
                 if t == 0:  # once per fragment: often enough to notice, too seldom to cost
                     self._check_result("step", i, result)
-                next_obs, reward[i], terminated[i], truncated[i], info = result
+                next_obs, given, terminated[i], truncated[i], info = result
+                # Some environments give an array or list of one number
+                reward[i] = np.asarray(given).item() if hasattr(given, "__len__") else given
                 if is_plain:
                     if shape is not None and getattr(next_obs, "shape", None) != shape:
                         self._check_result("step", i, result)
@@ -59,7 +61,7 @@ class GymVector(HostVector):
                 else:
                     self._put(obs, i, next_obs, info, ended=bool(terminated[i] or truncated[i]))
             except (Exception, SystemExit) as error:
-                action = self._codec.to_env(rows.action[t])[i]
+                action = self._codec.elements(self._codec.to_env(rows.action[t]))[i]
                 self._fail(i, self._step_error(i, result, error, action))
                 failed.append(i)
         self._episode_step += 1
@@ -130,7 +132,8 @@ class GymVector(HostVector):
         if time.monotonic() > deadline:
             return False
         with explain_errors(lambda: f"while replaying, {self._describe(i)}"):
-            last = replay(self._envs[i], self._episode_seed(i), actions)
+            given = self._codec.elements(actions)
+            last = replay(self._envs[i], self._episode_seed(i), given)
             if last is None:
                 return False
             again = each(lambda o: o[:1].copy(), self._current)
@@ -188,7 +191,7 @@ class GymVector(HostVector):
             ) from error
         self.dropped.append(summarize_error(error))
 
-    def _step_error(self, i: int, result: Any, error: BaseException, action: Array) -> EnvError:
+    def _step_error(self, i: int, result: Any, error: BaseException, action: Any) -> EnvError:
         if isinstance(error, EnvError):
             return error
         try:
@@ -237,9 +240,7 @@ class GymVector(HostVector):
     def _describe_row(self, i: int, num_steps: int, before_reset: bool) -> str:
         return self._describe(i, at=self._position_after(i, num_steps, before_reset))
 
-    def _describe(
-        self, i: int, action: Array | None = None, at: tuple[int, int] | None = None
-    ) -> str:
+    def _describe(self, i: int, action: Any = None, at: tuple[int, int] | None = None) -> str:
         """Describe the current position, or the episode and steps so far that `at` has."""
         episode, steps = at or (int(self._episode[i]), int(self._episode_step[i]))
         seeded = self.context.reseed or episode == 0
