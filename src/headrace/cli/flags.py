@@ -52,8 +52,8 @@ def parse(verb: str, description: str, flags: type[Verb], argv: list[str]) -> An
         flags = _with_settings(flags, argv)
     if verb == "train":
         description += (
-            " Presets change the defaults shown here. A run begins by printing all values and "
-            "where they come from."
+            " Presets, and defaults for the environment's kind, change the defaults shown here. A "
+            "run begins by printing all values and where they come from."
         )
     if verb == "resume":
         flags = with_changes(flags)
