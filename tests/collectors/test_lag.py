@@ -254,17 +254,21 @@ def learned(algo, plan, **more):
     return dict(learner.policies["default"].state_dict()), metrics
 
 
-@pytest.mark.parametrize(("corrects", "plain"), [("appo", "ppo"), ("impala", "a2c")])
-def test_rung_7_at_lag_0_vtrace_learns_what_gae_1_does(corrects, plain):
+@pytest.mark.parametrize(
+    ("corrects", "plain", "clip"),
+    [("appo", "ppo", 0.0), ("appo", "ppo", 1.0), ("impala", "a2c", 1.0)],
+)
+def test_rung_7_at_lag_0_vtrace_learns_what_gae_1_does(corrects, plain, clip):
     plan = plan_for(short_cartpole, num_steps=32)
     more = {"gae_lambda": 1.0, "lr": 1e-3, "gamma": 0.98, "normalize_advantage": True}
     if plain == "ppo":
         more |= {"num_epochs": 2, "num_minibatches": 4}
-    ours, metrics = learned(corrects, plan, **more, adam_eps=1e-5)
+    ours, metrics = learned(corrects, plan, **more, adam_eps=1e-5, rho_clip=clip, c_clip=clip)
     theirs, _ = learned(plain, plan, **more)
     for name, parameter in ours.items():
         torch.testing.assert_close(parameter, theirs[name], rtol=0, atol=2e-5)
-    assert metrics["rho_clip_fraction"] < 0.9  # ratios are 1 but for rounding, above or below
+    # Ratios are 1 but for rounding, above or below; a clip of 0 cuts none.
+    assert metrics["rho_clip_fraction"] < (0.9 if clip else 1e-9)
     assert metrics["grad_norm"] > 1e-3
 
 

@@ -11,6 +11,7 @@ from headrace.config.resolve import read_settings
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.errors import ConfigError
 from headrace.spec import EnvSpec, Space
+from headrace.training.job import RunRequest, inspect_request
 
 CONTINUOUS = EnvSpec(
     "Mine-v0", Space("box", (3,), "float32"), Space("box", (1,), "float32", (-1.0,), (1.0,))
@@ -129,3 +130,14 @@ def test_an_action_with_a_continuous_part_is_continuous_control():
     gear = Space("discrete", (), "int64", nvec=(5,), start=(0,))
     action = Space("tuple", parts=(("0", gear), ("1", Space("dict", parts=(("wheel", wheel),)))))
     assert kind_of(EnvSpec("Mine-v0", CONTINUOUS.observation, action)) == "continuous control"
+
+
+def test_a_run_takes_the_defaults_of_its_environment_s_kind(tmp_path):
+    request = RunRequest({"env": "examples.cartpole_without_velocities:make"})
+    settings = inspect_request(request).job(tmp_path).settings
+    assert settings.source["ent_coef"] == "defaults for discrete actions"
+    assert (settings.algo.ent_coef, settings.run.num_steps) == (0.01, 256)
+
+
+def test_an_algorithm_of_one_s_own_has_its_own_defaults():
+    assert defaults(CONTINUOUS, "examples.own_algorithm:Reinforce") == ("continuous control", {})

@@ -9,7 +9,7 @@ import headrace
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.models import manual_gradient, numpy_inference
 from headrace.models.distributions import head_for
-from headrace.models.policy import Network
+from headrace.models.policy import Network, Policy
 from tests.support import Counting, Nested, build_policy
 
 SPEC = env_spec(EnvMaker(Nested))
@@ -103,3 +103,10 @@ def test_a_network_of_one_s_own_gets_nested_observations(tmp_path):
     np.testing.assert_allclose(both["steer"], [action["steer"]] * 2, rtol=1e-6)
     loaded = headrace.load_policy(run.dir, model=Looking)
     assert str(loaded(obs)) == str(action)
+
+
+def test_the_first_deviation_of_each_continuous_action_is_the_setting():
+    for spec in (SPEC, env_spec(EnvMaker("Pendulum-v1"))):
+        policy = Policy(spec, Network(initial_log_std=-0.5))
+        (log_std,) = policy.head.parameters()
+        assert (log_std == -0.5).all()
