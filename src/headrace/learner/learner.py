@@ -145,11 +145,17 @@ class PolicyLearner:
         )  # fmt: skip
         counted = next(iter(self.optimizers.values()))
         steps_before = counted.num_steps
+        # Without data normalizers do nothing, so the first batch sets them before it is learned
+        # from. Later updates must see the same normalization as acting.
+        is_first = self.version == 0 and self.policy.has_empty_normalizers
+        if is_first:
+            self._update_normalizers(batch)
         with self._ranks.meeting():
             metrics = dict(self._settings.algorithm.update(batch, context))
         if run.lag:
             metrics |= self._lag(batch)
-        self._update_normalizers(batch)
+        if not is_first:
+            self._update_normalizers(batch)
         self.version += 1
         self.learner_steps += counted.num_steps - steps_before
         bad = [optimizer.num_nonfinite() for optimizer in self.optimizers.values()]
@@ -189,7 +195,7 @@ class PolicyLearner:
 
     @torch.no_grad()
     def _update_normalizers(self, batch: Fragment) -> None:
-        """Update after learning: the update must see the same normalization as acting."""
+        """Merge the observations and the discounted returns of a batch into the normalizers."""
         valid = batch.valid
         if self.policy.normalize_obs is not None:
             seen = self.policy.seen(each(lambda o: o[:-1], batch.obs))

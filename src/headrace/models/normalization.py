@@ -1,6 +1,7 @@
 """Running normalizers: in the model, so that they are published and saved with it.
 
-They are frozen while a batch is made and learned from; the learner updates them in between.
+They are frozen while a batch is made and learned from; the learner updates them in between. Only
+the first batch sets them before it is learned from.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ from headrace.configclass import NonNegative, PositiveInt, PositiveInts, configc
 from headrace.models.custom import ModelFactory, made, num_params
 from headrace.models.distributions import head_for
 from headrace.models.networks import ImageNet, Mlp, encoder_for, linear
-from headrace.models.normalization import NormalizeObs, NormalizeReward
+from headrace.models.normalization import NormalizeObs, NormalizeReward, RunningMoments
 from headrace.models.recurrent import Core, CoreKind, state_size
 from headrace.spec import PLAIN, EnvSpec, nested
 
@@ -127,6 +127,12 @@ class Policy(nn.Module):
     def masks(self) -> bool:
         """Whether observations contain an action mask."""
         return bool(self._spec.mask_key)
+
+    @property
+    def has_empty_normalizers(self) -> bool:
+        """Whether there are normalizers, and none of them has data."""
+        moments = [part for part in self.modules() if isinstance(part, RunningMoments)]
+        return bool(moments) and not any(part.count for part in moments)
 
     def seen(self, obs: Obs) -> Obs:
         """Return the observations without the action mask."""
