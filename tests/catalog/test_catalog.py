@@ -83,7 +83,7 @@ def test_list_of_a_family_has_presets_published_and_own_returns(capsys, monkeypa
         "500 (100 k)      487.2 ± 3.5 (100 k, 3 seeds)",
     ] in lines
     highway = [line.split(maxsplit=3) for line in listed(capsys, "highway").splitlines()]
-    assert ["merge-v0", "defaults", "ppo", "-                -"] in highway
+    assert ["intersection-v2", "defaults", "ppo", "-                -"] in highway
     assert ["defaults", "a2c", "-", "0.5 (1 M, 1 seed)"] in highway
     found = json.loads(listed(capsys, "CartPole-v1", "--json"))["families"][0]["envs"]
     assert [(env["env"], env["preset"], env["own"]["ppo"]) for env in found] == [

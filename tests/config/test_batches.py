@@ -1,6 +1,7 @@
 """Sizes of batches and minibatches follow the number of environments, unless they are given."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,9 @@ def sizes(spec=CONTINUOUS, **given):
         ({"num_minibatches": 4}, (8, 256, 512)),
         ({"minibatch_size": 100}, (8, 256, 128)),
         ({"minibatch_size": 512, "num_envs": 4}, (4, 512, 512)),
+        ({"core": "lstm"}, (32, 64, 64)),
+        ({"core": "lstm", "num_envs": 8}, (8, 256, 256)),
+        ({"core": "lstm", "algo": "appo"}, (32, 64, 64)),
     ],
 )
 def test_rows_stay_when_only_the_number_of_environments_is_given(given, expected):
@@ -137,6 +141,12 @@ def test_a_run_takes_the_defaults_of_its_environment_s_kind(tmp_path):
     settings = inspect_request(request).job(tmp_path).settings
     assert settings.source["ent_coef"] == "defaults for discrete actions"
     assert (settings.algo.ent_coef, settings.run.num_steps) == (0.01, 256)
+
+
+def test_only_algorithms_with_minibatches_have_more_environments_with_a_core():
+    assert defaults(CONTINUOUS, "a2c", "lstm") == defaults(CONTINUOUS, "a2c")
+    game = replace(CONTINUOUS, roles=(("player", 2),))
+    assert defaults(game, "ppo", "lstm") == ("several agents", {})
 
 
 def test_an_algorithm_of_one_s_own_has_its_own_defaults():

@@ -35,7 +35,9 @@ def defaults(spec: EnvSpec, algo: str, core: str = "none") -> tuple[str, dict[st
     """
     kind, values = kind_of(spec), dict[str, Any]()
     names = [kind] if kind == SEVERAL else ["one agent", kind]
-    for name in [*names, *(["recurrent cores"] if core != "none" else [])]:
+    if core != "none" and kind != SEVERAL:
+        names.append("recurrent cores")
+    for name in names:
         values |= _settings_of(_kinds()[name], algo)
     return kind, values if algo in ALGORITHMS else {}
 
