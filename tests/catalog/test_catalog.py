@@ -73,7 +73,7 @@ def test_list_shows_families_and_what_is_missing(capsys, monkeypatch):
 def test_list_of_a_family_has_presets_published_and_own_returns(capsys, monkeypatch):
     row = {"mean_return": 487.25, "standard_error": 3.5, "env_steps": 99_840, "seeds": 3}
     single = {"mean_return": 0.5, "standard_error": None, "env_steps": 999_424, "seeds": 1}
-    own = {"CartPole-v1": {"ppo": row}, "merge-v0": {"a2c": single}}
+    own = {"CartPole-v1": {"ppo": row}, "intersection-v2": {"a2c": single}}
     monkeypatch.setattr(returns, "_own_json", lambda: own)
     lines = [line.split(maxsplit=3) for line in listed(capsys, "classic-control").splitlines()]
     assert [
