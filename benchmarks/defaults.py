@@ -1,7 +1,7 @@
 """What the defaults learn: Headrace without presets or flags, beside Stable-Baselines3 with none.
 
     python -m benchmarks.defaults                            # all parts, what has no result yet
-    python -m benchmarks.defaults --part ppo --only Hopper   # one part, environments with this name
+    python -m benchmarks.defaults --part ppo --only Hopper   # one part, cases with such a name
     python -m benchmarks.defaults --render                   # the page, from the results there are
 
 Each run is a process of its own. It is saved as soon as it has ended, in `results/defaults/`, one
@@ -19,6 +19,7 @@ import fcntl
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -206,7 +207,7 @@ def main(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--part", choices=list(PARTS), help="default: all of them")
-    parser.add_argument("--only", default="", help="part of an environment's name")
+    parser.add_argument("--only", default="", help="a regular expression that a case's name has")
     parser.add_argument("--who", choices=["headrace", "sb3"], help="default: both")
     parser.add_argument("--seeds", help="as in 1,2,3; default: those of the part")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
@@ -222,7 +223,7 @@ def main(argv=None):
         for part in ([args.part] if args.part else PARTS)
         for case in PARTS[part]
         for seed in (map(int, args.seeds.split(",")) if args.seeds else SEEDS[part])
-        if args.only in case.env and args.who in (None, case.who) and not args.render
+        if re.search(args.only, case.name) and args.who in (None, case.who) and not args.render
     }
     measure_random(args.results, {case.env for case, _ in work})
     failed = run_all(args, sorted(work, key=lambda each: each[1]))
