@@ -7,7 +7,7 @@ import pytest
 
 from headrace.config.batches import fitting_minibatches, fitting_steps
 from headrace.config.derive import derive
-from headrace.config.presets import defaults, kind_of
+from headrace.config.presets import defaults, kind_of, preset
 from headrace.config.resolve import read_settings
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.errors import ConfigError
@@ -141,6 +141,23 @@ def test_a_run_takes_the_defaults_of_its_environment_s_kind(tmp_path):
     settings = inspect_request(request).job(tmp_path).settings
     assert settings.source["ent_coef"] == "defaults for discrete actions"
     assert (settings.algo.ent_coef, settings.run.num_steps) == (0.01, 256)
+
+
+def test_what_is_for_an_algorithm_overrides_what_is_for_all():
+    images = replace(CONTINUOUS, observation=Space("box", (84, 84, 3), "uint8"))
+    assert [defaults(images, algo)[1]["num_steps"] for algo in ("ppo", "appo", "a2c")] == [
+        128, 128, 8,
+    ]  # fmt: skip
+    # APPO has PPO's settings, and takes what is for them; what is for APPO itself comes first.
+    assert preset("MountainCar-v0", "appo") == preset("MountainCar-v0", "ppo")
+    assert "num_steps" not in preset("MountainCar-v0", "a2c")[1]
+    assert preset("CartPole-v1", "appo")[1]["total_env_steps"] == 299_520
+
+
+@pytest.mark.parametrize(("num_envs", "size"), [(1, 1), (2, 2), (6, 3), (8, 4), (64, 4)])
+def test_vectors_of_a_preset_fit_the_number_of_environments(num_envs, size):
+    settings = derive(read_settings({"env": "CartPole-v1", "num_envs": num_envs}))
+    assert settings.run.envs_per_vector == size
 
 
 def test_only_algorithms_with_minibatches_have_more_environments_with_a_core():

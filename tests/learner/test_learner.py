@@ -72,4 +72,6 @@ def test_normalizers_that_have_data_are_not_set_again(tmp_path):
         init_from=str(tmp_path / "before"), **given,
     )  # fmt: skip
     (learned,) = Watched.seen[True]
-    assert torch.isin(learned, torch.cat([each.reshape(-1, 3) for each in Watched.seen[False]])).all()
+    assert torch.isin(
+        learned, torch.cat([each.reshape(-1, 3) for each in Watched.seen[False]])
+    ).all()

@@ -156,9 +156,9 @@ def _derive_vectors(settings: Settings, kind: Kind, cores: int) -> Settings:
     elif not size:
         size = largest_divisor(share, max(1, share // (1 if whole else of_cores)))
         source = "follows num_envs" + ("" if whole else f" / {cores} cores")
-    elif learners > 1 and share % size and is_preset:
+    elif share % size and is_preset:
         size = largest_divisor(share, size)
-        source = f"+, to fit {share} envs of each learner"
+        source = f"+, to fit {share} envs" + (" of each learner" if learners > 1 else "")
     if source:
         settings = settings.follow(source, envs_per_vector=size)
     if run.num_workers == -1:

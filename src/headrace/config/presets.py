@@ -1,12 +1,13 @@
 """The shipped settings: presets of environments, and defaults by the kind of an environment.
 
-Both are TOML tables of settings that every algorithm takes where it has them; a table inside a
-table is for one algorithm alone. Left out: how settings of all sources are merged (`resolve.py`).
+Both are TOML tables of settings that every algorithm takes where it has them. A table inside a
+table that is named after an algorithm is for that one alone. Left out: how settings of all sources
+are merged (`resolve.py`).
 """
 
 import functools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import resources
 from typing import Any
@@ -25,21 +26,21 @@ SEVERAL = "several agents"
 def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
     """Return an environment's shipped preset: its name and values; ("none", {}) without one."""
     name, table = preset_table(env)
-    return name, _settings_of(table, algo)
+    return name, _settings_of([table], algo)
 
 
 def defaults(spec: EnvSpec, algo: str, core: str = "none") -> tuple[str, dict[str, Any]]:
-    """Return the defaults for environments of this kind: the kind's name, and values.
+    """Return the defaults for environments of this kind, and for `core`: the kind's name, values.
 
     An algorithm outside the package has the defaults of its own class alone.
     """
-    kind, values = kind_of(spec), dict[str, Any]()
+    kind = kind_of(spec)
+    if algo not in ALGORITHMS:
+        return kind, {}
     names = [kind] if kind == SEVERAL else ["one agent", kind]
     if core != "none" and kind != SEVERAL:
         names.append("recurrent cores")
-    for name in names:
-        values |= _settings_of(_kinds()[name], algo)
-    return kind, values if algo in ALGORITHMS else {}
+    return kind, _settings_of([_tables()[name] for name in names], algo)
 
 
 def kind_of(spec: EnvSpec) -> str:
@@ -60,14 +61,22 @@ def _is_continuous(action: Space) -> bool:
     return action.kind == "box" or any(_is_continuous(part) for _, part in action.parts)
 
 
-def _settings_of(table: Mapping[str, Any], algo: str) -> dict[str, Any]:
+def _settings_of(tables: Sequence[Mapping[str, Any]], algo: str) -> dict[str, Any]:
+    """Merge tables, the later over the earlier, and what is for `algo` over what is for all.
+
+    APPO takes what is for PPO too, since its config extends PPO's.
+    """
     config = [ALGORITHMS[algo].Config] if algo in ALGORITHMS else []
     names = {f.name for group in (RunConfig, Network, *config) for f in fields(group)}
-    of_algo: dict[str, Any] = table.get(algo, {})
-    return {name: value for name, value in table.items() if name in names} | of_algo
+    values = {key: value for table in tables for key, value in table.items() if key in names}
+    for name, other in ALGORITHMS.items():
+        if any(issubclass(each, other.Config) for each in config):
+            for table in tables:
+                values |= table.get(name, {})
+    return values
 
 
 @functools.cache
-def _kinds() -> Tables:
+def _tables() -> Tables:
     file = resources.files("headrace.config").joinpath("defaults.toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))

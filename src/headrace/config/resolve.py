@@ -1,9 +1,9 @@
 """Reads settings from their sources.
 
-Precedence: flags (or Python arguments), then the `--config` file, then the preset, then the
-defaults for this kind of environment, then the class default. All settings of a run share one flat
-name space. Left out: reading flags (`commands.py`), what presets hold (`presets.py`), and the
-settings that follow from others (`derive.py`).
+Precedence: flags (or Python arguments), then the `--config` file, then `--auto-scale`, then the
+preset, then the defaults for this kind of environment, then the class default. All settings of a
+run share one flat name space. Left out: reading flags (`commands.py`), what presets hold
+(`presets.py`), and the settings that follow from others (`derive.py`).
 """
 
 import tomllib

@@ -145,8 +145,8 @@ class PolicyLearner:
         )  # fmt: skip
         counted = next(iter(self.optimizers.values()))
         steps_before = counted.num_steps
-        # Without data normalizers do nothing, so the first batch sets them before it is learned
-        # from. Later updates must see the same normalization as acting.
+        # Empty normalizers change nothing, so the first batch sets them before it is learned from.
+        # Later ones are merged after learning: at lag 0 it sees the same normalization as acting.
         is_first = self.version == 0 and self.policy.has_empty_normalizers
         if is_first:
             self._update_normalizers(batch)
@@ -160,7 +160,7 @@ class PolicyLearner:
         self.learner_steps += counted.num_steps - steps_before
         bad = [optimizer.num_nonfinite() for optimizer in self.optimizers.values()]
         metrics["nonfinite"] = sum(bad[1:], bad[0])
-        # The host waits for the device only here in an iteration.
+        # The host waits for the device only here, and where normalizers select valid rows.
         local = torch.stack([torch.as_tensor(m, device=self._device) for m in metrics.values()])
         values = self._ranks.gather(local).mean(0).tolist()
         self._meter.lap("learn")
