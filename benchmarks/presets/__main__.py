@@ -6,7 +6,7 @@
     python -m benchmarks.presets --env CartPole-v1 --total-env-steps 4096    # a trial
 
 A seed's run is in runs/presets/ENV-ALGO-SEED. A run that was killed or that the deadline cut is
-resumed by the next call. A seed that has a result with the preset as it is now is not trained
+resumed by the next call. A seed that has a result with the settings of today is not trained
 again, unless --again. Results are kept seed by seed in benchmarks/results/presets. The page, and
 what `headrace list` shows of ours, are made of them. A trial writes below runs/presets-trial.
 """
@@ -144,8 +144,10 @@ def _keep(job, task, seed, folders):
 def write(folders):
     """Write the page, its pictures, and what `headrace list` shows."""
     found = results.read(folders.results)
-    page.write(folders, found, results.read_random(folders.results))
-    results.write_own_returns(folders.own_returns, found)
+    outdated = runs.outdated(found)
+    page.write(folders, found, results.read_random(folders.results), outdated)
+    current = {name: task for name, task in found.items() if name not in outdated}
+    results.write_own_returns(folders.own_returns, current)
     print(f"Written: {os.path.relpath(folders.page)}")
 
 

@@ -17,8 +17,8 @@ NOTES = Path(__file__).with_name("notes.toml")
 INTRODUCTION = """\
 # Presets and the curves they give
 
-Made by `make presets` (`python -m benchmarks.presets`); do not edit. A preset applies when its
-environment is trained without further flags, and is printed at the start of a run.
+Made by `make presets` (`python -m benchmarks.presets`); do not edit. A preset applies whenever its
+environment is trained, and is printed at the start of a run; flags override single settings.
 
 - **evaluated** is the return of the final policy over 100 episodes with its likeliest actions: the
   mean of the seeds ± its standard error; of a single seed (¹) the standard error is over episodes.
@@ -26,7 +26,8 @@ environment is trained without further flags, and is printed at the start of a r
 - **published** is what the source says, with its env steps; `headrace list` has it, too.
 - **share** is (evaluated - random) / (published - random). Random actions played 100 episodes.
 - **s** are seconds of a seed's training, with other runs on the same machine: no benchmark.
-- "-" was not measured: those results are older than the evaluations, and are to be made again."""
+- "-": nothing is published, or the result is older than the evaluations.
+- ² has other settings than the preset and the defaults have now, and is to be made again."""
 
 
 def read_notes():
@@ -37,13 +38,19 @@ def read_notes():
     return notes
 
 
-def render(found, random, notes, pictures):
-    """The page's text. `pictures`: family -> path of its picture, as the page links it."""
+def render(found, random, notes, pictures, outdated):
+    """The page's text.
+
+    `pictures`: family -> path of its picture, as the page links it. `outdated`: names of results
+    with other settings than today's.
+    """
     lines = [INTRODUCTION]
     for family, of in by_family(found).items():
         head = "environment | algorithm | evaluated | training | published | share | random"
         lines += ["", f"## {family}", "", f"| {head} | env steps | s | seeds |", "|---" * 10 + "|"]
-        lines += [_row(task, random.get(task["env"])) for task in of.values()]
+        lines += [
+            _row(task, random.get(task["env"]), name in outdated) for name, task in of.items()
+        ]
         picture = [f"![Mean return over env steps: {family}]({pictures[family]})"]
         said = [f"- {_title(of[name])}: {notes[name]}" for name in of if name in notes]
         for part in (picture, said, list(_commands(of.values())), list(_where(of.values()))):
@@ -64,7 +71,7 @@ def _title(task):
     return " ".join(filter(None, (task["env"], task["algo"], task["label"])))
 
 
-def _row(task, random):
+def _row(task, random, is_outdated):
     runs = task["runs"]
     played = [run["evaluation"] for run in runs if run["evaluation"]]
     trained, _ = mean_and_error([run["mean_return"] for run in runs])
@@ -78,11 +85,9 @@ def _row(task, random):
     cells = [
         task["env"],
         " ".join(filter(None, (task["algo"], task["label"]))),
-        cell,
+        f"{cell} ²" if is_outdated else cell,
         format_return(trained),
-        f"{format_return(theirs.mean_return)} ({format_steps(theirs.env_steps)})"
-        if theirs
-        else "-",
+        _published(theirs),
         _share(mean, theirs, random),
         format_return(random["mean_return"]) if random else "-",
         f"{max(run['env_steps'] for run in runs):,}",
@@ -163,16 +168,16 @@ def _panel(axes, task):
     axes.grid(alpha=0.3)
 
 
-def text(found, random, folders):
+def text(found, random, folders, outdated):
     """The page's text, with links to the pictures that `draw` makes."""
     pictures = {
         family: os.path.relpath(folders.results / f"{family}.png", folders.page.parent)
         for family in by_family(found)
     }
-    return render(found, random, read_notes(), pictures)
+    return render(found, random, read_notes(), pictures, outdated)
 
 
-def write(folders, found, random):
+def write(folders, found, random, outdated):
     """Write the page and its pictures."""
     draw(found, folders.results)
-    folders.page.write_text(text(found, random, folders))
+    folders.page.write_text(text(found, random, folders, outdated))

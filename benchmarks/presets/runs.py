@@ -5,6 +5,7 @@ with, `finished`, that its result is kept, and `stderr.txt`, what its processes 
 """
 
 import contextlib
+import functools
 import json
 import math
 import shutil
@@ -16,10 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.machine import ROOT, machine
+from benchmarks.presets.tasks import tasks
 from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
 from headrace.config.resolve import read_settings
 from headrace.errors import RunDirError
+from headrace.training.job import RunRequest, inspect_request
 from headrace.training.log import read_metrics
 
 POINTS = 50  # of a curve
@@ -78,13 +81,30 @@ class Processes:
 
 
 def settings_of(task, seed, more=()):
-    """What the preset and the flags set: a run that was begun with the same can be resumed."""
+    """What flags, preset and defaults by kind set: a run that was begun so can be resumed."""
     argv = [task.env, "--algo", task.algo, "--seed", str(seed), *task.flags, *more]
     given = explicit(argv, parse("train", "", FLAGS["train"], argv))
-    settings = read_settings(given)
+    settings = read_settings(given, spec=_spec(task.env))
     flat = settings.flat()
     names = [name for name, source in settings.source.items() if source != "default"]
     return json.loads(json.dumps({name: flat[name] for name in sorted(names)}))
+
+
+@functools.cache
+def _spec(env):
+    return inspect_request(RunRequest({"env": env})).spec
+
+
+def outdated(found):
+    """Names of results that were made with other settings than their task has now."""
+    return {
+        task.name
+        for task in tasks()
+        if task.name in found
+        and any(
+            run["settings"] != settings_of(task, run["seed"]) for run in found[task.name]["runs"]
+        )
+    }
 
 
 def is_under_way(run_dir, settings):

@@ -19,7 +19,7 @@ def seed(number, mean_return, **more):
     """A seed's result, as `measure_seed` makes it."""
     return {
         "seed": number,
-        "settings": {"lr": 0.001, "seed": number},
+        "settings": runs.settings_of(CARTPOLE, number),
         "env_steps": 99_840,
         "wall_s": 16.0,
         "mean_return": 490.0,
@@ -83,15 +83,20 @@ def test_the_table_is_made_of_the_results(tmp_path):
     # A seed with other settings takes the place of those before.
     results.add_seed(folders.results, CARTPOLE, seed(3, 400.0, settings={"lr": 0.1, "seed": 3}))
     script.write(folders)
-    assert "| ppo | 400 ± 2.5 ¹ | 490 | 500 (100 k) | 79% | 20 | 99,840 | 16 | 1 |" in (
+    assert "| ppo | 400 ± 2.5 ¹ ² | 490 | 500 (100 k) | 79% | 20 | 99,840 | 16 | 1 |" in (
         folders.page.read_text()
     )
+    assert json.loads(folders.own_returns.read_text()) == {}  # `headrace list` has today's alone
 
 
+# Box2D's extension ends the process if a warning of its import is made an error.
+@pytest.mark.filterwarnings("ignore")
 def test_the_page_and_own_returns_are_what_the_script_makes_of_the_results(tmp_path):
     found, random = results.read(runs.HERE.results), results.read_random(runs.HERE.results)
-    assert runs.HERE.page.read_text() == page.text(found, random, runs.HERE)
-    results.write_own_returns(tmp_path / "own.json", found)
+    outdated = runs.outdated(found)
+    assert runs.HERE.page.read_text() == page.text(found, random, runs.HERE, outdated)
+    current = {name: task for name, task in found.items() if name not in outdated}
+    results.write_own_returns(tmp_path / "own.json", current)
     assert runs.HERE.own_returns.read_text() == (tmp_path / "own.json").read_text()
     assert set(found) <= {task.name for task in tasks()}
 
