@@ -1,4 +1,4 @@
-"""What the defaults learn: Headrace without presets or flags, beside Stable-Baselines3 with none.
+"""What the defaults learn: Headrace without presets, beside Stable-Baselines3 with no settings.
 
     python -m benchmarks.defaults                            # all parts, what has no result yet
     python -m benchmarks.defaults --part ppo --only Hopper   # one part, cases with such a name
@@ -65,18 +65,25 @@ def call(python, words):
     return json.loads(done.stdout.splitlines()[-1].removeprefix("RESULT "))
 
 
-def train_headrace(command, env, seed, *more):
-    """One run of Headrace, evaluated unless `more` flags are given: what is kept of it."""
+def run_headrace(command, seed, run_dir, *more):
+    """Run Headrace without a preset: its summary, and its config.json."""
+    words = [*command, "--seed", seed, "--run-dir", run_dir, "--json", *more]
+    summary = call(sys.executable, words)
+    config = json.loads((run_dir / "config.json").read_text())
+    if presets := [key for key, of in config["origin"].items() if "preset" in of]:
+        raise RuntimeError(f"A preset set {', '.join(presets)}: expected none (no_preset.py).")
+    return summary, config
+
+
+def settings_in(config):
+    return {k: v for k, v in config["settings"].items() if k not in NO_SETTING}
+
+
+def train_headrace(command, env, seed):
+    """One run of Headrace, and its evaluation: what is kept of it."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        words = [*command, "--seed", seed, "--run-dir", run_dir, "--json", *more]
-        summary = call(sys.executable, words)
-        config = json.loads((run_dir / "config.json").read_text())
-        if presets := [key for key, of in config["origin"].items() if "preset" in of]:
-            raise RuntimeError(f"A preset set {', '.join(presets)}: expected none (no_preset.py).")
-        settings = {k: v for k, v in config["settings"].items() if k not in NO_SETTING}
-        if more:
-            return {"settings": settings}
+        summary, config = run_headrace(command, seed, run_dir)
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         words = ["headrace", "eval", run_dir, "--episodes", EPISODES, "--json"]
         evaluated = call(sys.executable, [*words, *(("--env", env) if ":" in env else ())])
@@ -93,7 +100,7 @@ def train_headrace(command, env, seed, *more):
             for row in rows[every - 1 :: every]
         ],
         "versions": config["versions"],
-        "settings": settings,
+        "settings": settings_in(config),
     }
 
 
@@ -118,8 +125,10 @@ def settings_now(case, env_steps):
     """What the case's settings are today: those of a run that stops after its first update."""
     if case.who == "sb3":
         return pins()
-    command = command_of(case, env_steps)
-    return train_headrace(command, case.env, 0, "--stop-after-s", "0.001")["settings"]
+    with tempfile.TemporaryDirectory() as folder:
+        first = ("--stop-after-s", "0.001")
+        _, config = run_headrace(command_of(case, env_steps), 0, Path(folder) / "run", *first)
+    return settings_in(config)
 
 
 def is_done(results, case, seed, wanted):
@@ -217,7 +226,8 @@ def main(argv=None):
     parser.add_argument("--render", action="store_true", help="train nothing")
     args = parser.parse_args(argv)
     args.results.mkdir(parents=True, exist_ok=True)
-    # Several parts have some cases in common. First the first seed of all: half of it says much.
+    # Several parts have cases in common. The first seed of every case comes first, so that a
+    # benchmark that is cut has something of each.
     work = {
         (case, seed): None
         for part in ([args.part] if args.part else PARTS)

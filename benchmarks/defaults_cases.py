@@ -24,18 +24,6 @@ SLOW = OWN[2:4]
 """Environments with images: at most `SLOW_STEPS` env steps."""
 SLOW_STEPS = 200_000
 
-CANDIDATE = {
-    "Hopper-v5": (2311, 2360),
-    "Walker2d-v5": (2873, 2869),
-    "BipedalWalker-v3": (287, 251),
-    "LunarLanderContinuous-v3": (201, 183),
-    "LunarLander-v3": (278, 214),
-    "Acrobot-v1": (-77, -85),
-}
-"""Mean return of the last 100 training episodes after 500,000 env steps, seed by seed. They are of
-`RETURNS.md`, "Measured here (PPO)": with continuous actions its column "log std -0.5", with
-discrete ones "normalized"."""
-
 SIZES = (("--num-envs", "1"), ("--num-envs", "64"), ("--core", "lstm"))
 SIZES_ENVS = ("Hopper-v5", "LunarLander-v3")
 APPO_ENVS = ("Hopper-v5", "LunarLander-v3", "CartPole-v1")
@@ -49,7 +37,7 @@ ABLATION = {
     "4 epochs": ("--num-epochs", "4"),
     "no entropy bonus": ("--ent-coef", "0"),
 }
-"""Each of the new defaults, and the flags that switch it back."""
+"""Each default, and the flags that switch it off."""
 ABLATION_ENVS = ("Hopper-v5", "BipedalWalker-v3", "LunarLander-v3", "Acrobot-v1")
 ABLATION_ONLY = {"initial log std 0": ABLATION_ENVS[:2], "no entropy bonus": ABLATION_ENVS[2:]}
 """What only continuous, or only discrete, actions have, and where it is tried."""
@@ -93,7 +81,7 @@ def short(env):
 
 
 def ablation(what):
-    """The cases of one default that is switched back; without the flags that mean nothing there."""
+    """The cases of one default that is switched off; without the flags that mean nothing there."""
     envs = ABLATION_ONLY.get(what, ABLATION_ENVS)
     return {env: Case(env, flags=ABLATION[what]) for env in envs}
 

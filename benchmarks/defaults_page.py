@@ -13,12 +13,13 @@ from benchmarks.defaults_cases import (
     ABLATION,
     ABLATION_ENVS,
     APPO_ENVS,
-    CANDIDATE,
     CUT_RATIOS,
     ENVS,
     OWN,
+    PARTS,
     SIZES,
     SIZES_ENVS,
+    SLOW,
     SLOW_STEPS,
     TWO_WORKERS,
     Case,
@@ -27,6 +28,23 @@ from benchmarks.defaults_cases import (
 )
 from benchmarks.own_envs import ALL
 from benchmarks.own_players import PLAYERS, play
+from benchmarks.presets.page import places
+from benchmarks.presets.results import mean_and_error
+
+
+INTRODUCTION = """\
+# What the defaults learn
+
+Made by `python -m benchmarks.defaults`; do not edit. Headrace without presets, and
+Stable-Baselines3, with no settings but the environment, a seed, env steps ({env_steps:,}; {slow}:
+at most {slow_steps:,}), and the flags or workers that a table names. Stable-Baselines3 has no flags
+in any table, and sees MiniGrid by `FlatObsWrapper`.
+
+A figure is the return of the last 100 training episodes: mean of the seeds ± its standard error
+(number of seeds). *Evaluated* is the final policy in 100 episodes, likeliest actions. *Passes*: our
+mean is at least Stable-Baselines3's. APPO: its gain over random actions is at least 85 % of PPO's,
+and that of its worst seed at least half. *Open*: seeds are missing. Runs shared the machine, so
+that the seconds of training are no benchmark."""
 
 
 @dataclass(frozen=True)
@@ -47,35 +65,24 @@ class Figures:
     def mean(self):
         return statistics.mean(self.returns)
 
-    @property
-    def error(self):
-        """Standard error of the mean; 0 for a single seed."""
-        several = len(self.returns) > 1
-        return statistics.stdev(self.returns) / math.sqrt(len(self.returns)) if several else 0.0
-
     def __str__(self):
-        return f"{self.mean:,.4g} ± {self.error:,.2g} ({len(self.returns)})"
+        mean, error = mean_and_error(self.returns)
+        spread = "" if error is None else f" ± {error:,.2g}"
+        return f"{mean:,.4g}{spread} ({len(self.returns)})"
 
     @property
     def cells(self):
         return [str(self), f"{statistics.mean(self.evaluated):,.4g}", f"{self.seconds:,.0f}"]
 
 
-def beats(ours, theirs, candidate, seeds=3):
-    """Whether our mean is at least theirs, and the candidate's less one standard error.
+def beats(ours, theirs, seeds=3):
+    """Whether our mean is at least theirs; "open": seeds are missing, of ours or theirs.
 
-    The candidate has two seeds, whose error says little: the larger error of the two counts.
-    None: no such figure. "open": seeds are missing, of ours or theirs. Where there is no candidate
-    it is not asked for.
+    None: no such figure.
     """
     if any(each is None or len(each.returns) < seeds for each in (ours, theirs)):
         return "open"
-    lacks = []
-    if ours.mean < theirs.mean:
-        lacks.append("below Stable-Baselines3")
-    if candidate and ours.mean < candidate.mean - max(candidate.error, ours.error):
-        lacks.append("below the candidate")
-    return f"**no**: {', '.join(lacks)}" if lacks else "yes"
+    return "yes" if ours.mean >= theirs.mean else "**no**"
 
 
 def keeps_up(appo, ppo, random, seeds=5):
@@ -125,33 +132,24 @@ def render(results, env_steps):
     def random(env):
         return f"{known[env]:,.3g}" if env in known else "-"
 
-    def candidate(env):
-        return Figures(CANDIDATE[env]) if env in CANDIDATE and env_steps == 500_000 else None
-
-    def judged(case):
-        """A row of ours, theirs and the candidate's."""
-        peer, aim = Case(case.env, "sb3"), candidate(case.env)
-        verdict = beats(figures(case), figures(peer), aim)
-        return [*cells(case), *cells(peer), str(aim or "-"), verdict]
+    def judged(case, peer):
+        """Cells of ours and theirs, and whether ours are as good."""
+        return [*cells(case), *cells(peer), beats(figures(case), figures(peer))]
 
     three = ["Headrace", "evaluated", "s", "Stable-Baselines3", "evaluated", "s"]
+    slow = " and ".join(map(short, SLOW))
     lines = [
-        "# What the defaults learn",
-        "",
-        "Made by `python -m benchmarks.defaults`; do not edit. Headrace without presets, and",
-        "Stable-Baselines3, with no settings but the environment, a seed and",
-        f"{env_steps:,} env steps (images: at most {SLOW_STEPS:,}). A figure is the return of the",
-        "last 100 training episodes: mean of the seeds ± its standard error (number of seeds).",
-        "*Evaluated* is the final policy in 100 episodes, likeliest actions. *Candidate* are the",
-        "settings that were tried before they became defaults. *Passes* is open while seeds are",
-        "missing. Runs shared the machine: seconds (of training) are no benchmark.",
+        *INTRODUCTION.format(env_steps=env_steps, slow=slow, slow_steps=SLOW_STEPS).split("\n")
     ]
-    rows = [[short(env), random(env), *judged(Case(env))] for env in ENVS]
-    head = ["environment", "random", *three, "candidate", "passes"]
+    rows = [[short(env), random(env), *judged(Case(env), Case(env, "sb3"))] for env in ENVS]
+    head = ["environment", "random", *three, "passes"]
     lines += table("PPO", head, rows)
     cases = [Case(env, flags=flags) for env in SIZES_ENVS for flags in SIZES]
-    rows = [[short(case.env), f"`{' '.join(case.flags)}`", *judged(case)] for case in cases]
-    lines += table("Other sizes", ["environment", "flags", *three, "candidate", "passes"], rows)
+    rows = [
+        [short(case.env), f"`{' '.join(case.flags)}`", *judged(case, Case(case.env, "sb3"))]
+        for case in cases
+    ]
+    lines += table("Other sizes", ["environment", "flags", *three, "passes"], rows)
     rows = []
     for env in APPO_ENVS:
         ppo, appo = Case(env), Case(env, "headrace", "appo", TWO_WORKERS)
@@ -165,8 +163,7 @@ def render(results, env_steps):
     for env in A2C_ENVS:
         peer = Case(env, "sb3", "a2c")
         for case in (Case(env, "headrace", "a2c"), Case(env, "headrace", "impala", TWO_WORKERS)):
-            verdict = beats(figures(case), figures(peer), None)
-            rows.append([short(env), case.algo, *cells(case), *cells(peer), verdict])
+            rows.append([short(env), case.algo, *judged(case, peer)])
     head = ["environment", "algorithm", *three[:3], "Stable-Baselines3's A2C", *three[4:], "passes"]
     lines += table("A2C and IMPALA", head, rows)
     changed = {"none": {env: Case(env) for env in ABLATION_ENVS}} | {
@@ -176,14 +173,21 @@ def render(results, env_steps):
         [what, *(str((env in of and figures(of[env])) or "-") for env in ABLATION_ENVS)]
         for what, of in changed.items()
     ]
-    head = ["switched back", *map(short, ABLATION_ENVS)]
-    lines += table("What each of the new defaults brings", head, rows)
+    head = ["switched off", *map(short, ABLATION_ENVS)]
+    lines += table("What each default brings", head, rows)
     rows = []
     for env, kind in zip(OWN, ALL, strict=True):
         best = statistics.mean(play(kind(), PLAYERS[kind], 100)[0])
-        verdict = beats(figures(Case(env)), figures(Case(env, "sb3")), None)
-        both = [*cells(Case(env)), *cells(Case(env, "sb3"))]
-        rows.append([short(env), random(env), f"{best:,.3g}", *both, verdict])
+        row = judged(Case(env), Case(env, "sb3"))
+        rows.append([short(env), random(env), f"{best:,.3g}", *row])
     head = ["environment", "random", "scripted", *three, "passes"]
     lines += table("Environments of one's own", head, rows)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", f"Measured: {measured(results, env_steps)}."]) + "\n"
+
+
+def measured(results, env_steps):
+    """The machines and commits of all runs, with the number of each."""
+    cases = {case for part in PARTS.values() for case in part}
+    paths = [results / case.file_name(env_steps) for case in cases]
+    found = [json.loads(path.read_text())["runs"] for path in paths if path.exists()]
+    return places([run["machine"] for runs in found for run in runs.values()])

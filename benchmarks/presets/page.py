@@ -5,6 +5,7 @@ Published returns are those of `headrace.catalog`; reasons are in `notes.toml`. 
 
 import os
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 from benchmarks.presets.results import mean_and_error
@@ -129,16 +130,17 @@ def _where(tasks):
     for source, others in sources.items():
         said = "; ".join(filter(None, others))
         yield f"Published: {source}{f' ({said})' if said else ''}."
-    machines = {}
-    for task in tasks:
-        for run in task["runs"]:
-            of = run["machine"]
-            cores = f"{of['cores']} cores" if of["cores"] else ""
-            where = ", ".join(filter(None, (cores, of["cpu"], of["date"][:10])))
-            commit = (of["git_commit"] or "unknown")[:7]
-            machines.setdefault(f"{where}, commit {commit}", []).append(run)
-    said = [f"{key} ({len(of)} run{'s' if len(of) > 1 else ''})" for key, of in machines.items()]
-    yield f"Measured: {'; '.join(said)}."
+    yield f"Measured: {places([run['machine'] for task in tasks for run in task['runs']])}."
+
+
+def places(machines):
+    """Where, when and at which commit runs were made, and how many."""
+    counts = Counter()
+    for of in machines:
+        cores = f"{of['cores']} cores" if of["cores"] else ""
+        where = ", ".join(filter(None, (cores, of["cpu"], of["date"][:10])))
+        counts[f"{where}, commit {(of['git_commit'] or 'unknown')[:7]}"] += 1
+    return "; ".join(f"{key} ({n} run{'s' if n > 1 else ''})" for key, n in counts.items())
 
 
 def draw(found, folder):
