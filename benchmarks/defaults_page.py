@@ -31,7 +31,6 @@ from benchmarks.own_players import PLAYERS, play
 from benchmarks.presets.page import places
 from benchmarks.presets.results import mean_and_error
 
-
 INTRODUCTION = """\
 # What the defaults learn
 
