@@ -9,8 +9,8 @@ from typing import Any
 from headrace.config.checks import largest_divisor
 
 LEAST_STEPS = 32
-"""A smaller batch for many environments is not made by fewer env steps of each than this: targets
-of advantages would reach too few steps ahead."""
+"""The fewest env steps of each environment that are chosen to keep a batch's rows: with fewer,
+advantages look too few steps ahead."""
 
 
 def fitting_steps(num_envs: int, batch_size: int, num_steps: int, multiple_of: int) -> int:
