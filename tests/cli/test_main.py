@@ -213,7 +213,11 @@ def test_flags_of_every_kind_reach_the_run(tmp_path):
         (["train", "Cartpole-v1"], 2, ["Did you mean CartPole-v1"]),
         (["train", "CartPole-v1", "--num-env", "3"], 2, ["--num-env"]),
         (["train", "CartPole-v1", "--lr", "fast"], 2, ["fast"]),
-        (["train", "CartPole-v1", "--num-envs", "10"], 2, ["10 = 2 x 4 + 2"]),
+        (
+            ["train", "CartPole-v1", "--num-envs", "10", "--envs-per-vector", "4"],
+            2,
+            ["10 = 2 x 4 + 2"],
+        ),
         (["train", "CartPole-v1", "--env-kwargs", "nonsense"], 2, ["nonsense"]),
         (["train", "CartPole-v1", "--device", "cuda"], 2, ["no CUDA device", "--device cpu"]),
         (["train", "tests.envs.test_spaces:texts"], 2, ["observation", "Text", "FlattenObs"]),
