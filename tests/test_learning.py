@@ -158,11 +158,11 @@ def test_cartpole(tmp_path, algo, at_least, greedy):
 
 @repeats("core", ["lstm", "gru", "none"])
 def test_recall_takes_a_memory(tmp_path, core):
-    """Three seeds of each core gave 1.0 from 4,000 env steps on, and without one at most 0.6."""
+    """Four seeds of each core gave 1.0. At a rate of 1e-2 seeds fail by chance."""
     run = headrace.train(
-        Recall, algo=headrace.PPO(lr=1e-2, num_minibatches=2, gamma=0.9, ent_coef=0.01),
+        Recall, algo=headrace.PPO(lr=5e-3, num_minibatches=2, gamma=0.9, ent_coef=0.01),
         network=headrace.Network(core=core, core_size=16, hidden_sizes=(16,)),
-        total_env_steps=5_000, run_dir=tmp_path / "run", **SMALL,
+        total_env_steps=8_000, run_dir=tmp_path / "run", **SMALL,
     )  # fmt: skip
     found = run.evaluate(episodes=100).to_json()["mean_return"]
     assert found > 0.95 if core != "none" else 0.3 < found < 0.7
