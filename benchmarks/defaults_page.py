@@ -137,9 +137,8 @@ def render(results, env_steps):
 
     three = ["Headrace", "evaluated", "s", "Stable-Baselines3", "evaluated", "s"]
     slow = " and ".join(map(short, SLOW))
-    lines = [
-        *INTRODUCTION.format(env_steps=env_steps, slow=slow, slow_steps=SLOW_STEPS).split("\n")
-    ]
+    text = INTRODUCTION.format(env_steps=env_steps, slow=slow, slow_steps=SLOW_STEPS)
+    lines = text.splitlines()
     rows = [[short(env), random(env), *judged(Case(env), Case(env, "sb3"))] for env in ENVS]
     head = ["environment", "random", *three, "passes"]
     lines += table("PPO", head, rows)
