@@ -2,6 +2,7 @@
 
     make presets ENV=CartPole-v1                       # or a family, or a pattern such as 'ALE/*'
     python -m benchmarks.presets --deadline-s 3600     # an hour's work; the next call goes on
+    python -m benchmarks.presets --who sb3             # what is not published: Stable-Baselines3
     python -m benchmarks.presets --render              # the page from the results that are there
     python -m benchmarks.presets --env CartPole-v1 --total-env-steps 4096    # a trial
 
@@ -21,7 +22,13 @@ import time
 from benchmarks.machine import ROOT
 from benchmarks.presets import page, results, runs
 from benchmarks.presets.tasks import chosen
+from headrace.catalog.returns import published
 from headrace.errors import UsageError
+
+
+NAMES = {results.RANDOM: "random actions", results.PEER: "Stable-Baselines3, seed 1"}
+PEER_BATCH = 2048
+"""Env steps of a batch of Stable-Baselines3's PPO."""
 
 
 def main(argv=None):
@@ -49,6 +56,7 @@ def _arguments(argv):
     )
     parser.add_argument("--env", default="", help="an id, a pattern of ids, or a family")
     parser.add_argument("--algo", default="", help="only tasks of this algorithm")
+    parser.add_argument("--who", choices=["headrace", "sb3"], default="headrace")
     parser.add_argument("--seeds", default="", help="such as 1,2,3; default: 1 to what is listed")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
     parser.add_argument("--deadline-s", type=float, help="stop all after so many seconds")
@@ -73,8 +81,10 @@ def measure(tasks, args, folders, processes, more=(), episodes=100):
 
 
 def _submit(pool, tasks, args, folders, processes, more, episodes):
-    """Hand all that is to be measured to the pool: job -> task and seed, None: random actions."""
-    jobs, known = {}, set(results.read_random(folders.results))
+    """Hand all that is to be measured to the pool: job -> what it says of its result."""
+    if args.who == "sb3":
+        return _submit_peer(pool, tasks, args, folders, processes, episodes)
+    jobs, known = {}, set(results.read_others(folders.results, results.RANDOM))
     for task in tasks:
         for seed in wanted_seeds(task, args, folders, more):
             run_dir = folders.run_dir(task, seed)
@@ -83,8 +93,28 @@ def _submit(pool, tasks, args, folders, processes, more, episodes):
         if task.env not in known:
             known.add(task.env)
             given = (task.env, folders.runs, processes, episodes)
-            jobs[pool.submit(runs.measure_random, *given)] = (task, None)
+            jobs[pool.submit(runs.measure_random, *given)] = (task, results.RANDOM)
     return jobs
+
+
+def _submit_peer(pool, tasks, args, folders, processes, episodes):
+    """Hand over what has no published return, with as many env steps as our result."""
+    jobs, ours = {}, results.read(folders.results)
+    known = results.read_others(folders.results, results.PEER)
+    for task in tasks:
+        is_plain = task.algo == "ppo" and not task.flags and task.name in ours
+        if not is_plain or task.algo in published(task.env):
+            continue
+        env_steps = ours[task.name]["runs"][0]["env_steps"]
+        if args.again or not enough_steps(known.get(task.env), env_steps):
+            given = (task.env, env_steps, folders.runs, processes, episodes)
+            jobs[pool.submit(runs.measure_peer, *given)] = (task, results.PEER)
+    return jobs
+
+
+def enough_steps(found, env_steps):
+    """Whether a result of Stable-Baselines3 has our env steps: its batches end a little later."""
+    return found is not None and 0 <= found["env_steps"] - env_steps < PEER_BATCH
 
 
 def wanted_seeds(task, args, folders, more):
@@ -119,25 +149,28 @@ def _gather(jobs, ends, folders, processes):
     return failed
 
 
-def _keep(job, task, seed, folders):
-    """Keep the result of a job, and say so; return whether it failed."""
-    what = f"{task.env}, random actions" if seed is None else f"{task.name}, seed {seed}"
+def _keep(job, task, what, folders):
+    """Keep the result of a job, and say so; return whether it failed.
+
+    `what`: a seed, `results.RANDOM` or `results.PEER`.
+    """
+    name = f"{task.name}, {NAMES.get(what, f'seed {what}')}"
     try:
         found = job.result()
     except runs.CutError:
-        print(f"{what}: cut", flush=True)
+        print(f"{name}: cut", flush=True)
         return False
     except Exception as error:
-        print(f"{what}: {error}", file=sys.stderr, flush=True)
+        print(f"{name}: {error}", file=sys.stderr, flush=True)
         return True
-    if seed is None:
-        results.add_random(folders.results, task.env, found)
-        print(f"{what}: {found['mean_return']:.2f}", flush=True)
+    if what in NAMES:
+        results.add_other(folders.results, what, task.env, found)
+        print(f"{name}: {found['mean_return']:.2f}", flush=True)
     else:
         results.add_seed(folders.results, task, found)
-        runs.mark_finished(folders.run_dir(task, seed))
+        runs.mark_finished(folders.run_dir(task, what))
         played = found["evaluation"]["mean_return"]
-        print(f"{what}: {found['mean_return']:.2f} in training, {played:.2f} evaluated", flush=True)
+        print(f"{name}: {found['mean_return']:.2f} in training, {played:.2f} evaluated", flush=True)
     return False
 
 
@@ -145,7 +178,7 @@ def write(folders):
     """Write the page, its pictures, and what `headrace list` shows."""
     found = results.read(folders.results)
     outdated = runs.outdated(found)
-    page.write(folders, found, results.read_random(folders.results), outdated)
+    page.write(folders, found, outdated)
     current = {name: task for name, task in found.items() if name not in outdated}
     results.write_own_returns(folders.own_returns, current)
     print(f"Written: {os.path.relpath(folders.page)}")

@@ -8,9 +8,9 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.presets.results import mean_and_error
+from benchmarks.presets.results import PEER, RANDOM, mean_and_error, read_others
 from benchmarks.presets.tasks import tasks
-from headrace.catalog.returns import format_return, format_steps, published
+from headrace.catalog.returns import Published, format_return, format_steps, published
 from headrace.tools.plotting import library
 
 NOTES = Path(__file__).with_name("notes.toml")
@@ -28,6 +28,8 @@ environment is trained, and is printed at the start of a run; flags override sin
 - **share** is (evaluated - random) / (published - random). Random actions played 100 episodes.
 - **s** are seconds of a seed's training, with other runs on the same machine: no benchmark.
 - "-": nothing is published, or the result is older than the evaluations.
+- ³ nothing is published: Stable-Baselines3's PPO with its defaults, seed 1, evaluated in the same
+  way, measured here.
 - ² has other settings than the preset and the defaults have now, and is to be made again."""
 
 
@@ -39,10 +41,10 @@ def read_notes():
     return notes
 
 
-def render(found, random, notes, pictures, outdated):
+def render(found, random, peers, notes, pictures, outdated):
     """The page's text.
 
-    `pictures`: family -> path of its picture, as the page links it. `outdated`: names of results
+    `random`, `peers`: returns of random actions and of Stable-Baselines3, by environment. `pictures`: family -> path of its picture, as the page links it. `outdated`: names of results
     with other settings than today's.
     """
     lines = [INTRODUCTION]
@@ -50,7 +52,8 @@ def render(found, random, notes, pictures, outdated):
         head = "environment | algorithm | evaluated | training | published | share | random"
         lines += ["", f"## {family}", "", f"| {head} | env steps | s | seeds |", "|---" * 10 + "|"]
         lines += [
-            _row(task, random.get(task["env"]), name in outdated) for name, task in of.items()
+            _row(task, random.get(task["env"]), theirs_of(task, peers), name in outdated)
+            for name, task in of.items()
         ]
         picture = [f"![Mean return over env steps: {family}]({pictures[family]})"]
         said = [f"- {_title(of[name])}: {notes[name]}" for name in of if name in notes]
@@ -72,11 +75,20 @@ def _title(task):
     return " ".join(filter(None, (task["env"], task["algo"], task["label"])))
 
 
-def _row(task, random, is_outdated):
+def theirs_of(task, peers):
+    """What a task is held against: what is published, or what Stable-Baselines3 reached here."""
+    theirs = published(task["env"]).get(task["algo"])
+    is_plain = task["algo"] == "ppo" and not task["flags"]
+    if theirs is None and is_plain and task["env"] in peers:
+        found = peers[task["env"]]
+        theirs = Published(found["eval_return"], found["env_steps"], source="")
+    return theirs
+
+
+def _row(task, random, theirs, is_outdated):
     runs = task["runs"]
     played = [run["evaluation"] for run in runs if run["evaluation"]]
     trained, _ = mean_and_error([run["mean_return"] for run in runs])
-    theirs = published(task["env"]).get(task["algo"])
     mean, cell = None, "-"
     if played:
         mean, error = mean_and_error([each["mean_return"] for each in played])
@@ -101,7 +113,8 @@ def _row(task, random, is_outdated):
 def _published(theirs):
     if theirs is None:
         return "-"
-    return f"{format_return(theirs.mean_return)} ({format_steps(theirs.env_steps)})"
+    text = f"{format_return(theirs.mean_return)} ({format_steps(theirs.env_steps)})"
+    return text if theirs.source else f"{text} ³"
 
 
 def _share(mean, theirs, random):
@@ -170,16 +183,17 @@ def _panel(axes, task):
     axes.grid(alpha=0.3)
 
 
-def text(found, random, folders, outdated):
+def text(folders, found, outdated):
     """The page's text, with links to the pictures that `draw` makes."""
     pictures = {
         family: os.path.relpath(folders.results / f"{family}.png", folders.page.parent)
         for family in by_family(found)
     }
-    return render(found, random, read_notes(), pictures, outdated)
+    random, peers = (read_others(folders.results, name) for name in (RANDOM, PEER))
+    return render(found, random, peers, read_notes(), pictures, outdated)
 
 
-def write(folders, found, random, outdated):
+def write(folders, found, outdated):
     """Write the page and its pictures."""
     draw(found, folders.results)
-    folders.page.write_text(text(found, random, folders, outdated))
+    folders.page.write_text(text(folders, found, outdated))

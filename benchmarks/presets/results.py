@@ -1,26 +1,29 @@
-"""The results of tasks as JSON: a file per task, and one with the returns of random actions."""
+"""The results of tasks as JSON: a file per task, and two with those of others by environment.
+
+The two are the returns of random actions, and those of Stable-Baselines3.
+"""
 
 import json
 import statistics
 
-RANDOM = "random.json"
+RANDOM, PEER = "random.json", "stable-baselines3.json"
 
 
 def read(folder):
     """Results by task's name."""
-    paths = sorted(path for path in folder.glob("*.json") if path.name != RANDOM)
+    paths = sorted(path for path in folder.glob("*.json") if path.name not in (RANDOM, PEER))
     return {path.stem: json.loads(path.read_text()) for path in paths}
 
 
-def read_random(folder):
-    """Returns of random actions by environment."""
-    path = folder / RANDOM
+def read_others(folder, name):
+    """The results of `RANDOM` or `PEER`, by environment."""
+    path = folder / name
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def add_random(folder, env, found):
-    """Keep the return of random actions."""
-    _write(folder / RANDOM, dict(sorted((read_random(folder) | {env: found}).items())))
+def add_other(folder, name, env, found):
+    """Keep a result of `RANDOM` or `PEER`."""
+    _write(folder / name, dict(sorted((read_others(folder, name) | {env: found}).items())))
 
 
 def add_seed(folder, task, found):

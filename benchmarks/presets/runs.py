@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.machine import ROOT, machine
+from benchmarks.peers import install
 from benchmarks.presets.tasks import tasks
 from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
@@ -43,14 +44,14 @@ class Processes:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     stopping: bool = False
 
-    def run(self, command, log):
+    def run(self, command, log, python=sys.executable):
         """The last line of output, as JSON; CutError: stopped; RuntimeError: it failed."""
         # In a session of its own: Ctrl-C reaches this script alone, which passes it on.
         with self._lock:
             if self.stopping:
                 raise CutError
             process = subprocess.Popen(
-                [sys.executable, "-m", *map(str, command)], cwd=ROOT, text=True,
+                [str(python), "-m", *map(str, command)], cwd=ROOT, text=True,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
             self._running.add(process)
@@ -70,7 +71,7 @@ class Processes:
         if process.returncode:
             last = "".join(lines[-15:])
             raise RuntimeError(f"{' '.join(map(str, command))} failed, and said:\n{last}")
-        return json.loads(output.splitlines()[-1])
+        return json.loads(output.splitlines()[-1].removeprefix("RESULT "))
 
     def stop(self):
         """Stop all; they save, and `run` raises CutError. Nothing else is started."""
@@ -161,6 +162,19 @@ def measure_random(env, folder, processes, episodes=100):
     """The return of random actions. CutError, RuntimeError."""
     command = ["benchmarks.presets.random_play", env, "--episodes", episodes]
     return processes.run(command, folder / "random.stderr.txt")
+
+
+def measure_peer(env, env_steps, folder, processes, episodes=100):
+    """What Stable-Baselines3's PPO reaches with its defaults, seed 1. CutError, RuntimeError."""
+    python = install.python_of("sb3")
+    if not python.exists():
+        raise RuntimeError("not installed: python benchmarks/peers/install.py sb3")
+    command = ["benchmarks.peers.sb3_defaults", env, "--env-steps", env_steps, "--seed", 1]
+    found = processes.run(
+        [*command, "--episodes", episodes], folder / "peer.stderr.txt", python
+    )
+    names = ("env_steps", "seconds", "mean_return", "eval_return", "versions")
+    return {name: found[name] for name in names} | {"machine": machine()}
 
 
 def _code(task):

@@ -12,7 +12,7 @@ from headrace.errors import UsageError
 
 CARTPOLE = Task("classic-control", "CartPole-v1", num_seeds=1)
 MORE = ("--total-env-steps", "30720")
-ARGS = {"seeds": "", "at_once": 2, "deadline_s": None, "again": False}
+ARGS = {"who": "headrace", "seeds": "", "at_once": 2, "deadline_s": None, "again": False}
 
 
 def seed(number, mean_return, **more):
@@ -51,7 +51,7 @@ def test_a_run_that_is_cut_and_resumed_gives_the_same_as_one_that_is_not(tmp_pat
         assert found["curve"][name] == whole["curve"][name]
     assert found["curve"]["wall_s"] == sorted(found["curve"]["wall_s"])
     assert found["evaluation"] == whole["evaluation"]
-    assert 9 < results.read_random(uncut.results)["CartPole-v1"]["mean_return"] < 40
+    assert 9 < results.read_others(uncut.results, results.RANDOM)["CartPole-v1"]["mean_return"] < 40
     # What has a result is not trained again, unless it is asked for or the settings changed.
     assert list(script.wanted_seeds(CARTPOLE, args, uncut, MORE)) == []
     assert list(script.wanted_seeds(CARTPOLE, args, uncut, ("--lr", "0.1"))) == [1]
@@ -72,7 +72,7 @@ def test_the_table_is_made_of_the_results(tmp_path):
     folders = runs.trial(tmp_path)
     for number, mean in ((1, 480.0), (2, 500.0)):
         results.add_seed(folders.results, CARTPOLE, seed(number, mean))
-    results.add_random(folders.results, "CartPole-v1", {"mean_return": 20.0})
+    results.add_other(folders.results, results.RANDOM, "CartPole-v1", {"mean_return": 20.0})
     script.write(folders)
     expected = "| CartPole-v1 | ppo | 490 ± 10 | 490 | 500 (100 k) | 98% | 20 | 99,840 | 16 | 2 |"
     assert expected in folders.page.read_text()
@@ -92,13 +92,28 @@ def test_the_table_is_made_of_the_results(tmp_path):
 # Box2D's extension ends the process if a warning of its import is made an error.
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_and_own_returns_are_what_the_script_makes_of_the_results(tmp_path):
-    found, random = results.read(runs.HERE.results), results.read_random(runs.HERE.results)
+    found = results.read(runs.HERE.results)
     outdated = runs.outdated(found)
-    assert runs.HERE.page.read_text() == page.text(found, random, runs.HERE, outdated)
+    assert runs.HERE.page.read_text() == page.text(runs.HERE, found, outdated)
     current = {name: task for name, task in found.items() if name not in outdated}
     results.write_own_returns(tmp_path / "own.json", current)
     assert runs.HERE.own_returns.read_text() == (tmp_path / "own.json").read_text()
     assert set(found) <= {task.name for task in tasks()}
+
+
+def test_what_is_not_published_stands_beside_a_peer_that_had_as_many_env_steps(tmp_path):
+    task, folders = Task("toy-text", "Blackjack-v1"), runs.trial(tmp_path)
+    settings = runs.settings_of(task, 1)
+    results.add_seed(folders.results, task, seed(1, -0.04, settings=settings))
+    results.add_other(folders.results, results.RANDOM, task.env, {"mean_return": -0.4})
+    peer = {"env_steps": 100_352, "mean_return": -0.2, "eval_return": -0.1}
+    results.add_other(folders.results, results.PEER, task.env, peer)
+    script.write(folders)
+    row = "| Blackjack-v1 | ppo | -0.04 ± 2.5 ¹ | 490 | -0.1 (100 k) ³ | 120% | -0.4 | 99,840 |"
+    assert row in folders.page.read_text()
+    assert set(results.read(folders.results)) == {task.name}
+    assert script.enough_steps(peer, 99_840) and not script.enough_steps(None, 99_840)
+    assert not script.enough_steps(peer, 100_608) and not script.enough_steps(peer, 50_000)
 
 
 def test_seconds_of_a_curve_are_those_of_all_its_processes():
