@@ -140,7 +140,7 @@ def test_a_run_takes_the_defaults_of_its_environment_s_kind(tmp_path):
     request = RunRequest({"env": "examples.cartpole_without_velocities:make"})
     settings = inspect_request(request).job(tmp_path).settings
     assert settings.source["ent_coef"] == "defaults for discrete actions"
-    assert (settings.algo.ent_coef, settings.run.num_steps) == (0.01, 256)
+    assert (settings.algo.ent_coef, settings.run.num_steps) == (0.003, 256)
 
 
 def test_what_is_for_an_algorithm_overrides_what_is_for_all():
