@@ -77,7 +77,7 @@ def training():
 def solving():
     seed = ["--seed", contestants.TURN]
     flags = ["CartPole-v1", "--stop-at-return", str(SOLVED_AT), *seed]
-    wanted = ["--mean-return", str(SOLVED_AT), *seed]
+    wanted = ["CartPole-v1", "--mean-return", str(SOLVED_AT), *seed]
     return turns.Comparison(
         "CartPole-v1, from the start of the process until it is solved",
         [

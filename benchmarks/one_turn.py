@@ -37,6 +37,7 @@ class Work:
         unit: of the figure.
         lower_is_better: of the figure.
         least_return: mean return of the last 100 episodes that it has to end with.
+        limit_s: what a turn may take.
     """
 
     env_steps: int | None
@@ -44,6 +45,7 @@ class Work:
     unit: str = "env steps/s"
     lower_is_better: bool = False
     least_return: float | None = None
+    limit_s: float = 300.0
 
     def check(self, result: dict[str, Any]) -> None:
         """Raise ValueError, TypeError or KeyError if `result` has no figure, or TurnError if it
@@ -65,19 +67,16 @@ class Work:
                 )
 
 
-def take_turn(
-    contestant: Contestant, work: Work, *, turn: int = 0, limit_s: float = 300.0
-) -> dict[str, Any]:
+def take_turn(contestant: Contestant, work: Work, *, turn: int = 0) -> dict[str, Any]:
     """Run a contestant once; what it printed, and `turn_s`.
 
     Args:
         contestant: who.
         work: what it has to do. A limit only has to give the figure.
         turn: its number, from 0.
-        limit_s: what it may take.
 
     Raises:
-        TurnError: it failed, printed no result, did other work, or took longer than `limit_s`.
+        TurnError: it failed, printed no result, did other work, or took longer than its `limit_s`.
     """
     # What a peer's daemons write there while they end must not end the benchmark.
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
@@ -99,7 +98,7 @@ def take_turn(
             )
             late = False
             try:
-                process.wait(limit_s)
+                process.wait(work.limit_s)
             except subprocess.TimeoutExpired:
                 late = True
             finally:
@@ -110,7 +109,7 @@ def take_turn(
         said, complained = out.read_text().strip(), err.read_text().strip()
     tail = "\n".join(said.splitlines()[-5:] + complained.splitlines()[-15:])
     if late:
-        raise TurnError(f"took longer than {limit_s:g} s, and was ended\n{tail}")
+        raise TurnError(f"took longer than {work.limit_s:g} s, and was ended\n{tail}")
     if process.returncode:
         raise TurnError(f"ended with {process.returncode}\n{tail}")
     if contestant.must_say not in said + complained:

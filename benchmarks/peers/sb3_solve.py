@@ -1,9 +1,9 @@
-"""stable-baselines3 until CartPole-v1 is solved, with settings tuned for that.
+"""stable-baselines3 until a mean return is reached, with the settings that its zoo tuned.
 
-They are in the style of its zoo's: 8 environments × 32 steps, 20 epochs of one minibatch, gamma
-0.98, lambda 0.8, learning rate 1e-3 and clip 0.2, both falling to 0 over 100,000 env steps. Solved:
-the mean return of the last 100 training episodes is 475. Asked after each step, not after
-each update, which is a little in its favor.
+Those are of rl-baselines3-zoo's hyperparams/ppo.yml; of an environment's earlier version, where
+today's is not in there. Reached: the mean return of the last 100 training episodes, as they are
+given to the agent's own statistics, before rewards are normalized. Asked after each step, not after
+each update, which is a little in its favor. Prints RESULT {json}, also if it was not reached.
 """
 
 import argparse
@@ -15,12 +15,59 @@ import numpy as np
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
 EPISODES = 100
+WIDE = {
+    "policy_kwargs": {
+        "log_std_init": -2,
+        "ortho_init": False,
+        "activation_fn": torch.nn.ReLU,
+        "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+    }
+}
 
 
-class StopWhenSolved(BaseCallback):
+def falling(value):
+    return lambda left: value * left
+
+
+SETTINGS = {
+    "CartPole-v1": (
+        {"num_envs": 8, "env_steps": 100_000, "normalize": False},
+        {
+            "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
+            "learning_rate": falling(1e-3), "clip_range": falling(0.2), "ent_coef": 0.0,
+        },
+    ),
+    "LunarLander-v3": (
+        {"num_envs": 16, "env_steps": 1_000_000, "normalize": False},
+        {
+            "n_steps": 1024, "batch_size": 64, "n_epochs": 4, "gamma": 0.999, "gae_lambda": 0.98,
+            "ent_coef": 0.01,
+        },
+    ),
+    "Hopper-v5": (
+        {"num_envs": 1, "env_steps": 1_000_000, "normalize": True},
+        {
+            "n_steps": 512, "batch_size": 32, "n_epochs": 5, "gamma": 0.999, "gae_lambda": 0.99,
+            "learning_rate": 9.80828e-05, "ent_coef": 0.00229519, "max_grad_norm": 0.7,
+            "vf_coef": 0.835671, **WIDE,
+        },
+    ),
+    "HalfCheetah-v5": (
+        {"num_envs": 1, "env_steps": 1_000_000, "normalize": True},
+        {
+            "n_steps": 512, "batch_size": 64, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.92,
+            "learning_rate": 2.0633e-05, "ent_coef": 0.000401762, "clip_range": 0.1,
+            "max_grad_norm": 0.8, "vf_coef": 0.58096, **WIDE,
+        },
+    ),
+}  # fmt: skip
+"""Settings of the run, and of PPO where they are not its defaults, by environment."""
+
+
+class StopWhenReached(BaseCallback):
     def __init__(self, wanted):
         super().__init__()
         self.wanted, self.returns = wanted, collections.deque(maxlen=EPISODES)
@@ -32,27 +79,19 @@ class StopWhenSolved(BaseCallback):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("env", choices=list(SETTINGS))
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--mean-return", type=float, required=True)
+    parser.add_argument("--env-steps", type=int, help="at most; default: the zoo's")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    env = VecMonitor(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 8))
-    model = PPO(
-        "MlpPolicy",
-        env,
-        n_steps=32,
-        batch_size=256,
-        n_epochs=20,
-        gamma=0.98,
-        gae_lambda=0.8,
-        learning_rate=lambda left: 1e-3 * left,
-        clip_range=lambda left: 0.2 * left,
-        ent_coef=0.0,
-        seed=args.seed,
-        device="cpu",
-    )
-    stop = StopWhenSolved(args.mean_return)
-    model.learn(100_000, callback=stop)
+    of, settings = SETTINGS[args.env]
+    env = VecMonitor(DummyVecEnv([lambda: gym.make(args.env)] * of["num_envs"]))
+    if of["normalize"]:
+        env = VecNormalize(env, gamma=settings["gamma"])
+    model = PPO("MlpPolicy", env, **settings, seed=args.seed, device="cpu")
+    stop = StopWhenReached(args.mean_return)
+    model.learn(args.env_steps or of["env_steps"], callback=stop)
     mean = float(np.mean(stop.returns)) if len(stop.returns) == EPISODES else None
     print("RESULT " + json.dumps({"env_steps": model.num_timesteps, "mean_return": mean}))
 

@@ -25,7 +25,6 @@ from benchmarks.presets.tasks import chosen
 from headrace.catalog.returns import published
 from headrace.errors import UsageError
 
-
 NAMES = {results.RANDOM: "random actions", results.PEER: "Stable-Baselines3, seed 1"}
 PEER_BATCH = 2048
 """Env steps of a batch of Stable-Baselines3's PPO."""

@@ -44,7 +44,8 @@ def read_notes():
 def render(found, random, peers, notes, pictures, outdated):
     """The page's text.
 
-    `random`, `peers`: returns of random actions and of Stable-Baselines3, by environment. `pictures`: family -> path of its picture, as the page links it. `outdated`: names of results
+    `random`, `peers`: returns of random actions and of Stable-Baselines3, by environment.
+    `pictures`: family -> path of its picture, as the page links it. `outdated`: names of results
     with other settings than today's.
     """
     lines = [INTRODUCTION]

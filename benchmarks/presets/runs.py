@@ -170,9 +170,7 @@ def measure_peer(env, env_steps, folder, processes, episodes=100):
     if not python.exists():
         raise RuntimeError("not installed: python benchmarks/peers/install.py sb3")
     command = ["benchmarks.peers.sb3_defaults", env, "--env-steps", env_steps, "--seed", 1]
-    found = processes.run(
-        [*command, "--episodes", episodes], folder / "peer.stderr.txt", python
-    )
+    found = processes.run([*command, "--episodes", episodes], folder / "peer.stderr.txt", python)
     names = ("env_steps", "seconds", "mean_return", "eval_return", "versions")
     return {name: found[name] for name in names} | {"machine": machine()}
 

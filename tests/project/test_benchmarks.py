@@ -24,6 +24,7 @@ from benchmarks import (
     learners,
     limits,
     measure_limit,
+    published,
     start,
     table,
     turns,
@@ -117,7 +118,7 @@ def test_a_turn_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
     endless = f"tail -f /dev/null & echo $! > {shlex.quote(str(pid_file))}; wait"
     slow = Contestant("slow", ["/bin/sh", "-c", endless])
     with pytest.raises(TurnError, match="took longer than 1 s"):
-        take_turn(slow, Work(100), limit_s=1.0)
+        take_turn(slow, Work(100, limit_s=1.0))
     try:
         child = os.pidfd_open(int(pid_file.read_text()))
     except ProcessLookupError:  # ended, and its new parent has looked
@@ -159,6 +160,7 @@ def every_comparison():
     yield from limits.comparisons()
     yield from (cartpole.training(), cartpole.solving(), cheetah.training(), atari.training())
     yield from (atari.stepping(n) for n in (8, 32))
+    yield from (published.until(env) for env in published.ENVS)
     yield from uneven.comparisons()
     yield from start.comparisons()
     yield from guards.comparisons()

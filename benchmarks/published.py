@@ -1,0 +1,40 @@
+"""Seconds until a training return is as high as the published one: presets, and the zoo's settings.
+
+From the start of the process until the mean return of the last 100 training episodes is what
+RL Baselines3 Zoo published for its final policy (`headrace list` shows it). Headrace has no flags
+but the environment; Stable-Baselines3 has the settings of the zoo (`peers/sb3_solve.py`), with
+which that return was published. A trainer that has not reached it in the env steps of its settings
+says so in place of a figure.
+"""
+
+import sys
+
+from benchmarks import contestants, turns
+from benchmarks.one_turn import Work
+from headrace.catalog.returns import published
+
+ENVS = ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5")
+LIMIT_S = 3600
+
+
+def until(env):
+    wanted = published(env)["ppo"].mean_return
+    seed = ["--seed", contestants.TURN]
+    return turns.Comparison(
+        f"{env} until {wanted:,.0f}",
+        [
+            contestants.headrace(
+                "Headrace, its preset", [env, "--stop-at-return", f"{wanted}", *seed]
+            ),
+            contestants.driver(
+                "Stable-Baselines3, the zoo's settings", "sb3", "sb3_solve",
+                [env, "--mean-return", f"{wanted}", *seed], package="stable-baselines3",
+            ),
+        ],
+        Work(None, "turn_s", "s", lower_is_better=True, least_return=wanted, limit_s=LIMIT_S),
+        also={"env steps": lambda result: result["env_steps"]},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(turns.run("published", __doc__, [until(env) for env in ENVS], turns=1))
