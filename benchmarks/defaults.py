@@ -109,9 +109,7 @@ def train(case, seed, env_steps):
     command = command_of(case, env_steps)
     if case.who == "headrace":
         return train_headrace(command, case.env, seed)
-    python = install.python_of("sb3")
-    if not python.exists():
-        raise RuntimeError("not installed: python benchmarks/peers/install.py sb3")
+    python = install.installed_python("sb3")
     return call(python, [*command, "--seed", seed]) | {"settings": pins()}
 
 

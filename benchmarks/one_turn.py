@@ -37,7 +37,7 @@ class Work:
         unit: of the figure.
         lower_is_better: of the figure.
         least_return: mean return of the last 100 episodes that it has to end with.
-        limit_s: what a turn may take.
+        limit_s: seconds that a turn may take.
     """
 
     env_steps: int | None

@@ -18,6 +18,7 @@ LIMIT_S = 3600
 
 
 def until(env):
+    """The comparison on one environment."""
     wanted = published(env)["ppo"].mean_return
     seed = ["--seed", contestants.TURN]
     return turns.Comparison(

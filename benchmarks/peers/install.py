@@ -51,6 +51,13 @@ def is_installed(name: str) -> bool:
     return marker.exists() and marker.read_text() == _made_from(name)
 
 
+def installed_python(name: str) -> Path:
+    """The interpreter of a peer that is installed; RuntimeError: it is not."""
+    if not is_installed(name):
+        raise RuntimeError(f"not installed: python benchmarks/peers/install.py {name}")
+    return python_of(name)
+
+
 def _made_from(name: str) -> str:
     minor = ".".join(platform.python_version_tuple()[:2])
     return "\n".join([f"Python {minor}", TORCH, *PEERS[name]]) + "\n"

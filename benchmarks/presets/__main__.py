@@ -80,7 +80,11 @@ def measure(tasks, args, folders, processes, more=(), episodes=100):
 
 
 def _submit(pool, tasks, args, folders, processes, more, episodes):
-    """Hand all that is to be measured to the pool: job -> what it says of its result."""
+    """Hand all that is to be measured to the pool.
+
+    Returns:
+        dict: job -> its task, and a seed, `results.RANDOM` or `results.PEER`.
+    """
     if args.who == "sb3":
         return _submit_peer(pool, tasks, args, folders, processes, episodes)
     jobs, known = {}, set(results.read_others(folders.results, results.RANDOM))

@@ -166,9 +166,7 @@ def measure_random(env, folder, processes, episodes=100):
 
 def measure_peer(env, env_steps, folder, processes, episodes=100):
     """What Stable-Baselines3's PPO reaches with its defaults, seed 1. CutError, RuntimeError."""
-    python = install.python_of("sb3")
-    if not python.exists():
-        raise RuntimeError("not installed: python benchmarks/peers/install.py sb3")
+    python = install.installed_python("sb3")
     command = ["benchmarks.peers.sb3_defaults", env, "--env-steps", env_steps, "--seed", 1]
     found = processes.run([*command, "--episodes", episodes], folder / "peer.stderr.txt", python)
     names = ("env_steps", "seconds", "mean_return", "eval_return", "versions")
