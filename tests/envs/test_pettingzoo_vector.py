@@ -19,7 +19,7 @@ from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.kernels.pettingzoo_adapter import KernelParallelEnv
 from headrace.envs.kernels.vector import KernelVector
 from headrace.envs.pettingzoo_vector import ParallelVector
-from headrace.envs.spaces import parallel_roles
+from headrace.envs.spaces.specs import parallel_roles
 from headrace.errors import (
     CheckpointError,
     ConfigError,

@@ -10,7 +10,7 @@ import torch
 
 import headrace
 from headrace.envs.factory import EnvMaker, env_spec
-from headrace.envs.spaces import read
+from headrace.envs.spaces.specs import read
 from headrace.errors import ConfigError, EnvError, UnsupportedSpaceError
 from headrace.importing import load_callable
 from headrace.models.networks import ImageEncoder, image_layout

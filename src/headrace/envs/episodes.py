@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.batch import Fragment, each
 from headrace.envs.api import Episode, VectorContext, VectorEnv
-from headrace.envs.spaces import MASK, flat_mask, mask_array
+from headrace.envs.spaces.masks import MASK, flat_mask, mask_array
 from headrace.errors import EnvError
 from headrace.spec import PLAIN, ActionCodec, Agents, Array, KeyPath, Space, getter
 

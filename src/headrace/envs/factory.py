@@ -10,13 +10,13 @@ from typing import Any
 import gymnasium
 
 from headrace import importing
-from headrace.envs import registry, spaces
+from headrace.envs import registry
 from headrace.envs.api import check_fields, close_all, env_error, explain_errors
 from headrace.envs.gym import atari, mujoco
 from headrace.envs.kernels import registry as kernel_registry
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.gym_adapter import KernelGymEnv
-from headrace.envs.spaces import is_parallel
+from headrace.envs.spaces import gym_spaces, specs
 from headrace.errors import ConfigError, UsageError
 from headrace.spec import EnvSpec
 
@@ -106,7 +106,7 @@ class EnvMaker:
                     "headrace.envs.kernels.pettingzoo_adapter.KernelParallelEnv is interpreted."
                 )
             env = KernelGymEnv(env)
-        if is_parallel(env):
+        if specs.is_parallel(env):
             if self.wrappers:
                 raise UsageError(
                     f"{self.name} is a game in PettingZoo's parallel form, and is not wrapped here."
@@ -241,18 +241,18 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
     if env is None:
         env = maker.vector(1, num_threads=1) if maker.native else maker.make_raw()
     if isinstance(env, KernelEnv) and not maker.wrappers:
-        return spaces.read_kernel(maker.name, env, **options)
+        return specs.read_kernel(maker.name, env, **options)
     is_vector = maker.native or maker.steps_tensors
     if not is_vector:
         env = maker.make_wrapped(env)
     try:
-        if is_parallel(env):
+        if specs.is_parallel(env):
             info = _first_info(maker, env, map(env.action_space, env.possible_agents))
-            return spaces.read_parallel(maker.name, env, info, **options)
+            return specs.read_parallel(maker.name, env, info, **options)
         single = "single_" if is_vector else ""
         observation = getattr(env, f"{single}observation_space")
         action = getattr(env, f"{single}action_space")
-        read = spaces.read_tensors if maker.steps_tensors else spaces.read
+        read = specs.read_tensors if maker.steps_tensors else specs.read
         info = _first_info(maker, env, [action])
         return read(maker.name, observation, action, info, **options)
     finally:
@@ -261,7 +261,7 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
 
 def _first_info(maker: EnvMaker, env: Any, actions: Iterable[Any]) -> Mapping[str, Any]:
     """Return the info of a reset, if there may be an action mask in it."""
-    if not any(map(spaces.has_choices, actions)) or maker.action_mask not in ("auto", "info"):
+    if not any(map(gym_spaces.has_choices, actions)) or maker.action_mask not in ("auto", "info"):
         return {}
     position = f"env 0 of {maker.name}, episode 0, to see what it offers: reset(seed=0)"
     with explain_errors(f"in reset of {position}"):

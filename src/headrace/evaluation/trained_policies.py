@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.config.algorithms import ALGORITHMS, AlgorithmLike, load_algorithm
-from headrace.envs.spaces import mask_array
+from headrace.envs.spaces.masks import mask_array
 from headrace.errors import ConfigError
 from headrace.models.custom import ModelFactory, load_model
 from headrace.models.policy import Network, Policy

@@ -6,10 +6,10 @@ import torch
 
 from headrace import batch
 from headrace.batch import each
-from headrace.envs import spaces
 from headrace.envs.api import VectorContext
 from headrace.envs.kernels.env import KernelEnv, uniform
 from headrace.envs.kernels.vector import KernelVector
+from headrace.envs.spaces import specs
 
 
 def add(a, b):
@@ -91,7 +91,7 @@ class Ring(KernelEnv):
 
 
 def spec_of(env):
-    return spaces.read_kernel(type(env).__name__, env)
+    return specs.read_kernel(type(env).__name__, env)
 
 
 def vector_of(env, n, num_steps, target="cpu", seed=3, parts=(), autoreset=True, **kwargs):

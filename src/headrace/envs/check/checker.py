@@ -13,7 +13,7 @@ from headrace.envs.check.report import Check, Report
 from headrace.envs.check.vector_checks import vector_checks
 from headrace.envs.factory import EnvLike, EnvMaker, env_spec
 from headrace.envs.kernels.env import KernelEnv
-from headrace.envs.spaces import is_parallel
+from headrace.envs.spaces.specs import is_parallel
 from headrace.errors import EnvError, UnsupportedSpaceError, UsageError
 
 _AFTER_CLASS = (

@@ -16,12 +16,12 @@ import torch
 
 from headrace import batch
 from headrace.batch import Fragment
-from headrace.envs import spaces
 from headrace.envs.api import Guards, VectorContext
 from headrace.envs.kernels import compiler
 from headrace.envs.kernels.compiler import Target
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.vector import KernelVector
+from headrace.envs.spaces import specs
 from headrace.errors import EnvError
 from headrace.spec import Array, EnvSpec, Space
 
@@ -83,7 +83,7 @@ class PlayResult(NamedTuple):
 
 def kernel_spec(env: KernelEnv) -> EnvSpec:
     """Return what the environment offers to an agent; UnsupportedSpaceError."""
-    return spaces.read_kernel(type(env).__name__, env)
+    return specs.read_kernel(type(env).__name__, env)
 
 
 def random_actions(spec: EnvSpec, shape: tuple[int, int], seed: int) -> Array:

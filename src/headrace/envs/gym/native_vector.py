@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from headrace.batch import Fragment, each
 from headrace.envs.api import Episode, Restored, VectorContext, close_all, env_error, explain_errors
 from headrace.envs.episodes import HostVector, leaf
-from headrace.envs.spaces import MASK, mask_array
+from headrace.envs.spaces.masks import MASK, mask_array
 from headrace.errors import EnvError
 from headrace.spec import Array, element
 

@@ -10,12 +10,12 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from headrace import batch
-from headrace.envs import spaces
 from headrace.envs.api import Guards, VectorContext
 from headrace.envs.kernels.compiler import Target
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.registry import build
 from headrace.envs.kernels.vector import KernelVector
+from headrace.envs.spaces import specs
 from headrace.errors import UsageError
 from headrace.spec import Array
 
@@ -32,7 +32,7 @@ class KernelStepper:
     """Kernel environments that the caller steps and resets; every result is a new array."""
 
     def __init__(self, env: KernelEnv, num_envs: int, target: Target, num_threads: int = 1) -> None:
-        spec = spaces.read_kernel(type(env).__name__, env)
+        spec = specs.read_kernel(type(env).__name__, env)
         self._action_dtype = np.float32 if spec.action.kind == "box" else np.int64
         self._num_envs = num_envs
         context = VectorContext(

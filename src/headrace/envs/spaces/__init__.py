@@ -1,0 +1,1 @@
+"""What an environment observes and takes: its spaces, action masks, and their description."""
