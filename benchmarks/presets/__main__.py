@@ -105,8 +105,8 @@ def _submit_peer(pool, tasks, args, folders, processes, episodes):
     jobs, ours = {}, results.read(folders.results)
     known = results.read_others(folders.results, results.PEER)
     for task in tasks:
-        is_plain = task.algo == "ppo" and not task.flags and task.name in ours
-        if not is_plain or task.algo in published(task.env):
+        comparable = results.is_plain(task.algo, task.flags) and task.name in ours
+        if not comparable or task.algo in published(task.env):
             continue
         env_steps = ours[task.name]["runs"][0]["env_steps"]
         if args.again or not enough_steps(known.get(task.env), env_steps):

@@ -8,7 +8,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.presets.results import PEER, RANDOM, mean_and_error, read_others
+from benchmarks.presets.results import PEER, RANDOM, is_plain, mean_and_error, read_others
 from benchmarks.presets.tasks import tasks
 from headrace.catalog.returns import Published, format_return, format_steps, published
 from headrace.tools.plotting import library
@@ -79,8 +79,7 @@ def _title(task):
 def theirs_of(task, peers):
     """What a task is held against: what is published, or what Stable-Baselines3 reached here."""
     theirs = published(task["env"]).get(task["algo"])
-    is_plain = task["algo"] == "ppo" and not task["flags"]
-    if theirs is None and is_plain and task["env"] in peers:
+    if theirs is None and task["env"] in peers and is_plain(task["algo"], task["flags"]):
         found = peers[task["env"]]
         theirs = Published(found["eval_return"], found["env_steps"], source="")
     return theirs
@@ -157,26 +156,25 @@ def places(machines):
     return "; ".join(f"{key} ({n} run{'s' if n > 1 else ''})" for key, n in counts.items())
 
 
-def draw(found, folder):
-    """Draw a picture per family: a panel per task, a line per seed; dashed: published."""
+def draw(found, peers, folder):
+    """Draw a picture per family: a panel per task, a line per seed; dashed: as `theirs_of`."""
     for family, of in by_family(found).items():
         columns = min(4, len(of))
         rows = -(-len(of) // columns)
         figure = library().figure.Figure(figsize=(3 * columns, 2.2 * rows), layout="constrained")
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes, task in zip(panels, of.values(), strict=False):
-            _panel(axes, task)
+            _panel(axes, task, theirs_of(task, peers))
         for axes in panels[len(of) :]:
             axes.set_axis_off()
         figure.savefig(folder / f"{family}.png", dpi=90, metadata={"Software": None})
 
 
-def _panel(axes, task):
+def _panel(axes, task, theirs):
     for run in task["runs"]:
         axes.plot(
             run["curve"]["env_steps"], run["curve"]["mean_return"], color="#0b4f8a", alpha=0.7
         )
-    theirs = published(task["env"]).get(task["algo"])
     if theirs is not None:
         axes.axhline(theirs.mean_return, color="#d95f02", linestyle="--", linewidth=1)
     axes.set_title(_title(task), fontsize=7)
@@ -196,5 +194,5 @@ def text(folders, found, outdated):
 
 def write(folders, found, outdated):
     """Write the page and its pictures."""
-    draw(found, folders.results)
+    draw(found, read_others(folders.results, PEER), folders.results)
     folders.page.write_text(text(folders, found, outdated))

@@ -65,6 +65,11 @@ def mean_and_error(values):
     return statistics.fmean(values), error
 
 
+def is_plain(algo, flags):
+    """Whether a task is PPO without flags, which Stable-Baselines3's PPO is comparable with."""
+    return algo == "ppo" and not flags
+
+
 def write_own_returns(path, found):
     """Write what `headrace list` shows of ours: presets as they are, evaluated, without flags."""
     own = {}
