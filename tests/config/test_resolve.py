@@ -65,6 +65,11 @@ def test_every_preset_serves_every_algorithm():
             assert any(source.startswith("preset") for source in settings.source.values())
 
 
+def test_a_presets_table_may_name_several_patterns():
+    same = [preset_tables()[pattern] for pattern in ("highway-*", "merge-*", "roundabout-*")]
+    assert same == [same[0]] * 3 and same[0][1]["total_env_steps"] == 20_480
+
+
 def test_names_are_unique_over_all_groups():
     for algo in (algorithm.Config for algorithm in ALGORITHMS.values()):
         groups = (RunConfig, Network, algo)

@@ -11,13 +11,17 @@ import headrace
 
 @cache
 def preset_tables() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return id or pattern of ids (`MiniGrid-*`) -> name of its file, and its table."""
+    """Return id or pattern of ids (`MiniGrid-*`) -> name of its file, and its table.
+
+    A table's name may be several of these, with spaces between them.
+    """
     folder = resources.files("headrace.config").joinpath("presets")
     return {
         pattern: (file.name.removesuffix(".toml"), table)
         for file in sorted(folder.iterdir(), key=str)
         if file.name.endswith(".toml")
-        for pattern, table in tomllib.loads(file.read_text(encoding="utf-8")).items()
+        for patterns, table in tomllib.loads(file.read_text(encoding="utf-8")).items()
+        for pattern in patterns.split()
     }
 
 
