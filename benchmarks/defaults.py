@@ -34,7 +34,6 @@ from benchmarks.peers.make_env import make_env
 
 RESULTS = ROOT / "benchmarks/results/defaults"
 PAGE = ROOT / "docs/defaults.md"
-POINTS = 50  # of a curve
 EPISODES = 100  # of an evaluation
 NO_SETTING = ("seed", "stop_after_s")  # what seeds differ in, and how settings are asked for
 
@@ -84,21 +83,13 @@ def train_headrace(command, env, seed):
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         summary, config = run_headrace(command, seed, run_dir)
-        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         words = ["headrace", "eval", run_dir, "--episodes", EPISODES, "--json"]
         evaluated = call(sys.executable, [*words, *(("--env", env) if ":" in env else ())])
-    every = max(1, len(rows) // POINTS)
-    start = summary["meter"]["start"]
     return {
         "env_steps": summary["env_steps"],
-        "seconds": summary["wall_s"] - start,
+        "seconds": summary["wall_s"] - summary["meter"]["start"],
         "mean_return": summary["mean_return"],
         "eval_return": evaluated["mean_return"],
-        "eval_std": evaluated["std_return"],
-        "curve": [
-            [row["env_steps"], round(row["wall_s"] - start, 2), row["mean_return"]]
-            for row in rows[every - 1 :: every]
-        ],
         "versions": config["versions"],
         "settings": settings_in(config),
     }

@@ -17,8 +17,6 @@ from benchmarks.defaults_cases import (
     ENVS,
     OWN,
     PARTS,
-    SIZES,
-    SIZES_ENVS,
     SLOW,
     SLOW_STEPS,
     TWO_WORKERS,
@@ -75,9 +73,9 @@ class Figures:
 
 
 def beats(ours, theirs, seeds=3):
-    """Whether our mean is at least theirs; "open": seeds are missing, of ours or theirs.
+    """Whether our mean is at least theirs: "yes", "**no**", or "open" if seeds are missing.
 
-    None: no such figure.
+    `ours` or `theirs` is None if there is no figure.
     """
     if any(each is None or len(each.returns) < seeds for each in (ours, theirs)):
         return "open"
@@ -142,10 +140,9 @@ def render(results, env_steps):
     rows = [[short(env), random(env), *judged(Case(env), Case(env, "sb3"))] for env in ENVS]
     head = ["environment", "random", *three, "passes"]
     lines += table("PPO", head, rows)
-    cases = [Case(env, flags=flags) for env in SIZES_ENVS for flags in SIZES]
     rows = [
         [short(case.env), f"`{' '.join(case.flags)}`", *judged(case, Case(case.env, "sb3"))]
-        for case in cases
+        for case in PARTS["sizes"]
     ]
     lines += table("Other sizes", ["environment", "flags", *three, "passes"], rows)
     rows = []

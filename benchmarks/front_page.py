@@ -67,7 +67,9 @@ def draw(folder=RESULTS, output=OUTPUT):
 
     figure = Figure(figsize=(12, 5.6), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[1, 1.15])
-    top.suptitle("Mean return over env steps: `headrace train ENV`, three seeds", fontsize=10)
+    top.suptitle(
+        "Mean return over env steps: `headrace train ENV`, a line for each seed", fontsize=10
+    )
     for axes, (title, name) in zip(top.subplots(1, len(CURVES)), CURVES.items(), strict=True):
         for run in json.loads((folder / "presets" / f"{name}.json").read_text())["runs"]:
             curve = run["curve"]

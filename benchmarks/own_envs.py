@@ -3,8 +3,8 @@
     headrace train benchmarks.own_envs:Ferry
 
 They need NumPy and Gymnasium only, so that every trainer can be given them. Each docstring has
-the mean return of random actions and of a scripted player ("about the best"), as
-`python -m benchmarks.own_players` measures them. None of them observes its clock.
+the mean return of random actions and of a scripted player, as `python -m benchmarks.own_players`
+measures them. Only House observes the time.
 """
 
 import math
@@ -27,13 +27,14 @@ class Ferry(gym.Env):
     Observation `[8]`: metres to the jetty along and across the river; cosine and sine of the
     heading (0 is downstream); speed through the water (m/s); turn rate (rad/s); speed of the
     current here (m/s); engine (rpm). Action `[2]`: throttle and rudder in -1 .. 1.
-    Reward: exp(-distance / 10 m), 0.01 for each metre nearer, less 0.01 of the squared action.
+    Reward: exp(-distance / 10 m), plus 0.01 for each metre nearer, minus 0.01 times the squared
+    action.
     The episode ends early aground on a bank, or 160 m up or down the river.
     """
 
     WIDTH, JETTY, REACH = 120.0, 110.0, 160.0
     observation_space = _bounds(
-        (-161, 161), (-111, 111), (-1, 1), (-1, 1), (-5, 5), (-1, 1), (0, 2), (-3000, 3000)
+        (-161, 161), (-12, 112), (-1, 1), (-1, 1), (-5, 5), (-1, 1), (0, 2), (-3000, 3000)
     )
     action_space = Box(-1.0, 1.0, (2,), np.float32)
 
@@ -83,7 +84,8 @@ class House(gym.Env):
     Observation `[12]`: four rooms and what each should have at least (°C); outdoors (°C); the
     boiler's water (°C); price (EUR/kWh); minute of the day. Action: 0 boiler off, 1 to 4 all its
     heat into that room, 5 shared by all rooms.
-    Reward: 0.1 less for each degree below, the price of a kWh less if the boiler runs.
+    Reward: minus 0.1 for each degree that a room is too cold, minus the price of a kWh if the
+    boiler runs.
     """
 
     observation_space = _bounds(

@@ -2,8 +2,8 @@
 
     python -m benchmarks.own_players         # a table: returns, lengths, env steps/s
 
-A player sees all of the environment, also what its observation leaves out. So its return is about
-what a trained policy can reach, and not a bound. The figures stand in the docstrings of
+A player sees all of the environment, also what its observation leaves out. Its return is a
+landmark, not a bound. The figures stand in the docstrings of
 `own_envs.py`; `tests/project/test_own_envs.py` holds them to this file.
 """
 

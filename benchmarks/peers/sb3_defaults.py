@@ -4,8 +4,8 @@
 
 Its defaults are one environment in its own process, a Monitor around it, and no normalization. It
 refuses the text of MiniGrid, and so sees these by `FlatObsWrapper`, as its users do. One torch
-thread. Prints RESULT {json}: the mean return of the last 100 training episodes, a curve of it, the
-evaluation of the final policy (likeliest actions), and the seconds of `learn`.
+thread. Prints RESULT {json}: the mean return of the last 100 training episodes, the evaluation of
+the final policy (likeliest actions), and the seconds of `learn`.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import gymnasium as gym
 import numpy as np
 import stable_baselines3
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.preprocessing import is_image_space
@@ -24,7 +23,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from benchmarks.peers.make_env import make_env
 
-POINTS = 50  # of the curve
 EPISODES = 100
 
 
@@ -50,21 +48,6 @@ def mean_return(model):
     return float(np.mean(returns)) if returns else None
 
 
-class Curve(BaseCallback):
-    """Points of `[env steps, seconds, mean return of the last 100 episodes]`."""
-
-    def __init__(self, env_steps):
-        super().__init__()
-        self.points, self._every = [], env_steps / POINTS
-        self._began = time.perf_counter()
-
-    def _on_step(self):
-        if self.num_timesteps >= (len(self.points) + 1) * self._every:
-            seconds = round(time.perf_counter() - self._began, 2)
-            self.points.append([self.num_timesteps, seconds, mean_return(self.model)])
-        return True
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("env")
@@ -77,20 +60,17 @@ def main():
     env = make(args.env)
     algorithm = getattr(stable_baselines3, args.algo.upper())
     model = algorithm(policy_for(env.observation_space), env, seed=args.seed)
-    curve = Curve(args.env_steps)
     began = time.perf_counter()
-    model.learn(args.env_steps, callback=curve)
+    model.learn(args.env_steps)
     seconds = time.perf_counter() - began
     fresh = DummyVecEnv([lambda: Monitor(make(args.env))])
     fresh.seed(1_000_000 + args.seed)  # never those of training
-    mean, deviation = evaluate_policy(model, fresh, args.episodes, deterministic=True)
+    mean, _ = evaluate_policy(model, fresh, args.episodes, deterministic=True)
     result = {
         "env_steps": model.num_timesteps,
         "seconds": seconds,
         "mean_return": mean_return(model),
         "eval_return": float(mean),
-        "eval_std": float(deviation),
-        "curve": curve.points,
         "versions": {
             "stable-baselines3": stable_baselines3.__version__,
             "torch": torch.__version__,

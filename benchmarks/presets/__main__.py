@@ -43,7 +43,7 @@ def main(argv=None):
     processes = runs.Processes()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
     failed = measure(tasks, args, folders, processes, more, episodes)
-    write(folders)
+    write(folders, more)
     if processes.stopping:
         print("Stopped before the end: the same command goes on.")
     sys.exit(1 if failed else 0)
@@ -177,10 +177,10 @@ def _keep(job, task, what, folders):
     return False
 
 
-def write(folders):
+def write(folders, more=()):
     """Write the page, its pictures, and what `headrace list` shows."""
     found = results.read(folders.results)
-    outdated = runs.outdated(found)
+    outdated = runs.outdated(found, more)
     page.write(folders, found, outdated)
     current = {name: task for name, task in found.items() if name not in outdated}
     results.write_own_returns(folders.own_returns, current)

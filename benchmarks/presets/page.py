@@ -24,13 +24,14 @@ environment is trained, and is printed at the start of a run; flags override sin
 - **evaluated** is the return of the final policy over 100 episodes with its likeliest actions: the
   mean of the seeds ± its standard error; of a single seed (¹) the standard error is over episodes.
 - **training** is the mean return of the last 100 training episodes (raw rewards), mean of seeds.
-- **published** is what the source says, with its env steps; `headrace list` has it, too.
+- **published** is the source's return and its env steps (`headrace list` has both). With ³ nothing
+  is published: the figure is Stable-Baselines3's PPO with its defaults, seed 1, evaluated here in
+  the same way.
 - **share** is (evaluated - random) / (published - random). Random actions played 100 episodes.
 - **s** are seconds of a seed's training, with other runs on the same machine: no benchmark.
-- "-": nothing is published, or the result is older than the evaluations.
-- ³ nothing is published: Stable-Baselines3's PPO with its defaults, seed 1, evaluated in the same
-  way, measured here.
-- ² has other settings than the preset and the defaults have now, and is to be made again."""
+- "-": there is no such figure.
+- ² the result has other settings than the preset and the defaults have now; it is to be made
+  again."""
 
 
 def read_notes():

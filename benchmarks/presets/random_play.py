@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 
+from benchmarks import own_players
 from headrace.config.resolve import read_settings
 from headrace.envs.factory import EnvMaker
 
@@ -19,15 +20,7 @@ def play(env_id, episodes):
     run = read_settings({"env": env_id}).run
     maker = EnvMaker(env_id, run.env_kwargs, run.wrapper, drop_obs_keys=run.drop_obs_keys)
     env = maker()
-    env.action_space.seed(0)
-    returns = []
-    for seed in range(episodes):
-        env.reset(seed=seed)
-        total, ended = 0.0, False
-        while not ended:
-            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-            total, ended = total + float(reward), terminated or truncated
-        returns.append(total)
+    returns, _ = own_players.play(env, own_players.at_random, episodes)
     env.close()
     spread = statistics.stdev(returns) / episodes**0.5 if episodes > 1 else None
     mean = statistics.fmean(returns)

@@ -96,14 +96,15 @@ def _spec(env):
     return inspect_request(RunRequest({"env": env})).spec
 
 
-def outdated(found):
-    """Names of results that were made with other settings than their task has now."""
+def outdated(found, more=()):
+    """Names of results that were made with other settings than their task, and `more`, have now."""
     return {
         task.name
         for task in tasks()
         if task.name in found
         and any(
-            run["settings"] != settings_of(task, run["seed"]) for run in found[task.name]["runs"]
+            run["settings"] != settings_of(task, run["seed"], more)
+            for run in found[task.name]["runs"]
         )
     }
 

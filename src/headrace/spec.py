@@ -1,7 +1,7 @@
 """Description of an environment as plain data: spaces and their encodings.
 
 A spec is free of torch and gymnasium, travels as JSON inside checkpoints, and is all that a policy
-is built from. `envs/spaces.py` makes one from Gymnasium's spaces.
+is built from. `envs/spaces/specs.py` makes one from Gymnasium's spaces.
 """
 
 import itertools
@@ -216,7 +216,7 @@ class ActionCodec:
     is scaled so that [-1, 1] becomes the space's bounds, where both are finite, and then clipped to
     the bounds that exist. The action of a Dict or Tuple is a row of those of its parts. In such a
     row choices are floats: float32 holds integers up to 2**24 exactly, and no space has more
-    choices (`envs/spaces.py`).
+    choices (`envs/spaces/gym_spaces.py`).
 
     Attributes:
         scale, shift, low, high: per component: `clip(action * scale + shift, low, high)`; not of a

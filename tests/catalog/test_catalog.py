@@ -14,6 +14,8 @@ from headrace.cli.main import _main
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.preset_tables import algorithms_of_preset, preset_tables
 from headrace.envs import registry
+from headrace.errors import UsageError
+from headrace.tools.listing import find
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,6 +99,8 @@ def test_list_of_an_id_shows_its_line_and_how_to_train_it(capsys):
     assert "headrace train CartPole-v1 --algo impala\n" in text
     assert "Acrobot" not in text
     assert "ALE/Frostbite-v5 " in listed(capsys, "ALE/Frostbite-v5")  # by the family's pattern
+    with pytest.raises(UsageError, match="There is no family 'BabyAI-Nonsense-v9'"):
+        find("BabyAI-Nonsense-v9")  # its family has MiniGrid-* besides
 
 
 def test_lists_fit_a_terminal(capsys):

@@ -76,6 +76,16 @@ def test_the_batch_of_each_learner_keeps_its_minibatches():
     assert sizes(**given) == (16, 256, 128)
 
 
+def test_environments_in_all_and_per_learner_are_refused_together(tmp_path):
+    file = tmp_path / "both.toml"
+    file.write_text("env = 'CartPole-v1'\nnum_envs = 32\nnum_envs_per_learner = 8\n")
+    with pytest.raises(ConfigError, match="num_envs=32 and num_envs_per_learner=8: expected one"):
+        derive(read_settings({}, file))
+    assert (
+        derive(read_settings({"num_envs_per_learner": 4, "env": "CartPole-v1"})).run.num_envs == 4
+    )
+
+
 def test_number_and_size_of_minibatches_that_contradict_are_refused():
     with pytest.raises(ConfigError, match="expected one of the two"):
         sizes(num_minibatches=4, minibatch_size=64)

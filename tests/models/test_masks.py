@@ -4,9 +4,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import headrace
 from headrace.envs.factory import EnvMaker, env_spec
+from headrace.envs.spaces.specs import read
 from headrace.errors import ConfigError, EnvError
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
@@ -226,6 +228,27 @@ def test_masks_are_found_and_can_be_switched_off():
         env_spec(EnvMaker("Pendulum-v1", action_mask="info"))
     with pytest.raises(ConfigError, match=r"expected info\['action_mask'\] with 2"):
         env_spec(EnvMaker("CartPole-v1", action_mask="info"))
+
+
+@pytest.mark.parametrize("mask", [{"a": np.ones(2)}, np.ones(5), {"a": 1, "b": np.ones(3)}])
+def test_a_mask_that_lacks_a_part_of_the_actions_is_none(mask):
+    acts = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(3))
+    sees = spaces.Box(0, 1, (1,))
+    spec = read("x", sees, acts, {"action_mask": mask})
+    fits = np.shape(mask) == (5,)
+    assert spec.mask_in_info == fits
+    if not fits:
+        with pytest.raises(ConfigError, match=r"expected info\['action_mask'\] with 5 entries"):
+            read("x", sees, acts, {"action_mask": mask}, action_mask="info")
+
+
+def test_masks_in_two_places_are_refused_where_the_one_in_info_is_asked_for():
+    sees = spaces.Dict(action_mask=spaces.MultiBinary(2), x=spaces.Box(0, 1, (1,)))
+    arguments = "x", sees, spaces.Discrete(2), {"action_mask": np.ones(2)}
+    assert not read(*arguments).mask_in_info
+    with pytest.raises(ConfigError, match=r"a key 'action_mask' too.*\n.*--drop-obs-keys"):
+        read(*arguments, action_mask="info")
+    assert read(*arguments, action_mask="info", drop_obs_keys=("action_mask",)).mask_in_info
 
 
 def test_a_mask_that_allows_nothing_is_an_environment_s_error():

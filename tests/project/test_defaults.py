@@ -27,7 +27,7 @@ def test_a_run_has_no_preset_is_kept_and_is_repeated_only_if_something_changed(t
     path = tmp_path / Case("CartPole-v1").file_name(1024)
     saved = json.loads(path.read_text())
     run = saved["runs"]["1"]
-    assert run["curve"][-1][0] == run["env_steps"] >= 1024
+    assert run["env_steps"] >= 1024
     assert 5 < run["mean_return"] < 60
     assert 5 < run["eval_return"] <= 500
     assert "| CartPole-v1 | 2" in (tmp_path / "README.md").read_text()

@@ -112,6 +112,10 @@ def test_what_is_not_published_stands_beside_a_peer_that_had_as_many_env_steps(t
     row = "| Blackjack-v1 | ppo | -0.04 ± 2.5 ¹ | 490 | -0.1 (100 k) ³ | 120% | -0.4 | 99,840 |"
     assert row in folders.page.read_text()
     assert set(results.read(folders.results)) == {task.name}
+    assert runs.outdated(results.read(folders.results)) == set()
+    # A trial has other settings, and its page compares with these.
+    more = ("--total-env-steps", "4096")
+    assert runs.outdated(results.read(folders.results), more) == {task.name}
     assert script.enough_steps(peer, 99_840) and not script.enough_steps(None, 99_840)
     assert not script.enough_steps(peer, 100_608) and not script.enough_steps(peer, 50_000)
 

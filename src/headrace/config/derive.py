@@ -29,6 +29,7 @@ def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> 
     """Return the settings with those that follow from others, or raise ConfigError.
 
     Args:
+        kind: of the environment; it decides whether the environment's own vector form is stepped.
         cores: CPU cores for workers; default: those of this process. On a cluster, at least one
             for each worker that was asked for.
     """
@@ -67,7 +68,7 @@ def _derive_learners(settings: Settings) -> Settings:
         settings = settings.follow(source, num_learners=max(1, gpus))
     learners = settings.run.num_learners
     if run.num_envs_per_learner:
-        if settings.source["num_envs"] == "given":
+        if settings.source["num_envs"] in ("given", settings.source["num_envs_per_learner"]):
             raise ConfigError(
                 f"num_envs={run.num_envs} and num_envs_per_learner={run.num_envs_per_learner}: "
                 "expected one of the two.\nLeave one out."
@@ -139,7 +140,7 @@ def _derive_vectors(settings: Settings, kind: Kind, cores: int) -> Settings:
     if settings.run.cluster and settings.source["num_workers"] == "default" and kind == "gym":
         settings = settings.follow("follows cluster", num_workers=-1)
     run = settings.run
-    # A vector of either has threads of its own, or cannot have any.
+    # Such vectors have threads of their own or cannot use any, so cores do not divide them.
     whole = kind in ("tensor", "parallel") or (
         form == "native" and not (run.cluster and run.num_workers)
     )

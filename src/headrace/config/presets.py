@@ -1,8 +1,8 @@
 """The shipped settings: presets of environments, and defaults by the kind of an environment.
 
 Both are TOML tables of settings that every algorithm takes where it has them. A table inside a
-table that is named after an algorithm is for that one alone. Left out: how settings of all sources
-are merged (`resolve.py`).
+table is for the algorithm that it is named after, and for those whose config extends that one's
+(APPO takes PPO's). Left out: how settings of all sources are merged (`resolve.py`).
 """
 
 import functools
@@ -62,10 +62,7 @@ def _is_continuous(action: Space) -> bool:
 
 
 def _settings_of(tables: Sequence[Mapping[str, Any]], algo: str) -> dict[str, Any]:
-    """Merge tables, the later over the earlier, and what is for `algo` over what is for all.
-
-    APPO takes what is for PPO too, since its config extends PPO's.
-    """
+    """Merge tables, the later over the earlier, and what is for `algo` over what is for all."""
     config = [ALGORITHMS[algo].Config] if algo in ALGORITHMS else []
     names = {f.name for group in (RunConfig, Network, *config) for f in fields(group)}
     values = {key: value for table in tables for key, value in table.items() if key in names}

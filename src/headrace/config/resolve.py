@@ -2,7 +2,7 @@
 
 Precedence: flags (or Python arguments), then the `--config` file, then `--auto-scale`, then the
 preset, then the defaults for this kind of environment, then the class default. All settings of a
-run share one flat name space. Left out: reading flags (`commands.py`), what presets hold
+run share one flat name space. Left out: reading flags (`cli/flags.py`), what presets hold
 (`presets.py`), and the settings that follow from others (`derive.py`).
 """
 

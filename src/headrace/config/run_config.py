@@ -78,8 +78,8 @@ class EnvConfig:
     vectorization: Literal["auto", "python", "native"] = "auto"
     """native: the environment's own vector form (a registered vector_entry_point; a kernel
     environment is compiled). python: its Python form, one environment after the other
-    (interpreted). auto: native for ALE, for kernel environments, for environments that step
-    tensors, and where a preset says so."""
+    (interpreted). auto: native for ALE, for kernel environments, and for environments that step
+    tensors."""
     drop_obs_keys: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[KEY ...]")] = ()
     """Keys of a Dict observation that the policy does not see."""
     action_mask: str = "auto"

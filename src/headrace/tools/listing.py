@@ -5,6 +5,7 @@ This file imports nothing heavy.
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from typing import Any
 
 from headrace.catalog.extras import missing
@@ -25,7 +26,7 @@ def find(name: str) -> tuple[Family, str]:
         return known[name], ""
     ids = [env_id for family in known.values() for env_id in family.ids]
     family = family_of(name)
-    if family is not None and (name in ids or family.more):
+    if family is not None and (name in ids or fnmatchcase(name, family.more)):
         return family, name
     raise UsageError(
         f"There is no family {name!r} of environments, and no such id in one."

@@ -153,7 +153,7 @@ def _leaf(role: str, space: Any, notes: list[str]) -> Space:
     if reason := _why_not(space):
         raise _unsupported(role, space, reason)
     if isinstance(space, gymnasium.spaces.Box):
-        # All floats are stored as float32, integers as they are.
+        # Floats are stored as float32; integers as they are, or wider.
         given = str(space.dtype)
         is_float = np.issubdtype(space.dtype, np.floating)
         dtype = "float32" if is_float else _WIDER.get(given, given)

@@ -58,7 +58,7 @@ def find_key(obs_space: Space, act_space: Space, info: Mapping[str, Any], action
         ConfigError: there is no such mask, or it does not fit the actions.
     """
     count, parts = sum(act_space.nvec), dict(obs_space.parts)
-    info_size = flat_mask(info[MASK], act_space).size if MASK in info else None
+    info_size = _size_in(info, act_space)
     if action_mask == "auto":
         fits = MASK in parts and parts[MASK].size == count and parts[MASK].kind != "discrete"
         return MASK if count and (fits or (info_size == count and MASK not in parts)) else ""
@@ -68,6 +68,11 @@ def find_key(obs_space: Space, act_space: Space, info: Mapping[str, Any], action
         raise ConfigError(
             f"action_mask={action_mask!r}: masks are for Discrete and MultiDiscrete actions, and "
             f"these are {act_space.describe()}."
+        )
+    if action_mask == "info" and MASK in parts:
+        raise ConfigError(
+            f"action_mask='info', but the observation has a key {MASK!r} too: expected a mask in "
+            f"one place.\nUse --action-mask {MASK}, or --drop-obs-keys {MASK}."
         )
     if action_mask == "info":
         key, place, size, keys = MASK, f"info[{MASK!r}]", info_size, sorted(info)
@@ -81,3 +86,11 @@ def find_key(obs_space: Space, act_space: Space, info: Mapping[str, Any], action
             f"of {act_space.describe()}; got {actual}."
         )
     return key
+
+
+def _size_in(info: Mapping[str, Any], action: Space) -> int | None:
+    """Return the number of entries of the mask in `info`; None: none, or not all parts have one."""
+    try:
+        return flat_mask(info[MASK], action).size
+    except (KeyError, IndexError, ValueError):
+        return None

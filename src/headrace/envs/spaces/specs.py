@@ -142,9 +142,10 @@ _ROLE = re.compile(r"(.*?)(?:(?:^|_)\d+)?", re.DOTALL)
 
 
 def parallel_roles(agents: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    """Return the roles of PettingZoo's agents: names up to a number, of those in sequence.
+    """Return the roles of PettingZoo's agents, and how many agents each has.
 
-    A role has letters, digits, - and _, and a number of its own if it comes back after another.
+    Consecutive agents whose names differ only in a final number have one role. Characters other
+    than letters, digits, - and _ become -. A role that occurs again later gets a number.
     """
     names = []
     for agent in agents:
