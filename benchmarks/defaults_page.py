@@ -28,6 +28,7 @@ from benchmarks.own_envs import ALL
 from benchmarks.own_players import PLAYERS, play
 from benchmarks.presets.page import places
 from benchmarks.presets.results import mean_and_error
+from headrace.catalog.returns import format_return
 
 INTRODUCTION = """\
 # What the defaults learn
@@ -39,9 +40,10 @@ in any table, and sees MiniGrid by `FlatObsWrapper`.
 
 A figure is the return of the last 100 training episodes: mean of the seeds ± its standard error
 (number of seeds). *Evaluated* is the final policy in 100 episodes, likeliest actions. *Passes*: our
-mean is at least Stable-Baselines3's. APPO: its gain over random actions is at least 85 % of PPO's,
-and that of its worst seed at least half. *Open*: seeds are missing. Runs shared the machine, so
-that the seconds of training are no benchmark."""
+mean is at least Stable-Baselines3's (often of one seed: a run of it takes long). APPO: its gain
+over random actions is at least 85 % of PPO's, and that of its worst seed at least half. *Open*:
+seeds of ours are missing. Runs shared the machine, so that the seconds of training are no
+benchmark."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Figures:
 
     def __str__(self):
         mean, error = mean_and_error(self.returns)
-        spread = "" if error is None else f" ± {error:,.2g}"
+        spread = "" if error is None else f" ± {format_return(error)}"
         return f"{mean:,.4g}{spread} ({len(self.returns)})"
 
     @property
@@ -73,11 +75,12 @@ class Figures:
 
 
 def beats(ours, theirs, seeds=3):
-    """Whether our mean is at least theirs: "yes", "**no**", or "open" if seeds are missing.
+    """Whether our mean is at least theirs: "yes", "**no**", or "open" if seeds of ours are missing.
 
-    `ours` or `theirs` is None if there is no figure.
+    `ours` or `theirs` is None if there is no figure. One seed of theirs is enough, where it leaves
+    no doubt: the page shows how many there are.
     """
-    if any(each is None or len(each.returns) < seeds for each in (ours, theirs)):
+    if ours is None or theirs is None or len(ours.returns) < seeds:
         return "open"
     return "yes" if ours.mean >= theirs.mean else "**no**"
 
@@ -182,7 +185,7 @@ def render(results, env_steps):
 
 def measured(results, env_steps):
     """The machines and commits of all runs, with the number of each."""
-    cases = {case for part in PARTS.values() for case in part}
+    cases = dict.fromkeys(case for part in PARTS.values() for case in part)
     paths = [results / case.file_name(env_steps) for case in cases]
     found = [json.loads(path.read_text())["runs"] for path in paths if path.exists()]
     return places([run["machine"] for runs in found for run in runs.values()])

@@ -59,7 +59,8 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capsys, monkey
         ((10, 11, 12), (11, 11, 12), "**no**"),
         ((10, 11, 12), (10, 11, 12), "yes"),
         ((10, 11), (9, 10, 11), "open"),
-        ((10, 11, 12), (9, 10), "open"),
+        ((10, 11, 12), (9, 10), "yes"),
+        ((10, 11, 12), (13,), "**no**"),
         ((10, 11, 12), None, "open"),
         (None, (1, 2, 3), "open"),
     ],
@@ -99,11 +100,11 @@ def test_the_page_shows_each_result_where_it_belongs(tmp_path):
     result(Case("Hopper-v5", flags=("--num-epochs", "4")), 500.0)
     (tmp_path / "random.json").write_text('{"Hopper-v5": 17.0}')
     lines = render(tmp_path, 500_000).splitlines()
-    theirs = "1,200 ± 58 (3) | 1,200 | 1,200"
-    row = f"| Hopper-v5 | 17 | 2,500 ± 58 (3) | 2,500 | 2,500 | {theirs} | yes |"
+    theirs = "1,200 ± 57.7 (3) | 1,200 | 1,200"
+    row = f"| Hopper-v5 | 17 | 2,500 ± 57.7 (3) | 2,500 | 2,500 | {theirs} | yes |"
     assert row in lines
     row = f"| 1,000 ± 0 (3) | 1,000 | 1,000 | {theirs} | **no** |"
     assert f"| Hopper-v5 | `--num-envs 64` {row}" in lines
-    assert "| none | 2,500 ± 58 (3) | - | - | - |" in lines
+    assert "| none | 2,500 ± 57.7 (3) | - | - | - |" in lines
     assert "| 4 epochs | 500 (1) | - | - | - |" in lines
     assert lines[-1] == "Measured: 2 cores, a CPU, 2026-11-24, commit abcdef1 (10 runs)."
