@@ -7,6 +7,9 @@ import json
 import statistics
 
 RANDOM, PEER = "random.json", "stable-baselines3.json"
+SPEED = ("num_workers", "envs_per_vector", "learner_threads")
+"""Settings that change how fast a run is. What it learns they change by rounding, and with APPO and
+IMPALA by the age of data."""
 
 
 def read(folder):
@@ -29,19 +32,25 @@ def add_other(folder, name, env, found):
 def add_seed(folder, task, found):
     """Keep a seed's result beside those that were made with the same settings."""
     before = read(folder).get(task.name, {"runs": []})["runs"]
-    others = [run for run in before if same_settings(run, found) and run["seed"] != found["seed"]]
+    others = [
+        run
+        for run in before
+        if run["seed"] != found["seed"] and same_settings(run["settings"], found["settings"])
+    ]
     runs = sorted([*others, found], key=lambda run: run["seed"])
     of = {"family": task.family, "env": task.env, "algo": task.algo, "label": task.label}
     _write(folder / f"{task.name}.json", {**of, "flags": task.flags, "runs": runs})
 
 
-def same_settings(run, other):
-    """Whether two seeds were trained with the same settings."""
-    return _but_seed(run["settings"]) == _but_seed(other["settings"])
+def same_settings(settings, other):
+    """Whether two seeds learn with the same settings: `SPEED` and the seed itself may differ.
 
-
-def _but_seed(settings):
-    return settings and {name: value for name, value in settings.items() if name != "seed"}
+    Old results have None in place of settings.
+    """
+    if None in (settings, other):
+        return settings is other
+    names = (settings.keys() | other.keys()) - {"seed", *SPEED}
+    return all(settings.get(name, ...) == other.get(name, ...) for name in names)
 
 
 def _write(path, data):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.machine import ROOT, machine
 from benchmarks.peers import install
+from benchmarks.presets.results import same_settings
 from benchmarks.presets.tasks import tasks
 from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
@@ -103,7 +104,7 @@ def outdated(found, more=()):
         for task in tasks()
         if task.name in found
         and any(
-            run["settings"] != settings_of(task, run["seed"], more)
+            not same_settings(run["settings"], settings_of(task, run["seed"], more))
             for run in found[task.name]["runs"]
         )
     }

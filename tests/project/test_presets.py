@@ -113,6 +113,15 @@ def test_what_is_not_published_stands_beside_a_peer_that_had_as_many_env_steps(t
     assert row in folders.page.read_text()
     assert set(results.read(folders.results)) == {task.name}
     assert runs.outdated(results.read(folders.results)) == set()
+    # Settings that only change the speed do not count; all others do.
+    for change, is_outdated in (
+        ({"num_workers": 9, "envs_per_vector": 1}, False),
+        ({"lr": 1}, True),
+    ):
+        other = seed(1, -0.04, settings=settings | change)
+        assert runs.outdated({task.name: {"runs": [other]}}) == (
+            {task.name} if is_outdated else set()
+        )
     # A trial has other settings, and its page compares with these.
     more = ("--total-env-steps", "4096")
     assert runs.outdated(results.read(folders.results), more) == {task.name}
