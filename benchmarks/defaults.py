@@ -31,11 +31,13 @@ from benchmarks.machine import ROOT, machine
 from benchmarks.own_players import at_random, play
 from benchmarks.peers import install
 from benchmarks.peers.make_env import make_env
+from benchmarks.presets.results import SPEED
 
 RESULTS = ROOT / "benchmarks/results/defaults"
 PAGE = ROOT / "docs/defaults.md"
 EPISODES = 100  # of an evaluation
-NO_SETTING = ("seed", "stop_after_s")  # what seeds differ in, and how settings are asked for
+APART = ("seed", "stop_after_s", *SPEED)
+"""Settings that may differ: of the seed, of how settings are asked for, of speed."""
 
 
 def command_of(case, env_steps):
@@ -74,8 +76,9 @@ def run_headrace(command, seed, run_dir, *more):
     return summary, config
 
 
-def settings_in(config):
-    return {k: v for k, v in config["settings"].items() if k not in NO_SETTING}
+def compared(settings):
+    """The settings in which the runs of a case must agree."""
+    return {name: value for name, value in settings.items() if name not in APART}
 
 
 def train_headrace(command, env, seed):
@@ -91,7 +94,7 @@ def train_headrace(command, env, seed):
         "mean_return": summary["mean_return"],
         "eval_return": evaluated["mean_return"],
         "versions": config["versions"],
-        "settings": settings_in(config),
+        "settings": compared(config["settings"]),
     }
 
 
@@ -117,7 +120,7 @@ def settings_now(case, env_steps):
     with tempfile.TemporaryDirectory() as folder:
         first = ("--stop-after-s", "0.001")
         _, config = run_headrace(command_of(case, env_steps), 0, Path(folder) / "run", *first)
-    return settings_in(config)
+    return compared(config["settings"])
 
 
 def is_done(results, case, seed, wanted):
@@ -130,7 +133,7 @@ def is_done(results, case, seed, wanted):
     return (
         is_same
         and str(seed) in found["runs"]
-        and found["settings"] == settings_now(case, env_steps)
+        and compared(found["settings"]) == settings_now(case, env_steps)
     )
 
 
@@ -151,7 +154,10 @@ def save(results, case, seed, run, wanted):
     head = {"command": command_of(case, case.env_steps(wanted)), "settings": settings}
     with locked(results):
         before = json.loads(path.read_text()) if path.exists() else {}
-        is_same = all(before.get(key) == value for key, value in head.items())
+        is_same = bool(before) and head == {
+            "command": before["command"],
+            "settings": compared(before["settings"]),
+        }
         runs = (before["runs"] if is_same else {}) | {str(seed): run | {"machine": machine()}}
         text = ",\n".join(f" {json.dumps(key)}: {json.dumps(runs[key])}" for key in sorted(runs))
         new = path.with_suffix(".new")

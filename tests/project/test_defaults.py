@@ -32,6 +32,9 @@ def test_a_run_has_no_preset_is_kept_and_is_repeated_only_if_something_changed(t
     assert 5 < run["eval_return"] <= 500
     assert "| CartPole-v1 | 2" in (tmp_path / "README.md").read_text()
     assert [line.endswith("there already") for line in bench()] == [True, True]
+    saved["settings"]["num_workers"] = 5  # speed is not learning
+    path.write_text(json.dumps(saved))
+    assert [line.endswith("there already") for line in bench()] == [True, True]
     saved["settings"]["lr"] = 1.0  # as if a default had changed since
     saved["runs"]["2"] = run
     path.write_text(json.dumps(saved))
