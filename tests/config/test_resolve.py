@@ -11,7 +11,7 @@ from headrace import APPO, PPO, Network
 from headrace.cli.commands import RunVerb
 from headrace.cli.flags import with_changes
 from headrace.config.algorithms import ALGORITHMS
-from headrace.config.preset_tables import preset_tables
+from headrace.config.preset_tables import preset_table, preset_tables
 from headrace.config.presets import preset
 from headrace.config.resolve import MAY_CHANGE, resolve
 from headrace.config.run_config import RunConfig
@@ -68,6 +68,14 @@ def test_every_preset_serves_every_algorithm():
 def test_a_presets_table_may_name_several_patterns():
     same = [preset_tables()[pattern] for pattern in ("highway-*", "merge-*", "roundabout-*")]
     assert same == [same[0]] * 3 and same[0][1]["total_env_steps"] == 20_480
+
+
+def test_tables_of_presets_that_match_are_merged():
+    short, long = (preset_table(f"MiniGrid-{name}-v0")[1] for name in ("Unlock", "FourRooms"))
+    assert short["total_env_steps"] == 198_656 and long["total_env_steps"] == 499_712
+    assert short["ppo"] == long["ppo"] and short["ppo"]["num_envs"] == 16
+    assert preset_table("ALE/Pong-v5")[0] == "atari"
+    assert preset_table("Nothing-v0") == ("none", {})
 
 
 def test_names_are_unique_over_all_groups():

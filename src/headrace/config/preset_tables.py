@@ -28,11 +28,15 @@ def preset_tables() -> dict[str, tuple[str, dict[str, Any]]]:
 def preset_table(env: str) -> tuple[str, dict[str, Any]]:
     """Return the preset of an environment: its file's name and its table; ("none", {}) without.
 
-    The id itself comes before a pattern.
+    Tables whose patterns match are merged in their order, so that special ones come later.
     """
-    tables = preset_tables()
-    patterns = [env] if env in tables else [p for p in tables if fnmatchcase(env, p)]
-    return tables[patterns[0]] if patterns else ("none", {})
+    name, merged = "none", dict[str, Any]()
+    for pattern, (file, table) in preset_tables().items():
+        if fnmatchcase(env, pattern):
+            name = file
+            for key, value in table.items():
+                merged[key] = merged.get(key, {}) | value if isinstance(value, dict) else value
+    return name, merged
 
 
 def algorithms_of_preset(env: str) -> list[str]:
