@@ -12,7 +12,7 @@ from headrace.catalog import extras, returns
 from headrace.catalog.families import families, family_of
 from headrace.cli.main import _main
 from headrace.config.algorithms import ALGORITHMS
-from headrace.config.preset_tables import algorithms_of_preset, preset_tables
+from headrace.config.preset_tables import algorithms_of_preset, preset_table, preset_tables
 from headrace.envs import registry
 from headrace.errors import UsageError
 from headrace.tools.listing import find
@@ -46,9 +46,9 @@ def test_published_returns_are_of_listed_ids_and_algorithms():
 
 
 def test_tables_of_algorithms_in_presets_are_found_without_importing_these():
-    for pattern, (_, table) in preset_tables().items():
+    for pattern in preset_tables():
         found = algorithms_of_preset(pattern)
-        assert found == [key for key in table if key in ALGORITHMS]
+        assert found == [key for key in preset_table(pattern)[1] if key in ALGORITHMS]
     assert algorithms_of_preset("CartPole-v1") == ["ppo", "a2c", "appo", "impala"]
     assert algorithms_of_preset("Nothing-v0") == []
 

@@ -19,8 +19,10 @@ import yaml
 
 from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
-from headrace.config.resolve import resolve
+from headrace.config.derive import derive
+from headrace.config.resolve import read_settings, resolve
 from headrace.config.run_config import demands
+from headrace.envs.factory import EnvMaker, env_spec
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -218,7 +220,8 @@ def test_the_run_is_what_the_readme_says_it_is():
     assert run.num_envs * run.num_steps // run.num_learners // algo.num_minibatches == 256
     assert run.num_vectors == run.num_workers
     assert run.envs_per_vector == 8
-    preset = resolve({"env": run.env}).algo
+    settings = read_settings({"env": run.env}, spec=env_spec(EnvMaker(run.env)))
+    preset = derive(settings).algo
     for name in ("clip_coef", "ent_coef", "lr_schedule", "num_epochs", "num_minibatches"):
         assert getattr(algo, name) == getattr(preset, name), name
     assert algo.lr == pytest.approx(preset.lr * math.sqrt(run.num_learners))
