@@ -31,13 +31,11 @@ from benchmarks.machine import ROOT, machine
 from benchmarks.own_players import at_random, play
 from benchmarks.peers import install
 from benchmarks.peers.make_env import make_env
-from benchmarks.presets.results import SPEED
+from benchmarks.presets.results import same_settings
 
 RESULTS = ROOT / "benchmarks/results/defaults"
 PAGE = ROOT / "docs/defaults.md"
 EPISODES = 100  # of an evaluation
-APART = ("seed", "stop_after_s", *SPEED)
-"""Settings that may differ: of the seed, of how settings are asked for, of speed."""
 
 
 def command_of(case, env_steps):
@@ -76,11 +74,6 @@ def run_headrace(command, seed, run_dir, *more):
     return summary, config
 
 
-def compared(settings):
-    """The settings in which the runs of a case must agree."""
-    return {name: value for name, value in settings.items() if name not in APART}
-
-
 def train_headrace(command, env, seed):
     """One run of Headrace, and its evaluation: what is kept of it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +87,7 @@ def train_headrace(command, env, seed):
         "mean_return": summary["mean_return"],
         "eval_return": evaluated["mean_return"],
         "versions": config["versions"],
-        "settings": compared(config["settings"]),
+        "settings": config["settings"],
     }
 
 
@@ -120,7 +113,7 @@ def settings_now(case, env_steps):
     with tempfile.TemporaryDirectory() as folder:
         first = ("--stop-after-s", "0.001")
         _, config = run_headrace(command_of(case, env_steps), 0, Path(folder) / "run", *first)
-    return compared(config["settings"])
+    return config["settings"]
 
 
 def is_done(results, case, seed, wanted):
@@ -133,7 +126,7 @@ def is_done(results, case, seed, wanted):
     return (
         is_same
         and str(seed) in found["runs"]
-        and compared(found["settings"]) == settings_now(case, env_steps)
+        and same_settings(found["settings"], settings_now(case, env_steps))
     )
 
 
@@ -154,10 +147,9 @@ def save(results, case, seed, run, wanted):
     head = {"command": command_of(case, case.env_steps(wanted)), "settings": settings}
     with locked(results):
         before = json.loads(path.read_text()) if path.exists() else {}
-        is_same = bool(before) and head == {
-            "command": before["command"],
-            "settings": compared(before["settings"]),
-        }
+        is_same = before.get("command") == head["command"] and same_settings(
+            before["settings"], settings
+        )
         runs = (before["runs"] if is_same else {}) | {str(seed): run | {"machine": machine()}}
         text = ",\n".join(f" {json.dumps(key)}: {json.dumps(runs[key])}" for key in sorted(runs))
         new = path.with_suffix(".new")

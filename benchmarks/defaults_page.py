@@ -77,8 +77,8 @@ class Figures:
 def beats(ours, theirs, seeds=3):
     """Whether our mean is at least theirs: "yes", "**no**", or "open" if seeds of ours are missing.
 
-    `ours` or `theirs` is None if there is no figure. One seed of theirs is enough, where it leaves
-    no doubt: the page shows how many there are.
+    `ours` or `theirs` is None if there is no figure. One seed of theirs is enough: the page
+    shows how many there are.
     """
     if ours is None or theirs is None or len(ours.returns) < seeds:
         return "open"

@@ -3,8 +3,8 @@
     python -m benchmarks.own_players         # a table: returns, lengths, env steps/s
 
 A player sees all of the environment, also what its observation leaves out. Its return is a
-landmark, not a bound. The figures stand in the docstrings of
-`own_envs.py`; `tests/project/test_own_envs.py` holds them to this file.
+landmark, not a bound. The figures stand in the docstrings of `own_envs.py`;
+`tests/project/test_own_envs.py` holds them to this file.
 """
 
 import math

@@ -2,9 +2,9 @@
 
 From the start of the process until the mean return of the last 100 training episodes is what
 RL Baselines3 Zoo published for its final policy (`headrace list` shows it). Headrace has its
-preset; Stable-Baselines3 has the settings of the zoo (`peers/sb3_solve.py`), with
-which that return was published. A trainer that has not reached it in the env steps of its settings
-says so in place of a figure.
+preset; Stable-Baselines3 has the settings of the zoo (`peers/sb3_solve.py`), with which that return
+was published. A trainer that has not reached it in the env steps of its settings says so in place
+of a figure.
 """
 
 import sys

@@ -43,13 +43,13 @@ def add_seed(folder, task, found):
 
 
 def same_settings(settings, other):
-    """Whether two seeds learn with the same settings: `SPEED` and the seed itself may differ.
+    """Whether two runs learn with the same settings: `SPEED`, seed and deadline may differ.
 
     Old results have None in place of settings.
     """
     if None in (settings, other):
         return settings is other
-    names = (settings.keys() | other.keys()) - {"seed", *SPEED}
+    names = (settings.keys() | other.keys()) - {"seed", "stop_after_s", *SPEED}
     return all(settings.get(name, ...) == other.get(name, ...) for name in names)
 
 

@@ -1,6 +1,6 @@
 """Reads Gymnasium's spaces.
 
-Left out: an environment's description as a whole, which `specs` makes, and masks.
+Left out: which mask an environment gives (`masks.py`), and its description as a whole (`specs.py`).
 """
 
 import itertools
@@ -52,7 +52,7 @@ def has_choices(action: Any) -> bool:
 class _Parts:
     """Reads the parts of a Dict or Tuple observation, nested as it may be, into one flat Dict.
 
-    Args are those of `read_observation`; `notes` gets its lines.
+    Arguments are those of `read_observation`. `notes` receives the lines that it returns.
     """
 
     def __init__(self, drop: tuple[str, ...], notes: list[str], mask: str, action: Space) -> None:
