@@ -317,6 +317,20 @@ def learner_of_mixed(**more):
     return learner_for(settings, plan.spec).learners["default"], plan
 
 
+def test_appo_learns_from_ratios_to_the_policy_between_acting_and_target():
+    learner, plan = learner_of_mixed(num_epochs=1, num_minibatches=1)
+    fragments, _ = two_batches(plan, learner.policy)
+    batch = learner.assemble(fragments)
+    with torch.no_grad():
+        learner.policy.model.actor.bias[0] += 0.5  # the target policy: newer than the data
+        now, _, _ = learner.policy.evaluate(batch.obs[:-1], batch.action)
+    log_ratio = (now - batch.stored_outputs["log_prob"]) / 2
+    expected = (log_ratio.exp() - 1 - log_ratio)[batch.valid].mean()
+    metrics = learner.update(batch, 0)
+    assert metrics["approx_kl"] == pytest.approx(expected.item(), rel=1e-4)
+    assert expected > 1e-3
+
+
 def test_reward_normalization_follows_each_env_through_a_batch_of_mixed_fragments():
     (in_turn, plan), (mixed, _) = (learner_of_mixed(normalize_reward=True) for _ in range(2))
     batches = two_batches(plan, in_turn.policy)
@@ -352,7 +366,7 @@ def test_recurrent_minibatches_are_even_when_a_vector_comes_twice():
         ({"algo": "appo", "lag": 101}, r"lag=101 .*expected at least 0 and at most 100"),
         ({"algo": "ppo", "lag": 2}, r"lag=2, but ppo does not correct .* --algo appo or impala"),
         ({"algo": "appo", "lag": 2, "num_workers": 0}, "there are none: num_workers=0"),
-        ({"algo": "appo", "is_clip": 0.5}, "is_clip=0.5 .given.: expected at least 1"),
+        ({"algo": "appo", "rho_clip": -1.0}, "rho_clip=-1.0 .given.: expected at least 0"),
     ],
 )
 def test_impossible_lags_are_refused(given, says):

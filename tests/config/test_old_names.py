@@ -78,6 +78,20 @@ def test_former_names_in_a_config_file_set_the_new_settings(tmp_path):
     assert {settings.source[name] for name in NEW} == {f"config {file}"}
 
 
+def test_a_removed_setting_is_left_out_of_files_and_refused_elsewhere(tmp_path, old_run):
+    file = tmp_path / "mine.toml"
+    file.write_text("algo = 'appo'\nis_clip = 3.0\n")
+    assert "is_clip" not in resolve({"env": "X"}, file).flat()
+    config = json.loads((old_run / "config.json").read_text())
+    for part, value in (("settings", 3.0), ("origin", "given")):
+        config[part]["is_clip"] = value
+    (old_run / "config.json").write_text(json.dumps(config))
+    found = read_config(old_run)
+    assert "is_clip" not in found["settings"] | found["origin"]
+    with pytest.raises(ConfigError, match="Unknown setting 'is_clip'"):
+        resolve({"env": "X", "algo": "appo", "is_clip": 3.0})
+
+
 def test_a_setting_under_both_names_is_refused():
     with pytest.raises(ConfigError, match=r"on_sampler_loss is the former name of on_worker_loss"):
         rename_settings({"on_sampler_loss": "fail", "on_worker_loss": "fail"})

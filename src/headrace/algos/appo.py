@@ -30,7 +30,7 @@ class APPO(ppo.PPO):
 
 
 # With r = π_θ / sqrt(π_acted π_target), L = E[min(r A, clip(r, 1-ε, 1+ε) A)]. This is PPO's loss;
-# `update` computes what replaces π_old.
+# `update` computes what replaces π_old (Li et al. 2025, arXiv:2512.06547, with equal weights).
 loss = ppo.loss
 
 

@@ -18,6 +18,8 @@ PEER_NAMES = {
     "total_timesteps": "total_env_steps",
 }
 """Names in Stable-Baselines3 and CleanRL, for hints."""
+REMOVED = {"is_clip"}
+"""Settings of former versions that have no successor."""
 VALUES = {("inference", "sampler"): "worker"}
 
 
@@ -34,6 +36,12 @@ def rename_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         if renamed.get(name) == old_value:
             renamed[name] = value
     return renamed
+
+
+def settings_of_file(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file that a former version may have written, for today's version."""
+    kept = {name: value for name, value in settings.items() if name not in REMOVED}
+    return rename_settings(kept)
 
 
 def rename_flags(argv: list[str]) -> list[str]:

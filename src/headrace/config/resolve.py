@@ -16,7 +16,7 @@ from headrace.catalog.families import advice_without_env
 from headrace.config.algorithms import load_algorithm
 from headrace.config.checks import checked_values, largest_divisor, part_of, without_cluster
 from headrace.config.derive import derive
-from headrace.config.old_names import rename_settings
+from headrace.config.old_names import rename_settings, settings_of_file
 from headrace.config.policies import merge_policies
 from headrace.config.presets import defaults, preset
 from headrace.config.run_config import RunConfig
@@ -55,7 +55,7 @@ def read_settings(
         ConfigError: an unknown name, or a value of the wrong type or out of bounds.
     """
     explicit = rename_settings(explicit)
-    from_file = rename_settings(_read_toml(config_file)) if config_file else {}
+    from_file = settings_of_file(_read_toml(config_file)) if config_file else {}
     env = explicit.get("env", from_file.get("env"))
     if not env:
         raise ConfigError(advice_without_env())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.config.old_names import rename_settings
+from headrace.config.old_names import settings_of_file
 from headrace.errors import RunDirError
 from headrace.storage.files import read_capped, write_whole
 
@@ -96,13 +96,13 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read config.json; RunDirError if there is none, or it is damaged."""
     try:
         config = dict(json.loads(read_capped(path / _CONFIG, _MAX_CONFIG_BYTES, RunDirError)))
-        settings = config["settings"] = rename_settings(dict(config["settings"]))
+        settings = config["settings"] = settings_of_file(dict(config["settings"]))
         wrong = [name for name, kind in _KINDS.items() if not isinstance(settings.get(name), kind)]
         wrong += [name for name in _SIZES if name not in wrong and settings[name] < 1]
         config["env_is_code"] = bool(config["env_is_code"])
         if wrong or not isinstance(config["origin"], dict):
             raise ValueError(f"no usable {', '.join(wrong) or 'origin'}")
-        config["origin"] = rename_settings(config["origin"])
+        config["origin"] = settings_of_file(config["origin"])
     except FileNotFoundError:
         raise RunDirError(
             f"{path} is not a run directory: it has no {_CONFIG}.\n"
