@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.machine import ROOT
+from benchmarks.harness.machine import ROOT
 from benchmarks.table import FILES
 
 APART = {"uneven", "lag", "kernels", "cluster"}

@@ -14,9 +14,9 @@ environment. bf16 is another precision, not the same arithmetic, and has a limit
 import dataclasses
 import sys
 
-from benchmarks import contestants, turns
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.one_turn import Work
 from benchmarks.limits import training_limit
-from benchmarks.one_turn import Work
 from benchmarks.peers.works import SETTINGS
 from headrace.seeding import derive
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import headrace
-from benchmarks.machine import RESULTS, ROOT, cores, machine
-from benchmarks.turns import IDLE_LOAD
+from benchmarks.harness.machine import RESULTS, ROOT, cores, machine
+from benchmarks.harness.turns import IDLE_LOAD
 from headrace.config.checks import largest_divisor
 from headrace.config.resolve import resolve
 

@@ -21,9 +21,9 @@ so is the checkpoint that Headrace saves at the end. A turn is a seed (0, 1, 2).
 
 import sys
 
-from benchmarks import contestants, turns
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.one_turn import Work
 from benchmarks.limits import training_limit
-from benchmarks.one_turn import Work
 from benchmarks.peers.works import SETTINGS
 
 ENV_STEPS = 400_000

@@ -11,9 +11,9 @@ or each in one of its own; the plain PPO steps them in its own, and takes the ti
 
 import sys
 
-from benchmarks import contestants, turns
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.one_turn import Work
 from benchmarks.limits import training_limit
-from benchmarks.one_turn import Work
 from benchmarks.peers.works import SETTINGS
 
 ENV_STEPS = 10 * SETTINGS["cheetah"].batch

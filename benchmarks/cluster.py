@@ -24,9 +24,10 @@ bytes (`cluster_bytes.py`), more machines than this one.
 import dataclasses
 import sys
 
-from benchmarks import contestants, turns, uneven
-from benchmarks.contestants import SCRATCH
-from benchmarks.one_turn import Work
+from benchmarks import uneven
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.contestants import SCRATCH
+from benchmarks.harness.one_turn import Work
 from benchmarks.peers.works import SETTINGS, Settings
 
 SLEEPING = "benchmarks.peers.even:Sleeping"
@@ -152,7 +153,7 @@ def starting(name, count, *flags):
     settings = Settings(SETTINGS["reporting"].env, count)
     given = settings.headrace_flags(2 * settings.batch)
     given += ["--num-workers", str(count), "--envs-per-vector", "1", *flags]
-    watch = [sys.executable, "-m", "benchmarks.watch_phases", "--workers", str(count)]
+    watch = [sys.executable, "-m", "benchmarks.drivers.watch_phases", "--workers", str(count)]
     run = contestants.headrace(name, given)
     command = [*watch, "--reports", f"{SCRATCH}/reports", "--", *run.command]
     return contestants.Contestant(name, command, 1, run.packages)

@@ -19,10 +19,10 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks import contestants
-from benchmarks.contestants import SCRATCH
-from benchmarks.machine import RESULTS, machine
-from benchmarks.one_turn import TurnError, Work, take_turn
+from benchmarks.harness import contestants
+from benchmarks.harness.contestants import SCRATCH
+from benchmarks.harness.machine import RESULTS, machine
+from benchmarks.harness.one_turn import TurnError, Work, take_turn
 from benchmarks.peers.works import Settings
 
 NAME = "cluster_bytes"
@@ -34,7 +34,7 @@ def watched(name, settings, updates, workers, *flags):
     given = [*settings.headrace_flags(updates * settings.batch), *flags]
     given += ["--envs-per-vector", str(settings.num_envs // workers)]
     run = contestants.headrace(name, given)
-    watch = [sys.executable, "-m", "benchmarks.measure_bytes", "--workers", str(workers)]
+    watch = [sys.executable, "-m", "benchmarks.drivers.measure_bytes", "--workers", str(workers)]
     command = [*watch, "--run-dir", f"{SCRATCH}/run", "--", *run.command]
     return contestants.Contestant(name, command, 1, (*run.packages, "ray"))
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import gymnasium as gym
 
-from benchmarks.machine import RESULTS, ROOT, machine
+from benchmarks.harness.machine import RESULTS, ROOT, machine
 from benchmarks.timed import Timed
 from headrace.cost_model.costs import Costs, LinearCost, mixture
 from headrace.cost_model.model import Topology, lock_step_s, simulate

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import cluster
-from benchmarks.machine import RESULTS
+from benchmarks.harness.machine import RESULTS
 from benchmarks.uneven import COMPUTING, SLEEPING
 
 COLORS = {

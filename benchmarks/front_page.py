@@ -9,7 +9,7 @@ tables (`table.py`, which calls this).
 import json
 import sys
 
-from benchmarks.machine import RESULTS, ROOT
+from benchmarks.harness.machine import RESULTS, ROOT
 
 OUTPUT = RESULTS / "front_page.png"
 CURVES = {

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu_kernels
-from benchmarks.machine import RESULTS, machine
+from benchmarks.harness.machine import RESULTS, machine
 from headrace import batch
 from headrace.algos.ppo import PPOAlgorithm
 from headrace.config.policies import assign_agents

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.machine import RESULTS, ROOT, machine
+from benchmarks.harness.machine import RESULTS, ROOT, machine
 
 ENV = "headrace/TagContinuous-v0"
 BUDGET_S = 75.0

@@ -8,8 +8,9 @@ turn says how sure it is.
 
 import sys
 
-from benchmarks import cartpole, cheetah, turns
-from benchmarks.one_turn import Work
+from benchmarks import cartpole, cheetah
+from benchmarks.harness import turns
+from benchmarks.harness.one_turn import Work
 
 
 def compared(env, headrace, workers, env_steps):

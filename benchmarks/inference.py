@@ -18,8 +18,8 @@ waiting for actions. Each row is the same work for both.
 
 import sys
 
-from benchmarks import contestants, turns
-from benchmarks.one_turn import Work
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.one_turn import Work
 from benchmarks.peers.works import Settings
 
 NETS = {

@@ -20,9 +20,9 @@ each side.
 import json
 import sys
 
-from benchmarks import contestants, turns
-from benchmarks.machine import cores
-from benchmarks.one_turn import Work
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.machine import cores
+from benchmarks.harness.one_turn import Work
 
 CARTPOLE = "headrace/CartPole-v1"
 TAG_GRID = ("headrace/TagGridWorld-v0", {"num_taggers": 4, "length": 100})

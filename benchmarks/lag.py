@@ -13,9 +13,10 @@ the others are compared with is the one at lag 0 with as many workers.
 import dataclasses
 import sys
 
-from benchmarks import atari, cheetah, contestants, turns
+from benchmarks import atari, cheetah
 from benchmarks.cartpole import SOLVED_AT
-from benchmarks.one_turn import Work
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.one_turn import Work
 
 
 def pair(make, workers, *flags):

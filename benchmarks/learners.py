@@ -15,8 +15,9 @@ bring that back. The last table lets the batch grow with the learners instead: 6
 import dataclasses
 import sys
 
-from benchmarks import cartpole, contestants, turns
-from benchmarks.one_turn import Work
+from benchmarks import cartpole
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.one_turn import Work
 
 WIDE = ("--hidden-sizes", "256", "256")
 WIDE_STEPS = 160_000

@@ -20,10 +20,10 @@ in turns with the contestants (`training_limit`).
 
 import sys
 
-from benchmarks import turns
-from benchmarks.contestants import Contestant, headrace_driver
-from benchmarks.machine import cores
-from benchmarks.one_turn import Work
+from benchmarks.harness import turns
+from benchmarks.harness.contestants import Contestant, headrace_driver
+from benchmarks.harness.machine import cores
+from benchmarks.harness.one_turn import Work
 from benchmarks.peers.works import SETTINGS
 
 

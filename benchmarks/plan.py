@@ -11,7 +11,7 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.machine import RESULTS, ROOT, machine
+from benchmarks.harness.machine import RESULTS, ROOT, machine
 from headrace.tools.plan.goals import Need
 from headrace.tools.plan.machines import read_catalogue
 from headrace.tools.plan.planner import Planner

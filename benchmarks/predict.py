@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.machine import RESULTS, ROOT, machine
+from benchmarks.harness.machine import RESULTS, ROOT, machine
 from headrace.config.resolve import resolve
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import simulate

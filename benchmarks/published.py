@@ -9,8 +9,8 @@ of a figure.
 
 import sys
 
-from benchmarks import contestants, turns
-from benchmarks.one_turn import Work
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.one_turn import Work
 from headrace.catalog.returns import published
 
 ENVS = ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5")

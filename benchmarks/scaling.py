@@ -9,7 +9,7 @@ here was measured on more than one GPU.
 import json
 from dataclasses import dataclass
 
-from benchmarks.machine import ROOT
+from benchmarks.harness.machine import ROOT
 from headrace.models import policy
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space

@@ -11,9 +11,9 @@ gymnasium: what a worker takes if nothing is shared, on a machine that does noth
 
 import sys
 
-from benchmarks import contestants, turns
-from benchmarks.contestants import SCRATCH
-from benchmarks.one_turn import Work
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.contestants import SCRATCH
+from benchmarks.harness.one_turn import Work
 from benchmarks.peers.works import SETTINGS
 
 REPORTING = SETTINGS["reporting"]
@@ -21,7 +21,7 @@ REPORTING = SETTINGS["reporting"]
 
 def watched(name, contestant, workers):
     """The same contestant, watched by `watch_start.py`."""
-    watch = [sys.executable, "-m", "benchmarks.watch_start", "--workers", str(workers)]
+    watch = [sys.executable, "-m", "benchmarks.drivers.watch_start", "--workers", str(workers)]
     command = [*watch, "--reports", f"{SCRATCH}/reports", "--", *contestant.command]
     return contestants.Contestant(
         name, command, 1, contestant.packages, contestant.venv, contestant.is_peer

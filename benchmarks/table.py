@@ -20,8 +20,8 @@ from benchmarks import (
     tag,
     uneven,
 )
-from benchmarks.machine import RESULTS, ROOT
-from benchmarks.turns import number, why_not
+from benchmarks.harness.machine import RESULTS, ROOT
+from benchmarks.harness.turns import number, why_not
 
 FILES = (
     "limits", "cartpole", "cheetah", "atari", "uneven", "lag", "kernels", "start", "guards",

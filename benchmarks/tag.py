@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.machine import RESULTS, cores, machine
+from benchmarks.harness.machine import RESULTS, cores, machine
 
 EPISODES = 100
 

@@ -27,10 +27,10 @@ turn, since it takes long to start.
 import dataclasses
 import sys
 
-from benchmarks import contestants, turns
-from benchmarks.contestants import SCRATCH
-from benchmarks.machine import cores
-from benchmarks.one_turn import Work
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.contestants import SCRATCH
+from benchmarks.harness.machine import cores
+from benchmarks.harness.one_turn import Work
 from benchmarks.peers.step_times import DISTRIBUTIONS
 from benchmarks.peers.works import SETTINGS
 
@@ -78,7 +78,14 @@ def while_collecting(settings, limit):
 
 def watched(contestant):
     """The same contestant, whose environments say what they did with their time."""
-    watch = [sys.executable, "-m", "benchmarks.measure_busy", "--busy", f"{SCRATCH}/busy", "--"]
+    watch = [
+        sys.executable,
+        "-m",
+        "benchmarks.drivers.measure_busy",
+        "--busy",
+        f"{SCRATCH}/busy",
+        "--",
+    ]
     return dataclasses.replace(contestant, command=[*watch, *contestant.command])
 
 

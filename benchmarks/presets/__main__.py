@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 
-from benchmarks.machine import ROOT
+from benchmarks.harness.machine import ROOT
 from benchmarks.presets import page, results, runs
 from benchmarks.presets.tasks import chosen
 from headrace.catalog.returns import published

@@ -16,7 +16,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.machine import ROOT, machine
+from benchmarks.harness.machine import ROOT, machine
 from benchmarks.peers import install
 from benchmarks.presets.results import same_settings
 from benchmarks.presets.tasks import tasks

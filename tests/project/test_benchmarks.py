@@ -16,23 +16,22 @@ from benchmarks import (
     cartpole,
     cheetah,
     cluster,
-    contestants,
     front_page,
     guards,
     inference,
     kernels,
     learners,
     limits,
-    measure_limit,
     published,
     start,
     table,
-    turns,
     uneven,
 )
-from benchmarks.contestants import Contestant
-from benchmarks.machine import ROOT
-from benchmarks.one_turn import TurnError, Work, take_turn
+from benchmarks.drivers import measure_limit
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.machine import ROOT
+from benchmarks.harness.one_turn import TurnError, Work, take_turn
 from benchmarks.peers import install, plain_ppo
 
 
@@ -377,7 +376,7 @@ def test_operations_of_training_are_those_that_torch_counts(work):
 
 def test_the_limit_of_training_is_stepping_and_then_multiplying():
     assert measure_limit.training(100.0, 50, 1000.0) == pytest.approx(1 / (0.01 + 0.05))
-    command = [sys.executable, "-m", "benchmarks.measure_limit", "stepping"]
+    command = [sys.executable, "-m", "benchmarks.drivers.measure_limit", "stepping"]
     alone = Contestant("S", [*command, "--env", "CartPole-v1", "--seconds", "0.1"])
     assert take_turn(alone, Work(None))["env_steps_per_s"] > 1000
 

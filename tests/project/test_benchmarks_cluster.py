@@ -5,8 +5,10 @@ import sys
 
 import pytest
 
-from benchmarks import cluster, cluster_bytes, figure, measure_bytes, processes
-from benchmarks.one_turn import Work, take_turn
+from benchmarks import cluster, cluster_bytes, figure
+from benchmarks.drivers import measure_bytes
+from benchmarks.harness import processes
+from benchmarks.harness.one_turn import Work, take_turn
 
 
 def test_what_a_connection_has_brought_is_told_by_who_sent_it(monkeypatch):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks import defaults
-from benchmarks.defaults_cases import PARTS, Case
-from benchmarks.defaults_page import Figures, beats, keeps_up, render
+from benchmarks.defaults import __main__ as defaults
+from benchmarks.defaults.cases import PARTS, Case
+from benchmarks.defaults.page import Figures, beats, keeps_up, render
 from headrace.config import resolve
 
 

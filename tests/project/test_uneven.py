@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
-from benchmarks import contestants, figure, measure_busy, turns, uneven
-from benchmarks.contestants import Contestant
-from benchmarks.one_turn import TurnError, Work, take_turn
+from benchmarks import figure, uneven
+from benchmarks.drivers import measure_busy
+from benchmarks.harness import contestants, turns
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.one_turn import TurnError, Work, take_turn
 from benchmarks.peers import busy, real
 from benchmarks.peers.step_times import DISTRIBUTIONS, SHORT_S
 from benchmarks.peers.uneven import Uneven

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import ROOT
+from benchmarks.harness.machine import ROOT
 from benchmarks.peers import install
 
 SCRATCH = "{scratch}"
@@ -94,8 +94,8 @@ def headrace(
 def headrace_driver(
     name: str, module: str, arguments: Sequence[str], threads: int = 1, **more: Any
 ) -> Contestant:
-    """A part of Headrace, by its driver: the module `benchmarks.MODULE` in this environment."""
-    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    """A part of Headrace, by its driver: the module `benchmarks.drivers.MODULE`."""
+    command = [sys.executable, "-m", f"benchmarks.drivers.{module}", *arguments]
     return Contestant(name, command, threads, ("headrace", *COMMON_PACKAGES), **more)
 
 

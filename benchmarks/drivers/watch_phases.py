@@ -1,6 +1,6 @@
 """Starts a run, and says from outside when it had come how far, up to the end of its first update.
 
-    python -m benchmarks.watch_phases --workers 8 --reports FOLDER -- PROGRAM ARGUMENTS ...
+    python -m benchmarks.drivers.watch_phases --workers 8 --reports FOLDER -- PROGRAM ARGUMENTS ...
 
 Its environments are `peers/reporting.py`. Times are seconds since the program was started:
 
@@ -25,7 +25,7 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks import processes
+from benchmarks.harness import processes
 
 LOOK_EVERY_S = 0.1
 RAY_STARTS, RAY_IS_UP = "gcs_server", "default_worker.py"

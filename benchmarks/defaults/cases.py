@@ -1,7 +1,7 @@
-"""What `defaults.py` trains: the cases of each part, and what they are held to.
+"""What is trained: the cases of each part, and what they are held to.
 
 To judge another default, edit `ABLATION`; to judge other environments, `ENVS`. Left out: running
-(`defaults.py`), and judging (`defaults_page.py`).
+(`runs.py`), and judging (`page.py`).
 """
 
 import re

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import Contestant
-from benchmarks.machine import RESULTS, machine
-from benchmarks.one_turn import TurnError, Work, take_turn
+from benchmarks.harness.contestants import Contestant
+from benchmarks.harness.machine import RESULTS, machine
+from benchmarks.harness.one_turn import TurnError, Work, take_turn
 
 IDLE_LOAD = 0.5
 

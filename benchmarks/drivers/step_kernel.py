@@ -1,6 +1,6 @@
 """A kernel environment alone: random actions, no policy; resets and random numbers included.
 
-    python -m benchmarks.step_kernel --env headrace/CartPole-v1 --num-envs 16384 --env-steps 100000
+    python -m benchmarks.drivers.step_kernel --env headrace/CartPole-v1 --num-envs 9 --env-steps 999
 
 `--form gymnasium` steps Gymnasium's own vector form of an id instead (NumPy, one core), with the
 same actions. Actions are drawn beforehand: what is measured is stepping. `--processes 2` gives

@@ -1,6 +1,6 @@
 """PPO's updates alone, on one batch that is learned from again and again: the learner's limit.
 
-    python -m benchmarks.learn_alone --processes 2 --num-envs 1024 --num-steps 32 --env-steps 999999
+    python -m benchmarks.drivers.learn_alone --num-envs 1024 --num-steps 32 --env-steps 999999
 
 Each process learns from its share of the environments, and none waits for another. The batch is
 that of a first policy's play of headrace/CartPole-v1. It prints the same line as the other drivers.

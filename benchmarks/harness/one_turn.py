@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import SCRATCH, TURN, Contestant
-from benchmarks.machine import ROOT
+from benchmarks.harness.contestants import SCRATCH, TURN, Contestant
+from benchmarks.harness.machine import ROOT
 
 MOST_EXTRA_WORK = 1.1  # asynchronous trainers end a little after the goal
 

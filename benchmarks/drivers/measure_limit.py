@@ -1,9 +1,9 @@
 """Measures one limit of this machine, and prints it as contestants do (`limits.py` has the list).
 
-    python -m benchmarks.measure_limit products --precision fp32 --threads 1
-    python -m benchmarks.measure_limit memory --threads 2
-    python -m benchmarks.measure_limit stepping --env CartPole-v1
-    python -m benchmarks.measure_limit training --env CartPole-v1 --flops 229888 --precision fp32
+    python -m benchmarks.drivers.measure_limit products --precision fp32 --threads 1
+    python -m benchmarks.drivers.measure_limit memory --threads 2
+    python -m benchmarks.drivers.measure_limit stepping --env CartPole-v1
+    python -m benchmarks.drivers.measure_limit training --env CartPole-v1 --flops 229888
 
 Of products and memory the fastest repetition counts: a limit is what the machine can do when
 nothing else disturbs it. Stepping takes random actions, and goes on for a fixed time.
@@ -14,7 +14,7 @@ import json
 import multiprocessing
 import time
 
-from benchmarks.machine import cores
+from benchmarks.harness.machine import cores
 
 STEPPING_S = 2.0
 SIDE = 2048

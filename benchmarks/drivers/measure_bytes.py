@@ -1,6 +1,6 @@
 """A cluster of three nodes on this machine, and who holds and moves how many bytes during a run.
 
-    python -m benchmarks.measure_bytes --workers 4 --run-dir PATH -- PROGRAM ARGUMENTS ...
+    python -m benchmarks.drivers.measure_bytes --workers 4 --run-dir PATH -- PROGRAM ARGUMENTS ...
 
 Starts a head and two further nodes (`ray.cluster_utils.Cluster`, an object store each): learners
 fit on the head only (resource `learn`), workers on the two others (`slot`). The program is
@@ -31,8 +31,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from benchmarks import processes
-from benchmarks.machine import ROOT
+from benchmarks.harness import processes
+from benchmarks.harness.machine import ROOT
 
 LOOK_EVERY_S = 0.5
 STORE_BYTES = 200 << 20

@@ -1,6 +1,6 @@
 """Runs a program, and adds to its result what its environments say of their own time.
 
-    python -m benchmarks.measure_busy --busy FOLDER -- PROGRAM ARGUMENTS ...
+    python -m benchmarks.drivers.measure_busy --busy FOLDER -- PROGRAM ARGUMENTS ...
 
 They are those of `peers/uneven.py` and `peers/real.py`, which write it down themselves, so that it
 is measured in the same way whoever steps them: `mean_s` is the wall time of step and reset for each

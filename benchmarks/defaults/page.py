@@ -1,6 +1,6 @@
-"""The page of `defaults.py`: its tables, and whether each row is as good as it has to be.
+"""The page: its tables, and whether each row is as good as it has to be.
 
-Left out: training (`defaults.py`).
+Left out: training (`runs.py`).
 """
 
 import json
@@ -8,7 +8,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from benchmarks.defaults_cases import (
+from benchmarks.defaults.cases import (
     A2C_ENVS,
     ABLATION,
     ABLATION_ENVS,

@@ -1,6 +1,6 @@
 """Starts a program, and says when all of its workers were up, and how much memory each has.
 
-    python -m benchmarks.watch_start --workers 24 --reports FOLDER -- PROGRAM ARGUMENTS ...
+    python -m benchmarks.drivers.watch_start --workers 24 --reports FOLDER -- PROGRAM ARGUMENTS ...
 
 Their environments are `peers/reporting.py`, which write that down themselves, so that it is
 measured in the same way whoever starts them. `start_s` is from starting the program to the first
