@@ -36,7 +36,8 @@ INTRODUCTION = """\
 Made by `python -m benchmarks.defaults`; do not edit. Headrace without presets, and
 Stable-Baselines3, with no settings but the environment, a seed, env steps ({env_steps:,}; {slow}:
 at most {slow_steps:,}), and the flags or workers that a table names. Stable-Baselines3 has no flags
-in any table, and sees MiniGrid by `FlatObsWrapper`.
+in any table, and sees MiniGrid by `FlatObsWrapper`. Ferry, House, Orchard, Courier and Crane are in
+`benchmarks/own_envs.py`: nobody tuned anything for them.
 
 A figure is the return of the last 100 training episodes: mean of the seeds ± its standard error
 (number of seeds). *Evaluated* is the final policy in 100 episodes, likeliest actions. *Passes*: our

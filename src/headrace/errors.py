@@ -69,6 +69,11 @@ def install_command(extra: str) -> str:
     return f"pip install 'headrace[{extra}]'"
 
 
+def flag(name: str) -> str:
+    """Return the flag of a setting, as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: similar known names, if any."""
     near = difflib.get_close_matches(name, list(known), n=2)

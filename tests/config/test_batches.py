@@ -113,6 +113,8 @@ def test_fitted_sizes_are_the_nearest():
     for envs in (1, 2, 3, 7, 50, 300):
         steps = fitting_steps(envs, 2_048, 256, 1)
         assert steps == max(32, round(2_048 / envs))
+    assert fitting_steps(40, 1_024, 128, 6) == 36  # a multiple, and not below 32
+    assert fitting_steps(8, 2_048, 256, 8) == 256
     for whole, others, wanted in ((100, 8, 64), (31, 7, 64), (256, 8, 3)):
         count = fitting_minibatches(whole, others, wanted)
         size = whole * others // count

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 import headrace
+from headrace.cli.commands import FLAGS
+from headrace.cli.flags import explicit, parse
 from headrace.cli.main import VERBS, _main
+from headrace.cli.tool_commands import FLAGS as SCALE_FLAGS
 from headrace.config.old_names import NAMES, PEER_NAMES, VALUES, rename_flags, rename_settings
 from headrace.config.resolve import MAY_CHANGE, resolve
 from headrace.errors import ConfigError
@@ -57,7 +60,14 @@ def test_a_flag_of_another_library_is_refused_with_its_name_here(capsys):
     assert _main(["train", "CartPole-v1", "--learning-rate", "3"]) == 2
     assert "Did you mean --lr?" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"no --learning-rate\. Did you mean --lr\?"):
-        rename_flags(["CartPole-v1", "--learning-rate=3"])
+        parse("train", "", FLAGS["train"], ["CartPole-v1", "--learning-rate=3"])
+
+
+def test_a_flag_that_another_library_has_too_is_read_where_it_exists():
+    parsed = parse("autoscale", "", SCALE_FLAGS["autoscale"], ["X-v0", "--batch-size", "64"])
+    assert parsed.batch_size == 64
+    own = ["X-v0", "--algo=tests.algos.replay_toy:ToyReplay", "--batch-size=7"]
+    assert explicit(own, parse("train", "", FLAGS["train"], own))["batch_size"] == 7
 
 
 def test_former_keywords_set_the_new_settings(tmp_path):

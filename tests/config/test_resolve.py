@@ -148,7 +148,10 @@ def test_schedules_run_over_the_first_total():
         ({"env": "X", "lr": float("inf")}, ["lr=inf"]),
         ({"env": "X", "gamma": 5.0}, ["gamma=5.0", "at most 1"]),
         ({"env": "X", "hidden_sizes": (64, -3)}, ["hidden_sizes=(64, -3)"]),
-        ({"env": "X", "num_envs": 1, "num_steps": 4, "num_minibatches": 4}, ["1 * 4 / 4"]),
+        (
+            {"env": "X", "num_envs": 1, "num_steps": 4, "num_minibatches": 4},
+            ["1 * 4 rows leave 1 "],
+        ),
         ({"env": "X", "env_kwargs": {"size": (1, 2)}}, ["env_kwargs", "tuple", "callable"]),
         ({"env": "X", "env_kwargs": {"size": object()}}, ["env_kwargs", "config.json"]),
         ({"env": "X", "seed": -1}, ["seed=-1"]),

@@ -160,6 +160,19 @@ def test_learning_rate_is_scaled_once_and_shown(scale, learners, lr):
     assert resolve(again).algo.lr == pytest.approx(lr)
 
 
+def test_sizes_of_each_learner_and_of_single_policies_stay_when_a_run_is_resumed():
+    sizes = {"num_learners": 2, "num_envs_per_learner": 8, "num_steps": 256, "lr_scale": "linear"}
+    both = {"num_minibatches": 32, "minibatch_size": 64}
+    policies = {"a": {"agents": ":2", "lr": 1e-3, "minibatch_size": 32}, "b": "2:"}
+    settings = resolve({"env": "Pendulum-v1", "policies": policies} | sizes | both)
+    again, _ = values_for_resume({"settings": settings.flat(), "origin": settings.source}, {})
+    resumed = resolve(again)
+    for run in (settings, resumed):
+        assert (run.algo.num_minibatches, run.algo.minibatch_size) == (32, 128)
+        assert (run.of("a").algo.lr, run.of("a").algo.minibatch_size) == (2e-3, 64)
+    assert "scaled" in settings.source["policies"]
+
+
 def test_preset_adapts_to_more_learners():
     assert resolve({"env": "CartPole-v1"}).run.envs_per_vector == 4
     shared = resolve({"env": "CartPole-v1", "num_learners": 4})

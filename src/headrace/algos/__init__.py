@@ -1,1 +1,1 @@
-"""One page per algorithm."""
+"""One module for each algorithm."""

@@ -67,6 +67,7 @@ class LossSpec:
         module: trained whole. The function may use other modules; do not make them submodules of
             this module, or they are trained too.
         max_grad_norm: limit of the gradient's L2 norm.
+        adam_eps: added to Adam's root mean square of each gradient.
         may_skip: whether a minibatch may leave some parameters without a gradient.
     """
 
@@ -107,6 +108,7 @@ class UpdateContext(Generic[ConfigT_co]):
         minibatch_order: number of epochs E -> `[E, T, N]`: permutations of the steps of each env;
             with a recurrent core `[E, N]`: the position of each env among those of all ranks.
         progress: share of the schedules that has passed, in [0, 1].
+        seed: of the run.
         version: updates before this one.
         learner_steps: steps of the first loss before this update.
         env_steps: env steps of the whole run before this data.

@@ -35,8 +35,9 @@ class PPO(ActorCriticConfig):
     num_minibatches: PositiveInt = 4
     """Minibatches per epoch; must divide num_steps (with a recurrent core: num_envs)."""
     minibatch_size: NonNegativeInt = 0
-    """Rows of a minibatch (env steps, of all learners), in place of num_minibatches; the nearest
-    size that divides the batch is taken. 0: the batch / num_minibatches."""
+    """Rows of a minibatch (env steps), of all learners together, or with num_envs_per_learner of
+    each; in place of num_minibatches. The nearest size that divides the batch is taken. 0: the
+    batch / num_minibatches."""
     clip_coef: NonNegative = 0.2
     """Distance from 1 at which the probability ratio is clipped."""
     clip_schedule: Literal["constant", "linear"] = "constant"

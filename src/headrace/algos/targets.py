@@ -218,7 +218,7 @@ def minibatches(
 
 
 def value_metrics(rows: Minibatch, ranks: Ranks) -> dict[str, Tensor]:
-    """Compute metrics of the values at acting, over the valid rows of all ranks."""
+    """Compute metrics of the column `value`, over the valid rows of all ranks."""
     value, target = rows["value"], rows["target"]
     both = torch.stack([value, target, target - value])
     # Weights, since selecting the valid rows would make the host wait for the device.

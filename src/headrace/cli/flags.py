@@ -8,6 +8,7 @@ import tyro
 
 from headrace.cli.verbs import JsonVerb, OptionalPath, Verb, flag_names, help_texts, parse_flags
 from headrace.config.algorithms import load_algorithm
+from headrace.config.old_names import refuse_peer_flags
 from headrace.config.resolve import MAY_CHANGE
 from headrace.config.run_config import GROUPS, EnvConfig, RunConfig
 from headrace.models.policy import Network
@@ -47,18 +48,30 @@ def with_changes(flags: type[Verb]) -> type[Any]:
 
 
 def parse(verb: str, description: str, flags: type[Verb], argv: list[str]) -> Any:
-    """Return a verb with its flags; ConfigError for one that is there twice."""
+    """Return a verb with its flags; ConfigError for another library's, or one that is twice."""
     if issubclass(flags, SettingsVerb):
         flags = _with_settings(flags, argv)
     if verb == "train":
         description += (
             " Presets, and defaults for the environment's kind, change the defaults shown here. A "
-            "run begins by printing all values and where they come from."
+            "run begins by printing each value that is not its class's, and where it comes from."
         )
     if verb == "resume":
         flags = with_changes(flags)
         description += " All other settings stay as they were."
+    refuse_peer_flags(flag_names(argv), _field_names(flags))
     return parse_flags(verb, description, flags, argv)
+
+
+def _field_names(flags: type[Any]) -> set[str]:
+    """Return the names of all flags of a verb."""
+    names = set[str]()
+    for f in fields(flags):
+        if isinstance(f.type, type) and is_dataclass(f.type):
+            names |= _field_names(f.type)
+        else:
+            names.add(f.name)
+    return names
 
 
 def explicit(argv: list[str], flags: Any) -> dict[str, Any]:

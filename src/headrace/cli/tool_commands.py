@@ -12,7 +12,7 @@ import tyro
 
 from headrace.cli.flags import SettingsVerb, explicit
 from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, Verb
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, flag
 from headrace.tools.autoscale.autoscale import BUDGET_S, find_sizes
 from headrace.tools.forecast import MeasuredRun, forecasts
 from headrace.tools.plan.goals import Goal, parse_budget, parse_need, parse_target
@@ -136,9 +136,7 @@ class _Autoscale(SettingsVerb):
             say=self.say,
         )
         more = [
-            word
-            for name, value in result.settings.items()
-            for word in (f"--{name.replace('_', '-')}", str(value))
+            word for name, value in result.settings.items() for word in (flag(name), str(value))
         ]
         self.say(result.describe())
         self.say(f"To use it: headrace train {shlex.join([*_train_words(argv), *more])}")
@@ -151,7 +149,7 @@ def _train_words(argv: list[str]) -> list[str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for f in fields(_Autoscale):
         if f.name != "config":
-            names = {f"--{f.name}", f"--{f.name.replace('_', '-')}"}
+            names = {f"--{f.name}", flag(f.name)}
             action = argparse.BooleanOptionalAction if f.type is bool else "store"
             parser.add_argument(*names, action=action)
     return parser.parse_known_args(argv)[1]

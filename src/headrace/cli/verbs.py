@@ -16,7 +16,7 @@ from typing import Annotated, Any, TextIO
 
 import tyro
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, flag
 
 OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 RunDir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN_DIR")]
@@ -103,8 +103,7 @@ def _refuse_repeated(argv: list[str], flags: Any) -> None:
         if is_dataclass(value):
             _refuse_repeated(argv, value)
         elif isinstance(value, tuple | dict) and names.count(f.name) > 1:
-            flag = f.name.replace("_", "-")
             raise ConfigError(
-                f"--{flag} is there {names.count(f.name)} times, and only the last would "
-                f"count.\nPut all values after one: --{flag} A B."
+                f"{flag(f.name)} is there {names.count(f.name)} times, and only the last would "
+                f"count.\nPut all values after one: {flag(f.name)} A B."
             )

@@ -21,8 +21,8 @@ def fitting_steps(num_envs: int, batch_size: int, num_steps: int, multiple_of: i
         num_steps: as suggested for another number of environments.
         multiple_of: env steps of each environment in a minibatch.
     """
-    steps = max(min(LEAST_STEPS, num_steps), round(batch_size / num_envs))
-    return max(1, round(steps / multiple_of)) * multiple_of
+    least = math.ceil(min(LEAST_STEPS, num_steps) / multiple_of)
+    return max(least, round(batch_size / num_envs / multiple_of)) * multiple_of
 
 
 def fitting_minibatches(whole: int, others: int, minibatch_size: int) -> int:
@@ -41,7 +41,7 @@ def fitting_minibatches(whole: int, others: int, minibatch_size: int) -> int:
     return whole // min((d for d in range(1, whole + 1) if whole % d == 0), key=distance)
 
 
-def minibatches(run: Any, network: Any, count: int, size: int, *, fit: bool) -> dict[str, int]:
+def minibatch_sizes(run: Any, network: Any, count: int, size: int, *, fit: bool) -> dict[str, int]:
     """Return number and size of minibatches that agree.
 
     Args:

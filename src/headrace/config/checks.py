@@ -1,4 +1,7 @@
-"""Refuses unknown settings, and those that contradict each other: both, the sum, the remedy."""
+"""Refuses unknown settings, and those that contradict each other.
+
+A message has both values, the calculation, and what to do.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,7 +11,7 @@ from headrace.algos.base import ActorCriticConfig, Algorithm
 from headrace.config.old_names import PEER_NAMES
 from headrace.config.run_config import RunConfig
 from headrace.configclass import check_values
-from headrace.errors import ConfigError, did_you_mean
+from headrace.errors import ConfigError, did_you_mean, flag
 
 
 def part_of(group: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,10 +41,6 @@ def largest_divisor(number: int, at_most: int) -> int:
     return next((d for d in range(min(at_most, number), 0, -1) if number % d == 0), 1)
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[Any]) -> None:
     """Refuse numbers that do not divide or, with a recurrent core, cannot be divided."""
     _check_learners(run)
@@ -56,9 +55,8 @@ def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[A
         )
     if rows < 2 and isinstance(algo, ActorCriticConfig) and algo.normalize_advantage:
         raise ConfigError(
-            "A minibatch of one row has nothing to normalize its advantage against: "
-            f"num_envs * num_steps / minibatches = {run.num_envs} * {run.num_steps} / "
-            f"{run.num_envs * run.num_steps // max(1, rows)}.\n"
+            f"num_envs * num_steps = {run.num_envs} * {run.num_steps} rows leave {rows} for a "
+            "minibatch: expected 2 or more, since advantages are normalized against each other.\n"
             "Use fewer minibatches, or --no-normalize-advantage."
         )
     for whole, number, by, parts, reason in algorithm.divides(run, network, algo):
@@ -66,7 +64,7 @@ def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[A
             raise ConfigError(
                 f"{whole}={number} does not divide into {by}={parts}: {reason}, and {number} / "
                 f"{parts} = {number / parts:.2f}.\n"
-                f"Use {_flag(by)} {largest_divisor(number, parts)}, for example."
+                f"Use {flag(by)} {largest_divisor(number, parts)}, for example."
             )
     rows //= run.num_learners
     if rows % run.num_accumulation_steps:
@@ -85,7 +83,7 @@ def _check_learners(run: Any) -> None:
             raise ConfigError(
                 f"{name}={number} does not divide among num_learners={learners}: {number} = "
                 f"{learners} x {number // learners} + {number % learners}; numbers are those of "
-                f"all learners together.\nUse {_flag(name)} {near}, for example, or another "
+                f"all learners together.\nUse {flag(name)} {near}, for example, or another "
                 "number of learners."
             )
 
@@ -159,7 +157,7 @@ def check_cluster(run: RunConfig) -> None:
         if run.cluster == "local" and getattr(run, name):
             raise ConfigError(
                 f"{name}={getattr(run, name)}, but cluster='local' is this machine alone.\n"
-                f"Leave {_flag(name)} out, or use --cluster auto."
+                f"Leave {flag(name)} out, or use --cluster auto."
             )
     if run.inference == "learner":
         raise ConfigError(

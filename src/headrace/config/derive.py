@@ -10,14 +10,14 @@ from typing import Any
 from headrace.algos.base import Algorithm
 from headrace.algos.ppo import PPO
 from headrace.config.algorithms import ALGORITHMS
-from headrace.config.batches import fitting_steps, minibatches
+from headrace.config.batches import fitting_steps, minibatch_sizes
 from headrace.config.checks import (
     check_cluster,
     check_divisibility,
     check_guards,
     largest_divisor,
 )
-from headrace.config.policies import policy_settings
+from headrace.config.policies import policy_settings, scale_policies
 from headrace.config.run_config import RunConfig
 from headrace.config.settings import FREE, SUGGESTED, Settings, lr_factor
 from headrace.distributed.ranks import visible_gpus
@@ -75,7 +75,13 @@ def _derive_learners(settings: Settings) -> Settings:
             )
         source = f"follows num_envs_per_learner, {learners} learners"
         settings = settings.follow(source, num_envs=run.num_envs_per_learner * learners)
-    if (factor := lr_factor(settings.run)) != 1:
+    # Scaled once, and kept so in config.json: those of single policies as those of all.
+    of_rows = learners if run.num_envs_per_learner else 1
+    factor = lr_factor(settings.run)
+    scaled = scale_policies(run.policies, {"lr": factor, "minibatch_size": of_rows})
+    if scaled != run.policies:
+        settings = settings.follow("+, scaled", policies=scaled)
+    if factor != 1:
         lr = settings.algo.lr
         source = (
             f"{settings.source['lr']} {lr:g} x {factor:g} ({run.lr_scale}, {learners} learners)"
@@ -115,7 +121,7 @@ def _derive_minibatches(settings: Settings) -> Settings:
     scale = settings.run.num_learners if settings.run.num_envs_per_learner else 1
     fit = source["num_minibatches"].startswith(FREE)
     size = algo.minibatch_size * scale
-    values = minibatches(settings.run, settings.network, algo.num_minibatches, size, fit=fit)
+    values = minibatch_sizes(settings.run, settings.network, algo.num_minibatches, size, fit=fit)
     pair = "num_minibatches", "minibatch_size"
     if algo.minibatch_size and all(not source[name].startswith(FREE) for name in pair):
         if values["num_minibatches"] != algo.num_minibatches:
@@ -124,7 +130,7 @@ def _derive_minibatches(settings: Settings) -> Settings:
                 f"of {settings.run.num_envs * settings.run.num_steps} rows: expected one of the "
                 "two.\nLeave one out."
             )
-        return settings
+        return settings.follow_algo("+", minibatch_size=size)
     given, follows = pair[::-1] if algo.minibatch_size else pair
     settings = settings.follow_algo(f"follows {given}", **{follows: values[follows]})
     if values[given] != (wanted := getattr(algo, given)):

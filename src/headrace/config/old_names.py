@@ -1,9 +1,9 @@
 """Other names of settings: former ones, which are still read, and those of other libraries."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, flag
 
 NAMES = {"on_sampler_loss": "on_worker_loss", "max_sampler_restarts": "max_worker_restarts"}
 PEER_NAMES = {
@@ -17,7 +17,7 @@ PEER_NAMES = {
     "timesteps": "total_env_steps",
     "total_timesteps": "total_env_steps",
 }
-"""Names in Stable-Baselines3 and CleanRL, for hints."""
+"""Names in Stable-Baselines3 and CleanRL, for hints. An algorithm of one's own may have them."""
 REMOVED = {"is_clip"}
 """Settings of former versions that have no successor."""
 VALUES = {("inference", "sampler"): "worker"}
@@ -44,17 +44,21 @@ def settings_of_file(settings: Mapping[str, Any]) -> dict[str, Any]:
     return rename_settings(kept)
 
 
+def refuse_peer_flags(names: Collection[str], known: Collection[str]) -> None:
+    """Raise ConfigError for a flag that is another library's, and no flag of this command."""
+    for name in names:
+        if name in PEER_NAMES and name not in known:
+            raise ConfigError(f"There is no {flag(name)}. Did you mean {flag(PEER_NAMES[name])}?")
+
+
 def rename_flags(argv: list[str]) -> list[str]:
     """Return the words of a command line with today's flags and values."""
     words: list[str] = []
     for word in argv:
-        flag, equals, value = word.partition("=")
-        name = flag[2:].replace("-", "_") if flag.startswith("--") else ""
-        if name in PEER_NAMES:
-            known = f"--{PEER_NAMES[name].replace('_', '-')}"
-            raise ConfigError(f"There is no {flag}. Did you mean {known}?")
-        flag = f"--{NAMES[name].replace('_', '-')}" if name in NAMES else flag
+        first, equals, value = word.partition("=")
+        name = first[2:].replace("-", "_") if first.startswith("--") else ""
+        first = flag(NAMES[name]) if name in NAMES else first
         before = words[-1][2:] if words and not equals else ""
         value = VALUES.get((name, value), value)
-        words.append(VALUES.get((before, word), f"{flag}{equals}{value}"))
+        words.append(VALUES.get((before, word), f"{first}{equals}{value}"))
     return words

@@ -63,6 +63,16 @@ def policy_settings(policies: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+def scale_policies(policies: Mapping[str, Any], factors: Mapping[str, float]) -> dict[str, Any]:
+    """Multiply numbers among the settings of single policies, such as `lr`, by factors."""
+
+    def scaled(of: Mapping[str, Any]) -> dict[str, Any]:
+        numbers = {key: of[key] for key in factors if isinstance(of.get(key), int | float)}
+        return {**of} | {key: number * factors[key] for key, number in numbers.items()}
+
+    return {n: scaled(of) if isinstance(of, dict) else of for n, of in policies.items()}
+
+
 def _slice(name: str, text: Any, spec: EnvSpec) -> Agents:
     match = _SLICE.fullmatch(text) if isinstance(text, str) else None
     if match:

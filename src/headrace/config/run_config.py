@@ -106,11 +106,11 @@ class CollectConfig:
     CPU cores; with --inference learner so many that each worker has two vectors. A run can be
     repeated exactly only with the same value; num_workers may differ."""
     lag: Annotated[int, Between(0, 100, minus_one="what is usual for the algorithm")] = -1
-    """How many updates old the weights may be when a step is taken. 0: workers wait while the
-    learner works. 1 with ppo and a2c: workers make the next batch meanwhile; this can be repeated
-    exactly. 1 or more with appo and impala: workers never stop and act with the newest weights; up
-    to so many batches wait for the learner (lag_learning measures the age of their steps). -1: 1
-    for appo and impala with workers, else 0."""
+    """How far sampling runs ahead of learning. 0: workers wait while the learner works. 1 with ppo
+    and a2c: workers make the next batch meanwhile, with weights one update old; this can be
+    repeated exactly. 1 or more with appo and impala: workers never stop and act with the newest
+    weights; up to so many batches wait for the learner (lag_learning measures the age of their
+    steps). -1: 1 for appo and impala with workers, else 0."""
     inference: Literal["worker", "learner"] = "worker"
     """What computes the actions. worker: each worker, with a copy of the network, on its CPU.
     learner: the learner's process, on its device, for all vectors that are ready at a time; needs

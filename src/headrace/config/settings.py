@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headrace.algos.base import Algorithm
-from headrace.config.batches import minibatches
+from headrace.config.batches import minibatch_sizes
 from headrace.config.checks import checked_values, part_of
 from headrace.config.policies import policy_settings
 from headrace.config.run_config import RunConfig
@@ -44,12 +44,10 @@ class Settings:
         changes = checked_values(changes, (Network, type(self.algo)), f"policies.{policy}")
         network = replace(self.network, **part_of(Network, changes))
         algo = replace(self.algo, **part_of(type(self.algo), changes))
-        if "lr" in changes:
-            algo = replace(algo, lr=algo.lr * lr_factor(self.run))
         if changes.keys() & EITHER.keys():
             size = changes.get("minibatch_size", 0)
             algo = replace(
-                algo, **minibatches(self.run, network, algo.num_minibatches, size, fit=False)
+                algo, **minibatch_sizes(self.run, network, algo.num_minibatches, size, fit=False)
             )
         return replace(self, network=network, algo=algo)
 

@@ -19,7 +19,7 @@ from headrace.config.settings import Settings
 from headrace.envs.api import Guards
 from headrace.envs.factory import EnvLike, EnvMaker, WrapperLike, env_spec
 from headrace.envs.vectors import is_one_vector
-from headrace.errors import CheckpointError, ConfigError
+from headrace.errors import CheckpointError, ConfigError, flag
 from headrace.learner.frozen import check_frozen
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory, load_model
@@ -244,7 +244,7 @@ def _check_whole(run: RunConfig, maker: EnvMaker, spec: EnvSpec) -> None:
         name, why = refused
         raise ConfigError(
             f"{name}={getattr(run, name)!r}, but of {spec.id} all are stepped together, in the "
-            f"learner's process: {why}.\nLeave --{name.replace('_', '-')} out."
+            f"learner's process: {why}.\nLeave {flag(name)} out."
         )
 
 

@@ -177,6 +177,7 @@ def _advice(job: Job, error: HeadraceError) -> Iterator[str]:
 
 _FOLLOWS_LEARNERS = {
     "num_learners", "num_envs", "num_envs_per_learner", "envs_per_vector", "lr", "lr_scale",
+    "minibatch_size", "policies",
 }  # fmt: skip
 
 

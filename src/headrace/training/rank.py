@@ -181,7 +181,7 @@ def _restored_on_all(ranks: Ranks, collector: Collector) -> Restored:
 
 
 def _describe_compute(plan: SamplingPlan, learner: Learner) -> str:
-    """Return which fast paths stand in for the policy's and the page's functions, in words."""
+    """Return which fast paths replace the policy's acting and the gradients of losses, in words."""
     policy = next(iter(plan.policies.values()))
     if plan.inference_device is not None:
         act = "torch (in the learner's process)"

@@ -8,7 +8,7 @@ from headrace.config.derive import cpu_cores
 from headrace.config.settings import Settings
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import Topology, simulate
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, flag
 
 ResolveChanged = Callable[[Mapping[str, Any]], Settings]
 """Resolves the settings of a run with some changed; ConfigError if they do not fit together."""
@@ -25,9 +25,7 @@ class Change:
     @property
     def flags(self) -> str:
         """The change as flags of the command line."""
-        return " ".join(
-            f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items()
-        )
+        return " ".join(f"{flag(name)} {value}" for name, value in self.settings.items())
 
 
 def topology_of(settings: Settings, *, on_device: bool = False) -> Topology:
