@@ -1,8 +1,8 @@
 """The command line: `headrace VERB ...`. Finds the verb, and turns errors into exit codes.
 
 Exit codes: 0; 2 for usage; 129, 130 and 143 after SIGHUP, SIGINT and SIGTERM; 1 for anything else.
-This file imports nothing heavy: `headrace --help` is quick, and the math libraries' thread counts are set
-before these are loaded.
+This file imports nothing heavy: `headrace --help` is quick, and the math libraries' thread counts
+are set before these are loaded.
 """
 
 import faulthandler

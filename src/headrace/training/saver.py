@@ -38,7 +38,7 @@ class Saver:
         return time.monotonic() - self._saved_at >= self._run.checkpoint_every_s
 
     def save(self) -> None:
-        """Write a checkpoint unless these weights are saved already; called on all ranks at once."""
+        """Write a checkpoint unless these weights have one; called on all ranks at once."""
         if self._learner.version == self._saved_version:
             return
         states = {section.name: section.state() for section in self._sections}
