@@ -15,7 +15,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 _UNBOUNDED = 1e30
 
-Kind = Literal["gym", "kernel", "tensor", "parallel"]
+Interface = Literal["gym", "kernel", "tensor", "parallel"]
 """Gymnasium's environments, kernel environments, vectors that step tensors, and games in
 PettingZoo's parallel form."""
 
@@ -154,7 +154,7 @@ class EnvSpec:
     roles: tuple[tuple[str, int], ...] = ()  # (role, its agents), by their ids; (): one agent
     agent_spaces: tuple[tuple[Space, Space], ...] = ()  # of each agent, where they differ
     notes: tuple[str, ...] = field(default=(), compare=False)  # what was changed to fit, for people
-    kind: Kind = field(default="gym", compare=False)
+    interface: Interface = field(default="gym", compare=False)
 
     @property
     def num_agents(self) -> int:

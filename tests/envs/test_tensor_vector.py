@@ -102,7 +102,7 @@ def test_tensor_environments_make_the_batches_of_their_numpy_twins(arrays_id, ac
         "envs_per_vector": 6, "num_steps": 20, "native": True, "kwargs": {"action": action},
     }  # fmt: skip
     plan, twin = plan_for(Tensors, **more), plan_for(arrays_id, **more)
-    assert plan.spec.kind == "tensor"
+    assert plan.spec.interface == "tensor"
     collectors, kept, both = [on_device(plan), inline(twin)], 0, 0
     for version in range(3):
         policy, batches = policy_for(plan, seed=version), []

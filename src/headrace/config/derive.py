@@ -22,14 +22,14 @@ from headrace.config.run_config import RunConfig
 from headrace.config.settings import FREE, SUGGESTED, Settings, lr_factor
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError
-from headrace.spec import Kind
+from headrace.spec import Interface
 
 
-def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> Settings:
+def derive(settings: Settings, interface: Interface = "gym", cores: int | None = None) -> Settings:
     """Return the settings with those that follow from others, or raise ConfigError.
 
     Args:
-        kind: of the environment; it decides whether the environment's own vector form is stepped.
+        interface: of the environment; it decides whether its own vector form is stepped.
         cores: CPU cores for workers; default: those of this process. On a cluster, at least one
             for each worker that was asked for.
     """
@@ -42,7 +42,7 @@ def derive(settings: Settings, kind: Kind = "gym", cores: int | None = None) -> 
     if not settings.run.learner_threads:
         settings = settings.follow(f"follows {cpu_cores()} cores", learner_threads=cpu_cores())
     settings = _derive_minibatches(_derive_steps(_derive_learners(settings)))
-    settings = _derive_vectors(settings, kind, cores)
+    settings = _derive_vectors(settings, interface, cores)
     if settings.run.lag == -1:
         corrected = settings.algorithm.data == "lag_corrected" and settings.run.num_workers
         settings = settings.follow("follows algo and num_workers", lag=1 if corrected else 0)
@@ -139,15 +139,15 @@ def _derive_minibatches(settings: Settings) -> Settings:
     return settings
 
 
-def _derive_vectors(settings: Settings, kind: Kind, cores: int) -> Settings:
-    form = "native" if settings.is_native(kind) else "python"
+def _derive_vectors(settings: Settings, interface: Interface, cores: int) -> Settings:
+    form = "native" if settings.is_native(interface) else "python"
     if form != settings.run.vectorization:
         settings = settings.follow("follows env and wrapper", vectorization=form)
-    if settings.run.cluster and settings.source["num_workers"] == "default" and kind == "gym":
+    if settings.run.cluster and settings.source["num_workers"] == "default" and interface == "gym":
         settings = settings.follow("follows cluster", num_workers=-1)
     run = settings.run
     # Such vectors have threads of their own or cannot use any, so cores do not divide them.
-    whole = kind in ("tensor", "parallel") or (
+    whole = interface in ("tensor", "parallel") or (
         form == "native" and not (run.cluster and run.num_workers)
     )
     learners, size = run.num_learners, run.envs_per_vector

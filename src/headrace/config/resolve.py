@@ -24,19 +24,19 @@ from headrace.config.settings import EITHER, SUGGESTED, Settings
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError
 from headrace.models.policy import Network
-from headrace.spec import EnvSpec, Kind
+from headrace.spec import EnvSpec, Interface
 
 
 def resolve(
     explicit: Mapping[str, Any],
     config_file: Path | None = None,
     *,
-    kind: Kind = "gym",
+    interface: Interface = "gym",
     cores: int | None = None,
     measured: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Read settings and derive the others; arguments are those of `read_settings` and `derive`."""
-    return derive(read_settings(explicit, config_file, measured), kind, cores)
+    return derive(read_settings(explicit, config_file, measured), interface, cores)
 
 
 def read_settings(

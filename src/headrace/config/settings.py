@@ -11,7 +11,7 @@ from headrace.config.checks import checked_values, part_of
 from headrace.config.policies import policy_settings
 from headrace.config.run_config import RunConfig
 from headrace.models.policy import Network
-from headrace.spec import Kind
+from headrace.spec import Interface
 
 SUGGESTED = ("default", "preset ")
 """How the sources of settings begin that nobody asked for ("default" also those of a kind)."""
@@ -65,11 +65,12 @@ class Settings:
             for f in fields(config)
         }
 
-    def is_native(self, kind: Kind = "gym") -> bool:
+    def is_native(self, interface: Interface = "gym") -> bool:
         """Return whether the environment's own vector form is stepped."""
         run = self.run
         if run.vectorization == "auto" or (run.wrapper and self.source["vectorization"] != "given"):
-            return not run.wrapper and (run.env.startswith("ALE/") or kind in ("kernel", "tensor"))
+            is_usual = run.env.startswith("ALE/") or interface in ("kernel", "tensor")
+            return is_usual and not run.wrapper
         return run.vectorization == "native"
 
     def follow(self, source: str, **values: Any) -> "Settings":

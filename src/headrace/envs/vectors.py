@@ -1,4 +1,4 @@
-"""Makes a vector of environments of any kind."""
+"""Makes a vector of environments of any interface."""
 
 import torch
 
@@ -38,7 +38,7 @@ def make_vector(maker: EnvMaker, context: VectorContext) -> VectorEnv:
 def is_one_vector(maker: EnvMaker, spec: EnvSpec) -> bool:
     """Return whether all environments are one vector, which `device_vector` makes."""
     is_compiled = maker.native and not maker.wrappers
-    return spec.kind in ("tensor", "parallel") or (spec.kind == "kernel" and is_compiled)
+    return spec.interface in ("tensor", "parallel") or (spec.interface == "kernel" and is_compiled)
 
 
 def device_vector(maker: EnvMaker, context: VectorContext, device: torch.device) -> DeviceVector:
@@ -48,10 +48,10 @@ def device_vector(maker: EnvMaker, context: VectorContext, device: torch.device)
         UsageError: they cannot be made as one.
         EnvError: making them raised.
     """
-    num_envs, kind = len(context.env_id), context.spec.kind
-    if kind == "tensor":
+    num_envs, interface = len(context.env_id), context.spec.interface
+    if interface == "tensor":
         return TensorVector(maker.tensors(num_envs, str(device)), context, device)
-    if kind == "parallel":
+    if interface == "parallel":
         return ParallelVector(make_all(maker, num_envs), context)
     env = maker.kernel()
     assert env is not None, maker.name

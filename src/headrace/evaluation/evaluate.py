@@ -145,7 +145,7 @@ def _vector(
 ) -> VectorEnv:
     context = VectorContext(spec, np.arange(num_envs), seed, role="eval", worker="evaluation")
     if is_one_vector(maker, spec):
-        if video is not None and spec.kind != "kernel":
+        if video is not None and spec.interface != "kernel":
             raise ConfigError(f"There is no film of {maker.name}: leave --video out.")
         context = replace(context, parts=tuple(players.parts))
         return device_vector(maker, context, torch.device("cpu"))

@@ -86,7 +86,7 @@ class RunRequest:
         """Return all settings, with the defaults of the environment's kind, or ConfigError."""
         assert self.spec is not None
         settings = read_settings(self.explicit, self.config_file, self.measured, self.spec)
-        return derive(settings, self.spec.kind, cores)
+        return derive(settings, self.spec.interface, cores)
 
     def job(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Job:
         """Derive the remaining settings and return the job of a new run, or raise ConfigError.
@@ -95,10 +95,10 @@ class RunRequest:
             cores: CPU cores for workers; default: those of this process.
         """
         assert self.spec is not None
-        _check_kind(self.settings.run, self.spec)
+        _check_interface(self.settings.run, self.spec)
         settings = self.derived(cores)
         maker = _maker_of(settings, self)
-        if self.spec.kind != "gym":
+        if self.spec.interface != "gym":
             _check_whole(settings.run, maker, self.spec)
         return _job_of(settings, maker, self, self.spec, run_dir, quiet=quiet)
 
@@ -203,7 +203,7 @@ def _job_of(
     """Assign the agents to policies; ConfigError if a setting does not go with several."""
     run = settings.run
     shares = assign_agents(run.policies, spec)
-    _check_kind(run, spec)
+    _check_interface(run, spec)
     check_frozen(run.frozen, shares, run.model)
     if set(shares) == set(run.frozen):
         raise ConfigError(
@@ -212,10 +212,10 @@ def _job_of(
     return Job(settings, maker, load_model(request.model), spec, shares, run_dir, None, quiet)
 
 
-def _check_kind(run: RunConfig, spec: EnvSpec) -> None:
+def _check_interface(run: RunConfig, spec: EnvSpec) -> None:
     several = f"has {spec.num_agents} agents" if spec.num_agents > 1 else ""
     what = {"tensor": "steps tensors", "parallel": "is a game in PettingZoo's form"}
-    if not (why := what.get(spec.kind, several)):
+    if not (why := what.get(spec.interface, several)):
         return
     if run.num_workers:
         raise ConfigError(
@@ -232,7 +232,7 @@ def _check_kind(run: RunConfig, spec: EnvSpec) -> None:
 def _check_whole(run: RunConfig, maker: EnvMaker, spec: EnvSpec) -> None:
     """Refuse settings without effect if all environments are one vector."""
     refused = None
-    if spec.kind == "tensor" and run.vectorization != "native":
+    if spec.interface == "tensor" and run.vectorization != "native":
         refused = "vectorization", "these step tensors, many at a time"
     elif run.num_workers or not is_one_vector(maker, spec):
         return

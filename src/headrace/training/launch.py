@@ -166,7 +166,7 @@ def _advice(job: Job, error: HeadraceError) -> Iterator[str]:
         isinstance(error, EnvError)
         and run.on_env_error == "fail"
         and run.vectorization != "native"
-        and job.spec.kind != "parallel"
+        and job.spec.interface != "parallel"
     )
     flag = " --on-env-error restart" if could_drop else ""
     if could_drop:

@@ -341,7 +341,7 @@ def test_every_way_to_name_a_kernel_environment_is_recognized(ids, env):
     assert EnvMaker(env).kernel() is None  # interpreted
     for native in (False, True):
         spec = env_spec(EnvMaker(env, native=native))
-        assert spec.kind == "kernel"
+        assert spec.interface == "kernel"
         assert spec.observation.kind == "box"
 
 
@@ -354,7 +354,7 @@ def test_other_environments_are_not_kernel_environments():
 
     for env in ("CartPole-v1", cartpole):
         assert EnvMaker(env, native=True).kernel() is None
-        assert env_spec(EnvMaker(env)).kind == "gym"
+        assert env_spec(EnvMaker(env)).interface == "gym"
     assert EnvMaker(Drift, native=True, wrappers=(gym.Wrapper,)).kernel() is None
     with pytest.raises(
         ConfigError, match="is made by a callable: only a registered id, or a kernel"

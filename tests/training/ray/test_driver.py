@@ -391,7 +391,7 @@ def test_clusters_have_workers_by_default():
     assert (of(cluster="auto").num_workers, of().num_workers) == (6, 0)
     assert of(cluster="auto", num_workers=0).num_workers == 0
     assert of(cluster="auto", num_workers=24, envs_per_vector=0).num_vectors >= 24
-    of_kernels = resolve({"env": "headrace/CartPole-v1", "cluster": "auto"}, kind="kernel").run
+    of_kernels = resolve({"env": "headrace/CartPole-v1", "cluster": "auto"}, interface="kernel").run
     assert of_kernels.num_workers == 0
 
 

@@ -122,7 +122,7 @@ def _check_other(maker: EnvMaker, num_steps: int, seed: int) -> Iterator[Check]:
     else:
         obs, action = spec.observation.describe(), spec.action.describe()
         yield Check("spaces", f"observations are {obs}, actions are {action}", notes=spec.notes)
-        is_vector = spec.kind in ("tensor", "parallel")
+        is_vector = spec.interface in ("tensor", "parallel")
         if spec.mask_key:
             yield from _not_checked(("play", "randomness"), "random actions ignore action masks")
         else:

@@ -74,7 +74,7 @@ def read_kernel(env_id: str, env: KernelEnv, **options: Any) -> EnvSpec:
                 f"{declared}.\nExpected a Box of one dimension"
                 + ("." if role == "observation" else " (of floats), Discrete or MultiDiscrete.")
             )
-    return replace(spec, kind="kernel", roles=tuple(env.agents.items()))
+    return replace(spec, interface="kernel", roles=tuple(env.agents.items()))
 
 
 def read_tensors(
@@ -83,7 +83,7 @@ def read_tensors(
     """Describe the spaces of environments that step tensors; args and errors as of `read`."""
     spec = read(env_id, observation, action, info, **options)
     _check_one_array(spec, f"of {env_id}, which steps tensors,")
-    return replace(spec, kind="tensor")
+    return replace(spec, interface="tensor")
 
 
 def read_parallel(
@@ -112,7 +112,7 @@ def read_parallel(
     return EnvSpec(
         env_id, *agent_spaces[0],
         roles=parallel_roles(agents), agent_spaces=tuple(agent_spaces) if differ else (),
-        notes=tuple(notes), kind="parallel",
+        notes=tuple(notes), interface="parallel",
     )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def find_sizes(
     setup = TrialSetup(
         request,
         run.schedule_env_steps,
-        compiles=job.spec.kind == "kernel" or run.compile or gpus > 0,
+        compiles=job.spec.interface == "kernel" or run.compile or gpus > 0,
         on_gpu=one_vector and gpus > 0,
         max_bytes=None if memory_gib is None else int(memory_gib * (1 << 30)),
     )
