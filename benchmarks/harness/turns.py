@@ -215,14 +215,12 @@ def run(name: str, description: str, comparisons: Sequence[Comparison], turns: i
     results: dict[str, Any] = {"benchmark": name, "machine": machine(), "tables": {}}
     if (load := results["machine"]["load_average_at_start"]) > IDLE_LOAD:
         print(f"Load average {load:.1f}: something else runs here, and will be in the figures.")
-    for whole in comparisons:
-        comparison = _only(whole, flags.only)
-        if comparison.contestants:
-            results["tables"][comparison.title] = compare(
-                comparison, flags.turns or comparison.turns or turns
-            )
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(results, indent=2) + "\n")
+    for comparison in filter(lambda c: c.contestants, (_only(c, flags.only) for c in comparisons)):
+        of_turns = compare(comparison, flags.turns or comparison.turns or turns)
+        results["tables"][comparison.title] = of_turns
+        # After each, so that what is measured stays if the next one is stopped.
+        output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nWritten: {output}")
     for title, of_table in results["tables"].items():
         print(f"\n{table(title, of_table)}")
