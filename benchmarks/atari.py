@@ -57,7 +57,7 @@ def training():
         "PPO training, Breakout",
         [
             headrace("Headrace"),
-            headrace("Headrace, bf16", "--precision", "bf16", limit=LIMIT_BF16),
+            headrace("Headrace, bf16", "--precision", "bf16", compared_with=LIMIT_BF16),
             contestants.driver("plain PPO", "base", "plain_ppo", sizes, THREADS),
             contestants.driver(
                 "Stable-Baselines3", "sb3", "sb3_bench", sizes, THREADS, "stable-baselines3"

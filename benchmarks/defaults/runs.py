@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.harness.machine import ROOT, machine
+from benchmarks.harness.result import read_result
 from benchmarks.own_players import at_random, play
 from benchmarks.peers import install
 from benchmarks.peers.make_env import make_env
@@ -46,7 +47,7 @@ def call(python, words):
     )
     if done.returncode:
         raise RuntimeError(f"ended with {done.returncode}:\n{(done.stderr or done.stdout)[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1].removeprefix("RESULT "))
+    return read_result(done.stdout.splitlines()[-1])
 
 
 def run_headrace(command, seed, run_dir, *more):

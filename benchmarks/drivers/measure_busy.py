@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.harness.result import read_result
 from benchmarks.peers import busy
 
 LOOK_EVERY_S = 0.2
@@ -72,7 +73,7 @@ def main():
     lines = [line for line in output.splitlines() if line.startswith(("RESULT ", "{"))]
     if not lines:
         sys.exit("It printed no result; expected a line with a JSON object.")
-    result, sums = json.loads(lines[-1].removeprefix("RESULT ")), seen[-1][1]
+    result, sums = read_result(lines[-1]), seen[-1][1]
     if not sums["steps"]:
         sys.exit("No environment wrote down a step; expected those of benchmarks.peers.")
     print("RESULT " + json.dumps(result | steady(seen) | {"in_environments": sums}))

@@ -35,7 +35,7 @@ class Contestant:
         venv: the peer's virtual environment (`peers/install.py`); None: this Python's own.
         is_peer: others are compared with it.
         is_limit: it does not do the work, but measures what the machine could do of it at best.
-        limit: the name of the limit that it is compared with; "": the first of its comparison.
+        compared_with: the name of its limit; "": the first limit of its comparison.
         must_say: what stands in its output if it did the work that is meant, such as the shape of
             an observation; without it, the turn fails.
         cores: how many of the machine's it may use; None: all.
@@ -49,7 +49,7 @@ class Contestant:
     venv: str | None = None
     is_peer: bool = False
     is_limit: bool = False
-    limit: str = ""
+    compared_with: str = ""
     must_say: str = ""
     cores: int | None = None
     turns: int | None = None

@@ -5,7 +5,6 @@ and taking turns (`turns.py`).
 """
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 
 from benchmarks.harness.contestants import SCRATCH, TURN, Contestant
 from benchmarks.harness.machine import ROOT
+from benchmarks.harness.result import read_result
 
 MOST_EXTRA_WORK = 1.1  # asynchronous trainers end a little after the goal
 
@@ -127,7 +127,7 @@ def take_turn(contestant: Contestant, work: Work, *, turn: int = 0) -> dict[str,
 def _result(last_line: str, tail: str) -> dict[str, Any]:
     """The object in a contestant's last line."""
     try:
-        return dict(json.loads(last_line.removeprefix("RESULT ")))
+        return read_result(last_line)
     except (ValueError, TypeError) as error:
         raise _no_result("an object", error, tail) from error
 

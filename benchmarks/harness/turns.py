@@ -32,8 +32,8 @@ class Comparison:
         work: of a turn.
         also: what else is taken from a result, by what tables call it.
         ratios: by name, two contestants: how many times as fast the first is as the second.
-        limit: the best that can be, where arithmetic says so, or what makes it of a result, if
-            it is other in each; a contestant that measures it is better.
+        limit: the best possible figure: a number, or a function of a turn's result if it differs
+            between turns. A contestant with `is_limit` measures it instead, where one can.
         turns: if it needs another number of them than the benchmark has.
     """
 
@@ -116,7 +116,7 @@ def _relate(rows: list[dict[str, Any]], comparison: Comparison) -> None:
     fixed = None if callable(comparison.limit) else comparison.limit
     first = next(iter(limits.values()), fixed)
     for row, contestant in zip(rows, comparison.contestants, strict=True):
-        limit = limits[contestant.limit] if contestant.limit else first
+        limit = limits[contestant.compared_with] if contestant.compared_with else first
         median = None if row["is_limit"] else row["median"]
         row["of_best_peer"] = _speed(median, best, lower)
         row["of_limit"] = _speed(median, limit, lower)
@@ -238,6 +238,9 @@ def _only(comparison: Comparison, texts: Sequence[str] | None) -> Comparison:
     names = {c.name for c in chosen}
     return dataclasses.replace(
         comparison,
-        contestants=[c if c.limit in names else dataclasses.replace(c, limit="") for c in chosen],
+        contestants=[
+            c if c.compared_with in names else dataclasses.replace(c, compared_with="")
+            for c in chosen
+        ],
         ratios={name: pair for name, pair in comparison.ratios.items() if names >= set(pair)},
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.harness.machine import ROOT, machine
+from benchmarks.harness.result import read_result
 from benchmarks.peers import install
 from benchmarks.presets.results import same_settings
 from benchmarks.presets.tasks import tasks
@@ -72,7 +73,7 @@ class Processes:
         if process.returncode:
             last = "".join(lines[-15:])
             raise RuntimeError(f"{' '.join(map(str, command))} failed, and said:\n{last}")
-        return json.loads(output.splitlines()[-1].removeprefix("RESULT "))
+        return read_result(output.splitlines()[-1])
 
     def stop(self):
         """Stop all; they save, and `run` raises CutError. Nothing else is started."""

@@ -189,7 +189,8 @@ def test_names_that_comparisons_and_tables_refer_to_are_there():
         for pair in comparison.ratios.values():
             assert set(pair) <= set(named)
         for contestant in named.values():
-            assert not contestant.limit or named[contestant.limit].is_limit
+            limit = contestant.compared_with
+            assert not limit or named[limit].is_limit
 
 
 def test_shares_of_limits_and_ratios(tmp_path):
@@ -197,7 +198,7 @@ def test_shares_of_limits_and_ratios(tmp_path):
     results = compare(
         [
             rates("A", log, 30, 20),
-            rates("B", log, 60, 10, limit="N"),
+            rates("B", log, 60, 10, compared_with="N"),
             rates("M", log, 100, 100, is_limit=True),
             rates("N", log, 700, 700, is_limit=True),
         ],
