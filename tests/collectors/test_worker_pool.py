@@ -1,6 +1,8 @@
 """Worker processes: they die in words, stop when told, and leave nothing behind."""
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+from headrace.distributed.child_process import raise_open_files
 from headrace.envs.api import Guards
 from headrace.errors import EnvError, UsageError, WorkerError
 from tests import python
@@ -178,6 +181,31 @@ def test_worker_that_dies_between_batches_is_replaced():
     process.join()
     assert collector.collect() is not None
     assert "Worker 0 died (SIGKILL), between two fragments" in said[0]
+    collector.close()
+
+
+@pytest.fixture
+def many_open_files():
+    """As many open files as a learner of 250 workers has: `select` takes none above 1023."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if raise_open_files(2048) < 2048:
+        pytest.skip("this process may not open 2048 files")
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1024):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        yield
+
+
+@pytest.mark.usefixtures("many_open_files")
+def test_workers_are_heard_by_descriptors_above_1023():
+    plan = plan_for(short_cartpole)
+    collector = workers(plan)
+    collector.publish(policies_for(plan), 0)
+    assert collector.collect() is not None
+    child = collector.workers[0].child
+    assert child.channel.fileno() > 1023
+    assert "worker_main.py" in child.stack()
     collector.close()
 
 
