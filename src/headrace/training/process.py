@@ -66,7 +66,8 @@ class StopSignals:
             raise KeyboardInterrupt(number)
         self.received = number
         for pid in self.pass_on_to:
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # a rank that has ended
+                os.kill(pid, number)
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nStopping: saving after this step. Again: stop without saving.\n")
 

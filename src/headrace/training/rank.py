@@ -118,6 +118,7 @@ def run_rank(
         )  # fmt: skip
         worker_meters = _other_meters(job, ranks, meter, collector)
         stopped_by = max(gather_json(ranks, stop.received))  # any rank may have got the signal
+        stop.pass_on_to = []  # they end, and their ids may become those of other processes
     saver.check_saved()
     return RunResult(job, reporter.summary(worker_meters), stopped_by, ranks.rank)
 
