@@ -305,7 +305,7 @@ def _other_meters(
     timings = collector.timings()
     if job.settings.run.timeline:
         tracks = tracks_of(ranks, meter.take_laps(), {n: t.laps for n, t in timings.items()})
-        write_timeline(job.run_dir, ranks.rank, tracks)
+        write_timeline(job.run_dir, ranks, tracks)
     workers = {name: each.seconds() for name, each in timings.items()}
     if ranks.size == 1:
         return workers
