@@ -183,13 +183,15 @@ def _restored_on_all(ranks: Ranks, collector: Collector) -> Restored:
 
 
 def _describe_compute(plan: SamplingPlan, learner: Learner) -> str:
-    """Return which fast paths replace the policy's acting and the gradients of losses, in words."""
-    policy = next(iter(plan.policies.values()))
+    """Return which fast paths replace the policies' acting and the gradients of losses, in words."""
     if plan.inference_device is not None:
         act = "torch (in the learner's process)"
     else:
-        path, reason = choose(ACTING, Policy.act, policy.build(), policy.spec, policy.network)
-        act = describe_choice(path, "torch", reason)
+        each = []
+        for policy in plan.policies.values():
+            path, reason = choose(ACTING, Policy.act, policy.build(), policy.spec, policy.network)
+            each.append(describe_choice(path, "torch", reason))
+        act = " and ".join(dict.fromkeys(each))
     return f"compute: act = {act}, gradient = {learner.gradient} (reference: --arithmetic plain)"
 
 
