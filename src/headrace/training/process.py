@@ -34,7 +34,9 @@ def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
 
 
 class StopSignals:
-    """A stop that signals request and the loop asks for. A second signal interrupts at once.
+    """Whether the run is to stop: signals set it, the loop asks.
+
+    A second signal interrupts at once.
 
     Args:
         patient: ignore a second signal, since rank 0 decides.

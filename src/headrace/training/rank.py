@@ -183,7 +183,7 @@ def _restored_on_all(ranks: Ranks, collector: Collector) -> Restored:
 
 
 def _describe_compute(plan: SamplingPlan, learner: Learner) -> str:
-    """Return which fast paths replace the policies' acting and the gradients of losses, in words."""
+    """Return which fast paths replace policies' acting and the gradients of losses, in words."""
     if plan.inference_device is not None:
         act = "torch (in the learner's process)"
     else:
