@@ -48,7 +48,8 @@ class Launch:
         self._meter = Meter(started)
         self._attempt = torchrun.joined(os.environ)
         self._rank = 0 if self._attempt is None else self._attempt.info.rank
-        self._on_update, self._out = on_update, out
+        self._on_update = None if self._rank else on_update  # each of torchrun's ranks has one
+        self._out = out
 
     def start(self, request: RunRequest, run_dir: Path | None = None) -> RunResult:
         """Start a run and follow it to its end; `run_dir` is by default a new one below `runs/`."""

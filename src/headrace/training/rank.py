@@ -107,8 +107,7 @@ def run_rank(
         saver = Saver(job, sections, counters, learner, ranks)
         log = MetricsLog(job.run_dir, learner.version, counters.env_steps) if is_first else None
         stack.enter_context(contextlib.closing(log) if log else contextlib.nullcontext())
-        told = on_update if is_first else None  # torchrun's ranks all have one
-        reporter = Reporter(job, counters, learner, meter, collector, log, display, told)
+        reporter = Reporter(job, counters, learner, meter, collector, log, display, on_update)
         evaluate = partial(saver.evaluate, stop) if is_first else dict
         stack.callback(display.stop)
         display.start()
