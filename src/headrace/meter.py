@@ -23,7 +23,7 @@ SPANS = (
     "learn",  # targets, loss, backward, optimizer, normalizers
     "allreduce",  # summing gradients over ranks, waiting for them (CPU ranks of one host)
     "ranks",  # exchanging counts, moments and states of workers between ranks
-    "publish",  # publishing weights to workers
+    "publish",  # writing weights for workers; in a worker, reading them
     "eval",  # evaluating the policy during training
     "log",  # metrics files and display
     "checkpoint",  # saving and restoring

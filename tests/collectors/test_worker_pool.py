@@ -1,6 +1,8 @@
 """Worker processes: they die in words, stop when told, and leave nothing behind."""
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+from headrace.distributed.child_process import raise_open_files
 from headrace.envs.api import Guards
 from headrace.errors import EnvError, UsageError, WorkerError
 from tests import python
@@ -178,6 +181,84 @@ def test_worker_that_dies_between_batches_is_replaced():
     process.join()
     assert collector.collect() is not None
     assert "Worker 0 died (SIGKILL), between two fragments" in said[0]
+    collector.close()
+
+
+class DiesTwice(Counting):
+    """After 20 steps of the first object, and after 21 of the next. No episode can be replayed."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder, self.steps, self.process = folder, 0, os.getpid()
+
+    def step(self, action):
+        deaths = len(list(self.folder.iterdir()))
+        if deaths < 2 and self.steps == 20 + deaths:
+            (self.folder / str(deaths)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.steps += 1
+        return super().step(action)
+
+    def _obs(self):
+        return np.array([self.t, self.t and self.process], np.float32)
+
+
+def test_steps_count_as_remade_only_if_they_were(tmp_path):
+    """The first process is lost with 4 steps, and its episode with it; the second with 5."""
+    plan = plan_for(DiesTwice, num_envs=1, envs_per_vector=1, kwargs={"folder": tmp_path})
+    said = []
+    collector = workers(plan, 1, say=said.append)
+    collector.publish(policies_for(plan), 0)
+    for _ in range(2):
+        assert collector.collect() is not None
+    assert sum("1 episodes could not be brought back" in text for text in said) == 1
+    ledger = collector.ledger
+    assert (ledger.collected, ledger.lost, ledger.remade) == (16 + 16 + 4 + 5, 4, 5)
+    collector.close()
+
+
+class DiesAtStart(Counting):
+    """Kills the first worker that makes one."""
+
+    def __init__(self, folder, learner):
+        super().__init__()
+        if os.getpid() != learner and not (folder / "died").exists():
+            (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_episodes_of_a_worker_that_died_at_a_resume_are_counted(tmp_path):
+    plan = plan_for(DiesAtStart, kwargs={"folder": tmp_path, "learner": os.getpid()})
+    said = []
+    collector = workers(plan, 1, state={"steps": np.array(16)}, say=said.append)
+    assert collector.ledger.restarts == 1
+    assert collector.restored.new_episode == 4
+    assert len(said) == 1 and "while making its environments" in said[0]
+    collector.close()
+
+
+@pytest.fixture
+def many_open_files():
+    """As many open files as a learner of 250 workers has: `select` takes none above 1023."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if raise_open_files(2048) < 2048:
+        pytest.skip("this process may not open 2048 files")
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1024):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        yield
+
+
+@pytest.mark.usefixtures("many_open_files")
+def test_workers_are_heard_by_descriptors_above_1023():
+    plan = plan_for(short_cartpole)
+    collector = workers(plan)
+    collector.publish(policies_for(plan), 0)
+    assert collector.collect() is not None
+    child = collector.workers[0].child
+    assert child.channel.fileno() > 1023
+    assert "worker_main.py" in child.stack()
     collector.close()
 
 

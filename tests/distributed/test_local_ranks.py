@@ -496,6 +496,41 @@ def test_torchrun_equals_num_learners_and_two_jobs_do_not_mix(tmp_path):
         assert each["mean_return"] == found["ours"]["mean_return"]
 
 
+OWN_SCRIPT = """
+import os, pathlib, time
+import gymnasium as gym
+import headrace
+
+RANK = os.environ["RANK"]
+updates = []
+
+def make():
+    # Rank 1 is late: rank 0 has made the directory when rank 1 names one.
+    while RANK == "1" and not any(pathlib.Path("runs").glob("*")):
+        time.sleep(0.01)
+    return gym.make("CartPole-v1")
+
+run = headrace.train(
+    make, quiet=True, total_env_steps=128, num_envs=4, num_steps=16, envs_per_vector=2,
+    num_minibatches=1, on_update=lambda iteration, _: updates.append(iteration),
+)
+told = f"{run.dir.resolve(strict=True)} {run.summary['run_dir']} {updates}"
+pathlib.Path("ran_" + RANK).write_text(told)
+"""
+
+
+@pytest.mark.more
+def test_torchrun_s_ranks_share_the_default_directory_and_rank_0_reports(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", *ONE_NODE, "own.py"]
+    done = python.run(command, timeout=100, cwd=tmp_path, env=with_path(os.getcwd()))
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    told = [(tmp_path / f"ran_{rank}").read_text() for rank in range(2)]
+    place = f"{run_dir} runs/{run_dir.name}"
+    assert told == [f"{place} [1, 2]", f"{place} []"]
+
+
 def two_nodes():
     """Options for each of two agents on this host that are as good as on two."""
     with socket.socket() as free:

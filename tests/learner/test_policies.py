@@ -145,6 +145,11 @@ def train(tmp_path, name, updates=3, **more):
     )
 
 
+def test_start_of_a_run_shows_what_computes_for_each_policy(tmp_path, capsys):
+    train(tmp_path, "r", updates=1, policies={"second": {"arithmetic": "plain"}}, quiet=False)
+    assert "act = numpy and torch (--arithmetic plain), gradient" in capsys.readouterr().out
+
+
 def test_a_run_with_two_policies_is_saved_evaluated_and_loaded(tmp_path):
     run = train(tmp_path, "r", policies={"second": {"hidden_sizes": [4]}})
     files = {path.name for path in (tmp_path / "r/checkpoints/latest").parent.glob("step_*/*")}

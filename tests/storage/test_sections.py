@@ -3,13 +3,15 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import headrace
 from headrace.errors import CheckpointError
 from headrace.storage import checkpoint
-from headrace.storage.checkpoint import Section, module_section, restore
+from headrace.storage.checkpoint import Section, gather_arrays, module_section, restore
+from tests.distributed.ranks_support import on_ranks
 from tests.support import Counting
 
 OLD_RUN = Path(__file__).with_name("old_run")
@@ -39,6 +41,17 @@ def test_a_checkpoint_without_a_section_is_refused(tmp_path):
     saved = saved_with(tmp_path, [module_section("layer", torch.nn.Linear(2, 3))])
     with pytest.raises(CheckpointError, match="replay"):
         restore([Section("replay", lambda: ({}, {}), lambda *state: None)], saved)
+
+
+def gathered(ranks):
+    steps = np.array([48, 32][ranks.rank])  # rank 0's workers are ahead
+    own = {"steps": steps, f"vector{ranks.rank}.episode": np.full(2, ranks.rank)}
+    return {name: array.tolist() for name, array in gather_arrays(ranks, own).items()}
+
+
+def test_ranks_save_the_most_steps_of_any():
+    whole = {"steps": 48, "vector0.episode": [0, 0], "vector1.episode": [1, 1]}
+    assert on_ranks(2, gathered) == [whole, whole]
 
 
 def test_a_checkpoint_of_an_old_version_is_resumed(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Timelines: what each process did when, kept, written, read."""
 
 import json
+import shutil
 import time
 
 import pytest
@@ -92,6 +93,18 @@ def test_timeline_holds_every_process(tmp_path, sizes, names):
         found = seconds(laps)
         for span in ("env_step", "infer", "learn"):  # "other" goes on after the last reading
             assert found.get(span, 0.0) == pytest.approx(meters[name].get(span, 0.0), abs=1e-3)
+
+
+def test_resume_with_fewer_learners_removes_timelines_of_the_others(tmp_path):
+    run = headrace.train(
+        "CartPole-v1", run_dir=tmp_path / "run", timeline=True, total_env_steps=64,
+        num_learners=2, **SMALL,
+    )  # fmt: skip
+    assert sorted(read_timeline(run.dir)) == ["rank 0", "rank 1"]
+    shutil.copy(run.dir / "timeline_rank1.npz", run.dir / "timeline_rank2.npz")
+    run.resume(num_learners=1, total_env_steps=128, quiet=True)
+    assert list(read_timeline(run.dir)) == ["learner"]
+    assert [path.name for path in run.dir.glob("timeline*")] == ["timeline.npz"]
 
 
 def test_no_timeline_by_default(tmp_path):

@@ -47,7 +47,8 @@ class SamplingPlan:
     reseed_episodes: bool
     replay_limit_s: float
     threads_per_worker: int
-    lag: int = 0  # updates by which the weights of a step may be old
+    # asynchronous: batches that may wait for the learner; else the age of the weights, in updates
+    lag: int = 0
     asynchronous: bool = False
     inference_device: torch.device | None = None
     guards: Guards = GUARDS

@@ -1,7 +1,8 @@
 """Snapshots of the environments on the learner's side, for checkpoints and restarted workers.
 
-A batch enters the snapshots once it is learned from; where workers never stop, each fragment once
-it is finished. Left out: restoring (`VectorEnv.restore`).
+A batch enters the snapshots once the learner has read it (`release_batch`), just before it is
+learned from; an update that fails is never saved. Where workers never stop, each fragment enters
+once it is finished. Left out: restoring (`VectorEnv.restore`).
 """
 
 import re
@@ -35,7 +36,10 @@ class EpisodeSnapshots:
         self._staged: tuple[dict[int, Fragment], list[RolloutResult]] | None = None
 
     def steps(self, vectors: Iterable[int] | None = None) -> int:
-        """Return the steps of an env in fragments that count: the most of these vectors (all)."""
+        """Return how many steps each env has taken in fragments that count.
+
+        Where vectors differ, the most of `vectors` (None: all).
+        """
         return max(self._steps[v] for v in (self._steps if vectors is None else vectors))
 
     def begin(self, states: Mapping[int, dict[str, Array]]) -> None:

@@ -201,7 +201,7 @@ class WorkerPool(VectorCollector):
 
     def _on_ready(self, worker: WorkerHandle, message: Ready) -> None:
         self._snapshots.begin(message.states)
-        if message.generation == 1:
+        if not worker.has_been_ready and self._snapshots.steps():  # of the run that was saved
             self.restored.add(message.restored)
         elif num_new := message.restored.new_episode:
             self._say(
@@ -211,7 +211,7 @@ class WorkerPool(VectorCollector):
         elif self.repeats_steps:  # the new process repeats the fragment
             self.ledger.lost -= worker.lost_steps
             self.ledger.remade += worker.lost_steps
-            worker.lost_steps = 0
+        worker.has_been_ready, worker.lost_steps = True, 0
 
     def _end_stalled(self, now: float) -> None:
         """Kill workers that have made no progress for too long."""

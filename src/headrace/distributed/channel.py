@@ -38,6 +38,8 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._ready = select.poll()  # select takes no descriptor above 1023
+        self._ready.register(end, select.POLLIN)
         self._received = bytearray()
         self._messages: deque[Any] = deque()  # that have come whole
 
@@ -62,7 +64,7 @@ class Channel:
 
     def take(self) -> list[Any]:
         """Return the whole messages that are here. Raise EOFError once there will be no more."""
-        while not self._messages and select.select([self._socket], [], [], 0)[0]:
+        while not self._messages and self._ready.poll(0):
             self._read()
         messages, self._messages = list(self._messages), deque()
         return messages

@@ -171,7 +171,9 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, STACK_SIGNAL)
         text, wait_s = "", _STACK_WITHIN_S
-        while select.select([self._stack], [], [], wait_s)[0]:
+        ready = select.poll()  # select takes no descriptor above 1023
+        ready.register(self._stack, select.POLLIN)
+        while ready.poll(wait_s * 1000):
             if not (more := self._read_stack()):
                 break
             text, wait_s = text + more, _STACK_ENDS_S

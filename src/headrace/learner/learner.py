@@ -160,7 +160,8 @@ class PolicyLearner:
         self.learner_steps += counted.num_steps - steps_before
         bad = [optimizer.num_nonfinite() for optimizer in self.optimizers.values()]
         metrics["nonfinite"] = sum(bad[1:], bad[0])
-        # The host waits for the device only here, and where normalizers select valid rows.
+        # The host waits for the device only here, where normalizers select valid rows, where
+        # `target_kl` may end the epochs, and with recurrent cores.
         local = torch.stack([torch.as_tensor(m, device=self._device) for m in metrics.values()])
         values = self._ranks.gather(local).mean(0).tolist()
         self._meter.lap("learn")

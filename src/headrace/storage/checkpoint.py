@@ -280,11 +280,20 @@ def check_policies(
 
 
 def gather_arrays(ranks: Ranks, arrays: dict[str, Array]) -> dict[str, Array | Tensor]:
-    """Return the named arrays of all ranks together."""
+    """Return the named arrays of all ranks together; of one that several have, the greatest.
+
+    That is `steps`, by which action noise is drawn: where workers never stop, ranks differ, and a
+    resumed run must not draw the noise of the fastest one again.
+    """
     if ranks.size == 1:
         return dict(arrays)
-    parts = map(load, ranks.gather_bytes(to_safetensors(arrays)))
-    return {name: tensor for part in parts for name, tensor in part.items()}
+    gathered: dict[str, Array | Tensor] = {}
+    for part in map(load, ranks.gather_bytes(to_safetensors(arrays))):
+        for name, tensor in part.items():
+            if isinstance(before := gathered.get(name), Tensor):
+                tensor = torch.maximum(before, tensor)
+            gathered[name] = tensor
+    return gathered
 
 
 def policy_name(saved: Checkpoint, wanted: str | None) -> str:

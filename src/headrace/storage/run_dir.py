@@ -52,11 +52,11 @@ def locked(path: Path) -> Iterator[None]:
             os.write(fd, str(os.getpid()).encode())
         yield
     finally:
-        os.close(fd)
         if not (path / _CONFIG).exists():  # no run began: leave no trace
-            (path / ".lock").unlink()
-            with contextlib.suppress(OSError):  # something else is in it
+            with contextlib.suppress(OSError):  # it is gone, or something else is in it
+                (path / ".lock").unlink(missing_ok=True)
                 path.rmdir()
+        os.close(fd)  # the last: until the file is gone, nobody else may lock it
 
 
 @contextlib.contextmanager

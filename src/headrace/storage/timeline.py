@@ -29,8 +29,11 @@ def tracks_of(
     }
 
 
-def write_timeline(run_dir: Path, rank: int, tracks: dict[str, Laps]) -> None:
-    """Write the laps of a rank's processes; warn if there is no room."""
+def write_timeline(run_dir: Path, ranks: Ranks, tracks: dict[str, Laps]) -> None:
+    """Write the laps of a rank's processes; warn if there is no room.
+
+    Rank 0 removes the timelines of ranks that the run had before it was resumed with fewer.
+    """
     arrays: dict[str, np.ndarray] = {
         "names": np.array(list(tracks)),
         "spans": np.array(SPANS),
@@ -42,7 +45,11 @@ def write_timeline(run_dir: Path, rank: int, tracks: dict[str, Laps]) -> None:
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)
     with RetriedWrite("The timeline", run_dir).attempt():
-        write_whole(_path(run_dir, rank), file.getvalue())
+        write_whole(_path(run_dir, ranks.rank), file.getvalue())
+        former = ranks.size
+        while ranks.rank == 0 and (path := _path(run_dir, former)).exists():
+            path.unlink()
+            former += 1
 
 
 def read_timeline(run_dir: Path) -> dict[str, Laps]:

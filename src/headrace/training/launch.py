@@ -12,7 +12,7 @@ from headrace.config.run_config import RunConfig
 from headrace.config.settings import Settings
 from headrace.distributed import torchrun
 from headrace.distributed.local_ranks import launch_ranks
-from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, Ranks, device_of
+from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, Ranks, device_of, gather_json
 from headrace.errors import (
     ConfigError,
     EnvError,
@@ -48,12 +48,13 @@ class Launch:
         self._meter = Meter(started)
         self._attempt = torchrun.joined(os.environ)
         self._rank = 0 if self._attempt is None else self._attempt.info.rank
-        self._on_update, self._out = on_update, out
+        self._on_update = None if self._rank else on_update  # each of torchrun's ranks has one
+        self._out = out
 
     def start(self, request: RunRequest, run_dir: Path | None = None) -> RunResult:
         """Start a run and follow it to its end; `run_dir` is by default a new one below `runs/`."""
-        attempt = self._attempt
-        if attempt is not None and attempt.may_restart and run_dir is None:
+        attempt, is_default = self._attempt, run_dir is None
+        if attempt is not None and attempt.may_restart and is_default:
             raise ConfigError(
                 "torchrun is to begin this job again after a failure (--max-restarts), and then it "
                 "has no run directory to go on from.\nGive one: --run-dir PATH."
@@ -70,7 +71,7 @@ class Launch:
             with self._held(run_dir):
                 if not (self._rank or is_restart):
                     rundir.refuse_used(run_dir)
-                return self._run(job)
+                return self._run(job, is_default_dir=is_default)
 
     def resume(self, run_dir: Path, request: RunRequest) -> RunResult:
         """Go on with a run from its newest whole checkpoint; `request` changes settings."""
@@ -80,7 +81,7 @@ class Launch:
             saved = checkpoint.newest(run_dir)
             return self._run(job_of_run(run_dir, request, saved=saved, quiet=quiet))
 
-    def _run(self, job: Job) -> RunResult:
+    def _run(self, job: Job, *, is_default_dir: bool = False) -> RunResult:
         stop, run = StopSignals(), job.settings.run
         out = None if self._rank else self._out
         display = Display() if out is None else TerminalDisplay(out, run.total_env_steps)
@@ -91,6 +92,9 @@ class Launch:
                 result = driver.run_on_cluster(job, stop, self._meter, display, self._on_update)
             else:
                 with self._ranks(job, stop) as ranks:
+                    if is_default_dir and self._attempt is not None:
+                        # Each of torchrun's ranks has named one, and rank 0 has made its own.
+                        job = replace(job, run_dir=Path(gather_json(ranks, str(job.run_dir))[0]))
                     say = stderr_say(ranks.rank, quiet=job.quiet) if self._rank else display.say
                     result = run_rank(job, ranks, stop, self._meter, display, say, self._on_update)
             display.say(describe_end(result.summary, result.stopped_by, job))

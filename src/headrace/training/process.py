@@ -34,7 +34,9 @@ def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
 
 
 class StopSignals:
-    """A stop that signals request and the loop asks for. A second signal interrupts at once.
+    """Whether the run is to stop: signals set it, the loop asks.
+
+    A second signal interrupts at once.
 
     Args:
         patient: ignore a second signal, since rank 0 decides.
@@ -66,7 +68,8 @@ class StopSignals:
             raise KeyboardInterrupt(number)
         self.received = number
         for pid in self.pass_on_to:
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # a rank that has ended
+                os.kill(pid, number)
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nStopping: saving after this step. Again: stop without saving.\n")
 

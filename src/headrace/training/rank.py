@@ -117,6 +117,7 @@ def run_rank(
         )  # fmt: skip
         worker_meters = _other_meters(job, ranks, meter, collector)
         stopped_by = max(gather_json(ranks, stop.received))  # any rank may have got the signal
+        stop.pass_on_to = []  # they end, and their ids may become those of other processes
     saver.check_saved()
     return RunResult(job, reporter.summary(worker_meters), stopped_by, ranks.rank)
 
@@ -181,13 +182,15 @@ def _restored_on_all(ranks: Ranks, collector: Collector) -> Restored:
 
 
 def _describe_compute(plan: SamplingPlan, learner: Learner) -> str:
-    """Return which fast paths replace the policy's acting and the gradients of losses, in words."""
-    policy = next(iter(plan.policies.values()))
+    """Return which fast paths replace policies' acting and the gradients of losses, in words."""
     if plan.inference_device is not None:
         act = "torch (in the learner's process)"
     else:
-        path, reason = choose(ACTING, Policy.act, policy.build(), policy.spec, policy.network)
-        act = describe_choice(path, "torch", reason)
+        each = []
+        for policy in plan.policies.values():
+            path, reason = choose(ACTING, Policy.act, policy.build(), policy.spec, policy.network)
+            each.append(describe_choice(path, "torch", reason))
+        act = " and ".join(dict.fromkeys(each))
     return f"compute: act = {act}, gradient = {learner.gradient} (reference: --arithmetic plain)"
 
 
@@ -303,7 +306,7 @@ def _other_meters(
     timings = collector.timings()
     if job.settings.run.timeline:
         tracks = tracks_of(ranks, meter.take_laps(), {n: t.laps for n, t in timings.items()})
-        write_timeline(job.run_dir, ranks.rank, tracks)
+        write_timeline(job.run_dir, ranks, tracks)
     workers = {name: each.seconds() for name, each in timings.items()}
     if ranks.size == 1:
         return workers

@@ -319,6 +319,19 @@ def test_worker_killed_while_it_waits_is_replaced(gate):
     expected.close()
 
 
+def test_a_round_may_take_as_long_as_a_step(gate, monkeypatch):
+    """The pool waits for its end by --env-timeout-s, not by the default's least."""
+    monkeypatch.setattr("headrace.collectors.backends.inference_server.LEAST_LIMIT_S", 0.0)
+    plan = learner_plan(Counting, model=Gated, guards=Guards(env_timeout_s=60.0))
+    collector = workers(plan)
+    all_wait(collector)
+    os.kill(collector.workers[0].child.process.pid, signal.SIGKILL)
+    threading.Timer(0.5, gate.set).start()  # while the pool waits for the round to end
+    assert collector.collect() is not None
+    assert collector.ledger.restarts == 1
+    collector.close()
+
+
 @repeats("lag", [0, 2])
 def test_workers_killed_at_any_time_are_replaced(lag):
     sizes, batches = {"num_envs": 8, "num_steps": 32}, 6

@@ -81,11 +81,12 @@ class WorkerHandle(Protocol):
     name: str
     vectors: list[int]  # that it steps, by their index in the run
     timings: Timings
-    lost_steps: int  # taken by lost processes in the order under way
+    has_been_ready: bool  # some process of it has
+    lost_steps: int  # taken by lost processes in the order under way, and not remade
 
     def __init__(self, index: int, vectors: list[int]) -> None:
         self.index, self.name, self.vectors = index, f"worker {index}", vectors
-        self.timings, self.lost_steps = Timings(), 0
+        self.timings, self.has_been_ready, self.lost_steps = Timings(), False, 0
 
     @property
     def is_running(self) -> bool:

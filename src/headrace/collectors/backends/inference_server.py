@@ -70,6 +70,7 @@ class InferenceServer:
         self._version: int | None = None  # of the weights that it has
         self._meter, self._timings = Meter(keeps_laps=plan.timeline), Timings()
         self._stall = StallTimer()
+        self._limit_s = max(plan.guards.env_timeout_s, LEAST_LIMIT_S)  # of a round
         self._num_rounds = self._num_vectors = 0
         self._counted = (0, 0)  # of these, in metrics
         self._rows: dict[tuple[int, int], _Rows] = {}  # by vector and buffer
@@ -116,11 +117,11 @@ class InferenceServer:
 
     def watch(self, now: float, limit_s: float) -> None:
         """Raise WorkerError if the thread makes no progress: the network does not answer."""
-        limit_s = max(limit_s, LEAST_LIMIT_S)
-        if self._stall.lasts(now, self._meter.beats[0]) > limit_s:
+        self._limit_s = max(limit_s, LEAST_LIMIT_S)
+        if self._stall.lasts(now, self._meter.beats[0]) > self._limit_s:
             frame = sys._current_frames().get(self._thread.ident or 0)
             stack = "".join(traceback.format_stack(frame)) if frame else ""
-            raise WorkerError(f"{stack}\n{_SILENT.format(limit_s)}")
+            raise WorkerError(f"{stack}\n{_SILENT.format(self._limit_s)}")
 
     def metrics(self) -> dict[str, float]:
         """Return metrics since the last call."""
@@ -152,8 +153,8 @@ class InferenceServer:
     @contextlib.contextmanager
     def _between_rounds(self) -> Iterator[None]:
         with self._door:
-            if not self._round.acquire(timeout=LEAST_LIMIT_S):
-                raise WorkerError(_SILENT.format(LEAST_LIMIT_S))
+            if not self._round.acquire(timeout=self._limit_s):
+                raise WorkerError(_SILENT.format(self._limit_s))
             try:
                 yield
             finally:
