@@ -19,7 +19,7 @@ from headrace.envs.factory import env_spec
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import evaluate as run_episodes
 from headrace.evaluation.trained_policies import load_policies
-from headrace.learner.frozen import opponents
+from headrace.learner.frozen import opponents, random_names
 from headrace.models.custom import load_model
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
@@ -125,7 +125,10 @@ class _Eval(RunVerb):
                 "ended before the first evaluation.\nLeave out --best to play with the newest one."
             )
         policies, shares = load_policies(
-            best if self.best else self.run_dir, request.model, request.algorithm
+            best if self.best else self.run_dir,
+            request.model,
+            request.algorithm,
+            random_names(settings.run.frozen),
         )
         spec = env_spec(maker)
         others = opponents(self.frozen, shares, settings, spec, load_model(request.model))

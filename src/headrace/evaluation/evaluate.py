@@ -85,7 +85,8 @@ def evaluate(
 
     Args:
         shares: the agents of each of several policies.
-        stochastic: sample actions, as in training; default: the most likely ones.
+        stochastic: sample actions, as in training; default: the most likely ones. Those of a
+            policy that is frozen as random are always sampled.
         video: write the first episode to this file (MP4).
         stop: asked between steps whether to stop, and return None.
 
@@ -220,7 +221,10 @@ class _Players:
         self.spec = next(iter(policies.values())).spec  # all have the environment's agents
         self.parts = list((shares or {DEFAULT: Agents(0, self.spec.num_agents)}).values())
         self._modules = [each.module for each in policies.values()]
-        acts = [m.act if stochastic else _greedily(m) for m in self._modules]
+        acts = [
+            each.module.act if stochastic or each.is_random else _greedily(each.module)
+            for each in policies.values()
+        ]
         actors = [PolicyActor(act) for act in acts]
         self._weights, self._meter, self._seed = FixedActors(actors, version=0), Meter(), seed
         self._num_steps = num_steps
