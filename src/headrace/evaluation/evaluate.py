@@ -113,13 +113,15 @@ def evaluate(
                 return None
             for episode in vector.finish():
                 played[episode.env_id].append(episode)
-                last_end = players.steps
+            before = num_played
             num_played = sum(min(len(p), q) for p, q in zip(played, quotas, strict=True))
+            if num_played > before:  # episodes beyond a quota do not count
+                last_end = players.steps
             if time.monotonic() - said_at > _SAY_EVERY_S:
                 said_at = time.monotonic()
                 say(f"{num_played} of {episodes} episodes, step {players.steps:,} of each env")
             if players.steps - last_end > _MAX_STEPS_WITHOUT_END:
-                raise _endless(maker, n)
+                raise _endless(maker)
     kept = [e for p, q in zip(played, quotas, strict=True) for e in p[:q]]
     by_policy = zip(*(e.by_policy for e in kept), strict=True)
     return Evaluation(
@@ -129,9 +131,9 @@ def evaluate(
     )
 
 
-def _endless(maker: EnvMaker, num_envs: int) -> EnvError:
+def _endless(maker: EnvMaker) -> EnvError:
     return EnvError(
-        f"No episode of {maker.name} ended in {_MAX_STEPS_WITHOUT_END:,} steps of {num_envs} envs."
+        f"An episode of {maker.name} did not end in {_MAX_STEPS_WITHOUT_END:,} steps."
         "\nGive it a time limit: --wrapper module:callable, with gymnasium.wrappers.TimeLimit."
     )
 
