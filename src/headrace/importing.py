@@ -29,7 +29,7 @@ def load(text: str, error: type[UsageError]) -> tuple[ModuleType, str, Callable[
     if os.getcwd() not in sys.path:  # the console script does not put the user's folder there
         sys.path.insert(0, os.getcwd())
     if module_name.endswith(".py") or "/" in module_name:
-        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        dotted = module_of(module_name)
         raise error(f"{text!r}: expected a module, not a file.\nDid you mean {dotted}:{name}?")
     try:
         module = importlib.import_module(module_name)
@@ -42,6 +42,11 @@ def load(text: str, error: type[UsageError]) -> tuple[ModuleType, str, Callable[
         ) from None
     target = getattr(module, name, None)
     return module, name, target if callable(target) else None
+
+
+def module_of(file: str) -> str:
+    """Return the name of the module that a file holds, by its path from the current folder."""
+    return file.removesuffix(".py").strip("./").replace("/", ".")
 
 
 def load_callable(text: str, error: type[UsageError]) -> Callable[..., Any]:

@@ -122,6 +122,17 @@ def test_an_unknown_id_is_refused_with_near_misses():
         EnvMaker("tests.support:short_cartpol")()
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_what_cannot_be_an_id_is_refused_as_an_unknown_one(native):
+    gives_names = "There is no environment 'Cart Pole'.*module:callable, module:EnvId"
+    for env, message in (
+        ("Cart Pole", f"(?s){gives_names}"),
+        ("./my_envs/maze.py", "For an environment of that file: my_envs.maze:NAME"),
+    ):
+        with pytest.raises(EnvNotFoundError, match=message):
+            env_spec(EnvMaker(env, native=native))
+
+
 @pytest.mark.parametrize(
     ("env", "package", "extra"),
     [

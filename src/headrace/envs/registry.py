@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import parse_env_id
 
 from headrace import importing
 from headrace.catalog.families import family_of
@@ -44,6 +45,10 @@ def load(env_id: str) -> str:
 
 def make_registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
     """Call `make`, which makes a registered id with `kwargs`, and explain its errors."""
+    try:
+        parse_env_id(env_id)
+    except gymnasium.error.Error:
+        raise EnvNotFoundError(_not_found(env_id)) from None
     extra = load(env_id)
     try:
         if extra == "mujoco":
@@ -74,6 +79,8 @@ def _not_found(env_id: str) -> str:
     lines = [f"There is no environment {env_id!r}."]
     if near:
         lines.append("Did you mean " + " or ".join(lowered[name] for name in near) + "?")
+    if env_id.endswith(".py"):
+        lines.append(f"For an environment of that file: {importing.module_of(env_id)}:NAME.")
     if env_id.isidentifier() and importlib.util.find_spec(env_id):
         lines.append(f"There is a module of that name: headrace train {env_id}:NAME, for its NAME.")
     lines.append("One of your own, or one that a module registers: module:callable, module:EnvId.")
