@@ -133,6 +133,15 @@ def test_what_cannot_be_an_id_is_refused_as_an_unknown_one(native):
             env_spec(EnvMaker(env, native=native))
 
 
+def test_an_id_that_is_registered_needs_no_package_of_a_family(monkeypatch):
+    monkeypatch.setitem(sys.modules, "highway_env", None)  # as if it were not installed
+    gym.register("parking-lot-v0", Counting)
+    try:
+        assert env_spec(EnvMaker("parking-lot-v0")).action.nvec == (2,)
+    finally:
+        del gym.registry["parking-lot-v0"]
+
+
 @pytest.mark.parametrize(
     ("env", "package", "extra"),
     [

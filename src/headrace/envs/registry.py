@@ -32,14 +32,18 @@ def resolve(env: str | Callable[..., Any]) -> str | Callable[..., Any]:
 
 
 def load(env_id: str) -> str:
-    """Import the package that registers the id; return the extra that brings it, or ""."""
+    """Import the package that registers the id; return the extra that brings it, or "".
+
+    An id that is registered already may be of another package, whatever it begins with.
+    """
     family = family_of(env_id)
     if family is None:
         return ""
-    try:
-        importlib.import_module(family.package)
-    except ModuleNotFoundError as error:
-        raise _missing(env_id, family.extra, error) from None
+    if env_id not in gymnasium.registry:
+        try:
+            importlib.import_module(family.package)
+        except ModuleNotFoundError as error:
+            raise _missing(env_id, family.extra, error) from None
     return family.extra
 
 
