@@ -142,6 +142,14 @@ def test_an_id_that_is_registered_needs_no_package_of_a_family(monkeypatch):
         del gym.registry["parking-lot-v0"]
 
 
+def test_a_module_of_the_current_folder_is_offered_where_its_name_is_no_id(tmp_path, monkeypatch):
+    (tmp_path / "my_maze.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(EnvNotFoundError, match="headrace train my_maze:NAME"):
+        EnvMaker("my_maze")()
+
+
 @pytest.mark.parametrize(
     ("env", "package", "extra"),
     [

@@ -2,7 +2,6 @@
 
 import difflib
 import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -85,7 +84,7 @@ def _not_found(env_id: str) -> str:
         lines.append("Did you mean " + " or ".join(lowered[name] for name in near) + "?")
     if env_id.endswith(".py"):
         lines.append(f"For an environment of that file: {importing.module_of(env_id)}:NAME.")
-    if env_id.isidentifier() and importlib.util.find_spec(env_id):
+    if importing.is_module(env_id):
         lines.append(f"There is a module of that name: headrace train {env_id}:NAME, for its NAME.")
     lines.append("One of your own, or one that a module registers: module:callable, module:EnvId.")
     return "\n".join(lines)
