@@ -25,7 +25,7 @@ from headrace.errors import ConfigError, EnvError, UsageError
 from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.meter import Meter
 from headrace.models.policy import Act, Policy, PolicyActor
-from headrace.seeding import action_noise
+from headrace.seeding import action_noise, check_seed
 from headrace.spec import Agents, Array, EnvSpec
 
 _NUM_STEPS = 64
@@ -91,11 +91,12 @@ def evaluate(
         stop: asked between steps whether to stop, and return None.
 
     Raises:
-        ConfigError, MissingExtraError: less than one episode; a video without the `video` extra.
+        UsageError: less than one episode, a negative seed, or a video without the `video` extra.
         EnvError: the environment failed, or its episodes do not end.
     """
     if episodes < 1:
         raise ConfigError(f"episodes={episodes}: expected at least 1.")
+    check_seed(seed)
     n = min(episodes, _MAX_ENVS)
     quotas = [episodes // n + (i < episodes % n) for i in range(n)]  # of each env
     if video is not None and (env := maker.kernel()) is not None:
@@ -174,9 +175,10 @@ def play_episode(
         `action` and `reward` mean nothing.
 
     Raises:
-        UsageError: it is no kernel environment.
+        UsageError: it is no kernel environment, or the seed is negative.
         EnvError: it failed, or does not end.
     """
+    check_seed(seed)
     env = maker.kernel()
     if env is None:
         raise UsageError(

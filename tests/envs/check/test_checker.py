@@ -846,3 +846,5 @@ def test_wrong_arguments_are_refused():
         headrace.check_env(Walk(), {"size": 3})
     with pytest.raises(headrace.HeadraceError, match="expected 1 or more"):
         headrace.check_env(Walk, num_steps=-1)
+    with pytest.raises(headrace.HeadraceError, match="seed=-1: expected 0 or more"):
+        headrace.check_env(Walk, seed=-1)

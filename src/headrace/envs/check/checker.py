@@ -17,6 +17,7 @@ from headrace.envs.factory import EnvLike, EnvMaker, env_spec
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.spaces.specs import is_parallel
 from headrace.errors import EnvError, UnsupportedSpaceError, UsageError
+from headrace.seeding import check_seed
 
 _AFTER_CLASS = (
     "python", "types", "play", "states", "resets", "agents", "randomness", "ends", "cpu", "gpu",
@@ -50,10 +51,11 @@ def check_env(
     Raises:
         EnvNotFoundError: there is no such environment.
         MissingExtraError: a package that it needs (Numba) is not installed.
-        UsageError: it does not take `env_kwargs`, or `num_steps` is negative.
+        UsageError: it does not take `env_kwargs`, or `num_steps` or `seed` is negative.
     """
     if num_steps < 0:
         raise UsageError(f"num_steps={num_steps}: expected 1 or more, or 0 for the default.")
+    check_seed(seed)
     if isinstance(env, KernelEnv):
         if env_kwargs:
             raise UsageError(f"env_kwargs={env_kwargs}, but env is an object already: {env!r}.")
