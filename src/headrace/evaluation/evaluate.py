@@ -18,6 +18,7 @@ from headrace.config.policies import DEFAULT
 from headrace.envs.api import Episode, VectorContext, VectorEnv
 from headrace.envs.factory import EnvMaker, env_spec, make_all
 from headrace.envs.gym.python_vector import GymVector
+from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.vector import KernelVector
 from headrace.envs.vectors import device_vector, is_one_vector, make_vector
 from headrace.envs.video import record_first_episode, write_video
@@ -85,8 +86,7 @@ def evaluate(
 
     Args:
         shares: the agents of each of several policies.
-        stochastic: sample actions, as in training; default: the most likely ones. Those of a
-            policy that is frozen as random are always sampled.
+        stochastic: sample actions, as in training and always for random policies; or the likeliest.
         video: write the first episode to this file (MP4).
         stop: asked between steps whether to stop, and return None.
 
@@ -96,13 +96,11 @@ def evaluate(
     """
     if episodes < 1:
         raise ConfigError(f"episodes={episodes}: expected at least 1.")
-    check_seed(seed)
     n = min(episodes, _MAX_ENVS)
     quotas = [episodes // n + (i < episodes % n) for i in range(n)]  # of each env
     if video is not None and (env := maker.kernel()) is not None:
         first = play_episode(policy, maker, shares=shares, seed=seed, stochastic=stochastic)
-        rows = ({k: array[t] for k, array in first.items()} for t in range(len(first["step"])))
-        write_video(video, (env.draw(row) for row in rows), _FPS)
+        _write_film(env, first, video)
     spec = spec or env_spec(maker)
     played: list[list[Episode]] = [[] for _ in quotas]
     players = _Players(policy, shares, n, _NUM_STEPS, seed=seed, stochastic=stochastic)
@@ -114,10 +112,9 @@ def evaluate(
                 return None
             for episode in vector.finish():
                 played[episode.env_id].append(episode)
-            before = num_played
-            num_played = sum(min(len(p), q) for p, q in zip(played, quotas, strict=True))
-            if num_played > before:  # episodes beyond a quota do not count
-                last_end = players.steps
+            counted = sum(min(len(p), q) for p, q in zip(played, quotas, strict=True))
+            if counted > num_played:  # episodes beyond a quota do not count
+                num_played, last_end = counted, players.steps
             if time.monotonic() - said_at > _SAY_EVERY_S:
                 said_at = time.monotonic()
                 say(f"{num_played} of {episodes} episodes, step {players.steps:,} of each env")
@@ -130,6 +127,11 @@ def evaluate(
         tuple(e.num_steps for e in kept),
         dict(zip(players.names, by_policy, strict=False)),
     )
+
+
+def _write_film(env: KernelEnv, episode: Mapping[str, Array], video: Path) -> None:
+    rows = ({k: array[t] for k, array in episode.items()} for t in range(len(episode["step"])))
+    write_video(video, (env.draw(row) for row in rows), _FPS)
 
 
 def _endless(maker: EnvMaker) -> EnvError:
@@ -178,7 +180,6 @@ def play_episode(
         UsageError: it is no kernel environment, or the seed is negative.
         EnvError: it failed, or does not end.
     """
-    check_seed(seed)
     env = maker.kernel()
     if env is None:
         raise UsageError(
@@ -220,6 +221,7 @@ class _Players:
         seed: int,
         stochastic: bool,
     ) -> None:
+        check_seed(seed)
         policies = {DEFAULT: policy} if isinstance(policy, TrainedPolicy) else dict(policy)
         self.names, self.steps = list(policies), 0
         self.spec = next(iter(policies.values())).spec  # all have the environment's agents
