@@ -164,7 +164,8 @@ class _CheckEnv(JsonVerb):
     env_kwargs: Annotated[dict[str, Any], KeyValues] = field(default_factory=dict)
     """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
     num_steps: int = 0
-    """Env steps per env of the longest play; 0: twice a kernel env's time limit, else 200."""
+    """Env steps of each env of the longest play; 0: for a kernel environment twice its time limit,
+    at least 200 (2,000 without a limit); for others 200."""
     seed: int = 0
     """Of episodes and actions."""
 

@@ -40,8 +40,8 @@ def check_env(
 
     Args:
         env: an id, `module:Class`, a class, a function that makes one, or a kernel environment.
-        num_steps: steps of each of up to 32 environments; 0: twice the time limit of a kernel
-            environment, else 200.
+        num_steps: steps of each of up to 32 environments; 0: for a kernel environment twice its
+            time limit, at least 200 (2,000 without a limit); for others 200.
         seed: of episodes and actions.
         say: called with the text of each check as it ends.
 

@@ -22,7 +22,8 @@ from headrace.spec import Array, element
 class NativeVector(HostVector):
     """A `VectorEnv` over a `gymnasium.vector.VectorEnv`, which it closes.
 
-    Each env gets one seed, at its first reset. An error always ends the run.
+    It is seeded at its first reset only: each env if the vector is Gymnasium's or ALE's, others as
+    a whole. An error always ends the run.
     """
 
     def __init__(self, vector: Any, context: VectorContext) -> None:
