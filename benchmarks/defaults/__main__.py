@@ -24,6 +24,7 @@ from benchmarks.harness.machine import ROOT
 
 RESULTS = ROOT / "benchmarks/results/defaults"
 PAGE = ROOT / "docs/defaults.md"
+ENV_STEPS = 500_000
 
 
 def run_all(args, work):
@@ -65,11 +66,16 @@ def main(argv=None):
     parser.add_argument("--who", choices=["headrace", "sb3"], help="default: both")
     parser.add_argument("--seeds", help="as in 1,2,3; default: those of the part")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
-    parser.add_argument("--env-steps", type=int, default=500_000)
+    parser.add_argument("--env-steps", type=int, default=ENV_STEPS)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results and page")
     parser.add_argument("--again", action="store_true", help="train also what has a result")
     parser.add_argument("--render", action="store_true", help="train nothing")
     args = parser.parse_args(argv)
+    if args.env_steps != ENV_STEPS and args.results == RESULTS:
+        parser.error(
+            f"--env-steps {args.env_steps}: docs/defaults.md is of {ENV_STEPS}. Name another "
+            "folder for other results and their page: --results FOLDER"
+        )
     args.results.mkdir(parents=True, exist_ok=True)
     # Several parts have cases in common. The first seed of every case comes first, so that a
     # benchmark that is cut has something of each.
@@ -80,7 +86,7 @@ def main(argv=None):
         for seed in (map(int, args.seeds.split(",")) if args.seeds else SEEDS[part])
         if re.search(args.only, case.name) and args.who in (None, case.who) and not args.render
     }
-    runs.measure_random(args.results, {case.env for case, _ in work})
+    runs.measure_random(args.results, {case.env for case, _ in work}, args.again)
     failed = run_all(args, sorted(work, key=lambda each: each[1]))
     place = PAGE if args.results == RESULTS else args.results / "README.md"
     place.write_text(page.render(args.results, args.env_steps))

@@ -143,12 +143,12 @@ def save(results, case, seed, run, wanted):
         new.replace(path)
 
 
-def measure_random(results, envs):
-    """Keep what random actions return in each environment that has no figure yet."""
+def measure_random(results, envs, again=False):
+    """Keep what random actions return in each environment that has no figure yet; `again`: all."""
     path = results / "random.json"
     with locked(results):
         known = json.loads(path.read_text()) if path.exists() else {}
-        for env in sorted(set(envs) - set(known)):
+        for env in sorted(set(envs) - set(() if again else known)):
             returns, _ = play(make_env(env), at_random, EPISODES)
             known[env] = sum(returns) / len(returns)
         path.write_text(json.dumps(known, indent=1) + "\n")

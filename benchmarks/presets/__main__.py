@@ -172,8 +172,9 @@ def _keep(job, task, what, folders):
     else:
         results.add_seed(folders.results, task, found)
         runs.mark_finished(folders.run_dir(task, what))
-        played = found["evaluation"]["mean_return"]
-        print(f"{name}: {found['mean_return']:.2f} in training, {played:.2f} evaluated", flush=True)
+        trained, played = found["mean_return"], found["evaluation"]["mean_return"]
+        trained = "-" if trained is None else f"{trained:.2f}"  # None: no episode ended
+        print(f"{name}: {trained} in training, {played:.2f} evaluated", flush=True)
     return False
 
 

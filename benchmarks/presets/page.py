@@ -89,7 +89,8 @@ def theirs_of(task, peers):
 def _row(task, random, theirs, is_outdated):
     runs = task["runs"]
     played = [run["evaluation"] for run in runs if run["evaluation"]]
-    trained, _ = mean_and_error([run["mean_return"] for run in runs])
+    # None: no episode ended in training
+    trained = [run["mean_return"] for run in runs if run["mean_return"] is not None]
     mean, cell = None, "-"
     if played:
         mean, error = mean_and_error([each["mean_return"] for each in played])
@@ -100,7 +101,7 @@ def _row(task, random, theirs, is_outdated):
         task["env"],
         " ".join(filter(None, (task["algo"], task["label"]))),
         f"{cell} ²" if is_outdated else cell,
-        format_return(trained),
+        format_return(mean_and_error(trained)[0]) if trained else "-",
         _published(theirs),
         _share(mean, theirs, random),
         format_return(random["mean_return"]) if random else "-",

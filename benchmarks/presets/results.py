@@ -8,8 +8,8 @@ import statistics
 
 RANDOM, PEER = "random.json", "stable-baselines3.json"
 SPEED = ("num_workers", "envs_per_vector", "learner_threads")
-"""Settings that change how fast a run is. What it learns they change by rounding, and with APPO and
-IMPALA by the age of data."""
+"""Settings that change how fast a run is. They change what a run learns only by rounding and, with
+APPO and IMPALA, by the age of its data."""
 
 
 def read(folder):
@@ -63,9 +63,9 @@ def _write(path, data):
             lines.append(f' "runs": [\n  {value}\n ]')
         else:
             lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
-    before = path.with_suffix(".new")
-    before.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    before.rename(path)
+    new = path.with_suffix(".new")
+    new.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    new.rename(path)
 
 
 def mean_and_error(values):

@@ -5,6 +5,7 @@ Names come from the command line, a `--config` file or Python, never from a file
 
 import difflib
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -26,10 +27,9 @@ def load(text: str, error: type[UsageError]) -> tuple[ModuleType, str, Callable[
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
         raise error(f"{text!r}: expected module:callable, as in my_package.my_module:my_function.")
-    if os.getcwd() not in sys.path:  # the console script does not put the user's folder there
-        sys.path.insert(0, os.getcwd())
+    _look_in_current_folder()
     if module_name.endswith(".py") or "/" in module_name:
-        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        dotted = module_of(module_name)
         raise error(f"{text!r}: expected a module, not a file.\nDid you mean {dotted}:{name}?")
     try:
         module = importlib.import_module(module_name)
@@ -42,6 +42,22 @@ def load(text: str, error: type[UsageError]) -> tuple[ModuleType, str, Callable[
         ) from None
     target = getattr(module, name, None)
     return module, name, target if callable(target) else None
+
+
+def is_module(name: str) -> bool:
+    """Return whether `load` would find a module of this name."""
+    _look_in_current_folder()
+    return name.isidentifier() and importlib.util.find_spec(name) is not None
+
+
+def _look_in_current_folder() -> None:
+    if os.getcwd() not in sys.path:  # the console script does not put the user's folder there
+        sys.path.insert(0, os.getcwd())
+
+
+def module_of(file: str) -> str:
+    """Return the name of the module that a file holds, by its path from the current folder."""
+    return file.removesuffix(".py").strip("./").replace("/", ".")
 
 
 def load_callable(text: str, error: type[UsageError]) -> Callable[..., Any]:

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.errors import UsageError
+
 ROLES = {"env": 0, "eval": 1, "model": 2, "action": 3, "minibatch": 4, "run": 5}
+
 
 U64 = NDArray[np.uint64]
 
@@ -22,6 +25,12 @@ def derive(seed: int, role: str, *path: int) -> int:
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(ROLES[role], *path))
     return int(sequence.generate_state(1)[0]) >> 1
+
+
+def check_seed(seed: int) -> None:
+    """Raise UsageError if a root seed is negative."""
+    if seed < 0:
+        raise UsageError(f"seed={seed}: expected 0 or more.")
 
 
 PHILOX = (0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85, 0xFFFFFFFF, 32)

@@ -122,6 +122,34 @@ def test_an_unknown_id_is_refused_with_near_misses():
         EnvMaker("tests.support:short_cartpol")()
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_what_cannot_be_an_id_is_refused_as_an_unknown_one(native):
+    gives_names = "There is no environment 'Cart Pole'.*module:callable, module:EnvId"
+    for env, message in (
+        ("Cart Pole", f"(?s){gives_names}"),
+        ("./my_envs/maze.py", "For an environment of that file: my_envs.maze:NAME"),
+    ):
+        with pytest.raises(EnvNotFoundError, match=message):
+            env_spec(EnvMaker(env, native=native))
+
+
+def test_an_id_that_is_registered_needs_no_package_of_a_family(monkeypatch):
+    monkeypatch.setitem(sys.modules, "highway_env", None)  # as if it were not installed
+    gym.register("parking-lot-v0", Counting)
+    try:
+        assert env_spec(EnvMaker("parking-lot-v0")).action.nvec == (2,)
+    finally:
+        del gym.registry["parking-lot-v0"]
+
+
+def test_a_module_of_the_current_folder_is_offered_where_its_name_is_no_id(tmp_path, monkeypatch):
+    (tmp_path / "my_maze.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(EnvNotFoundError, match="headrace train my_maze:NAME"):
+        EnvMaker("my_maze")()
+
+
 @pytest.mark.parametrize(
     ("env", "package", "extra"),
     [

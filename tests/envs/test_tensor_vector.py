@@ -272,6 +272,12 @@ class Choices(Tensors):
         return self.start.astype(np.int64)
 
 
+class WrongChoices(Choices):
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs + 20, *rest
+
+
 def test_observed_choices_outside_of_the_space_are_refused():
     maker = EnvMaker(Choices)
     spec = env_spec(maker)
@@ -280,8 +286,42 @@ def test_observed_choices_outside_of_the_space_are_refused():
     assert fragment.obs.shape == (7, 4)
     wrong = changed(Choices, obs=lambda o: o + 20)
     vector, fragment = vector_of(wrong, spec=spec)
-    with pytest.raises(EnvError, match=r"not in its space, Discrete\(9\) \(in step 3"):
+    with pytest.raises(EnvError, match=r"an observation that is not in .*\(9\) \(in step 3"):
         run(vector, [fragment])
+    final = torch.full((4,), -2)
+    how = {"truncated": torch.ones_like, "terminated": torch.zeros_like}
+    wrong = changed(Choices, **how, info=lambda i: {"final_obs": final})
+    vector, fragment = vector_of(wrong, spec=spec)
+    with pytest.raises(EnvError, match=r"a final observation that is not in .*\(in step 3"):
+        run(vector, [fragment])
+
+
+def test_a_policy_never_acts_on_what_is_no_choice():
+    """It could not: it would end the run on a GPU, before the check at the fragment's end."""
+    plan = plan_for(WrongChoices, num_envs=4)
+    collector = on_device(plan)
+    collector.publish(policies_for(plan), 0)
+    with pytest.raises(EnvError, match=r"an observation that is not in its space"):
+        collector.collect()
+
+
+class UnusedFinals(Choices):
+    """Fills the rows of final observations in which no episode was truncated."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        used = truncated & ~terminated
+        final = info.get("final_obs", obs)
+        return obs, reward, terminated, truncated, {"final_obs": torch.where(used, final, -5)}
+
+
+def test_unused_final_choices_may_be_anything():
+    spec = env_spec(EnvMaker(UnusedFinals))
+    vector, fragment = vector_of(UnusedFinals(4, "cpu"), spec=spec)
+    run(vector, [fragment])
+    count = int(fragment.num_final)
+    assert count
+    assert (fragment.final_obs[:count] >= -1).all()
 
 
 class Dicts(Tensors):

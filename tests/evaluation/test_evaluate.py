@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import headrace
+from headrace.cli import main
 from headrace.envs.kernels.library import picture
 from headrace.errors import UsageError
 from tests.envs.kernels.support import Ring
@@ -46,6 +47,14 @@ def test_play_episode_equals_the_first_evaluated_one(run, stochastic, seed):
     moved = (episode["at"][:-1] + stride) % 9
     stays = episode["alive"][:-1]
     np.testing.assert_array_equal(episode["at"][1:], np.where(stays, moved, episode["at"][:-1]))
+
+
+def test_negative_seeds_are_refused(run, capsys):
+    with pytest.raises(UsageError, match="seed=-1: expected 0 or more"):
+        run.episode(seed=-1)
+    env = "tests.evaluation.test_evaluate:Drawn"
+    assert main._main(["eval", str(run.dir), "--env", env, "--seed", "-1"]) == 2
+    assert "seed=-1: expected 0 or more" in capsys.readouterr().err
 
 
 def test_film_has_a_frame_for_each_step(run, tmp_path):

@@ -211,6 +211,30 @@ def test_a_random_policy_is_uniform(tmp_path):
     assert (params == params[0, 0]).all()
 
 
+@pytest.mark.more
+def test_a_random_policy_plays_random_actions_where_others_are_greedy(tmp_path, capsys):
+    more = {"seed": 0, "eval_every": 3 * UPDATE, "eval_episodes": 40}
+    run = train(tmp_path, "r", frozen={"first": "random"}, **more)
+    actions = run.episode()["action"][1:, :2].reshape(-1, 2)
+    assert len(np.unique(actions, axis=0)) > 1
+    found = np.mean(run.evaluate(40).returns)
+    constant = run.policies["first"]
+    constant.is_random = False  # the likeliest of equally likely actions is always the same
+    assert np.mean(run.evaluate(40, policies={"first": constant}).returns) != found
+    rows = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["eval_return"] == pytest.approx(found)
+    trained = train(tmp_path, "t")
+    played = trained.evaluate(40, policies={"first": run.policies["first"]}).by_policy["second"]
+    for of, flags, expected in (
+        (run, [], run.evaluate(40).by_policy["second"]),
+        (trained, ["--frozen", "first=random"], played),
+    ):
+        argv = ["eval", str(of.dir), "--episodes", "40", "--json", *flags]
+        assert main._main([*argv, "--env", "tests.envs.kernels.support:Ring"]) == 0
+        means = json.loads(capsys.readouterr().out.splitlines()[-1])["mean_return_by_policy"]
+        assert means["second"] == pytest.approx(np.mean(expected))
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

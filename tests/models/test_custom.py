@@ -1,5 +1,6 @@
 """What users bring and ask for beside an environment: networks, wrappers, other runs' weights."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -252,8 +253,30 @@ def test_an_evaluation_of_episodes_that_do_not_end_is_refused(tmp_path, monkeypa
 
     monkeypatch.setattr(evaluate, "_MAX_STEPS_WITHOUT_END", 500)
     run = headrace.train(Counting, run_dir=tmp_path / "r", total_env_steps=64, **TINY)
-    with pytest.raises(EnvError, match="No episode of Counting ended in 500 steps"):
+    with pytest.raises(EnvError, match="An episode of Counting did not end in 500 steps"):
         run.evaluate(episodes=2)
+
+    class SometimesEndless(Counting):
+        """By its first seed, all its episodes end at once, or none does."""
+
+        def reset(self, **kwargs):
+            obs, info = super().reset(**kwargs)
+            if not hasattr(self, "ends"):
+                self.ends = self.salt < 0.5
+            return obs, info
+
+        def step(self, action):
+            obs, reward, _, truncated, info = super().step(action)
+            return obs, reward, self.ends, truncated, info
+
+    asked = itertools.count()
+
+    def stop():
+        assert next(asked) < 5_000, "it goes on although an episode does not end"
+        return False
+
+    with pytest.raises(EnvError, match="An episode of SometimesEndless did not end in 500"):
+        evaluate.evaluate(run.policy, EnvMaker(SometimesEndless), episodes=8, stop=stop)
 
 
 def test_a_long_evaluation_says_how_far_it_is(tmp_path, monkeypatch):

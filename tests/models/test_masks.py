@@ -9,7 +9,7 @@ from gymnasium import spaces
 import headrace
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.spaces.specs import read
-from headrace.errors import ConfigError, EnvError
+from headrace.errors import ConfigError, EnvError, UnsupportedSpaceError
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
 from tests.support import build_policy, inline, plan_for, policies_for, workers
@@ -240,6 +240,20 @@ def test_a_mask_that_lacks_a_part_of_the_actions_is_none(mask):
     if not fits:
         with pytest.raises(ConfigError, match=r"expected info\['action_mask'\] with 5 entries"):
             read("x", sees, acts, {"action_mask": mask}, action_mask="info")
+
+
+def test_an_observation_that_is_only_a_mask_is_refused():
+    bits, actions = spaces.MultiBinary(2), spaces.Discrete(2)
+    only = spaces.Dict({"action_mask": bits})
+    with pytest.raises(
+        UnsupportedSpaceError, match=r"(?s)E is nothing but its .*'action_mask'.*Add"
+    ):
+        read("E", only, actions, {})
+    both = spaces.Dict({"action_mask": bits, "seen": bits})
+    with pytest.raises(UnsupportedSpaceError, match="E is nothing but its action mask"):
+        read("E", both, actions, {}, drop_obs_keys=("seen",))
+    assert read("E", both, actions, {}).mask_key == "action_mask"
+    assert not read("E", only, actions, {}, action_mask="off").mask_key
 
 
 def test_masks_in_two_places_are_refused_where_the_one_in_info_is_asked_for():

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks.defaults import __main__ as defaults
+from benchmarks.defaults import runs
 from benchmarks.defaults.cases import PARTS, Case
 from benchmarks.defaults.page import Figures, beats, keeps_up, render
 from headrace.config import resolve
@@ -53,6 +54,23 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capsys, monkey
         defaults.main(words)
     assert f"{failed} failed: ended with 2:" in capsys.readouterr().out
     assert [path.name for path in tmp_path.glob("House*")] == [cases[1].file_name(1024)]
+
+
+def test_other_env_steps_leave_the_page_of_the_documents_as_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(defaults, "PAGE", tmp_path / "defaults.md")
+    with pytest.raises(SystemExit):
+        defaults.main(["--env-steps", "5000", "--render"])
+    assert "--env-steps 5000: docs/defaults.md is of 500000" in capsys.readouterr().err
+    assert not defaults.PAGE.exists()
+
+
+def test_random_returns_are_measured_again_if_asked_for(tmp_path):
+    house, path = "benchmarks.own_envs:House", tmp_path / "random.json"
+    path.write_text(json.dumps({house: 1e9}))
+    runs.measure_random(tmp_path, [house])
+    assert json.loads(path.read_text()) == {house: 1e9}
+    runs.measure_random(tmp_path, [house], again=True)
+    assert json.loads(path.read_text())[house] < 1e9
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from concurrent.futures import Future
 
 import pytest
 
@@ -87,6 +88,20 @@ def test_the_table_is_made_of_the_results(tmp_path):
         folders.page.read_text()
     )
     assert json.loads(folders.own_returns.read_text()) == {}  # `headrace list` has today's alone
+
+
+def test_a_seed_without_an_ended_episode_is_kept_and_left_out_of_the_mean(tmp_path, capsys):
+    folders, done = runs.trial(tmp_path), Future()
+    folders.run_dir(CARTPOLE, 1).mkdir(parents=True)
+    curve = {"env_steps": [512], "wall_s": [1], "mean_return": [None]}
+    done.set_result(seed(1, 480.0, curve=curve) | {"mean_return": None})
+    assert not script._keep(done, CARTPOLE, 1, folders)
+    assert "seed 1: - in training, 480.00 evaluated" in capsys.readouterr().out
+    script.write(folders)
+    assert "| ppo | 480 ± 2.5 ¹ | - |" in folders.page.read_text()
+    results.add_seed(folders.results, CARTPOLE, seed(2, 500.0))
+    script.write(folders)
+    assert "| ppo | 490 ± 10 | 490 |" in folders.page.read_text()
 
 
 # Box2D's extension ends the process if a warning of its import is made an error.

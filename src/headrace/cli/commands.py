@@ -19,7 +19,7 @@ from headrace.envs.factory import env_spec
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import evaluate as run_episodes
 from headrace.evaluation.trained_policies import load_policies
-from headrace.learner.frozen import opponents
+from headrace.learner.frozen import opponents, random_names
 from headrace.models.custom import load_model
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
@@ -125,7 +125,10 @@ class _Eval(RunVerb):
                 "ended before the first evaluation.\nLeave out --best to play with the newest one."
             )
         policies, shares = load_policies(
-            best if self.best else self.run_dir, request.model, request.algorithm
+            best if self.best else self.run_dir,
+            request.model,
+            request.algorithm,
+            random_names(settings.run.frozen),
         )
         spec = env_spec(maker)
         others = opponents(self.frozen, shares, settings, spec, load_model(request.model))
@@ -161,7 +164,8 @@ class _CheckEnv(JsonVerb):
     env_kwargs: Annotated[dict[str, Any], KeyValues] = field(default_factory=dict)
     """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
     num_steps: int = 0
-    """Env steps per env of the longest play; 0: twice a kernel env's time limit, else 200."""
+    """Env steps of each env of the longest play; 0: for a kernel environment twice its time limit,
+    at least 200 (2,000 without a limit); for others 200."""
     seed: int = 0
     """Of episodes and actions."""
 

@@ -32,7 +32,7 @@ VERBS = {
     "report": "Write a run to one HTML page: curves, time, faults, settings.",
     "doctor": "Show what this machine has, and which packages each extra lacks.",
 }
-SCALE_VERBS = ("autoscale", "plan", "profile", "report", "simulate")
+TOOL_VERBS = ("autoscale", "plan", "profile", "report", "simulate")
 """The verbs of `tool_commands.py`."""
 
 
@@ -107,7 +107,7 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         from headrace.cli.flags import parse
         from headrace.config.old_names import rename_flags
 
-        home = "tool_commands" if verb in SCALE_VERBS else "commands"
+        home = "tool_commands" if verb in TOOL_VERBS else "commands"
         module = importlib.import_module(f"headrace.cli.{home}")
         argv = rename_flags(argv)
         return parse(verb, VERBS[verb], module.FLAGS[verb], argv).execute(argv) or 0

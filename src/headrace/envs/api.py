@@ -134,7 +134,10 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def bind(self, *fragments: Fragment) -> None:
-        """Write into these, one of each policy, and fill their observation row 0; first, reset."""
+        """Write into these fragments, one for each policy, and fill row 0 of their observations.
+
+        The first call resets all envs.
+        """
 
     @abstractmethod
     def step(self, t: int) -> None:

@@ -160,7 +160,7 @@ class EnvMaker:
         if isinstance(env, KernelEnv):
             return env
         _check_is_env(env, self.name)
-        env.close()
+        close_all([env], lambda _: f"{self.name}, which was made to see of which kind it is")
         return None
 
     def tensors(self, num_envs: int, device: str) -> gymnasium.vector.VectorEnv[Any, Any, Any]:

@@ -2,11 +2,11 @@
 
 import difflib
 import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import parse_env_id
 
 from headrace import importing
 from headrace.catalog.families import family_of
@@ -31,19 +31,27 @@ def resolve(env: str | Callable[..., Any]) -> str | Callable[..., Any]:
 
 
 def load(env_id: str) -> str:
-    """Import the package that registers the id; return the extra that brings it, or ""."""
+    """Import the package that registers the id; return the extra that brings it, or "".
+
+    An id that is registered already may be of another package, whatever it begins with.
+    """
     family = family_of(env_id)
     if family is None:
         return ""
-    try:
-        importlib.import_module(family.package)
-    except ModuleNotFoundError as error:
-        raise _missing(env_id, family.extra, error) from None
+    if env_id not in gymnasium.registry:
+        try:
+            importlib.import_module(family.package)
+        except ModuleNotFoundError as error:
+            raise _missing(env_id, family.extra, error) from None
     return family.extra
 
 
 def make_registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
     """Call `make`, which makes a registered id with `kwargs`, and explain its errors."""
+    try:
+        parse_env_id(env_id)
+    except gymnasium.error.Error:
+        raise EnvNotFoundError(_not_found(env_id)) from None
     extra = load(env_id)
     try:
         if extra == "mujoco":
@@ -74,7 +82,9 @@ def _not_found(env_id: str) -> str:
     lines = [f"There is no environment {env_id!r}."]
     if near:
         lines.append("Did you mean " + " or ".join(lowered[name] for name in near) + "?")
-    if env_id.isidentifier() and importlib.util.find_spec(env_id):
+    if env_id.endswith(".py"):
+        lines.append(f"For an environment of that file: {importing.module_of(env_id)}:NAME.")
+    if importing.is_module(env_id):
         lines.append(f"There is a module of that name: headrace train {env_id}:NAME, for its NAME.")
     lines.append("One of your own, or one that a module registers: module:callable, module:EnvId.")
     return "\n".join(lines)

@@ -45,6 +45,11 @@ class TensorVector(DeviceVector):
             torch.as_tensor(array, device=device)
             for array in (codec.scale, codec.shift, codec.low, codec.high)
         )
+        space = context.spec.observation
+        self._checks_choices = bool(space.nvec) and context.guards.enabled
+        if self._checks_choices:
+            self._first = torch.tensor(space.start, device=device).view(space.shape)
+            self._end = self._first + torch.tensor(space.nvec, device=device).view(space.shape)
         self._episode = 0
         self._current: Tensor | None = None
         self._fragment: Fragment | None = None
@@ -55,6 +60,7 @@ class TensorVector(DeviceVector):
         if fragment is not self._fragment:
             self._write_env_id(fragment, self.parts[0])
             self._allocate_ended(fragment.num_steps)
+            self._no_choice = torch.zeros_like(fragment.terminated)  # [T, n]
             self._fragment = fragment
         if self._current is None:
             self._current = self._reset()
@@ -74,7 +80,9 @@ class TensorVector(DeviceVector):
             final = info.get("final_obs")
         except (Exception, SystemExit) as error:
             raise env_error(error, self._describe(t)) from error
-        self._take_obs(t, "an observation", fragment.obs[t + 1], obs)  # type: ignore[index]
+        self._take(t, "an observation", fragment.obs[t + 1], obs)  # type: ignore[index]
+        if self._checks_choices:
+            self._no_choice[t] = self._replace_no_choices(fragment.obs[t + 1])  # type: ignore[index]
         self._take(t, "a reward", fragment.reward[t], reward)
         self._take(t, "terminated", fragment.terminated[t], terminated)
         self._take(t, "truncated", fragment.truncated[t], truncated)
@@ -82,7 +90,7 @@ class TensorVector(DeviceVector):
         if final is None:
             self._without_final.append(t)
         else:
-            self._take_obs(t, "a final observation", fragment.final_obs[place], final)  # type: ignore[index]
+            self._take(t, "a final observation", fragment.final_obs[place], final)  # type: ignore[index]
         cut = fragment.truncated[t] & ~fragment.terminated[t]
         fragment.final_step[place] = torch.where(cut, t, num_steps)
         ended = fragment.truncated[t] | fragment.terminated[t]
@@ -98,6 +106,8 @@ class TensorVector(DeviceVector):
         fragment = self._fragment
         assert fragment is not None
         self._pack_finals(fragment)
+        if self._checks_choices:
+            self._check_choices(fragment)
         if self.context.guards.enabled:
             self._check_finite(fragment, self.parts[0])
         self._current = fragment.obs[-1].clone()  # type: ignore[index]
@@ -127,7 +137,9 @@ class TensorVector(DeviceVector):
         space = self.spec.observation
         shape, dtype = (len(self.env_id), *space.shape), getattr(torch, space.dtype)
         current = torch.empty(shape, dtype=dtype, device=self.device)
-        self._take_obs(-1, "an observation", current, obs)
+        self._take(-1, "an observation", current, obs)
+        if self._checks_choices and bool(self._replace_no_choices(current).any()):
+            raise self._no_choice_error("an observation", -1)
         self.context.meter.lap("env_reset")
         return current
 
@@ -145,18 +157,30 @@ class TensorVector(DeviceVector):
             column[: len(needed)] = column[needed]  # type: ignore[index]
         fragment.num_final.fill_(len(needed))
 
-    def _take_obs(self, t: int, what: str, to: Tensor, obs: Any) -> None:
-        self._take(t, what, to, obs)
-        space = self.spec.observation
-        # On a GPU the host would wait for it.
-        if space.nvec and self.context.guards.enabled and not to.is_cuda:
-            first = torch.tensor(space.start).view(space.shape)
-            end = first + torch.tensor(space.nvec).view(space.shape)
-            if bool(((to < first) | (to >= end)).any()):
-                raise EnvError(
-                    f"The environment gave {what} that is not in its space, {space.describe()} "
-                    f"({self._describe(t)})."
-                )
+    def _replace_no_choices(self, obs: Tensor) -> Tensor:
+        """Replace what is no choice of the space, on which no policy can act; return where, `[n]`.
+
+        The host does not wait for the device.
+        """
+        bad = (obs < self._first) | (obs >= self._end)
+        obs.copy_(torch.where(bad, self._first.to(obs.dtype), obs))
+        return bad.flatten(1).any(-1) if bad.dim() > 1 else bad
+
+    def _check_choices(self, fragment: Fragment) -> None:
+        """Raise EnvError if an observation of a full fragment was no choice of the space."""
+        if bool(self._no_choice.any()):
+            raise self._no_choice_error("an observation", int(self._no_choice.nonzero()[0, 0]))
+        count = int(fragment.num_final)
+        bad = self._replace_no_choices(fragment.final_obs[:count])  # type: ignore[index]
+        if bool(bad.any()):
+            step = int(fragment.final_step[:count][bad].min())
+            raise self._no_choice_error("a final observation", step)
+
+    def _no_choice_error(self, what: str, t: int) -> EnvError:
+        return EnvError(
+            f"The environment gave {what} that is not in its space, "
+            f"{self.spec.observation.describe()} ({self._describe(t)})."
+        )
 
     def _take(self, t: int, what: str, to: Tensor, value: Any) -> None:
         """Copy a value; EnvError if that would broadcast, round, or change the device."""

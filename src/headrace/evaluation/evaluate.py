@@ -18,6 +18,7 @@ from headrace.config.policies import DEFAULT
 from headrace.envs.api import Episode, VectorContext, VectorEnv
 from headrace.envs.factory import EnvMaker, env_spec, make_all
 from headrace.envs.gym.python_vector import GymVector
+from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.vector import KernelVector
 from headrace.envs.vectors import device_vector, is_one_vector, make_vector
 from headrace.envs.video import record_first_episode, write_video
@@ -25,7 +26,7 @@ from headrace.errors import ConfigError, EnvError, UsageError
 from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.meter import Meter
 from headrace.models.policy import Act, Policy, PolicyActor
-from headrace.seeding import action_noise
+from headrace.seeding import action_noise, check_seed
 from headrace.spec import Agents, Array, EnvSpec
 
 _NUM_STEPS = 64
@@ -85,12 +86,12 @@ def evaluate(
 
     Args:
         shares: the agents of each of several policies.
-        stochastic: sample actions, as in training; default: the most likely ones.
+        stochastic: sample actions, as in training and always for random policies; or the likeliest.
         video: write the first episode to this file (MP4).
         stop: asked between steps whether to stop, and return None.
 
     Raises:
-        ConfigError, MissingExtraError: less than one episode; a video without the `video` extra.
+        UsageError: less than one episode, a negative seed, or a video without the `video` extra.
         EnvError: the environment failed, or its episodes do not end.
     """
     if episodes < 1:
@@ -99,8 +100,7 @@ def evaluate(
     quotas = [episodes // n + (i < episodes % n) for i in range(n)]  # of each env
     if video is not None and (env := maker.kernel()) is not None:
         first = play_episode(policy, maker, shares=shares, seed=seed, stochastic=stochastic)
-        rows = ({k: array[t] for k, array in first.items()} for t in range(len(first["step"])))
-        write_video(video, (env.draw(row) for row in rows), _FPS)
+        _write_film(env, first, video)
     spec = spec or env_spec(maker)
     played: list[list[Episode]] = [[] for _ in quotas]
     players = _Players(policy, shares, n, _NUM_STEPS, seed=seed, stochastic=stochastic)
@@ -112,13 +112,14 @@ def evaluate(
                 return None
             for episode in vector.finish():
                 played[episode.env_id].append(episode)
-                last_end = players.steps
-            num_played = sum(min(len(p), q) for p, q in zip(played, quotas, strict=True))
+            counted = sum(min(len(p), q) for p, q in zip(played, quotas, strict=True))
+            if counted > num_played:  # episodes beyond a quota do not count
+                num_played, last_end = counted, players.steps
             if time.monotonic() - said_at > _SAY_EVERY_S:
                 said_at = time.monotonic()
                 say(f"{num_played} of {episodes} episodes, step {players.steps:,} of each env")
             if players.steps - last_end > _MAX_STEPS_WITHOUT_END:
-                raise _endless(maker, n)
+                raise _endless(maker)
     kept = [e for p, q in zip(played, quotas, strict=True) for e in p[:q]]
     by_policy = zip(*(e.by_policy for e in kept), strict=True)
     return Evaluation(
@@ -128,9 +129,14 @@ def evaluate(
     )
 
 
-def _endless(maker: EnvMaker, num_envs: int) -> EnvError:
+def _write_film(env: KernelEnv, episode: Mapping[str, Array], video: Path) -> None:
+    rows = ({k: array[t] for k, array in episode.items()} for t in range(len(episode["step"])))
+    write_video(video, (env.draw(row) for row in rows), _FPS)
+
+
+def _endless(maker: EnvMaker) -> EnvError:
     return EnvError(
-        f"No episode of {maker.name} ended in {_MAX_STEPS_WITHOUT_END:,} steps of {num_envs} envs."
+        f"An episode of {maker.name} did not end in {_MAX_STEPS_WITHOUT_END:,} steps."
         "\nGive it a time limit: --wrapper module:callable, with gymnasium.wrappers.TimeLimit."
     )
 
@@ -171,7 +177,7 @@ def play_episode(
         `action` and `reward` mean nothing.
 
     Raises:
-        UsageError: it is no kernel environment.
+        UsageError: it is no kernel environment, or the seed is negative.
         EnvError: it failed, or does not end.
     """
     env = maker.kernel()
@@ -215,12 +221,16 @@ class _Players:
         seed: int,
         stochastic: bool,
     ) -> None:
+        check_seed(seed)
         policies = {DEFAULT: policy} if isinstance(policy, TrainedPolicy) else dict(policy)
         self.names, self.steps = list(policies), 0
         self.spec = next(iter(policies.values())).spec  # all have the environment's agents
         self.parts = list((shares or {DEFAULT: Agents(0, self.spec.num_agents)}).values())
         self._modules = [each.module for each in policies.values()]
-        acts = [m.act if stochastic else _greedily(m) for m in self._modules]
+        acts = [
+            each.module.act if stochastic or each.is_random else _greedily(each.module)
+            for each in policies.values()
+        ]
         actors = [PolicyActor(act) for act in acts]
         self._weights, self._meter, self._seed = FixedActors(actors, version=0), Meter(), seed
         self._num_steps = num_steps

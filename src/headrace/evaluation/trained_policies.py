@@ -1,6 +1,6 @@
 """Trained policies: loaded from a run directory, and called with observations."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,16 @@ class TrainedPolicy:
 
     A policy with a recurrent core keeps its state between calls: call `reset` when an episode
     begins. It then serves one environment, or a batch of constant size.
+
+    Args:
+        is_random: it is frozen as one that acts at random: evaluations sample its actions always.
     """
 
-    def __init__(self, spec: EnvSpec, module: Policy, network: Network) -> None:
+    def __init__(
+        self, spec: EnvSpec, module: Policy, network: Network, *, is_random: bool = False
+    ) -> None:
         self.spec, self.module, self.network = spec, module, network
+        self.is_random = is_random
         self._codec = ActionCodec(spec.action)
         self._memory: Tensor | None = None  # [n, S] after the first call
 
@@ -172,8 +178,15 @@ def load_policies(
     directory: str | Path,
     model: str | ModelFactory | None = None,
     algo: AlgorithmLike | None = None,
+    random: Container[str] = (),
 ) -> tuple[dict[str, TrainedPolicy], dict[str, Agents]]:
-    """Load all policies of a run, by name; return them with the agents of each."""
+    """Load all policies of a run, by name; return them with the agents of each.
+
+    `random` has the names of those that are frozen as random.
+    """
     saved = checkpoint.newest(Path(directory))
     shares = {name: agents for name, (_, agents) in checkpoint.policies(saved).items()}
-    return {name: load_policy(saved.path, model, name, algo) for name in shares}, shares
+    policies = {name: load_policy(saved.path, model, name, algo) for name in shares}
+    for name, policy in policies.items():
+        policy.is_random = name in random
+    return policies, shares

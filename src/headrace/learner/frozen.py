@@ -20,6 +20,11 @@ RANDOM = "random"
 """In place of a run: act at random, whatever is seen."""
 
 
+def random_names(frozen: Mapping[str, str]) -> set[str]:
+    """Return the names of the policies that act at random; `frozen` as in the setting."""
+    return {name for name, source in frozen.items() if source == RANDOM}
+
+
 def untrained_policy(
     settings: Settings, spec: EnvSpec, model: ModelFactory | None, name: str
 ) -> Policy:
@@ -83,7 +88,7 @@ def load_frozen(
         assert isinstance(policy.model, ActorCritic), "refused in check_frozen"
         # Actions no longer depend on observations: they are uniform, or Gaussian.
         torch.nn.init.zeros_(policy.model.actor.weight)
-        frozen = TrainedPolicy(spec, policy, settings.network)
+        frozen = TrainedPolicy(spec, policy, settings.network, is_random=True)
     else:
         directory, _, saved_name = source.rpartition(":")
         if not directory or Path(source).is_dir():

@@ -26,16 +26,16 @@ class Network:
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Non-linearity between layers."""
     shared_trunk: bool = False
-    """One stack of hidden layers for policy and value, in place of one each. (What sees images is
-    always shared.)"""
+    """One stack of hidden layers for policy and value, in place of one each. (The encoder of images
+    is always shared.)"""
     core: CoreKind = "none"
-    """A recurrent core between what sees observations and the hidden layers, for policy and value
-    alike: memory within an episode. Minibatches are whole runs of envs then."""
+    """A recurrent core between the encoder of observations and the hidden layers, for policy and
+    value alike: memory within an episode. Minibatches are whole runs of envs then."""
     core_size: PositiveInt = 64
     """Width of the core's output (units)."""
     image_net: ImageNet = "auto"
-    """What sees images: nature and impala are convolutional networks of those papers, small is for
-    grids of a few cells; auto: by the image's size."""
+    """Encoder of images. nature: Mnih et al. 2015; impala: Espeholt et al. 2018; small: for grids
+    of a few cells; auto: by the image's size."""
     normalize_obs: bool = False
     """Subtract the running mean of observations and divide by their running deviation: of each
     number, of each channel of an image."""

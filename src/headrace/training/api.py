@@ -17,6 +17,7 @@ from headrace.envs.factory import EnvLike, WrapperLike
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import Evaluation, evaluate, play_episode
 from headrace.evaluation.trained_policies import TrainedPolicy, load_policies, load_policy
+from headrace.learner.frozen import random_names
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network
 from headrace.spec import Array
@@ -48,7 +49,9 @@ class Run:
     @property
     def policies(self) -> dict[str, TrainedPolicy]:
         """The trained policies, by name, where there are several."""
-        return load_policies(self.dir, self._job.model, self._job.settings.algorithm)[0]
+        settings = self._job.settings
+        random = random_names(settings.run.frozen)
+        return load_policies(self.dir, self._job.model, settings.algorithm, random)[0]
 
     def resume(self, *, quiet: bool = False, **changed: Any) -> "Run":
         """Continue the run with its own code: `headrace.resume` documents what may change."""

@@ -12,6 +12,7 @@ from headrace.distributed.ranks import Ranks, gather_json
 from headrace.errors import NonFiniteError, RunDirError
 from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.trained_policies import TrainedPolicy
+from headrace.learner.frozen import random_names
 from headrace.learner.learner import Learner
 from headrace.storage import checkpoint
 from headrace.storage.checkpoint import Section, SectionState
@@ -60,11 +61,13 @@ class Saver:
         every = run.eval_every
         if not every or counters.env_steps // every == counters.evaluated_at // every:
             return {}
+        random = random_names(run.frozen)
         policies = {
             name: TrainedPolicy(
                 job.spec.for_agents(job.shares[name]),
                 copy.deepcopy(policy).cpu(),
                 learner.networks[name],
+                is_random=name in random,
             )
             for name, policy in learner.policies.items()
         }

@@ -773,8 +773,78 @@ def test_an_exception_of_a_gymnasium_environment_is_reported():
     assert headrace.check_env(Breaking, num_steps=40).ok
 
 
+class Plain:
+    """An environment that inherits nothing."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    num_open = 0
+
+    def __init__(self):
+        type(self).num_open += 1
+
+    def reset(self, *, seed=None, options=None):
+        self.rng = np.random.default_rng(seed)
+        return self.rng.random(1, np.float32), {}
+
+    def step(self, action):
+        return self.rng.random(1, np.float32), 0.0, self.rng.random() < 0.1, False, {}
+
+    def close(self):
+        type(self).num_open -= 1
+
+
+class PlainOutOfBounds(Plain):
+    """No policy here supports its actions."""
+
+    action_space = gymnasium.spaces.Text(3)
+
+
+@pytest.mark.parametrize("env", [Plain, PlainOutOfBounds])
+def test_an_environment_that_inherits_nothing_is_checked_without_gymnasium_s_checker(env):
+    checks = headrace.check_env(env).checks
+    assert checks[-1].name == "gymnasium"
+    assert checks[-1].missing.startswith(f"{env.__name__} is no subclass of gymnasium.Env")
+    assert not checks[-1].wrong
+    assert not env.num_open
+
+
+def test_environments_that_cannot_be_made_or_closed_are_reported(capsys):
+    faulty = ("check-env", "headrace.envs.faulty:Faulty", "--env-kwargs")
+    output = run_verb(capsys, *faulty, "faults=crash@close", code=1)
+    assert "FaultyError: told to crash at close (0 steps so far)" in output
+    assert "The environment failed while closing, headrace.envs.faulty:Faulty" in output
+    assert "something is wrong: making (0 warnings)" in output
+    output = run_verb(capsys, *faulty, "faults=crash@init", code=1)
+    assert "something is wrong: making (0 warnings)" in output
+
+
+class Stuck(Plain, gymnasium.Env):
+    """Fails to close once a reset had options, which only Gymnasium's checker passes."""
+
+    stuck = False
+
+    def reset(self, *, seed=None, options=None):
+        gymnasium.Env.reset(self, seed=seed)
+        self.stuck |= options is not None
+        return super().reset(seed=seed)
+
+    def close(self):
+        if self.stuck:
+            raise RuntimeError("no door")
+
+
+def test_a_failing_close_after_gymnasium_s_checker_is_reported():
+    *others, checker = headrace.check_env(Stuck).checks
+    assert not any(check.wrong for check in others)
+    assert "RuntimeError: no door" in checker.wrong[-1]
+    assert "failed while closing, Stuck, after Gymnasium's checker" in checker.wrong[-1]
+
+
 def test_wrong_arguments_are_refused():
     with pytest.raises(headrace.HeadraceError, match="is an object already"):
         headrace.check_env(Walk(), {"size": 3})
     with pytest.raises(headrace.HeadraceError, match="expected 1 or more"):
         headrace.check_env(Walk, num_steps=-1)
+    with pytest.raises(headrace.HeadraceError, match="seed=-1: expected 0 or more"):
+        headrace.check_env(Walk, seed=-1)

@@ -248,6 +248,41 @@ def test_a_native_vector_s_exception_keeps_its_traceback():
     assert "envs [4, 5]" in lines[-1]
 
 
+class Maskless(gym.vector.SyncVectorEnv):
+    """Leaves the mask out of info: of resets, of steps, or where an episode ends."""
+
+    leaves_out = ""
+
+    def reset(self, *, options=None, **more):
+        when = "ended" if options else "reset"
+        obs, info = super().reset(options=options, **more)
+        return obs, {} if when == self.leaves_out else info
+
+    def step(self, actions):
+        *out, info = super().step(actions)
+        return *out, {} if self.leaves_out == "step" else info
+
+
+@pytest.mark.parametrize(
+    ("leaves_out", "position"),
+    [("reset", "in reset, step 1"), ("step", "in a step with the"), ("ended", "in reset, step ")],
+)
+def test_a_native_vector_without_its_mask_is_an_environment_s_error(leaves_out, position):
+    spec = env_spec(EnvMaker(remembering))
+    theirs = Maskless([remembering] * N, autoreset_mode=AutoresetMode.DISABLED)
+    theirs.leaves_out = leaves_out
+    vector = NativeVector(theirs, VectorContext(spec, np.arange(N), 5))
+    fragment = batch.allocate(batch.columns(spec, STORED_OUTPUTS, T, N))
+    fragment.action[:] = torch.arange(T).view(T, 1) % 2
+    with pytest.raises(EnvError, match=r"KeyError: 'action_mask'\n\nThe .* failed") as caught:
+        vector.bind(fragment)
+        for t in range(T):
+            vector.step(t)
+    assert str(caught.value).count("The environment failed") == 1
+    assert f"failed {position}" in str(caught.value)
+    vector.close()
+
+
 def test_ale_s_vector_and_python_forms_give_the_same_observations():
     """Without the random start and FIRE: the same frames, rewards and ends, action by action."""
     kwargs = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.0}

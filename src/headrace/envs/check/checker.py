@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
 from gymnasium.utils import env_checker
 
+from headrace.envs.api import close_all
 from headrace.envs.check import equivalence, kernel_checks
 from headrace.envs.check.report import Check, Report
 from headrace.envs.check.vector_checks import vector_checks
@@ -15,6 +17,7 @@ from headrace.envs.factory import EnvLike, EnvMaker, env_spec
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.spaces.specs import is_parallel
 from headrace.errors import EnvError, UnsupportedSpaceError, UsageError
+from headrace.seeding import check_seed
 
 _AFTER_CLASS = (
     "python", "types", "play", "states", "resets", "agents", "randomness", "ends", "cpu", "gpu",
@@ -37,8 +40,8 @@ def check_env(
 
     Args:
         env: an id, `module:Class`, a class, a function that makes one, or a kernel environment.
-        num_steps: steps of each of up to 32 environments; 0: twice the time limit of a kernel
-            environment, else 200.
+        num_steps: steps of each of up to 32 environments; 0: for a kernel environment twice its
+            time limit, at least 200 (2,000 without a limit); for others 200.
         seed: of episodes and actions.
         say: called with the text of each check as it ends.
 
@@ -48,29 +51,36 @@ def check_env(
     Raises:
         EnvNotFoundError: there is no such environment.
         MissingExtraError: a package that it needs (Numba) is not installed.
-        UsageError: it does not take `env_kwargs`, or `num_steps` is negative.
-        EnvError: making it raised.
+        UsageError: it does not take `env_kwargs`, or `num_steps` or `seed` is negative.
     """
     if num_steps < 0:
         raise UsageError(f"num_steps={num_steps}: expected 1 or more, or 0 for the default.")
+    check_seed(seed)
     if isinstance(env, KernelEnv):
         if env_kwargs:
             raise UsageError(f"env_kwargs={env_kwargs}, but env is an object already: {env!r}.")
         name, running = type(env).__name__, check_kernel(env, num_steps, seed)
     else:
         maker = EnvMaker(env, env_kwargs or {}, native=True)
-        kernel, name = maker.kernel(), maker.name
-        running = (
-            check_kernel(kernel, num_steps, seed)
-            if kernel
-            else _check_other(maker, num_steps, seed)
-        )
+        name, running = maker.name, _check_made(maker, num_steps, seed)
     checks = []
     for check in running:
         checks.append(check)
         if say is not None:
             say(str(check))
     return Report(name, tuple(checks))
+
+
+def _check_made(maker: EnvMaker, num_steps: int, seed: int) -> Iterator[Check]:
+    try:
+        kernel = maker.kernel()
+    except EnvError as error:
+        yield Check("making", wrong=(str(error),))
+        return
+    if kernel:
+        yield from check_kernel(kernel, num_steps, seed)
+    else:
+        yield from _check_other(maker, num_steps, seed)
 
 
 def check_kernel(env: KernelEnv, num_steps: int = 0, seed: int = 0) -> Iterator[Check]:
@@ -118,7 +128,7 @@ def _check_other(maker: EnvMaker, num_steps: int, seed: int) -> Iterator[Check]:
         spec = env_spec(maker)
     except (UnsupportedSpaceError, EnvError) as error:
         yield Check("spaces", wrong=(str(error),))
-        is_vector = maker.steps_tensors or is_parallel(maker())
+        is_vector = maker.steps_tensors
     else:
         obs, action = spec.observation.describe(), spec.action.describe()
         yield Check("spaces", f"observations are {obs}, actions are {action}", notes=spec.notes)
@@ -128,20 +138,35 @@ def _check_other(maker: EnvMaker, num_steps: int, seed: int) -> Iterator[Check]:
         else:
             yield from vector_checks(maker, spec, num_steps, seed)
     if not is_vector:
-        yield _check_with_gymnasium(maker().unwrapped)
+        yield from _check_with_gymnasium(maker)
 
 
-def _check_with_gymnasium(env: Any) -> Check:
-    """Run Gymnasium's checker, which takes no wrappers, and close the environment."""
-    wrong: tuple[str, ...] = ()
+def _check_with_gymnasium(maker: EnvMaker) -> Iterator[Check]:
+    """Run Gymnasium's checker, which takes no wrappers, unless it is a game of PettingZoo's."""
+    try:
+        env = maker()
+    except EnvError as error:
+        yield Check("gymnasium", wrong=(str(error),))
+        return
+    is_game, is_env, wrong = is_parallel(env), isinstance(env, gymnasium.Env), []
+    name = type(env.unwrapped if is_env else env).__name__
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        if is_env:
+            try:
+                env_checker.check_env(env.unwrapped, skip_render_check=True)
+            except Exception as error:  # most are assertions; an environment may raise anything
+                wrong.append(f"{type(error).__name__}: {error}")
         try:
-            env_checker.check_env(env, skip_render_check=True)
-        except Exception as error:  # most are assertions; an environment may raise anything
-            wrong = (f"{type(error).__name__}: {error}",)
-        finally:
-            env.close()
+            close_all([env], lambda _: f"{maker.name}, after Gymnasium's checker")
+        except EnvError as error:
+            wrong.append(str(error))
+    if is_game:
+        return
+    if not is_env:
+        missing = f"{name} is no subclass of gymnasium.Env, which Gymnasium's checker expects"
+        yield Check("gymnasium", missing=missing, wrong=tuple(wrong))
+        return
     texts = dict.fromkeys(re.sub(r"\x1b\[[0-9;]*m", "", str(w.message)) for w in caught)
-    done = f"Gymnasium's checker got {type(env).__name__}; nothing was rendered"
-    return Check("gymnasium", done, wrong=wrong, warnings=tuple(texts))
+    done = f"Gymnasium's checker got {name}; nothing was rendered"
+    yield Check("gymnasium", done, wrong=tuple(wrong), warnings=tuple(texts))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from headrace.envs.check import plays
 from headrace.envs.check.access_trace import describe_failure
 from headrace.envs.check.kernel_checks import KernelCase
-from headrace.envs.check.plays import TOLERANCE, Device, Difference, compare, select
+from headrace.envs.check.plays import TOLERANCE, Device, Difference, compare, rows_of
 from headrace.envs.check.report import Check
 from headrace.envs.kernels import compiler
 from headrace.spec import Array
@@ -54,10 +54,10 @@ def _check(
 
     # With floats, only the reset of the steps in a row is compared
     rows = slice(None if case.is_integer else 1)
-    expected_row = select(plays.play(requests[1], "python").seen, rows)
-    wrong = compare(expected_row, select(row_result.seen, rows), TOLERANCE)
-    expected = select(case.expected.seen, slice(1, None), slice(num_states))
-    result = select(step_result.seen, slice(1, None))
+    expected_row = rows_of(plays.play(requests[1], "python").seen, rows)
+    wrong = compare(expected_row, rows_of(row_result.seen, rows), TOLERANCE)
+    expected = rows_of(case.expected.seen, slice(1, None), slice(num_states))
+    result = rows_of(step_result.seen, slice(1, None))
     differences = compare(expected, result, TOLERANCE)
     unexplained, rounding = _split_differences(case, places, differences, result)
     wrong += unexplained
@@ -79,7 +79,7 @@ def _split_differences(
     rounding: list[Difference] = []
     for difference in differences[:_MAX_EXPLAINED]:
         row = slice(difference.env, difference.env + 1)
-        outcome = select(result, slice(None), row)
+        outcome = rows_of(result, slice(None), row)
         explained = plays.explained_by_rounding(case.one_step(places[row]), outcome)
         ((t, e),) = places[row].tolist()
         (rounding if explained else wrong).append(difference._replace(step=t + 1, env=e))

@@ -344,7 +344,7 @@ def _compare_seeds(case: KernelCase, n: int, num_steps: int) -> tuple[list[str],
         wrong.append(f"other {' and '.join(alike)} are alike. Draw with uniform(w, e, draw).")
     last = n - 1
     alone = request._replace(env_id=np.array([last]), action=action[:, :agents])
-    in_vector = plays.select(one, slice(None), slice(last, None))
+    in_vector = plays.rows_of(one, slice(None), slice(last, None))
     if differences := compare(in_vector, play(alone, "cpu").seen):
         first = differences[0]._replace(env=last)
         difference = first.describe(case.env, f"as the last of {n}", "alone")

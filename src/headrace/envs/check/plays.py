@@ -218,7 +218,7 @@ class Difference(NamedTuple):
         return f"{place}: {self.one} {one}, {self.other} {other}"
 
 
-def select(seen: dict[str, Array], steps: slice, envs: slice = slice(None)) -> dict[str, Array]:
+def rows_of(seen: dict[str, Array], steps: slice, envs: slice = slice(None)) -> dict[str, Array]:
     """Return these rows and environments of `PlayResult.seen`."""
     return {name: array[steps, envs] for name, array in seen.items()}
 
@@ -270,7 +270,7 @@ def explained_by_rounding(step: Play, result: dict[str, Array]) -> bool:
             played = play(step._replace(action=move(step.action, 2), start=start), "python")
         except (ArithmeticError, IndexError, ValueError):
             continue  # a state near a possible one need not be possible
-        nearby.append(select(played.seen, slice(1, None)))
+        nearby.append(rows_of(played.seen, slice(1, None)))
     return bool(nearby) and all(
         _is_among(np.stack([other[name] for other in nearby]), value)
         for name, value in result.items()

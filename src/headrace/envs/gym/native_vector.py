@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from headrace.batch import Fragment, each
-from headrace.envs.api import Episode, Restored, VectorContext, close_all, env_error, explain_errors
+from headrace.envs.api import Episode, Restored, VectorContext, close_all, explain_errors
 from headrace.envs.episodes import HostVector, leaf
 from headrace.envs.spaces.masks import MASK, mask_array
 from headrace.errors import EnvError
@@ -22,7 +22,8 @@ from headrace.spec import Array, element
 class NativeVector(HostVector):
     """A `VectorEnv` over a `gymnasium.vector.VectorEnv`, which it closes.
 
-    Each env gets one seed, at its first reset. An error always ends the run.
+    It is seeded at its first reset only: each env if the vector is Gymnasium's or ALE's, others as
+    a whole. An error always ends the run.
     """
 
     def __init__(self, vector: Any, context: VectorContext) -> None:
@@ -41,19 +42,17 @@ class NativeVector(HostVector):
     def step(self, t: int) -> None:
         rows = self._rows
         actions = self._codec.batched(self._codec.to_env(rows.action[t]))
-        try:
+        with explain_errors(lambda: f"in {self._describe(t, actions)}"):
             obs, reward, terminated, truncated, info = self._vector.step(actions)
-        except (Exception, SystemExit) as error:
-            raise env_error(error, f"in {self._describe(t, actions)}") from error
-        if t == 0:
-            self._check_declared("step", obs)
-        rows.reward[t], rows.terminated[t], rows.truncated[t] = reward, terminated, truncated
-        self._put_all(self._obs_row(t + 1), obs, info)
-        ended = np.logical_or(terminated, truncated)
-        if self._mode == AutoresetMode.NEXT_STEP:
-            rows.valid[t], self._resetting = ~self._resetting, ended
-        if ended.any():
-            self._end(t, ended, obs, info)
+            if t == 0:
+                self._check_declared("step", obs)
+            rows.reward[t], rows.terminated[t], rows.truncated[t] = reward, terminated, truncated
+            self._put_all(self._obs_row(t + 1), obs, info)
+            ended = np.logical_or(terminated, truncated)
+            if self._mode == AutoresetMode.NEXT_STEP:
+                rows.valid[t], self._resetting = ~self._resetting, ended
+            if ended.any():
+                self._end(t, ended, obs, info)
         self.context.meter.lap("env_step")
 
     def finish(self) -> list[Episode]:
@@ -84,9 +83,9 @@ class NativeVector(HostVector):
         if self._mode == AutoresetMode.DISABLED:
             with explain_errors(lambda: f"in reset, {self._describe(t)}"):
                 obs, info = self._vector.reset(options={"reset_mask": ended})
-            # Of the others it may give no mask
-            for i in np.flatnonzero(ended).tolist():
-                self._put(self._obs_row(t + 1), i, *_select(i, obs, info), ended=False)
+                # Of the others it may give no mask
+                for i in np.flatnonzero(ended).tolist():
+                    self._put(self._obs_row(t + 1), i, *_select(i, obs, info), ended=False)
 
     def _count(self, num_steps: int) -> None:
         new = slice(self._num_counted, num_steps)
@@ -102,8 +101,8 @@ class NativeVector(HostVector):
         seeds = [self.context.episode_seed(i, int(k)) for i, k in enumerate(self._episode)]
         with explain_errors(lambda: f"in reset, {self._describe(0)}"):
             obs, info = self._vector.reset(seed=_seed_for(self._vector, seeds))
-        self._check_declared("reset", obs)
-        self._put_all(self._current, obs, info)
+            self._check_declared("reset", obs)
+            self._put_all(self._current, obs, info)
         self.context.meter.lap("env_reset")
 
     def _put_all(self, rows: Any, obs: Any, info: Any) -> None:
