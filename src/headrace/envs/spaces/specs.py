@@ -51,7 +51,7 @@ def read(
         parts = (*obs_space.leaves, (MASK, masks.space_of_masks(act_space)))
         paths = (*obs_space.paths, (MASK,)) if obs_space.paths else ()
         obs_space = Space("dict", parts=parts, paths=paths)
-    if [name for name, _ in obs_space.leaves] == [key] != [""]:
+    if key and [name for name, _ in obs_space.leaves] == [key]:
         raise UnsupportedSpaceError(
             f"The observation of {env_id} is nothing but its action mask ({key!r}): expected "
             "something that a policy can see.\nAdd a key to the Dict, such as a Box of one number "
