@@ -20,8 +20,10 @@ import headrace
 from headrace.config.resolve import resolve, values_for_resume
 from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.ranks import JoinedRanks, RankInfo, backend_for, device_of
-from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError
+from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError, RunDirError
 from headrace.storage import checkpoint
+from headrace.storage.run_dir import write_config
+from headrace.training.launch import _refuse_another
 from tests import python
 from tests.distributed.ranks_support import on_ranks
 from tests.marks import repeats
@@ -496,23 +498,34 @@ def test_torchrun_equals_num_learners_and_two_jobs_do_not_mix(tmp_path):
         assert each["mean_return"] == found["ours"]["mean_return"]
 
 
+def test_torchrun_goes_on_with_other_learners_but_not_with_another_policy(tmp_path):
+    table = {"agents": ":2", "lr": 1e-3, "hidden_sizes": [16]}
+
+    def settings(learners, **changes):
+        given = {"env": "Pendulum-v1", "num_learners": learners, "num_envs_per_learner": 8}
+        policies = {"a": table | changes, "b": "2:"}
+        return resolve(given | {"lr_scale": "linear", "policies": policies})
+
+    began = settings(2)
+    write_config(tmp_path, {"settings": began.flat(), "origin": {}, "env_is_code": False})
+    _refuse_another(tmp_path, settings(4))
+    with pytest.raises(RunDirError, match=r"holds another run:\n  policies: "):
+        _refuse_another(tmp_path, settings(4, hidden_sizes=[32]))
+
+
 OWN_SCRIPT = """
 import os, pathlib, time
 import gymnasium as gym
 import headrace
 
 RANK = os.environ["RANK"]
+os.environ["TZ"] = f"UTC{RANK}"  # an hour behind on rank 1, so that it names another directory
+time.tzset()
 updates = []
 
-def make():
-    # Rank 1 is late: rank 0 has made the directory when rank 1 names one.
-    while RANK == "1" and not any(pathlib.Path("runs").glob("*")):
-        time.sleep(0.01)
-    return gym.make("CartPole-v1")
-
 run = headrace.train(
-    make, quiet=True, total_env_steps=128, num_envs=4, num_steps=16, envs_per_vector=2,
-    num_minibatches=1, on_update=lambda iteration, _: updates.append(iteration),
+    lambda: gym.make("CartPole-v1"), quiet=True, total_env_steps=128, num_envs=4, num_steps=16,
+    envs_per_vector=2, num_minibatches=1, on_update=lambda iteration, _: updates.append(iteration),
 )
 told = f"{run.dir.resolve(strict=True)} {run.summary['run_dir']} {updates}"
 pathlib.Path("ran_" + RANK).write_text(told)

@@ -19,7 +19,7 @@ from headrace.config.checks import (
 )
 from headrace.config.policies import policy_settings, scale_policies
 from headrace.config.run_config import RunConfig
-from headrace.config.settings import FREE, SUGGESTED, Settings, lr_factor
+from headrace.config.settings import FREE, SUGGESTED, Settings, lr_factor, rows_factor
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError
 from headrace.spec import Interface
@@ -76,9 +76,9 @@ def _derive_learners(settings: Settings) -> Settings:
         source = f"follows num_envs_per_learner, {learners} learners"
         settings = settings.follow(source, num_envs=run.num_envs_per_learner * learners)
     # Scaled once, and kept so in config.json: those of single policies as those of all.
-    of_rows = learners if run.num_envs_per_learner else 1
     factor = lr_factor(settings.run)
-    scaled = scale_policies(run.policies, {"lr": factor, "minibatch_size": of_rows})
+    factors = {"lr": factor, "minibatch_size": rows_factor(settings.run)}
+    scaled = scale_policies(run.policies, factors)
     if scaled != run.policies:
         settings = settings.follow("+, scaled", policies=scaled)
     if factor != 1:
@@ -118,9 +118,8 @@ def _derive_minibatches(settings: Settings) -> Settings:
     algo, source = settings.algo, settings.source
     if not isinstance(algo, PPO):
         return settings
-    scale = settings.run.num_learners if settings.run.num_envs_per_learner else 1
     fit = source["num_minibatches"].startswith(FREE)
-    size = algo.minibatch_size * scale
+    size = algo.minibatch_size * rows_factor(settings.run)
     values = minibatch_sizes(settings.run, settings.network, algo.num_minibatches, size, fit=fit)
     pair = "num_minibatches", "minibatch_size"
     if algo.minibatch_size and all(not source[name].startswith(FREE) for name in pair):

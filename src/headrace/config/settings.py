@@ -88,6 +88,11 @@ class Settings:
         return self.source | {n: self.source[n] + source[1:] if added else source for n in names}
 
 
+def rows_factor(run: RunConfig) -> int:
+    """Return by what a minibatch_size is multiplied: it is of each learner, as environments are."""
+    return run.num_learners if run.num_envs_per_learner else 1
+
+
 def lr_factor(run: RunConfig) -> float:
     """Return by what `lr_scale` multiplies the learning rate."""
     scale = {"none": 1.0, "sqrt": math.sqrt(run.num_learners), "linear": float(run.num_learners)}

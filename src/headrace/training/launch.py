@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from headrace.config.policies import scale_policies
 from headrace.config.run_config import RunConfig
 from headrace.config.settings import Settings
 from headrace.distributed import torchrun
@@ -181,14 +182,20 @@ def _advice(job: Job, error: HeadraceError) -> Iterator[str]:
 
 _FOLLOWS_LEARNERS = {
     "num_learners", "num_envs", "num_envs_per_learner", "envs_per_vector", "lr", "lr_scale",
-    "minibatch_size", "policies",
+    "minibatch_size",
 }  # fmt: skip
+
+
+def _without_scaled(settings: dict[str, Any]) -> dict[str, Any]:
+    """Set what follows the learners to 0 in the settings of single policies."""
+    factors = dict.fromkeys(_FOLLOWS_LEARNERS, 0)
+    return settings | {"policies": scale_policies(settings["policies"], factors)}
 
 
 def _refuse_another(run_dir: Path, settings: Settings) -> None:
     """Raise RunDirError unless torchrun begins the directory's run again."""
-    theirs = rundir.read_config(run_dir)["settings"]
-    ours = json.loads(json.dumps(settings.flat()))
+    theirs = _without_scaled(rundir.read_config(run_dir)["settings"])
+    ours = _without_scaled(json.loads(json.dumps(settings.flat())))
     differ = [
         f"  {name}: {theirs.get(name)!r} there, {ours[name]!r} here"
         for name in ours
