@@ -105,7 +105,7 @@ def _submit_peer(pool, tasks, args, folders, processes, episodes):
     jobs, ours = {}, results.read(folders.results)
     known = results.read_others(folders.results, results.PEER)
     for task in tasks:
-        comparable = results.is_plain(task.algo, task.flags) and task.name in ours
+        comparable = results.is_comparable(task.algo, task.flags) and task.name in ours
         if not comparable or task.algo in published(task.env):
             continue
         env_steps = ours[task.name]["runs"][0]["env_steps"]

@@ -8,7 +8,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.presets.results import PEER, RANDOM, is_plain, mean_and_error, read_others
+from benchmarks.presets.results import PEER, RANDOM, is_comparable, mean_and_error, read_others
 from benchmarks.presets.tasks import tasks
 from headrace.catalog.returns import Published, format_return, format_steps, published
 from headrace.tools.plotting import library
@@ -80,7 +80,7 @@ def _title(task):
 def theirs_of(task, peers):
     """What a task is held against: what is published, or what Stable-Baselines3 reached here."""
     theirs = published(task["env"]).get(task["algo"])
-    if theirs is None and task["env"] in peers and is_plain(task["algo"], task["flags"]):
+    if theirs is None and task["env"] in peers and is_comparable(task["algo"], task["flags"]):
         found = peers[task["env"]]
         theirs = Published(found["eval_return"], found["env_steps"], source="")
     return theirs

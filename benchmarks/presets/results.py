@@ -74,17 +74,22 @@ def mean_and_error(values):
     return statistics.fmean(values), error
 
 
-def is_plain(algo, flags):
-    """Whether a task is PPO without flags, which Stable-Baselines3's PPO is comparable with."""
-    return algo == "ppo" and not flags
+def is_preset(flags):
+    """Whether a task is a preset as it is, or with other env steps."""
+    return not flags or (len(flags) == 2 and flags[0] == "--total-env-steps")
+
+
+def is_comparable(algo, flags):
+    """Whether a task is PPO by its preset, which Stable-Baselines3's PPO is comparable with."""
+    return algo == "ppo" and is_preset(flags)
 
 
 def write_own_returns(path, found):
-    """Write what `headrace list` shows of ours: presets as they are, evaluated, without flags."""
+    """Write what `headrace list` shows of ours: presets, evaluated, and their env steps."""
     own = {}
     for task in found.values():
         runs = [run for run in task["runs"] if run["evaluation"]]
-        if task["flags"] or ":" in task["env"] or not runs:
+        if not is_preset(task["flags"]) or ":" in task["env"] or not runs:
             continue
         mean, error = mean_and_error([run["evaluation"]["mean_return"] for run in runs])
         own.setdefault(task["env"], {})[task["algo"]] = {

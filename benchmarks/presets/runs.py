@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -137,6 +138,8 @@ def measure_seed(task, seed, run_dir, processes, more=(), episodes=100, at_once=
         (run_dir / "preset.json").write_text(json.dumps(settings))
         command = ["headrace", "train", task.env, "--algo", task.algo, "--seed", seed]
         command += ["--run-dir", run_dir, *task.flags, *more]
+        if at_once > 1 and settings.get("learner_threads") == 0:  # all cores, which others share
+            command += ["--learner-threads", max(1, (os.cpu_count() or 1) // at_once)]
     log = run_dir / "stderr.txt"
     summary = processes.run([*command, "--json"], log)
     played = ["headrace", "eval", run_dir, "--episodes", episodes, "--json", *_code(task)]

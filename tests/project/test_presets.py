@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.presets import __main__ as script
 from benchmarks.presets import page, results, runs
-from benchmarks.presets.tasks import Task, chosen, tasks
+from benchmarks.presets.tasks import AN_HOUR, ELSEWHERE, Task, chosen, tasks
+from headrace.catalog.families import families
 from headrace.errors import UsageError
 
 CARTPOLE = Task("classic-control", "CartPole-v1", num_seeds=1)
@@ -106,6 +107,24 @@ def test_a_seed_without_an_ended_episode_is_kept_and_left_out_of_the_mean(tmp_pa
 
 # Box2D's extension ends the process if a warning of its import is made an error.
 @pytest.mark.filterwarnings("ignore")
+def test_a_preset_with_fewer_env_steps_is_listed_and_held_against_what_is_published(tmp_path):
+    folders = runs.trial(tmp_path)
+    (task,) = chosen("CarRacing-v3")
+    env_steps = runs.settings_of(task, 1)["total_env_steps"]
+    assert env_steps < AN_HOUR[task.env] + 8192
+    played = seed(1, 500.0, settings=runs.settings_of(task, 1)) | {"env_steps": env_steps}
+    results.add_seed(folders.results, task, played)
+    script.write(folders)
+    assert f"`headrace train CarRacing-v3 --algo ppo --total-env-steps {AN_HOUR[task.env]}`" in (
+        folders.page.read_text()
+    )
+    own = json.loads(folders.own_returns.read_text())
+    assert own["CarRacing-v3"]["ppo"]["env_steps"] == env_steps
+    assert results.is_comparable(task.algo, task.flags)
+
+
+# Box2D's extension ends the process if a warning of its import is made an error.
+@pytest.mark.filterwarnings("ignore")
 def test_the_page_and_own_returns_are_what_the_script_makes_of_the_results(tmp_path):
     found = results.read(runs.HERE.results)
     outdated = runs.outdated(found)
@@ -156,6 +175,8 @@ def test_tasks_follow_from_presets_and_the_catalog():
     cartpole = {task.name for task in chosen("CartPole-v1")}
     assert {"CartPole-v1-ppo", "CartPole-v1-a2c", "CartPole-v1-impala-lag-4"} <= cartpole
     assert {task.num_seeds for task in chosen("atari")} == {1}
+    listed = {env for family in families().values() for env in family.ids}
+    assert set(AN_HOUR) | set(ELSEWHERE) <= listed
     assert all(task.env.startswith("ALE/") for task in chosen("ALE/*"))
     assert len({task.name for task in tasks()}) == len(tasks())
     assert "headrace/TagGridWorld-v0" not in {task.env for task in tasks()}  # docs/tag.md

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
@@ -18,7 +18,6 @@ class Family:
     ids: tuple[str, ...]
     package: str = "gymnasium"
     more: str = ""
-    seeds: dict[str, int] = field(default_factory=dict)
 
 
 @cache
