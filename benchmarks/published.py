@@ -1,10 +1,11 @@
-"""Seconds until a training return is as high as the published one: presets, and the zoo's settings.
+"""Seconds until an evaluation is as high as the published return: presets, and the zoo's settings.
 
-From the start of the process until the mean return of the last 100 training episodes is what
-RL Baselines3 Zoo published for its final policy (`headrace list` shows it). Headrace has its
-preset; Stable-Baselines3 has the settings of the zoo (`peers/sb3_solve.py`), with which that return
-was published. A trainer that has not reached it in the env steps of its settings says so in place
-of a figure.
+From the start of the process until the policy's mean return over 10 episodes, with its likeliest
+actions, is what RL Baselines3 Zoo published for its final policy (`headrace list` shows it). Both
+evaluate every 25,000 env steps of training, within their time. Headrace has its preset;
+Stable-Baselines3 has the settings of the zoo (`peers/sb3_solve.py`), with which that return was
+published. A trainer that has not reached it in the env steps of its settings says so in place of a
+figure.
 """
 
 import sys
@@ -14,22 +15,22 @@ from benchmarks.harness.one_turn import Work
 from headrace.catalog.returns import published
 
 ENVS = ("LunarLander-v3", "Hopper-v5", "HalfCheetah-v5")
+EVALUATE_EVERY = "25000"
 LIMIT_S = 3600
 
 
 def until(env):
     """The comparison on one environment."""
     wanted = published(env)["ppo"].mean_return
-    seed = ["--seed", contestants.TURN]
+    flags = [env, "--mean-return", f"{wanted}", "--evaluate-every", EVALUATE_EVERY]
+    flags += ["--seed", contestants.TURN]
     return turns.Comparison(
         f"{env} until {wanted:,.0f}",
         [
-            contestants.headrace(
-                "Headrace, its preset", [env, "--stop-at-return", f"{wanted}", *seed]
-            ),
+            contestants.headrace_driver("Headrace, its preset", "solve_evaluated", flags),
             contestants.driver(
-                "Stable-Baselines3, the zoo's settings", "sb3", "sb3_solve",
-                [env, "--mean-return", f"{wanted}", *seed], package="stable-baselines3",
+                "Stable-Baselines3, the zoo's settings", "sb3", "sb3_solve", flags,
+                package="stable-baselines3",
             ),
         ],
         Work(None, "turn_s", "s", lower_is_better=True, least_return=wanted, limit_s=LIMIT_S),

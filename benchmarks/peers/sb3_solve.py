@@ -1,9 +1,10 @@
 """stable-baselines3 until a mean return is reached, with the settings that its zoo tuned.
 
 Those are of rl-baselines3-zoo's hyperparams/ppo.yml; of an environment's earlier version, where
-today's is not in there. Reached: the mean return of the last 100 training episodes, as they are
-given to the agent's own statistics, before rewards are normalized. Asked after each step, not after
-each update, which is a little in its favor. Prints RESULT {json}, also if it was not reached.
+today's is not in there. Reached: the mean return of the last 100 training episodes, before rewards
+are normalized; asked after each step, not after each update, which is a little in its favor. With
+--evaluate-every: its mean return in an evaluation (likeliest actions), by its own callbacks.
+Prints RESULT {json}, also if it was not reached.
 """
 
 import argparse
@@ -14,8 +15,14 @@ import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    EvalCallback,
+    StopTrainingOnRewardThreshold,
+)
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
+
+from benchmarks.peers.works import EVALUATED_EPISODES
 
 EPISODES = 100
 WIDE = {
@@ -76,24 +83,54 @@ class StopWhenReached(BaseCallback):
         self.returns += [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
         return len(self.returns) < EPISODES or np.mean(self.returns) < self.wanted
 
+    @property
+    def mean_return(self):
+        """Of the last 100 training episodes; None before there are so many."""
+        return float(np.mean(self.returns)) if len(self.returns) == EPISODES else None
+
+
+class StopWhenEvaluated(EvalCallback):
+    def __init__(self, env, wanted, every):
+        stop = StopTrainingOnRewardThreshold(wanted, verbose=0)
+        episodes = EVALUATED_EPISODES
+        super().__init__(env, stop, n_eval_episodes=episodes, eval_freq=every, verbose=0)
+
+    @property
+    def mean_return(self):
+        """Of the last evaluation; None before the first."""
+        return float(self.last_mean_reward) if np.isfinite(self.last_mean_reward) else None
+
+
+def make(env, count, settings, *, is_trained):
+    """Environments as the zoo has them. Those of an evaluation take over the statistics."""
+    made = VecMonitor(DummyVecEnv([lambda: gym.make(env)] * count))
+    if not settings["normalize"]:
+        return made
+    return VecNormalize(made, gamma=settings["gamma"], training=is_trained, norm_reward=is_trained)
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("env", choices=list(SETTINGS))
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--mean-return", type=float, required=True)
+    parser.add_argument("--evaluate-every", type=int, help="env steps; default: training returns")
     parser.add_argument("--env-steps", type=int, help="at most; default: the zoo's")
     args = parser.parse_args()
     torch.set_num_threads(1)
     of, settings = SETTINGS[args.env]
-    env = VecMonitor(DummyVecEnv([lambda: gym.make(args.env)] * of["num_envs"]))
-    if of["normalize"]:
-        env = VecNormalize(env, gamma=settings["gamma"])
+    of = of | {"gamma": settings["gamma"]}
+    env = make(args.env, of["num_envs"], of, is_trained=True)
     model = PPO("MlpPolicy", env, **settings, seed=args.seed, device="cpu")
-    stop = StopWhenReached(args.mean_return)
+    if args.evaluate_every:
+        fresh = make(args.env, 1, of, is_trained=False)
+        every = args.evaluate_every // of["num_envs"]
+        stop = StopWhenEvaluated(fresh, args.mean_return, every)
+    else:
+        stop = StopWhenReached(args.mean_return)
     model.learn(args.env_steps or of["env_steps"], callback=stop)
-    mean = float(np.mean(stop.returns)) if len(stop.returns) == EPISODES else None
-    print("RESULT " + json.dumps({"env_steps": model.num_timesteps, "mean_return": mean}))
+    result = {"env_steps": model.num_timesteps, "mean_return": stop.mean_return}
+    print("RESULT " + json.dumps(result))
 
 
 if __name__ == "__main__":

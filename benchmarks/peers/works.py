@@ -7,6 +7,9 @@ and critic, or NatureCNN for images. Imports nothing, so that every peer can rea
 
 from dataclasses import dataclass
 
+EVALUATED_EPISODES = 10
+"""Of each evaluation while it is trained, where evaluations are compared."""
+
 
 @dataclass(frozen=True)
 class Settings:
