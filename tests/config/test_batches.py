@@ -31,9 +31,9 @@ def sizes(spec=CONTINUOUS, **given):
     [
         ({}, (8, 256, 64)),
         ({"num_envs": 1}, (1, 2_048, 64)),
-        ({"num_envs": 64}, (64, 32, 64)),
+        ({"num_envs": 64}, (64, 64, 64)),
         ({"num_envs": 24}, (24, 84, 72)),  # three steps of each in a minibatch
-        ({"num_envs": 128}, (128, 32, 128)),  # no fewer steps: the batch grows
+        ({"num_envs": 128}, (128, 64, 128)),  # no fewer steps: the batch grows
         ({"num_envs": 64, "num_steps": 128}, (64, 128, 64)),
         ({"num_steps": 100}, (8, 100, 80)),
         ({"num_minibatches": 4}, (8, 256, 512)),
@@ -95,7 +95,7 @@ def test_number_and_size_of_minibatches_that_contradict_are_refused():
 def test_a_run_says_what_became_of_its_sizes():
     settings = derive(read_settings({"env": "Mine-v0", "num_envs": 128}, spec=CONTINUOUS))
     assert settings.source["num_steps"] == (
-        "follows num_envs, a batch of 4,096 rows in place of 2,048"
+        "follows num_envs, a batch of 8,192 rows in place of 2,048"
     )
     assert settings.source["minibatch_size"].endswith("64 fitted to the batch")
     assert settings.source["normalize_obs"] == "defaults for continuous control"
@@ -112,7 +112,7 @@ def test_one_policy_may_have_minibatches_of_its_own():
 def test_fitted_sizes_are_the_nearest():
     for envs in (1, 2, 3, 7, 50, 300):
         steps = fitting_steps(envs, 2_048, 256, 1)
-        assert steps == max(32, round(2_048 / envs))
+        assert steps == max(64, round(2_048 / envs))
     assert fitting_steps(40, 1_024, 128, 6) == 36  # a multiple, and not below 32
     assert fitting_steps(8, 2_048, 256, 8) == 256
     for whole, others, wanted in ((100, 8, 64), (31, 7, 64), (256, 8, 3)):
