@@ -105,10 +105,61 @@ def test_the_number_of_workers_changes_no_other_setting():
         assert others(a) == others(b)
 
 
-def test_more_workers_than_the_default_vectors_are_refused_and_not_made_to_fit():
+def test_more_workers_than_cores_each_have_a_vector():
     cores = len(os.sched_getaffinity(0))
-    with pytest.raises(ConfigError, match=f"only {cores} vectors"):
-        resolve({"env": "X", "num_envs": 8 * cores, "num_workers": 2 * cores})
+    run = resolve({"env": "X", "num_envs": 8 * cores, "num_workers": 2 * cores}).run
+    assert (run.num_workers, run.envs_per_vector) == (2 * cores, 4)
+    run = resolve({"env": "CartPole-v1", "num_envs": 24, "num_workers": 24}).run  # over a preset
+    assert (run.num_workers, run.envs_per_vector) == (24, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"num_workers": 24}, {"num_envs": 24, "envs_per_vector": 1}),
+        ({"num_workers": 4, "envs_per_vector": 3}, {"num_envs": 12}),
+        ({"envs_per_vector": 3}, {"num_envs": 9}),
+        ({"num_learners": 3}, {"num_envs": 9}),
+        ({"num_learners": 2, "num_workers": 3, "num_envs": 8}, {"num_envs": 8, "num_workers": 3}),
+        ({"num_learners": 2, "num_workers": 9}, {"num_envs": 10, "envs_per_vector": 1}),
+        ({"num_workers": -1}, {"num_envs": 8}),
+    ],
+)
+def test_what_is_not_given_follows_what_is(given, expected):
+    settings = resolve({"env": "X", **given})
+    assert expected.items() <= settings.flat().items()
+    assert given.items() <= settings.flat().items() or given["num_workers"] == -1
+    for name in ("num_envs", "envs_per_vector"):
+        assert name in given or settings.source[name].startswith(("follows", "default"))
+
+
+def test_a_batch_keeps_its_rows_where_the_environments_follow_the_workers():
+    settings = resolve({"env": "CartPole-v1", "num_workers": 16})
+    assert (settings.run.num_envs, settings.run.num_steps) == (16, 32)  # of 8 x 64
+    assert settings.source["num_envs"] == "follows num_workers"
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ({"num_steps": 10, "num_minibatches": 4}, (5, 16)),  # as near to 4 as any
+        ({"num_steps": 30, "num_minibatches": 7}, (6, 40)),
+        ({"num_steps": 8, "num_minibatches": 100}, (8, 8)),
+        ({"num_envs": 6, "num_steps": 16, "num_minibatches": 4, "core": "gru"}, (3, 32)),
+    ],
+)
+def test_minibatches_that_do_not_divide_are_the_nearest_that_do(given, sizes):
+    settings = resolve({"env": "X", **given})
+    assert (settings.algo.num_minibatches, settings.algo.minibatch_size) == sizes
+    wanted = given["num_minibatches"]
+    assert settings.source["num_minibatches"] == f"given, {wanted} fitted to the batch"
+
+
+@pytest.mark.parametrize(("parts", "fitted"), [(3, 4), (5, 8), (8, 8), (100, 128), (999, 256)])
+def test_a_minibatch_is_cut_into_no_fewer_parts_than_were_asked_for(parts, fitted):
+    given = {"num_envs": 8, "num_steps": 32, "num_minibatches": 1}
+    run = resolve({"env": "X", **given, "num_accumulation_steps": parts}).run
+    assert run.num_accumulation_steps == fitted
 
 
 def test_default_vectors_are_a_share_of_the_envs_for_each_core():
@@ -157,19 +208,24 @@ def test_schedules_run_over_the_first_total():
         ({"env": "X", "seed": -1}, ["seed=-1"]),
         (
             {"env": "X", "num_envs": 10, "envs_per_vector": 4},
-            ["10 = 2 x 4 + 2", "--envs-per-vector 2,"],
+            ["10 = 2 x 4 + 2", "--envs-per-vector 2, or leave it out"],
         ),
         (
             {"env": "X", "num_envs": 8, "envs_per_vector": 4, "num_workers": 3},
-            ["only 2 vectors", "8 / 4", "--envs-per-vector 2"],
+            ["only 2 vectors", "envs_per_vector=4", "Leave --envs-per-vector out"],
         ),
         (
             {"env": "X", "num_envs": 2, "envs_per_vector": 1, "num_workers": 3},
             ["only 2 vectors", "--num-envs 3"],
         ),
+        ({"env": "X", "num_envs": 2, "num_workers": 3}, ["only 2 vectors", "--num-envs 3"]),
         (
-            {"env": "X", "num_steps": 10, "num_minibatches": 4},
-            ["10 / 4 = 2.50", "--num-minibatches 2,"],
+            {"env": "X", "num_envs": 9, "num_learners": 2},
+            ["9 = 2 x 4 + 1", "--num-envs 8"],
+        ),
+        (
+            {"env": "X", "num_envs": 8, "num_learners": 4, "num_workers": 3},
+            ["at least one worker for each learner", "--num-workers 4"],
         ),
     ],
 )

@@ -80,7 +80,6 @@ def test_a_policy_has_settings_of_its_own(tmp_path):
         ({"num_envs": 3}, "Unknown setting 'num_envs' .policies.second"),
         ({"lr": "x"}, "lr='x' .policies.second.: expected float"),
         ({"lr": -1.0}, r"lr=-1.0 \(policies.second\): expected at least 0"),
-        ({"num_minibatches": 7}, "does not divide into num_minibatches=7"),
     ):
         with pytest.raises(ConfigError, match=message):
             resolve({"env": "x:Ring", "policies": {"second": wrong}})

@@ -6,8 +6,6 @@ Left out: refusing what does not divide (`checks.py`).
 import math
 from typing import Any
 
-from headrace.config.checks import largest_divisor
-
 LEAST_STEPS = 32
 LEAST_SHARE = 4
 """A batch keeps its rows by fewer env steps of each environment: no fewer than `LEAST_STEPS`, and
@@ -44,18 +42,20 @@ def fitting_minibatches(whole: int, others: int, minibatch_size: int) -> int:
     return whole // min((d for d in range(1, whole + 1) if whole % d == 0), key=distance)
 
 
-def minibatch_sizes(run: Any, network: Any, count: int, size: int, *, fit: bool) -> dict[str, int]:
-    """Return number and size of minibatches that agree.
+def minibatch_sizes(run: Any, network: Any, count: int, size: int) -> dict[str, int]:
+    """Return number and size of minibatches that divide the batch, and agree.
 
     Args:
-        size: rows of a minibatch; 0: it follows from `count`.
-        fit: whether `count` may be made to divide the batch.
+        count: number of minibatches. The nearest one that divides the batch is taken.
+        size: rows of a minibatch, in place of `count`; 0: it follows.
     """
     whole, others = run.num_steps, run.num_envs
     if network.core != "none":
         whole, others = others, whole
     if size:
         count = fitting_minibatches(whole, others, size)
-    elif fit:
-        count = largest_divisor(whole, count)
+    else:
+        count = min(
+            (d for d in range(1, whole + 1) if whole % d == 0), key=lambda d: abs(d - count)
+        )
     return {"num_minibatches": count, "minibatch_size": whole * others // count}

@@ -3,6 +3,7 @@
 A message has both values, the calculation, and what to do.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -76,40 +77,39 @@ def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[A
 
 
 def _check_learners(run: Any) -> None:
-    learners = run.num_learners
-    for name, number in (("num_envs", run.num_envs), ("num_workers", run.num_workers)):
-        if number % learners:
-            near = number // learners * learners or learners
-            raise ConfigError(
-                f"{name}={number} does not divide among num_learners={learners}: {number} = "
-                f"{learners} x {number // learners} + {number % learners}; numbers are those of "
-                f"all learners together.\nUse {flag(name)} {near}, for example, or another "
-                "number of learners."
-            )
+    learners, envs, workers = run.num_learners, run.num_envs, run.num_workers
+    if envs % learners:
+        near = max(1, round(envs / learners)) * learners
+        raise ConfigError(
+            f"num_envs={envs} does not divide among num_learners={learners}: {envs} = {learners} x "
+            f"{envs // learners} + {envs % learners}, and all learners have equally many.\n"
+            f"Use --num-envs {near}, for example, or another number of learners."
+        )
+    if 0 < workers < learners:
+        raise ConfigError(
+            f"num_workers={workers}, but num_learners={learners}: expected at least one worker for "
+            f"each learner, or none.\nUse --num-workers {learners} or more, or 0."
+        )
 
 
 def _check_vectors(run: Any) -> None:
-    share, workers = run.num_envs // run.num_learners, run.num_workers // run.num_learners
-    size = run.envs_per_vector
+    share, size = run.num_envs // run.num_learners, run.envs_per_vector
+    workers = math.ceil(run.num_workers / run.num_learners)
     if share % size:
         envs = "num_envs" if run.num_learners == 1 else "num_envs / num_learners"
         raise ConfigError(
             f"{envs}={share} does not divide into vectors of envs_per_vector={size}: {share} = "
             f"{share // size} x {size} + {share % size}.\n"
-            f"Use --envs-per-vector {largest_divisor(share, size)}, for example."
+            f"Use --envs-per-vector {largest_divisor(share, size)}, or leave it out."
         )
     if workers > share // size:
-        most = largest_divisor(share, share // workers) if share >= workers else 0
-        remedy = (
-            f"Use --envs-per-vector {most}"
-            if most
-            else f"Use --num-envs {run.num_workers} or more with --envs-per-vector 1"
-        )
         each = "" if run.num_learners == 1 else " of each learner"
+        more = f"Use --num-envs {run.num_learners * workers * size} or more"
+        remedy = "Leave --envs-per-vector out" if workers <= share else more
         raise ConfigError(
-            f"num_workers={run.num_workers}, but there are only {run.num_vectors} vectors to share "
-            f"out{each}: num_envs / envs_per_vector = {run.num_envs} / {size}.\n"
-            f"{remedy}, or --num-workers {run.num_vectors} or fewer."
+            f"num_workers={run.num_workers}, but there are only {share // size} vectors{each} to "
+            f"share out: {share} environments in vectors of envs_per_vector={size}.\n"
+            f"{remedy}, or use --num-workers {run.num_vectors} or fewer."
         )
 
 

@@ -3,6 +3,7 @@
 Left out: which settings are asked for (`resolve.py`).
 """
 
+import math
 import os
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,8 @@ def derive(settings: Settings, interface: Interface = "gym", cores: int | None =
         settings = settings.follow("follows total_env_steps", schedule_env_steps=total)
     if not settings.run.learner_threads:
         settings = settings.follow(f"follows {cpu_cores()} cores", learner_threads=cpu_cores())
-    settings = _derive_minibatches(_derive_steps(_derive_learners(settings)))
+    settings = _derive_envs(_derive_learners(settings))
+    settings = _derive_accumulation(_derive_minibatches(_derive_steps(settings)))
     settings = _derive_vectors(settings, interface, cores)
     if settings.run.lag == -1:
         corrected = settings.algorithm.data == "lag_corrected" and settings.run.num_workers
@@ -91,12 +93,27 @@ def _derive_learners(settings: Settings) -> Settings:
     return settings
 
 
+def _derive_envs(settings: Settings) -> Settings:
+    """Take as many environments as can be shared out, unless their number was asked for."""
+    run = settings.run
+    if not settings.source["num_envs"].startswith(SUGGESTED):
+        return settings
+    of = ("num_learners", "num_workers", "envs_per_vector")
+    asked = [name for name in of if not settings.source[name].startswith(FREE)]
+    size = max(1, run.envs_per_vector) if "envs_per_vector" in asked else 1
+    workers = max(1, run.num_workers) if "num_workers" in asked else 1
+    unit, vectors = run.num_learners * size, math.ceil(workers / run.num_learners)
+    num_envs = unit * max(vectors, round(run.num_envs / unit))
+    if num_envs == run.num_envs:
+        return settings
+    return settings.follow(f"follows {', '.join(asked)}", num_envs=num_envs)
+
+
 def _derive_steps(settings: Settings) -> Settings:
-    """Keep the rows of a batch and of a minibatch, where only the number of envs was asked for."""
+    """Keep the rows of a batch and of a minibatch where the number of environments is another."""
     run, source, algo = settings.run, settings.source, settings.algo
-    envs = settings.suggested_envs
-    is_asked = not source["num_envs"].startswith(FREE)
-    if run.num_envs == envs or not is_asked or not source["num_steps"].startswith(SUGGESTED):
+    envs, is_free = settings.suggested_envs, source["num_steps"].startswith(SUGGESTED)
+    if run.num_envs == envs or run.num_envs_per_learner or not is_free:
         return settings
     batch = envs * run.num_steps
     in_minibatch = 1  # env steps of each environment
@@ -118,9 +135,8 @@ def _derive_minibatches(settings: Settings) -> Settings:
     algo, source = settings.algo, settings.source
     if not isinstance(algo, PPO):
         return settings
-    fit = source["num_minibatches"].startswith(FREE)
     size = algo.minibatch_size * rows_factor(settings.run)
-    values = minibatch_sizes(settings.run, settings.network, algo.num_minibatches, size, fit=fit)
+    values = minibatch_sizes(settings.run, settings.network, algo.num_minibatches, size)
     pair = "num_minibatches", "minibatch_size"
     if algo.minibatch_size and all(not source[name].startswith(FREE) for name in pair):
         if values["num_minibatches"] != algo.num_minibatches:
@@ -138,6 +154,16 @@ def _derive_minibatches(settings: Settings) -> Settings:
     return settings
 
 
+def _derive_accumulation(settings: Settings) -> Settings:
+    """Cut the rows of a minibatch into at least as many parts as were asked for."""
+    run, parts = settings.run, settings.run.num_accumulation_steps
+    rows = settings.algorithm.minibatch_rows(run, settings.algo) // run.num_learners
+    if rows % parts == 0 or settings.network.core != "none":
+        return settings
+    more = next((n for n in range(parts, rows) if rows % n == 0), rows)
+    return settings.follow(f"+, {parts} fitted to {rows} rows", num_accumulation_steps=more)
+
+
 def _derive_vectors(settings: Settings, interface: Interface, cores: int) -> Settings:
     form = "native" if settings.is_native(interface) else "python"
     if form != settings.run.vectorization:
@@ -151,24 +177,21 @@ def _derive_vectors(settings: Settings, interface: Interface, cores: int) -> Set
     )
     learners, size = run.num_learners, run.envs_per_vector
     share, of_cores = run.num_envs // learners, max(1, cores // learners)
-    workers = of_cores if run.num_workers == -1 else max(1, run.num_workers // learners)
+    workers = math.ceil(run.num_workers / learners) if run.num_workers > 0 else 0
     # Where the learner acts, one vector of a worker is stepped while another one waits.
-    vectors_each = 2 if run.inference == "learner" else 1
-    is_preset = settings.source["envs_per_vector"].startswith("preset")
-    source = ""
-    if vectors_each > 1 and (not size or (is_preset and share // size < vectors_each * workers)):
-        size = largest_divisor(share, max(1, share // (vectors_each * workers)))
-        source = f"follows num_envs, for {vectors_each} vectors of each worker"
-    elif not size:
-        size = largest_divisor(share, max(1, share // (1 if whole else of_cores)))
+    each = 2 if run.inference == "learner" else 1
+    # As many vectors as cores, whatever the number of workers: the size decides bits.
+    vectors = each * max(workers, 1 if whole else of_cores)
+    is_free = settings.source["envs_per_vector"].startswith(SUGGESTED)
+    if not size or (is_free and (share % size or share // size < each * workers)):
+        wanted = max(1, share // vectors)
+        size = largest_divisor(share, min(size or wanted, wanted))
         source = "follows num_envs" + ("" if whole else f" / {cores} cores")
-    elif share % size and is_preset:
-        size = largest_divisor(share, size)
-        source = f"+, to fit {share} envs" + (" of each learner" if learners > 1 else "")
-    if source:
+        if workers and size < share // (1 if whole else of_cores):
+            source = f"follows num_envs, for {each} vector{'s' * (each > 1)} of each worker"
         settings = settings.follow(source, envs_per_vector=size)
     if run.num_workers == -1:
-        workers = learners * max(1, min(workers, share // size))
+        workers = learners * max(1, min(of_cores, share // size))
         settings = settings.follow(f"+, {cores} cores", num_workers=workers)
     return settings
 

@@ -46,9 +46,7 @@ class Settings:
         algo = replace(self.algo, **part_of(type(self.algo), changes))
         if changes.keys() & EITHER.keys():
             size = changes.get("minibatch_size", 0)
-            algo = replace(
-                algo, **minibatch_sizes(self.run, network, algo.num_minibatches, size, fit=False)
-            )
+            algo = replace(algo, **minibatch_sizes(self.run, network, algo.num_minibatches, size))
         return replace(self, network=network, algo=algo)
 
     def ended_schedules(self) -> list[str]:

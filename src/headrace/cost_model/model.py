@@ -21,6 +21,7 @@ from headrace.cost_model.schedules import (
     SynchronousSchedule,
     WorkTimes,
 )
+from headrace.distributed.ranks import share_of
 
 _WARM_UP = 3  # updates that are not counted
 _DRAW_SIZE = 256  # fragments
@@ -87,17 +88,16 @@ def _make_ranks(events: EventQueue, top: Topology) -> list[SimulatedRank]:
     cores = top.cores if processes > top.cores else 0.0  # else each has a core of its own
     machines = [Machine(events, cores) for _ in range(top.machines)]
     vectors = top.num_envs // top.envs_per_vector // top.num_learners
-    count = top.num_workers // top.num_learners
-    ranks = []
+    ranks, placed = [], 0
     for r in range(top.num_learners):
+        count = share_of(top.num_workers, r, top.num_learners)
         machine = Machine(events, 0.0) if top.learners_apart else machines[r % top.machines]
         workers = [
-            SimulatedWorker(
-                machines[(r * count + i) % top.machines], list(range(i, vectors, count))
-            )
+            SimulatedWorker(machines[(placed + i) % top.machines], list(range(i, vectors, count)))
             for i in range(count)
         ]
         ranks.append(SimulatedRank(machine, workers, vectors))
+        placed += count
     return ranks
 
 

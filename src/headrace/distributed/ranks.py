@@ -82,6 +82,11 @@ def gather_json(ranks: Ranks, data: Any) -> list[Any]:
     return [json.loads(each) for each in ranks.gather_bytes(json.dumps(data).encode())]
 
 
+def share_of(number: int, rank: int, size: int) -> int:
+    """Return the part of a number of workers that a rank has; the first ones may have one more."""
+    return number // size + (rank < number % size)
+
+
 @dataclass(frozen=True)
 class RankInfo:
     """Position of a process among the ranks of a job; see `Ranks`."""

@@ -23,7 +23,7 @@ from headrace.collectors.snapshots import regroup
 from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
-from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json
+from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json, share_of
 from headrace.envs.api import Guards, Restored
 from headrace.envs.vectors import is_one_vector
 from headrace.errors import EnvError
@@ -259,7 +259,7 @@ def _build_collector(
     saved: dict[str, Array],
 ) -> Collector:
     run = job.settings.run
-    num_workers = run.num_workers // ranks.size
+    num_workers = share_of(run.num_workers, ranks.rank, ranks.size)
     if job.saved is not None:
         with checkpoint.as_written(job.saved.path):
             saved = regroup(saved, run.num_envs, plan.envs_per_vector)
