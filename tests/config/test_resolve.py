@@ -212,13 +212,13 @@ def test_schedules_run_over_the_first_total():
         ),
         (
             {"env": "X", "num_envs": 8, "envs_per_vector": 4, "num_workers": 3},
-            ["only 2 vectors", "envs_per_vector=4", "Leave --envs-per-vector out"],
+            ["no more than 2 vectors", "envs_per_vector=4", "Leave --envs-per-vector out"],
         ),
         (
             {"env": "X", "num_envs": 2, "envs_per_vector": 1, "num_workers": 3},
-            ["only 2 vectors", "--num-envs 3"],
+            ["no more than 2 vectors", "--num-envs 3"],
         ),
-        ({"env": "X", "num_envs": 2, "num_workers": 3}, ["only 2 vectors", "--num-envs 3"]),
+        ({"env": "X", "num_envs": 2, "num_workers": 3}, ["no more than 2 vectors", "--num-envs 3"]),
         (
             {"env": "X", "num_envs": 9, "num_learners": 2},
             ["9 = 2 x 4 + 1", "--num-envs 8"],
