@@ -63,7 +63,8 @@ def test_two_learners_equal_one_learner(tmp_path, num_workers):
         assert runs[0].summary[name] == runs[1].summary[name]
     assert runs[0].mean_return == pytest.approx(runs[1].mean_return)
     assert {"rank1/learn_s", "rank1/allreduce_s", "rank0/wait_s"} <= seen[-1].keys()
-    assert "rank 1" in (others := runs[1].summary["worker_meters"])
+    others = runs[1].summary["worker_meters"]
+    assert "rank 1" in others
     shares = [sum(name.startswith(f"rank {rank}, ") for name in others) for rank in (0, 1)]
     assert shares == [-(-num_workers // 2), num_workers // 2]
 

@@ -108,8 +108,8 @@ def _check_vectors(run: Any) -> None:
         more = f"Use --num-envs {run.num_learners * workers * size} or more"
         remedy = "Leave --envs-per-vector out" if workers <= share else more
         raise ConfigError(
-            f"num_workers={run.num_workers} have no more than {vectors} to share out{each}: {share} "
-            f"environments in vectors of envs_per_vector={size}.\n"
+            f"num_workers={run.num_workers} have no more than {vectors} to share out{each}: "
+            f"{share} environments in vectors of envs_per_vector={size}.\n"
             f"{remedy}, or use --num-workers {run.num_vectors} or fewer."
         )
 
