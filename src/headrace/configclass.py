@@ -33,10 +33,12 @@ class Between:
     least: float
     most: float = math.inf
     minus_one: str = ""  # what -1 means, where it is allowed besides
+    auto: int | None = None  # the number that stands for the word "auto", where it is allowed
 
     def __str__(self) -> str:
         upper = "" if self.most == math.inf else f" and at most {self.most}"
         besides = f" (or -1: {self.minus_one})" if self.minus_one else ""
+        besides += "" if self.auto is None else ", or auto"
         return f"at least {self.least}{upper}{besides}"
 
     def contain(self, value: Any) -> bool:
@@ -44,6 +46,7 @@ class Between:
         return all(
             (self.least <= number <= self.most and math.isfinite(number))
             or (number == -1 and bool(self.minus_one))
+            or number == self.auto
             for number in (value if isinstance(value, tuple) else (value,))
         )
 
@@ -104,6 +107,9 @@ def check_values(cls: Any, values: Mapping[str, Any], source: str = "") -> dict[
         if get_origin(hint) is Annotated:
             hint, metadata = hint.__origin__, hint.__metadata__
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        if value == "auto":
+            autos = (item.auto for item in metadata if isinstance(item, Between))
+            value = next((auto for auto in autos if auto is not None), value)
         fitting, expected = _convert(kinds, value), _describe(kinds)
         fits = fitting is not None or (value is None and NoneType in kinds)
         for item in metadata:

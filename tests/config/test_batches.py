@@ -164,13 +164,7 @@ def test_what_is_for_an_algorithm_overrides_what_is_for_all():
     assert preset("MountainCar-v0", "appo") == preset("MountainCar-v0", "ppo")
     assert "num_steps" not in preset("MountainCar-v0", "a2c")[1]
     mixed = preset("CartPole-v1", "appo")[1]
-    assert (mixed["num_workers"], mixed["lr"]) == (-1, 1e-3)
-
-
-@pytest.mark.parametrize(("num_envs", "size"), [(1, 1), (2, 2), (6, 3), (8, 4), (64, 4)])
-def test_vectors_of_a_preset_fit_the_number_of_environments(num_envs, size):
-    settings = derive(read_settings({"env": "CartPole-v1", "num_envs": num_envs}))
-    assert settings.run.envs_per_vector == size
+    assert (mixed["num_epochs"], mixed["lr"]) == (5, 1e-3)
 
 
 def test_only_algorithms_with_minibatches_have_more_environments_with_a_core():

@@ -261,16 +261,10 @@ def test_one_worker_for_each_core(monkeypatch, cores, given, workers):
     assert settings.source["num_workers"] == f"given, {cores} cores"
 
 
-def test_presets_of_slow_environments_use_all_cores(monkeypatch):
-    """And a run that goes on elsewhere keeps its workers; they change no bits."""
-    monkeypatch.setattr("headrace.config.derive.cpu_cores", lambda: 2)
-    for env in ("HalfCheetah-v5", "LunarLander-v3", "MiniGrid-Empty-8x8-v0"):
-        settings = resolve({"env": env})
-        assert settings.run.num_workers == 2
-        assert settings.source["num_workers"].endswith(", 2 cores")
-    assert resolve({"env": "CartPole-v1"}).run.num_workers == 0
-    with pytest.raises(ConfigError, match=r"num_workers=-2 \(given\): expected at least 0 \(or -1"):
-        resolve({"env": "CartPole-v1", "num_workers": -2})
+def test_no_preset_names_what_is_found_for_each_machine():
+    for _, table in preset_tables().values():
+        for part in (table, *(value for value in table.values() if isinstance(value, dict))):
+            assert not {"num_workers", "envs_per_vector", "learner_threads"} & set(part)
 
 
 def test_resume_has_a_flag_for_all_that_may_change():

@@ -19,32 +19,33 @@ from headrace.config.checks import (
     largest_divisor,
 )
 from headrace.config.policies import policy_settings, scale_policies
-from headrace.config.run_config import RunConfig
+from headrace.config.run_config import AUTO_WORKERS, RunConfig
 from headrace.config.settings import FREE, SUGGESTED, Settings, lr_factor, rows_factor
+from headrace.config.topology import choose_topology, is_plain
+from headrace.cost_model.costs import Costs
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError
 from headrace.spec import Interface
 
 
-def derive(settings: Settings, interface: Interface = "gym", cores: int | None = None) -> Settings:
+def derive(
+    settings: Settings,
+    interface: Interface = "gym",
+    cores: int | None = None,
+    measured: Costs | None = None,
+) -> Settings:
     """Return the settings with those that follow from others, or raise ConfigError.
 
     Args:
         interface: of the environment; it decides whether its own vector form is stepped.
         cores: CPU cores for workers; default: those of this process. On a cluster, at least one
             for each worker that was asked for.
+        measured: what numbers that are auto are chosen by; None: by the cores alone.
     """
-    cores = cores or cpu_cores()
+    settings, cores = _derive_sizes(settings), cores or cpu_cores()
     if settings.run.cluster:
         cores = max(cores, settings.run.num_workers)
-    if not settings.run.schedule_env_steps:
-        total = settings.run.total_env_steps
-        settings = settings.follow("follows total_env_steps", schedule_env_steps=total)
-    if not settings.run.learner_threads:
-        settings = settings.follow(f"follows {cpu_cores()} cores", learner_threads=cpu_cores())
-    settings = _derive_envs(_derive_learners(settings))
-    settings = _derive_accumulation(_derive_minibatches(_derive_steps(settings)))
-    settings = _derive_vectors(settings, interface, cores)
+    settings = _derive_vectors(settings, interface, cores, measured)
     if settings.run.lag == -1:
         corrected = settings.algorithm.data == "lag_corrected" and settings.run.num_workers
         settings = settings.follow("follows algo and num_workers", lag=1 if corrected else 0)
@@ -57,17 +58,36 @@ def derive(settings: Settings, interface: Interface = "gym", cores: int | None =
     return settings
 
 
+def needs_calibration(settings: Settings, interface: Interface) -> bool:
+    """Return whether numbers are auto that only a measurement can choose."""
+    return not is_plain(_derive_sizes(settings), interface, cpu_cores())
+
+
+def _derive_sizes(settings: Settings) -> Settings:
+    """Derive what a batch is, and by how many learners it is shared."""
+    if not settings.run.schedule_env_steps:
+        total = settings.run.total_env_steps
+        settings = settings.follow("follows total_env_steps", schedule_env_steps=total)
+    if not settings.run.learner_threads:
+        settings = settings.follow(f"follows {cpu_cores()} cores", learner_threads=cpu_cores())
+    settings = _derive_envs(_derive_learners(settings))
+    return _derive_accumulation(_derive_minibatches(_derive_steps(settings)))
+
+
 def _derive_learners(settings: Settings) -> Settings:
     run = settings.run
-    if run.num_learners == -1:
+    if run.num_learners == -1 and run.cluster and settings.source["num_learners"] == "default":
+        settings = settings.follow("follows cluster", num_learners=1)
+    elif run.num_learners == -1:
         if run.cluster:
             raise ConfigError(
                 "num_learners=-1 (auto) counts the GPUs of this machine, and on a cluster learners "
                 f"are on others (cluster={run.cluster!r}).\nUse --num-learners N."
             )
-        gpus = visible_gpus(run.device)
-        source = f"+, follows {gpus or 'no'} GPUs"
-        settings = settings.follow(source, num_learners=max(1, gpus))
+        gpus = max(1, visible_gpus(run.device))
+        is_default = settings.source["num_learners"] == "default"
+        source = "default" if is_default and gpus == 1 else f"+, {gpus} GPUs"
+        settings = settings.follow(source, num_learners=gpus)
     learners = settings.run.num_learners
     if run.num_envs_per_learner:
         if settings.source["num_envs"] in ("given", settings.source["num_envs_per_learner"]):
@@ -164,16 +184,21 @@ def _derive_accumulation(settings: Settings) -> Settings:
     return settings.follow(f"+, {parts} fitted to {rows} rows", num_accumulation_steps=more)
 
 
-def _derive_vectors(settings: Settings, interface: Interface, cores: int) -> Settings:
+def _derive_vectors(
+    settings: Settings, interface: Interface, cores: int, measured: Costs | None
+) -> Settings:
     form = "native" if settings.is_native(interface) else "python"
     if form != settings.run.vectorization:
         settings = settings.follow("follows env and wrapper", vectorization=form)
-    if settings.run.cluster and settings.source["num_workers"] == "default" and interface == "gym":
-        settings = settings.follow("follows cluster", num_workers=-1)
+    is_auto = settings.run.num_workers == AUTO_WORKERS
+    settings = choose_topology(settings, interface, cores, measured)
     run = settings.run
-    # Such vectors have threads of their own or cannot use any, so cores do not divide them.
-    whole = interface in ("tensor", "parallel") or (
-        form == "native" and not (run.cluster and run.num_workers)
+    # One vector of all environments where nothing else steps any; or the vectors have threads of
+    # their own, or cannot use any, so cores do not divide them.
+    whole = (
+        interface in ("tensor", "parallel")
+        or (is_auto and run.num_workers == 0)
+        or (form == "native" and not (run.cluster and run.num_workers))
     )
     learners, size = run.num_learners, run.envs_per_vector
     share, of_cores = run.num_envs // learners, max(1, cores // learners)

@@ -15,7 +15,7 @@ from typing import Any
 from headrace.catalog.families import advice_without_env
 from headrace.config.algorithms import load_algorithm
 from headrace.config.checks import checked_values, largest_divisor, part_of, without_cluster
-from headrace.config.derive import derive
+from headrace.config.derive import cpu_cores, derive
 from headrace.config.old_names import rename_settings, settings_of_file
 from headrace.config.policies import merge_policies
 from headrace.config.presets import defaults, preset
@@ -110,7 +110,8 @@ def values_for_resume(
     """Return all settings of config.json with some changed, and their sources.
 
     Another number of learners means another share of the environments and workers: those are made
-    to fit. A run that leaves its cluster loses what the cluster's machines had to have.
+    to fit. Workers whose number was found for a machine with other cores are found anew, since they
+    change no bits. A run that leaves its cluster loses what the cluster's machines had to have.
     """
     values, sources = config["settings"] | changes, dict(config["origin"])
     sources |= dict.fromkeys(changes, "given to resume")
@@ -123,16 +124,21 @@ def values_for_resume(
     if "num_learners" in changes and share % values["envs_per_vector"]:
         values["envs_per_vector"] = largest_divisor(share, values["envs_per_vector"])
         sources["envs_per_vector"] = f"follows {learners} learners"
-    if "num_learners" in changes and values["num_workers"] % learners:
-        values["num_workers"] = learners * max(1, values["num_workers"] // learners)
+    if "num_learners" in changes and 0 < values["num_workers"] < learners:
+        values["num_workers"] = learners
         sources["num_workers"] = f"follows {learners} learners"
+    was_auto = sources["num_workers"].startswith("auto,") and "num_workers" not in changes
+    if was_auto and values["num_workers"] and config.get("cores", cpu_cores()) != cpu_cores():
+        vectors = values["num_envs"] // values["envs_per_vector"]
+        values["num_workers"] = learners * max(1, min(cpu_cores(), vectors) // learners)
+        sources["num_workers"] = f"auto, {cpu_cores()} cores"
     # The number of environments is settled, and with it the learning rate.
     settled = {"num_envs_per_learner": 0, "lr_scale": "none"}
     return values | settled, sources | dict.fromkeys(settled, "default")
 
 
 MAY_CHANGE = (
-    "total_env_steps", "schedule_env_steps", "num_learners", "on_env_error", "on_worker_loss",
-    "env_timeout_s", "max_worker_restarts", "cluster", "stop_after_s",
+    "total_env_steps", "schedule_env_steps", "num_learners", "num_workers", "on_env_error",
+    "on_worker_loss", "env_timeout_s", "max_worker_restarts", "cluster", "stop_after_s",
 )  # fmt: skip
 """The settings that resume may change."""

@@ -46,13 +46,18 @@ KeyValues = _key_values("key=value")
 _Shares = _key_values("POLICY=FIRST:END")
 Frozen = _key_values("POLICY=RUN_DIR")
 _Demands = _key_values("NAME=AMOUNT|LABEL")
-_Learners = tyro.constructors.PrimitiveConstructorSpec[int](
-    nargs=1,
-    metavar="INT|auto",
-    instance_from_str=lambda words: -1 if words[0] == "auto" else int(words[0]),
-    is_instance=lambda instance: isinstance(instance, int),
-    str_from_instance=lambda number: [str(number)],
-)
+AUTO_WORKERS, AUTO_THREADS = -2, -1
+"""What the word `auto` is in the settings of that name until numbers are derived."""
+
+
+def _number_or_auto(auto: int) -> tyro.constructors.PrimitiveConstructorSpec[int]:
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT|auto",
+        instance_from_str=lambda words: auto if words[0] == "auto" else int(words[0]),
+        is_instance=lambda instance: isinstance(instance, int),
+        str_from_instance=lambda number: ["auto" if number == auto else str(number)],
+    )
 
 
 _PLAIN = Expected(
@@ -98,13 +103,17 @@ class CollectConfig:
     0: num_envs is the number of all."""
     num_steps: PositiveInt = 128
     """Env steps per env and batch (T)."""
-    num_workers: Annotated[int, Between(0, minus_one="one for each CPU core")] = 0
-    """Worker processes. 0: environments run in the learner's process. -1: one for each CPU core.
-    On a cluster -1 is the default, and means all that its machines have room for."""
-    envs_per_vector: NonNegativeInt = 0
-    """Environments that are stepped together and share a forward pass of the policy. 0: num_envs /
-    CPU cores; with --inference learner so many that each worker has two vectors. A run can be
-    repeated exactly only with the same value; num_workers may differ."""
+    num_workers: Annotated[
+        int,
+        Between(0, minus_one="one for each CPU core", auto=AUTO_WORKERS),
+        _number_or_auto(AUTO_WORKERS),
+    ] = AUTO_WORKERS
+    """Worker processes. 0: environments run in the learner's process. -1: one for each CPU core; on
+    a cluster all that its machines have room for. auto: as many as make this run the fastest, from
+    what a step, an inference and an update take (measured for at most a second, and remembered)."""
+    envs_per_vector: Annotated[int, Between(0, auto=0), _number_or_auto(0)] = 0
+    """Environments that are stepped together and share a forward pass of the policy. auto (0): as
+    num_workers. A run can be repeated exactly only with the same value; num_workers may differ."""
     lag: Annotated[int, Between(0, 100, minus_one="what is usual for the algorithm")] = -1
     """How far sampling runs ahead of learning. 0: workers wait while the learner works. 1 with ppo
     and a2c: workers make the next batch meanwhile, with weights one update old; this can be
@@ -146,19 +155,24 @@ class LearnerConfig:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the learner computes. auto: cuda if there is a CUDA device."""
-    learner_threads: NonNegativeInt = 1
-    """CPU threads of the learner's math. 0: one for each core. A run can be repeated exactly only
-    with the same value."""
+    learner_threads: Annotated[
+        int, Between(0, auto=AUTO_THREADS), _number_or_auto(AUTO_THREADS)
+    ] = AUTO_THREADS
+    """CPU threads of the learner's math. 0: one for each core. auto: the same for ppo and a2c with
+    images, else 1. A run can be repeated exactly only with the same value."""
     compile: bool = False
     """Compile the loss with torch.compile. Needs a C++ compiler, and half a minute in the first
     update. Replaces the gradient that --arithmetic auto has for small networks."""
     num_accumulation_steps: PositiveInt = 1
     """Parts in which the gradient of a minibatch is computed, one after the other. More parts take
     less memory; the gradient is the same."""
-    num_learners: Annotated[int, Between(1, minus_one="one for each GPU"), _Learners] = 1
+    num_learners: Annotated[int, Between(1, auto=-1), _number_or_auto(-1)] = -1
     """Learner processes (ranks). Each steps its share of the environments with its share of the
-    workers; they average their gradients. auto (-1): one for each GPU of this machine. torchrun
-    sets it."""
+    workers; they average their gradients. auto (-1): one for each GPU of this machine, one on a
+    machine without GPUs. torchrun sets it."""
+    deterministic: bool = False
+    """Choose what is auto from the number of cores and GPUs alone, and not from what is measured:
+    the same command has the same sizes on each machine with as many."""
     lr_scale: Literal["none", "sqrt", "linear"] = "none"
     """Multiply the learning rate by the number of learners, or by its square root."""
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"

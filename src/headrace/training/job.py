@@ -14,8 +14,9 @@ from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algor
 from headrace.config.derive import derive
 from headrace.config.policies import assign_agents, format_assignment
 from headrace.config.resolve import read_settings, resolve, values_for_resume
-from headrace.config.run_config import RunConfig
+from headrace.config.run_config import AUTO_WORKERS, RunConfig
 from headrace.config.settings import Settings
+from headrace.cost_model.costs import Costs
 from headrace.envs.api import Guards
 from headrace.envs.factory import EnvLike, EnvMaker, WrapperLike, env_spec
 from headrace.envs.vectors import is_one_vector
@@ -62,6 +63,7 @@ class RunRequest:
         config_file: TOML file with more settings.
         measured: sizes that `headrace autoscale` measured, used where no size is set.
         spec: of the environment, after `inspect_request`.
+        costs: what numbers that are auto are chosen by, after `calibrated`.
     """
 
     explicit: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class RunRequest:
     config_file: Path | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
     spec: EnvSpec | None = None
+    costs: Costs | None = None
 
     def change(self, **settings: Any) -> "RunRequest":
         """Return the request with other settings, for the same environment."""
@@ -85,8 +88,11 @@ class RunRequest:
     def derived(self, cores: int | None = None) -> Settings:
         """Return all settings, with the defaults of the environment's kind, or ConfigError."""
         assert self.spec is not None
-        settings = read_settings(self.explicit, self.config_file, self.measured, self.spec)
-        return derive(settings, self.spec.interface, cores)
+        return derive(self.underived(), self.spec.interface, cores, self.costs)
+
+    def underived(self) -> Settings:
+        """Return the settings of all sources, the defaults of the environment's kind included."""
+        return read_settings(self.explicit, self.config_file, self.measured, self.spec)
 
     def job(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Job:
         """Derive the remaining settings and return the job of a new run, or raise ConfigError.
@@ -217,7 +223,7 @@ def _check_interface(run: RunConfig, spec: EnvSpec) -> None:
     what = {"tensor": "steps tensors", "parallel": "is a game in PettingZoo's form"}
     if not (why := what.get(spec.interface, several)):
         return
-    if run.num_workers:
+    if run.num_workers not in (0, AUTO_WORKERS):
         raise ConfigError(
             f"num_workers={run.num_workers}, but {spec.id} {why}: it is stepped in the learner's "
             "process.\nUse --num-workers 0."

@@ -25,6 +25,7 @@ from headrace.errors import (
 from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
+from headrace.training.calibration import calibrated
 from headrace.training.job import Job, RunRequest, inspect_request, job_of_run, settings_of_run
 from headrace.training.log import Display, TerminalDisplay
 from headrace.training.process import StopSignals
@@ -64,6 +65,8 @@ class Launch:
         run = inspected.settings.run
         with self._connected(run) as cores:
             run_dir = run_dir or rundir.default(run.env, run.algo, run.seed)
+            if attempt is None:  # torchrun's ranks choose each for itself, and alike
+                inspected = calibrated(inspected)
             job = inspected.job(run_dir, cores=cores, quiet=self._out is None)
             is_restart = attempt is not None and attempt.is_restart
             if is_restart and any(run_dir.glob("checkpoints/step_*")):

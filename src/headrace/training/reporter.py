@@ -10,6 +10,7 @@ import headrace
 from headrace.collectors.api import Collector
 from headrace.distributed.ranks import Ranks
 from headrace.envs.api import Restored
+from headrace.errors import flag
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.training.counters import Counters
@@ -141,7 +142,10 @@ def describe_start(job: Job, ranks: Ranks, compute: str) -> str:
     by_origin: dict[str, list[str]] = {}
     for name, origin in settings.source.items():
         if origin != "default" and name != "env":
-            by_origin.setdefault(origin, []).append(f"{name}={flat[name]}")
+            # What was found for this machine is given as flags, to be repeated on others.
+            is_auto = origin.startswith("auto,")
+            word = f"{flag(name)} {flat[name]}" if is_auto else f"{name}={flat[name]}"
+            by_origin.setdefault(origin, []).append(word)
     lines += [f"  {origin}: {' '.join(names)}" for origin, names in by_origin.items()]
     lines += [f"  note: {note}" for note in spec.notes]
     if run.inference == "learner" and run.num_vectors < 2 * run.num_workers:

@@ -6,18 +6,15 @@ that repeats a few real steps.
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from headrace import batch
-from headrace.batch import Fragment
 from headrace.collectors.api import Collector, SamplingPlan
 from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
@@ -27,66 +24,27 @@ from headrace.cost_model.costs import Costs, LinearCost, TimeDistribution
 from headrace.distributed.ranks import device_of
 from headrace.errors import EnvError
 from headrace.learner.learner import Learner
-from headrace.meter import SPANS, Laps, Meter
+from headrace.meter import Meter
 from headrace.models.policy import torch_seed
-from headrace.tools.profile.timeline_plots import lap_arrays
 from headrace.training.job import Job
+from headrace.training.measuring import (
+    ALLREDUCE_S,
+    Learning,
+    Timings,
+    native_costs,
+    read_laps,
+    repeat_steps,
+    single_costs,
+)
 from headrace.training.process import math_threads
 from headrace.training.rank import build_learner, is_on_device, sampling_plan
 
 _SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps
-_MIN_IDLE = 0.1  # a smaller share of idle time is noise
 _MAX_WORKERS = 32  # for environments that sleep
 _CORE_LOAD = 0.7  # load of the cores by these workers: with more they would wait for each other
 _FEW_STEPS = 2  # real steps that a batch repeats
 _MAX_SLOWDOWN = 1.5  # of a process beside others on other cores; more is noise
 _ROUNDS_S = 0.5
-_LONG_STEP_S = 1e-3
-_ALLREDUCE_S = 50e-6  # of a small network through shared memory, waiting included
-_STEP, _RESET, _INFER, *_OTHER_WORK = map(
-    SPANS.index, ("env_step", "env_reset", "infer", "rollout", "publish")
-)
-
-
-@dataclass
-class _Timings:
-    """Timings of workers that step vectors.
-
-    Attributes:
-        steps: seconds of each vector step.
-        vector_s: mean seconds of the other work of a vector step.
-        inference: share of `vector_s` that is inference.
-        cpu_share: CPU time / time in environments.
-    """
-
-    steps: np.ndarray
-    resets: np.ndarray
-    vector_s: float
-    inference: float
-    cpu_share: float
-
-
-def _read_laps(laps: list[Laps]) -> _Timings:
-    arrays = [lap_arrays(worker) for worker in [Laps(0.0), *laps]]
-    spans = np.concatenate([span for span, _ in arrays])
-    durations = np.concatenate([np.diff(knots) for _, knots in arrays])
-    cpu_s = sum(worker.cpu_s for worker in laps)
-    queued_s = sum(worker.queued_s for worker in laps)
-    step, reset = durations[spans == _STEP], durations[spans == _RESET]
-    infer_s = float(durations[spans == _INFER].sum())
-    env_s = float(step.sum() + reset.sum())
-    vector_s = infer_s + float(durations[np.isin(spans, _OTHER_WORK)].sum())
-    inference = infer_s / max(1e-12, vector_s)
-    idle_s = max(0.0, env_s + vector_s - cpu_s - queued_s)
-    computed = cpu_s / (cpu_s + queued_s) if env_s else 1.0  # the rest: waiting for a core
-    if idle_s < _MIN_IDLE * (env_s + vector_s) or not env_s:
-        # Each worker has a core, but others may use it: that time is not the environments'.
-        step, reset, vector_s = step * computed, reset * computed, vector_s * computed
-        cpu_share = 1.0
-    else:
-        env_cpu_s = max(0.0, cpu_s - computed * vector_s)
-        cpu_share = env_cpu_s / (env_cpu_s + idle_s)
-    return _Timings(step, reset, vector_s / max(1, len(step)), inference, cpu_share)
 
 
 class Probe:
@@ -132,7 +90,7 @@ class Probe:
         if run.num_learners > 1:  # all cores are busy then; inference shows what that costs
             alone = self._step_envs(1, size, self._seconds / 8)
             slowdown = min(_MAX_SLOWDOWN, max(1.0, wide.vector_s / alone.vector_s))
-        step, vector = _native_costs(single, n) if whole else _single_costs(single, wide, size)
+        step, vector = native_costs(single, n) if whole else single_costs(single, wide, size)
         self._say("Handing orders over")
         hand_over, latency = self._measure_hand_over()
         learning.learn(self._seconds / 16)
@@ -146,7 +104,7 @@ class Probe:
             hand_over=hand_over,
             latency=latency,
             learn=learning.cost(slowdown),
-            allreduce=LinearCost(_ALLREDUCE_S * learning.learner_steps, 0.0),
+            allreduce=LinearCost(ALLREDUCE_S * learning.learner_steps, 0.0),
             device=self._device_name,
         )
 
@@ -173,14 +131,14 @@ class Probe:
             assert collected is not None and laps is not None
             self._say("Learning")
             rows = run.num_envs * run.num_steps
-            learning = _Learning([(rows, learner, collected.fragments)])
+            learning = Learning([(rows, learner, collected.fragments)])
             learning.learn(self._seconds / 4)
         if self._device.type == "cuda":  # the host's laps say nothing about the device
             step = TimeDistribution.from_samples(np.array(batches) / rows)
             vector, inference = LinearCost(0.0, 0.0), 0.0
         else:
-            timings = _read_laps([laps])
-            step, vector = _native_costs(timings, run.num_envs)
+            timings = read_laps([laps])
+            step, vector = native_costs(timings, run.num_envs)
             inference = timings.inference
         return Costs(
             step=step,
@@ -192,7 +150,7 @@ class Probe:
             hand_over=0.0,
             latency=0.0,
             learn=learning.cost(),
-            allreduce=LinearCost(_ALLREDUCE_S * learning.learner_steps, 0.0),
+            allreduce=LinearCost(ALLREDUCE_S * learning.learner_steps, 0.0),
             device=self._device_name,
         )
 
@@ -216,7 +174,7 @@ class Probe:
         meter = Meter()
         return meter, build_learner(job, self._device, meter)
 
-    def _step_envs(self, count: int, n: int, seconds: float) -> _Timings:
+    def _step_envs(self, count: int, n: int, seconds: float) -> Timings:
         """Step vectors of n environments in `count` workers."""
         deadline = float("inf")  # until all workers are up
         plan = self._plan(count * n, n)
@@ -225,7 +183,7 @@ class Probe:
             while collector.collect() is not None:
                 pass
             collector.halt()
-            timings = _read_laps([each.laps for each in collector.timings().values() if each.laps])
+            timings = read_laps([each.laps for each in collector.timings().values() if each.laps])
         if not len(timings.steps):
             raise EnvError(
                 f"{self._job.spec.id}: no step ended within {seconds:.1f} s, and so there is "
@@ -248,7 +206,7 @@ class Probe:
             busy = (_busy_s(collector) - busy_before) / rounds
         return hand_over, max(0.0, duration - busy - hand_over)
 
-    def _prepare_learning(self) -> "_Learning":
+    def _prepare_learning(self) -> "Learning":
         """Prepare batches of the run's size and of half of it, by repeating a few real steps."""
         run, sizes = self._single.settings.run, []
         _, learner = self._learner(1, _FEW_STEPS)
@@ -261,38 +219,8 @@ class Probe:
         for num_envs in sorted({max(1, run.num_envs // 2), run.num_envs}):
             _, learner = self._learner(num_envs, run.num_steps)
             plan = self._plan(num_envs, num_envs, run.num_steps)
-            sizes.append((num_envs * run.num_steps, learner, [_repeat_steps(few, plan)]))
-        return _Learning(sizes)
-
-
-class _Learning:
-    """Repeated updates on the same batches: rows, learner, and the fragments that it learns from.
-
-    They are spread over the whole measurement, because the speed of a shared machine varies.
-    """
-
-    def __init__(self, sizes: list[tuple[int, Learner, list[Fragment]]]) -> None:
-        self._sizes = sizes
-        self._durations: dict[int, list[float]] = {rows: [] for rows, *_ in sizes}
-        self.learner_steps = 0  # optimizer steps of one update
-
-    def learn(self, seconds: float) -> None:
-        """Repeat updates for some time."""
-        deadline = time.perf_counter() + seconds
-        for number in itertools.count():
-            for rows, learner, fragments in self._sizes:
-                steps, began = learner.learner_steps, time.perf_counter()
-                learner.update(learner.assemble(fragments), 0)
-                if number:  # the first update has cold caches
-                    self._durations[rows].append(time.perf_counter() - began)
-                self.learner_steps = learner.learner_steps - steps
-            if number and time.perf_counter() > deadline:
-                return
-
-    def cost(self, slowdown: float = 1.0) -> LinearCost:
-        """Return the seconds of an update by rows, multiplied by `slowdown`."""
-        means = {rows: slowdown * float(np.mean(s)) for rows, s in self._durations.items()}
-        return LinearCost.fit(*means.items())
+            sizes.append((num_envs * run.num_steps, learner, [repeat_steps(few, plan)]))
+        return Learning(sizes)
 
 
 @contextlib.contextmanager
@@ -311,34 +239,3 @@ def _busy_s(collector: Collector) -> float:
     """Return the busy seconds of the only worker."""
     [timings] = collector.timings().values()
     return sum(s for span, s in timings.seconds().items() if span not in ("wait", "start", "other"))
-
-
-def _repeat_steps(few: dict[str, Tensor], plan: SamplingPlan) -> Fragment:
-    """Build a batch that repeats a few steps of one environment."""
-    fragment = batch.allocate(plan.layout)
-    for name, array in batch.named_tensors(fragment).items():
-        if not name.startswith(("final_", "num_final", "env_id")):
-            rows = torch.arange(array.shape[0]) % few[name].shape[0]
-            array.copy_(few[name][rows].expand_as(array))
-    fragment.env_id.copy_(torch.arange(plan.num_envs))
-    return fragment
-
-
-def _native_costs(timings: _Timings, n: int) -> tuple[TimeDistribution, LinearCost]:
-    """Divide a step of a native vector among its n environments: step and other work."""
-    step = TimeDistribution.from_samples(timings.steps / n)
-    return step, LinearCost(0.0, timings.vector_s / n)
-
-
-def _single_costs(single: _Timings, wide: _Timings, n: int) -> tuple[TimeDistribution, LinearCost]:
-    """Return the cost of one environment's step, and of a vector step's other work by envs.
-
-    `single` is of vectors of one environment, `wide` of vectors of n.
-    """
-    vector = LinearCost.fit((1, single.vector_s), (n, wide.vector_s))
-    step = TimeDistribution.from_samples(single.steps)
-    one, many = float(single.steps.mean()), float(wide.steps.mean())
-    if one > _LONG_STEP_S:  # the vector's part is negligible, and rare stalls would hide it
-        return step, vector
-    base, each = LinearCost.fit((1, one), (n, many))
-    return step.scaled(each / one), LinearCost(vector.base + base, vector.slope)

@@ -17,6 +17,7 @@ from headrace.errors import ConfigError
 from headrace.meter import SPANS, Laps
 from headrace.spec import Array
 from headrace.tools import plotting
+from headrace.training.measuring import lap_arrays
 
 COLORS = {
     "start": "#5b6676",
@@ -99,12 +100,6 @@ def span_shares(laps: Laps, edges: Array) -> Array:
     for span in np.unique(spans):
         shares[:, span] = np.diff(np.interp(edges, knots, _seconds_until(spans, knots, span)))
     return shares / np.diff(edges)[:, None]
-
-
-def lap_arrays(laps: Laps) -> tuple[Array, Array]:
-    """Return `[n]` index of each lap's span, and `[n + 1]` begin of the first lap and all ends."""
-    spans = np.frombuffer(bytes(laps.spans), np.uint8)
-    return spans, np.concatenate([[laps.begin], np.array(laps.ends)])
 
 
 def _seconds_until(spans: Array, knots: Array, span: int) -> Array:

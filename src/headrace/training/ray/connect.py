@@ -33,7 +33,7 @@ def connected(run: RunConfig) -> Iterator[int]:
             options: dict[str, Any] = {"address": run.cluster}
             if run.cluster == "local":
                 workers = max(cpu_cores(), run.num_workers) * run.cpus_per_worker
-                learners = run.num_learners * max(1, run.learner_threads)
+                learners = max(1, run.num_learners) * max(1, run.learner_threads)
                 options |= {"num_cpus": math.ceil(workers + learners), "include_dashboard": False}
             stack.callback(ray.shutdown)
             try:

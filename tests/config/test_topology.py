@@ -1,0 +1,111 @@
+"""Workers, vectors and threads that are `auto` are found from costs, or from the cores alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.config.derive import derive, needs_calibration
+from headrace.config.resolve import read_settings
+from headrace.cost_model.costs import Costs, LinearCost, mixture
+from headrace.errors import ConfigError
+
+FAST = Costs(
+    step=mixture((5e-6, 1.0)),
+    reset=mixture((2e-5, 1.0)),
+    resets_per_step=0.02,
+    cpu_share=1.0,
+    vector=LinearCost(3e-5, 5e-7),
+    inference=0.7,
+    hand_over=1e-4,
+    latency=5e-5,
+    learn=LinearCost(0.02, 2e-5),
+    allreduce=LinearCost(5e-5, 0.0),
+)
+SLOW = replace(FAST, step=mixture((1e-3, 1.0)))
+SLEEPING = replace(FAST, step=mixture((1e-2, 1.0)), cpu_share=0.01)
+
+
+def found(costs=None, cores=2, interface="gym", **given):
+    settings = derive(read_settings({"env": "X", **given}), interface, cores, costs)
+    run = settings.run
+    return run.num_workers, run.envs_per_vector, run.num_learners, run.learner_threads
+
+
+@pytest.mark.parametrize("cores", [2, 4, 16])
+def test_slow_environments_are_stepped_on_all_cores_and_fast_ones_in_one_process(cores):
+    sizes = {"num_envs": 64, "num_steps": 64}
+    workers, size, *_ = found(SLOW, cores, **sizes)
+    assert workers in (cores - 1, cores) or workers >= 0.7 * cores
+    assert size <= 64 // workers
+    assert found(FAST, cores, **sizes, total_env_steps=50_000) == (0, 64, 1, 1)  # soon done
+
+
+def test_environments_that_sleep_have_more_workers_than_there_are_cores():
+    workers, size, *_ = found(SLEEPING, 2, num_envs=24, num_steps=32)
+    assert workers == 24 and size == 1
+
+
+def test_with_one_core_there_is_one_process():
+    assert found(SLOW, 1, num_envs=8) == (0, 8, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"num_workers": 3}, (3, 2)),
+        ({"num_workers": 0, "envs_per_vector": 4}, (0, 4)),
+        ({"num_workers": "auto", "envs_per_vector": 2}, (2, 2)),
+        ({"num_workers": -1}, (2, 4)),
+    ],
+)
+def test_what_is_given_is_kept(given, expected):
+    assert found(SLOW, 2, num_envs=8, num_steps=256, **given)[:2] == expected
+
+
+def test_what_is_given_by_the_word_is_as_if_it_were_not_given():
+    words = dict.fromkeys(("num_workers", "envs_per_vector", "num_learners"), "auto")
+    assert found(SLOW, **words, learner_threads="auto") == found(SLOW)
+    with pytest.raises(ConfigError, match=r"num_envs='auto' \(given\): expected int"):
+        found(num_envs="auto")
+    with pytest.raises(ConfigError, match=r"num_workers='many' \(given\): expected int"):
+        found(num_workers="many")
+
+
+def test_what_is_chosen_is_said_and_changes_nothing_that_is_learned():
+    settings = derive(read_settings({"env": "X", "num_envs": 8}), "gym", 2, SLOW)
+    assert settings.source["num_workers"] == "auto, 2 cores, a step of 1,000 µs"
+    alone = derive(read_settings({"env": "X", "num_envs": 8}), "gym", 1)
+    speed = {"num_workers", "envs_per_vector"}
+    differ = {k for k, v in settings.flat().items() if alone.flat()[k] != v}
+    assert differ == speed
+
+
+def test_deterministic_follows_from_the_cores_alone():
+    for costs in (None, FAST, SLEEPING):
+        assert found(costs, 4, num_envs=8, deterministic=True)[:2] == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "interface", "is_needed"),
+    [
+        ({}, "gym", True),
+        ({"num_workers": 2}, "gym", False),
+        ({"deterministic": True}, "gym", False),
+        ({"total_env_steps": 4_096}, "gym", False),
+        ({}, "tensor", False),
+        ({}, "kernel", False),
+        ({"env": "ALE/Pong-v5"}, "gym", False),
+        ({"algo": "appo"}, "gym", False),
+        ({"cluster": "local"}, "gym", False),
+    ],
+)
+def test_nothing_is_measured_where_the_answer_is_plain(monkeypatch, given, interface, is_needed):
+    monkeypatch.setattr("headrace.config.derive.cpu_cores", lambda: 2)
+    settings = read_settings({"env": "X", **given})
+    assert needs_calibration(settings, interface) == is_needed
+
+
+def test_algorithms_that_correct_for_lag_have_workers():
+    assert found(None, 4, algo="appo")[0] == 4
+    assert found(None, 4, algo="impala", total_env_steps=1_000)[0] == 0
+    assert found(None, 4, lag=1, total_env_steps=1_000)[0] == 4
