@@ -143,7 +143,7 @@ def test_a_disk_that_is_full_while_a_checkpoint_is_written_costs_nothing(tmp_pat
     assert "No space left on device. Training goes on" in said[0][1]
     measured(
         "F14", "disk full while a checkpoint is written", detect_s=said[0][0] - filled_at[0],
-        within_s=1.0, lost_env_steps=done.summary["ledger"]["lost"],
+        within_s=1.0, lost_env_steps=done.summary["lost_env_steps"],
     )  # fmt: skip
 
 
