@@ -13,6 +13,7 @@ import tyro
 
 from headrace.cli.flags import SettingsVerb, explicit
 from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, Verb
+from headrace.config.resolve import read_config_file
 from headrace.config.run_config import Frozen, KeyValues
 from headrace.envs.check.checker import check_env as check
 from headrace.envs.factory import env_spec
@@ -56,7 +57,7 @@ class _Train(SettingsVerb):
 
     def execute(self, argv: list[str]) -> int:
         started = _started()
-        request = RunRequest(explicit(argv, self), config_file=self.config)
+        request = RunRequest(explicit(argv, self), config_file=read_config_file(self.config))
         if self.auto_scale:
             from headrace.tools.autoscale.autoscale import find_sizes  # slow
 

@@ -19,7 +19,7 @@ class SettingsVerb(JsonVerb):
     """A verb that takes all settings; `parse` adds these, in groups."""
 
     config: OptionalPath = None
-    """TOML file with settings by their names; flags override it."""
+    """TOML file with settings by their names, or a pipe with one; flags override it."""
 
 
 def _with_settings(flags: type[Verb], argv: list[str]) -> type[Any]:

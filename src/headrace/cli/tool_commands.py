@@ -12,6 +12,7 @@ import tyro
 
 from headrace.cli.flags import SettingsVerb, explicit
 from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, Verb
+from headrace.config.resolve import read_config_file
 from headrace.errors import ConfigError, flag
 from headrace.tools.autoscale.autoscale import BUDGET_S, find_sizes
 from headrace.tools.forecast import MeasuredRun, forecasts
@@ -63,7 +64,7 @@ class _Profile(SettingsVerb):
                     f"--env {self.env}: it names the code of a run's directory again, and {env!r} "
                     "is none.\nLeave it out."
                 )
-            request = RunRequest(settings, config_file=self.config)
+            request = RunRequest(settings, config_file=read_config_file(self.config))
             result = profile_env(request, self.seconds, say)
         self.say(format_profile(result))
         if self.plot is not None:
@@ -128,7 +129,7 @@ class _Autoscale(SettingsVerb):
 
     def execute(self, argv: list[str]) -> None:
         result = find_sizes(
-            RunRequest(explicit(argv, self), config_file=self.config),
+            RunRequest(explicit(argv, self), config_file=read_config_file(self.config)),
             budget_s=self.budget_s,
             memory_gib=self.memory_gib,
             batch_size=self.batch_size,
