@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import headrace
+from headrace.cli.argv import rename_flags
 from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
 from headrace.cli.main import VERBS, _main
 from headrace.cli.tool_commands import FLAGS as SCALE_FLAGS
-from headrace.config.old_names import NAMES, PEER_NAMES, VALUES, rename_flags, rename_settings
+from headrace.config.old_names import NAMES, PEER_NAMES, VALUES, rename_settings
 from headrace.config.resolve import MAY_CHANGE, read_config_file, resolve
 from headrace.errors import ConfigError
 from headrace.storage.run_dir import read_config

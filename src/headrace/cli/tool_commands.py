@@ -1,6 +1,5 @@
 """The commands that measure, scale, plan and report, and their flags."""
 
-import argparse
 import json
 import shlex
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import tyro
 
+from headrace.cli.argv import without_flags
 from headrace.cli.flags import SettingsVerb, explicit
 from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, Verb
 from headrace.config.resolve import read_config_file
@@ -147,13 +147,8 @@ class _Autoscale(SettingsVerb):
 
 def _train_words(argv: list[str]) -> list[str]:
     """Return the words that `headrace train` understands."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for f in fields(_Autoscale):
-        if f.name != "config":
-            names = {f"--{f.name}", flag(f.name)}
-            action = argparse.BooleanOptionalAction if f.type is bool else "store"
-            parser.add_argument(*names, action=action)
-    return parser.parse_known_args(argv)[1]
+    own = {f.name: f.type is not bool for f in fields(_Autoscale) if f.name != "config"}
+    return without_flags(argv, own)
 
 
 @dataclass(frozen=True, kw_only=True)
