@@ -51,7 +51,7 @@ def test_train_prints_one_json_object_last(trained):
     summary = json.loads(done.stdout.splitlines()[-1])
     expected = {
         "run_dir", "env", "algo", "env_steps", "learner_steps", "wall_s", "env_steps_per_s",
-        "mean_return", "episodes", "ledger", "meter",
+        "mean_return", "episodes", "restarts", "lost_env_steps", "ledger", "meter",
     }  # fmt: skip
     assert expected <= set(summary)
     assert summary["env_steps"] == 640
@@ -59,7 +59,8 @@ def test_train_prints_one_json_object_last(trained):
     assert summary["learner_steps"] == 10 * 5 * 4
     ledger = dict(summary["ledger"])
     assert ledger.pop("collected") == ledger.pop("learned") == summary["env_steps"]
-    assert set(ledger.values()) == {0}
+    assert ledger == {"remade": 0, "dropped_episodes": 0}
+    assert (summary["restarts"], summary["lost_env_steps"]) == (0, 0)
     assert summary["wall_s"] == pytest.approx(sum(summary["meter"].values()))
     assert 0 < summary["meter"]["start"] < summary["wall_s"]
     assert os.path.samefile(run_dir, run_dir.parent / summary["run_dir"])

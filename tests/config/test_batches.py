@@ -8,7 +8,7 @@ import pytest
 from headrace.config.batches import fitting_minibatches, fitting_steps
 from headrace.config.derive import derive
 from headrace.config.presets import defaults, kind_of, preset
-from headrace.config.resolve import read_settings
+from headrace.config.resolve import read_config_file, read_settings
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.errors import ConfigError
 from headrace.spec import EnvSpec, Space
@@ -80,7 +80,7 @@ def test_environments_in_all_and_per_learner_are_refused_together(tmp_path):
     file = tmp_path / "both.toml"
     file.write_text("env = 'CartPole-v1'\nnum_envs = 32\nnum_envs_per_learner = 8\n")
     with pytest.raises(ConfigError, match="num_envs=32 and num_envs_per_learner=8: expected one"):
-        derive(read_settings({}, file))
+        derive(read_settings({}, read_config_file(file)))
     assert (
         derive(read_settings({"num_envs_per_learner": 4, "env": "CartPole-v1"})).run.num_envs == 4
     )

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 import headrace
+from headrace.cli.argv import rename_flags
 from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
 from headrace.cli.main import VERBS, _main
 from headrace.cli.tool_commands import FLAGS as SCALE_FLAGS
-from headrace.config.old_names import NAMES, PEER_NAMES, VALUES, rename_flags, rename_settings
-from headrace.config.resolve import MAY_CHANGE, resolve
+from headrace.config.old_names import NAMES, PEER_NAMES, VALUES, rename_settings
+from headrace.config.resolve import MAY_CHANGE, read_config_file, resolve
 from headrace.errors import ConfigError
 from headrace.storage.run_dir import read_config
 
@@ -83,7 +84,7 @@ def test_former_keywords_set_the_new_settings(tmp_path):
 def test_former_names_in_a_config_file_set_the_new_settings(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in OLD.items()))
-    settings = resolve({"env": "X"}, file)
+    settings = resolve({"env": "X"}, read_config_file(file))
     assert {name: settings.flat()[name] for name in NEW} == NEW
     assert {settings.source[name] for name in NEW} == {f"config {file}"}
 
@@ -91,7 +92,7 @@ def test_former_names_in_a_config_file_set_the_new_settings(tmp_path):
 def test_a_removed_setting_is_left_out_of_files_and_refused_elsewhere(tmp_path, old_run):
     file = tmp_path / "mine.toml"
     file.write_text("algo = 'appo'\nis_clip = 3.0\n")
-    assert "is_clip" not in resolve({"env": "X"}, file).flat()
+    assert "is_clip" not in resolve({"env": "X"}, read_config_file(file)).flat()
     config = json.loads((old_run / "config.json").read_text())
     for part, value in (("settings", 3.0), ("origin", "given")):
         config[part]["is_clip"] = value

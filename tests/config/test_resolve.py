@@ -13,7 +13,7 @@ from headrace.cli.flags import with_changes
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.preset_tables import preset_table, preset_tables
 from headrace.config.presets import preset
-from headrace.config.resolve import MAY_CHANGE, resolve
+from headrace.config.resolve import MAY_CHANGE, read_config_file, resolve
 from headrace.config.run_config import RunConfig
 from headrace.configclass import explicit_values
 from headrace.errors import ConfigError
@@ -22,7 +22,7 @@ from headrace.errors import ConfigError
 def test_precedence_flag_config_preset_default(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('lr = 0.5\ngamma = 0.5\nhidden_sizes = [32, 32]\nseed = 7\nactivation = "relu"')
-    settings = resolve({"env": "CartPole-v1", "lr": 0.25}, file)
+    settings = resolve({"env": "CartPole-v1", "lr": 0.25}, read_config_file(file))
     assert settings.algo.lr == 0.25
     assert settings.source["lr"] == "given"
     assert settings.algo.gamma == 0.5
@@ -38,7 +38,7 @@ def test_precedence_flag_config_preset_default(tmp_path):
 def test_environment_and_algorithm_may_stand_in_the_file(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('env = "Pendulum-v1"\nalgo = "ppo"')
-    assert resolve({}, file).run.env == "Pendulum-v1"
+    assert resolve({}, read_config_file(file)).run.env == "Pendulum-v1"
 
 
 def test_without_a_preset_the_class_defaults_apply():
@@ -236,12 +236,20 @@ def test_contradictions_are_refused_with_the_sums(given, words):
         assert word in str(caught.value)
 
 
+def test_a_config_file_without_settings_is_read_with_a_warning(tmp_path):
+    file = tmp_path / "empty.toml"
+    file.write_text("# lr = 0.5\n")
+    with pytest.warns(UserWarning, match=rf"{file} has no settings\."):
+        empty = read_config_file(file)
+    assert resolve({"env": "X"}, empty) == resolve({"env": "X"})
+
+
 def test_a_config_file_that_is_not_there_or_not_toml(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
-        resolve({"env": "X"}, tmp_path / "none.toml")
+        read_config_file(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("lr = = 3")
     with pytest.raises(ConfigError, match="not valid TOML"):
-        resolve({"env": "X"}, tmp_path / "bad.toml")
+        read_config_file(tmp_path / "bad.toml")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ STOPS = [
 ]  # fmt: skip
 BESIDES = {
     "cli/main.py": "passes the command line on",
+    "cli/argv.py": "finds flags in the command line",
     "cli/flags.py": "knows which flags are settings",
     "cli/verbs.py": "parses it",
     "config/old_names.py": "replaces former spellings",

@@ -68,16 +68,16 @@ def test_killed_worker_is_replaced(tmp_path, measured, algo):
         summary = run.finished()
     assert_balanced(summary)
     ledger = summary["ledger"]
-    assert ledger["restarts"] == 1
+    assert summary["restarts"] == 1
     if algo is PPO:
-        assert ledger["lost"] == 0 <= ledger["remade"] <= 2 * 16
+        assert summary["lost_env_steps"] == 0 <= ledger["remade"] <= 2 * 16
         assert_as_undisturbed(run)
     else:  # and what was unfinished at the end
-        assert ledger["remade"] == 0 <= ledger["lost"] <= 3 * UPDATE + 2 * 16
+        assert ledger["remade"] == 0 <= summary["lost_env_steps"] <= 3 * UPDATE + 2 * 16
     measured(
         "F20", f"kill -9 of a worker on a cluster, {'lag 0' if algo is PPO else 'APPO'}",
         detect_s=seen - killed, recover_s=back - seen, recover_within_s=30,
-        lost_env_steps=ledger["lost"],
+        lost_env_steps=summary["lost_env_steps"],
     )  # fmt: skip
 
 
@@ -103,12 +103,12 @@ def test_lost_machine_of_workers_is_replaced_by_another(tmp_path, measured, algo
         summary = run.finished()
     assert_balanced(summary)
     if algo is PPO:
-        assert summary["ledger"]["lost"] == 0
+        assert summary["lost_env_steps"] == 0
         assert_as_undisturbed(run)
     what = "lag 0" if algo is PPO else "APPO"
     measured(
         "F20", f"a machine of workers is lost, {what}", detect_s=seen - lost_at, within_s=30,
-        recover_s=going_on - seen, recover_within_s=30, lost_env_steps=summary["ledger"]["lost"],
+        recover_s=going_on - seen, recover_within_s=30, lost_env_steps=summary["lost_env_steps"],
     )  # fmt: skip
     measured(
         "F20", f"a machine comes, and workers move there, {what}", recover_s=home - joined,
@@ -140,7 +140,7 @@ def test_a_learner_is_killed_and_the_group_is_formed_again(tmp_path, measured):
         summary = run.finished()
     assert summary["env_steps"] == GOAL
     ledger = summary["ledger"]
-    assert ledger["collected"] == ledger["learned"] + ledger["lost"] + ledger["remade"]
+    assert ledger["collected"] == ledger["learned"] + summary["lost_env_steps"] + ledger["remade"]
     said = [int(line.split("; ")[1].split(" ")[0]) for _, line in run.said if "begin again" in line]
-    assert len(said) == 2 and ledger["lost"] == sum(said)
+    assert len(said) == 2 and summary["lost_env_steps"] == sum(said)
     assert_as_undisturbed(run, num_learners=2)

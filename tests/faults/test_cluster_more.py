@@ -67,7 +67,7 @@ def test_object_stores_are_full(tmp_path, measured):
             filler.stdin.close()
         summary = run.finished()
     assert_balanced(summary)
-    assert summary["ledger"]["lost"] == summary["ledger"]["restarts"] == 0
+    assert summary["lost_env_steps"] == summary["restarts"] == 0
     assert_as_undisturbed(run)
     measured(
         "F20", "object stores are full: three updates more", recover_s=going_on, lost_env_steps=0
@@ -95,12 +95,12 @@ def test_hanging_worker_is_replaced(tmp_path, measured, algo):
     assert_balanced(summary)
     assert "faulty.py" in run.text  # where it hung
     if algo is PPO:
-        assert summary["ledger"]["lost"] == 0 < summary["ledger"]["remade"] <= 2 * 16
+        assert summary["lost_env_steps"] == 0 < summary["ledger"]["remade"] <= 2 * 16
         assert_as_undisturbed(run)
     measured(
         "F20", f"a worker hangs on a cluster, limit 3 s, {'lag 0' if algo is PPO else 'APPO'}",
         detect_s=seen - hung, within_s=6, recover_s=back - seen, recover_within_s=30,
-        lost_env_steps=summary["ledger"]["lost"],
+        lost_env_steps=summary["lost_env_steps"],
     )  # fmt: skip
 
 
@@ -138,14 +138,14 @@ def test_workers_leave_a_machine_before_it_is_taken_away(tmp_path, measured, alg
         assert set(actors("WorkerActor")) & set(before) == set(before) - {leaves}
         summary = run.finished()
     assert_balanced(summary)
-    assert summary["ledger"]["restarts"] == 0
-    assert summary["ledger"]["lost"] == 0 or algo is APPO
+    assert summary["restarts"] == 0
+    assert summary["lost_env_steps"] == 0 or algo is APPO
     if algo is PPO:
         assert_as_undisturbed(run)
     what = "lag 0" if algo is PPO else "APPO"
     measured(
         "F20", f"notice of {NOTICE_S} s that a machine of workers is taken away: left, {what}",
-        recover_s=gone, recover_within_s=NOTICE_S, lost_env_steps=summary["ledger"]["lost"],
+        recover_s=gone, recover_within_s=NOTICE_S, lost_env_steps=summary["lost_env_steps"],
     )  # fmt: skip
     measured(
         "F20", f"another comes, and workers move there, {what}", recover_s=home, recover_within_s=30
@@ -171,11 +171,11 @@ def test_a_learner_s_machine_is_about_to_be_taken_away(tmp_path, measured):
         going_on = time.monotonic() - told
         summary = run.finished()
     assert_balanced(summary)
-    assert summary["ledger"]["lost"] <= UPDATE  # of the batch that was under way
+    assert summary["lost_env_steps"] <= UPDATE  # of the batch that was under way
     assert_as_undisturbed(run)
     measured(
         "F20", "notice that a learner's machine is taken away", recover_s=going_on,
-        recover_within_s=60, lost_env_steps=summary["ledger"]["lost"],
+        recover_within_s=60, lost_env_steps=summary["lost_env_steps"],
     )  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def test_a_learner_s_machine_is_lost(tmp_path, measured):
     assert_as_undisturbed(run)
     measured(
         "F20", "a learner's machine is lost", detect_s=seen - lost_at, within_s=30,
-        recover_s=going_on - seen, recover_within_s=60, lost_env_steps=summary["ledger"]["lost"],
+        recover_s=going_on - seen, recover_within_s=60, lost_env_steps=summary["lost_env_steps"],
     )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def test_workers_share_actors_until_a_machine_joins(tmp_path, measured):
         assert len(actors("WorkerActor")) == 4
         summary = run.finished()
     assert_balanced(summary)
-    assert summary["ledger"]["lost"] == summary["ledger"]["restarts"] == 0
+    assert summary["lost_env_steps"] == summary["restarts"] == 0
     measured(
         "F20", "4 workers, room for 2, a machine joins: each has its own process", recover_s=home,
         recover_within_s=30,

@@ -38,7 +38,7 @@ def test_four_jobs_at_once_do_not_clash(tmp_path, measured):
         with job:
             out, err = job.communicate(timeout=100)
         assert job.returncode == 0, err
-        assert json.loads(out.splitlines()[-1])["ledger"]["lost"] == 0
+        assert json.loads(out.splitlines()[-1])["lost_env_steps"] == 0
         weights.append((checkpoint.newest(tmp_path / f"run{i}").path / "manifest.json").read_text())
     assert files_of(weights[0]) == files_of(weights[2])
     assert files_of(weights[1]) == files_of(weights[3])

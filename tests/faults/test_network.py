@@ -137,13 +137,12 @@ def test_f18_a_short_cut_is_a_pause(tmp_path, hosts, measured, algo):
         going_on = time.monotonic() - again
         summary = run.finished()
     assert_balanced(summary)
-    ledger = summary["ledger"]
     if algo is PPO:
-        assert ledger["lost"] == 0
+        assert summary["lost_env_steps"] == 0
         assert_as_undisturbed(run)
     measured(
         "F18", f"network cut for 4 s, {'lag 0' if algo is PPO else 'APPO'}: two updates more",
-        recover_s=going_on, recover_within_s=30, lost_env_steps=ledger["lost"],
+        recover_s=going_on, recover_within_s=30, lost_env_steps=summary["lost_env_steps"],
     )  # fmt: skip
 
 
@@ -169,14 +168,14 @@ def test_f18_machine_is_used_again_after_a_long_cut(tmp_path, hosts, measured, a
         assert any(pid in second.pids() for pid in actors("WorkerActor"))
         summary = run.finished()
     assert_balanced(summary)
-    ledger = summary["ledger"]
     if algo is PPO:
-        assert ledger["lost"] == 0
+        assert summary["lost_env_steps"] == 0
         assert_as_undisturbed(run)
     what = "lag 0" if algo is PPO else "APPO"
     measured(
         "F18", f"network cut for 60 s, {what}: the worker there is dropped", detect_s=seen,
-        within_s=30, recover_s=going_on, recover_within_s=30, lost_env_steps=ledger["lost"],
+        within_s=30, recover_s=going_on, recover_within_s=30,
+        lost_env_steps=summary["lost_env_steps"],
     )  # fmt: skip
     measured(
         "F18", f"the machine is started again, {what}: its worker is back there", recover_s=home,

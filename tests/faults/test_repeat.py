@@ -95,7 +95,7 @@ def test_resumed_equals_uninterrupted(tmp_path, whole, who, stop_after, measured
         on_update=lambda *_: seen.append(time.monotonic()), quiet=True,
     )  # fmt: skip
     assert content(resumed.dir, stop_after + 2) == content(whole(who), stop_after + 2)
-    lost = resumed.summary["ledger"]["lost"]
+    lost = resumed.summary["lost_env_steps"]
     measured("F16", f"stopped and resumed, {who}", recover_s=seen[0] - began, lost_env_steps=lost)
 
 

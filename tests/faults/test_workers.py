@@ -105,16 +105,17 @@ def test_f01_run_with_random_kills_equals_the_whole_run(tmp_path, measured, loss
     assert len(chaos.killed_at) == kills
     ledger = run.summary["ledger"]
     # One may be hit twice before it is buried
-    assert kills * 3 // 4 <= ledger["restarts"] == len(losses) <= kills
+    assert kills * 3 // 4 <= run.summary["restarts"] == len(losses) <= kills
     assert_balanced(run.summary)
-    assert ledger["lost"] == 0 <= ledger["remade"] <= kills * 2 * 32
+    assert run.summary["lost_env_steps"] == 0 <= ledger["remade"] <= kills * 2 * 32
     assert ledger["remade"] > 0 or kills < 20  # each kill hits a batch about one time in three
     assert_same_run(run, whole)
     for killed_at in chaos.killed_at:
         later = [at - killed_at for at in losses if at >= killed_at]
         measured(
             "F01", f"kill -9 of a worker, at a random time of {kills} in a run",
-            detect_s=min(later, default=None), within_s=1, lost_env_steps=ledger["lost"],
+            detect_s=min(later, default=None), within_s=1,
+            lost_env_steps=run.summary["lost_env_steps"],
         )  # fmt: skip
 
 
@@ -244,7 +245,7 @@ def test_f24_ten_minutes_of_random_faults(tmp_path, measured):
     )  # fmt: skip
     assert_balanced(resumed.summary)
     ledger = resumed.summary["ledger"]
-    assert ledger["restarts"] > 20 and ledger["dropped_episodes"] > 20
+    assert resumed.summary["restarts"] > 20 and ledger["dropped_episodes"] > 20
     assert len(children() - before) <= 2
     settled = [(at, rss) for at, rss, _ in seen if at > seen[0][0] + 60]
     slope = slope_per_minute(settled)
@@ -253,10 +254,10 @@ def test_f24_ten_minutes_of_random_faults(tmp_path, measured):
     assert max(files[len(files) // 2 :]) <= max(files[: len(files) // 2]) + 4
     measured(
         "F24",
-        f"{SOAK_S / 60:g} minutes: {ledger['restarts']} workers replaced, "
+        f"{SOAK_S / 60:g} minutes: {resumed.summary['restarts']} workers replaced, "
         f"{ledger['dropped_episodes']} episodes dropped, {ledger['collected']:,} env steps; memory "
         f"{slope / 1e6:+.2f} MB a minute, {files[0]} to {files[-1]} open files",
-        lost_env_steps=ledger["lost"],
+        lost_env_steps=resumed.summary["lost_env_steps"],
     )
 
 

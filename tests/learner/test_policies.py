@@ -13,7 +13,7 @@ import headrace
 from headrace.cli import main
 from headrace.collectors.device import DeviceCollector
 from headrace.config.policies import assign_agents
-from headrace.config.resolve import resolve
+from headrace.config.resolve import read_config_file, resolve
 from headrace.errors import CheckpointError, ConfigError, NonFiniteError
 from headrace.learner.learner import Learner, PolicyLearner
 from headrace.meter import Meter
@@ -71,7 +71,7 @@ def test_a_policy_has_settings_of_its_own(tmp_path):
     file.write_text(
         "lr = 1e-3\nhidden_sizes = [16]\n[policies.second]\nlr = 5e-3\nhidden_sizes = [4, 4]\n"
     )
-    settings = resolve({"env": "x:Ring"}, file)
+    settings = resolve({"env": "x:Ring"}, read_config_file(file))
     assert settings.of("first").algo.lr == 1e-3
     assert settings.of("second").algo.lr == 5e-3
     assert settings.of("second").network.hidden_sizes == (4, 4)
@@ -309,7 +309,7 @@ def test_a_file_has_settings_of_policies_that_flags_name(tmp_path):
     file = tmp_path / "c.toml"
     file.write_text("[policies.a]\nlr = 0.5\n[policies.b]\nlr = 0.25\nagents = '1:3'\n")
     given = {"env": "e", "policies": {"a": "0:2", "b": "2:3"}}
-    settings = resolve(given, file)
+    settings = resolve(given, read_config_file(file))
     assert settings.run.policies == {
         "a": {"agents": "0:2", "lr": 0.5}, "b": {"agents": "2:3", "lr": 0.25},
     }  # fmt: skip

@@ -83,7 +83,7 @@ def test_docs_name_files_that_exist_and_flags_that_do(path):
     }
     for line in text.splitlines():
         if "headrace " in line:  # before it: flags of another program
-            for flag in re.findall(r"--([a-z][a-z-]+)", line.partition("headrace ")[2]):
+            for flag in re.findall(r"--([a-z][a-z_-]+)", line.partition("headrace ")[2]):
                 name = flag.replace("-", "_").removeprefix("no_")
                 assert name in fields | {"help", "version"}, f"{flag}: {line}"
 

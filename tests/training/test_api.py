@@ -92,7 +92,7 @@ def test_it_stops_after_a_time_saves_and_can_be_resumed(tmp_path, capsys, given)
     assert "headrace resume" in said
     ended_at = run.summary["env_steps"]
     assert 0 < ended_at < 10**9
-    assert run.summary["ledger"]["lost"] == 0  # nothing was under way that nobody would learn from
+    assert run.summary["lost_env_steps"] == 0  # nothing was under way that nobody would learn from
     assert run.summary["wall_s"] >= 0.5
     resumed = headrace.resume(
         run.dir, env=short_cartpole, stop_after_s=0.0, total_env_steps=ended_at + 64, quiet=True

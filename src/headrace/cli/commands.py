@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import tyro
 
 from headrace.cli.flags import SettingsVerb, explicit
-from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, Verb
+from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, RunningVerb, Verb
+from headrace.config.resolve import read_config_file
 from headrace.config.run_config import Frozen, KeyValues
 from headrace.envs.check.checker import check_env as check
 from headrace.envs.factory import env_spec
@@ -47,7 +48,7 @@ def _end(result: RunResult, as_json: bool) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Train(SettingsVerb):
+class _Train(RunningVerb, SettingsVerb):
     run_dir: OptionalPath = None
     """Directory of the run. Default: a new one below runs/."""
     auto_scale: bool = False
@@ -56,7 +57,7 @@ class _Train(SettingsVerb):
 
     def execute(self, argv: list[str]) -> int:
         started = _started()
-        request = RunRequest(explicit(argv, self), config_file=self.config)
+        request = RunRequest(explicit(argv, self), config_file=read_config_file(self.config))
         if self.auto_scale:
             from headrace.tools.autoscale.autoscale import find_sizes  # slow
 
@@ -65,7 +66,8 @@ class _Train(SettingsVerb):
             sizes = find_sizes(request, say=self.say)
             self.say(sizes.describe())
             request = replace(request, measured=sizes.settings)
-        return _end(Launch(out=self.out, started=started).start(request, self.run_dir), self.json)
+        launch = Launch(out=self.progress, started=started)
+        return _end(launch.start(request, self.run_dir), self.json)
 
 
 _CODE_AGAIN = tyro.conf.arg(metavar="MODULE:CALLABLE", help_behavior_hint="")
@@ -92,11 +94,12 @@ class RunVerb(JsonVerb):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Resume(RunVerb):
+class _Resume(RunningVerb, RunVerb):
     def execute(self, argv: list[str]) -> int:
         started = _started()
         request = self.request(explicit(argv, self))
-        return _end(Launch(out=self.out, started=started).resume(self.run_dir, request), self.json)
+        launch = Launch(out=self.progress, started=started)
+        return _end(launch.resume(self.run_dir, request), self.json)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,12 @@
 """Flags that are settings, and how they become fields of a verb (`verbs.py`)."""
 
-import itertools
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from headrace.cli.verbs import JsonVerb, OptionalPath, Verb, flag_names, help_texts, parse_flags
+from headrace.cli.argv import flag_names, value_of
+from headrace.cli.verbs import JsonVerb, OptionalPath, Verb, help_texts, parse_flags
 from headrace.config.algorithms import load_algorithm
 from headrace.config.old_names import refuse_peer_flags
 from headrace.config.resolve import MAY_CHANGE
@@ -19,14 +19,12 @@ class SettingsVerb(JsonVerb):
     """A verb that takes all settings; `parse` adds these, in groups."""
 
     config: OptionalPath = None
-    """TOML file with settings by their names; flags override it."""
+    """TOML file with settings by their names, or a pipe with one; flags override it."""
 
 
 def _with_settings(flags: type[Verb], argv: list[str]) -> type[Any]:
     """Return `flags` with all settings, of the algorithm that the command line names."""
-    words = [part for word in argv for part in word.split("=", 1)]
-    named = [b for a, b in itertools.pairwise(words) if a == "--algo"]
-    algorithm = load_algorithm(named[-1] if named else "ppo")
+    algorithm = load_algorithm(value_of(argv, "algo") or "ppo")
     groups = GROUPS | {"network": Network, "algorithm": algorithm.Config}
     return make_dataclass(flags.__name__, groups.items(), bases=(flags,), frozen=True, kw_only=True)
 

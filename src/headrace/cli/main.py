@@ -7,7 +7,6 @@ are set before these are loaded.
 
 import faulthandler
 import importlib
-import itertools
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import warnings
 
 from headrace import __version__
 from headrace.catalog.families import advice_without_env
+from headrace.cli.argv import is_on, rename_flags, value_of
 from headrace.errors import ConfigError, HeadraceError, UsageError, did_you_mean
 
 VERBS = {
@@ -99,13 +99,11 @@ def _run_verb(verb: str, argv: list[str]) -> int:
             return 0
         if verb == "train" and not argv:
             raise ConfigError(advice_without_env())
-        measures = verb == "autoscale" or "--auto-scale" in argv
-        if measures or (verb == "train" and _wants_workers(argv)):
+        if _may_start_workers(verb, argv):
             from headrace.distributed import child_process
 
             child_process.warm_up()
         from headrace.cli.flags import parse
-        from headrace.config.old_names import rename_flags
 
         home = "tool_commands" if verb in TOOL_VERBS else "commands"
         module = importlib.import_module(f"headrace.cli.{home}")
@@ -114,14 +112,13 @@ def _run_verb(verb: str, argv: list[str]) -> int:
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         print(f"headrace {verb}: {said}", file=sys.stderr)
-        if "--json" in argv and os.environ.get("RANK", "0") == "0":
+        if is_on(argv, "json") and os.environ.get("RANK", "0") == "0":
             print(json.dumps({"error": type(error).__name__, "message": said}))
         return 2 if isinstance(error, UsageError) else 1
 
 
-def _wants_workers(argv: list[str]) -> bool:
-    """Guess before flags are parsed if a run needs workers. A wrong guess only delays the start."""
-    words = " ".join(argv).replace("=", " ").replace("_", "-").split()
-    return any(
-        flag == "--num-workers" and count != "0" for flag, count in itertools.pairwise(words)
-    )
+def _may_start_workers(verb: str, argv: list[str]) -> bool:
+    """Guess before flags are parsed if workers start. A wrong guess only delays the start."""
+    if verb == "autoscale" or is_on(argv, "auto_scale"):
+        return True
+    return verb == "train" and value_of(argv, "num_workers") not in (None, "0")

@@ -1,6 +1,5 @@
 """The commands that measure, scale, plan and report, and their flags."""
 
-import argparse
 import json
 import shlex
 import sys
@@ -10,8 +9,10 @@ from pathlib import Path
 
 import tyro
 
+from headrace.cli.argv import without_flags
 from headrace.cli.flags import SettingsVerb, explicit
 from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, Verb
+from headrace.config.resolve import read_config_file
 from headrace.errors import ConfigError, flag
 from headrace.tools.autoscale.autoscale import BUDGET_S, find_sizes
 from headrace.tools.forecast import MeasuredRun, forecasts
@@ -63,7 +64,7 @@ class _Profile(SettingsVerb):
                     f"--env {self.env}: it names the code of a run's directory again, and {env!r} "
                     "is none.\nLeave it out."
                 )
-            request = RunRequest(settings, config_file=self.config)
+            request = RunRequest(settings, config_file=read_config_file(self.config))
             result = profile_env(request, self.seconds, say)
         self.say(format_profile(result))
         if self.plot is not None:
@@ -128,7 +129,7 @@ class _Autoscale(SettingsVerb):
 
     def execute(self, argv: list[str]) -> None:
         result = find_sizes(
-            RunRequest(explicit(argv, self), config_file=self.config),
+            RunRequest(explicit(argv, self), config_file=read_config_file(self.config)),
             budget_s=self.budget_s,
             memory_gib=self.memory_gib,
             batch_size=self.batch_size,
@@ -146,13 +147,8 @@ class _Autoscale(SettingsVerb):
 
 def _train_words(argv: list[str]) -> list[str]:
     """Return the words that `headrace train` understands."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for f in fields(_Autoscale):
-        if f.name != "config":
-            names = {f"--{f.name}", flag(f.name)}
-            action = argparse.BooleanOptionalAction if f.type is bool else "store"
-            parser.add_argument(*names, action=action)
-    return parser.parse_known_args(argv)[1]
+    own = {f.name: f.type is not bool for f in fields(_Autoscale) if f.name != "config"}
+    return without_flags(argv, own)
 
 
 @dataclass(frozen=True, kw_only=True)

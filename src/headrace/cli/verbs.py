@@ -16,6 +16,7 @@ from typing import Annotated, Any, TextIO
 
 import tyro
 
+from headrace.cli.argv import flag_names
 from headrace.errors import ConfigError, flag
 
 OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
@@ -52,6 +53,24 @@ class JsonVerb(Verb):
         print(json.dumps(result) if self.json else text)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunningVerb(JsonVerb):
+    """A verb that runs a training."""
+
+    quiet: bool = False
+    """Print nothing but errors, warnings, and what --json asks for."""
+
+    @property
+    def progress(self) -> TextIO | None:
+        """The stream for the run's progress; None: it is not shown."""
+        return None if self.quiet else self.out
+
+    def say(self, text: str) -> None:
+        """Print a text for people, unless they want none."""
+        if not self.quiet:
+            super().say(text)
+
+
 def parse_flags(verb: str, description: str, flags: type[Any], argv: list[str]) -> Any:
     """Return a verb with its flags; ConfigError for one that is there twice."""
     _join_help_lines(flags)
@@ -64,11 +83,6 @@ def parse_flags(verb: str, description: str, flags: type[Any], argv: list[str]) 
     )
     _refuse_repeated(argv, parsed)
     return parsed
-
-
-def flag_names(argv: list[str]) -> list[str]:
-    """Return the names of the flags in a command line, with underscores."""
-    return [word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
 
 
 def help_texts(cls: type[Any]) -> dict[str, str]:

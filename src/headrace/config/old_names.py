@@ -49,16 +49,3 @@ def refuse_peer_flags(names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name in PEER_NAMES and name not in known:
             raise ConfigError(f"There is no {flag(name)}. Did you mean {flag(PEER_NAMES[name])}?")
-
-
-def rename_flags(argv: list[str]) -> list[str]:
-    """Return the words of a command line with today's flags and values."""
-    words: list[str] = []
-    for word in argv:
-        first, equals, value = word.partition("=")
-        name = first[2:].replace("-", "_") if first.startswith("--") else ""
-        first = flag(NAMES[name]) if name in NAMES else first
-        before = words[-1][2:] if words and not equals else ""
-        value = VALUES.get((name, value), value)
-        words.append(VALUES.get((before, word), f"{first}{equals}{value}"))
-    return words

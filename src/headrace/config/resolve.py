@@ -7,8 +7,9 @@ run share one flat name space. Left out: reading flags (`cli/flags.py`), what pr
 """
 
 import tomllib
+import warnings
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,41 @@ from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Interface
 
 
+@dataclass(frozen=True)
+class ConfigFile:
+    """What a `--config` file says, with today's names. It may be a pipe, which can be read once."""
+
+    name: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    is_pipe: bool = False
+
+
+NO_FILE = ConfigFile()
+
+
+def read_config_file(path: Path | None) -> ConfigFile:
+    """Read a TOML file of settings; None: `NO_FILE`. Warn of a file without settings.
+
+    Raises:
+        ConfigError: it cannot be read, is not TOML, or has a setting under two names.
+    """
+    if path is None:
+        return NO_FILE
+    try:
+        is_pipe = path.is_fifo()
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The config file {path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The config file {path} is not valid TOML: {error}.") from None
+    if not settings:
+        warnings.warn(f"The config file {path} has no settings.", stacklevel=2)
+    return ConfigFile(str(path), settings_of_file(settings), is_pipe)
+
+
 def resolve(
     explicit: Mapping[str, Any],
-    config_file: Path | None = None,
+    config_file: ConfigFile = NO_FILE,
     *,
     interface: Interface = "gym",
     cores: int | None = None,
@@ -41,7 +74,7 @@ def resolve(
 
 def read_settings(
     explicit: Mapping[str, Any],
-    config_file: Path | None = None,
+    config_file: ConfigFile = NO_FILE,
     measured: Mapping[str, Any] | None = None,
     spec: EnvSpec | None = None,
 ) -> Settings:
@@ -55,7 +88,7 @@ def read_settings(
         ConfigError: an unknown name, or a value of the wrong type or out of bounds.
     """
     explicit = rename_settings(explicit)
-    from_file = settings_of_file(_read_toml(config_file)) if config_file else {}
+    from_file = config_file.settings
     env = explicit.get("env", from_file.get("env"))
     if not env:
         raise ConfigError(advice_without_env())
@@ -64,13 +97,13 @@ def read_settings(
     preset_name, from_preset = preset(env, algo)
     kind, from_kind = "", dict[str, Any]()
     if spec is not None:
-        core = (from_preset | from_file | explicit).get("core", "none")
+        core = {**from_preset, **from_file, **explicit}.get("core", "none")
         kind, from_kind = defaults(spec, algo, core)
     layers: tuple[tuple[str, Mapping[str, Any]], ...] = (
         (f"defaults for {kind}", from_kind),
         (f"preset {preset_name}", from_preset),
         ("auto-scale", measured or {}),
-        (f"config {config_file}", from_file),
+        (f"config {config_file.name}", from_file),
         ("given", explicit),
     )
     classes: tuple[type[Any], ...] = (RunConfig, Network, algorithm.Config)
@@ -93,15 +126,6 @@ def read_settings(
         sources |= layer_sources
     run, network, config = (cls(**part_of(cls, values)) for cls in classes)
     return Settings(run, network, config, sources, algorithm, suggested_envs)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"The config file {path} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The config file {path} is not valid TOML: {error}.") from None
 
 
 def values_for_resume(

@@ -11,7 +11,7 @@ from typing import Any
 from headrace.algos.base import Algorithm
 from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algorithm, name_of_config
 from headrace.config.old_names import rename_settings
-from headrace.config.resolve import MAY_CHANGE
+from headrace.config.resolve import MAY_CHANGE, read_config_file
 from headrace.configclass import explicit_values
 from headrace.envs.factory import EnvLike, WrapperLike
 from headrace.errors import ConfigError
@@ -178,7 +178,7 @@ def request_for(
         explicit |= explicit_values(network)
     elif network is not None:
         raise ConfigError(f"network={network!r}: expected headrace.Network(hidden_sizes=...).")
-    file = None if config is None else Path(config)
+    file = read_config_file(None if config is None else Path(config))
     # The algorithm travels as code: one of a script has no name that others could import.
     return RunRequest(explicit, env, _several(wrapper), model, explicit.get("algo"), file)
 

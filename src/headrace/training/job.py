@@ -13,7 +13,13 @@ from headrace.collectors.watchdog import Watchdog
 from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algorithm
 from headrace.config.derive import derive
 from headrace.config.policies import assign_agents, format_assignment
-from headrace.config.resolve import read_settings, resolve, values_for_resume
+from headrace.config.resolve import (
+    NO_FILE,
+    ConfigFile,
+    read_settings,
+    resolve,
+    values_for_resume,
+)
 from headrace.config.run_config import AUTO_WORKERS, RunConfig
 from headrace.config.settings import Settings
 from headrace.cost_model.costs import Costs
@@ -60,7 +66,7 @@ class RunRequest:
     Attributes:
         env: an environment or its maker; None: the setting `env`.
         wrappers, model, algorithm: the user's own code, or its name; default: the settings' own.
-        config_file: TOML file with more settings.
+        config_file: more settings.
         measured: sizes that `headrace autoscale` measured, used where no size is set.
         spec: of the environment, after `inspect_request`.
         costs: what numbers that are auto are chosen by, after `calibrated`.
@@ -71,7 +77,7 @@ class RunRequest:
     wrappers: tuple[WrapperLike, ...] = ()
     model: str | ModelFactory | None = None
     algorithm: AlgorithmLike | None = None
-    config_file: Path | None = None
+    config_file: ConfigFile = NO_FILE
     measured: Mapping[str, Any] = field(default_factory=dict)
     spec: EnvSpec | None = None
     costs: Costs | None = None

@@ -61,6 +61,11 @@ class Launch:
                 "torchrun is to begin this job again after a failure (--max-restarts), and then it "
                 "has no run directory to go on from.\nGive one: --run-dir PATH."
             )
+        if attempt is not None and (file := request.config_file).is_pipe:
+            raise ConfigError(
+                f"The config file {file.name} is a pipe, and each process of torchrun reads it: "
+                "only one of them gets the settings.\nWrite them to a file."
+            )
         inspected = inspect_request(self._with_learners(request))
         run = inspected.settings.run
         with self._connected(run) as cores:

@@ -99,6 +99,8 @@ class Reporter:
         """Return the summary that `--json` prints."""
         counters, run = self.counters, self.job.settings.run
         seconds, agents = self.meter.seconds(), {}
+        ledger = asdict(counters.ledger)
+        restarts, lost = ledger.pop("restarts"), ledger.pop("lost")
         if self.job.spec.num_agents > 1:
             by_policy = self._mean_by_policy()
             agents = {"agent_steps": counters.agent_steps, "mean_return_by_policy": by_policy}
@@ -115,7 +117,9 @@ class Reporter:
             **agents,
             "best_return": counters.best_return,
             "episodes": counters.episodes,
-            "ledger": {"learned": counters.env_steps, **asdict(counters.ledger)},
+            "restarts": restarts,
+            "lost_env_steps": lost,
+            "ledger": {"learned": counters.env_steps, **ledger},
             "meter": seconds,
             "worker_meters": worker_meters,
         }
@@ -196,7 +200,7 @@ def describe_end(summary: dict[str, Any], stopped_by: int, job: Job) -> str:
         f"{cause}: {summary['env_steps']:,} env steps in {summary['wall_s']:.1f} s"
         + (f" ({rate:,.0f}/s after the first update)" if rate else "")
         + f", mean return of the last episodes {means}.",
-        _describe_ledger(summary["ledger"]),
+        _describe_ledger(summary),
     ]
     if summary["best_return"] is not None:
         lines.append(f"Best evaluation: {summary['best_return']:.1f}, kept in best/ (eval --best).")
@@ -205,13 +209,15 @@ def describe_end(summary: dict[str, Any], stopped_by: int, job: Job) -> str:
     return "\n".join(lines)
 
 
-def _describe_ledger(ledger: dict[str, int]) -> str:
+def _describe_ledger(summary: dict[str, Any]) -> str:
+    ledger = summary["ledger"]
     text = f"Env steps: {ledger['collected']:,} collected, {ledger['learned']:,} learned from"
-    text += f", {ledger['lost']:,} lost"
+    text += f", {summary['lost_env_steps']:,} lost"
     if ledger["remade"]:
         text += f", {ledger['remade']:,} taken again"
-    effects = {"restarts": "workers replaced", "dropped_episodes": "episodes dropped"}
-    causes = [f"{ledger[name]} {effect}" for name, effect in effects.items() if ledger[name]]
+    effects = {"workers replaced": summary["restarts"]}
+    effects["episodes dropped"] = ledger["dropped_episodes"]
+    causes = [f"{count} {effect}" for effect, count in effects.items() if count]
     return text + (f" ({', '.join(causes)})" if causes else "") + "."
 
 

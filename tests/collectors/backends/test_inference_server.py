@@ -413,7 +413,7 @@ def test_hanging_step_loses_its_worker_s_fragments(tmp_path, capsys):
         total_env_steps=8 * 16 * 12,
     )  # fmt: skip
     assert "has not answered for 2 s and was killed" in capsys.readouterr().out
-    assert run.summary["ledger"]["restarts"] == 1
+    assert run.summary["restarts"] == 1
     assert_balanced(run.summary)
 
 

@@ -9,7 +9,7 @@ import pytest
 import headrace
 from headrace.cli import main
 from headrace.cli.tool_commands import _train_words
-from headrace.config.resolve import resolve
+from headrace.config.resolve import read_config_file, resolve
 from headrace.errors import ConfigError
 from headrace.tools.autoscale import autoscale, result
 from headrace.tools.autoscale.autoscale import find_sizes
@@ -122,7 +122,9 @@ def test_run_records_measured_sizes_and_their_origin(tmp_path, headrace_):
 def test_measured_sizes_override_preset_but_not_file(tmp_path):
     (tmp_path / "my.toml").write_text("num_steps = 16\n")
     found = {"num_envs": 16, "envs_per_vector": 16, "num_steps": 8}
-    settings = resolve({"env": "CartPole-v1"}, tmp_path / "my.toml", measured=found)
+    settings = resolve(
+        {"env": "CartPole-v1"}, read_config_file(tmp_path / "my.toml"), measured=found
+    )
     assert (settings.run.num_envs, settings.run.num_steps) == (16, 16)
     assert settings.source["num_envs"] == "auto-scale"
     assert settings.source["num_steps"].startswith("config ")

@@ -8,7 +8,7 @@ import pytest
 
 import headrace
 from headrace.cli.main import _main
-from headrace.config.resolve import resolve
+from headrace.config.resolve import read_config_file, resolve
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import gains, simulate
 from headrace.errors import ConfigError, EnvError
@@ -265,7 +265,7 @@ def test_advice_respects_settings_of_config_file(tmp_path):
     config = tmp_path / "four.toml"
     config.write_text("num_envs = 4\nnum_workers = 2\nenvs_per_vector = 1\n")
     given = {"env": FAULTY, "env_kwargs": {"slow_step": 0.01}}
-    found = profile_env(RunRequest(given, config_file=config), 10.0)
+    found = profile_env(RunRequest(given, config_file=read_config_file(config)), 10.0)
     # Four workers cannot share out the one vector that is the default.
     assert found.changes[0].settings == {"num_workers": 4} and found.changes[0].gain > 1.5
 

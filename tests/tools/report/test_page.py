@@ -144,7 +144,7 @@ def test_replaced_worker_is_shown_as_fault(tmp_path):
         "headrace.envs.faulty:Faulty", env_kwargs={"faults": "kill@30", "once": str(once)},
         run_dir=tmp_path / "run", num_workers=2, total_env_steps=6400, **SMALL,
     )  # fmt: skip
-    assert run.summary["ledger"]["restarts"] == 1
+    assert run.summary["restarts"] == 1
     history = read_history(run.dir)
     assert history.ledger["restarts"] == 1
     words = Reader(write_report(run.dir)).words
