@@ -76,8 +76,7 @@ def run_rank(
     """
     run, is_first = job.settings.run, ranks.rank == 0
     meter.keep_laps(keep=run.timeline)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(stop.installed())
+    with stop.installed(), _marked(job, ranks), contextlib.ExitStack() as stack:
         stack.enter_context(math_threads(run.learner_threads))
         device = device_of(run.device, ranks.local_rank)
         learner, counters = build_learner(job, device, meter, ranks), Counters()
@@ -120,6 +119,12 @@ def run_rank(
         stop.pass_on_to = []  # they end, and their ids may become those of other processes
     saver.check_saved()
     return RunResult(job, reporter.summary(worker_meters), stopped_by, ranks.rank)
+
+
+def _marked(job: Job, ranks: Ranks) -> contextlib.AbstractContextManager[None]:
+    """Mark the run directory, if this is the process that has locked it."""
+    locked_here = ranks.rank == 0 and not job.settings.run.cluster  # on a cluster, by the driver
+    return job.marked() if locked_here else contextlib.nullcontext()
 
 
 def follow(ranks: Ranks, job: Job) -> None:

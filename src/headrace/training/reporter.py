@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import headrace
@@ -12,9 +13,10 @@ from headrace.distributed.ranks import Ranks
 from headrace.envs.api import Restored
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
+from headrace.storage import run_dir as rundir
 from headrace.training.counters import Counters
 from headrace.training.job import Job
-from headrace.training.log import Display, MetricsLog, format_means
+from headrace.training.log import Display, MetricsLog, format_means, read_metrics
 
 _FLUSH_EVERY_S = 1.0
 
@@ -198,6 +200,33 @@ def describe_end(summary: dict[str, Any], stopped_by: int, job: Job) -> str:
         lines.append(f"Best evaluation: {summary['best_return']:.1f}, kept in best/ (eval --best).")
     lines.append(f"Saved in {summary['run_dir']}")
     lines.append(resume_command(job) if stopped_by or late else f"To play: {_command('eval', job)}")
+    return "\n".join(lines)
+
+
+def describe_vanished(run_dir: Path) -> str:
+    """Return what is known of a locked directory's last process if it vanished, else ""."""
+    if (mark := rundir.left_mark(run_dir)) is None:
+        return ""
+    rows = read_metrics(run_dir) if (run_dir / "metrics.jsonl").exists() else []
+    saved = sorted(run_dir.glob("checkpoints/step_*"))
+    steps = [row["env_steps"] for row in rows[-1:]]  # written down about once a second
+    steps += [int(path.name.removeprefix("step_")) for path in saved[-1:]]
+    lines = [
+        f"The last process of the run in {run_dir} vanished: process {mark.pid} on {mark.host} "
+        "wrote neither an end nor an error.",
+        f"It was last heard of at {rundir.last_written(run_dir)}, after "
+        f"{max(steps, default=0):,} env steps; "
+        + (f"its last checkpoint is {saved[-1]}." if saved else "it had saved no checkpoint."),
+        "Its code may have ended it (os._exit, or a crash of a library), something may have killed "
+        "it (the kernel's out-of-memory killer, for one), or the machine lost power.",
+    ]
+    if mark.stacks:
+        lines.append(f"A crash of a library leaves Python's stack in {mark.stacks}.")
+    if mark.may_have_workers:
+        lines.append(
+            "Its environments ran in the same process. With --num-workers 1 or more they have "
+            "their own: a worker that dies is reported and replaced."
+        )
     return "\n".join(lines)
 
 
