@@ -51,6 +51,11 @@ class Job:
     room_for: int = 0
     rolled_back: int | None = None
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether all environments are one vector on the learner's device."""
+        return not self.settings.run.num_workers and is_one_vector(self.maker, self.spec)
+
     def marked(self) -> contextlib.AbstractContextManager[None]:
         """Mark the run directory while this process, which has locked it, runs the job."""
         run = self.settings.run

@@ -9,13 +9,15 @@ from typing import Any
 
 import headrace
 from headrace.collectors.api import Collector
-from headrace.distributed.ranks import Ranks
+from headrace.config.derive import cpu_cores
+from headrace.distributed.ranks import Ranks, visible_gpus
 from headrace.envs.api import Restored
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.storage import run_dir as rundir
+from headrace.training.advice import Place, advise
 from headrace.training.counters import Counters
-from headrace.training.job import Job
+from headrace.training.job import Job, why_no_workers
 from headrace.training.log import Display, MetricsLog, format_means, read_metrics
 
 _FLUSH_EVERY_S = 1.0
@@ -119,7 +121,20 @@ class Reporter:
             "ledger": {"learned": counters.env_steps, **asdict(counters.ledger)},
             "meter": seconds,
             "worker_meters": worker_meters,
+            "advice": advise(self.job.settings, seconds, worker_meters, self._place()),
         }
+
+    def _place(self) -> Place:
+        spec = self.job.spec
+        return Place(
+            cores=cpu_cores(),
+            device="cuda" if visible_gpus(self.job.settings.run.device) else "cpu",
+            has_gpu=visible_gpus("auto") > 0,
+            is_small="autograd" not in self.learner.gradient,
+            on_device=self.job.is_on_device,
+            may_have_workers=not why_no_workers(spec),
+            interface=spec.interface,
+        )
 
 
 def describe_start(job: Job, ranks: Ranks, compute: str) -> str:
@@ -200,6 +215,9 @@ def describe_end(summary: dict[str, Any], stopped_by: int, job: Job) -> str:
         lines.append(f"Best evaluation: {summary['best_return']:.1f}, kept in best/ (eval --best).")
     lines.append(f"Saved in {summary['run_dir']}")
     lines.append(resume_command(job) if stopped_by or late else f"To play: {_command('eval', job)}")
+    lines += summary["advice"]
+    if summary["env_steps"]:
+        lines.append(f"Curves, time and faults on one page: headrace report {summary['run_dir']}")
     return "\n".join(lines)
 
 

@@ -32,7 +32,7 @@ from headrace.models.policy import torch_seed
 from headrace.tools.profile.timeline_plots import lap_arrays
 from headrace.training.job import Job
 from headrace.training.process import math_threads
-from headrace.training.rank import build_learner, is_on_device, sampling_plan
+from headrace.training.rank import build_learner, sampling_plan
 
 _SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps
 _MIN_IDLE = 0.1  # a smaller share of idle time is noise
@@ -108,7 +108,7 @@ class Probe:
     def costs(self) -> Costs:
         """Measure all costs; EnvError if an environment failed, or gave no step in the time."""
         with math_threads(self._job.settings.run.learner_threads):
-            whole = is_on_device(self._job)
+            whole = self._job.is_on_device
             return self._measure_one_vector() if whole else self._measure_workers()
 
     def _measure_workers(self) -> Costs:
