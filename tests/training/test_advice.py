@@ -65,7 +65,7 @@ def test_lag_1_is_named_with_what_it_changes_and_only_where_it_overlaps():
     said_of_lag = said(SAME, workers(4), num_workers=4)[1]
     assert "--lag 1 (" in said_of_lag
     assert "weights are one update older, and so what is learned changes" in said_of_lag
-    for more in ({"lag": 1}, {"algo": "appo"}):
+    for more in ({"lag": 1}, {"algo": "appo"}, {"algo": "appo", "lag": 0}):
         assert "--lag" not in said(SAME, workers(4), num_workers=4, **more)[1]
 
 
