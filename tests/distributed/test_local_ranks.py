@@ -17,7 +17,8 @@ import torch
 from torch.distributed import TCPStore, is_initialized
 
 import headrace
-from headrace.config.resolve import resolve, values_for_resume
+from headrace.config.derive import derive
+from headrace.config.resolve import read_settings, resolve, values_for_resume
 from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.ranks import JoinedRanks, RankInfo, backend_for, device_of
 from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError, RunDirError
@@ -166,6 +167,17 @@ def test_learning_rate_is_scaled_once_and_shown(scale, learners, lr):
     config = {"settings": settings.flat(), "origin": settings.source}
     again, _ = values_for_resume(config, {"num_learners": 2})
     assert resolve(again).algo.lr == pytest.approx(lr)
+
+
+def test_resume_takes_the_workers_that_are_named():
+    settings = resolve({"env": "CartPole-v1", "num_envs": 8, "envs_per_vector": 2})
+    config = {"settings": settings.flat(), "origin": settings.source}
+    for named, learners, workers in ((3, 1, 3), (-1, 2, 2), (4, 2, 4)):
+        changes = {"num_workers": named, "num_learners": learners}
+        again = derive(read_settings(values_for_resume(config, changes)[0]), cores=2)
+        assert again.run.num_workers == workers
+    with pytest.raises(ConfigError, match="num_workers=3 does not divide among num_learners=2"):
+        resolve(values_for_resume(config, {"num_workers": 3, "num_learners": 2})[0])
 
 
 def test_sizes_of_each_learner_and_of_single_policies_stay_when_a_run_is_resumed():

@@ -15,7 +15,7 @@ from headrace.envs.api import Guards
 from headrace.envs.faulty import Faulty
 from headrace.errors import EnvError, UsageError, WorkerError
 from headrace.seeding import derive
-from headrace.storage import checkpoint
+from headrace.storage import checkpoint, run_dir
 from tests.faults.support import run as run_in
 from tests.marks import repeats
 from tests.python import command
@@ -263,6 +263,7 @@ def test_f05_hang_in_the_learner_s_process_prints_the_stack_and_ends(
     text = f"the environment has not answered for {limit_s:g} s (--env-timeout-s), in step"
     assert text in done.stderr
     assert "faulty.py" in done.stderr
+    assert run_dir.left_mark(tmp_path / "run") is None
     what = f"{kind} in the learner's process, limit {limit_s:g} s, with its start"
     measured("F05", what, recover_s=took)
 

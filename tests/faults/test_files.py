@@ -348,7 +348,7 @@ def newest_file(run_dir, name):
 @repeats("form", ["pickle", "yaml", "torch"])
 @pytest.mark.parametrize(
     "name", ["manifest.json", "policy_default.safetensors", "workers.safetensors", "config.json",
-             "metrics.jsonl", "checkpoints/latest", "mine.toml"],
+             ".running", "metrics.jsonl", "checkpoints/latest", "mine.toml"],
 )  # fmt: skip
 def test_hostile_files_are_refused_and_nothing_runs(copied, name, form, tmp_path):
     """F29: in the place of every file that is read, what some other program would run."""
@@ -356,7 +356,8 @@ def test_hostile_files_are_refused_and_nothing_runs(copied, name, form, tmp_path
     if name.startswith(("manifest", "policy", "workers")):
         target = newest_file(copied, name)
     if form == "torch":
-        torch.save(Canary(canary), target)
+        with target.open("wb") as file:  # torch refuses the name ".running"
+            torch.save(Canary(canary), file)
     else:
         pickled = pickle.dumps(Canary(canary))
         target.write_bytes(pickled if form == "pickle" else YAML % str(canary).encode())
@@ -368,7 +369,9 @@ def test_hostile_files_are_refused_and_nothing_runs(copied, name, form, tmp_path
             headrace.resume(copied, total_env_steps=3 * UPDATE, quiet=True)
     else:
         uses = [lambda: headrace.resume(copied, quiet=True), lambda: headrace.load_policy(copied)]
-        for use in uses[: 1 if name == "config.json" else 2]:  # a policy needs no config.json
+        for use in uses[
+            : 1 if name in ("config.json", ".running") else 2
+        ]:  # a policy needs neither
             with heard() as said, pytest.raises(RunDirError) as caught:
                 use()
             assert name in str(caught.value) + "".join(text for _, text in said)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headrace.storage import checkpoint
+from headrace.storage import checkpoint, run_dir
 from tests.faults.support import FLAGS, start
 from tests.python import command
 from tests.support import children, still_alive
@@ -151,6 +151,7 @@ def test_signal_ends_a_run_and_keeps_a_whole_checkpoint(
     ends = {128 + signals[-1]} | ({-signal.SIGTERM} if phase == "start" else set())
     assert process.returncode in ends, err
     assert "Traceback" not in err
+    assert run_dir.left_mark(tmp_path / "run") is None
     if phase in ("rollout", "update", "save", "close"):
         saved = checkpoint.newest(tmp_path / "run")  # a warning of a damaged one would be an error
         assert saved.manifest["counters"]["env_steps"] >= 64

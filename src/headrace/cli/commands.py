@@ -27,7 +27,7 @@ from headrace.storage import run_dir as rundir
 from headrace.tools.doctor import describe, examine
 from headrace.tools.plotting import draw_curves
 from headrace.training.job import RunRequest, settings_of_run
-from headrace.training.launch import Launch
+from headrace.training.launch import Launch, refuse_used
 from headrace.training.rank import RunResult
 
 
@@ -62,7 +62,8 @@ class _Train(RunningVerb, SettingsVerb):
             from headrace.tools.autoscale.autoscale import find_sizes  # slow
 
             if self.run_dir is not None:
-                rundir.refuse_used(self.run_dir)
+                with rundir.locked(self.run_dir):
+                    refuse_used(self.run_dir)
             sizes = find_sizes(request, say=self.say)
             self.say(sizes.describe())
             request = replace(request, measured=sizes.settings)

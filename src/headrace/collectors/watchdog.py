@@ -4,14 +4,12 @@ An extension that hangs with Python's lock held stops this thread as well; only 
 worker's learner) can detect that.
 """
 
-import faulthandler
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 
 from headrace import timeouts
+from headrace.distributed.stuck import end_stuck
 from headrace.envs.api import Guards
 from headrace.meter import Meter
 
@@ -66,11 +64,7 @@ class Watchdog:
         return timeouts.step_timeout(self._guards.env_timeout_s, self._meter.usual_s())
 
     def _end(self, limit_s: float) -> None:
-        print(
+        end_stuck(
             f"\nheadrace: the environment has not answered for {limit_s:g} s (--env-timeout-s), "
-            f"{self._position()}. It is stuck here, in this process, which ends:",
-            file=sys.stderr,
-            flush=True,
+            f"{self._position()}. It is stuck here, in this process, which ends:"
         )
-        faulthandler.dump_traceback(2)
-        os._exit(1)

@@ -148,7 +148,8 @@ def values_for_resume(
     if "num_learners" in changes and share % values["envs_per_vector"]:
         values["envs_per_vector"] = largest_divisor(share, values["envs_per_vector"])
         sources["envs_per_vector"] = f"follows {learners} learners"
-    if "num_learners" in changes and 0 < values["num_workers"] < learners:
+    is_free = "num_learners" in changes and "num_workers" not in changes
+    if is_free and 0 < values["num_workers"] < learners:
         values["num_workers"] = learners
         sources["num_workers"] = f"follows {learners} learners"
     was_auto = sources["num_workers"].startswith("auto,") and "num_workers" not in changes
@@ -162,7 +163,7 @@ def values_for_resume(
 
 
 MAY_CHANGE = (
-    "total_env_steps", "schedule_env_steps", "num_learners", "num_workers", "on_env_error",
+    "total_env_steps", "schedule_env_steps", "num_workers", "num_learners", "on_env_error",
     "on_worker_loss", "env_timeout_s", "max_worker_restarts", "cluster", "stop_after_s",
 )  # fmt: skip
 """The settings that resume may change."""

@@ -25,6 +25,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from headrace.distributed.channel import pickled
 from headrace.distributed.child_process import cause_of_death, end_with_parent
 from headrace.distributed.ranks import Backend, JoinedRanks, RankInfo, device_of
+from headrace.distributed.stuck import end_stuck
 from headrace.errors import HeadraceError, RankError
 
 _JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
@@ -208,11 +209,10 @@ def _watched(others: list[_OtherRank], on_loss: Callable[[], None]) -> Iterator[
 
 def _end_here(others: list[_OtherRank]) -> None:
     """Print the cause and the stacks of this process; end all ranks."""
-    print(f"{_error_of(others)}\nRank 0 is stuck as well, here:", file=sys.stderr, flush=True)
-    faulthandler.dump_traceback(2)
+    error = _error_of(others)
     for other in others:
         other.process.kill()
-    os._exit(1)
+    end_stuck(f"{error}\nRank 0 is stuck as well, here:")
 
 
 def _error_of(others: list[_OtherRank]) -> HeadraceError | None:

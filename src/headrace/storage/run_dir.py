@@ -1,19 +1,24 @@
-"""The directory of a run: created, locked, and described in config.json."""
+"""The directory of a run: created, locked, marked during a run, described in config.json."""
 
 import contextlib
+import faulthandler
 import fcntl
 import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headrace.config.old_names import settings_of_file
+from headrace.distributed import stuck
 from headrace.errors import RunDirError
 from headrace.storage.files import read_capped, write_whole
 
 _CONFIG = "config.json"
+_MARK = ".running"
 _SIZES = ("num_envs", "num_learners", "envs_per_vector")
 _KINDS = {"env": str, "env_kwargs": dict, "algo": str, "seed": int, "num_workers": int}
 _KINDS |= {"wrapper": list, "model": str, **dict.fromkeys(_SIZES, int)}
@@ -57,6 +62,69 @@ def locked(path: Path) -> Iterator[None]:
                 (path / ".lock").unlink(missing_ok=True)
                 path.rmdir()
         os.close(fd)  # the last: until the file is gone, nobody else may lock it
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a running process says of itself in the run's directory.
+
+    Attributes:
+        stacks: where a crash of a library leaves Python's stack; "": nowhere.
+        may_have_workers: True if the environments run in this process and could run in workers.
+    """
+
+    pid: int
+    host: str
+    stacks: str
+    may_have_workers: bool
+
+
+@contextlib.contextmanager
+def marked(path: Path, *, may_have_workers: bool) -> Iterator[None]:
+    """Keep a mark in the directory within the `with`; RunDirError if there is no room.
+
+    An exception removes it, and so does the end of a stuck process. What ends the process at once
+    (`os._exit`, a crash, SIGKILL, a power cut) leaves it behind.
+    """
+    mark = Mark(os.getpid(), os.uname().nodename, _place_of_stacks(), may_have_workers)
+    with writable(path):
+        write_whole(path / _MARK, json.dumps(asdict(mark)).encode())
+    remove = partial((path / _MARK).unlink, missing_ok=True)
+    stuck.before_end.append(remove)
+    try:
+        yield
+    finally:
+        stuck.before_end.remove(remove)
+        remove()
+
+
+def _place_of_stacks() -> str:
+    if not faulthandler.is_enabled():
+        return ""
+    stderr = os.path.realpath("/proc/self/fd/2")
+    return stderr if os.path.isfile(stderr) else "the standard error of that process"
+
+
+def left_mark(path: Path) -> Mark | None:
+    """Return the mark of the last process if it vanished. Call it with the directory locked.
+
+    Raises:
+        RunDirError: the mark is damaged.
+    """
+    mark = path / _MARK
+    if not mark.exists():
+        return None
+    try:
+        return Mark(**json.loads(read_capped(mark, _MAX_CONFIG_BYTES, RunDirError)))
+    except (ValueError, TypeError) as error:
+        raise RunDirError(f"{mark} is damaged: {error!r}.\nRemove it.") from None
+
+
+def last_written(path: Path) -> str:
+    """Return the local time at which a run's mark, metrics or checkpoints were last written."""
+    files = [path / name for name in (_MARK, "metrics.jsonl", "checkpoints")]
+    latest = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(latest))
 
 
 @contextlib.contextmanager

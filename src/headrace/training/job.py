@@ -58,6 +58,17 @@ class Job:
     room_for: int = 0
     rolled_back: int | None = None
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether all environments are one vector on the learner's device."""
+        return not self.settings.run.num_workers and is_one_vector(self.maker, self.spec)
+
+    def marked(self) -> contextlib.AbstractContextManager[None]:
+        """Mark the run directory while this process, which has locked it, runs the job."""
+        run = self.settings.run
+        here = not (run.num_workers or run.cluster)
+        return rundir.marked(self.run_dir, may_have_workers=here and not why_no_workers(self.spec))
+
 
 @dataclass(frozen=True)
 class RunRequest:
@@ -224,10 +235,15 @@ def _job_of(
     return Job(settings, maker, load_model(request.model), spec, shares, run_dir, None, quiet)
 
 
-def _check_interface(run: RunConfig, spec: EnvSpec) -> None:
+def why_no_workers(spec: EnvSpec) -> str:
+    """Return why the learner's process steps these environments itself; "" if workers can."""
     several = f"has {spec.num_agents} agents" if spec.num_agents > 1 else ""
     what = {"tensor": "steps tensors", "parallel": "is a game in PettingZoo's form"}
-    if not (why := what.get(spec.interface, several)):
+    return what.get(spec.interface, several)
+
+
+def _check_interface(run: RunConfig, spec: EnvSpec) -> None:
+    if not (why := why_no_workers(spec)):
         return
     if run.num_workers not in (0, AUTO_WORKERS):
         raise ConfigError(

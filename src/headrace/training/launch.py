@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,12 @@ from headrace.training.job import Job, RunRequest, inspect_request, job_of_run, 
 from headrace.training.log import Display, TerminalDisplay
 from headrace.training.process import StopSignals
 from headrace.training.rank import RunResult, follow, run_rank, stderr_say
-from headrace.training.reporter import OnUpdate, describe_end, resume_command
+from headrace.training.reporter import (
+    OnUpdate,
+    describe_end,
+    describe_vanished,
+    resume_command,
+)
 
 
 class Launch:
@@ -79,7 +85,7 @@ class Launch:
                 return self.resume(run_dir, replace(inspected, explicit={}))
             with self._held(run_dir):
                 if not (self._rank or is_restart):
-                    rundir.refuse_used(run_dir)
+                    refuse_used(run_dir)
                 return self._run(job, is_default_dir=is_default)
 
     def resume(self, run_dir: Path, request: RunRequest) -> RunResult:
@@ -87,6 +93,8 @@ class Launch:
         request, quiet = self._with_learners(request), self._out is None
         settings, _ = settings_of_run(run_dir, request)
         with self._connected(settings.run), self._held(run_dir):
+            if not self._rank and (vanished := describe_vanished(run_dir)):
+                warnings.warn(vanished, stacklevel=2)
             saved = checkpoint.newest(run_dir)
             return self._run(job_of_run(run_dir, request, saved=saved, quiet=quiet))
 
@@ -162,6 +170,16 @@ class Launch:
     def _held(self, run_dir: Path) -> contextlib.AbstractContextManager[None]:
         """Lock the directory for this process; torchrun's ranks above 0 only read it."""
         return contextlib.nullcontext() if self._rank else rundir.locked(run_dir)
+
+
+def refuse_used(run_dir: Path) -> None:
+    """Raise RunDirError if a locked directory holds a run already, and say if that one vanished."""
+    try:
+        rundir.refuse_used(run_dir)
+    except RunDirError as error:
+        if vanished := describe_vanished(run_dir):
+            error.add_note(vanished)
+        raise
 
 
 def check_alone() -> None:

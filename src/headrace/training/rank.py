@@ -25,7 +25,6 @@ from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json, share_of
 from headrace.envs.api import Guards, Restored
-from headrace.envs.vectors import is_one_vector
 from headrace.errors import EnvError
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
@@ -76,8 +75,7 @@ def run_rank(
     """
     run, is_first = job.settings.run, ranks.rank == 0
     meter.keep_laps(keep=run.timeline)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(stop.installed())
+    with stop.installed(), _marked(job, ranks), contextlib.ExitStack() as stack:
         stack.enter_context(math_threads(run.learner_threads))
         device = device_of(run.device, ranks.local_rank)
         learner, counters = build_learner(job, device, meter, ranks), Counters()
@@ -120,6 +118,12 @@ def run_rank(
         stop.pass_on_to = []  # they end, and their ids may become those of other processes
     saver.check_saved()
     return RunResult(job, reporter.summary(worker_meters), stopped_by, ranks.rank)
+
+
+def _marked(job: Job, ranks: Ranks) -> contextlib.AbstractContextManager[None]:
+    """Mark the run directory, if this is the process that has locked it."""
+    locked_here = ranks.rank == 0 and not job.settings.run.cluster  # on a cluster, by the driver
+    return job.marked() if locked_here else contextlib.nullcontext()
 
 
 def follow(ranks: Ranks, job: Job) -> None:
@@ -222,7 +226,7 @@ def sampling_plan(
         num_steps=run.num_steps,
         num_envs=num_envs,
         first_env=num_envs * ranks.rank,
-        envs_per_vector=num_envs if is_on_device(job) else run.envs_per_vector,
+        envs_per_vector=num_envs if job.is_on_device else run.envs_per_vector,
         seed=run.seed,
         reseed_episodes=run.reseed_episodes,
         replay_limit_s=run.replay_limit_s,
@@ -263,7 +267,7 @@ def _build_collector(
     if job.saved is not None:
         with checkpoint.as_written(job.saved.path):
             saved = regroup(saved, run.num_envs, plan.envs_per_vector)
-    if is_on_device(job):
+    if job.is_on_device:
         device = device_of(run.device, ranks.local_rank)
         return DeviceCollector(plan, device, meter, stop, saved)
     if num_workers == 0:
@@ -273,11 +277,6 @@ def _build_collector(
         return kind(plan, num_workers, stop, saved, say, _ray_backend(run, job.room_for))
     check_open_files(num_workers)
     return kind(plan, num_workers, stop, saved, say)
-
-
-def is_on_device(job: Job) -> bool:
-    """Return whether all environments are one vector on the learner's device."""
-    return not job.settings.run.num_workers and is_one_vector(job.maker, job.spec)
 
 
 def _ray_backend(run: RunConfig, room_for: int) -> BackendFactory:

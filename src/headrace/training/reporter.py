@@ -4,18 +4,22 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import headrace
 from headrace.collectors.api import Collector
-from headrace.distributed.ranks import Ranks
+from headrace.config.derive import cpu_cores
+from headrace.distributed.ranks import Ranks, visible_gpus
 from headrace.envs.api import Restored
 from headrace.errors import flag
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
+from headrace.storage import run_dir as rundir
+from headrace.training.advice import Place, advise
 from headrace.training.counters import Counters
-from headrace.training.job import Job
-from headrace.training.log import Display, MetricsLog, format_means
+from headrace.training.job import Job, why_no_workers
+from headrace.training.log import Display, MetricsLog, format_means, read_metrics
 
 _FLUSH_EVERY_S = 1.0
 
@@ -122,7 +126,20 @@ class Reporter:
             "ledger": {"learned": counters.env_steps, **ledger},
             "meter": seconds,
             "worker_meters": worker_meters,
+            "advice": advise(self.job.settings, seconds, worker_meters, self._place()),
         }
+
+    def _place(self) -> Place:
+        spec = self.job.spec
+        return Place(
+            cores=cpu_cores(),
+            device="cuda" if visible_gpus(self.job.settings.run.device) else "cpu",
+            has_gpu=visible_gpus("auto") > 0,
+            is_small="autograd" not in self.learner.gradient,
+            on_device=self.job.is_on_device,
+            may_have_workers=not why_no_workers(spec),
+            interface=spec.interface,
+        )
 
 
 def describe_start(job: Job, ranks: Ranks, compute: str) -> str:
@@ -206,6 +223,36 @@ def describe_end(summary: dict[str, Any], stopped_by: int, job: Job) -> str:
         lines.append(f"Best evaluation: {summary['best_return']:.1f}, kept in best/ (eval --best).")
     lines.append(f"Saved in {summary['run_dir']}")
     lines.append(resume_command(job) if stopped_by or late else f"To play: {_command('eval', job)}")
+    lines += summary["advice"]
+    if summary["env_steps"]:
+        lines.append(f"Curves, time and faults on one page: headrace report {summary['run_dir']}")
+    return "\n".join(lines)
+
+
+def describe_vanished(run_dir: Path) -> str:
+    """Return what is known of a locked directory's last process if it vanished, else ""."""
+    if (mark := rundir.left_mark(run_dir)) is None:
+        return ""
+    rows = read_metrics(run_dir) if (run_dir / "metrics.jsonl").exists() else []
+    saved = sorted(run_dir.glob("checkpoints/step_*"))
+    steps = [row["env_steps"] for row in rows[-1:]]  # written down about once a second
+    steps += [int(path.name.removeprefix("step_")) for path in saved[-1:]]
+    lines = [
+        f"The last process of the run in {run_dir} vanished: process {mark.pid} on {mark.host} "
+        "wrote neither an end nor an error.",
+        f"It was last heard of at {rundir.last_written(run_dir)}, after "
+        f"{max(steps, default=0):,} env steps; "
+        + (f"its last checkpoint is {saved[-1]}." if saved else "it had saved no checkpoint."),
+        "Its code may have ended it (os._exit, or a crash of a library), something may have killed "
+        "it (the kernel's out-of-memory killer, for one), or the machine lost power.",
+    ]
+    if mark.stacks:
+        lines.append(f"A crash of a library leaves Python's stack in {mark.stacks}.")
+    if mark.may_have_workers:
+        lines.append(
+            "Its environments ran in the same process. With --num-workers 1 or more they have "
+            "their own: a worker that dies is reported and replaced."
+        )
     return "\n".join(lines)
 
 

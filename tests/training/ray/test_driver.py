@@ -27,7 +27,7 @@ from headrace.distributed.ranks import RankInfo
 from headrace.envs.api import Guards
 from headrace.errors import ConfigError, EnvError, RunDirError
 from headrace.models.policy import Network
-from headrace.storage import checkpoint
+from headrace.storage import checkpoint, run_dir
 from headrace.training.ray import connect
 from headrace.training.ray.learner_actor import QueuedDisplay, _check_run_dir
 from headrace.weights import FlatWeights
@@ -467,6 +467,7 @@ def test_local_cluster_is_closed_to_others_and_ends_with_the_run(tmp_path, monke
         if "env steps" in line and "/s" in line:
             break
     ours = children() - before
+    assert run_dir.left_mark(tmp_path / "run").pid == process.pid
     found = sockets(ours)
     assert sum(listens for _, listens in found) > 4
     assert {address for address, _ in found} <= LOOPBACK
@@ -479,6 +480,7 @@ def test_local_cluster_is_closed_to_others_and_ends_with_the_run(tmp_path, monke
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
     assert "Stopped by SIGTERM" in out and "Saved in" in out
+    assert run_dir.left_mark(tmp_path / "run") is None
     assert still_alive(ours, within_s=10) == []
     checkpoint.newest(tmp_path / "run")
 

@@ -37,7 +37,7 @@ from headrace.training.measuring import (
     single_costs,
 )
 from headrace.training.process import math_threads
-from headrace.training.rank import build_learner, is_on_device, sampling_plan
+from headrace.training.rank import build_learner, sampling_plan
 
 _SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps
 _MAX_WORKERS = 32  # for environments that sleep
@@ -66,7 +66,7 @@ class Probe:
     def costs(self) -> Costs:
         """Measure all costs; EnvError if an environment failed, or gave no step in the time."""
         with math_threads(self._job.settings.run.learner_threads):
-            whole = is_on_device(self._job)
+            whole = self._job.is_on_device
             return self._measure_one_vector() if whole else self._measure_workers()
 
     def _measure_workers(self) -> Costs:

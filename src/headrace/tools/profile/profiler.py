@@ -26,7 +26,6 @@ from headrace.training.api import request_for
 from headrace.training.job import Job, RunRequest, inspect_request, job_of_run
 from headrace.training.launch import Launch
 from headrace.training.log import read_metrics
-from headrace.training.rank import is_on_device
 
 Print = Callable[[str], None]
 _NO_GOAL = 10**15  # more env steps than a profile takes
@@ -127,7 +126,7 @@ def _profile(
             "flags of headrace train."
         )
     costs = Probe(job, seconds, say).costs()
-    whole = is_on_device(job)
+    whole = job.is_on_device
     if costs.resets_per_step:  # the frequency of resets depends on the policy
         resets = rows[-1]["episodes"] / rows[-1]["env_steps"] if rows else 0.0
         costs = replace(costs, resets_per_step=resets)
@@ -168,7 +167,7 @@ def _rate(rows: list[dict[str, Any]]) -> float | None:
 def _ceilings(costs: Costs, job: Job) -> dict[str, float]:
     """Return the env steps/s of each part alone, on this machine's cores."""
     run, cores = job.settings.run, cpu_cores()
-    n = run.num_envs if is_on_device(job) else run.envs_per_vector
+    n = run.num_envs if job.is_on_device else run.envs_per_vector
     processes = max(1, run.num_workers, run.num_learners)
     computing = min(cores, processes)
     env = min(processes / costs.env_s, computing / max(1e-12, costs.env_s * costs.cpu_share))

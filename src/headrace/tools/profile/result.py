@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import headrace
+from headrace.config.changes import Change
 from headrace.config.derive import cpu_cores
 from headrace.config.settings import Settings
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import lock_step_s
 from headrace.meter import Laps
-from headrace.tools.profile.advice import Change
 from headrace.tools.profile.timeline_plots import group_workers
+from headrace.training.advice import LIMITS
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,7 @@ class Profile:
 _MIN_SHARE = 0.005  # spans below are not listed
 _MIN_GAIN = 1.1  # a part with a smaller gain is no bottleneck
 
-_LIMITS = {
-    "env": "the environments' steps and resets",
-    "inference": "inference: the policy acting",
-    "learning": "learning",
+_LIMITS = LIMITS | {
     "transport": "handing orders and fragments over between processes",
     "cores": "cores: more processes want to compute than there are cores",
     "waiting": "waiting: workers wait for the slowest, or for the learner",

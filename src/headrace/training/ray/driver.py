@@ -59,7 +59,7 @@ def run_on_cluster(
     job = replace(job, run_dir=job.run_dir.resolve(), saved=saved)
     run = job.settings.run
     losses = RestartRate(run.max_worker_restarts)
-    with stop.installed():
+    with stop.installed(), job.marked():
         while True:
             with contextlib.ExitStack() as stack:
                 placement = _wait_for_placement(run, stop, display)
