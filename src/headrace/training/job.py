@@ -38,6 +38,7 @@ class Job:
         room_for: on a cluster: number of a rank's workers that fit at the start.
         rolled_back: on a cluster: env steps to learn from again after the loss of a learner; None:
             the first start.
+        has_on_update: whether a caller gets each update, and may change environments.
     """
 
     settings: Settings
@@ -50,6 +51,7 @@ class Job:
     quiet: bool
     room_for: int = 0
     rolled_back: int | None = None
+    has_on_update: bool = False
 
 
 @dataclass(frozen=True)

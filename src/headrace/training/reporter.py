@@ -10,6 +10,7 @@ import headrace
 from headrace.collectors.api import Collector
 from headrace.distributed.ranks import Ranks
 from headrace.envs.api import Restored
+from headrace.envs.changes import EnvChange, check_returned
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.training.counters import Counters
@@ -18,8 +19,9 @@ from headrace.training.log import Display, MetricsLog, format_means
 
 _FLUSH_EVERY_S = 1.0
 
-OnUpdate = Callable[[int, dict[str, Any]], None]
-"""Called after each update with its number and its metrics."""
+OnUpdate = Callable[[int, dict[str, Any]], list[EnvChange] | None]
+"""Called after each update with its number and its metrics. May return changes of all
+environments, from `call_envs` and `set_envs`."""
 
 
 @dataclass
@@ -41,7 +43,12 @@ class Reporter:
         self._flushed_at = 0.0
         self._seconds: dict[str, float] = {}
 
-    def __call__(self, update_metrics: dict[str, float]) -> None:
+    def __call__(self, update_metrics: dict[str, float]) -> list[EnvChange]:
+        """Report an update; return the changes of environments that the caller wants.
+
+        Raises:
+            ConfigError: it returned anything else, or environments that have no changes.
+        """
         now, counters = time.perf_counter(), self.counters
         before, self._last = self._last, (now, counters.env_steps)
         self._first = self._first or self._last
@@ -71,8 +78,10 @@ class Reporter:
         total = sum(seconds.values())
         shares = {span: s / total for span, s in seconds.items()}
         self.display.update(metrics | {"env_steps_per_s": self._rate()}, shares)
-        if self.on_update is not None:
-            self.on_update(self.learner.version, metrics)
+        if self.on_update is None:
+            return []
+        returned = self.on_update(self.learner.version, metrics)
+        return check_returned(returned, self.job.spec, native=self.job.maker.native)
 
     def _mean_by_policy(self) -> dict[str, float]:
         return dict(zip(self.learner.policies, self.counters.mean_by_policy, strict=False))
