@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import headrace
+from headrace.envs.changes import UNKNOWN, record
 from headrace.errors import ConfigError, EnvChangeError
 from headrace.storage import checkpoint
 from tests.ladder.test_resume import SETTINGS, UPDATE, assert_same
+from tests.support import inline, plan_for, policies_for
 
 LAST = 8  # updates
 
@@ -96,6 +98,18 @@ def observed(run_dir):
     return np.concatenate([arrays["vector0.obs."], arrays["vector1.obs."]])
 
 
+def test_the_example_of_the_documentation_works(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/using.md").read_text()
+    section = page.partition("## Environments that change during a run")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    code = code.replace("update == 10", "update == 1").replace("total_env_steps=100_000", "**sizes")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"sizes": SETTINGS | {"total_env_steps": 3 * UPDATE, "network": None}})
+    [run] = (tmp_path / "runs").iterdir()
+    changes = checkpoint.newest(run).manifest["counters"]["env_changes"]
+    assert changes == [["set_length", [[1.0], {}], None, 1], ["bonus", None, 0.5, 2]]
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole") / "run")
@@ -171,24 +185,48 @@ def test_episodes_too_long_to_be_replayed_begin_anew_with_the_changes(tmp_path, 
     assert observed(run.dir)[:, 2].tolist() == [3.0] * 4
 
 
-class DiesOnce(Slope):
+class Dies(Slope):
     """Ends its process in the fourth batch, in an episode of which it was changed at step 14."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, times=1):
         super().__init__()
-        self.mark = Path(folder) / "died"
+        self.marks = [Path(folder) / f"died{k}" for k in range(times)]
 
     def step(self, action):
-        if self.t == 48 and self.speed == 3.0 and not self.mark.exists():
-            self.mark.touch()
+        left = [mark for mark in self.marks if not mark.exists()]
+        if self.t == 48 and self.speed == 3.0 and left:
+            left[0].touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
 
 
 def test_the_successor_of_a_killed_worker_has_the_changes(tmp_path, whole):
-    run = train(tmp_path / "run", lambda: DiesOnce(tmp_path), num_workers=2)
+    run = train(tmp_path / "run", lambda: Dies(tmp_path), num_workers=2)
     assert run.summary["ledger"]["restarts"] == 1
     assert_same(whole, run)
+
+
+def test_new_episodes_after_two_losses_at_the_same_place_begin_with_the_changes(tmp_path):
+    run = train(tmp_path / "run", lambda: Dies(tmp_path, times=2), updates=4, num_workers=1)
+    assert run.summary["ledger"]["restarts"] == 2
+    assert observed(run.dir)[:, [0, 2]].tolist() == [[32, 3.0]] * 4
+
+
+def test_an_episode_whose_changes_have_no_known_step_is_not_replayed():
+    plan = plan_for(Slope)
+    one = inline(plan)
+    for version in range(2):
+        one.publish(policies_for(plan), version)
+        one.collect()
+        one.change_envs(record((), headrace.set_envs(speed=2.0)))
+    state = one.state()
+    rows = json.loads(state["vector0.env0.changes"].tobytes())
+    assert [step for step, _ in rows] == [plan.num_steps]
+    assert inline(plan, state=state).restored.replayed == 4
+    rows[0][0] = UNKNOWN
+    state["vector0.env0.changes"] = np.frombuffer(json.dumps(rows).encode(), np.uint8)
+    restored = inline(plan, state=state).restored
+    assert (restored.replayed, restored.new_episode) == (3, 1)
 
 
 class FailsOnce(Slope):

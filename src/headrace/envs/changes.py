@@ -85,16 +85,21 @@ def _as_saved(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def check_returned(returned: Any, spec: EnvSpec, *, native: bool) -> list[EnvChange]:
-    """Return the changes that `on_update` returned; ConfigError if it cannot have these."""
+def as_changes(returned: Any) -> list[EnvChange]:
+    """Return the changes that `on_update` returned; ConfigError if it is anything else."""
     changes = [] if returned is None else returned
     if not isinstance(changes, list) or not all(isinstance(c, EnvChange) for c in changes):
         raise ConfigError(
             f"on_update returned {returned!r}: expected None, headrace.call_envs(...), "
             "headrace.set_envs(...), or a sum of these."
         )
+    return changes
+
+
+def refuse_changes(changes: list[EnvChange], spec: EnvSpec, *, native: bool) -> None:
+    """Raise ConfigError if there are changes, and environments that cannot have any."""
     if not changes:
-        return []
+        return
     refused = f"on_update returned {changes[0].describe()}, but {spec.id}"
     if spec.interface in ("tensor", "parallel"):
         raise ConfigError(
@@ -107,7 +112,6 @@ def check_returned(returned: Any, spec: EnvSpec, *, native: bool) -> list[EnvCha
             f"{refused} is stepped many at a time, in a vector form of its own, which has no "
             "single environments.\nUse --vectorization python."
         )
-    return changes
 
 
 def record(before: Changes, new: Iterable[EnvChange]) -> Changes:

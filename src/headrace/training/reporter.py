@@ -10,7 +10,7 @@ import headrace
 from headrace.collectors.api import Collector
 from headrace.distributed.ranks import Ranks
 from headrace.envs.api import Restored
-from headrace.envs.changes import EnvChange, check_returned
+from headrace.envs.changes import EnvChange, as_changes, refuse_changes
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.training.counters import Counters
@@ -80,8 +80,9 @@ class Reporter:
         self.display.update(metrics | {"env_steps_per_s": self._rate()}, shares)
         if self.on_update is None:
             return []
-        returned = self.on_update(self.learner.version, metrics)
-        return check_returned(returned, self.job.spec, native=self.job.maker.native)
+        changes = as_changes(self.on_update(self.learner.version, metrics))
+        refuse_changes(changes, self.job.spec, native=self.job.maker.native)
+        return changes
 
     def _mean_by_policy(self) -> dict[str, float]:
         return dict(zip(self.learner.policies, self.counters.mean_by_policy, strict=False))
