@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from headrace.algos.appo import APPO as APPO
     from headrace.algos.impala import IMPALA as IMPALA
     from headrace.algos.ppo import PPO as PPO
+    from headrace.envs.changes import call_envs as call_envs
+    from headrace.envs.changes import set_envs as set_envs
     from headrace.envs.check.checker import check_env as check_env
     from headrace.envs.kernels.env import KernelEnv as KernelEnv
     from headrace.envs.kernels.env import uniform as uniform
@@ -42,11 +44,13 @@ _HOME = {
     "PPO": "headrace.algos.ppo",
     "Run": "headrace.training.api",
     "autoscale": "headrace.tools.autoscale.autoscale",
+    "call_envs": "headrace.envs.changes",
     "check_env": "headrace.envs.check.checker",
     "load_policy": "headrace.evaluation.trained_policies",
     "num_params": "headrace.models.custom",
     "profile": "headrace.tools.profile.profiler",
     "resume": "headrace.training.api",
+    "set_envs": "headrace.envs.changes",
     "train": "headrace.training.api",
     "uniform": "headrace.envs.kernels.env",
 }

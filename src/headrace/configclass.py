@@ -58,6 +58,12 @@ class Expected:
     words: str
 
 
+PLAIN_DATA = (
+    "numbers, words, lists and dicts of them, as config.json can hold them (a tuple would come "
+    "back as a list)"
+)
+"""The error text for a value that does not survive a round trip through JSON."""
+
 PositiveInt = Annotated[int, Between(1)]
 NonNegativeInt = Annotated[int, Between(0)]
 PositiveInts = Annotated[tuple[int, ...], Between(1)]
@@ -153,7 +159,7 @@ def _convert_one(kind: Any, value: Any) -> Any | None:
         )
         return None if None in items else tuple(items)
     if origin is dict:
-        return value if isinstance(value, dict) and _is_plain(value) else None
+        return value if isinstance(value, dict) and is_plain(value) else None
     if kind in (bool, str):
         return value if type(value) is kind else None
     number = numbers.Real if kind is float else numbers.Integral
@@ -161,7 +167,7 @@ def _convert_one(kind: Any, value: Any) -> Any | None:
     return kind(value) if fits else None
 
 
-def _is_plain(value: dict[str, Any]) -> bool:
+def is_plain(value: Any) -> bool:
     """Return True if the value survives a round trip through JSON."""
     try:
         return bool(json.loads(json.dumps(value)) == value)

@@ -49,6 +49,10 @@ class EnvError(HeadraceError):
     """
 
 
+class EnvChangeError(EnvError):
+    """A change that `on_update` returned, which an environment cannot have or which raised."""
+
+
 class WorkerError(HeadraceError):
     """A worker process that died or failed, not by an environment's error."""
 

@@ -8,6 +8,7 @@ import torch
 
 from headrace.batch import Column, Fragment, StoredOutputs, columns
 from headrace.envs.api import GUARDS, Episode, Guards, Restored
+from headrace.envs.changes import Changes
 from headrace.envs.factory import EnvMaker
 from headrace.meter import Timings
 from headrace.models.policy import Network, Policy
@@ -52,6 +53,7 @@ class SamplingPlan:
     asynchronous: bool = False
     inference_device: torch.device | None = None
     guards: Guards = GUARDS
+    env_changes: Changes = ()  # that a resumed run begins with
     timeline: bool = False  # keep what each process did when
 
     def build_policies(self) -> dict[str, Policy]:
@@ -153,10 +155,18 @@ class Collector(abc.ABC):
     def __init__(self, plan: SamplingPlan, stop: ShouldStop, say: Say = lambda text: None) -> None:
         self._plan, self._stop, self._say = plan, stop, say
         self.ledger, self.restored = Ledger(), Restored()
+        self._env_changes = plan.env_changes
 
     @abc.abstractmethod
     def publish(self, policies: Mapping[str, Policy], version: int) -> None:
         """Hand out weights: at lag 0, those for the next batch."""
+
+    def change_envs(self, changes: Changes) -> None:
+        """Have all envs changed, each before the next fragment that is ordered of it.
+
+        `changes` are all that are recorded; what an env has already is left out.
+        """
+        self._env_changes = changes
 
     @abc.abstractmethod
     def collect(self) -> Collected | None:

@@ -100,7 +100,7 @@ class AsynchronousCollector(WorkerPool):
         self._queue.release()
         orders = []
         for v, buffer in self._queue.to_order():
-            orders.append(WorkOrder(((v, buffer, self._steps[v]),), None))
+            orders.append(WorkOrder(((v, buffer, self._steps[v]),), None, self._env_changes))
             self._steps[v] += self._plan.num_steps
         self.submit(orders)
 

@@ -8,6 +8,7 @@ from headrace.collectors.rollout import FixedActors, RolloutResult, RolloutTask,
 from headrace.collectors.snapshots import count_unwritten, mark_unwritten
 from headrace.collectors.vector_collector import VectorCollector
 from headrace.collectors.watchdog import Watchdog
+from headrace.envs.changes import Changes
 from headrace.meter import Meter
 from headrace.models.policy import Policy
 from headrace.spec import Array
@@ -29,9 +30,10 @@ class InlineCollector(VectorCollector):
         self._fragments = {v: batch.allocate(plan.layout) for v in plan.vectors}
         self._worker = RolloutWorker(plan, list(plan.vectors), meter, name="inline")
         self._published = Published(self._worker.policies)
-        self._version: int | None = None  # of the weights for the next batch
+        # Of the weights for the next batch, and the changes before it; None: the newest
+        self._ordered: tuple[int, Changes] | None = None
         if steps := self._snapshots.steps():
-            self.restored = self._worker.restore(dict(state or {}), steps)
+            self.restored = self._worker.restore(dict(state or {}), steps, plan.env_changes)
             self._snapshots.begin(self._worker.states())
         self._watchdog = Watchdog(
             meter,
@@ -47,11 +49,12 @@ class InlineCollector(VectorCollector):
         self._snapshots.accept()
         if self._stop():
             return None
-        version = self._published.pull(self._worker.policies, self._version)
-        steps, self._version = self._snapshots.steps(), None
+        ordered, changes = self._ordered or (None, self._env_changes)
+        version = self._published.pull(self._worker.policies, ordered)
+        steps, self._ordered = self._snapshots.steps(), None
         fragments = list(self._fragments.values())
         mark_unwritten(fragments)
-        tasks = [RolloutTask(v, fragment, steps) for v, fragment in self._fragments.items()]
+        tasks = [RolloutTask(v, of, steps, changes) for v, of in self._fragments.items()]
         result = RolloutResult()
         with self._watchdog:
             weights = FixedActors(self._worker.actors(), version)
@@ -65,10 +68,10 @@ class InlineCollector(VectorCollector):
         return self._batch(fragments, [result])
 
     def release_batch(self, *, more: bool) -> None:
-        """Count the last batch. With lag, the next one uses the weights of now, as with workers."""
+        """Count the last batch. With lag, the next one is made as of now, as with workers."""
         self._snapshots.accept()
         if self._plan.lag and more:
-            self._version = self._published.newest
+            self._ordered = self._published.newest, self._env_changes
 
     def close(self) -> None:
         self._watchdog.close()

@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace.batch import Fragment, select
 from headrace.collectors.api import SamplingPlan, ShouldStop
 from headrace.envs.api import Episode, Restored, VectorContext, VectorEnv
+from headrace.envs.changes import Changes
 from headrace.envs.vectors import make_vector
 from headrace.meter import Meter
 from headrace.models.fast_paths import actor_for
@@ -138,6 +139,7 @@ class RolloutTask(NamedTuple):
     vector: int  # its index in the run
     fragment: Fragment
     steps: int  # that each env of the vector has taken before
+    changes: Changes  # of its envs, before the fragment
 
 
 class RolloutWorker:
@@ -209,6 +211,7 @@ class RolloutWorker:
         `stop` is called between two steps.
         """
         plan, vector = self._plan, self._vectors[task.vector]
+        vector.change(task.changes)
         memory, states = self._memory[task.vector], task.fragment.recurrent_state
         states[0] = memory
         # An inference server draws its own noise: then there is none here.
@@ -227,13 +230,14 @@ class RolloutWorker:
             result.step_s[task.vector] = vector.step_s
         return taken
 
-    def restore(self, state: dict[str, Array], begin_after: int) -> Restored:
+    def restore(self, state: dict[str, Array], begin_after: int, changes: Changes) -> Restored:
         """Restore this worker's vectors, before the first `collect`.
 
         Args:
             state: of all vectors.
             begin_after: steps of each env so far. A vector without state begins with episodes that
                 cannot have occurred in so many steps; 0: with its first episodes.
+            changes: of the envs of a vector without state that begins with later episodes.
         """
         restored = Restored()
         for v, vector in self._vectors.items():
@@ -244,6 +248,7 @@ class RolloutWorker:
                     memory.copy_(torch.from_numpy(saved["core_state"]))
                     memory[torch.from_numpy(begun_anew)] = 0.0
             elif begin_after:
+                vector.change(changes)
                 restored.add(vector.start_after(begin_after))
         return restored
 

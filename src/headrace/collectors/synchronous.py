@@ -51,7 +51,9 @@ class SynchronousCollector(WorkerPool):
         """Have the next batch made, with the weights that were published last."""
         steps = self._snapshots.steps()
         self.submit(
-            WorkOrder(tuple((v, 0, steps) for v in worker.vectors), self._version)
+            WorkOrder(
+                tuple((v, 0, steps) for v in worker.vectors), self._version, self._env_changes
+            )
             for worker in self.workers
         )
 

@@ -183,7 +183,8 @@ class WorkerPool(VectorCollector):
         vectors, snapshots = worker.vectors, self._snapshots
         state = {} if anew else snapshots.state(vectors)
         begin_after = snapshots.steps(vectors) + anew
-        worker.start(WorkerSetup(worker.name, generation, vectors, state, begin_after))
+        changes = self._env_changes
+        worker.start(WorkerSetup(worker.name, generation, vectors, state, begin_after, changes))
 
     def _receive(self, worker: WorkerHandle, message: Message) -> None:
         i, supervisor = worker.index, self._supervisor

@@ -9,6 +9,7 @@ import tyro
 
 from headrace.config.algorithms import ALGORITHMS
 from headrace.configclass import (
+    PLAIN_DATA,
     Between,
     Expected,
     NonNegative,
@@ -60,10 +61,7 @@ def _number_or_auto(auto: int) -> tyro.constructors.PrimitiveConstructorSpec[int
     )
 
 
-_PLAIN = Expected(
-    "numbers, words, lists and dicts of them, as config.json can hold them (a tuple would come "
-    "back as a list); put anything else into a callable that makes the environment"
-)
+_PLAIN = Expected(f"{PLAIN_DATA}; put anything else into a callable that makes the environment")
 _BY_POLICY = Expected("names of policies, each with a word or a table")
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from headrace.batch import Fragment
+from headrace.envs.changes import Changes
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.seeding import derive
@@ -131,6 +132,17 @@ class VectorEnv(ABC):
         self.context, self.spec, self.env_id = context, context.spec, context.env_id
         self.dropped: list[str] = []
         self.step_s, self.lost_steps = 0.0, 0
+
+    def change(self, changes: Changes) -> None:
+        """Carry out the changes that an env does not have yet, between two fragments.
+
+        Before the first `bind`, `restore` or `start_after` they come before the first reset.
+        Only `GymVector` has single environments, and gets any.
+
+        Raises:
+            EnvChangeError: an env cannot be changed so.
+        """
+        assert not changes, changes
 
     @abstractmethod
     def bind(self, *fragments: Fragment) -> None:

@@ -1,7 +1,7 @@
 """Restores an unfinished episode after a resume, by its state or its actions, without pickle."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,10 +80,16 @@ def _has_state(env: Any) -> bool:
     return all(hasattr(type(env), name) for name in ("get_state", "set_state"))
 
 
-def replay(env: Any, seed: int, actions: Sequence[Any]) -> tuple[Any, Any] | None:
-    """Reset and repeat `actions`; return the last (obs, info), None if the episode ended."""
+def replay(
+    env: Any, seed: int, actions: Sequence[Any], before_step: Callable[[int], None]
+) -> tuple[Any, Any] | None:
+    """Reset and repeat `actions`; return the last (obs, info), None if the episode ended.
+
+    `before_step` is called with the number of steps so far.
+    """
     obs, info = env.reset(seed=seed)
-    for action in actions:
+    for step, action in enumerate(actions):
+        before_step(step)
         obs, _, terminated, truncated, info = env.step(action)
         if terminated or truncated:
             return None

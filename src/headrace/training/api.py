@@ -135,7 +135,8 @@ def train(
         wrapper: wraps each environment: `module:callable`, a callable, or several.
         config: a TOML file with settings.
         run_dir: default: a new directory below `runs/`.
-        on_update: called with (number of the update, metrics) after each.
+        on_update: called with (number of the update, metrics) after each. May return changes of
+            all environments: `headrace.call_envs`, `headrace.set_envs`, or a sum of these.
         **settings: every other setting of `headrace train --help` by its name.
 
     Returns:

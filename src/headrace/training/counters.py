@@ -1,12 +1,14 @@
 """Counters of a run: env steps, episodes, and the ledger. Checkpoints hold them."""
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from headrace.collectors.api import WINDOW, Ledger
 from headrace.config.run_config import RunConfig
 from headrace.envs.api import Episode
+from headrace.envs.changes import Changes, EnvChange, record
 from headrace.storage.checkpoint import Section
 
 _WINDOWS = ("recent_returns", "recent_lengths", "recent_by_policy")
@@ -14,7 +16,7 @@ _WINDOWS = ("recent_returns", "recent_lengths", "recent_by_policy")
 
 @dataclass
 class Counters:
-    """Progress of a run, over all ranks."""
+    """Progress of a run, over all ranks, and the changes of its environments."""
 
     env_steps: int = 0
     episodes: int = 0
@@ -25,6 +27,11 @@ class Counters:
     recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
     recent_by_policy: deque[list[float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     agent_steps: int = 0
+    env_changes: Changes = ()
+
+    def change_envs(self, new: Iterable[Sequence[Any]]) -> None:
+        """Record changes of the environments, which may come from JSON; see `changes.record`."""
+        self.env_changes = record(self.env_changes, (EnvChange(*each) for each in new))
 
     def add(self, reports: list[dict[str, Any]]) -> None:
         """Count a batch, by the reports of all ranks."""
@@ -72,7 +79,9 @@ class Counters:
 
     def _load(self, data: dict[str, Any]) -> None:
         windows = {name: deque(data[name], maxlen=WINDOW) for name in _WINDOWS if name in data}
-        saved = Counters(**data | windows | {"ledger": Ledger(**data["ledger"])})
+        changes = tuple(EnvChange(*each) for each in data.get("env_changes", ()))
+        parsed = {"ledger": Ledger(**data["ledger"]), "env_changes": changes}
+        saved = Counters(**data | windows | parsed)
         for counter in fields(self):
             setattr(self, counter.name, getattr(saved, counter.name))
         # Steps under way at the save are lost.

@@ -45,6 +45,7 @@ class Job:
         room_for: on a cluster: number of a rank's workers that fit at the start.
         rolled_back: on a cluster: env steps to learn from again after the loss of a learner; None:
             the first start.
+        has_on_update: whether a caller gets each update, and may change environments.
     """
 
     settings: Settings
@@ -57,6 +58,7 @@ class Job:
     quiet: bool
     room_for: int = 0
     rolled_back: int | None = None
+    has_on_update: bool = False
 
     @property
     def is_on_device(self) -> bool:

@@ -17,6 +17,7 @@ from headrace.distributed.local_ranks import launch_ranks
 from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, Ranks, device_of, gather_json
 from headrace.errors import (
     ConfigError,
+    EnvChangeError,
     EnvError,
     HeadraceError,
     RankError,
@@ -56,6 +57,7 @@ class Launch:
         self._meter = Meter(started)
         self._attempt = torchrun.joined(os.environ)
         self._rank = 0 if self._attempt is None else self._attempt.info.rank
+        self._has_on_update = on_update is not None
         self._on_update = None if self._rank else on_update  # each of torchrun's ranks has one
         self._out = out
 
@@ -99,6 +101,7 @@ class Launch:
             return self._run(job_of_run(run_dir, request, saved=saved, quiet=quiet))
 
     def _run(self, job: Job, *, is_default_dir: bool = False) -> RunResult:
+        job = replace(job, has_on_update=self._has_on_update)
         stop, run = StopSignals(), job.settings.run
         out = None if self._rank else self._out
         display = Display() if out is None else TerminalDisplay(out, run.total_env_steps)
@@ -195,6 +198,7 @@ def _advice(job: Job, error: HeadraceError) -> Iterator[str]:
     run = job.settings.run
     could_drop = (
         isinstance(error, EnvError)
+        and not isinstance(error, EnvChangeError)
         and run.on_env_error == "fail"
         and run.vectorization != "native"
         and job.spec.interface != "parallel"

@@ -7,6 +7,7 @@ from typing import Any
 from headrace.collectors.api import Collected, Collector, Ledger
 from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
+from headrace.envs.changes import EnvChange
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.training.counters import Counters
@@ -23,12 +24,14 @@ def train(
     ranks: Ranks,
     saver: Saver,
     evaluate: Callable[[], dict[str, float]],
-    on_update: Callable[[dict[str, float]], None],
+    on_update: Callable[[dict[str, float]], list[EnvChange]],
+    may_change_envs: bool = False,
 ) -> None:
     """Train until `Counters.is_done`, or until a rank is told to stop.
 
     Every rank runs this loop, and all take the same decisions. After each update, `evaluate`
-    returns metrics if an evaluation is due, and `on_update` gets all metrics.
+    returns metrics if an evaluation is due, and `on_update` gets all metrics. If it
+    `may_change_envs`, the changes that it returns on rank 0 are made on all.
 
     Raises:
         NonFiniteError: a gradient was NaN or infinite; nothing is saved after that.
@@ -63,8 +66,12 @@ def train(
             learner.check_equal()
         metrics |= evaluate()
         meter.lap("eval")
-        on_update(metrics | collected.metrics | _rank_metrics(reports))
+        changes = on_update(metrics | collected.metrics | _rank_metrics(reports))
         meter.lap("log")
+        if may_change_envs:
+            counters.change_envs(gather_json(ranks, changes)[0])
+            collector.change_envs(counters.env_changes)
+            meter.lap("ranks")
         if reports[0]["save_is_due"]:
             saver.save()
             meter.lap("checkpoint")

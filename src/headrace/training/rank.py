@@ -25,6 +25,7 @@ from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json, share_of
 from headrace.envs.api import Guards, Restored
+from headrace.envs.changes import Changes
 from headrace.errors import EnvError
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
@@ -86,7 +87,7 @@ def run_rank(
             _load_initial_weights(job, learner)
         else:
             restore(sections, job.saved)
-        plan = sampling_plan(job, learner, device, ranks)
+        plan = sampling_plan(job, learner, device, ranks, counters.env_changes)
         if job.rolled_back is None:
             display.say(describe_start(job, ranks, _describe_compute(plan, learner)))
         else:
@@ -110,8 +111,8 @@ def run_rank(
         stack.callback(display.stop)
         display.start()
         train(
-            run, collector, learner, counters, meter,
-            ranks=ranks, saver=saver, evaluate=evaluate, on_update=reporter,
+            run, collector, learner, counters, meter, ranks=ranks,
+            saver=saver, evaluate=evaluate, on_update=reporter, may_change_envs=job.has_on_update,
         )  # fmt: skip
         worker_meters = _other_meters(job, ranks, meter, collector)
         stopped_by = max(gather_json(ranks, stop.received))  # any rank may have got the signal
@@ -214,7 +215,11 @@ def policy_plans(job: Job, learner: Learner) -> dict[str, PolicyPlan]:
 
 
 def sampling_plan(
-    job: Job, learner: Learner, device: torch.device, ranks: Ranks = SINGLE_RANK
+    job: Job,
+    learner: Learner,
+    device: torch.device,
+    ranks: Ranks = SINGLE_RANK,
+    env_changes: Changes = (),
 ) -> SamplingPlan:
     """Return the sampling plan of a rank's workers."""
     run = job.settings.run
@@ -232,6 +237,7 @@ def sampling_plan(
         replay_limit_s=run.replay_limit_s,
         threads_per_worker=_threads_per_worker(run, ranks.size),
         lag=run.lag,
+        env_changes=env_changes,
         timeline=run.timeline,
         asynchronous=run.lag > 0 and job.settings.algorithm.accepts_any_lag,
         inference_device=device if run.inference == "learner" else None,

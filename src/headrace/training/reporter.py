@@ -12,6 +12,7 @@ from headrace.collectors.api import Collector
 from headrace.config.derive import cpu_cores
 from headrace.distributed.ranks import Ranks, visible_gpus
 from headrace.envs.api import Restored
+from headrace.envs.changes import EnvChange, as_changes, refuse_changes
 from headrace.errors import flag
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
@@ -23,8 +24,9 @@ from headrace.training.log import Display, MetricsLog, format_means, read_metric
 
 _FLUSH_EVERY_S = 1.0
 
-OnUpdate = Callable[[int, dict[str, Any]], None]
-"""Called after each update with its number and its metrics."""
+OnUpdate = Callable[[int, dict[str, Any]], list[EnvChange] | None]
+"""Called after each update with its number and its metrics. May return changes of all
+environments, from `call_envs` and `set_envs`."""
 
 
 @dataclass
@@ -46,7 +48,12 @@ class Reporter:
         self._flushed_at = 0.0
         self._seconds: dict[str, float] = {}
 
-    def __call__(self, update_metrics: dict[str, float]) -> None:
+    def __call__(self, update_metrics: dict[str, float]) -> list[EnvChange]:
+        """Report an update; return the changes of environments that the caller wants.
+
+        Raises:
+            ConfigError: it returned anything else, or environments that have no changes.
+        """
         now, counters = time.perf_counter(), self.counters
         before, self._last = self._last, (now, counters.env_steps)
         self._first = self._first or self._last
@@ -76,8 +83,11 @@ class Reporter:
         total = sum(seconds.values())
         shares = {span: s / total for span, s in seconds.items()}
         self.display.update(metrics | {"env_steps_per_s": self._rate()}, shares)
-        if self.on_update is not None:
-            self.on_update(self.learner.version, metrics)
+        if self.on_update is None:
+            return []
+        changes = as_changes(self.on_update(self.learner.version, metrics))
+        refuse_changes(changes, self.job.spec, native=self.job.maker.native)
+        return changes
 
     def _mean_by_policy(self) -> dict[str, float]:
         return dict(zip(self.learner.policies, self.counters.mean_by_policy, strict=False))

@@ -48,6 +48,7 @@ from tests.support import (
     short_cartpole,
     still_alive,
 )
+from tests.training.test_env_changes import Slope, curriculum
 
 CORES = 4
 SMALL = {
@@ -350,6 +351,20 @@ def test_two_learners_on_a_cluster_learn_as_two_processes_do(cluster, tmp_path, 
 
 
 @pytest.mark.more
+def test_changes_of_environments_are_those_of_a_run_without_a_cluster(cluster, tmp_path):
+    how = SMALL | {"on_update": curriculum, "total_env_steps": 4 * 16 * 8}
+    there = headrace.train(Slope, run_dir=tmp_path / "ray", cluster="local", **how)
+    here = headrace.train(Slope, run_dir=tmp_path / "here", **how | {"num_workers": 0})
+    assert_same_run(there, here)
+    changes = checkpoint.newest(there.dir).manifest["counters"]["env_changes"]
+    assert [change[0] for change in changes] == ["set_wind", "speed"]
+    with pytest.raises(ConfigError, match="on_update returned 5: expected None"):
+        headrace.train(
+            Slope, run_dir=tmp_path / "wrong", cluster="local", **how | {"on_update": lambda *_: 5}
+        )
+
+
+@pytest.mark.more
 def test_learner_error_ends_the_run_with_its_type(cluster, tmp_path):
     with pytest.raises(EnvError, match="ZeroDivisionError: of my own") as caught:
         headrace.train(FailsAt20, run_dir=tmp_path / "run", cluster="local", **SMALL)
@@ -412,7 +427,8 @@ def test_queued_display_keeps_order_and_leaves_out_fast_updates():
     display.say("first")
     for k in range(100):
         display.update({"env_steps": k} | ({"eval_return": 1.0} if k == 50 else {}), {})
-    display.on_update(1, {})
+    display.answer(changes := headrace.set_envs(speed=2.0))
+    assert display.on_update(1, {}) == changes
     found = display.fetch(1.0)
     assert [each[0] for each in found] == ["say", "update", "update", "on_update"]
     assert found[2][1]["env_steps"] == 50

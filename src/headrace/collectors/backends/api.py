@@ -9,6 +9,7 @@ from headrace.collectors.api import SamplingPlan
 from headrace.collectors.rollout import RolloutResult
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.envs.api import Restored
+from headrace.envs.changes import Changes
 from headrace.errors import HeadraceError
 from headrace.meter import Readings, Timings
 from headrace.models.policy import Policy
@@ -23,7 +24,8 @@ class WorkerSetup:
     generation: int  # counts the processes of this worker
     vectors: list[int]
     state: dict[str, Array]  # of the vectors; {}: they begin
-    begin_after: int  # see `RolloutWorker.restore`
+    begin_after: int  # these two: see `RolloutWorker.restore`
+    changes: Changes
 
 
 class WorkOrder(NamedTuple):
@@ -31,6 +33,7 @@ class WorkOrder(NamedTuple):
 
     fragments: tuple[tuple[int, int, int], ...]  # vector, buffer, steps of each env before
     version: int | None  # of the weights; None: the newest at each step
+    changes: Changes  # of the envs, before these fragments; most have been made before
 
 
 class Ready(NamedTuple):

@@ -152,7 +152,10 @@ class WorkerActor:
         def fill() -> tuple[Message, _Packed]:
             if flat is not None:
                 self._weights.take(version, flat)
-            tasks = [RolloutTask(v, hosted.fragments[v], steps) for v, _, steps in order.fragments]
+            tasks = [
+                RolloutTask(v, hosted.fragments[v], steps, order.changes)
+                for v, _, steps in order.fragments
+            ]
             mark_unwritten(task.fragment for task in tasks)
             hosted.tasks, hosted.order = tasks, order
             result = hosted.weights.collect(

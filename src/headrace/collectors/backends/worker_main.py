@@ -100,8 +100,11 @@ class WorkerContext:
     def tasks(self, order: WorkOrder) -> list[RolloutTask]:
         """Return the fragments that an order wants, and claim the memory."""
         self.memory.generation[0] = self.generation
-        fragments = self.memory.fragments
-        return [RolloutTask(v, fragments[v][buffer], steps) for v, buffer, steps in order.fragments]
+        fragments, changes = self.memory.fragments, order.changes
+        return [
+            RolloutTask(v, fragments[v][buffer], steps, changes)
+            for v, buffer, steps in order.fragments
+        ]
 
     def should_stop(self) -> bool:
         """Return True if the worker is to give up."""
@@ -307,7 +310,7 @@ def start_worker(
 ) -> tuple[RolloutWorker, Ready]:
     """Make the environments of a worker, and restore their states. Return what to report, too."""
     worker = RolloutWorker(plan, setup.vectors, meter, setup.name, acts=acts)
-    restored = worker.restore(setup.state, setup.begin_after)
+    restored = worker.restore(setup.state, setup.begin_after, setup.changes)
     states = worker.states() if setup.begin_after else {}
     return worker, Ready(setup.generation, restored, states)
 

@@ -17,9 +17,17 @@ from headrace.envs.api import (
     explain_errors,
     summarize_error,
 )
+from headrace.envs.changes import (
+    BEFORE_RESET,
+    UNKNOWN,
+    AppliedChanges,
+    Changes,
+    EnvChange,
+    prepare,
+)
 from headrace.envs.episode_replay import get_state, replay, set_state, unwrap
 from headrace.envs.episodes import COUNTS, HostVector
-from headrace.errors import EnvError
+from headrace.errors import EnvChangeError, EnvError
 from headrace.spec import PLAIN, Array
 from headrace.timeouts import RestartRate
 
@@ -37,6 +45,13 @@ class GymVector(HostVector):
         self._limit = np.array([limit for _, limit in unwrapped])  # steps of an episode
         self._guards, self._remake = context.guards, remake
         self._restarts = [RestartRate(self._guards.max_restarts) for _ in self._envs]
+        self._applied = [AppliedChanges() for _ in self._envs]
+
+    def change(self, changes: Changes) -> None:
+        for i, applied in enumerate(self._applied):
+            for change in applied.missing(changes):
+                self._carry_out(i, change)
+                applied.add(change, self._step_of_change(i))
 
     def step(self, t: int) -> None:
         rows, is_plain = self._rows, self.spec.observation.kind != "dict"
@@ -90,6 +105,8 @@ class GymVector(HostVector):
                 arrays = get_state(env)
             if arrays is not None:
                 state |= {f"env{i}.state.{name}": array for name, array in arrays.items()}
+            if (changes := self._applied[i].to_array()) is not None:
+                state[f"env{i}.changes"] = changes
         return state
 
     def restore(self, state: dict[str, Array]) -> Restored:
@@ -102,7 +119,9 @@ class GymVector(HostVector):
         deadline = time.monotonic() + self.context.replay_limit_s
         for i in range(len(self._envs)):
             actions = state.get(f"env{i}.actions")
+            self._applied[i] = AppliedChanges(state.get(f"env{i}.changes"))
             if env_state := select(state, f"env{i}.state."):
+                self._change_again(i)
                 with explain_errors(f"in set_state, {self._describe(i)}"):
                     self._envs[i].reset(seed=self._episode_seed(i))
                     set_state(self._envs[i], env_state)
@@ -110,6 +129,7 @@ class GymVector(HostVector):
             elif actions is not None and self._replay(i, actions, deadline):
                 restored.replayed += 1
             else:
+                self._change_again(i)
                 self._begin_anew(i)
                 restored.new_episode += 1
         return restored
@@ -129,11 +149,18 @@ class GymVector(HostVector):
             self._next_episode(i, self._current)
 
     def _replay(self, i: int, actions: Array, deadline: float) -> bool:
-        if time.monotonic() > deadline:
+        changes = self._applied[i].by_step()
+        if time.monotonic() > deadline or UNKNOWN in changes:
             return False
+
+        def change_before(step: int) -> None:
+            for change in changes.get(step, ()):
+                self._carry_out(i, change)
+
+        change_before(BEFORE_RESET)
         with explain_errors(lambda: f"while replaying, {self._describe(i)}"):
             given = self._codec.elements(actions)
-            last = replay(self._envs[i], self._episode_seed(i), given)
+            last = replay(self._envs[i], self._episode_seed(i), given, change_before)
             if last is None:
                 return False
             again = each(lambda o: o[:1].copy(), self._current)
@@ -142,6 +169,30 @@ class GymVector(HostVector):
             np.array_equal(part[0], self._leaves[key][i])
             for key, part in (again if isinstance(again, dict) else {PLAIN: again}).items()
         )
+
+    def _carry_out(self, i: int, change: EnvChange) -> None:
+        env = f"env {self.env_id[i]} of {self.spec.id}, {self.context.worker}"
+        try:
+            prepare(self._envs[i], change, env)()
+        except EnvChangeError:
+            raise
+        except (Exception, SystemExit) as error:
+            failure = env_error(error, f"in {change.describe()} (from on_update), {env}")
+            raise EnvChangeError(str(failure)) from error
+        _, self._limit[i] = unwrap(self._envs[i])
+
+    def _change_again(self, i: int) -> None:
+        """Change an environment that was made anew as the one before."""
+        for change in self._applied[i].all():
+            self._carry_out(i, change)
+
+    def _step_of_change(self, i: int) -> int:
+        """Return the step of env i's episode that a change comes before; see `AppliedChanges`."""
+        if not self._begun:
+            return BEFORE_RESET
+        step = int(self._episode_step[i])
+        # The actions of such an episode are not kept, and its changes would be ever more.
+        return UNKNOWN if step * self.step_s > self.context.replay_limit_s else step
 
     def _begin_anew(self, i: int) -> None:
         self._reset(i, self._current, always_seeded=True)
@@ -164,6 +215,7 @@ class GymVector(HostVector):
                 self._envs[i] = self._remake()
                 env, self._limit[i] = unwrap(self._envs[i])
                 self._steps[i] = env.step
+                self._change_again(i)
                 self._reset(i, obs, always_seeded=True)
                 return
             except EnvError as error:
@@ -214,6 +266,7 @@ class GymVector(HostVector):
         """Begin the next episode of env i and write its first observation to row i of `obs`."""
         first = self._episode[i] < 0
         self._episode[i] += 1
+        self._applied[i].begin_episode()
         seeded = self.context.reseed or first or always_seeded
         try:  # a context would take longer
             result = self._envs[i].reset(seed=self._episode_seed(i) if seeded else None)

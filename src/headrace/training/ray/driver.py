@@ -22,6 +22,7 @@ from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.channel import pickled
 from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.ranks import RankInfo
+from headrace.envs.changes import as_changes
 from headrace.errors import ConfigError, RankError
 from headrace.meter import Meter
 from headrace.storage import checkpoint
@@ -265,11 +266,17 @@ class _LearnerGroup:
         self.env_steps = max(self.env_steps, env_steps)
         for method, *arguments in shown:
             if method == "on_update":
-                assert self._on_update is not None
-                self._on_update(*arguments)
+                self._answer(*arguments)
             else:
                 getattr(self._display, method)(*arguments)
         return True
+
+    def _answer(self, number: int, metrics: dict[str, Any]) -> None:
+        """Call `on_update`. Rank 0 waits for what it returns."""
+        assert self._on_update is not None
+        returned = self._on_update(number, metrics)
+        # Here its type, before it is sent; rank 0 knows the environments, and checks them.
+        self._actors[0].answer.options(concurrency_group=_BESIDE).remote(as_changes(returned))
 
     def _pass_on(self, number: int) -> bool:
         for actor in self._actors:

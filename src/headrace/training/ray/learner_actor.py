@@ -18,6 +18,7 @@ from headrace.collectors.backends.ray_worker import work_in
 from headrace.config.run_config import RunConfig
 from headrace.distributed.local_ranks import Failure, connect_store, host_store
 from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo, Ranks, device_of
+from headrace.envs.changes import EnvChange
 from headrace.errors import HeadraceError, RankError, RunDirError
 from headrace.meter import Meter
 from headrace.training.job import Job
@@ -35,6 +36,7 @@ class QueuedDisplay(Display):
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[list[EnvChange]] = queue.SimpleQueue()
         self._shown_at = 0.0
         self.env_steps = 0
 
@@ -55,9 +57,14 @@ class QueuedDisplay(Display):
     def stop(self) -> None:
         self._calls.put(("stop",))
 
-    def on_update(self, number: int, metrics: dict[str, Any]) -> None:
-        """Keep an update for a caller who wants each of them."""
+    def on_update(self, number: int, metrics: dict[str, Any]) -> list[EnvChange]:
+        """Have the driver call the caller's function, and wait for the changes that it returns."""
         self._calls.put(("on_update", number, metrics))
+        return self._answers.get()
+
+    def answer(self, changes: list[EnvChange]) -> None:
+        """End the wait of an `on_update`."""
+        self._answers.put(changes)
 
     def wake(self) -> None:
         """End the wait of a `fetch`."""
@@ -133,6 +140,10 @@ class LearnerActor:
     def fetch(self, within_s: float) -> tuple[int, list[_Call]]:
         """Return the env steps so far, and what there is to show."""
         return self._display.env_steps, self._display.fetch(within_s)
+
+    def answer(self, changes: list[EnvChange]) -> None:
+        """Take the changes of environments that the driver's `on_update` returned."""
+        self._display.answer(changes)
 
     def stop(self, number: int) -> None:
         """Stop after this step, and save, as at a signal."""
