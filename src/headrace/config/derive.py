@@ -5,6 +5,7 @@ Left out: which settings are asked for (`resolve.py`).
 
 import math
 import os
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +20,17 @@ from headrace.config.checks import (
     largest_divisor,
 )
 from headrace.config.policies import policy_settings, scale_policies
-from headrace.config.run_config import AUTO_WORKERS, RunConfig
+from headrace.config.run_config import AUTO_THREADS, AUTO_WORKERS, RunConfig
 from headrace.config.settings import FREE, SUGGESTED, Settings, lr_factor, rows_factor
-from headrace.config.topology import choose_topology, is_plain
 from headrace.cost_model.costs import Costs
+from headrace.cost_model.fastest import fastest
+from headrace.cost_model.model import Topology
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError
 from headrace.spec import Interface
+
+SHORT_ENV_STEPS = 4_096
+"""A run of no more env steps is a trial: it has one process, and nothing is measured for it."""
 
 
 def derive(
@@ -60,7 +65,7 @@ def derive(
 
 def needs_calibration(settings: Settings, interface: Interface) -> bool:
     """Return whether numbers are auto that only a measurement can choose."""
-    return not is_plain(_derive_sizes(settings), interface, cpu_cores())
+    return not _is_plain(_derive_sizes(settings), interface, cpu_cores())
 
 
 def _derive_sizes(settings: Settings) -> Settings:
@@ -191,7 +196,7 @@ def _derive_vectors(
     if form != settings.run.vectorization:
         settings = settings.follow("follows env and wrapper", vectorization=form)
     is_auto = settings.run.num_workers == AUTO_WORKERS
-    settings = choose_topology(settings, interface, cores, measured)
+    settings = _choose_topology(settings, interface, cores, measured)
     run = settings.run
     # One vector of all environments where nothing else steps any; or the vectors have threads of
     # their own, or cannot use any, so cores do not divide them.
@@ -219,6 +224,67 @@ def _derive_vectors(
         workers = learners * max(1, min(of_cores, share // size))
         settings = settings.follow(f"+, {cores} cores", num_workers=workers)
     return settings
+
+
+def _is_plain(settings: Settings, interface: Interface, cores: int) -> bool:
+    """Return whether the choice follows without measuring."""
+    run = settings.run
+    return (
+        run.num_workers != AUTO_WORKERS
+        or run.deterministic
+        or _plain_workers(settings, interface, cores) is not None
+    )
+
+
+def _choose_topology(
+    settings: Settings, interface: Interface, cores: int, measured: Costs | None
+) -> Settings:
+    """Return the settings with numbers where they are auto.
+
+    Args:
+        settings: with numbers of learners, environments and steps.
+        cores: CPU cores for all processes.
+        measured: None: the numbers follow from the cores alone.
+    """
+    run = settings.run
+    if run.learner_threads == AUTO_THREADS:
+        settings = settings.follow("default", learner_threads=1)
+    if run.num_workers != AUTO_WORKERS:
+        return settings
+    if (workers := _plain_workers(settings, interface, cores)) is not None:
+        return settings.follow("default", num_workers=workers)
+    if measured is None or run.deterministic:
+        workers = cores if run.deterministic else 0
+        return settings.follow(_reason(None, cores), num_workers=workers)
+    sizes = Topology(
+        run.num_envs, run.num_steps, run.envs_per_vector, num_learners=run.num_learners,
+        lag=max(0, run.lag), cores=cores,
+    )  # fmt: skip
+    best = fastest(measured, sizes, run.total_env_steps)
+    chosen = {"num_workers": best.num_workers}
+    if not run.envs_per_vector:
+        chosen["envs_per_vector"] = best.envs_per_vector
+    return settings.follow(_reason(measured, cores), **chosen)
+
+
+def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int | None:
+    """Return the number of workers where it does not depend on any cost; else None."""
+    run = settings.run
+    if run.cluster:
+        return -1 if interface == "gym" else 0
+    if interface != "gym" or settings.is_native() or not sys.platform.startswith("linux"):
+        return 0  # native vectors have threads of their own
+    is_short = run.total_env_steps <= SHORT_ENV_STEPS or cores == 1
+    if run.lag > 0 or run.inference == "learner":
+        return max(run.num_learners, cores)
+    if is_short:
+        return 0
+    return max(run.num_learners, cores) if settings.algorithm.accepts_any_lag else None
+
+
+def _reason(measured: Costs | None, cores: int) -> str:
+    step = "" if measured is None else f", a step of {1e6 * measured.env_s:,.0f} µs"
+    return f"auto, {cores} cores{step}"
 
 
 def _check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:

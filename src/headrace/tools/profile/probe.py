@@ -26,8 +26,7 @@ from headrace.errors import EnvError
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.models.policy import torch_seed
-from headrace.training.job import Job
-from headrace.training.measuring import (
+from headrace.training.calibration import (
     ALLREDUCE_S,
     Learning,
     Timings,
@@ -36,6 +35,7 @@ from headrace.training.measuring import (
     repeat_steps,
     single_costs,
 )
+from headrace.training.job import Job
 from headrace.training.process import math_threads
 from headrace.training.rank import build_learner, sampling_plan
 

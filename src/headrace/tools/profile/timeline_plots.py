@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.meter import SPANS, Laps
 from headrace.spec import Array
 from headrace.tools import plotting
-from headrace.training.measuring import lap_arrays
+from headrace.training.calibration import lap_arrays
 
 COLORS = {
     "start": "#5b6676",

@@ -1,0 +1,51 @@
+"""Finds the workers and vectors with which a run takes least time.
+
+Left out: what follows without any cost (`config/derive.py`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from headrace.cost_model.costs import Costs
+from headrace.cost_model.model import Topology, simulate
+
+START_S = 3.0  # of worker processes: a fresh Python, and its imports
+_WORTH = 1.1  # a topology with more processes has to be that many times as fast
+_SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps
+_MOST_WORKERS = 64  # for environments that sleep
+_NUM_UPDATES = 12  # of a simulation
+
+
+def fastest(costs: Costs, run: Topology, total_env_steps: int) -> Topology:
+    """Return the topology with which a run takes least time, the start of its workers included.
+
+    Args:
+        run: its cores, environments, steps, learners and lag; with `envs_per_vector` 0 vectors may
+            have any size.
+    """
+    best, least = None, float("inf")
+    for topology in _candidates(costs, run):
+        rate = simulate(costs, topology, num_updates=_NUM_UPDATES)
+        seconds = total_env_steps / rate + (START_S if topology.num_workers else 0.0)
+        if seconds * _WORTH < least:
+            best, least = topology, seconds
+    assert best is not None  # one without workers
+    return best
+
+
+def _candidates(costs: Costs, run: Topology) -> Iterator[Topology]:
+    """Yield topologies, the one with the fewest processes first."""
+    learners, share, cores = run.num_learners, run.num_envs // run.num_learners, int(run.cores)
+    counts = {cores, cores - learners}
+    if costs.cpu_share < _SLEEPS:
+        counts |= {min(_MOST_WORKERS, run.num_envs, cores * 2**i) for i in range(1, 7)}
+    for workers in (0, *sorted(n for n in counts if learners <= n <= run.num_envs)):
+        each = max(1, -(-workers // learners))
+        sizes = {_divisor(share, share // each), _divisor(share, share // (2 * each))}
+        for size in (run.envs_per_vector,) if run.envs_per_vector else sorted(sizes, reverse=True):
+            if share % size == 0 and each <= share // size:
+                yield replace(run, envs_per_vector=size, num_workers=workers)
+
+
+def _divisor(number: int, at_most: int) -> int:
+    return next((d for d in range(min(at_most, number), 0, -1) if number % d == 0), 1)
