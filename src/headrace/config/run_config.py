@@ -229,6 +229,13 @@ class LoopConfig:
     """Evaluate after every so many env steps, and keep the best policy in best/. 0: never."""
     eval_episodes: PositiveInt = 20
     """Episodes of each such evaluation."""
+    eval_env: Annotated[str, tyro.conf.arg(metavar="ENV", help_behavior_hint="")] = ""
+    """Environment of evaluations, also of `headrace eval`: an id, module:EnvId or module:callable.
+    Its spaces must be those of the training environment, and it gets the same wrappers. Default:
+    the training environment."""
+    eval_env_kwargs: Annotated[dict[str, Any], KeyValues, _PLAIN] = field(default_factory=dict)
+    """Arguments of its constructor. Without --eval-env, arguments of the training environment
+    that are other ones in evaluations."""
     checkpoint_every_s: NonNegative = 60.0
     """Seconds between checkpoints. One more is written at the end."""
     keep: PositiveInt = 3

@@ -325,6 +325,7 @@ def _describe(job: Job) -> dict[str, Any]:
         "settings": job.settings.flat(),
         "origin": job.settings.source,
         "env_is_code": job.maker.is_code,
+        "eval_env_is_code": bool(job.settings.run.eval_env) and job.eval_maker.is_code,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

@@ -73,8 +73,8 @@ class Saver:
         }
         evaluation = evaluate(
             policies,
-            job.maker,
-            spec=job.spec,
+            job.eval_maker,
+            spec=job.eval_spec,
             shares=job.shares,
             episodes=run.eval_episodes,
             seed=run.seed,
