@@ -100,7 +100,7 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         if verb == "train" and not argv:
             raise ConfigError(advice_without_env())
         measures = verb == "autoscale" or "--auto-scale" in argv
-        if measures or (verb == "train" and _wants_workers(argv)):
+        if measures or (verb == "train" and _wants_processes(argv)):
             from headrace.distributed import child_process
 
             child_process.warm_up()
@@ -119,9 +119,13 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         return 2 if isinstance(error, UsageError) else 1
 
 
-def _wants_workers(argv: list[str]) -> bool:
-    """Guess before flags are parsed if a run needs workers. A wrong guess only delays the start."""
+def _wants_processes(argv: list[str]) -> bool:
+    """Guess before flags are parsed if a run needs workers, or a process for evaluations.
+
+    A wrong guess only delays the start.
+    """
     words = " ".join(argv).replace("=", " ").replace("_", "-").split()
     return any(
-        flag == "--num-workers" and count != "0" for flag, count in itertools.pairwise(words)
+        flag in ("--num-workers", "--eval-every") and count != "0"
+        for flag, count in itertools.pairwise(words)
     )
