@@ -16,7 +16,9 @@ import headrace
 from headrace.errors import EnvError, UsageError, WorkerError
 from headrace.evaluation.evaluate import evaluate
 from headrace.storage import checkpoint
+from headrace.tools.report.history import read_history
 from headrace.training.log import read_metrics
+from headrace.training.process import math_threads
 from tests.envs.kernels.support import Ring
 from tests.support import Counting, children
 
@@ -100,13 +102,10 @@ def test_results_are_those_of_an_evaluation_in_this_process(tmp_path, env, setti
     run = train(tmp_path, env, eval_every=UPDATE, eval_episodes=3, seed=4, **settings)
     job, rows = run._job, read_metrics(run.dir)
     assert evaluations(run.dir) == {UPDATE: UPDATE, 2 * UPDATE: 2 * UPDATE}
-    with torch.random.fork_rng():
-        threads = torch.get_num_threads()
-        torch.set_num_threads(settings.get("learner_threads", 1))
+    with math_threads(settings.get("learner_threads", 1)):
         played = evaluate(
             run.policies, job.maker, spec=job.spec, shares=job.shares, episodes=3, seed=4
         )
-        torch.set_num_threads(threads)
     assert rows[-1]["eval_return"] == np.mean(played.returns)
     assert rows[-1]["eval_length"] == np.mean(played.lengths)
 
@@ -124,6 +123,8 @@ def test_training_goes_on_and_the_weights_are_those_of_the_moment(tmp_path, gate
     (first, last), rows = evaluations(run.dir), read_metrics(run.dir)
     assert first in (6 * UPDATE, 7 * UPDATE)
     assert evaluations(run.dir) == {first: 4 * UPDATE, last: 8 * UPDATE}
+    curve = read_history(run.dir).curve("eval_return")
+    assert curve.env_steps.tolist() == [4 * UPDATE, 8 * UPDATE]
     assert last == 8 * UPDATE and rows[-1]["eval_return"] == 5.0
     best, earlier = (
         checkpoint.newest(run.dir / "best"),
