@@ -32,6 +32,7 @@ def main():
         if "eval_return" in metrics:
             last["mean_return"] = metrics["eval_return"]
             if last["mean_return"] >= args.mean_return:
+                last["env_steps"] = metrics["eval_env_steps"]
                 raise ReachedError
 
     settings = {

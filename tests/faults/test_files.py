@@ -119,7 +119,7 @@ def test_a_disk_that_is_full_while_a_checkpoint_is_written_costs_nothing(tmp_pat
             if iteration == 3:
                 disk.fill(leave_bytes=32 << 10)  # room for metrics, and for part of a checkpoint
                 filled_at.append(time.monotonic())
-            if iteration == 8:
+            if iteration == 9:  # the evaluation of update 5 has been waited for
                 at_full["names"], at_full["latest"] = names(run_dir), pointed_to(run_dir)
                 at_full["newest"] = checkpoint.newest(run_dir).path.name
                 disk.clear()

@@ -223,7 +223,7 @@ def test_evaluations_come_on_time_and_the_best_policy_is_kept(tmp_path, capsys):
     run = headrace.train(
         "CartPole-v1", run_dir=tmp_path / "best", total_env_steps=4096, eval_every=1000,
         eval_episodes=4, num_envs=8, num_steps=64, seed=2,
-        on_update=lambda _, m: seen.append((m["env_steps"], m.get("eval_return"))),
+        on_update=lambda _, m: seen.append((m.get("eval_env_steps"), m.get("eval_return"))),
     )  # fmt: skip
     due = [steps for steps, value in seen if value is not None]
     assert due == [1024, 2048, 3072, 4096]

@@ -31,6 +31,7 @@ ONLY_IN = {
         "distributed/channel.py",
         "distributed/local_ranks.py",
         "envs/check/plays.py",
+        "evaluation/process.py",
         "tools/autoscale/trial.py",
         "training/ray/learner_actor.py",
     ),

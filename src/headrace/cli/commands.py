@@ -16,7 +16,6 @@ from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, RunningVerb, Verb
 from headrace.config.resolve import read_config_file
 from headrace.config.run_config import Frozen, KeyValues
 from headrace.envs.check.checker import check_env as check
-from headrace.envs.factory import env_spec
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import evaluate as run_episodes
 from headrace.evaluation.trained_policies import load_policies
@@ -26,7 +25,7 @@ from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.tools.doctor import describe, examine
 from headrace.tools.plotting import draw_curves
-from headrace.training.job import RunRequest, settings_of_run
+from headrace.training.job import RunRequest, evaluated_of_run
 from headrace.training.launch import Launch, refuse_used
 from headrace.training.rank import RunResult
 
@@ -82,6 +81,8 @@ class RunVerb(JsonVerb):
     """Directory of the run."""
     env: Annotated[str, tyro.conf.arg(metavar="ENV", help_behavior_hint="")] = ""
     """The environment again, if it is code (module:EnvId or module:callable)."""
+    eval_env: Annotated[str, tyro.conf.arg(metavar="ENV", help_behavior_hint="")] = ""
+    """The environment of evaluations again, if it is code."""
     wrapper: Annotated[tuple[str, ...], _CODE_AGAIN] = ()
     """The wrappers again, if the run has some (module:callable)."""
     model: Annotated[str, _CODE_AGAIN] = ""
@@ -91,7 +92,10 @@ class RunVerb(JsonVerb):
 
     def request(self, changes: Mapping[str, Any]) -> RunRequest:
         """Return a request with what a run's directory may not name: its code."""
-        return RunRequest(changes, self.env or None, self.wrapper, self.model, self.algo)
+        return RunRequest(
+            changes, self.env or None, self.wrapper, self.model, self.algo,
+            eval_env=self.eval_env or None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +125,7 @@ class _Eval(RunVerb):
 
     def execute(self, argv: list[str]) -> None:
         request = self.request({})
-        settings, maker = settings_of_run(self.run_dir, request)
+        settings, maker, spec = evaluated_of_run(self.run_dir, request)
         best = self.run_dir / "best"
         if self.best and not best.is_dir():
             raise ConfigError(
@@ -134,7 +138,6 @@ class _Eval(RunVerb):
             request.algorithm,
             random_names(settings.run.frozen),
         )
-        spec = env_spec(maker)
         others = opponents(self.frozen, shares, settings, spec, load_model(request.model))
         theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
         checkpoint.check_policies(theirs, spec, self.run_dir)

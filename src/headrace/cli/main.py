@@ -99,7 +99,7 @@ def _run_verb(verb: str, argv: list[str]) -> int:
             return 0
         if verb == "train" and not argv:
             raise ConfigError(advice_without_env())
-        if _may_start_workers(verb, argv):
+        if _may_start_processes(verb, argv):
             from headrace.distributed import child_process
 
             child_process.warm_up()
@@ -117,8 +117,12 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         return 2 if isinstance(error, UsageError) else 1
 
 
-def _may_start_workers(verb: str, argv: list[str]) -> bool:
-    """Guess before flags are parsed if workers start. A wrong guess only delays the start."""
+def _may_start_processes(verb: str, argv: list[str]) -> bool:
+    """Guess before flags are parsed if a run starts workers, or a process for evaluations.
+
+    A wrong guess only delays the start.
+    """
     if verb == "autoscale" or is_on(argv, "auto_scale"):
         return True
-    return verb == "train" and value_of(argv, "num_workers") not in (None, "0")
+    counts = (value_of(argv, name) for name in ("num_workers", "eval_every"))
+    return verb == "train" and any(count not in (None, "0") for count in counts)

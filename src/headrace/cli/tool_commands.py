@@ -51,13 +51,15 @@ class _Profile(SettingsVerb):
         if env and Path(env).is_dir():
             del settings["env"]
             code = settings.pop("wrapper", ()), settings.pop("model", ""), settings.pop("algo", "")
+            eval_env = settings.pop("eval_env", None)
             if others := [*settings, *(["config"] if self.config else [])]:
                 raise ConfigError(
                     f"{', '.join(others)}: a run's directory is profiled with the settings that it "
                     "was trained with.\nLeave these out, or name the environment in place of the "
                     "directory."
                 )
-            result = profile_run(Path(env), RunRequest({}, self.env, *code), self.seconds, say)
+            request = RunRequest({}, self.env, *code, eval_env=eval_env)
+            result = profile_run(Path(env), request, self.seconds, say)
         else:
             if self.env is not None:
                 raise ConfigError(

@@ -177,8 +177,8 @@ class LearnerConfig:
     """How learners exchange data. auto: NCCL on GPUs, shared memory among the CPUs of one host,
     else gloo."""
     rank_timeout_s: Annotated[float, Between(1)] = 600.0
-    """Seconds that learners wait for one that is alive, before the run ends. Evaluations and
-    on_update of the first learner count, too."""
+    """Seconds that learners wait for one that is alive, before the run ends. Waits for evaluations,
+    and on_update of the first learner, count too."""
     check_ranks: NonNegativeInt = 0
     """Compare a hash of all learners' parameters every so many updates. 0: never."""
     init_from: Annotated[str, tyro.conf.arg(metavar="RUN_DIR")] = ""
@@ -238,9 +238,17 @@ class LoopConfig:
     seed: NonNegativeInt = 0
     """Root of every random number."""
     eval_every: NonNegativeInt = 0
-    """Evaluate after every so many env steps, and keep the best policy in best/. 0: never."""
+    """Evaluate after every so many env steps, and keep the best policy in best/. 0: never. A
+    process of its own plays meanwhile; training waits for it in the update before the next one."""
     eval_episodes: PositiveInt = 20
     """Episodes of each such evaluation."""
+    eval_env: Annotated[str, tyro.conf.arg(metavar="ENV", help_behavior_hint="")] = ""
+    """Environment of evaluations, also of `headrace eval`: an id, module:EnvId or module:callable.
+    Its spaces must be those of the training environment, and it gets the same wrappers. Default:
+    the training environment."""
+    eval_env_kwargs: Annotated[dict[str, Any], KeyValues, _PLAIN] = field(default_factory=dict)
+    """Arguments of its constructor. Without --eval-env, arguments of the training environment
+    that are other ones in evaluations."""
     checkpoint_every_s: NonNegative = 60.0
     """Seconds between checkpoints. One more is written at the end."""
     keep: PositiveInt = 3

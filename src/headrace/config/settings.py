@@ -67,8 +67,7 @@ class Settings:
         """Return whether the environment's own vector form is stepped."""
         run = self.run
         if run.vectorization == "auto" or (run.wrapper and self.source["vectorization"] != "given"):
-            is_usual = run.env.startswith("ALE/") or interface in ("kernel", "tensor")
-            return is_usual and not run.wrapper
+            return is_usually_native(run.env, interface) and not run.wrapper
         return run.vectorization == "native"
 
     def follow(self, source: str, **values: Any) -> "Settings":
@@ -84,6 +83,14 @@ class Settings:
     def _sources(self, source: str, names: Iterable[str]) -> dict[str, str]:
         added = source.startswith("+")
         return self.source | {n: self.source[n] + source[1:] if added else source for n in names}
+
+
+def is_usually_native(env: str, interface: Interface) -> bool:
+    """Return whether environments of this name and interface are stepped as a vector of their own.
+
+    That is where they are not wrapped, and the user did not ask for one or the other.
+    """
+    return env.startswith("ALE/") or interface in ("kernel", "tensor")
 
 
 def rows_factor(run: RunConfig) -> int:

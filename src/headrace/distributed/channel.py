@@ -17,8 +17,15 @@ _HEADER = struct.Struct("!Q")
 _PIECE = 1 << 20
 
 
-def pickled(message: Any, receiver: str) -> bytes:
+def pickled(
+    message: Any,
+    receiver: str,
+    remedy: str = "use one process (num_workers=0, num_learners=1)",
+) -> bytes:
     """Pickle a message, with lambdas and classes of a script by value.
+
+    Args:
+        remedy: what the user can do otherwise, for the error.
 
     Raises:
         UsageError: it cannot be pickled.
@@ -29,7 +36,7 @@ def pickled(message: Any, receiver: str) -> bytes:
         raise UsageError(
             f"The run cannot be sent to {receiver}: {type(error).__name__}: {error}.\n"
             "What makes the environment must not carry open files, locks or devices: open them "
-            "inside, or use one process (num_workers=0, num_learners=1)."
+            f"inside, or {remedy}."
         ) from error
 
 

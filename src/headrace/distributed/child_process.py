@@ -1,11 +1,13 @@
 """Child processes: forked by a server that has torch imported, heard through a channel, and ended.
 
 Imports nothing heavy, so that the server can be started first and import beside the learner.
-Left out: what a worker does (`collectors/backends/worker_main.py`).
+Left out: what a worker does (`collectors/backends/worker_main.py`), and the evaluation process
+(`evaluation/process.py`).
 """
 
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import operator
 import os
@@ -18,7 +20,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -106,6 +108,15 @@ def end_with_learner() -> None:
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
 
 
+def begin(stack: int) -> None:
+    """Begin as a child of the learner: end with it, and write stacks to its pipe when asked."""
+    ignore_signals()
+    end_with_learner()
+    os.set_blocking(stack, False)
+    faulthandler.enable(stack)
+    faulthandler.register(STACK_SIGNAL, stack)
+
+
 def warm_up() -> None:
     """Start the server now: its imports take as long as this process's, on another core."""
     with context():
@@ -160,6 +171,10 @@ class ChildProcess:
     def waitables(self) -> tuple[Any, int]:
         """Objects for `multiprocessing.connection.wait`: ready when the child sends or ends."""
         return self.channel, self.process.sentinel
+
+    def wait(self, wait_s: float) -> None:
+        """Wait at most so long for the child to send or end."""
+        connection.wait(self.waitables, wait_s)
 
     @property
     def has_ended(self) -> bool:

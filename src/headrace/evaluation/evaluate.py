@@ -155,7 +155,8 @@ def _vector(
             raise ConfigError(f"There is no film of {maker.name}: leave --video out.")
         context = replace(context, parts=tuple(players.parts))
         return device_vector(maker, context, torch.device("cpu"))
-    context = replace(context, spec=players.spec, num_threads=cpu_cores())
+    named = replace(players.spec, id=spec.id)  # messages name the environment that is played
+    context = replace(context, spec=named, num_threads=cpu_cores())
     if video is None:
         return make_vector(maker, context)
     maker = replace(maker, native=False)

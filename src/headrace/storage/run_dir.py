@@ -168,6 +168,7 @@ def read_config(path: Path) -> dict[str, Any]:
         wrong = [name for name, kind in _KINDS.items() if not isinstance(settings.get(name), kind)]
         wrong += [name for name in _SIZES if name not in wrong and settings[name] < 1]
         config["env_is_code"] = bool(config["env_is_code"])
+        config["eval_env_is_code"] = bool(config.get("eval_env_is_code"))  # old files lack it
         if wrong or not isinstance(config["origin"], dict):
             raise ValueError(f"no usable {', '.join(wrong) or 'origin'}")
         config["origin"] = settings_of_file(config["origin"])

@@ -59,6 +59,7 @@ class Run:
         return resume(
             self.dir,
             env=job.maker.env,
+            eval_env=job.eval_maker.env if job.settings.run.eval_env else None,
             wrapper=job.maker.wrappers,
             model=job.model,
             algo=job.settings.algorithm,
@@ -70,7 +71,7 @@ class Run:
         """Play and record one episode of a kernel environment: `evaluate.play_episode`."""
         return play_episode(
             self.policies,
-            self._job.maker,
+            self._job.eval_maker,
             shares=self._job.shares,
             seed=seed,
             stochastic=stochastic,
@@ -100,8 +101,8 @@ class Run:
             )
         played = evaluate(
             self.policies | dict(policies or {}),
-            self._job.maker,
-            spec=self._job.spec,
+            self._job.eval_maker,
+            spec=self._job.eval_spec,
             shares=self._job.shares,
             episodes=episodes,
             stochastic=stochastic,
@@ -118,6 +119,7 @@ def train(
     network: Network | None = None,
     model: str | ModelFactory | None = None,
     wrapper: WrapperLike | Sequence[WrapperLike] = (),
+    eval_env: EnvLike | None = None,
     config: str | os.PathLike[str] | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     on_update: OnUpdate | None = None,
@@ -133,6 +135,8 @@ def train(
         network: settings such as `headrace.Network(hidden_sizes=(256, 256))`.
         model: makes your own network from the spec, or its name; see examples/own_network.py.
         wrapper: wraps each environment: `module:callable`, a callable, or several.
+        eval_env: the environment of evaluations, in one of the forms of `env`, with the same spaces
+            and wrappers; default: `env`.
         config: a TOML file with settings.
         run_dir: default: a new directory below `runs/`.
         on_update: called with (number of the update, metrics) after each. May return changes of
@@ -150,7 +154,7 @@ def train(
     """
     return _finish(
         Launch(on_update, None if quiet else sys.stdout).start(
-            request_for(env, algo, network, model, wrapper, config, **settings),
+            request_for(env, algo, network, model, wrapper, eval_env, config, **settings),
             None if run_dir is None else Path(run_dir),
         )
     )
@@ -162,6 +166,7 @@ def request_for(
     network: Network | None = None,
     model: str | ModelFactory | None = None,
     wrapper: WrapperLike | Sequence[WrapperLike] = (),
+    eval_env: EnvLike | None = None,
     config: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> RunRequest:
@@ -181,7 +186,9 @@ def request_for(
         raise ConfigError(f"network={network!r}: expected headrace.Network(hidden_sizes=...).")
     file = read_config_file(None if config is None else Path(config))
     # The algorithm travels as code: one of a script has no name that others could import.
-    return RunRequest(explicit, env, _several(wrapper), model, explicit.get("algo"), file)
+    return RunRequest(
+        explicit, env, _several(wrapper), model, explicit.get("algo"), file, eval_env=eval_env
+    )
 
 
 def _several(wrapper: WrapperLike | Sequence[WrapperLike]) -> tuple[WrapperLike, ...]:
@@ -194,6 +201,7 @@ def resume(
     env: EnvLike | None = None,
     model: str | ModelFactory | None = None,
     wrapper: WrapperLike | Sequence[WrapperLike] = (),
+    eval_env: EnvLike | None = None,
     algo: AlgorithmLike | None = None,
     on_update: OnUpdate | None = None,
     quiet: bool = False,
@@ -201,7 +209,8 @@ def resume(
 ) -> Run:
     """Go on with a run from its newest whole checkpoint. Return it when it has ended.
 
-    Pass `env` again unless it is a plain id, and the run's own model, wrappers and algorithm.
+    Pass `env` and `eval_env` again unless they are plain ids, and the run's own model, wrappers and
+    algorithm.
     `changed` are settings of `headrace resume --help`, by name.
 
     Raises:
@@ -218,7 +227,8 @@ def resume(
     changes = {name: value for name, value in changed.items() if value is not None}
     return _finish(
         Launch(on_update, None if quiet else sys.stdout).resume(
-            Path(run_dir), RunRequest(changes, env, _several(wrapper), model, algo)
+            Path(run_dir),
+            RunRequest(changes, env, _several(wrapper), model, algo, eval_env=eval_env),
         )
     )
 

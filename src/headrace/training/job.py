@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from headrace.config.resolve import (
     values_for_resume,
 )
 from headrace.config.run_config import AUTO_WORKERS, RunConfig
-from headrace.config.settings import Settings
+from headrace.config.settings import Settings, is_usually_native
 from headrace.cost_model.costs import Costs
 from headrace.envs.api import Guards
 from headrace.envs.factory import EnvLike, EnvMaker, WrapperLike, env_spec
@@ -30,7 +30,7 @@ from headrace.errors import CheckpointError, ConfigError, flag
 from headrace.learner.frozen import check_frozen
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory, load_model
-from headrace.spec import Agents, EnvSpec
+from headrace.spec import Agents, EnvSpec, Interface
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.checkpoint import Checkpoint
@@ -41,6 +41,7 @@ class Job:
     """A run, as all its ranks receive it.
 
     Attributes:
+        eval_maker, eval_spec: of the environment of evaluations.
         saved: checkpoint to resume from; every rank's machine must have its directory.
         room_for: on a cluster: number of a rank's workers that fit at the start.
         rolled_back: on a cluster: env steps to learn from again after the loss of a learner; None:
@@ -50,8 +51,10 @@ class Job:
 
     settings: Settings
     maker: EnvMaker
+    eval_maker: EnvMaker
     model: ModelFactory | None
     spec: EnvSpec
+    eval_spec: EnvSpec
     shares: dict[str, Agents]
     run_dir: Path
     saved: Checkpoint | None
@@ -78,6 +81,7 @@ class RunRequest:
 
     Attributes:
         env: an environment or its maker; None: the setting `env`.
+        eval_env: the same for evaluations; None: the setting `eval_env`.
         wrappers, model, algorithm: the user's own code, or its name; default: the settings' own.
         config_file: more settings.
         measured: sizes that `headrace autoscale` measured, used where no size is set.
@@ -94,6 +98,7 @@ class RunRequest:
     measured: Mapping[str, Any] = field(default_factory=dict)
     spec: EnvSpec | None = None
     costs: Costs | None = None
+    eval_env: EnvLike | None = None
 
     def change(self, **settings: Any) -> "RunRequest":
         """Return the request with other settings, for the same environment."""
@@ -142,19 +147,27 @@ def inspect_request(request: RunRequest) -> RunRequest:
         named["algo"] = algorithm_name(type(load_algorithm(request.algorithm)))
     if request.env is not None:
         named["env"] = EnvMaker(request.env).name
+    if request.eval_env is not None:
+        named["eval_env"] = EnvMaker(request.eval_env).name
     request = request.change(**named)
     settings, run = request.settings, request.settings.run
     request = replace(
         request,
         env=run.env if request.env is None else request.env,
+        eval_env=request.eval_env if request.eval_env is not None else run.eval_env or None,
         wrappers=request.wrappers or run.wrapper,
         model=model or load_model(run.model),
     )
     return replace(request, spec=_spec_of(_maker_of(settings, request), run))
 
 
-def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMaker]:
+def settings_of_run(
+    run_dir: Path, request: RunRequest, *, needs: Container[str] = ("env", "eval_env")
+) -> tuple[Settings, EnvMaker]:
     """Return a run's settings, with those of `request` changed, and its environment.
+
+    Args:
+        needs: which environments must be named again, if they are code.
 
     Raises:
         ConfigError: some of the run's code is not named again.
@@ -162,14 +175,22 @@ def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMa
     config = rundir.read_config(run_dir)
     values, source = values_for_resume(config, request.explicit)
     name, wrappers, model, algo = (values[k] for k in ("env", "wrapper", "model", "algo"))
-    env_is_missing = request.env is None and (config["env_is_code"] or ":" in name)
+    eval_name = values.get("eval_env", "")  # old files lack it
+
+    def is_missing(setting: str, name: str) -> bool:
+        is_code = config[f"{setting}_is_code"] or ":" in name
+        return is_code and setting in needs and getattr(request, setting) is None
+
     code = (
-        ("env", name if ":" in name else "module:callable", env_is_missing),
+        ("env", _code_name(name), is_missing("env", name)),
+        ("eval_env", _code_name(eval_name), is_missing("eval_env", eval_name)),
         ("wrapper", " ".join(wrappers), wrappers and not request.wrappers),
         ("model", model, model and not request.model),
         ("algo", algo, ":" in algo and not request.algorithm),
     )
-    again = [f"--{flag} {text} ({flag}=... in Python)" for flag, text, missing in code if missing]
+    again = [
+        f"{flag(name)} {text} ({name}=... in Python)" for name, text, missing in code if missing
+    ]
     if again:
         raise ConfigError(
             f"The run in {run_dir} has code of its own, and a file is not allowed to name code to "
@@ -177,10 +198,82 @@ def settings_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMa
         )
     if request.env is not None:
         values["env"] = EnvMaker(request.env).name
+    if request.eval_env is not None:
+        values["eval_env"] = EnvMaker(request.eval_env).name
     if request.algorithm:
         values["algo"] = algorithm_name(type(load_algorithm(request.algorithm)))
     settings = replace(resolve(values), source=source)
     return settings, _maker_of(settings, request)
+
+
+def _code_name(name: str) -> str:
+    return name if ":" in name else "module:callable"
+
+
+def evaluated_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMaker, EnvSpec]:
+    """Return a run's settings, and its environment of evaluations with the spec.
+
+    `request.env` takes the place of that environment, unless `request.eval_env` is given.
+
+    Raises:
+        ConfigError: some of the run's code that is needed is not named again.
+    """
+    own = request.eval_env is not None or rundir.read_config(run_dir)["settings"].get("eval_env")
+    is_replaced = own and request.env is not None and request.eval_env is None
+    needs = "eval_env" if own and not is_replaced else "env"
+    settings, maker = settings_of_run(run_dir, request, needs=(needs,))
+    if is_replaced:
+        return settings, maker, _spec_of(maker, settings.run)
+    return settings, *_evaluated(settings, request, maker)
+
+
+def _evaluated(
+    settings: Settings, request: RunRequest, maker: EnvMaker
+) -> tuple[EnvMaker, EnvSpec]:
+    """Return the environment of evaluations, and its spec.
+
+    One of its own is stepped as is usual for its kind, whatever is asked for in training.
+    """
+    run = settings.run
+    env = run.eval_env if request.eval_env is None else request.eval_env
+    if env == "":
+        maker = replace(maker, kwargs=maker.kwargs | run.eval_env_kwargs)
+        return maker, _spec_of(maker, run)
+
+    def stepped(interface: Interface) -> EnvMaker:
+        native = not maker.wrappers and is_usually_native(EnvMaker(env).name, interface)
+        return replace(maker, env=env, kwargs=run.eval_env_kwargs, native=native)
+
+    spec = _spec_of(stepped("gym"), run)
+    return stepped(spec.interface), spec
+
+
+def _check_same_spaces(trained: EnvSpec, evaluated: EnvSpec) -> None:
+    """Raise ConfigError unless policies of the one environment can act in the other."""
+    if replace(evaluated, id=trained.id) == trained:
+        return
+    parts = [_describe_spaces(spec) for spec in (trained, evaluated)]
+    names = list(dict.fromkeys([*parts[0], *parts[1]]))
+    pairs = [(name, *(part.get(name, "none") for part in parts)) for name in names]
+    differing = [pair for pair in pairs if pair[1] != pair[2]] or pairs
+    raise ConfigError(
+        f"eval_env: the spaces of {evaluated.id} are not those of {trained.id}, which is trained "
+        "on:\n"
+        + "\n".join(f"  {name}: evaluation {b}, training {a}" for name, a, b in differing)
+        + "\nName an environment with the same spaces, or leave --eval-env out."
+    )
+
+
+def _describe_spaces(spec: EnvSpec) -> dict[str, str]:
+    return {
+        "observation": spec.observation.describe(),
+        "action": spec.action.describe(),
+        "agents": ", ".join(f"{size} {role}" for role, size in spec.roles) or "1",
+        "action mask": f"in {'info' if spec.mask_in_info else spec.mask_key or 'no place'}",
+    } | {
+        f"agent {i}": f"observation {observation.describe()}, action {action.describe()}"
+        for i, (observation, action) in enumerate(spec.agent_spaces)
+    }
 
 
 def job_of_run(
@@ -234,7 +327,12 @@ def _job_of(
         raise ConfigError(
             f"frozen: all policies ({', '.join(shares)}) are frozen.\nLeave one out, to be trained."
         )
-    return Job(settings, maker, load_model(request.model), spec, shares, run_dir, None, quiet)
+    eval_maker, eval_spec = maker, spec
+    if run.eval_env or run.eval_env_kwargs:
+        eval_maker, eval_spec = _evaluated(settings, request, maker)
+        _check_same_spaces(spec, eval_spec)
+    model = load_model(request.model)
+    return Job(settings, maker, eval_maker, model, spec, eval_spec, shares, run_dir, None, quiet)
 
 
 def why_no_workers(spec: EnvSpec) -> str:

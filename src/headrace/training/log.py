@@ -171,7 +171,8 @@ class TerminalDisplay(Display):
         self._last = (metrics, shares)
         if "eval_return" in metrics:
             self.say(
-                f"{metrics['env_steps']:>12,} env steps  evaluated: {metrics['eval_return']:.1f}"
+                f"{metrics['eval_env_steps']:>12,} env steps  evaluated: "
+                f"{metrics['eval_return']:.1f}"
             )
         now = time.monotonic()
         if now - self._shown_at >= (1 / _LIVE_PER_S if self._live else _PLAIN_EVERY_S):

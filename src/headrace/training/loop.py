@@ -23,15 +23,15 @@ def train(
     *,
     ranks: Ranks,
     saver: Saver,
-    evaluate: Callable[[], dict[str, float]],
+    evaluate: Callable[[bool], dict[str, float]],
     on_update: Callable[[dict[str, float]], list[EnvChange]],
     may_change_envs: bool = False,
 ) -> None:
     """Train until `Counters.is_done`, or until a rank is told to stop.
 
-    Every rank runs this loop, and all take the same decisions. After each update, `evaluate`
-    returns metrics if an evaluation is due, and `on_update` gets all metrics. If it
-    `may_change_envs`, the changes that it returns on rank 0 are made on all.
+    Every rank runs this loop, and all take the same decisions. After each update, `evaluate` is
+    told whether it was the last, and returns metrics if an evaluation has ended; `on_update` gets
+    all metrics. If it `may_change_envs`, the changes that it returns on rank 0 are made on all.
 
     Raises:
         NonFiniteError: a gradient was NaN or infinite; nothing is saved after that.
@@ -64,7 +64,7 @@ def train(
         saver.check_finite(metrics, batch)
         if run.check_ranks and learner.version % run.check_ranks == 0:
             learner.check_equal()
-        metrics |= evaluate()
+        metrics |= evaluate(counters.is_done(run, seconds))
         meter.lap("eval")
         changes = on_update(metrics | collected.metrics | _rank_metrics(reports))
         meter.lap("log")

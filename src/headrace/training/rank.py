@@ -37,6 +37,7 @@ from headrace.storage import run_dir as rundir
 from headrace.storage.checkpoint import Section, restore
 from headrace.storage.timeline import tracks_of, write_timeline
 from headrace.training.counters import Counters
+from headrace.training.evaluator import Evaluate, Evaluator, no_evaluation
 from headrace.training.job import Job
 from headrace.training.log import Display, MetricsLog
 from headrace.training.loop import train
@@ -95,6 +96,8 @@ def run_rank(
             counters.ledger.lost += job.rolled_back
         collector = _build_collector(job, plan, ranks, meter, stop, say, saved_episodes)
         stack.enter_context(_closing(collector))
+        saver = Saver(job, sections, counters, learner, ranks)
+        evaluate = stack.enter_context(_evaluations(job, ranks, counters, learner, saver, stop))
         meter.lap("start")
         # What cannot be built was refused before this line: only a run leaves a config.json.
         if is_first:
@@ -103,11 +106,9 @@ def run_rank(
             restored = _restored_on_all(ranks, collector)
             display.say(describe_resume(job, learner, counters, restored))
         meter.lap("checkpoint")
-        saver = Saver(job, sections, counters, learner, ranks)
         log = MetricsLog(job.run_dir, learner.version, counters.env_steps) if is_first else None
         stack.enter_context(contextlib.closing(log) if log else contextlib.nullcontext())
         reporter = Reporter(job, counters, learner, meter, collector, log, display, on_update)
-        evaluate = partial(saver.evaluate, stop) if is_first else dict
         stack.callback(display.stop)
         display.start()
         train(
@@ -294,14 +295,27 @@ def _ray_backend(run: RunConfig, room_for: int) -> BackendFactory:
 
 
 @contextlib.contextmanager
-def _closing(collector: Collector) -> Iterator[None]:
+def _closing(closed: Collector | Evaluator) -> Iterator[None]:
     try:
         yield
     except BaseException:
         with contextlib.suppress(EnvError):  # it must not hide the error that ended the run
-            collector.close()
+            closed.close()
         raise
-    collector.close()
+    closed.close()
+
+
+@contextlib.contextmanager
+def _evaluations(
+    job: Job, ranks: Ranks, counters: Counters, learner: Learner, saver: Saver, stop: ShouldStop
+) -> Iterator[Evaluate]:
+    """Yield what the loop calls for evaluations; its process ends with the `with`."""
+    if ranks.rank or not job.settings.run.eval_every:
+        yield no_evaluation
+        return
+    evaluator = Evaluator(job, counters, learner, saver, stop)
+    with _closing(evaluator):
+        yield evaluator
 
 
 def _other_meters(
@@ -331,6 +345,7 @@ def _describe(job: Job) -> dict[str, Any]:
         "origin": job.settings.source,
         "env_is_code": job.maker.is_code,
         "cores": cpu_cores(),
+        "eval_env_is_code": bool(job.settings.run.eval_env) and job.eval_maker.is_code,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

@@ -287,8 +287,10 @@ def _command(verb: str, job: Job) -> str:
     """Return the command of a verb for this run, which names the user's own code again."""
     run, maker = job.settings.run, job.maker
     words = ["headrace", verb, str(job.run_dir)]
-    if maker.is_code:
-        words += ["--env", maker.env if isinstance(maker.env, str) else "module:callable"]
+    makers = {"--env": maker} | ({"--eval-env": job.eval_maker} if run.eval_env else {})
+    for name, each in makers.items():
+        if each.is_code:
+            words += [name, each.env if isinstance(each.env, str) else "module:callable"]
     wrappers = [w if isinstance(w, str) else "module:callable" for w in maker.wrappers]
     words += ["--wrapper", *wrappers] if wrappers else []
     words += ["--model", run.model] if run.model else []

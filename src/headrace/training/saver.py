@@ -1,18 +1,13 @@
 """Saved parts of a run: checkpoints, its best policy, and a batch that was not finite."""
 
-import copy
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 
 import headrace
 from headrace.batch import Fragment, named_tensors
-from headrace.collectors.api import ShouldStop
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.errors import NonFiniteError, RunDirError
-from headrace.evaluation.evaluate import evaluate
-from headrace.evaluation.trained_policies import TrainedPolicy
-from headrace.learner.frozen import random_names
 from headrace.learner.learner import Learner
 from headrace.storage import checkpoint
 from headrace.storage.checkpoint import Section, SectionState
@@ -46,55 +41,19 @@ class Saver:
         self._saved_at = time.monotonic()
         with self._writing.attempt():
             if self._ranks.rank == 0:
-                self._write("checkpoints", states, self._run.keep)
+                self._write("checkpoints", states, self._counters.env_steps, self._run.keep)
         # All ranks must know whether it was written: they try again together.
         if gather_json(self._ranks, self._writing.error is None)[0]:
             self._saved_version = self._learner.version
 
-    def evaluate(self, stop: ShouldStop) -> dict[str, float]:
-        """Play `eval_episodes`, always the same, if it is time; keep the policy if it is the best.
+    def policy_states(self) -> dict[str, SectionState]:
+        """Return what `save_best` writes of this moment. Its tensors are those of the learner."""
+        return {s.name: s.state() for s in self._sections if not s.is_collective}
 
-        Returns:
-            Metrics; {} if no evaluation was due, or it was interrupted.
-        """
-        job, counters, learner, run = self._job, self._counters, self._learner, self._run
-        every = run.eval_every
-        if not every or counters.env_steps // every == counters.evaluated_at // every:
-            return {}
-        random = random_names(run.frozen)
-        policies = {
-            name: TrainedPolicy(
-                job.spec.for_agents(job.shares[name]),
-                copy.deepcopy(policy).cpu(),
-                learner.networks[name],
-                is_random=name in random,
-            )
-            for name, policy in learner.policies.items()
-        }
-        evaluation = evaluate(
-            policies,
-            job.maker,
-            spec=job.spec,
-            shares=job.shares,
-            episodes=run.eval_episodes,
-            seed=run.seed,
-            stop=stop,
-        )
-        if evaluation is None:
-            return {}
-        counters.evaluated_at = counters.env_steps
-        means = evaluation.to_json()
-        if counters.best_return is None or means["mean_return"] > counters.best_return:
-            before, counters.best_return = counters.best_return, means["mean_return"]
-            if not self._save_best():  # the next that is better than the kept one is kept
-                counters.best_return = before
-        return {"eval_return": means["mean_return"], "eval_length": means["mean_length"]}
-
-    def _save_best(self) -> bool:
-        """Replace the best policy by the current one; return whether it could be written."""
+    def save_best(self, states: dict[str, SectionState], env_steps: int) -> bool:
+        """Replace the best policy by that of `policy_states`; return whether it was written."""
         with self._best_writing.attempt():
-            alone = [section for section in self._sections if not section.is_collective]
-            self._write("best", {section.name: section.state() for section in alone}, keep=1)
+            self._write("best", states, env_steps, keep=1)
         return self._best_writing.error is None
 
     def check_saved(self) -> None:
@@ -151,7 +110,9 @@ class Saver:
             "FILE"
         )
 
-    def _write(self, folder: str, states: dict[str, SectionState], keep: int) -> None:
+    def _write(
+        self, folder: str, states: dict[str, SectionState], env_steps: int, keep: int
+    ) -> None:
         manifest = {
             "headrace": headrace.__version__,
             **{name: data for name, (_, data) in states.items() if data},
@@ -171,5 +132,5 @@ class Saver:
         }
         files = {name: tensors for name, (tensors, _) in states.items() if tensors}
         parent = self._job.run_dir / folder
-        path = checkpoint.write(parent, self._counters.env_steps, files, manifest)
+        path = checkpoint.write(parent, env_steps, files, manifest)
         checkpoint.prune(keep, path)

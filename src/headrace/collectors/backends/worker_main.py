@@ -5,10 +5,8 @@ another vector while a vector waits for its actions.
 """
 
 import contextlib
-import faulthandler
 import gc
 import mmap
-import os
 import select
 import socket
 import struct
@@ -36,7 +34,7 @@ from headrace.collectors.rollout import (
 )
 from headrace.distributed import child_process
 from headrace.distributed.channel import Channel
-from headrace.distributed.child_process import STACK_SIGNAL, read_file
+from headrace.distributed.child_process import read_file
 from headrace.errors import HeadraceError, WorkerError
 from headrace.meter import Meter
 from headrace.models.policy import Actor
@@ -329,6 +327,25 @@ def failure(error: BaseException, name: str) -> Failed:
     return Failed(WorkerError(f"{traceback.format_exc()}\n{name} failed."))
 
 
+def learner_channel(channel: int, stack: int) -> contextlib.closing[Channel]:
+    """Make this process one of the learner's, and return its channel, given descriptors."""
+    prepare_process()
+    child_process.begin(stack)
+    return contextlib.closing(Channel(socket.socket(fileno=channel)))
+
+
+@contextlib.contextmanager
+def reports_errors(learner: Channel, name: str) -> Iterator[None]:
+    """Send the learner what is raised within the `with`, as an error of the process `name`."""
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        pass  # the learner is gone
+    except (Exception, KeyboardInterrupt) as error:  # signals do nothing: an environment raised it
+        with contextlib.suppress(ConnectionError):  # the learner is gone as well
+            learner.send(failure(error, name))
+
+
 def main(
     channel: int,
     stack: int,
@@ -344,30 +361,15 @@ def main(
     process that hangs, a file with the pickled `WorkerSetup` and the offset in `memory`, shared
     memory with weights and fragments, a file with the plan, a socket to the inference server.
     """
-    prepare_process()
-    child_process.ignore_signals()
-    child_process.end_with_learner()
-    os.set_blocking(stack, False)
-    faulthandler.enable(stack)
-    faulthandler.register(STACK_SIGNAL, stack)
-    learner = Channel(socket.socket(fileno=channel))
-    server = None if requests is None else socket.socket(fileno=requests)
-    name = "a worker"
-    try:
+    with learner_channel(channel, stack) as learner, reports_errors(learner, "a worker"):
+        server = None if requests is None else socket.socket(fileno=requests)
         setup: WorkerSetup
         setup, offset = cloudpickle.loads(read_file(orders))
-        name = setup.name
-        sampling: SamplingPlan = cloudpickle.loads(read_file(plan))
-        fragments = mmap.mmap(memory, 0)
-        piece = WorkerMemory(fragments, offset, sampling, setup.vectors, fresh=False)
-        _run(learner, mmap.mmap(weights, 0), piece, sampling, setup, server)
-    except (EOFError, ConnectionError):
-        pass  # the learner is gone
-    except (Exception, KeyboardInterrupt) as error:  # signals do nothing: an environment raised it
-        with contextlib.suppress(ConnectionError):  # the learner is gone as well
-            learner.send(failure(error, name))
-    finally:
-        learner.close()
+        with reports_errors(learner, setup.name):
+            sampling: SamplingPlan = cloudpickle.loads(read_file(plan))
+            fragments = mmap.mmap(memory, 0)
+            piece = WorkerMemory(fragments, offset, sampling, setup.vectors, fresh=False)
+            _run(learner, mmap.mmap(weights, 0), piece, sampling, setup, server)
 
 
 def _run(

@@ -36,7 +36,8 @@ _LARGEST_SHARE = 0.3  # share of the time for the largest batch that fits a GPU
 _ONE_UPDATE_S = 2.0  # less does not show whether a batch fits
 _NOT_FOR_SPEED = {
     "seed", "total_env_steps", "schedule_env_steps", "stop_at_return", "stop_after_s",
-    "eval_every", "eval_episodes", "checkpoint_every_s", "keep", "init_from", "rank_timeout_s",
+    "eval_every", "eval_episodes", "eval_env", "eval_env_kwargs", "checkpoint_every_s", "keep",
+    "init_from", "rank_timeout_s",
 }  # fmt: skip
 """Settings that do not change the speed: a cached result holds for other values of them."""
 

@@ -86,9 +86,12 @@ class History:
 
     def curve(self, name: str) -> Curve:
         """Return a metric where it is known."""
-        values = self.values(name)
+        values, env_steps = self.values(name), self.env_steps
+        if name.startswith("eval_"):  # the weights may be older; old rows do not say so
+            of_weights = self.values("eval_env_steps")
+            env_steps = np.where(np.isfinite(of_weights), of_weights, env_steps)
         known = np.isfinite(values)
-        return _binned(self.env_steps[known], values[known], np.ones(known.sum()))
+        return _binned(env_steps[known], values[known], np.ones(known.sum()))
 
     def speed(self) -> Curve:
         """Return env steps/s; a point of several rows is their steps / their time."""

@@ -15,7 +15,7 @@ import jinja2
 import numpy as np
 
 import headrace
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, flag
 from headrace.storage.files import write_whole
 from headrace.tools.report import figures, panels
 from headrace.tools.report.history import History, read_history
@@ -163,8 +163,11 @@ def _commands(history: History) -> list[list[str]]:
     They are divided so that lines break before a flag, not between a flag and its value.
     """
     run, run_dir = history.config["settings"], shlex.quote(str(history.run_dir))
-    env = run["env"] if ":" in run["env"] else "module:callable"
-    code = [f"--env {shlex.quote(env)}"] if history.config["env_is_code"] else []
+    code = []
+    for name in ("env", "eval_env"):
+        if history.config[f"{name}_is_code"]:
+            env = run[name] if ":" in run[name] else "module:callable"
+            code.append(f"{flag(name)} {shlex.quote(env)}")
     wrapper = [w if isinstance(w, str) else "module:callable" for w in run["wrapper"]]
     code += [f"--wrapper {' '.join(map(shlex.quote, wrapper))}"] if wrapper else []
     code += [f"--model {shlex.quote(run['model'])}"] if run["model"] else []

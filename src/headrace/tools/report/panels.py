@@ -23,7 +23,8 @@ _LAG = {
 }
 # Metrics with their own place on the page, and counts.
 _ELSEWHERE = {
-    *("mean_return", "eval_return", "mean_length", "eval_length", "env_steps_per_s"),
+    *("mean_return", "eval_return", "mean_length", "eval_length", "eval_env_steps"),
+    "env_steps_per_s",
     *("lag_acting", "lag_acting_max", "lag_learning", "lag_learning_max", *_LAG),
     *("iteration", "env_steps", "learner_steps", "agent_steps", "episodes", "wall_s"),
 }

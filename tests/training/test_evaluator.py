@@ -1,0 +1,236 @@
+"""Evaluations beside training: which weights they have, when training waits, and how they end."""
+
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import headrace
+from headrace.errors import EnvError, UsageError, WorkerError
+from headrace.evaluation.evaluate import evaluate
+from headrace.storage import checkpoint
+from headrace.tools.report.history import read_history
+from headrace.training.log import read_metrics
+from headrace.training.process import math_threads
+from tests.envs.kernels.support import Ring
+from tests.support import Counting, children
+
+TINY = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 2, "num_minibatches": 2, "quiet": True}
+UPDATE = 64
+
+
+class Env(Counting):
+    """Episodes of 5 steps."""
+
+    def __init__(self):
+        super().__init__(terminate_at=5)
+
+
+class Gate(Env):
+    """Its first reset in the evaluation process says so in a pipe, and waits for another pipe."""
+
+    waits = True
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def reset(self, **kwargs):
+        if multiprocessing.parent_process() is not None and Gate.waits:
+            Gate.waits = False
+            with open(f"{self.folder}/here", "w") as here:
+                here.write(str(os.getpid()))
+            with open(f"{self.folder}/on", "rb", buffering=0) as on:
+                on.read(1)
+        return super().reset(**kwargs)
+
+
+class Fails(Env):
+    """Cannot be stepped."""
+
+    def step(self, action):
+        raise ZeroDivisionError("the evaluated environment failed")
+
+
+@pytest.fixture
+def gate(tmp_path):
+    os.mkfifo(tmp_path / "here")
+    os.mkfifo(tmp_path / "on")
+    return {"eval_env": Gate, "eval_env_kwargs": {"folder": str(tmp_path)}, "eval_episodes": 1}
+
+
+def arrived(tmp_path):
+    """Wait until the evaluation process waits. Return its process id."""
+    with (tmp_path / "here").open() as here:
+        return int(here.read())
+
+
+def train(tmp_path, env=Env, name="run", updates=2, **more):
+    return headrace.train(
+        env, run_dir=tmp_path / name, **TINY | {"total_env_steps": updates * UPDATE} | more
+    )
+
+
+def evaluations(run_dir):
+    """Env steps of rows with an evaluation -> env steps of its weights."""
+    rows = read_metrics(run_dir)
+    return {r["env_steps"]: r["eval_env_steps"] for r in rows if "eval_return" in r}
+
+
+def same(a, b):
+    return all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+
+
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        ("CartPole-v1", {}),
+        ("CartPole-v1", {"core": "lstm", "normalize_obs": True, "learner_threads": 2}),
+        ("Pendulum-v1", {"normalize_obs": True, "normalize_reward": True, "num_workers": 2}),
+        ("headrace/CartPole-v1", {"envs_per_vector": 4}),
+        (Ring, {"envs_per_vector": 4}),
+    ],
+)
+def test_results_are_those_of_an_evaluation_in_this_process(tmp_path, env, settings):
+    run = train(tmp_path, env, eval_every=UPDATE, eval_episodes=3, seed=4, **settings)
+    job, rows = run._job, read_metrics(run.dir)
+    assert evaluations(run.dir) == {UPDATE: UPDATE, 2 * UPDATE: 2 * UPDATE}
+    with math_threads(settings.get("learner_threads", 1)):
+        played = evaluate(
+            run.policies, job.maker, spec=job.spec, shares=job.shares, episodes=3, seed=4
+        )
+    assert rows[-1]["eval_return"] == np.mean(played.returns)
+    assert rows[-1]["eval_length"] == np.mean(played.lengths)
+
+
+def test_training_goes_on_and_the_weights_are_those_of_the_moment(tmp_path, gate):
+    def on_update(iteration, metrics):
+        assert iteration != 4 or arrived(tmp_path)
+        if iteration == 6:  # had the loop waited, nobody would open the gate
+            assert "eval_return" not in metrics
+            (tmp_path / "on").write_bytes(b"x")
+
+    # Both evaluations return 5, and only the first is the best.
+    more = {"schedule_env_steps": 8 * UPDATE, "seed": 3}
+    run = train(tmp_path, updates=8, eval_every=4 * UPDATE, on_update=on_update, **gate, **more)
+    (first, last), rows = evaluations(run.dir), read_metrics(run.dir)
+    assert first in (6 * UPDATE, 7 * UPDATE)
+    assert evaluations(run.dir) == {first: 4 * UPDATE, last: 8 * UPDATE}
+    curve = read_history(run.dir).curve("eval_return")
+    assert curve.env_steps.tolist() == [4 * UPDATE, 8 * UPDATE]
+    assert last == 8 * UPDATE and rows[-1]["eval_return"] == 5.0
+    best, earlier = (
+        checkpoint.newest(run.dir / "best"),
+        train(tmp_path, name="4", updates=4, **more),
+    )
+    kept = headrace.load_policy(run.dir / "best").module.state_dict()
+    assert same(kept, earlier.policy.module.state_dict())
+    assert not same(kept, run.policy.module.state_dict())
+    counters = best.manifest["counters"]
+    assert (counters["env_steps"], counters["best_return"]) == (4 * UPDATE, 5.0)
+    # and training is what it is without evaluations
+    without = train(tmp_path, name="without", updates=8, **more)
+    assert same(without.policy.module.state_dict(), run.policy.module.state_dict())
+
+
+def test_an_environment_that_fails_ends_the_run(tmp_path):
+    with pytest.raises(EnvError) as failed:
+        train(tmp_path, updates=4, eval_every=2 * UPDATE, eval_env=Fails)
+    said = str(failed.value)
+    assert "ZeroDivisionError: the evaluated environment failed" in said
+    assert "in step 1 with action 0, env 0 of Fails, evaluation, episode 0" in said
+
+
+def test_a_process_that_is_killed_ends_the_run(tmp_path, gate):
+    def on_update(iteration, _metrics):
+        if iteration == 2:
+            os.kill(arrived(tmp_path), signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match=r"The evaluation process died \(SIGKILL\)"):
+        train(tmp_path, updates=4, eval_every=2 * UPDATE, on_update=on_update, **gate)
+
+
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_ctrl_c_gives_up_the_evaluation_and_resume_has_another(tmp_path, gate, is_waited_for):
+    """While training goes on, and while the last update waits for it."""
+    pids, every = [], 2 if is_waited_for else 4
+
+    def interrupt():
+        pids.append(arrived(tmp_path))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def on_update(iteration, _metrics):
+        if not is_waited_for and iteration == every + 1:
+            interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    if is_waited_for:
+        thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            tmp_path, updates=every * (1 if is_waited_for else 2), eval_every=every * UPDATE,
+            on_update=on_update, **gate,
+        )  # fmt: skip
+    if is_waited_for:
+        thread.join()
+    assert not children() & set(pids)
+    assert evaluations(tmp_path / "run") == {}
+    saved = checkpoint.newest(tmp_path / "run").manifest["counters"]
+    assert saved["evaluated_at"] == 0
+    now = saved["env_steps"] + UPDATE
+    resumed = headrace.resume(
+        tmp_path / "run", env=Env, eval_env=lambda folder: Env(), total_env_steps=now, quiet=True
+    )
+    assert evaluations(resumed.dir) == {now: now}
+
+
+KILLED = """
+import sys
+import headrace
+from tests.training.test_evaluator import Env, Gate, TINY
+
+headrace.train(Env, run_dir=sys.argv[1] + "/run", total_env_steps=10**9, eval_every=128, **TINY,
+               eval_env=Gate, eval_env_kwargs={"folder": sys.argv[1]})
+"""
+
+
+def test_the_process_ends_with_a_learner_that_is_killed(tmp_path, gate):
+    learner = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)])
+    try:
+        pid = arrived(tmp_path)
+        ended = os.pidfd_open(pid)
+    finally:
+        learner.kill()
+        learner.wait()
+    with open(ended, "rb"):
+        assert select.select([ended], [], [], 10)[0], "the evaluation process lives on"
+
+
+def test_what_cannot_be_sent_to_the_process_is_refused_at_the_start(tmp_path):
+    lock = threading.Lock()
+
+    def make():
+        with lock:
+            return Env()
+
+    with pytest.raises(
+        UsageError, match=r"to the evaluation process: [^\n]*\n.*leave --eval-every"
+    ):
+        train(tmp_path, make, eval_every=UPDATE)
+    assert not (tmp_path / "run/config.json").exists()
+    assert train(tmp_path, make, name="other").summary["env_steps"] == 2 * UPDATE
+
+
+def test_two_learners_have_one_evaluation(tmp_path):
+    run = train(
+        tmp_path, eval_every=UPDATE, eval_episodes=2, num_learners=2, num_envs=4, envs_per_vector=2
+    )
+    assert evaluations(run.dir) == {UPDATE: UPDATE, 2 * UPDATE: 2 * UPDATE}
+    assert read_metrics(run.dir)[-1]["eval_return"] == 5.0
