@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import headrace
+from headrace.advice.limits import Place, advise
 from headrace.collectors.api import Collector
 from headrace.config.derive import cpu_cores
 from headrace.distributed.ranks import Ranks, visible_gpus
@@ -17,7 +18,6 @@ from headrace.errors import flag
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.storage import run_dir as rundir
-from headrace.training.advice import Place, advise
 from headrace.training.counters import Counters
 from headrace.training.job import Job, why_no_workers
 from headrace.training.log import Display, MetricsLog, format_means, read_metrics

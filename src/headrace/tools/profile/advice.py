@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.config.changes import Change, candidates
+from headrace.advice.changes import Change, candidates
 from headrace.config.derive import cpu_cores
 from headrace.config.settings import Settings
 from headrace.cost_model.costs import Costs

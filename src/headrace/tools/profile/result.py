@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import headrace
-from headrace.config.changes import Change
+from headrace.advice.changes import Change
+from headrace.advice.limits import LIMITS
 from headrace.config.derive import cpu_cores
 from headrace.config.settings import Settings
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import lock_step_s
 from headrace.meter import Laps
 from headrace.tools.profile.timeline_plots import group_workers
-from headrace.training.advice import LIMITS
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from headrace.config.changes import Change, candidates
+from headrace.advice.changes import Change, candidates
 from headrace.config.derive import derive
 from headrace.config.run_config import RunConfig
 from headrace.config.settings import Settings

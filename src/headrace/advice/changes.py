@@ -1,6 +1,6 @@
 """Changes of settings that may make a run faster.
 
-Left out: which of them does, by a run's own meters (`training/advice.py`) or by the cost model
+Left out: which of them does, by a run's own meters (`advice/limits.py`) or by the cost model
 (`tools/profile/advice.py`).
 """
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 import headrace
-from headrace.config.changes import candidates
+from headrace.advice.changes import candidates
+from headrace.advice.limits import Place, advise
 from headrace.config.resolve import resolve
 from headrace.envs.faulty import Faulty
 from headrace.training import advice
-from headrace.training.advice import Place, advise
 
 PLACE = Place(
     cores=4, device="cpu", has_gpu=False, is_small=True, on_device=False, may_have_workers=True,

@@ -1,0 +1,1 @@
+"""What limits a run, and which change of its settings would help."""
