@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 import headrace
+from headrace.advice import limits
 from headrace.advice.changes import candidates
 from headrace.advice.limits import Place, advise
 from headrace.config.resolve import resolve
 from headrace.envs.faulty import Faulty
-from headrace.training import advice
 
 PLACE = Place(
     cores=4, device="cpu", has_gpu=False, is_small=True, on_device=False, may_have_workers=True,
@@ -171,7 +171,7 @@ def test_changes_for_a_profile_and_for_a_run_are_the_same_ones():
 
 
 def test_a_run_of_a_slow_environment_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(advice, "_MIN_S", 0.5)
+    monkeypatch.setattr(limits, "_MIN_S", 0.5)
     more = {"total_env_steps": 4 * 32 * 12, "num_envs": 4, "num_steps": 32, "num_minibatches": 4}
     run = headrace.train(
         lambda: Faulty(slow_step=0.002), run_dir=tmp_path / "run", device="cpu", **more

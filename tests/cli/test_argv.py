@@ -12,7 +12,7 @@ import pytest
 from headrace.cli.argv import flag_names, is_on, rename_flags, value_of, without_flags
 from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
-from headrace.cli.main import _main, _may_start_workers
+from headrace.cli.main import _main, _may_start_processes
 from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.resolve import read_settings
 from headrace.config.run_config import GROUPS
@@ -45,7 +45,7 @@ def other_value(name, kind, default):
     if get_origin(kind) is dict:
         return "word=0:1"
     if kind is int:
-        return str(default + 1)
+        return str(max(0, default) + 3)
     if kind is float:
         return str((default or 0.25) * 2.0 if name == "rank_timeout_s" else (default or 0.25) / 2.0)
     assert kind is str, (name, kind)
@@ -163,7 +163,7 @@ def test_former_flags_are_replaced_in_every_spelling():
 )  # fmt: skip
 def test_workers_are_expected_before_flags_are_parsed(words, expected):
     verb, *argv = words.split()
-    assert _may_start_workers(verb, argv) == expected
+    assert _may_start_processes(verb, argv) == expected
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_the_number_of_workers_changes_no_other_setting():
         flat = resolve({"env": "X", "num_envs": 32, "num_workers": workers}).flat()
         return {k: v for k, v in flat.items() if k != "num_workers"}
 
-    most = 32 // resolve({"env": "X", "num_envs": 32}).run.envs_per_vector
+    most = 32 // resolve({"env": "X", "num_envs": 32, "num_workers": 0}).run.envs_per_vector
     for a, b in itertools.pairwise(range(most + 1)):
         assert others(a) == others(b)
 
@@ -164,7 +164,7 @@ def test_a_minibatch_is_cut_into_no_fewer_parts_than_were_asked_for(parts, fitte
 
 def test_default_vectors_are_a_share_of_the_envs_for_each_core():
     cores = len(os.sched_getaffinity(0))
-    run = resolve({"env": "X", "num_envs": 12}).run
+    run = resolve({"env": "X", "num_envs": 12, "num_workers": 0}).run
     assert 12 % run.envs_per_vector == 0
     assert run.envs_per_vector <= max(1, 12 // cores)
 

@@ -41,13 +41,14 @@ def candidates(settings: Settings, cores: int, *, on_device: bool) -> Iterator[d
 
 def _values(settings: Settings, cores: int, *, on_device: bool) -> Iterator[dict[str, Any]]:
     run = settings.run
+    follows = not settings.source["envs_per_vector"].startswith(("given", "config "))
     if on_device:
         yield {"num_envs": 2 * run.num_envs}
     else:
         counts = {0, cores, run.num_workers // 2, 2 * run.num_workers, run.num_envs}
         for count in sorted(counts - {run.num_workers}):
             size = largest_divisor(run.num_envs, max(1, run.num_envs // max(1, count)))
-            yield {"num_workers": count, "envs_per_vector": size}
+            yield {"num_workers": count} | ({} if follows else {"envs_per_vector": size})
         for n in sorted({max(1, run.envs_per_vector // 2), 2 * run.envs_per_vector, run.num_envs}):
             if n != run.envs_per_vector:
                 yield {"envs_per_vector": n}

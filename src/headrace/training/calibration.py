@@ -170,6 +170,7 @@ def calibrated(request: RunRequest) -> RunRequest:
     """
     assert request.spec is not None
     settings = request.underived()
+    request.derived()  # what contradicts itself is refused before anything is measured
     if not needs_calibration(settings, request.spec.interface):
         return request
     path = None if _has_unnamed_code(request) else _folder() / f"{_key(settings.flat())}.json"
