@@ -376,7 +376,11 @@ def test_impossible_lags_are_refused(given, says):
 
 @pytest.mark.parametrize(
     ("given", "lag"),
-    [({"algo": "appo", "num_workers": 2}, 1), ({"algo": "impala"}, 0), ({"num_workers": 2}, 0)],
+    [
+        ({"algo": "appo", "num_workers": 2}, 1),
+        ({"algo": "impala", "num_workers": 0}, 0),
+        ({"num_workers": 2}, 0),
+    ],
 )
 def test_default_lag_follows_algorithm_and_workers(given, lag):
     settings = resolve({"env": "Taxi-v3", "num_envs": 4} | given)

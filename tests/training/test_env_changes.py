@@ -202,13 +202,13 @@ class Dies(Slope):
 
 def test_the_successor_of_a_killed_worker_has_the_changes(tmp_path, whole):
     run = train(tmp_path / "run", lambda: Dies(tmp_path), num_workers=2)
-    assert run.summary["ledger"]["restarts"] == 1
+    assert run.summary["restarts"] == 1
     assert_same(whole, run)
 
 
 def test_new_episodes_after_two_losses_at_the_same_place_begin_with_the_changes(tmp_path):
     run = train(tmp_path / "run", lambda: Dies(tmp_path, times=2), updates=4, num_workers=1)
-    assert run.summary["ledger"]["restarts"] == 2
+    assert run.summary["restarts"] == 2
     assert observed(run.dir)[:, [0, 2]].tolist() == [[32, 3.0]] * 4
 
 

@@ -89,10 +89,10 @@ def _derive_learners(settings: Settings) -> Settings:
                 "num_learners=-1 (auto) counts the GPUs of this machine, and on a cluster learners "
                 f"are on others (cluster={run.cluster!r}).\nUse --num-learners N."
             )
-        gpus = max(1, visible_gpus(run.device))
-        is_default = settings.source["num_learners"] == "default"
-        source = "default" if is_default and gpus == 1 else f"+, {gpus} GPUs"
-        settings = settings.follow(source, num_learners=gpus)
+        gpus = visible_gpus(run.device)
+        is_plain = settings.source["num_learners"] == "default" and gpus <= 1
+        source = "default" if is_plain else f"+, follows {gpus or 'no'} GPUs"
+        settings = settings.follow(source, num_learners=max(1, gpus))
     learners = settings.run.num_learners
     if run.num_envs_per_learner:
         if settings.source["num_envs"] in ("given", settings.source["num_envs_per_learner"]):

@@ -459,7 +459,8 @@ def test_training_with_the_server_learns(tmp_path, algo, lag, least):
 
 def test_server_without_workers_is_refused():
     with pytest.raises(ConfigError, match=r"(?s)inference='learner' .* none: num_workers=0"):
-        resolve({"env": "Taxi-v3", "inference": "learner"})
+        resolve({"env": "Taxi-v3", "inference": "learner", "num_workers": 0})
+    assert resolve({"env": "Taxi-v3", "inference": "learner"}, cores=3).run.num_workers == 3
 
 
 @pytest.mark.parametrize(
