@@ -382,3 +382,15 @@ def test_unwrap_stops_at_other_wrappers():
         ends = fragment.truncated[:, 0] | fragment.terminated[:, 0]
         assert max(e.num_steps for e in episodes) == 7
         assert ends.sum() == len(episodes)
+
+
+def test_an_id_that_only_this_process_registers_is_made_by_workers_and_for_evaluations(tmp_path):
+    gym.register("Mine-v7", entry_point=lambda: Counting(terminate_at=5))
+    try:
+        run = headrace.train(
+            "Mine-v7", num_workers=1, num_envs=2, num_steps=8, total_env_steps=32, eval_every=16,
+            eval_episodes=1, run_dir=tmp_path / "run", quiet=True,
+        )  # fmt: skip
+    finally:
+        del gym.registry["Mine-v7"]
+    assert run.summary["env_steps"] == 32 and run.summary["best_return"] is not None

@@ -32,6 +32,8 @@ WrapperLike = str | Callable[[Any], Any]
 class EnvMaker:
     """Makes environments; picklable, so that a worker can do it too.
 
+    An id that only the user's script registered travels with its registration.
+
     Attributes:
         wrappers: put around each environment, the first one innermost.
         native: whether the environment's own vector form is stepped (a kernel environment
@@ -44,6 +46,14 @@ class EnvMaker:
     native: bool = False
     drop_obs_keys: tuple[str, ...] = ()
     action_mask: str = "auto"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"registration": registry.registration(self.env)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if (registration := state.pop("registration")) is not None:
+            gymnasium.registry.setdefault(registration.id, registration)
+        self.__dict__.update(state)
 
     @property
     def name(self) -> str:

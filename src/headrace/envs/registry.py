@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import parse_env_id
+from gymnasium.envs.registration import EnvSpec, parse_env_id
 
 from headrace import importing
 from headrace.catalog.families import family_of
@@ -44,6 +44,13 @@ def load(env_id: str) -> str:
         except ModuleNotFoundError as error:
             raise _missing(env_id, family.extra, error) from None
     return family.extra
+
+
+def registration(env: str | Callable[..., Any]) -> EnvSpec | None:
+    """Return Gymnasium's registration of an id of no known family; else None."""
+    if not isinstance(env, str) or ":" in env or family_of(env) is not None:
+        return None
+    return gymnasium.registry.get(env)
 
 
 def make_registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
