@@ -14,13 +14,13 @@ SEEDS = 3
 AN_HOUR = {
     "BipedalWalkerHardcore-v3": 5_000_000,
     "CarRacing-v3": 200_000,
-    "ALE/Pong-v5": 800_000,
+    "ALE/Pong-v5": 600_000,
     **dict.fromkeys(
         (
             "ALE/Breakout-v5", "ALE/BeamRider-v5", "ALE/Qbert-v5", "ALE/Seaquest-v5",
             "ALE/SpaceInvaders-v5",
         ),
-        600_000,
+        400_000,
     ),
 }  # fmt: skip
 """What is trained with one seed, and for fewer env steps than its preset says: up to an hour."""
