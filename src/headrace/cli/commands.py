@@ -125,13 +125,13 @@ class _Eval(RunVerb):
 
     def execute(self, argv: list[str]) -> None:
         request = self.request({})
-        settings, maker, spec = evaluated_of_run(self.run_dir, request)
         best = self.run_dir / "best"
-        if self.best and not best.is_dir():
+        if self.best and self.run_dir.is_dir() and not best.is_dir():
             raise ConfigError(
                 f"{self.run_dir} has no best policy: it was trained without --eval-every N, or "
                 "ended before the first evaluation.\nLeave out --best to play with the newest one."
             )
+        settings, maker, spec = evaluated_of_run(self.run_dir, request)
         policies, shares = load_policies(
             best if self.best else self.run_dir,
             request.model,

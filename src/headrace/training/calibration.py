@@ -170,7 +170,10 @@ def calibrated(request: RunRequest) -> RunRequest:
     """
     assert request.spec is not None
     settings = request.underived()
-    request.derived()  # what contradicts itself is refused before anything is measured
+    # What is impossible is refused before anything is measured.
+    run = request.derived().run
+    for rank in range(run.num_learners):
+        device_of(run.device, rank)
     if not needs_calibration(settings, request.spec.interface):
         return request
     path = None if _has_unnamed_code(request) else _folder() / f"{_key(settings.flat())}.json"

@@ -194,7 +194,7 @@ def test_auto_learners_are_one_per_gpu(monkeypatch, tmp_path):
     assert on_cpu.source["num_learners"] == "given, follows no GPUs"
     with pytest.raises(ConfigError, match="counts the GPUs of this machine"):
         resolve({"env": "CartPole-v1", "num_learners": -1, "cluster": "local"})
-    with pytest.raises(ConfigError, match=r"num_learners=-2 .*expected at least 1 \(or -1"):
+    with pytest.raises(ConfigError, match=r"num_learners=-2 .*expected at least 1, or auto"):
         resolve({"env": "CartPole-v1", "num_learners": -2})
 
 
