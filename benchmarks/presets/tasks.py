@@ -13,7 +13,7 @@ from headrace.errors import UsageError, did_you_mean
 SEEDS = 3
 AN_HOUR = {
     "BipedalWalkerHardcore-v3": 5_000_000,
-    "CarRacing-v3": 200_000,
+    "CarRacing-v3": 100_000,
     "ALE/Pong-v5": 600_000,
     **dict.fromkeys(
         (
