@@ -9,7 +9,7 @@ from dataclasses import replace
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import Topology, simulate
 
-START_S = 3.0  # of worker processes: a fresh Python, and its imports
+_START_S = 1.5  # of a worker: a fresh Python, and its imports
 _WORTH = 1.1  # a topology with more processes has to be that many times as fast
 _SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps
 _MOST_WORKERS = 64  # for environments that sleep
@@ -26,7 +26,8 @@ def fastest(costs: Costs, run: Topology, total_env_steps: int) -> Topology:
     best, least = None, float("inf")
     for topology in _candidates(costs, run):
         rate = simulate(costs, topology, num_updates=_NUM_UPDATES)
-        seconds = total_env_steps / rate + (START_S if topology.num_workers else 0.0)
+        starts = 1 + topology.num_workers / run.cores if topology.num_workers else 0
+        seconds = total_env_steps / rate + starts * _START_S
         if seconds * _WORTH < least:
             best, least = topology, seconds
     assert best is not None  # one without workers

@@ -152,6 +152,10 @@ class Reporter:
         )
 
 
+def _count(number: int, of: str) -> str:
+    return f"{number or 'no'} {of}{'s' if number != 1 else ''}"
+
+
 def describe_start(job: Job, ranks: Ranks, compute: str) -> str:
     """Return the first lines of a run: sizes, and each setting that is no default, by origin."""
     settings, spec, run = job.settings, job.spec, job.settings.run
@@ -160,8 +164,8 @@ def describe_start(job: Job, ranks: Ranks, compute: str) -> str:
         spaces = "observations and actions differ among agents: see the notes"
     lines = [
         f"headrace {headrace.__version__}: {run.algo} on {run.env} ({spaces}), "
-        f"{run.num_workers or 'no'} workers, {run.num_vectors} vectors of "
-        f"{run.envs_per_vector} envs" + (f", lag {run.lag}" if run.lag else "")
+        f"{_count(run.num_workers, 'worker')}, {_count(run.num_vectors, 'vector')} of "
+        f"{_count(run.envs_per_vector, 'env')}" + (f", lag {run.lag}" if run.lag else "")
     ]
     if ranks.size > 1:
         lines.append(

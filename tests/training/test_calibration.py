@@ -1,0 +1,117 @@
+"""The measurement before a run: what it finds, and that it is made once for a command."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.cost_model.costs import Costs
+from headrace.training import calibration
+from headrace.training.calibration import calibrated
+from headrace.training.job import RunRequest, inspect_request
+from tests.support import Counting
+
+SIZES = {"num_envs": 4, "num_steps": 16, "total_env_steps": 100_000}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setattr("headrace.config.derive.cpu_cores", lambda: 2)
+    return tmp_path
+
+
+class Sleeping(Counting):
+    """Sleeps in each step, as an environment does that waits for another program."""
+
+    def step(self, action):
+        time.sleep(0.01)
+        return super().step(action)
+
+
+class Failing(Counting):
+    """Fails in its second step."""
+
+    def step(self, action):
+        if self.t == 1:
+            raise RuntimeError("the environment's own message")
+        return super().step(action)
+
+
+def request(env="tests.support:Counting", **given):
+    return calibrated(inspect_request(RunRequest({"env": env, **SIZES, **given})))
+
+
+def files(home):
+    return sorted((home / ".cache/headrace/calibrations").glob("*"))
+
+
+def test_the_same_command_is_measured_once(home):
+    first = request()
+    (path,) = files(home)
+    assert Costs.from_json(json.loads(path.read_text())).to_json() == first.costs.to_json()
+    assert request(seed=3).costs.to_json() == first.costs.to_json()  # as it is kept
+    request(hidden_sizes=(8,))
+    assert len(files(home)) == 2
+    path.write_text("{")  # damaged: measured again
+    assert request().costs is not None
+    assert json.loads(path.read_text())["hand_over"] > 0
+
+
+def test_costs_are_those_of_the_environment():
+    costs = request("tests.training.test_calibration:Sleeping").costs
+    assert 0.01 <= costs.step.mean < 0.1 and costs.cpu_share < 0.5
+    assert costs.learn.at(64) > 0
+    fast = request().costs
+    assert fast.step.mean < 0.005 and fast.cpu_share == 1.0
+
+
+def test_environments_that_sleep_get_a_worker_each(tmp_path):
+    run = headrace.train(
+        "tests.training.test_calibration:Sleeping", num_envs=4, num_steps=16, quiet=True,
+        total_env_steps=4_160, stop_after_s=0.001, run_dir=tmp_path / "run",
+    )  # fmt: skip
+    config = json.loads((run.dir / "config.json").read_text())
+    assert config["settings"]["num_workers"] == 4
+    assert config["origin"]["num_workers"].startswith("auto, 2 cores, a step of ")
+    assert config["cores"] >= 1
+
+
+def test_code_without_a_name_is_measured_each_time(home):
+    measured = inspect_request(RunRequest(SIZES, env=lambda: Counting()))
+    assert calibrated(measured).costs is not None
+    assert files(home) == []
+
+
+def test_what_cannot_be_sent_to_a_worker_and_what_fails_stay_in_one_process(home):
+    lock = threading.Lock()
+    local = inspect_request(RunRequest(SIZES, env=lambda: Counting() if lock else None))
+    assert calibrated(local).costs is None
+    assert calibrated(local).derived().run.num_workers == 0
+    assert request("tests.training.test_calibration:Failing").costs is None
+    assert files(home) == []
+
+
+def test_nothing_is_measured_where_nothing_is_auto(monkeypatch):
+    monkeypatch.setattr(calibration, "_measure", None)
+    for given in ({"num_workers": 0}, {"deterministic": True}, {"total_env_steps": 4_096}):
+        assert request(**given).costs is None
+
+
+def test_resumed_elsewhere_a_run_has_as_many_workers_as_there_are_cores(tmp_path, monkeypatch):
+    run = headrace.train(
+        "tests.training.test_calibration:Sleeping", num_envs=4, num_steps=16, quiet=True,
+        total_env_steps=4_160, stop_after_s=0.001, run_dir=tmp_path / "run",
+    )  # fmt: skip
+    path = run.dir / "config.json"
+    for cores, workers in ((3, 3), (64, 4)):
+        monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda cores=cores: cores)
+        config = json.loads(path.read_text()) | {"cores": 2}
+        values, sources = headrace.config.resolve.values_for_resume(config, {})
+        assert (values["num_workers"], sources["num_workers"]) == (workers, f"auto, {cores} cores")
+        assert values["envs_per_vector"] == 1
+        kept, _ = headrace.config.resolve.values_for_resume(config, {"num_workers": 2})
+        assert kept["num_workers"] == 2
