@@ -346,7 +346,7 @@ def test_a_second_interrupt_does_not_wait_for_the_save(tmp_path):
         "def make(): return Slow(gym.make('CartPole-v1'))\n"
     )
     process = python.Python(
-        python.command("train", "slow:make", *TINY, "--run-dir", "run"),
+        python.command("train", "slow:make", *TINY, "--run-dir", "run", "--num-workers", 0),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while "stepping" not in process.stdout.readline():
