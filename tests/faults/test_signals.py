@@ -70,7 +70,8 @@ def sent(channel, message, send=Channel.send):
 Channel.send = sent
 """
 TIMES = {"start": 1, "start of a child": 1, "rollout": 100, "update": 100, "save": 3, "close": 2}
-INLINE, WORKERS, LEARNERS = [], ["--num-workers", 2], ["--num-learners", 2]
+INLINE, WORKERS = ("--num-workers", 0), ("--num-workers", 2)
+LEARNERS = ("--num-learners", 2, *INLINE)
 TWICE = (signal.SIGINT, signal.SIGINT)
 TERM_TWICE = (signal.SIGTERM, signal.SIGTERM)
 
