@@ -196,7 +196,8 @@ def _measure(request: RunRequest) -> Costs | None:
     one = {"num_workers": 0, "num_learners": 1, "envs_per_vector": 0}
     try:
         job = request.change(**one, timeline=False, lag=0).job(Path())
-        return _Calibrator(job).measure()
+        # As they will be read, so that the first run chooses what the next ones do.
+        return Costs.from_json(_Calibrator(job).measure().to_json())
     except (EnvError, UsageError):
         return None
 
