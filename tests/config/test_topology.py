@@ -109,3 +109,51 @@ def test_algorithms_that_correct_for_lag_have_workers():
     assert found(None, 4, algo="appo")[0] == 4
     assert found(None, 4, algo="impala", total_env_steps=1_000)[0] == 0
     assert found(None, 4, lag=1, total_env_steps=1_000)[0] == 4
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"algo": "appo"},
+        {"lag": 1},
+        {"inference": "learner"},
+        {"deterministic": True},
+        {"deterministic": True, "num_learners": 4},
+    ],
+)
+def test_there_are_no_more_workers_than_vectors_for_them(given):
+    workers, size, learners, _ = found(None, 16, num_envs=8, **given)
+    assert 0 < workers <= 8 // size and workers % learners == 0
+
+
+def test_a_machine_may_have_more_cores_than_there_are_environments():
+    assert found(SLOW, 16, num_envs=8, num_steps=256)[:2] == (8, 1)
+    assert found(SLOW, 16, num_envs=8, num_steps=256, envs_per_vector=2)[:2] == (4, 2)
+    assert found(SLEEPING, 16, num_envs=5, num_steps=256)[:2] == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, 4),
+        ({"num_envs": 1}, 1),
+        ({"num_envs": 6}, 3),
+        ({"num_workers": 2}, 2),
+        ({"num_envs_per_learner": 2}, 4),
+    ],
+)
+def test_learners_with_gpus_share_what_was_asked_for(monkeypatch, given, expected):
+    monkeypatch.setattr("headrace.config.derive.visible_gpus", lambda device: 4)
+    assert found(None, 8, **given)[2] == expected
+
+
+def test_environments_are_as_many_as_learners_that_nobody_asked_for_can_share(monkeypatch):
+    monkeypatch.setattr("headrace.config.derive.visible_gpus", lambda device: 3)
+    settings = derive(read_settings({"env": "X"}), "gym", 8)
+    assert (settings.run.num_envs, settings.source["num_envs"]) == (9, "follows num_learners")
+
+
+def test_learners_of_one_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr("headrace.config.derive.cpu_cores", lambda: 8)
+    assert found(None, 8, num_learners=2, learner_threads=0)[3] == 4
+    assert found(None, 8, num_learners=16, num_envs=16, learner_threads=0)[3] == 1

@@ -1,13 +1,16 @@
 """The measurement before a run: what it finds, and that it is made once for a command."""
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import headrace
+from headrace.config.run_config import AUTO_WORKERS
 from headrace.cost_model.costs import Costs
 from headrace.training import calibration
 from headrace.training.calibration import calibrated
@@ -110,8 +113,59 @@ def test_resumed_elsewhere_a_run_has_as_many_workers_as_there_are_cores(tmp_path
     for cores, workers in ((3, 3), (64, 4)):
         monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda cores=cores: cores)
         config = json.loads(path.read_text()) | {"cores": 2}
+        config["settings"]["num_workers"] = 2  # as where they do not sleep
         values, sources = headrace.config.resolve.values_for_resume(config, {})
         assert (values["num_workers"], sources["num_workers"]) == (workers, f"auto, {cores} cores")
         assert values["envs_per_vector"] == 1
         kept, _ = headrace.config.resolve.values_for_resume(config, {"num_workers": 2})
         assert kept["num_workers"] == 2
+
+
+@pytest.mark.parametrize(("saved", "found"), [(0, 0), (2, 4), (3, 3)])
+def test_the_word_in_a_resume_asks_for_the_workers_of_this_machine(monkeypatch, saved, found):
+    monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda: 4)
+    settings = {
+        "num_workers": saved, "num_learners": 1, "num_envs": 8, "envs_per_vector": 1,
+        "device": "cpu", "cluster": "", "machines": 0,
+    }  # fmt: skip
+    config = {"settings": settings, "origin": dict.fromkeys(settings, "given"), "cores": 2}
+    given, _ = headrace.config.resolve.values_for_resume(config, {"num_workers": AUTO_WORKERS})
+    assert given["num_workers"] == found  # 3 on 2 cores: they sleep
+    config["origin"]["num_workers"] = "auto, 2 cores"
+    elsewhere, _ = headrace.config.resolve.values_for_resume(config, {})
+    assert elsewhere["num_workers"] == found
+
+
+def test_code_that_was_changed_is_measured_again(home, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "own_env_of_a_test.py"
+    file.write_text("from tests.support import Counting\n")
+    for changed in (1, 2):
+        os.utime(file, (changed, changed))
+        request("own_env_of_a_test:Counting")
+        request("own_env_of_a_test:Counting")
+        assert len(files(home)) == changed
+
+
+def test_a_large_batch_is_measured_in_part(monkeypatch):
+    rows = []
+
+    class Slow(calibration.Learning):
+        def __init__(self, sizes):
+            rows.extend(size for size, *_ in sizes)
+            super().__init__(sizes)
+
+        def learn(self, seconds):
+            super().learn(2.5 * calibration._SLOW_S)
+
+    monkeypatch.setattr(calibration, "Learning", Slow)
+    costs = request(num_envs=4, num_steps=64).costs
+    assert rows == [4 * 64 // 8] and costs.learn.at(256) > 0
+
+
+def test_what_does_not_fit_into_memory_is_left_to_the_run(home, monkeypatch):
+    def fail(self, seconds):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(calibration.Learning, "learn", fail)
+    assert request().costs is None and files(home) == []

@@ -233,7 +233,7 @@ def _may_be_named(values: Mapping[str, Any], settings: Settings, place: Place) -
 
 def _changed(settings: Settings, values: Mapping[str, Any], place: Place) -> Settings:
     """Return the settings of the same run with other flags, or raise ConfigError."""
-    follows = settings.source["envs_per_vector"].startswith("follows")
+    follows = settings.source["envs_per_vector"].startswith(("follows", "auto,"))
     free = {"envs_per_vector": 0} if follows else {}
     run = replace(settings.run, **free | dict(values))
     return derive(replace(settings, run=run), place.interface, place.cores)

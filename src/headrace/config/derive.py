@@ -73,9 +73,7 @@ def _derive_sizes(settings: Settings) -> Settings:
     if not settings.run.schedule_env_steps:
         total = settings.run.total_env_steps
         settings = settings.follow("follows total_env_steps", schedule_env_steps=total)
-    if not settings.run.learner_threads:
-        settings = settings.follow(f"follows {cpu_cores()} cores", learner_threads=cpu_cores())
-    settings = _derive_envs(_derive_learners(settings))
+    settings = _derive_envs(_derive_threads(_derive_learners(settings)))
     return _derive_accumulation(_derive_minibatches(_derive_steps(settings)))
 
 
@@ -92,7 +90,7 @@ def _derive_learners(settings: Settings) -> Settings:
         gpus = visible_gpus(run.device)
         is_plain = settings.source["num_learners"] == "default" and gpus <= 1
         source = "default" if is_plain else f"+, follows {gpus or 'no'} GPUs"
-        settings = settings.follow(source, num_learners=max(1, gpus))
+        settings = settings.follow(source, num_learners=_most_learners(settings, gpus))
     learners = settings.run.num_learners
     if run.num_envs_per_learner:
         if settings.source["num_envs"] in ("given", settings.source["num_envs_per_learner"]):
@@ -118,6 +116,29 @@ def _derive_learners(settings: Settings) -> Settings:
     return settings
 
 
+def _most_learners(settings: Settings, gpus: int) -> int:
+    """Return how many learners with a GPU each can share what was asked for."""
+    run = settings.run
+    if settings.algorithm.data == "replay":
+        return 1
+    if run.num_workers > 0:
+        gpus = min(gpus, run.num_workers)
+    if run.num_envs_per_learner or settings.source["num_envs"].startswith(SUGGESTED):
+        return max(1, gpus)
+    return largest_divisor(run.num_envs, max(1, gpus))
+
+
+def _derive_threads(settings: Settings) -> Settings:
+    """Share the cores among the learners of this machine, where that was asked for."""
+    run = settings.run
+    if run.learner_threads:
+        return settings
+    if run.lag > 0 and settings.source["learner_threads"].startswith(SUGGESTED):
+        return settings.follow("follows lag", learner_threads=1)  # workers sample meanwhile
+    threads = max(1, cpu_cores() // (1 if run.cluster else run.num_learners))
+    return settings.follow(f"follows {cpu_cores()} cores", learner_threads=threads)
+
+
 def _derive_envs(settings: Settings) -> Settings:
     """Take as many environments as can be shared out, unless their number was asked for."""
     run = settings.run
@@ -131,7 +152,7 @@ def _derive_envs(settings: Settings) -> Settings:
     num_envs = unit * max(vectors, round(run.num_envs / unit))
     if num_envs == run.num_envs:
         return settings
-    return settings.follow(f"follows {', '.join(asked)}", num_envs=num_envs)
+    return settings.follow(f"follows {', '.join(asked or of[:1])}", num_envs=num_envs)
 
 
 def _derive_steps(settings: Settings) -> Settings:
@@ -210,7 +231,7 @@ def _derive_vectors(
     workers = math.ceil(run.num_workers / learners) if run.num_workers > 0 else 0
     # Where the learner acts, one vector of a worker is stepped while another one waits.
     each = 2 if run.inference == "learner" else 1
-    # As many vectors as cores, whatever the number of workers: the size decides bits.
+    # As many vectors as cores or, if there are more, as workers. The size decides bits.
     vectors = each * max(workers, 1 if whole else of_cores)
     is_free = settings.source["envs_per_vector"].startswith(SUGGESTED)
     if not size or (is_free and (share % size or share // size < each * workers)):
@@ -254,8 +275,9 @@ def _choose_topology(
     if (workers := _plain_workers(settings, interface, cores)) is not None:
         return settings.follow("default", num_workers=workers)
     if measured is None or run.deterministic:
-        workers = cores if run.deterministic else 0
-        return settings.follow(_reason(None, cores), num_workers=workers)
+        if run.deterministic:
+            return settings.follow("auto", num_workers=-1)  # as many as cores and vectors
+        return settings.follow(_reason(None, cores), num_workers=0)
     sizes = Topology(
         run.num_envs, run.num_steps, run.envs_per_vector, num_learners=run.num_learners,
         lag=max(0, run.lag), cores=cores,
@@ -268,7 +290,10 @@ def _choose_topology(
 
 
 def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int | None:
-    """Return the number of workers where it does not depend on any cost; else None."""
+    """Return the number of workers where it does not depend on any cost; else None.
+
+    -1: as many as there are cores, and vectors for them.
+    """
     run = settings.run
     if run.cluster:
         return -1 if interface == "gym" else 0
@@ -276,10 +301,10 @@ def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int 
         return 0  # native vectors have threads of their own
     is_short = run.total_env_steps <= SHORT_ENV_STEPS or cores == 1
     if run.lag > 0 or run.inference == "learner":
-        return max(run.num_learners, cores)
+        return -1
     if is_short:
         return 0
-    return max(run.num_learners, cores) if settings.algorithm.accepts_any_lag else None
+    return -1 if settings.algorithm.accepts_any_lag else None
 
 
 def _reason(measured: Costs | None, cores: int) -> str:

@@ -20,7 +20,7 @@ from headrace.config.derive import cpu_cores, derive
 from headrace.config.old_names import rename_settings, settings_of_file
 from headrace.config.policies import merge_policies
 from headrace.config.presets import defaults, preset
-from headrace.config.run_config import RunConfig
+from headrace.config.run_config import AUTO_THREADS, AUTO_WORKERS, RunConfig
 from headrace.config.settings import EITHER, SUGGESTED, Settings
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError
@@ -118,6 +118,8 @@ def read_settings(
                 sources[other] = "default"
         if source.startswith(SUGGESTED):
             suggested_envs = checked.get("num_envs", suggested_envs)
+        if checked.get("learner_threads") == AUTO_THREADS:  # that of the kind, if it has one
+            checked["learner_threads"] = from_kind.get("learner_threads", AUTO_THREADS)
         layer_sources = dict.fromkeys(checked, source)
         if "policies" in checked and values.get("policies"):
             checked["policies"] = merge_policies(values["policies"], checked["policies"])
@@ -152,8 +154,13 @@ def values_for_resume(
     if is_free and 0 < values["num_workers"] < learners:
         values["num_workers"] = learners
         sources["num_workers"] = f"follows {learners} learners"
+    asked, saved = values["num_workers"] == AUTO_WORKERS, config["settings"]["num_workers"]
+    cores = config.get("cores", cpu_cores())
     was_auto = sources["num_workers"].startswith("auto,") and "num_workers" not in changes
-    if was_auto and values["num_workers"] and config.get("cores", cpu_cores()) != cpu_cores():
+    # No workers, or more than cores, were chosen for what a step costs; that is the same here.
+    if asked and not 0 < saved <= cores:
+        values["num_workers"] = saved
+    elif asked or (was_auto and 0 < saved <= cores != cpu_cores()):
         vectors = values["num_envs"] // values["envs_per_vector"]
         values["num_workers"] = learners * max(1, min(cpu_cores(), vectors) // learners)
         sources["num_workers"] = f"auto, {cpu_cores()} cores"

@@ -39,8 +39,9 @@ def _candidates(costs: Costs, run: Topology) -> Iterator[Topology]:
     learners, share, cores = run.num_learners, run.num_envs // run.num_learners, int(run.cores)
     counts = {cores, cores - learners}
     if costs.cpu_share < _SLEEPS:
-        counts |= {min(_MOST_WORKERS, run.num_envs, cores * 2**i) for i in range(1, 7)}
-    for workers in (0, *sorted(n for n in counts if learners <= n <= run.num_envs)):
+        counts |= {min(_MOST_WORKERS, cores * 2**i) for i in range(1, 7)}
+    most = run.num_envs // max(1, run.envs_per_vector)
+    for workers in (0, *sorted({min(n, most) for n in counts if n >= learners})):
         each = max(1, -(-workers // learners))
         sizes = {_divisor(share, share // each), _divisor(share, share // (2 * each))}
         for size in (run.envs_per_vector,) if run.envs_per_vector else sorted(sizes, reverse=True):

@@ -51,7 +51,7 @@ Changes = tuple[EnvChange, ...]
 """The recorded changes of a run, by number: the last of each method and attribute."""
 
 
-def call_envs(name: str, *args: Any, **keywords: Any) -> list[EnvChange]:
+def call_envs(name: str, /, *args: Any, **keywords: Any) -> list[EnvChange]:
     """Call a method of every environment; for `on_update` to return.
 
     Of each method, the last call is kept, and repeated in an environment that is made later. So

@@ -32,7 +32,7 @@ WrapperLike = str | Callable[[Any], Any]
 class EnvMaker:
     """Makes environments; picklable, so that a worker can do it too.
 
-    An id that only the user's script registered travels with its registration.
+    Ids that only the user's script registered travel with it.
 
     Attributes:
         wrappers: put around each environment, the first one innermost.
@@ -48,11 +48,10 @@ class EnvMaker:
     action_mask: str = "auto"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"registration": registry.registration(self.env)}
+        return self.__dict__ | {"registrations": registry.own_registrations()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if (registration := state.pop("registration")) is not None:
-            gymnasium.registry.setdefault(registration.id, registration)
+        registry.add_registrations(state.pop("registrations"))
         self.__dict__.update(state)
 
     @property

@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, parse_env_id
 
 from headrace import importing
-from headrace.catalog.families import family_of
+from headrace.catalog.families import families, family_of
 from headrace.envs.api import env_error
 from headrace.envs.gym import mujoco
 from headrace.errors import EnvNotFoundError, MissingExtraError, UsageError, install_command
@@ -46,11 +46,21 @@ def load(env_id: str) -> str:
     return family.extra
 
 
-def registration(env: str | Callable[..., Any]) -> EnvSpec | None:
-    """Return Gymnasium's registration of an id of no known family; else None."""
-    if not isinstance(env, str) or ":" in env or family_of(env) is not None:
-        return None
-    return gymnasium.registry.get(env)
+def own_registrations() -> list[EnvSpec]:
+    """Return the registrations that no import of Gymnasium or of a listed package makes."""
+    listed = {"gymnasium", *(family.package.partition(".")[0] for family in families().values())}
+    return [
+        spec
+        for spec in gymnasium.registry.values()
+        if not isinstance(spec.entry_point, str)
+        or spec.entry_point.partition(":")[0].partition(".")[0] not in listed
+    ]
+
+
+def add_registrations(specs: list[EnvSpec]) -> None:
+    """Register what another process had registered, where this one has not."""
+    for spec in specs:
+        gymnasium.registry.setdefault(spec.id, spec)
 
 
 def make_registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:

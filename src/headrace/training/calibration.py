@@ -8,6 +8,7 @@ the choice (`config/derive.py`, `cost_model/fastest.py`).
 import contextlib
 import copy
 import hashlib
+import importlib.util
 import itertools
 import json
 import os
@@ -49,7 +50,8 @@ _STEP, _RESET, _INFER, *_OTHER_WORK = map(
 _STEPPING_S, _LEARNING_S = 0.2, 0.1  # of each of two measurements
 _NUM_STEPS = 16  # of a fragment
 _MANY = 8  # environments of the second measurement
-_SLOW_S = 0.25  # to make and step one environment: then there is no second measurement
+_SLOW_S = 0.25  # of a small measurement: then there is no larger one
+_PART = 8  # of the steps of a batch are those of its first measurement
 _HAND_OVER_S, _LATENCY_S = 1e-4, 5e-5  # of a worker process on the same machine
 
 
@@ -193,20 +195,21 @@ def _has_unnamed_code(request: RunRequest) -> bool:
 
 def _measure(request: RunRequest) -> Costs | None:
     """Measure in this process; None: there can be no workers, or the run will say what failed."""
-    one = {"num_workers": 0, "num_learners": 1, "envs_per_vector": 0}
+    num_learners = request.derived().run.num_learners
+    one = {"num_workers": 0, "num_learners": 1, "envs_per_vector": 0, "compile": False}
     try:
         job = request.change(**one, timeline=False, lag=0).job(Path())
         # As they will be read, so that the first run chooses what the next ones do.
-        return Costs.from_json(_Calibrator(job).measure().to_json())
-    except (EnvError, UsageError):
+        return Costs.from_json(_Calibrator(job, num_learners).measure().to_json())
+    except (EnvError, UsageError, ValueError, RuntimeError, MemoryError):
         return None
 
 
 class _Calibrator:
-    """Measures the costs of a job that has one process."""
+    """Measures the costs of a job that has one process; of updates, those of a learner's share."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, num_learners: int) -> None:
+        self._job, self._num_learners = job, num_learners
         self._device = device_of(job.settings.run.device, 0)
 
     def measure(self) -> Costs:
@@ -265,20 +268,29 @@ class _Calibrator:
         return read_laps([laps]), fragment
 
     def _learn(self, few: Fragment) -> LinearCost:
-        """Measure updates of the run's size and of half of it, with one epoch each."""
+        """Measure updates with one epoch each, of a part of a batch or, if fast, of all of it."""
         run, algo = self._job.settings.run, self._job.settings.algo
+        epochs = algo.num_epochs if isinstance(algo, PPO) else 1
+        num_envs = run.num_envs // self._num_learners
+        began = time.perf_counter()
+        base, slope = self._update_cost(few, {num_envs: max(1, run.num_steps // _PART)})
+        if time.perf_counter() - began < _SLOW_S:
+            wanted = {max(1, num_envs // 2): run.num_steps, num_envs: run.num_steps}
+            base, slope = self._update_cost(few, wanted)
+        return LinearCost(epochs * base, epochs * slope)
+
+    def _update_cost(self, few: Fragment, wanted: dict[int, int]) -> LinearCost:
+        """Measure updates with batches of these numbers of environments: steps."""
         sizes = []
-        for num_envs in sorted({max(1, run.num_envs // 2), run.num_envs}):
-            job = self._job_with(num_envs, run.num_steps)
+        for num_envs, num_steps in wanted.items():
+            job = self._job_with(num_envs, num_steps)
             learner = build_learner(job, self._device, Meter())
             plan = sampling_plan(job, learner, self._device)
             fragments = [repeat_steps(batch.named_tensors(few), plan)]
-            sizes.append((num_envs * run.num_steps, learner, fragments))
+            sizes.append((num_envs * num_steps, learner, fragments))
         learning = Learning(sizes)
         learning.learn(_LEARNING_S)
-        base, slope = learning.cost()
-        epochs = algo.num_epochs if isinstance(algo, PPO) else 1
-        return LinearCost(epochs * base, epochs * slope)
+        return learning.cost()
 
     def _job_with(self, num_envs: int, num_steps: int) -> Job:
         """Return the job with other sizes, and one epoch."""
@@ -287,7 +299,8 @@ class _Calibrator:
             settings.run, num_envs=num_envs, num_steps=num_steps, envs_per_vector=num_envs
         )
         if isinstance(algo, PPO):
-            sizes = minibatch_sizes(run, settings.network, 1, algo.minibatch_size)
+            rows = algo.minibatch_size and max(1, algo.minibatch_size // self._num_learners)
+            sizes = minibatch_sizes(run, settings.network, 1, rows)
             count, size = sizes["num_minibatches"], sizes["minibatch_size"]
             algo = replace(algo, num_epochs=1, num_minibatches=count, minibatch_size=size)
         return replace(self._job, settings=replace(settings, run=run, algo=algo))
@@ -301,8 +314,16 @@ def _key(settings: dict[str, Any]) -> str:
         "headrace": headrace.__version__,
         "torch": torch.__version__,
         "machine": [platform.node(), platform.processor(), cpu_cores(), visible_gpus("auto")],
+        "code": [_modified(name) for name in (settings["env"], *settings["wrapper"])],
     }
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _modified(name: str) -> float:
+    """Return when the file of `module:name` was changed; 0 for what is registered."""
+    module = name.partition(":")[0] if ":" in name else ""
+    found = importlib.util.find_spec(module) if module else None
+    return Path(found.origin).stat().st_mtime if found and found.origin else 0.0
 
 
 def _folder() -> Path:

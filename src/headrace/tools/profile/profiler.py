@@ -23,6 +23,7 @@ from headrace.tools.profile.probe import Probe
 from headrace.tools.profile.result import Profile, format_profile
 from headrace.tools.profile.timeline_plots import seconds_by_process
 from headrace.training.api import request_for
+from headrace.training.calibration import calibrated
 from headrace.training.job import Job, RunRequest, inspect_request, job_of_run
 from headrace.training.launch import Launch
 from headrace.training.log import read_metrics
@@ -30,7 +31,7 @@ from headrace.training.log import read_metrics
 Print = Callable[[str], None]
 _NO_GOAL = 10**15  # more env steps than a profile takes
 _MIN_S = 10.0
-_EXPLICIT = ("given", "config ", "auto-scale")  # origins of settings that do not follow from others
+_EXPLICIT = ("given", "config ", "auto")  # origins of settings that do not follow from others
 
 
 def profile(
@@ -64,11 +65,16 @@ def profile_env(
     """Make a run for half of `seconds`, then measure its parts."""
     _check_seconds(seconds)
     with tempfile.TemporaryDirectory(prefix="headrace-profile-") as scratch:
-        inspected = inspect_request(request)
+        inspected = calibrated(inspect_request(request))
         job = inspected.job(Path(scratch) / "run")
         _refuse_cluster(job)
         say(f"Training for {seconds / 2:.0f} s")
+        run = job.settings.run
         timed = inspected.change(
+            # Those of the job: what is auto depends on total_env_steps.
+            num_workers=run.num_workers,
+            envs_per_vector=run.envs_per_vector,
+            num_learners=run.num_learners,
             total_env_steps=_NO_GOAL,
             schedule_env_steps=job.settings.run.schedule_env_steps,
             stop_after_s=seconds / 2,
