@@ -143,7 +143,7 @@ def test_two_learners_resumed_as_one_or_four(tmp_path, then):
         ({"num_learners": 2, "num_envs": 12}, "envs_per_vector=4: 6 = 1 x 4 \\+ 2"),
         (
             {"num_learners": 4, "num_workers": 8},
-            "num_workers=8 (.|\n)*1 vector to share out of each learner",
+            "num_workers=8, (.|\n)*only 1 vector to share out of each learner",
         ),
         ({"num_learners": 0}, r"num_learners=0 .*expected at least 1"),
     ],
@@ -538,9 +538,15 @@ os.environ["TZ"] = f"UTC{RANK}"  # an hour behind on rank 1, so that it names an
 time.tzset()
 updates = []
 
+
+def on_update(iteration, _):
+    updates.append(iteration)
+
+
 run = headrace.train(
     lambda: gym.make("CartPole-v1"), quiet=True, total_env_steps=128, num_envs=4, num_steps=16,
-    envs_per_vector=2, num_minibatches=1, on_update=lambda iteration, _: updates.append(iteration),
+    envs_per_vector=2, num_minibatches=1,
+    on_update=on_update if RANK in os.environ["RANKS_WITH_ON_UPDATE"] else None,
 )
 told = f"{run.dir.resolve(strict=True)} {run.summary['run_dir']} {updates}"
 pathlib.Path("ran_" + RANK).write_text(told)
@@ -548,10 +554,12 @@ pathlib.Path("ran_" + RANK).write_text(told)
 
 
 @pytest.mark.more
-def test_torchrun_s_ranks_share_the_default_directory_and_rank_0_reports(tmp_path):
+@pytest.mark.parametrize("with_on_update", ["01", "0"])
+def test_torchrun_s_ranks_share_the_default_directory_and_rank_0_reports(tmp_path, with_on_update):
     (tmp_path / "own.py").write_text(OWN_SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", *ONE_NODE, "own.py"]
-    done = python.run(command, timeout=100, cwd=tmp_path, env=with_path(os.getcwd()))
+    env = with_path(os.getcwd()) | {"RANKS_WITH_ON_UPDATE": with_on_update}
+    done = python.run(command, timeout=100, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     (run_dir,) = (tmp_path / "runs").iterdir()
     told = [(tmp_path / f"ran_{rank}").read_text() for rank in range(2)]

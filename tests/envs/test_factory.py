@@ -384,13 +384,25 @@ def test_unwrap_stops_at_other_wrappers():
         assert ends.sum() == len(episodes)
 
 
-def test_an_id_that_only_this_process_registers_is_made_by_workers_and_for_evaluations(tmp_path):
-    gym.register("Mine-v7", entry_point=lambda: Counting(terminate_at=5))
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("Mine-v7", "Mine-v7"),
+        ("Mine-v7", "Mine"),
+        ("Mine-v7", lambda: gym.make("Mine-v7")),
+        ("highway-mine-v0", "highway-mine-v0"),  # which begins as those of a package
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*the latest versioned environment")
+def test_ids_that_only_this_process_registers_are_made_by_workers_and_for_evaluations(
+    tmp_path, name, env
+):
+    gym.register(name, entry_point=lambda: Counting(terminate_at=5))
     try:
         run = headrace.train(
-            "Mine-v7", num_workers=1, num_envs=2, num_steps=8, total_env_steps=32, eval_every=16,
+            env, num_workers=1, num_envs=2, num_steps=8, total_env_steps=32, eval_every=16,
             eval_episodes=1, run_dir=tmp_path / "run", quiet=True,
         )  # fmt: skip
     finally:
-        del gym.registry["Mine-v7"]
+        del gym.registry[name]
     assert run.summary["env_steps"] == 32 and run.summary["best_return"] is not None

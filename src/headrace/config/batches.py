@@ -8,9 +8,10 @@ from typing import Any
 
 LEAST_STEPS = 32
 LEAST_SHARE = 4
-"""A batch keeps its rows by fewer env steps of each environment: no fewer than `LEAST_STEPS`, and
-than one in `LEAST_SHARE`. With fewer, advantages look too few steps ahead (Hopper-v5 with 64
-environments learns less with 32 of 256 steps than with 64)."""
+"""With more environments a batch keeps its rows by fewer env steps of each one: at least
+`LEAST_STEPS`, and at least a `LEAST_SHARE`-th of what it would have with the default number. With
+fewer, advantages look too few steps ahead (Hopper-v5 with 64 environments learns less with 32 of
+256 steps than with 64)."""
 
 
 def fitting_steps(num_envs: int, batch_size: int, num_steps: int, multiple_of: int) -> int:

@@ -104,12 +104,12 @@ def _check_vectors(run: Any) -> None:
         )
     if workers > share // size:
         each = "" if run.num_learners == 1 else " of each learner"
-        vectors = "1 vector" if share == size else f"{share // size} vectors"
+        are = "is only 1 vector" if share == size else f"are only {share // size} vectors"
         more = f"Use --num-envs {run.num_learners * workers * size} or more"
         remedy = "Leave --envs-per-vector out" if workers <= share else more
         raise ConfigError(
-            f"num_workers={run.num_workers} have no more than {vectors} to share out{each}: "
-            f"{share} environments in vectors of envs_per_vector={size}.\n"
+            f"num_workers={run.num_workers}, but there {are} to share out{each}: {share} "
+            f"environments in vectors of envs_per_vector={size}.\n"
             f"{remedy}, or use --num-workers {run.num_vectors} or fewer."
         )
 

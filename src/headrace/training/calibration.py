@@ -1,8 +1,9 @@
-"""Measures, for about a second before a run, what its topology is chosen by; and remembers it.
+"""Measures, for about a second before a run, the costs from which workers and vectors are chosen.
 
-A few environments are stepped in this process, and a few updates are made. What reads these timings
-serves `headrace profile` as well, which measures for longer (`tools/profile/probe.py`). Left out:
-the choice (`config/derive.py`, `cost_model/fastest.py`).
+The costs of a command are kept, and read when it is given again. A few environments are stepped in
+this process, and a few updates are made. What reads these timings serves `headrace profile` as
+well, which measures for longer (`tools/profile/probe.py`). Left out: the choice
+(`config/derive.py`, `cost_model/fastest.py`).
 """
 
 import contextlib
@@ -165,7 +166,7 @@ def single_costs(single: Timings, wide: Timings, n: int) -> tuple[TimeDistributi
 
 
 def calibrated(request: RunRequest) -> RunRequest:
-    """Return the request with what its topology is chosen by, where that must be measured.
+    """Return the request with the costs from which workers and vectors are chosen, if need be.
 
     The same command on the same machine is measured once; its figures are kept in the user's cache
     directory.

@@ -38,10 +38,10 @@ class Evaluator:
     """Plays `eval_episodes`, always the same, every `eval_every` env steps, in another process.
 
     The process gets the weights and normalizers of the update at which the evaluation is due. Its
-    result is in the metrics of a later update. It is waited for in the update before the next one
-    can be due, and in the last update. So at most one is under way, none is skipped, and no timing
-    decides which weights are evaluated and kept: where evaluations take longer than the training
-    between two of them, training waits. If each update has one, each waits for its own.
+    result is in the metrics of a later update. Training waits for the result one update before the
+    next evaluation may be due, and at the end of the run. So at most one is under way, none is
+    skipped, and no timing decides which weights are evaluated and kept. If each update has an
+    evaluation, each waits for its own.
 
     An evaluation that is under way when the run is stopped, or fails, is given up: a resumed run
     evaluates after its first update.
