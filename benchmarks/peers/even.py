@@ -51,6 +51,11 @@ class Sleeping(_Even):
         return super().step(action)
 
 
+def millisecond():
+    """Make an environment of one's own whose step takes 1 ms."""
+    return Sleeping(step_ms=1.0)
+
+
 class Frames(_Even):
     """Four frames of 84 × 84, as Atari's; a step takes some microseconds."""
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.peers.make_env import make_env
 from benchmarks.peers.result import Stopwatch
 from benchmarks.peers.works import SETTINGS
 
@@ -185,14 +186,14 @@ def update(net, optimizer, rollouts, settings):
 
 def make_vector(env, num_envs):
     return gym.vector.SyncVectorEnv(
-        [lambda: gym.make(env)] * num_envs,
+        [lambda: make_env(env)] * num_envs,
         autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
     )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", choices=["cartpole", "atari", "cheetah"], required=True)
+    parser.add_argument("--work", choices=list(SETTINGS), required=True)
     parser.add_argument("--env-steps", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args()

@@ -9,7 +9,6 @@ NatureCNN shared.
 import argparse
 import time
 
-import gymnasium as gym
 import numpy as np
 import torch
 from stable_baselines3 import PPO
@@ -48,15 +47,7 @@ def maker(work):
         from benchmarks.peers.atari import make_env
 
         return make_env
-    if work == "uneven":
-        from benchmarks.peers.uneven import Uneven
-
-        return Uneven
-    if work == "reporting":
-        from benchmarks.peers.reporting import Reporting
-
-        return Reporting
-    return lambda: gym.make(SETTINGS[work].env)
+    return lambda: make_env(SETTINGS[work].env)
 
 
 def main():

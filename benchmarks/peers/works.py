@@ -52,6 +52,9 @@ class Settings:
 
 SETTINGS = {
     "cartpole": Settings("CartPole-v1", 64),
+    "cartpole8": Settings("CartPole-v1", 8, 64),
+    "cartpole1024": Settings("CartPole-v1", 1024, 32),
+    "millisecond": Settings("benchmarks.peers.even:millisecond", 8),
     "atari": Settings("ALE/Breakout-v5", 8),
     "cheetah": Settings("HalfCheetah-v5", 8, 512, 10, 8, lr=3e-4, ent_coef=0.0),
     "uneven": Settings("benchmarks.peers.uneven:Uneven", 24),
