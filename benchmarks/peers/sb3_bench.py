@@ -15,6 +15,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor
 
+from benchmarks.peers import atari
+from benchmarks.peers.make_env import make_env
 from benchmarks.peers.result import Stopwatch
 from benchmarks.peers.works import SETTINGS
 
@@ -43,11 +45,8 @@ class MarkUpdates(BaseCallback):
 
 
 def maker(work):
-    if work == "atari":
-        from benchmarks.peers.atari import make_env
-
-        return make_env
-    return lambda: make_env(SETTINGS[work].env)
+    """Return what makes one environment of the work."""
+    return atari.make_env if work == "atari" else lambda: make_env(SETTINGS[work].env)
 
 
 def main():
