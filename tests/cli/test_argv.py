@@ -206,3 +206,13 @@ def test_quiet_leaves_errors_and_json(tmp_path, monkeypatch, capfd):
     assert _main(["resume", "nowhere", "--quiet"]) == 1
     out, err = capfd.readouterr()
     assert out == "" and "not a run directory" in err
+
+
+def test_the_flags_are_those_of_the_algorithm_that_the_config_file_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text('algo = "impala"\n')
+    argv = ["CartPole-v1", "--config", "a.toml", "--rho-clip", "0.9"]
+    train = parse("train", "", FLAGS["train"], argv)
+    assert explicit(argv, train)["rho_clip"] == 0.9
+    with pytest.raises(SystemExit):  # the flag's algorithm has no such setting
+        parse("train", "", FLAGS["train"], [*argv, "--algo", "ppo"])

@@ -1,6 +1,8 @@
 """Flags that are settings, and how they become fields of a verb (`verbs.py`)."""
 
+import warnings
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import tyro
@@ -9,7 +11,7 @@ from headrace.cli.argv import flag_names, value_of
 from headrace.cli.verbs import JsonVerb, OptionalPath, Verb, help_texts, parse_flags
 from headrace.config.algorithms import load_algorithm
 from headrace.config.old_names import refuse_peer_flags
-from headrace.config.resolve import MAY_CHANGE
+from headrace.config.resolve import MAY_CHANGE, read_config_file
 from headrace.config.run_config import GROUPS, EnvConfig, RunConfig
 from headrace.models.policy import Network
 
@@ -22,9 +24,19 @@ class SettingsVerb(JsonVerb):
     """TOML file with settings by their names, or a pipe with one; flags override it."""
 
 
+def _algo_of_file(argv: list[str]) -> str:
+    """Return the algorithm that the config file names. A pipe is left alone: it is read once."""
+    path = Path(value_of(argv, "config") or "")
+    if not path.is_file():
+        return ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is read again, and then warns
+        return str(read_config_file(path).settings.get("algo", ""))
+
+
 def _with_settings(flags: type[Verb], argv: list[str]) -> type[Any]:
-    """Return `flags` with all settings, of the algorithm that the command line names."""
-    algorithm = load_algorithm(value_of(argv, "algo") or "ppo")
+    """Return `flags` with all settings, of the algorithm that was asked for."""
+    algorithm = load_algorithm(value_of(argv, "algo") or _algo_of_file(argv) or "ppo")
     groups = GROUPS | {"network": Network, "algorithm": algorithm.Config}
     return make_dataclass(flags.__name__, groups.items(), bases=(flags,), frozen=True, kw_only=True)
 
