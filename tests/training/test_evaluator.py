@@ -148,13 +148,42 @@ def test_an_environment_that_fails_ends_the_run(tmp_path):
     assert "in step 1 with action 0, env 0 of Fails, evaluation, episode 0" in said
 
 
-def test_a_process_that_is_killed_ends_the_run(tmp_path, gate):
+def killing(tmp_path, then):
+    """Return an `on_update` that kills the evaluation process; `then` is called beside the run."""
+
     def on_update(iteration, _metrics):
         if iteration == 2:
             os.kill(arrived(tmp_path), signal.SIGKILL)
+            threading.Thread(target=then, daemon=True).start()
 
-    with pytest.raises(WorkerError, match=r"The evaluation process died \(SIGKILL\)"):
-        train(tmp_path, updates=4, eval_every=2 * UPDATE, on_update=on_update, **gate)
+    return on_update
+
+
+def test_a_process_that_is_killed_has_a_successor_with_the_same_result(tmp_path, gate):
+    undisturbed = train(tmp_path, name="other", updates=4, eval_every=2 * UPDATE, eval_episodes=1)
+
+    def let_the_successor_play():
+        arrived(tmp_path)
+        (tmp_path / "on").write_bytes(b".")
+
+    settings = {"updates": 4, "eval_every": 2 * UPDATE, **gate}
+    with pytest.warns(UserWarning, match=r"died \(SIGKILL\)(.|\n)*Another process evaluates"):
+        run = train(tmp_path, on_update=killing(tmp_path, let_the_successor_play), **settings)
+    of = [[*evaluations(each.dir).values()] for each in (run, undisturbed)]
+    assert of == [[2 * UPDATE, 4 * UPDATE]] * 2
+    assert run.summary["best_return"] == undisturbed.summary["best_return"]
+
+
+def test_a_process_that_is_killed_twice_in_one_evaluation_ends_the_run(tmp_path, gate):
+    def kill_again():
+        os.kill(arrived(tmp_path), signal.SIGKILL)
+
+    settings = {"updates": 4, "eval_every": 2 * UPDATE, **gate}
+    with (
+        pytest.warns(UserWarning, match="Another process evaluates"),
+        pytest.raises(WorkerError, match=r"The evaluation process died \(SIGKILL\)"),
+    ):
+        train(tmp_path, on_update=killing(tmp_path, kill_again), **settings)
 
 
 @pytest.mark.parametrize("is_waited_for", [False, True])

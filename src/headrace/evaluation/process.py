@@ -5,6 +5,7 @@ Left out: when they are due, and what is kept (`training/evaluator.py`).
 
 import contextlib
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from headrace.spec import Agents, EnvSpec
 
 _NAME = "the evaluation process"
 _CLOSE_WITHIN_S = 3.0
+_MAX_SUCCESSORS = 1  # of a process that died, for one evaluation
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class EvaluationProcess:
     """The learner's end of the process. One evaluation is under way at a time.
 
     It needs no device: policies and environments are on the CPU. It is started with the first
-    evaluation. The kernel kills it when the learner's process ends, however that ends.
+    evaluation. The kernel kills it when the learner's process ends, however that ends. If it dies
+    in an evaluation, a successor plays the same episodes from the beginning.
 
     Raises:
         UsageError: the environment cannot be sent to another process.
@@ -55,21 +58,27 @@ class EvaluationProcess:
     def __init__(self, plan: EvaluationPlan) -> None:
         self._plan = pickled(plan, _NAME, "leave --eval-every out")
         self._child: ChildProcess | None = None
+        self._policies: dict[str, TrainedPolicy] = {}
+        self._successors = 0  # in the evaluation under way
         child_process.warm_up()  # or the first evaluation would wait for imports
 
     def send(self, policies: Mapping[str, TrainedPolicy]) -> None:
         """Have policies evaluated, as they are now. They must be on the CPU."""
+        self._policies, self._successors = dict(policies), 0
+        self._send()
+
+    def _send(self) -> None:
         if self._child is None:
             self._child = ChildProcess(main, self._plan, ())
         with contextlib.suppress(OSError):  # it is gone, which `poll` says
-            self._child.channel.send(dict(policies))
+            self._child.channel.send(self._policies)
 
     def poll(self, wait_s: float = 0.0) -> Evaluation | None:
         """Return the result if it comes within `wait_s`.
 
         Raises:
             EnvError: the environment failed, or its episodes do not end.
-            WorkerError: the process died, or the policies failed.
+            WorkerError: the process died twice in one evaluation, or the policies failed.
         """
         assert self._child is not None
         self._child.wait(wait_s)
@@ -85,8 +94,17 @@ class EvaluationProcess:
             assert isinstance(message, Evaluation), message
             return message
         if has_ended:
-            raise WorkerError(f"{_NAME.capitalize()} {self._child.cause()}")
+            self._replace(f"{_NAME.capitalize()} {self._child.cause()}")
         return None
+
+    def _replace(self, cause: str) -> None:
+        """Have a successor do what the dead process did not; WorkerError after too many."""
+        if self._successors == _MAX_SUCCESSORS:
+            raise WorkerError(cause)
+        self._successors += 1
+        self.close()
+        warnings.warn(f"{cause}\nAnother process evaluates the same weights.", stacklevel=2)
+        self._send()
 
     def close(self) -> None:
         """Give up what is under way, and end the process, by force after 3 s.
