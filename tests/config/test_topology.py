@@ -93,7 +93,11 @@ def test_deterministic_follows_from_the_cores_alone():
         ({"deterministic": True}, "gym", False),
         ({"total_env_steps": 4_096}, "gym", False),
         ({}, "tensor", False),
-        ({}, "kernel", False),
+        ({}, "kernel", True),  # by how many learners
+        ({"num_learners": 1}, "kernel", False),
+        ({"learner_threads": 2}, "kernel", False),
+        ({"lr_scale": "linear"}, "kernel", False),
+        ({"num_envs": 7}, "kernel", False),
         ({"env": "ALE/Pong-v5"}, "gym", False),
         ({"algo": "appo"}, "gym", False),
         ({"cluster": "local"}, "gym", False),
@@ -127,9 +131,48 @@ def test_there_are_no_more_workers_than_vectors_for_them(given):
 
 
 def test_a_machine_may_have_more_cores_than_there_are_environments():
-    assert found(SLOW, 16, num_envs=8, num_steps=256)[:2] == (8, 1)
-    assert found(SLOW, 16, num_envs=8, num_steps=256, envs_per_vector=2)[:2] == (4, 2)
-    assert found(SLEEPING, 16, num_envs=5, num_steps=256)[:2] == (5, 1)
+    sizes = {"num_steps": 256, "num_learners": 1}
+    assert found(SLOW, 16, num_envs=8, **sizes)[:2] == (8, 1)
+    assert found(SLOW, 16, num_envs=8, envs_per_vector=2, **sizes)[:2] == (4, 2)
+    assert found(SLEEPING, 16, num_envs=5, **sizes)[:2] == (5, 1)
+
+
+LEARNING = replace(FAST, learn=LinearCost(1e-3, 4e-5))
+"""Costs of which most is learning from many rows."""
+
+
+@pytest.mark.parametrize(
+    ("given", "learners"),
+    [
+        ({}, 2),
+        ({"cores": 8}, 8),
+        ({"interface": "kernel"}, 2),
+        ({"num_envs": 63}, 1),
+        ({"num_learners": 1}, 1),
+        ({"num_workers": 2}, 1),
+        ({"learner_threads": 2}, 1),
+        ({"lr_scale": "linear"}, 1),
+        ({"deterministic": True}, 1),
+        ({"device": "cpu"}, 2),
+        ({"total_env_steps": 20_000}, 1),  # sooner done than a second one has started
+        ({"costs": replace(LEARNING, allreduce=LinearCost(0.3, 0.0))}, 1),
+        ({"costs": replace(LEARNING, learn=LinearCost(0.16, 1e-7))}, 1),  # small minibatches
+    ],
+)
+def test_on_the_cpu_several_learners_share_large_batches(given, learners):
+    given = {"costs": LEARNING, "num_envs": 64, "num_steps": 128, **given}
+    workers, size, found_learners, threads = found(**given)
+    assert found_learners == learners
+    if learners > 1:
+        assert (workers, size, threads) == (0, 64 // learners, 1)
+
+
+def test_several_learners_change_nothing_else():
+    given = {"env": "X", "num_envs": 64, "num_steps": 128}
+    one, two = (derive(read_settings(given), "gym", 2, costs) for costs in (None, LEARNING))
+    differ = {name for name, value in one.flat().items() if two.flat()[name] != value}
+    assert differ == {"num_learners", "envs_per_vector"}
+    assert two.source["num_learners"] == "auto, 2 cores, a step of 5 µs"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 
 import headrace
 from headrace.config.run_config import AUTO_WORKERS
-from headrace.cost_model.costs import Costs
+from headrace.cost_model.costs import Costs, LinearCost
 from headrace.training import calibration
 from headrace.training.calibration import calibrated
 from headrace.training.job import RunRequest, inspect_request
@@ -169,3 +169,32 @@ def test_what_does_not_fit_into_memory_is_left_to_the_run(home, monkeypatch):
 
     monkeypatch.setattr(calibration.Learning, "learn", fail)
     assert request().costs is None and files(home) == []
+
+
+@pytest.mark.parametrize("env", ["tests.support:Counting", "headrace/CartPole-v1"])
+def test_updates_are_measured_with_all_minibatches(env):
+    """Half a batch costs more than half as much: as many minibatches, each half as large."""
+    sizes = {"num_envs": 8, "num_steps": 64, "num_minibatches": 64, "num_epochs": 2}
+    costs = request(env, **sizes).costs
+    assert costs.learn.at(256) > 0.7 * costs.learn.at(512) > 0
+    assert costs.allreduce.at(2) == pytest.approx(2 * 64 * calibration.ALLREDUCE_S)
+
+
+def test_what_is_chosen_runs_and_learns_the_same(tmp_path, monkeypatch):
+    """Two learners, as on a machine where updates are dear."""
+    dear = LinearCost(1e-3, 1.0)
+    monkeypatch.setattr(calibration._Calibrator, "_learn", lambda self, few: dear)
+    sizes = {
+        "num_envs": 8, "num_steps": 16, "num_minibatches": 2, "total_env_steps": 4_224,
+        "seed": 1, "quiet": True, "arithmetic": "plain",
+    }  # fmt: skip
+    chosen = headrace.train("CartPole-v1", **sizes, run_dir=tmp_path / "chosen")
+    config = json.loads((chosen.dir / "config.json").read_text())
+    assert config["settings"]["num_learners"] == 2
+    assert config["origin"]["num_learners"].startswith("auto, 2 cores")
+    by_hand = headrace.train(
+        "CartPole-v1", **sizes, run_dir=tmp_path / "one", num_workers=0, num_learners=1
+    )
+    learned, expected = (run.policy.module.state_dict() for run in (chosen, by_hand))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(learned[name], tensor, atol=1e-4, rtol=1e-3)

@@ -47,10 +47,16 @@ def derive(
             for each worker that was asked for.
         measured: what numbers that are auto are chosen by; None: by the cores alone.
     """
-    settings, cores = _derive_sizes(settings), cores or cpu_cores()
+    asked, cores = settings, cores or cpu_cores()
+    settings = _derive_sizes(asked)
     if settings.run.cluster:
         cores = max(cores, settings.run.num_workers)
-    settings = _derive_vectors(settings, interface, cores, measured)
+    best = _fastest(asked, settings, interface, cores, measured)
+    if best and best.num_learners != settings.run.num_learners:
+        chosen = {"num_learners": best.num_learners, "num_workers": best.num_workers}
+        again = asked.follow(_reason(measured, cores), **chosen)
+        return derive(again, interface, cores, measured)
+    settings = _derive_vectors(settings, interface, cores, measured, best)
     if settings.run.lag == -1:
         corrected = settings.algorithm.data == "lag_corrected" and settings.run.num_workers
         settings = settings.follow("follows algo and num_workers", lag=1 if corrected else 0)
@@ -65,7 +71,7 @@ def derive(
 
 def needs_calibration(settings: Settings, interface: Interface) -> bool:
     """Return whether numbers are auto that only a measurement can choose."""
-    return not _is_plain(_derive_sizes(settings), interface, cpu_cores())
+    return _is_open(settings, _derive_sizes(settings), interface, cpu_cores())
 
 
 def _derive_sizes(settings: Settings) -> Settings:
@@ -211,13 +217,17 @@ def _derive_accumulation(settings: Settings) -> Settings:
 
 
 def _derive_vectors(
-    settings: Settings, interface: Interface, cores: int, measured: Costs | None
+    settings: Settings,
+    interface: Interface,
+    cores: int,
+    measured: Costs | None,
+    best: Topology | None,
 ) -> Settings:
     form = "native" if settings.is_native(interface) else "python"
     if form != settings.run.vectorization:
         settings = settings.follow("follows env and wrapper", vectorization=form)
     is_auto = settings.run.num_workers == AUTO_WORKERS
-    settings = _choose_topology(settings, interface, cores, measured)
+    settings = _choose_topology(settings, interface, cores, measured, best)
     run = settings.run
     # One vector of all environments where nothing else steps any; or the vectors have threads of
     # their own, or cannot use any, so cores do not divide them.
@@ -247,25 +257,91 @@ def _derive_vectors(
     return settings
 
 
-def _is_plain(settings: Settings, interface: Interface, cores: int) -> bool:
-    """Return whether the choice follows without measuring."""
+def _is_open(asked: Settings, settings: Settings, interface: Interface, cores: int) -> bool:
+    """Return whether numbers of processes depend on costs.
+
+    Args:
+        asked: before anything is derived.
+        settings: with derived sizes.
+    """
     run = settings.run
-    return (
-        run.num_workers != AUTO_WORKERS
-        or run.deterministic
-        or _plain_workers(settings, interface, cores) is not None
+    if run.deterministic or run.num_workers != AUTO_WORKERS:
+        return False
+    if _plain_workers(settings, interface, cores) is None:
+        return True
+    return len(_learner_counts(asked, settings, interface, cores)) > 1
+
+
+def _learner_counts(
+    asked: Settings, settings: Settings, interface: Interface, cores: int
+) -> list[int]:
+    """Return the numbers of learners to choose from: several on the CPU, if nobody says how many.
+
+    Threads of their own, or workers, use the cores otherwise.
+    """
+    run = settings.run
+    may_have_more = (
+        settings.source["num_learners"] == "default"
+        and not (run.cluster or run.deterministic or run.num_envs_per_learner or run.policies)
+        and run.lr_scale == "none"
+        and run.num_learners == run.num_accumulation_steps == 1
+        and max(1, run.learner_threads) == 1
+        and run.total_env_steps > SHORT_ENV_STEPS
+        and not visible_gpus(run.device)
+        and sys.platform.startswith("linux")
+        and (interface == "kernel" or _plain_workers(settings, interface, cores) is None)
     )
+    return [1, *(n for n in range(2, cores + 1) if may_have_more and _can_share(asked, n))]
+
+
+def _can_share(asked: Settings, num_learners: int) -> bool:
+    """Return whether so many learners can share environments and minibatches."""
+    sizes = {"num_learners": num_learners, "num_workers": 0, "learner_threads": 1}
+    if asked.run.num_envs % num_learners:
+        return False
+    try:
+        derive(asked.follow("auto", **sizes))
+    except ConfigError:
+        return False
+    return True
+
+
+def _fastest(
+    asked: Settings,
+    settings: Settings,
+    interface: Interface,
+    cores: int,
+    measured: Costs | None,
+) -> Topology | None:
+    """Return the topology that ends the run soonest, if it depends on costs and these are known."""
+    if measured is None or not _is_open(asked, settings, interface, cores):
+        return None
+    run = settings.run
+    sizes = Topology(
+        run.num_envs, run.num_steps, run.envs_per_vector, lag=max(0, run.lag), cores=cores
+    )
+    if interface == "kernel" and not run.envs_per_vector:
+        sizes = replace(sizes, envs_per_vector=0)
+    return fastest(
+        measured, sizes, run.total_env_steps,
+        learners=_learner_counts(asked, settings, interface, cores),
+        may_have_workers=_plain_workers(settings, interface, cores) is None,
+    )  # fmt: skip
 
 
 def _choose_topology(
-    settings: Settings, interface: Interface, cores: int, measured: Costs | None
+    settings: Settings,
+    interface: Interface,
+    cores: int,
+    measured: Costs | None,
+    best: Topology | None,
 ) -> Settings:
     """Return the settings with numbers where they are auto.
 
     Args:
         settings: with numbers of learners, environments and steps.
         cores: CPU cores for all processes.
-        measured: None: the numbers follow from the cores alone.
+        best: what costs say; None: the numbers follow from the cores alone.
     """
     run = settings.run
     if run.learner_threads == AUTO_THREADS:
@@ -274,15 +350,10 @@ def _choose_topology(
         return settings
     if (workers := _plain_workers(settings, interface, cores)) is not None:
         return settings.follow("default", num_workers=workers)
-    if measured is None or run.deterministic:
+    if best is None:
         if run.deterministic:
             return settings.follow("auto", num_workers=-1)  # as many as cores and vectors
         return settings.follow(_reason(None, cores), num_workers=0)
-    sizes = Topology(
-        run.num_envs, run.num_steps, run.envs_per_vector, num_learners=run.num_learners,
-        lag=max(0, run.lag), cores=cores,
-    )  # fmt: skip
-    best = fastest(measured, sizes, run.total_env_steps)
     chosen = {"num_workers": best.num_workers}
     if not run.envs_per_vector:
         chosen["envs_per_vector"] = best.envs_per_vector

@@ -3,33 +3,46 @@
 Left out: what follows without any cost (`config/derive.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import Topology, simulate
 
 _START_S = 1.5  # of a worker: a fresh Python, and its imports
+_LEARNER_START_S = 3.0  # of several learners: torch's imports, and meeting each other
 _WORTH = 1.1  # a topology with more processes has to be that many times as fast
 _SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps
 _MOST_WORKERS = 64  # for environments that sleep
 _NUM_UPDATES = 12  # of a simulation
 
 
-def fastest(costs: Costs, run: Topology, total_env_steps: int) -> Topology:
-    """Return the topology with which a run takes least time, the start of its workers included.
+def fastest(
+    costs: Costs,
+    run: Topology,
+    total_env_steps: int,
+    *,
+    learners: Sequence[int],
+    may_have_workers: bool = True,
+) -> Topology:
+    """Return the topology with which a run takes least time, the start of processes included.
 
     Args:
-        run: its cores, environments, steps, learners and lag; with `envs_per_vector` 0 vectors may
-            have any size.
+        run: its cores, environments, steps and lag; with `envs_per_vector` 0 vectors may have any
+            size.
+        learners: numbers of learners to choose from, the least one first.
     """
     best, least = None, float("inf")
-    for topology in _candidates(costs, run):
-        rate = simulate(costs, topology, num_updates=_NUM_UPDATES)
-        starts = 1 + topology.num_workers / run.cores if topology.num_workers else 0
-        seconds = total_env_steps / rate + starts * _START_S
-        if seconds * _WORTH < least:
-            best, least = topology, seconds
+    for num_learners in learners:
+        for topology in _candidates(costs, replace(run, num_learners=num_learners)):
+            if topology.num_workers and not may_have_workers:
+                continue
+            rate = simulate(costs, topology, num_updates=_NUM_UPDATES)
+            starts = 1 + topology.num_workers / run.cores if topology.num_workers else 0
+            seconds = total_env_steps / rate + starts * _START_S
+            seconds += _LEARNER_START_S if num_learners > learners[0] else 0.0
+            if seconds * _WORTH < least:
+                best, least = topology, seconds
     assert best is not None  # one without workers
     return best
 

@@ -28,6 +28,7 @@ from headrace import batch
 from headrace.algos.ppo import PPO
 from headrace.batch import Fragment
 from headrace.collectors.api import SamplingPlan
+from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.config.batches import minibatch_sizes
 from headrace.config.derive import cpu_cores, needs_calibration
@@ -135,14 +136,34 @@ class Learning:
 
 
 def repeat_steps(few: dict[str, Tensor], plan: SamplingPlan) -> Fragment:
-    """Build a batch that repeats a few steps of one environment."""
+    """Build a batch that repeats a few steps, of one environment or of no fewer than the plan's."""
     fragment = batch.allocate(plan.layout)
     for name, array in batch.named_tensors(fragment).items():
         if not name.startswith(("final_", "num_final", "env_id")):
             rows = torch.arange(array.shape[0]) % few[name].shape[0]
-            array.copy_(few[name][rows].expand_as(array))
+            there = few[name][rows][tuple(slice(size) for size in array.shape)]
+            array.copy_(there.expand_as(array))
     fragment.env_id.copy_(torch.arange(plan.num_envs))
     return fragment
+
+
+def step_one_vector(
+    collector: DeviceCollector, meter: Meter, seconds: float
+) -> tuple[list[float], Laps, list[Fragment]]:
+    """Collect batches for some time: seconds of each, laps, and the last one's fragments."""
+    collector.collect()  # its caches were cold
+    meter.keep_laps()
+    batches: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while not batches or time.perf_counter() < deadline:
+        began = time.perf_counter()
+        # The collector reads results of the device, and so waits for it.
+        collected = collector.collect()
+        batches.append(time.perf_counter() - began)
+        meter.lap("other")
+    laps = meter.take_laps()
+    assert collected is not None and laps is not None
+    return batches, laps, collected.fragments
 
 
 def native_costs(timings: Timings, n: int) -> tuple[TimeDistribution, LinearCost]:
@@ -214,10 +235,10 @@ class _Calibrator:
         self._device = device_of(job.settings.run.device, 0)
 
     def measure(self) -> Costs:
+        if self._job.is_on_device:
+            return self._measure_one_vector()
         with math_threads(1):
             single, wide, num_wide, few = self._stepping()
-        with math_threads(self._job.settings.run.learner_threads):
-            learn = self._learn(few)
         step, vector = single_costs(single, wide, num_wide)
         return Costs(
             step=step,
@@ -228,8 +249,36 @@ class _Calibrator:
             inference=wide.inference,
             hand_over=_HAND_OVER_S,
             latency=_LATENCY_S,
-            learn=learn,
-            allreduce=LinearCost(ALLREDUCE_S, 0.0),
+            learn=self._learn(few),
+            allreduce=LinearCost(ALLREDUCE_S * self._learner_steps, 0.0),
+            device=self._device.type,
+        )
+
+    def _measure_one_vector(self) -> Costs:
+        """Measure environments that are one vector in the learner's process, on the CPU."""
+        meter, run = Meter(), self._job.settings.run
+        with math_threads(1):
+            learner = build_learner(self._job, self._device, meter)
+            plan = sampling_plan(self._job, learner, self._device)
+            pickled(plan, "learner processes")  # UsageError: there can be none
+            collector = DeviceCollector(plan, self._device, meter, lambda: False)
+            with contextlib.closing(collector):
+                collector.publish(learner.policies, 0)
+                _, laps, fragments = step_one_vector(collector, meter, _STEPPING_S)
+                few = copy.deepcopy(fragments[0])
+        timings = read_laps([laps])
+        step, vector = native_costs(timings, run.num_envs)
+        return Costs(
+            step=step,
+            reset=TimeDistribution.from_samples([0.0]),
+            resets_per_step=0.0,
+            cpu_share=1.0,
+            vector=vector,
+            inference=timings.inference,
+            hand_over=0.0,
+            latency=0.0,
+            learn=self._learn(few),
+            allreduce=LinearCost(ALLREDUCE_S * self._learner_steps, 0.0),
             device=self._device.type,
         )
 
@@ -270,21 +319,39 @@ class _Calibrator:
 
     def _learn(self, few: Fragment) -> LinearCost:
         """Measure updates with one epoch each, of a part of a batch or, if fast, of all of it."""
-        run, algo = self._job.settings.run, self._job.settings.algo
-        epochs = algo.num_epochs if isinstance(algo, PPO) else 1
+        run, epochs, minibatches = self._job.settings.run, self._epochs, self._minibatches
         num_envs = run.num_envs // self._num_learners
-        began = time.perf_counter()
-        base, slope = self._update_cost(few, {num_envs: max(1, run.num_steps // _PART)})
-        if time.perf_counter() - began < _SLOW_S:
-            wanted = {max(1, num_envs // 2): run.num_steps, num_envs: run.num_steps}
-            base, slope = self._update_cost(few, wanted)
+        part = max(1, run.num_steps // _PART), max(1, minibatches // _PART)
+        with math_threads(run.learner_threads):
+            began = time.perf_counter()
+            base, slope = self._update_cost(few, [(num_envs, *part)])
+            if time.perf_counter() - began < _SLOW_S:
+                # As many minibatches for half of the rows: what each of two learners does.
+                counts = sorted({max(1, num_envs // 2), num_envs})
+                wanted = [(count, run.num_steps, minibatches) for count in counts]
+                base, slope = self._update_cost(few, wanted)
         return LinearCost(epochs * base, epochs * slope)
 
-    def _update_cost(self, few: Fragment, wanted: dict[int, int]) -> LinearCost:
-        """Measure updates with batches of these numbers of environments: steps."""
+    @property
+    def _epochs(self) -> int:
+        algo = self._job.settings.algo
+        return algo.num_epochs if isinstance(algo, PPO) else 1
+
+    @property
+    def _minibatches(self) -> int:
+        algo = self._job.settings.algo
+        return algo.num_minibatches if isinstance(algo, PPO) else 1
+
+    @property
+    def _learner_steps(self) -> int:
+        """Optimizer steps of one update."""
+        return self._epochs * self._minibatches
+
+    def _update_cost(self, few: Fragment, wanted: list[tuple[int, int, int]]) -> LinearCost:
+        """Measure updates with these numbers of environments, steps and minibatches."""
         sizes = []
-        for num_envs, num_steps in wanted.items():
-            job = self._job_with(num_envs, num_steps)
+        for num_envs, num_steps, num_minibatches in wanted:
+            job = self._job_with(num_envs, num_steps, num_minibatches)
             learner = build_learner(job, self._device, Meter())
             plan = sampling_plan(job, learner, self._device)
             fragments = [repeat_steps(batch.named_tensors(few), plan)]
@@ -293,15 +360,14 @@ class _Calibrator:
         learning.learn(_LEARNING_S)
         return learning.cost()
 
-    def _job_with(self, num_envs: int, num_steps: int) -> Job:
+    def _job_with(self, num_envs: int, num_steps: int, num_minibatches: int = 1) -> Job:
         """Return the job with other sizes, and one epoch."""
         settings, algo = self._job.settings, self._job.settings.algo
         run = replace(
             settings.run, num_envs=num_envs, num_steps=num_steps, envs_per_vector=num_envs
         )
         if isinstance(algo, PPO):
-            rows = algo.minibatch_size and max(1, algo.minibatch_size // self._num_learners)
-            sizes = minibatch_sizes(run, settings.network, 1, rows)
+            sizes = minibatch_sizes(run, settings.network, num_minibatches, 0)
             count, size = sizes["num_minibatches"], sizes["minibatch_size"]
             algo = replace(algo, num_epochs=1, num_minibatches=count, minibatch_size=size)
         return replace(self._job, settings=replace(settings, run=run, algo=algo))

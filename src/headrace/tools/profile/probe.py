@@ -34,6 +34,7 @@ from headrace.training.calibration import (
     read_laps,
     repeat_steps,
     single_costs,
+    step_one_vector,
 )
 from headrace.training.job import Job
 from headrace.training.process import math_threads
@@ -113,25 +114,14 @@ class Probe:
         self._say("Stepping environments")
         run = self._single.settings.run
         meter, learner = self._learner(run.num_envs, run.num_steps)
-        batches: list[float] = []
         plan = sampling_plan(self._single, learner, self._device)
         collector = DeviceCollector(plan, self._device, meter, lambda: False, {})
         with contextlib.closing(collector):
             collector.publish(learner.policies, 0)
-            collector.collect()
-            meter.keep_laps()
-            deadline = time.perf_counter() + self._seconds / 2
-            while time.perf_counter() < deadline:
-                began = time.perf_counter()
-                # The collector reads results of the device, and so waits for it.
-                collected = collector.collect()
-                batches.append(time.perf_counter() - began)
-                meter.lap("other")
-            laps = meter.take_laps()
-            assert collected is not None and laps is not None
+            batches, laps, fragments = step_one_vector(collector, meter, self._seconds / 2)
             self._say("Learning")
             rows = run.num_envs * run.num_steps
-            learning = Learning([(rows, learner, collected.fragments)])
+            learning = Learning([(rows, learner, fragments)])
             learning.learn(self._seconds / 4)
         if self._device.type == "cuda":  # the host's laps say nothing about the device
             step = TimeDistribution.from_samples(np.array(batches) / rows)
