@@ -111,11 +111,10 @@ def run_rank(
         reporter = Reporter(job, counters, learner, meter, collector, log, display, on_update)
         stack.callback(display.stop)
         display.start()
-        # Under torchrun, each rank's script decides whether it has an on_update.
-        may_change_envs = any(gather_json(ranks, job.has_on_update))
         train(
             run, collector, learner, counters, meter, ranks=ranks,
-            saver=saver, evaluate=evaluate, on_update=reporter, may_change_envs=may_change_envs,
+            saver=saver, evaluate=evaluate, on_update=reporter,
+            may_change_envs=any(gather_json(ranks, job.has_on_update)),  # torchrun's ranks differ
         )  # fmt: skip
         worker_meters = _other_meters(job, ranks, meter, collector)
         stopped_by = max(gather_json(ranks, stop.received))  # any rank may have got the signal
