@@ -71,7 +71,9 @@ def test_a_presets_table_may_name_several_patterns():
 
 
 def test_tables_of_presets_that_match_are_merged():
-    short, long = (preset_table(f"MiniGrid-{name}-v0")[1] for name in ("Unlock", "LavaCrossingS9N1"))
+    short, long = (
+        preset_table(f"MiniGrid-{name}-v0")[1] for name in ("Unlock", "LavaCrossingS9N1")
+    )
     assert short["total_env_steps"] == 198_656 and long["total_env_steps"] == 499_712
     assert long["ppo"] == short["ppo"] | {"ent_coef": 0.03} and short["ppo"]["num_envs"] == 16
     assert preset_table("ALE/Pong-v5")[0] == "atari"

@@ -149,6 +149,7 @@ LEARNING = replace(FAST, learn=LinearCost(1e-3, 4e-5))
         ({"interface": "kernel"}, 2),
         ({"num_envs": 63}, 1),
         ({"num_learners": 1}, 1),
+        ({"num_learners": 2, "costs": FAST, "total_env_steps": 50_000}, 2),
         ({"num_workers": 2}, 1),
         ({"learner_threads": 2}, 1),
         ({"lr_scale": "linear"}, 1),

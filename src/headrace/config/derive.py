@@ -291,7 +291,8 @@ def _learner_counts(
         and sys.platform.startswith("linux")
         and (interface == "kernel" or _plain_workers(settings, interface, cores) is None)
     )
-    return [1, *(n for n in range(2, cores + 1) if may_have_more and _can_share(asked, n))]
+    more = range(2, cores + 1) if may_have_more else ()
+    return [run.num_learners, *(n for n in more if _can_share(asked, n))]
 
 
 def _can_share(asked: Settings, num_learners: int) -> bool:
