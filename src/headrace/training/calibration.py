@@ -235,6 +235,8 @@ class _Calibrator:
         self._device = device_of(job.settings.run.device, 0)
 
     def measure(self) -> Costs:
+        """Measure all costs; UsageError if other processes cannot have the job."""
+        pickled(self._job, "workers or learners")
         if self._job.is_on_device:
             return self._measure_one_vector()
         with math_threads(1):
@@ -260,7 +262,6 @@ class _Calibrator:
         with math_threads(1):
             learner = build_learner(self._job, self._device, meter)
             plan = sampling_plan(self._job, learner, self._device)
-            pickled(plan, "learner processes")  # UsageError: there can be none
             collector = DeviceCollector(plan, self._device, meter, lambda: False)
             with contextlib.closing(collector):
                 collector.publish(learner.policies, 0)
@@ -299,7 +300,6 @@ class _Calibrator:
         job = self._job_with(num_envs, num_steps)
         learner = build_learner(job, self._device, meter)
         plan = sampling_plan(job, learner, self._device)
-        pickled(plan, "worker processes")  # UsageError: there can be none
         collector = InlineCollector(plan, meter, lambda: time.perf_counter() > deadline)
         with contextlib.closing(collector):
             collector.publish(learner.policies, 0)
