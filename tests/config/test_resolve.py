@@ -3,10 +3,13 @@
 import dataclasses
 import itertools
 import os
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import headrace
 from headrace import APPO, PPO, Network
 from headrace.cli.commands import RunVerb
 from headrace.cli.flags import with_changes
@@ -68,6 +71,18 @@ def test_every_preset_serves_every_algorithm():
 def test_a_presets_table_may_name_several_patterns():
     same = [preset_tables()[pattern] for pattern in ("highway-*", "merge-*", "roundabout-*")]
     assert same == [same[0]] * 3 and same[0][1]["total_env_steps"] == 20_480
+
+
+def test_no_pattern_of_a_preset_stands_twice():
+    """The later table would replace the first one."""
+    folder = Path(headrace.__file__).parent / "config/presets"
+    named = [
+        pattern
+        for file in folder.glob("*.toml")
+        for patterns in tomllib.loads(file.read_text())
+        for pattern in patterns.split()
+    ]
+    assert sorted(named) == sorted(preset_tables())
 
 
 def test_tables_of_presets_that_match_are_merged():

@@ -1,5 +1,6 @@
 """Workers, vectors and threads that are `auto` are found from costs, or from the cores alone."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -147,6 +148,9 @@ LEARNING = replace(FAST, learn=LinearCost(1e-3, 4e-5))
         ({}, 2),
         ({"cores": 8}, 8),
         ({"interface": "kernel"}, 2),
+        ({"cores": 64}, 8),
+        ({"num_learners": "auto"}, 2),
+        ({"backend": "nccl"}, 1),
         ({"num_envs": 63}, 1),
         ({"num_learners": 1}, 1),
         ({"num_learners": 2, "costs": FAST, "total_env_steps": 50_000}, 2),
@@ -166,6 +170,18 @@ def test_on_the_cpu_several_learners_share_large_batches(given, learners):
     assert found_learners == learners
     if learners > 1:
         assert (workers, size, threads) == (0, 64 // learners, 1)
+
+
+def test_several_learners_have_the_vectors_that_were_chosen():
+    assert found(LEARNING, 4, num_envs=10, num_steps=128)[:3] == (0, 5, 2)
+
+
+def test_no_learners_are_started_from_another_thread():
+    numbers = []
+    thread = threading.Thread(target=lambda: numbers.extend(found(LEARNING, num_envs=64)))
+    thread.start()
+    thread.join()
+    assert numbers[2] == 1
 
 
 def test_several_learners_change_nothing_else():

@@ -1,8 +1,10 @@
 """Environments: found by name, read, stepped into given memory, ended both ways."""
 
 import sys
+import threading
 from importlib.metadata import version
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -398,11 +400,25 @@ def test_ids_that_only_this_process_registers_are_made_by_workers_and_for_evalua
     tmp_path, name, env
 ):
     gym.register(name, entry_point=lambda: Counting(terminate_at=5))
+    lock = threading.Lock()
+    gym.register("Other-v0", entry_point=lambda: lock)  # it cannot be sent, and need not be
     try:
         run = headrace.train(
             env, num_workers=1, num_envs=2, num_steps=8, total_env_steps=32, eval_every=16,
             eval_episodes=1, run_dir=tmp_path / "run", quiet=True,
         )  # fmt: skip
     finally:
-        del gym.registry[name]
+        del gym.registry[name], gym.registry["Other-v0"]
     assert run.summary["env_steps"] == 32 and run.summary["best_return"] is not None
+
+
+def test_an_id_of_one_s_own_for_a_class_of_a_package_travels_too():
+    gym.register("LongCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv")
+    try:
+        sent = cloudpickle.dumps(EnvMaker("LongCartPole-v0"))
+    finally:
+        del gym.registry["LongCartPole-v0"]
+    try:
+        assert cloudpickle.loads(sent)().observation_space.shape == (4,)
+    finally:
+        del gym.registry["LongCartPole-v0"]

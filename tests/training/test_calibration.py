@@ -136,6 +136,27 @@ def test_the_word_in_a_resume_asks_for_the_workers_of_this_machine(monkeypatch, 
     assert elsewhere["num_workers"] == found
 
 
+@pytest.mark.parametrize(("gpus", "cores", "learners"), [(0, 1, 1), (0, 4, 2), (1, 4, 1)])
+def test_resumed_elsewhere_a_run_has_no_more_learners_than_fit(monkeypatch, gpus, cores, learners):
+    monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda: cores)
+    monkeypatch.setattr("headrace.config.resolve.visible_gpus", lambda device: gpus)
+    settings = {
+        "num_workers": 0, "num_learners": 2, "num_envs": 8, "envs_per_vector": 4,
+        "device": "auto", "cluster": "", "machines": 0,
+    }  # fmt: skip
+    origin = dict.fromkeys(settings, "given")
+    config = {"settings": settings, "origin": origin | {"num_learners": "auto, 2 cores"}}
+    found, _ = headrace.config.resolve.values_for_resume(config, {})
+    assert (found["num_learners"], found["envs_per_vector"]) == (learners, 4)
+    kept, _ = headrace.config.resolve.values_for_resume({**config, "origin": origin}, {})
+    assert kept["num_learners"] == 2
+
+
+def test_code_of_a_script_has_no_file_to_look_at():
+    assert calibration._modified("__main__:make") == 0.0
+    assert calibration._modified("tests.support:Counting") > 0.0
+
+
 def test_code_that_was_changed_is_measured_again(home, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "own_env_of_a_test.py"
@@ -172,12 +193,22 @@ def test_what_does_not_fit_into_memory_is_left_to_the_run(home, monkeypatch):
 
 
 @pytest.mark.parametrize("env", ["tests.support:Counting", "headrace/CartPole-v1"])
-def test_updates_are_measured_with_all_minibatches(env):
-    """Half a batch costs more than half as much: as many minibatches, each half as large."""
-    sizes = {"num_envs": 8, "num_steps": 64, "num_minibatches": 64, "num_epochs": 2}
-    costs = request(env, **sizes).costs
-    assert costs.learn.at(256) > 0.7 * costs.learn.at(512) > 0
-    assert costs.allreduce.at(2) == pytest.approx(2 * 64 * calibration.ALLREDUCE_S)
+def test_half_a_batch_is_measured_with_as_many_minibatches(monkeypatch, env):
+    """As each of two learners has them. First comes a part of the batch, which may be all."""
+    measured = []
+    update_cost = calibration._Calibrator._update_cost
+
+    def note(self, few, wanted):
+        measured.append(wanted)
+        assert update_cost(self, few, wanted).at(512) > 0
+        return LinearCost(1.0, 0.5)
+
+    monkeypatch.setattr(calibration._Calibrator, "_update_cost", note)
+    monkeypatch.setattr(calibration, "_SLOW_S", 1e9)
+    costs = request(env, num_envs=8, num_steps=64, num_minibatches=16, num_epochs=2).costs
+    assert measured == [[(8, 8, 2)], [(4, 64, 16), (8, 64, 16)]]
+    assert costs.learn == LinearCost(2 * 1.0, 2 * 0.5)
+    assert costs.allreduce.at(2) == pytest.approx(2 * 16 * calibration.ALLREDUCE_S)
 
 
 def test_what_is_chosen_runs_and_learns_the_same(tmp_path, monkeypatch):

@@ -25,12 +25,15 @@ from headrace.config.settings import FREE, SUGGESTED, Settings, lr_factor, rows_
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.fastest import fastest
 from headrace.cost_model.model import Topology
-from headrace.distributed.ranks import visible_gpus
+from headrace.distributed.ranks import may_start_ranks, visible_gpus
 from headrace.errors import ConfigError
 from headrace.spec import Interface
 
 SHORT_ENV_STEPS = 4_096
 """A run of no more env steps is a trial: it has one process, and nothing is measured for it."""
+
+CPU_LEARNERS = (2, 4, 8)
+"""The numbers of learners to choose from on a machine without GPUs, besides one."""
 
 
 def derive(
@@ -54,6 +57,8 @@ def derive(
     best = _fastest(asked, settings, interface, cores, measured)
     if best and best.num_learners != settings.run.num_learners:
         chosen = {"num_learners": best.num_learners, "num_workers": best.num_workers}
+        if not asked.run.envs_per_vector:
+            chosen["envs_per_vector"] = best.envs_per_vector
         again = asked.follow(_reason(measured, cores), **chosen)
         return derive(again, interface, cores, measured)
     settings = _derive_vectors(settings, interface, cores, measured, best)
@@ -71,7 +76,8 @@ def derive(
 
 def needs_calibration(settings: Settings, interface: Interface) -> bool:
     """Return whether numbers are auto that only a measurement can choose."""
-    return _is_open(settings, _derive_sizes(settings), interface, cpu_cores())
+    sizes, cores = _derive_sizes(settings), cpu_cores()
+    return _is_open(sizes, interface, cores, _learner_counts(settings, sizes, interface, cores))
 
 
 def _derive_sizes(settings: Settings) -> Settings:
@@ -94,8 +100,7 @@ def _derive_learners(settings: Settings) -> Settings:
                 f"are on others (cluster={run.cluster!r}).\nUse --num-learners N."
             )
         gpus = visible_gpus(run.device)
-        is_plain = settings.source["num_learners"] == "default" and gpus <= 1
-        source = "default" if is_plain else f"+, follows {gpus or 'no'} GPUs"
+        source = "default" if gpus <= 1 else f"+, follows {gpus} GPUs"
         settings = settings.follow(source, num_learners=_most_learners(settings, gpus))
     learners = settings.run.num_learners
     if run.num_envs_per_learner:
@@ -257,19 +262,12 @@ def _derive_vectors(
     return settings
 
 
-def _is_open(asked: Settings, settings: Settings, interface: Interface, cores: int) -> bool:
-    """Return whether numbers of processes depend on costs.
-
-    Args:
-        asked: before anything is derived.
-        settings: with derived sizes.
-    """
+def _is_open(settings: Settings, interface: Interface, cores: int, learners: list[int]) -> bool:
+    """Return whether numbers of processes depend on costs, with these numbers of learners."""
     run = settings.run
     if run.deterministic or run.num_workers != AUTO_WORKERS:
         return False
-    if _plain_workers(settings, interface, cores) is None:
-        return True
-    return len(_learner_counts(asked, settings, interface, cores)) > 1
+    return len(learners) > 1 or _plain_workers(settings, interface, cores) is None
 
 
 def _learner_counts(
@@ -277,7 +275,11 @@ def _learner_counts(
 ) -> list[int]:
     """Return the numbers of learners to choose from: several on the CPU, if nobody says how many.
 
-    Threads of their own, or workers, use the cores otherwise.
+    None where threads or workers are to use the cores.
+
+    Args:
+        asked: before anything is derived.
+        settings: with derived sizes.
     """
     run = settings.run
     may_have_more = (
@@ -289,10 +291,12 @@ def _learner_counts(
         and run.total_env_steps > SHORT_ENV_STEPS
         and not visible_gpus(run.device)
         and sys.platform.startswith("linux")
+        and run.backend in ("auto", "gloo")
+        and may_start_ranks()
         and (interface == "kernel" or _plain_workers(settings, interface, cores) is None)
     )
-    more = range(2, cores + 1) if may_have_more else ()
-    return [run.num_learners, *(n for n in more if _can_share(asked, n))]
+    more = [n for n in CPU_LEARNERS if n <= cores and may_have_more and _can_share(asked, n)]
+    return [run.num_learners, *more]
 
 
 def _can_share(asked: Settings, num_learners: int) -> bool:
@@ -315,17 +319,17 @@ def _fastest(
     measured: Costs | None,
 ) -> Topology | None:
     """Return the topology that ends the run soonest, if it depends on costs and these are known."""
-    if measured is None or not _is_open(asked, settings, interface, cores):
+    if measured is None:
         return None
-    run = settings.run
+    run, learners = settings.run, _learner_counts(asked, settings, interface, cores)
+    if not _is_open(settings, interface, cores, learners):
+        return None
     sizes = Topology(
         run.num_envs, run.num_steps, run.envs_per_vector, lag=max(0, run.lag), cores=cores
     )
-    if interface == "kernel" and not run.envs_per_vector:
-        sizes = replace(sizes, envs_per_vector=0)
     return fastest(
         measured, sizes, run.total_env_steps,
-        learners=_learner_counts(asked, settings, interface, cores),
+        learners=learners,
         may_have_workers=_plain_workers(settings, interface, cores) is None,
     )  # fmt: skip
 
@@ -364,7 +368,7 @@ def _choose_topology(
 def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int | None:
     """Return the number of workers where it does not depend on any cost; else None.
 
-    -1: as many as there are cores, and vectors for them.
+    -1: as many as there are cores (on a cluster: those that are free there), and vectors for them.
     """
     run = settings.run
     if run.cluster:
@@ -380,7 +384,7 @@ def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int 
 
 
 def _reason(measured: Costs | None, cores: int) -> str:
-    step = "" if measured is None else f", a step of {1e6 * measured.env_s:,.0f} µs"
+    step = f", a step of {1e6 * measured.env_s:,.0f} µs" if measured and measured.env_s else ""
     return f"auto, {cores} cores{step}"
 
 

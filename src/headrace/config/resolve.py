@@ -118,9 +118,12 @@ def read_settings(
                 sources[other] = "default"
         if source.startswith(SUGGESTED):
             suggested_envs = checked.get("num_envs", suggested_envs)
-        if checked.get("learner_threads") == AUTO_THREADS:  # that of the kind, if it has one
+        is_word = checked.get("learner_threads") == AUTO_THREADS
+        if is_word:  # that of the kind, if it has one
             checked["learner_threads"] = from_kind.get("learner_threads", AUTO_THREADS)
         layer_sources = dict.fromkeys(checked, source)
+        if is_word and "learner_threads" in from_kind:
+            layer_sources["learner_threads"] = f"defaults for {kind}"
         if "policies" in checked and values.get("policies"):
             checked["policies"] = merge_policies(values["policies"], checked["policies"])
             layer_sources["policies"] = f"{sources['policies']}, {source}"
@@ -143,6 +146,12 @@ def values_for_resume(
     sources |= dict.fromkeys(changes, "given to resume")
     if values["num_learners"] == -1:
         values["num_learners"] = max(1, visible_gpus(values["device"]))
+    if sources["num_learners"].startswith("auto,") and "num_learners" not in changes:
+        most = visible_gpus(values["device"]) or cpu_cores()
+        learners = largest_divisor(values["num_envs"], min(values["num_learners"], most))
+        if learners != values["num_learners"]:
+            changes = {**changes, "num_learners": learners}
+            values["num_learners"] = learners
     left = without_cluster(changes.get("cluster"))
     values, sources = values | left, sources | dict.fromkeys(left, "default")
     learners = values["num_learners"]

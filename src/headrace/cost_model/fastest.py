@@ -1,4 +1,4 @@
-"""Finds the workers and vectors with which a run takes least time.
+"""Finds the learners, workers and vectors with which a run takes least time.
 
 Left out: what follows without any cost (`config/derive.py`).
 """

@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,6 +245,12 @@ def _mean_over_ranks(
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
+
+
+def may_start_ranks() -> bool:
+    """Return whether this process can be rank 0 of a job that nobody asked for."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return in_main_thread and not (dist.is_available() and dist.is_initialized())
 
 
 def visible_gpus(name: str) -> int:

@@ -32,7 +32,7 @@ WrapperLike = str | Callable[[Any], Any]
 class EnvMaker:
     """Makes environments; picklable, so that a worker can do it too.
 
-    Ids that only the user's script registered travel with it.
+    Registrations travel with it, since the user's script may have made some.
 
     Attributes:
         wrappers: put around each environment, the first one innermost.
@@ -48,7 +48,7 @@ class EnvMaker:
     action_mask: str = "auto"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"registrations": registry.own_registrations()}
+        return self.__dict__ | {"registrations": registry.pickled_registrations(self.env)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         registry.add_registrations(state.pop("registrations"))

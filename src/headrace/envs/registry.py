@@ -5,11 +5,12 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, parse_env_id
+from gymnasium.envs.registration import parse_env_id
 
 from headrace import importing
-from headrace.catalog.families import families, family_of
+from headrace.catalog.families import family_of
 from headrace.envs.api import env_error
 from headrace.envs.gym import mujoco
 from headrace.errors import EnvNotFoundError, MissingExtraError, UsageError, install_command
@@ -46,20 +47,24 @@ def load(env_id: str) -> str:
     return family.extra
 
 
-def own_registrations() -> list[EnvSpec]:
-    """Return the registrations that no import of Gymnasium or of a listed package makes."""
-    listed = {"gymnasium", *(family.package.partition(".")[0] for family in families().values())}
-    return [
-        spec
-        for spec in gymnasium.registry.values()
-        if not isinstance(spec.entry_point, str)
-        or spec.entry_point.partition(":")[0].partition(".")[0] not in listed
-    ]
+def pickled_registrations(env: Any) -> list[bytes]:
+    """Return all registrations of this process, pickled, for one that makes `env`.
+
+    What cannot be pickled, for another id, is left out.
+    """
+    found = []
+    for spec in gymnasium.registry.values():
+        try:
+            found.append(cloudpickle.dumps(spec))
+        except Exception:  # a user's object may raise anything
+            if spec.id == env:
+                raise
+    return found
 
 
-def add_registrations(specs: list[EnvSpec]) -> None:
+def add_registrations(pickled: list[bytes]) -> None:
     """Register what another process had registered, where this one has not."""
-    for spec in specs:
+    for spec in map(cloudpickle.loads, pickled):
         gymnasium.registry.setdefault(spec.id, spec)
 
 

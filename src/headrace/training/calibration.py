@@ -1,4 +1,4 @@
-"""Measures, for about a second before a run, the costs from which workers and vectors are chosen.
+"""Measures, for about a second before a run, the costs from which its processes are chosen.
 
 The costs of a command are kept, and read when it is given again. A few environments are stepped in
 this process, and a few updates are made. What reads these timings serves `headrace profile` as
@@ -187,7 +187,7 @@ def single_costs(single: Timings, wide: Timings, n: int) -> tuple[TimeDistributi
 
 
 def calibrated(request: RunRequest) -> RunRequest:
-    """Return the request with the costs from which workers and vectors are chosen, if need be.
+    """Return the request with the costs from which its processes are chosen, if need be.
 
     The same command on the same machine is measured once; its figures are kept in the user's cache
     directory.
@@ -200,7 +200,7 @@ def calibrated(request: RunRequest) -> RunRequest:
         device_of(run.device, rank)
     if not needs_calibration(settings, request.spec.interface):
         return request
-    path = None if _has_unnamed_code(request) else _folder() / f"{_key(settings.flat())}.json"
+    path = None if request.has_unnamed_code else _folder() / f"{_key(settings.flat())}.json"
     measured = None if path is None else _read(path)
     if measured is None:
         measured = _measure(request)
@@ -209,14 +209,8 @@ def calibrated(request: RunRequest) -> RunRequest:
     return replace(request, costs=measured)
 
 
-def _has_unnamed_code(request: RunRequest) -> bool:
-    """Return whether some code has no name, so that it could differ the next time."""
-    named_wrappers = all(isinstance(wrapper, str) for wrapper in request.wrappers)
-    return callable(request.env) or request.model is not None or not named_wrappers
-
-
 def _measure(request: RunRequest) -> Costs | None:
-    """Measure in this process; None: there can be no workers, or the run will say what failed."""
+    """Measure in this process; None: there can be no others, or the run will say what failed."""
     num_learners = request.derived().run.num_learners
     one = {"num_workers": 0, "num_learners": 1, "envs_per_vector": 0, "compile": False}
     try:
@@ -258,7 +252,7 @@ class _Calibrator:
 
     def _measure_one_vector(self) -> Costs:
         """Measure environments that are one vector in the learner's process, on the CPU."""
-        meter, run = Meter(), self._job.settings.run
+        meter = Meter()
         with math_threads(1):
             learner = build_learner(self._job, self._device, meter)
             plan = sampling_plan(self._job, learner, self._device)
@@ -267,11 +261,12 @@ class _Calibrator:
                 collector.publish(learner.policies, 0)
                 _, laps, fragments = step_one_vector(collector, meter, _STEPPING_S)
                 few = copy.deepcopy(fragments[0])
-        timings = read_laps([laps])
-        step, vector = native_costs(timings, run.num_envs)
+        timings, nothing = read_laps([laps]), TimeDistribution.from_samples([0.0])
+        # Its threads use all cores: with several learners, a step takes as long as with one.
+        vector = LinearCost(float(timings.steps.mean()) + timings.vector_s, 0.0)
         return Costs(
-            step=step,
-            reset=TimeDistribution.from_samples([0.0]),
+            step=nothing,
+            reset=nothing,
             resets_per_step=0.0,
             cpu_share=1.0,
             vector=vector,
@@ -381,7 +376,9 @@ def _key(settings: dict[str, Any]) -> str:
         "headrace": headrace.__version__,
         "torch": torch.__version__,
         "machine": [platform.node(), platform.processor(), cpu_cores(), visible_gpus("auto")],
-        "code": [_modified(name) for name in (settings["env"], *settings["wrapper"])],
+        "code": [
+            _modified(name) for name in (settings["env"], settings["algo"], *settings["wrapper"])
+        ],
     }
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -389,8 +386,13 @@ def _key(settings: dict[str, Any]) -> str:
 def _modified(name: str) -> float:
     """Return when the file of `module:name` was changed; 0 for what is registered."""
     module = name.partition(":")[0] if ":" in name else ""
-    found = importlib.util.find_spec(module) if module else None
-    return Path(found.origin).stat().st_mtime if found and found.origin else 0.0
+    if module == "__main__":
+        return 0.0
+    try:
+        found = importlib.util.find_spec(module) if module else None
+        return Path(found.origin).stat().st_mtime if found and found.origin else 0.0
+    except (ImportError, ValueError, OSError):  # in an archive
+        return 0.0
 
 
 def _folder() -> Path:

@@ -114,6 +114,12 @@ class RunRequest:
         assert self.spec is not None
         return derive(self.underived(), self.spec.interface, cores, self.costs)
 
+    @property
+    def has_unnamed_code(self) -> bool:
+        """Whether some code has no name, so that it could differ the next time."""
+        named_wrappers = all(isinstance(wrapper, str) for wrapper in self.wrappers)
+        return callable(self.env) or self.model is not None or not named_wrappers
+
     def underived(self) -> Settings:
         """Return the settings of all sources, the defaults of the environment's kind included."""
         return read_settings(self.explicit, self.config_file, self.measured, self.spec)

@@ -110,7 +110,7 @@ def find_sizes(
         "batch": space.batch,
         "memory_gib": memory_gib,
     }
-    use_cache = not _has_unnamed_code(request)
+    use_cache = not request.has_unnamed_code
     cached = result.read_cache(key) if use_cache and not again else None
     # With more time than an unfinished search had, measure again.
     if cached is not None and (cached["finished"] or cached["budget_s"] >= budget_s):
@@ -134,12 +134,6 @@ def find_sizes(
     except OSError as error:
         say(f"The result cannot be cached for the next time: {error}")
         return sizes
-
-
-def _has_unnamed_code(request: RunRequest) -> bool:
-    """Return True if some code has no name, so that it could differ the next time."""
-    named_wrappers = all(isinstance(wrapper, str) for wrapper in request.wrappers)
-    return callable(request.env) or request.model is not None or not named_wrappers
 
 
 def _search_space(settings: Settings, *, one_vector: bool, batch_size: int | None) -> SearchSpace:
