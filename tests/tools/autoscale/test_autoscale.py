@@ -191,7 +191,7 @@ def test_auto_learners_are_one_per_gpu(monkeypatch, tmp_path):
     assert settings.source["num_learners"] == "given, follows 4 GPUs"
     on_cpu = resolve({"env": "CartPole-v1", "num_learners": -1, "device": "cpu"})
     assert on_cpu.run.num_learners == 1
-    assert on_cpu.source["num_learners"] == "given, follows no GPUs"
+    assert on_cpu.source["num_learners"] == "default"  # or by a measurement
     with pytest.raises(ConfigError, match="counts the GPUs of this machine"):
         resolve({"env": "CartPole-v1", "num_learners": -1, "cluster": "local"})
     with pytest.raises(ConfigError, match=r"num_learners=-2 .*expected at least 1, or auto"):
@@ -203,6 +203,6 @@ def test_num_learners_accepts_auto(tmp_path, headrace_):
     words = ["--num-learners", "auto", "--device", "cpu", "--total-env-steps", "512"]
     code, out, err = headrace_("train", "CartPole-v1", *words, "--run-dir", run_dir)
     assert code == 0, err
-    assert "given, follows no GPUs: num_learners=1" in out
+    assert "learners over" not in out, "so short a run has one"
     resumed = headrace.resume(run_dir, num_learners=-1, total_env_steps=1024, quiet=True)
     assert resumed.summary["env_steps"] == 1024
