@@ -146,7 +146,7 @@ def values_for_resume(
     sources |= dict.fromkeys(changes, "given to resume")
     if values["num_learners"] == -1:
         values["num_learners"] = max(1, visible_gpus(values["device"]))
-    if sources["num_learners"].startswith("auto,") and "num_learners" not in changes:
+    if sources.get("num_learners", "").startswith("auto,") and "num_learners" not in changes:
         most = visible_gpus(values["device"]) or cpu_cores()
         learners = largest_divisor(values["num_envs"], min(values["num_learners"], most))
         if learners != values["num_learners"]:
