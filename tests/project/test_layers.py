@@ -147,7 +147,6 @@ def test_environment_variables_are_read_where_processes_start():
         "cli/main.py",
         "collectors/backends/ray_worker.py",
         "envs/check/plays.py",
-        "envs/registry.py",
         "distributed/local_ranks.py",
         "training/launch.py",
         "training/ray/learner_actor.py",
@@ -171,7 +170,6 @@ def test_there_is_one_backward_and_one_inner_loop():
     assert sorted(set(steps)) == [
         "collectors/rollout.py",  # vector.step: the inner loop
         "envs/check/plays.py",
-        "envs/registry.py",
         "envs/check/vector_checks.py",
         "envs/episode_replay.py",
         "envs/gym/atari.py",
