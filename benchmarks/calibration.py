@@ -38,7 +38,8 @@ def line(title, found):
     return (
         f"{title:<36} {first:5.2f} s ({min(found['seconds']):.2f} to {max(found['seconds']):.2f}), "
         f"{1e3 * cached:.0f} ms with the cache; {found['differently']} differently; "
-        f"{chosen['num_workers']} workers, vectors of {chosen['envs_per_vector']}"
+        f"{chosen['num_learners']} learners, {chosen['num_workers']} workers, "
+        f"vectors of {chosen['envs_per_vector']}"
     )
 
 

@@ -211,6 +211,19 @@ def test_half_a_batch_is_measured_with_as_many_minibatches(monkeypatch, env):
     assert costs.allreduce.at(2) == pytest.approx(2 * 16 * calibration.ALLREDUCE_S)
 
 
+def test_a_game_is_not_measured():
+    assert request("headrace/TagGridWorld-v0").costs is None
+
+
+def test_an_error_of_the_measurement_is_not_hidden(monkeypatch):
+    def fail(self, seconds):
+        raise RuntimeError("a fault of the calibration's own")
+
+    monkeypatch.setattr(calibration.Learning, "learn", fail)
+    with pytest.raises(RuntimeError, match="of the calibration's own"):
+        request()
+
+
 def test_what_is_chosen_runs_and_learns_the_same(tmp_path, monkeypatch):
     """Two learners, as on a machine where updates are dear."""
     dear = LinearCost(1e-3, 1.0)

@@ -273,9 +273,10 @@ def _is_open(settings: Settings, interface: Interface, cores: int, learners: lis
 def _learner_counts(
     asked: Settings, settings: Settings, interface: Interface, cores: int
 ) -> list[int]:
-    """Return the numbers of learners to choose from: several on the CPU, if nobody says how many.
+    """Return the numbers of learners to choose from.
 
-    None where threads or workers are to use the cores.
+    There is more than one number only on the CPU, if nobody asked for learners, and if neither
+    threads nor asynchronous workers are to use the other cores.
 
     Args:
         asked: before anything is derived.

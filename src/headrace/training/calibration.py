@@ -198,7 +198,8 @@ def calibrated(request: RunRequest) -> RunRequest:
     run = request.derived().run
     for rank in range(run.num_learners):
         device_of(run.device, rank)
-    if not needs_calibration(settings, request.spec.interface):
+    several_agents = request.spec.num_agents > 1  # their updates are not measured
+    if several_agents or not needs_calibration(settings, request.spec.interface):
         return request
     path = None if request.has_unnamed_code else _folder() / f"{_key(settings.flat())}.json"
     measured = None if path is None else _read(path)
@@ -217,7 +218,7 @@ def _measure(request: RunRequest) -> Costs | None:
         job = request.change(**one, timeline=False, lag=0).job(Path())
         # As they will be read, so that the first run chooses what the next ones do.
         return Costs.from_json(_Calibrator(job, num_learners).measure().to_json())
-    except (EnvError, UsageError, ValueError, RuntimeError, MemoryError):
+    except (EnvError, UsageError, MemoryError, torch.OutOfMemoryError):
         return None
 
 
@@ -236,19 +237,13 @@ class _Calibrator:
         with math_threads(1):
             single, wide, num_wide, few = self._stepping()
         step, vector = single_costs(single, wide, num_wide)
-        return Costs(
+        return self._costs(
+            few, vector, wide.inference,
             step=step,
             reset=TimeDistribution.from_samples(single.resets if len(single.resets) else [0.0]),
             resets_per_step=max(0, len(single.resets) - 1) / len(single.steps),  # the first begins
             cpu_share=single.cpu_share,
-            vector=vector,
-            inference=wide.inference,
-            hand_over=_HAND_OVER_S,
-            latency=_LATENCY_S,
-            learn=self._learn(few),
-            allreduce=LinearCost(ALLREDUCE_S * self._learner_steps, 0.0),
-            device=self._device.type,
-        )
+        )  # fmt: skip
 
     def _measure_one_vector(self) -> Costs:
         """Measure environments that are one vector in the learner's process, on the CPU."""
@@ -264,19 +259,19 @@ class _Calibrator:
         timings, nothing = read_laps([laps]), TimeDistribution.from_samples([0.0])
         # Its threads use all cores: with several learners, a step takes as long as with one.
         vector = LinearCost(float(timings.steps.mean()) + timings.vector_s, 0.0)
+        return self._costs(
+            few, vector, timings.inference,
+            step=nothing, reset=nothing, resets_per_step=0.0, cpu_share=1.0,
+        )  # fmt: skip
+
+    def _costs(self, few: Fragment, vector: LinearCost, inference: float, **of_envs: Any) -> Costs:
+        """Add what updates cost, and what messages between processes are taken to cost."""
+        learn = self._learn(few)
+        allreduce = LinearCost(ALLREDUCE_S * self._epochs * self._minibatches, 0.0)
         return Costs(
-            step=nothing,
-            reset=nothing,
-            resets_per_step=0.0,
-            cpu_share=1.0,
-            vector=vector,
-            inference=timings.inference,
-            hand_over=0.0,
-            latency=0.0,
-            learn=self._learn(few),
-            allreduce=LinearCost(ALLREDUCE_S * self._learner_steps, 0.0),
-            device=self._device.type,
-        )
+            **of_envs, vector=vector, inference=inference, learn=learn, allreduce=allreduce,
+            hand_over=_HAND_OVER_S, latency=_LATENCY_S, device=self._device.type,
+        )  # fmt: skip
 
     def _stepping(self) -> tuple[Timings, Timings, int, Fragment]:
         """Step one environment, and several: timings, how many these are, and one real step."""
@@ -336,11 +331,6 @@ class _Calibrator:
     def _minibatches(self) -> int:
         algo = self._job.settings.algo
         return algo.num_minibatches if isinstance(algo, PPO) else 1
-
-    @property
-    def _learner_steps(self) -> int:
-        """Optimizer steps of one update."""
-        return self._epochs * self._minibatches
 
     def _update_cost(self, few: Fragment, wanted: list[tuple[int, int, int]]) -> LinearCost:
         """Measure updates with these numbers of environments, steps and minibatches."""
