@@ -24,6 +24,7 @@ from tests.support import Counting, children
 
 TINY = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 2, "num_minibatches": 2, "quiet": True}
 UPDATE = 64
+LIMIT_S = 3.0  # of a step; on a busy machine one may take a second
 
 
 class Env(Counting):
@@ -184,6 +185,40 @@ def test_a_process_that_is_killed_twice_in_one_evaluation_ends_the_run(tmp_path,
         pytest.raises(WorkerError, match=r"The evaluation process died \(SIGKILL\)"),
     ):
         train(tmp_path, on_update=killing(tmp_path, kill_again), **settings)
+
+
+class Hangs(Env):
+    """A step of the evaluation process never returns, in the first processes."""
+
+    def __init__(self, folder, times):
+        super().__init__()
+        self.folder, self.times = folder, times
+
+    def step(self, action):
+        if multiprocessing.parent_process() is not None:
+            with open(f"{self.folder}/hung", "a+") as hung:
+                if hung.tell() < self.times:
+                    hung.write(".")
+                    hung.flush()
+                    threading.Event().wait()
+        return super().step(action)
+
+
+def hanging(tmp_path, times):
+    kwargs = {"folder": str(tmp_path), "times": times}
+    return {"eval_every": UPDATE, "eval_env": Hangs, "eval_env_kwargs": kwargs, "eval_episodes": 1}
+
+
+def test_a_process_whose_environment_hangs_has_a_successor_with_the_same_result(tmp_path):
+    undisturbed = train(tmp_path, name="other", eval_every=UPDATE, eval_episodes=1)
+    with pytest.warns(UserWarning, match=r"died \(exit code 1\)(.|\n)*Another process evaluates"):
+        run = train(tmp_path, env_timeout_s=LIMIT_S, **hanging(tmp_path, times=1))
+    assert run.summary["best_return"] == undisturbed.summary["best_return"]
+
+
+def test_an_environment_that_hangs_again_ends_the_run(tmp_path):
+    with pytest.warns(UserWarning), pytest.raises(WorkerError, match="exit code 1"):
+        train(tmp_path, env_timeout_s=LIMIT_S, **hanging(tmp_path, times=2))
 
 
 @pytest.mark.parametrize("is_waited_for", [False, True])

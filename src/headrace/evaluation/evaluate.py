@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ import torch
 from headrace import batch
 from headrace.collectors.api import ShouldStop
 from headrace.collectors.rollout import FixedActors, at_once, rollout
+from headrace.collectors.watchdog import Watchdog
 from headrace.config.derive import cpu_cores
 from headrace.config.policies import DEFAULT
-from headrace.envs.api import Episode, VectorContext, VectorEnv
+from headrace.envs.api import Episode, Guards, VectorContext, VectorEnv
 from headrace.envs.factory import EnvMaker, env_spec, make_all
 from headrace.envs.gym.python_vector import GymVector
 from headrace.envs.kernels.env import KernelEnv
@@ -35,6 +36,7 @@ _SAY_EVERY_S = 5.0
 _MAX_STEPS_WITHOUT_END = 200_000  # of each env
 _MAX_STEPS_KEPT = 100_000
 _FPS = 20
+NOT_WATCHED = Guards(enabled=False)
 
 Policies = TrainedPolicy | Mapping[str, TrainedPolicy]
 """The policy that acts; or several, by name."""
@@ -79,6 +81,7 @@ def evaluate(
     video: Path | None = None,
     stop: ShouldStop = lambda: False,
     say: Callable[[str], None] = lambda progress: None,
+    guards: Guards = NOT_WATCHED,
 ) -> Evaluation | None:
     """Play whole episodes.
 
@@ -89,6 +92,7 @@ def evaluate(
         stochastic: sample actions, as in training and always for random policies; or the likeliest.
         video: write the first episode to this file (MP4).
         stop: asked between steps whether to stop, and return None.
+        guards: a hang of the environment ends this process, with its stack.
 
     Raises:
         UsageError: less than one episode, a negative seed, or a video without the `video` extra.
@@ -102,25 +106,17 @@ def evaluate(
         first = play_episode(policy, maker, shares=shares, seed=seed, stochastic=stochastic)
         _write_film(env, first, video)
     spec = spec or env_spec(maker)
-    played: list[list[Episode]] = [[] for _ in quotas]
     players = _Players(policy, shares, n, _NUM_STEPS, seed=seed, stochastic=stochastic)
-    with contextlib.closing(_vector(players, maker, spec, n, seed, video)) as vector:
-        last_end = num_played = 0
-        said_at = time.monotonic()
-        while num_played < episodes:
-            if not players.play(vector, stop):
-                return None
-            for episode in vector.finish():
-                played[episode.env_id].append(episode)
-            counted = sum(min(len(p), q) for p, q in zip(played, quotas, strict=True))
-            if counted > num_played:  # episodes beyond a quota do not count
-                num_played, last_end = counted, players.steps
-            if time.monotonic() - said_at > _SAY_EVERY_S:
-                said_at = time.monotonic()
-                say(f"{num_played} of {episodes} episodes, step {players.steps:,} of each env")
-            if players.steps - last_end > _MAX_STEPS_WITHOUT_END:
-                raise _endless(maker)
-    kept = [e for p, q in zip(played, quotas, strict=True) for e in p[:q]]
+    where = f"in an evaluation of {maker.name}"
+    watchdog = Watchdog(players.meter, guards, lambda: 0, lambda: where)
+    with (
+        contextlib.closing(watchdog),
+        contextlib.closing(_vector(players, maker, spec, n, seed, video)) as vector,
+        watchdog,
+    ):
+        kept = _whole_episodes(players, vector, quotas, maker.name, stop, say)
+    if kept is None:
+        return None
     by_policy = zip(*(e.by_policy for e in kept), strict=True)
     return Evaluation(
         tuple(e.total_reward for e in kept),
@@ -129,14 +125,46 @@ def evaluate(
     )
 
 
+def _whole_episodes(
+    players: "_Players",
+    vector: VectorEnv,
+    quotas: Sequence[int],
+    name: str,
+    stop: ShouldStop,
+    say: Callable[[str], None],
+) -> list[Episode] | None:
+    """Play until each env has ended its quota of episodes. Return these; None if stopped.
+
+    Args:
+        name: of the environment, for the error.
+    """
+    played: list[list[Episode]] = [[] for _ in quotas]
+    last_end = num_played = 0
+    said_at = time.monotonic()
+    while num_played < sum(quotas):
+        if not players.play(vector, stop):
+            return None
+        for episode in vector.finish():
+            played[episode.env_id].append(episode)
+        counted = sum(min(len(p), q) for p, q in zip(played, quotas, strict=True))
+        if counted > num_played:  # episodes beyond a quota do not count
+            num_played, last_end = counted, players.steps
+        if time.monotonic() - said_at > _SAY_EVERY_S:
+            said_at = time.monotonic()
+            say(f"{num_played} of {sum(quotas)} episodes, step {players.steps:,} of each env")
+        if players.steps - last_end > _MAX_STEPS_WITHOUT_END:
+            raise _endless(name)
+    return [e for p, q in zip(played, quotas, strict=True) for e in p[:q]]
+
+
 def _write_film(env: KernelEnv, episode: Mapping[str, Array], video: Path) -> None:
     rows = ({k: array[t] for k, array in episode.items()} for t in range(len(episode["step"])))
     write_video(video, (env.draw(row) for row in rows), _FPS)
 
 
-def _endless(maker: EnvMaker) -> EnvError:
+def _endless(name: str) -> EnvError:
     return EnvError(
-        f"An episode of {maker.name} did not end in {_MAX_STEPS_WITHOUT_END:,} steps."
+        f"An episode of {name} did not end in {_MAX_STEPS_WITHOUT_END:,} steps."
         "\nGive it a time limit: --wrapper module:callable, with gymnasium.wrappers.TimeLimit."
     )
 
@@ -233,7 +261,7 @@ class _Players:
             for each in policies.values()
         ]
         actors = [PolicyActor(act) for act in acts]
-        self._weights, self._meter, self._seed = FixedActors(actors, version=0), Meter(), seed
+        self._weights, self.meter, self._seed = FixedActors(actors, version=0), Meter(), seed
         self._num_steps = num_steps
         self._fragments = []
         for each, part in zip(policies.values(), self.parts, strict=True):
@@ -250,7 +278,7 @@ class _Players:
             ids = part.ids(vector.env_id, self.spec.num_agents)
             drawn = action_noise(self._seed, ids, self.steps, self._num_steps, module.num_draws)
             noise.append(torch.from_numpy(drawn))
-        steps = rollout(vector, self._fragments, self._weights, noise, self._meter, stop)
+        steps = rollout(vector, self._fragments, self._weights, noise, self.meter, stop)
         taken = at_once(steps)
         for fragment in self._fragments:
             fragment.recurrent_state[0] = fragment.recurrent_state[1]

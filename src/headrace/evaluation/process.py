@@ -17,6 +17,7 @@ from headrace.collectors.backends.worker_main import learner_channel, reports_er
 from headrace.distributed import child_process
 from headrace.distributed.channel import pickled
 from headrace.distributed.child_process import ChildProcess, read_file
+from headrace.envs.api import Guards
 from headrace.envs.factory import EnvMaker
 from headrace.errors import WorkerError
 from headrace.evaluation.evaluate import Evaluation, evaluate
@@ -34,6 +35,7 @@ class EvaluationPlan:
 
     Attributes:
         num_threads: CPU threads of torch, by which products are rounded: those of the learner.
+        guards: of the environment.
     """
 
     maker: EnvMaker
@@ -42,6 +44,7 @@ class EvaluationPlan:
     episodes: int
     seed: int
     num_threads: int
+    guards: Guards
 
 
 class EvaluationProcess:
@@ -49,7 +52,8 @@ class EvaluationProcess:
 
     It needs no device: policies and environments are on the CPU. It is started with the first
     evaluation. The kernel kills it when the learner's process ends, however that ends. If it dies
-    in an evaluation, a successor plays the same episodes from the beginning.
+    in an evaluation, or ends since the environment hangs, a successor plays the same episodes from
+    the beginning.
 
     Raises:
         UsageError: the environment cannot be sent to another process.
@@ -135,6 +139,7 @@ def main(channel: int, stack: int, plan: int) -> None:
                 shares=evaluations.shares,
                 episodes=evaluations.episodes,
                 seed=evaluations.seed,
+                guards=evaluations.guards,
                 stop=lambda: bool(learner.take()),  # while it plays, there comes only the end
             )
             if evaluation is None:

@@ -12,7 +12,7 @@ from headrace.learner.frozen import random_names
 from headrace.learner.learner import Learner
 from headrace.storage.checkpoint import SectionState
 from headrace.training.counters import Counters
-from headrace.training.job import Job
+from headrace.training.job import Job, guards_of
 from headrace.training.saver import Saver
 
 _POLL_EVERY_S = 0.1  # for a signal, while the result is waited for
@@ -55,7 +55,7 @@ class Evaluator:
         self._under_way: _Weights | None = None
         plan = EvaluationPlan(
             job.eval_maker, job.eval_spec, job.shares, self._run.eval_episodes, self._run.seed,
-            self._run.learner_threads,
+            self._run.learner_threads, guards_of(self._run),
         )  # fmt: skip
         self._process = EvaluationProcess(plan)
 

@@ -341,6 +341,17 @@ def _job_of(
     return Job(settings, maker, eval_maker, model, spec, eval_spec, shares, run_dir, None, quiet)
 
 
+def guards_of(run: RunConfig) -> Guards:
+    """Return the guards of a run's environments and workers."""
+    return Guards(
+        on_env_error=run.on_env_error,
+        on_worker_loss=run.on_worker_loss,
+        env_timeout_s=run.env_timeout_s,
+        max_restarts=run.max_worker_restarts,
+        enabled=run.guards,
+    )
+
+
 def why_no_workers(spec: EnvSpec) -> str:
     """Return why the learner's process steps these environments itself; "" if workers can."""
     several = f"has {spec.num_agents} agents" if spec.num_agents > 1 else ""

@@ -24,7 +24,7 @@ from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json, share_of
-from headrace.envs.api import Guards, Restored
+from headrace.envs.api import Restored
 from headrace.envs.changes import Changes
 from headrace.errors import EnvError
 from headrace.learner.learner import Learner
@@ -38,7 +38,7 @@ from headrace.storage.checkpoint import Section, restore
 from headrace.storage.timeline import tracks_of, write_timeline
 from headrace.training.counters import Counters
 from headrace.training.evaluator import Evaluate, Evaluator, no_evaluation
-from headrace.training.job import Job
+from headrace.training.job import Job, guards_of
 from headrace.training.log import Display, MetricsLog
 from headrace.training.loop import train
 from headrace.training.process import StopSignals, check_open_files, math_threads
@@ -243,13 +243,7 @@ def sampling_plan(
         timeline=run.timeline,
         asynchronous=run.lag > 0 and job.settings.algorithm.accepts_any_lag,
         inference_device=device if run.inference == "learner" else None,
-        guards=Guards(
-            on_env_error=run.on_env_error,
-            on_worker_loss=run.on_worker_loss,
-            env_timeout_s=run.env_timeout_s,
-            max_restarts=run.max_worker_restarts,
-            enabled=run.guards,
-        ),
+        guards=guards_of(run),
     )
 
 
