@@ -26,6 +26,7 @@ from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
 from headrace.config.resolve import read_settings
 from headrace.errors import RunDirError
+from headrace.storage.files import write_whole
 from headrace.training.job import RunRequest, inspect_request
 from headrace.training.log import read_metrics
 
@@ -135,7 +136,7 @@ def measure_seed(task, seed, run_dir, processes, more=(), episodes=100, at_once=
     if not is_under_way(run_dir, settings) or not any(run_dir.glob("checkpoints/step_*")):
         _set_aside(run_dir)
         run_dir.mkdir(mode=0o700, parents=True)
-        (run_dir / "preset.json").write_text(json.dumps(settings))
+        write_whole(run_dir / "preset.json", json.dumps(settings).encode())  # others read it
         command = ["headrace", "train", task.env, "--algo", task.algo, "--seed", seed]
         command += ["--run-dir", run_dir, *task.flags, *more]
         if at_once > 1 and settings.get("learner_threads") == 0:  # all cores, which others share
