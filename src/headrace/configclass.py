@@ -124,7 +124,10 @@ def check_values(cls: Any, values: Mapping[str, Any], source: str = "") -> dict[
             elif isinstance(item, Between) and fits and not item.contain(fitting):
                 fits, expected = False, str(item)
         if not fits:
-            raise ConfigError(f"{name}={value!r} ({source or cls.__name__}): expected {expected}.")
+            # Users see the names of PPO and Network, not those of groups of a run's settings.
+            place = source or ("" if cls.__name__.endswith("Config") else cls.__name__)
+            where = f" ({place})" if place else ""
+            raise ConfigError(f"{name}={value!r}{where}: expected {expected}.")
         checked[name] = fitting
     return checked
 

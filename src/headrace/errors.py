@@ -80,5 +80,6 @@ def flag(name: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: similar known names, if any."""
-    near = difflib.get_close_matches(name, list(known), n=2)
+    lowered = {each.lower(): each for each in known}
+    near = [lowered[each] for each in difflib.get_close_matches(name.lower(), lowered, n=2)]
     return f" Did you mean {' or '.join(near)}?" if near else ""

@@ -42,8 +42,8 @@ def test_one_process_and_idle_cores_name_workers_for_all_cores():
     )
     # 82 of 100 seconds become 20.5.
     assert second == (
-        "What would help most: --num-workers 4 (4 processes step environments at once): at best "
-        "2.6 times as fast."
+        "What would help most: --num-workers 4 (4 processes act and step environments at once): at "
+        "best 2.6 times as fast."
     )
 
 

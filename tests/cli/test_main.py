@@ -15,6 +15,7 @@ import pytest
 
 from headrace.catalog import extras
 from headrace.cli.main import VERBS, _main
+from headrace.cli.verbs import whole_number
 from headrace.errors import install_command
 from headrace.storage import checkpoint
 from headrace.tools import doctor
@@ -191,6 +192,26 @@ def test_flags_of_every_kind_reach_the_run(tmp_path):
     assert json.loads(again.stdout)["mean_length"] <= 7
 
 
+def test_whole_numbers_may_be_short():
+    texts = ("7", "-1", "1_000", "1e6", "2E+3", "20k", "1.5M", "1G")
+    numbers = [7, -1, 1_000, 1_000_000, 2_000, 20_000, 1_500_000, 10**9]
+    assert [whole_number(text) for text in texts] == numbers
+    for text in ("", "x", "1.5", "1e-3", "2K5", "1e5x", "nan", "k"):
+        with pytest.raises(ValueError, match="expected a whole number, such as"):
+            whole_number(text)
+
+
+def test_an_id_without_a_version_gets_the_newest_and_its_preset(tmp_path):
+    done = headrace(
+        "train", "CartPole", "--total-env-steps", "1e3", "--run-dir", "run", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ppo on CartPole-v1 " in done.stdout
+    assert "preset classic_control: num_steps=64" in done.stdout
+    settings = json.loads((tmp_path / "run/config.json").read_text())["settings"]
+    assert (settings["env"], settings["total_env_steps"]) == ("CartPole-v1", 1_000)
+
+
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
@@ -230,6 +251,12 @@ def test_flags_of_every_kind_reach_the_run(tmp_path):
         (["report", "nowhere"], 1, ["not a run directory"]),
         (["train", "CartPole-v1", "--lr", "-1"], 2, ["lr=-1.0", "at least 0"]),
         (["train", "CartPole-v1", "--lr", "nan"], 2, ["lr=nan"]),
+        (["train", "CartPole-v1", "--seed", "-1"], 2, ["seed=-1: expected at least 0"]),
+        (["train", "CartPole-v1", "--num-envs", "0"], 2, ["num_envs=0: expected at least 1"]),
+        (["train", "CartPole-v1", "--num-envs", "1e5x"], 2, ["'1e5x': expected a whole number"]),
+        (["train", "CartPole-v1", "--algo=PPO"], 2, ["Did you mean ppo"]),
+        (["train", "Pong"], 2, ["Did you mean ALE/Pong-v5?"]),
+        (["train", "nothing-like-it"], 2, ["headrace list"]),
         (["train", "tests.support:Counting", "--env-kwargs", "cells=4"], 2, ["cells"]),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_run_says_what_became_of_its_sizes():
     assert settings.source["num_steps"] == (
         "follows num_envs, a batch of 8,192 rows in place of 2,048"
     )
-    assert settings.source["minibatch_size"].endswith("64 fitted to the batch")
+    assert settings.source["minibatch_size"].endswith("64 rounded to fit the batch")
     assert settings.source["normalize_obs"] == "defaults for continuous control"
 
 

@@ -169,7 +169,7 @@ def test_minibatches_that_do_not_divide_are_the_nearest_that_do(given, sizes):
     settings = resolve({"env": "X", **given})
     assert (settings.algo.num_minibatches, settings.algo.minibatch_size) == sizes
     wanted = given["num_minibatches"]
-    assert settings.source["num_minibatches"] == f"given, {wanted} fitted to the batch"
+    assert settings.source["num_minibatches"] == f"given, {wanted} rounded to fit the batch"
 
 
 @pytest.mark.parametrize(("parts", "fitted"), [(3, 4), (5, 8), (8, 8), (100, 128), (999, 256)])

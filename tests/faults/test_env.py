@@ -545,6 +545,30 @@ def test_failed_first_reset_is_reported(tmp_path, make):
     collector.close()
 
 
+class LateReset(Counting):
+    """Its third reset returns something else than the first ones did."""
+
+    def __init__(self, returned):
+        super().__init__(terminate_at=3)
+        self.returned, self.resets = returned, 0
+
+    def reset(self, **kwargs):
+        self.resets += 1
+        return self.returned if self.resets == 3 else super().reset(**kwargs)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,)])
+def test_every_reset_is_checked(shape):
+    """One number would be broadcast, and learned from without a word."""
+    returned = np.zeros(shape, np.float32), {}
+    plan = plan_for(LateReset, kwargs={"returned": returned}, num_envs=1, envs_per_vector=1)
+    collector = inline(plan)
+    collector.publish(policies_for(plan), 0)
+    with pytest.raises(EnvError, match=r"reset returned .*episode 2"):
+        collector.collect()
+    collector.close()
+
+
 def test_failure_is_json_with_advice(tmp_path):
     done = run_in(
         command("train", "headrace.envs.faulty:Faulty", "--env-kwargs", "faults=crash@5",
@@ -554,7 +578,7 @@ def test_failure_is_json_with_advice(tmp_path):
     assert done.returncode == 1
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["error"] == "EnvError" and "told to crash at 5" in told["message"]
-    hint = "With --on-env-error restart such an episode is dropped, and the run goes on."
+    hint = "If it fails rarely: --on-env-error restart drops such an episode, and the run goes on."
     for text in (told["message"], done.stderr):
         assert hint in text and "headrace resume" not in text  # there is no checkpoint yet
 

@@ -77,6 +77,20 @@ def test_a_run_may_change_its_number_of_workers_on_resume(tmp_path):
     assert_same(whole, resumed)
 
 
+def test_resume_takes_more_workers_than_the_run_has_vectors(tmp_path, capsys):
+    """A run that found its sizes itself has one vector; smaller ones round differently."""
+    sizes = {"total_env_steps": 128, "run_dir": tmp_path / "run", "num_envs": 4, "num_steps": 16}
+    headrace.train(short_cartpole, quiet=True, **sizes)
+    resumed = headrace.resume(
+        tmp_path / "run", env=short_cartpole, num_workers=2, total_env_steps=256
+    )
+    assert resumed.summary["env_steps"] == 256
+    said = capsys.readouterr().out
+    assert "2 workers, 2 vectors of 2 envs" in said
+    assert "follows 2 workers, results differ by rounding: envs_per_vector=2" in said
+    assert "as the run began: schedule_env_steps=128" in said
+
+
 def test_nested_observations_and_actions_go_on_with_workers_and_by_replay(tmp_path, capsys):
     """Inline and never stopped; with two workers, stopped, and resumed."""
     whole = headrace.train(

@@ -1,5 +1,6 @@
 """NatureCNN PPO on a stored batch against an independent plain implementation."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -7,7 +8,9 @@ from headrace.algos import ppo
 from headrace.algos.ppo import PPO
 from headrace.algos.targets import Cuts, advantages, minibatches
 from headrace.distributed.ranks import SINGLE_RANK
-from headrace.models.policy import Network
+from headrace.models.networks import ImageEncoder
+from headrace.models.policy import Network, torch_seed
+from headrace.spec import Space
 from tests.marks import repeats
 from tests.support import inline, plan_for, policy_for
 
@@ -105,11 +108,24 @@ def test_naturecnn_ppo_equals_a_plain_implementation():
 @repeats("image_net", ["nature", "impala", "small"])
 def test_every_image_net_acts_and_learns(image_net):
     policy, fragment = stored_batch(image_net=image_net)
+    for parameter in policy.parameters():  # residual blocks begin with weights of 0
+        parameter.data += 0.01 * torch.randn_like(parameter)
     log_prob, entropy, value = policy.evaluate(
         fragment.obs[:-1].flatten(0, 1), fragment.action.flatten()
     )
     (log_prob.mean() + entropy.mean() + value.mean()).backward()
     assert all(p.grad.abs().sum() > 0 for p in policy.parameters())
+
+
+@pytest.mark.parametrize(("net", "side"), [("small", 8), ("impala", 20), ("nature", 48)])
+def test_features_begin_no_larger_than_a_vector_beside_them(net, side):
+    """Larger ones drive the tanh layer after them into saturation: it would not see the vector."""
+    with torch_seed(1):
+        encoder = ImageEncoder(Space("box", (side, side, 1), "uint8"), net)
+    pixels = torch.randint(0, 256, (50, side, side, 1), dtype=torch.uint8)
+    with torch.no_grad():
+        for image in (pixels, torch.full_like(pixels, 255)):
+            assert float(encoder(image).square().mean().sqrt()) < 3
 
 
 def test_bf16_is_close_to_fp32_and_leaves_weights_and_outputs_fp32():

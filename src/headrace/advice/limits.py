@@ -269,4 +269,5 @@ def _effect(change: Change, run: RunConfig) -> str:
         return "each learner takes its share of the environments and of each minibatch"
     if learners:
         return "one learner waits for no other"
-    return f"{change.settings['num_workers']} processes step environments at once"
+    act = "" if run.inference == "learner" else "act and "
+    return f"{change.settings['num_workers']} processes {act}step environments at once"

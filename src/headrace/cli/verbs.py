@@ -5,9 +5,12 @@ This file imports nothing heavy, so that a verb without settings answers at once
 
 import abc
 import ast
+import contextlib
+import decimal
 import inspect
 import itertools
 import json
+import re
 import sys
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -71,6 +74,36 @@ class RunningVerb(JsonVerb):
             super().say(text)
 
 
+_NUMBERS = tyro.constructors.ConstructorRegistry()
+_THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+
+
+def whole_number(text: str) -> int:
+    """Return a whole number, also one that is typed `1e6`, `1_000`, `20k` or `1.5M`; ValueError."""
+    match = re.fullmatch(r"([-+]?[\d_.]+(?:[eE]\+?\d+)?)([kKmMgG]?)", text.strip())
+    with contextlib.suppress(decimal.InvalidOperation):
+        number = decimal.Decimal(match[1].replace("_", "")) if match else decimal.Decimal("NaN")
+        number *= _THOUSANDS[match[2].lower()] if match else 1
+        if number == number.to_integral_value():
+            return int(number)
+    raise ValueError(f"{text!r}: expected a whole number, such as 100000, 1e5, 100k or 2M")
+
+
+@_NUMBERS.primitive_rule
+def _whole_numbers(
+    asked: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[int] | None:
+    if asked.type is not int:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda texts: whole_number(texts[0]),
+        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
 def parse_flags(verb: str, description: str, flags: type[Any], argv: list[str]) -> Any:
     """Return a verb with its flags; ConfigError for one that is there twice."""
     _join_help_lines(flags)
@@ -80,6 +113,7 @@ def parse_flags(verb: str, description: str, flags: type[Any], argv: list[str]) 
         args=argv,
         description=description,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+        registry=_NUMBERS,
     )
     _refuse_repeated(argv, parsed)
     return parsed

@@ -206,7 +206,7 @@ def _derive_minibatches(settings: Settings) -> Settings:
     given, follows = pair[::-1] if algo.minibatch_size else pair
     settings = settings.follow_algo(f"follows {given}", **{follows: values[follows]})
     if values[given] != (wanted := getattr(algo, given)):
-        words = f"+, {wanted} fitted to the batch"
+        words = f"+, {wanted} rounded to fit the batch"
         settings = settings.follow_algo(words, **{given: values[given]})
     return settings
 
@@ -218,7 +218,7 @@ def _derive_accumulation(settings: Settings) -> Settings:
     if rows % parts == 0 or settings.network.core != "none":
         return settings
     more = next((n for n in range(parts, rows) if rows % n == 0), rows)
-    return settings.follow(f"+, {parts} fitted to {rows} rows", num_accumulation_steps=more)
+    return settings.follow(f"+, {parts} rounded to fit {rows} rows", num_accumulation_steps=more)
 
 
 def _derive_vectors(
@@ -254,7 +254,8 @@ def _derive_vectors(
         size = largest_divisor(share, min(size or wanted, wanted))
         source = "follows num_envs" + ("" if whole else f" / {cores} cores")
         if workers and size < share // (1 if whole else of_cores):
-            source = f"follows num_envs, for {each} vector{'s' * (each > 1)} of each worker"
+            least = "two vectors" if each > 1 else "a vector"
+            source = f"follows num_envs, {least} or more for each of {run.num_workers} workers"
         settings = settings.follow(source, envs_per_vector=size)
     if run.num_workers == -1:
         workers = learners * max(1, min(of_cores, share // size))

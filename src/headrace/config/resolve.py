@@ -159,6 +159,12 @@ def values_for_resume(
     if "num_learners" in changes and share % values["envs_per_vector"]:
         values["envs_per_vector"] = largest_divisor(share, values["envs_per_vector"])
         sources["envs_per_vector"] = f"follows {learners} learners"
+    each = -(-values["num_workers"] // learners)
+    is_asked = sources["envs_per_vector"] in ("given", "given to resume")
+    if "num_workers" in changes and not is_asked and share // values["envs_per_vector"] < each:
+        values["envs_per_vector"] = largest_divisor(share, max(1, share // each))
+        workers = f"{values['num_workers']} workers"
+        sources["envs_per_vector"] = f"follows {workers}, results differ by rounding"
     is_free = "num_learners" in changes and "num_workers" not in changes
     if is_free and 0 < values["num_workers"] < learners:
         values["num_workers"] = learners
@@ -173,6 +179,8 @@ def values_for_resume(
         vectors = values["num_envs"] // values["envs_per_vector"]
         values["num_workers"] = learners * max(1, min(cpu_cores(), vectors) // learners)
         sources["num_workers"] = f"auto, {cpu_cores()} cores"
+    if "total_env_steps" in changes and "schedule_env_steps" not in changes:
+        sources["schedule_env_steps"] = "as the run began"
     # The number of environments is settled, and with it the learning rate.
     settled = {"num_envs_per_learner": 0, "lr_scale": "none"}
     return values | settled, sources | dict.fromkeys(settled, "default")

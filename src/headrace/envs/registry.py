@@ -2,15 +2,16 @@
 
 import difflib
 import importlib
+import re
 from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import gymnasium
-from gymnasium.envs.registration import parse_env_id
+from gymnasium.envs.registration import find_highest_version, parse_env_id
 
 from headrace import importing
-from headrace.catalog.families import family_of
+from headrace.catalog.families import families, family_of
 from headrace.envs.api import env_error
 from headrace.envs.gym import mujoco
 from headrace.errors import EnvNotFoundError, MissingExtraError, UsageError, install_command
@@ -85,7 +86,7 @@ def make_registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]
         raise _missing(env_id, extra, error) from None
     except Exception as error:
         if kwargs and isinstance(error, TypeError):
-            raise UsageError(f"{env_id} does not take env_kwargs={kwargs}: {error}") from error
+            raise UsageError(f"{env_id} does not take the arguments {kwargs}: {error}") from error
         given = f" with {kwargs}" if kwargs else ""
         raise env_error(error, f"while making {env_id}{given}") from error
 
@@ -97,16 +98,41 @@ def _missing(env_id: str, extra: str, error: Exception) -> MissingExtraError:
     )
 
 
+def newest_version(env_id: str) -> str:
+    """Return `name-vN` with the largest N for an id without a version; other ids as they are.
+
+    Raises:
+        MissingExtraError: the package that registers it is not installed.
+    """
+    if ":" in env_id or env_id in gymnasium.registry:
+        return env_id
+    load(env_id)
+    *space, name = env_id.rsplit("/", 1)
+    newest = find_highest_version("".join(space) or None, name)
+    return env_id if newest is None or env_id in gymnasium.registry else f"{env_id}-v{newest}"
+
+
 def _not_found(env_id: str) -> str:
-    known = sorted(gymnasium.registry)
-    lowered = {name.lower(): name for name in known}
+    listed = (listed for family in families().values() for listed in family.ids)
+    known = sorted({*gymnasium.registry, *listed})
+    # As they stand, and without what is before the name and the version: `Pong` of `ALE/Pong-v5`
+    lowered = {_bare(name): name for name in known} | {name.lower(): name for name in known}
     near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.7)
+    near += [name for name in (_bare(env_id),) if name in lowered]
+    meant = dict.fromkeys(lowered[name] for name in reversed(near))
     lines = [f"There is no environment {env_id!r}."]
     if near:
-        lines.append("Did you mean " + " or ".join(lowered[name] for name in near) + "?")
+        lines.append(f"Did you mean {' or '.join([*meant][:3])}?")
+    else:
+        lines.append("Those that are known: headrace list")
     if env_id.endswith(".py"):
         lines.append(f"For an environment of that file: {importing.module_of(env_id)}:NAME.")
     if importing.is_module(env_id):
         lines.append(f"There is a module of that name: headrace train {env_id}:NAME, for its NAME.")
     lines.append("One of your own, or one that a module registers: module:callable, module:EnvId.")
     return "\n".join(lines)
+
+
+def _bare(env_id: str) -> str:
+    """Return the name of an id alone, in small letters."""
+    return re.sub(r"-v\d+$", "", env_id.rsplit("/", 1)[-1]).lower()

@@ -36,7 +36,7 @@ def unsupported(policy: Policy, network: Network) -> str:
         "no hidden layer": not network.hidden_sizes,
         "a recurrent core": model.core is not None,
         "action masks": policy.masks,
-        "observations other than an array of numbers": not isinstance(model.encoder, FlatEncoder),
+        "an observation that is no plain vector": not isinstance(model.encoder, FlatEncoder),
         "a Dict or Tuple of actions": isinstance(policy.head, Product),
         "several choices in one action": not isinstance(policy.head, Categorical | Gaussian),
         "on a GPU": model.actor.weight.device.type != "cpu",

@@ -190,7 +190,11 @@ def _small(channels: int) -> tuple[nn.Sequential, int]:
 
 
 class _Residual(nn.Module):
-    """A residual block: x + conv(relu(conv(relu(x)))), all of one size."""
+    """A residual block: x + conv(relu(conv(relu(x)))), all of one size.
+
+    It begins as x alone (the last weights are 0): else four blocks would make features so large
+    that a tanh layer beside them no longer sees a vector (Zhang et al. 2019, arXiv:1901.09321).
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -200,6 +204,7 @@ class _Residual(nn.Module):
             nn.ReLU(),
             conv(channels, channels, 3, padding=1),
         )
+        nn.init.zeros_(self.body[-1].weight)  # type: ignore[arg-type]
 
     def forward(self, image: Tensor) -> Tensor:
         body: Tensor = self.body(image)

@@ -35,7 +35,7 @@ def unsupported(policy: Policy, spec: EnvSpec, network: Network) -> str:
         "a network of your own": not isinstance(policy.model, ActorCritic),
         "a policy of its own kind": type(policy) is not Policy,
         "a recurrent core": network.core != "none",
-        "observations other than an array of numbers": not numbers,
+        "an observation that is no plain vector": not numbers,
         "a Dict or Tuple of actions": isinstance(policy.head, Product),
         "on a GPU": next(policy.parameters()).is_cuda,
     }

@@ -25,6 +25,7 @@ from headrace.config.settings import Settings, is_usually_native
 from headrace.cost_model.costs import Costs
 from headrace.envs.api import Guards
 from headrace.envs.factory import EnvLike, EnvMaker, WrapperLike, env_spec
+from headrace.envs.registry import newest_version
 from headrace.envs.vectors import is_one_vector
 from headrace.errors import CheckpointError, ConfigError, flag
 from headrace.learner.frozen import check_frozen
@@ -141,6 +142,7 @@ class RunRequest:
 
 def inspect_request(request: RunRequest) -> RunRequest:
     """Load the code, and make one environment for its spec; ConfigError, EnvError."""
+    request = _with_version(request)
     named: dict[str, Any] = {}  # in config.json, they tell that the code must be named again
     if request.wrappers:
         named["wrapper"] = tuple(
@@ -165,6 +167,15 @@ def inspect_request(request: RunRequest) -> RunRequest:
         model=model or load_model(run.model),
     )
     return replace(request, spec=_spec_of(_maker_of(settings, request), run))
+
+
+def _with_version(request: RunRequest) -> RunRequest:
+    """Name the newest version of an id that has none, since presets and files go by whole ids."""
+    if isinstance(request.env, str):
+        return replace(request, env=newest_version(request.env))
+    if request.env is None:
+        return request.change(env=newest_version(request.settings.run.env))
+    return request
 
 
 def settings_of_run(

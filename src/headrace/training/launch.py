@@ -205,7 +205,7 @@ def _advice(job: Job, error: HeadraceError) -> Iterator[str]:
     )
     flag = " --on-env-error restart" if could_drop else ""
     if could_drop:
-        yield f"With{flag} such an episode is dropped, and the run goes on."
+        yield f"If it fails rarely:{flag} drops such an episode, and the run goes on."
     if any(job.run_dir.glob("checkpoints/step_*")):
         yield resume_command(job) + flag
 

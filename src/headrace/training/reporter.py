@@ -218,9 +218,10 @@ def describe_resume(job: Job, learner: Learner, counters: Counters, restored: Re
 def describe_end(summary: dict[str, Any], stopped_by: int, job: Job) -> str:
     """Return the last lines of a run."""
     run, rate = job.settings.run, summary["env_steps_per_s"]
-    means = format_means(
-        summary["mean_return"], summary.get("mean_return_by_policy", {}), "none finished"
-    )
+    means = format_means(summary["mean_return"], summary.get("mean_return_by_policy", {}), "none")
+    ended = f"mean return of the last episodes {means}"
+    if summary["mean_return"] is None:
+        ended = "no episode ended"
     late = 0 < run.stop_after_s <= summary["wall_s"] and summary["env_steps"] < run.total_env_steps
     cause = "Done"
     if stopped_by:
@@ -230,7 +231,7 @@ def describe_end(summary: dict[str, Any], stopped_by: int, job: Job) -> str:
     lines = [
         f"{cause}: {summary['env_steps']:,} env steps in {summary['wall_s']:.1f} s"
         + (f" ({rate:,.0f}/s after the first update)" if rate else "")
-        + f", mean return of the last episodes {means}.",
+        + f", {ended}.",
         _describe_ledger(summary),
     ]
     if summary["best_return"] is not None:
@@ -273,12 +274,13 @@ def describe_vanished(run_dir: Path) -> str:
 def _describe_ledger(summary: dict[str, Any]) -> str:
     ledger = summary["ledger"]
     text = f"Env steps: {ledger['collected']:,} collected, {ledger['learned']:,} learned from"
-    text += f", {summary['lost_env_steps']:,} lost"
-    if ledger["remade"]:
-        text += f", {ledger['remade']:,} taken again"
     effects = {"workers replaced": summary["restarts"]}
     effects["episodes dropped"] = ledger["dropped_episodes"]
     causes = [f"{count} {effect}" for effect, count in effects.items() if count]
+    lost = summary["lost_env_steps"]
+    text += f", {lost:,} {'lost' if causes or not lost else 'unfinished at the end'}"
+    if ledger["remade"]:
+        text += f", {ledger['remade']:,} taken again"
     return text + (f" ({', '.join(causes)})" if causes else "") + "."
 
 

@@ -270,8 +270,7 @@ class GymVector(HostVector):
         seeded = self.context.reseed or first or always_seeded
         try:  # a context would take longer
             result = self._envs[i].reset(seed=self._episode_seed(i) if seeded else None)
-            if first:
-                self._check_result("reset", i, result)
+            self._check_result("reset", i, result)
             first_obs, info = result
             self._put(obs, i, first_obs, info, ended=False)
             if i in self._invalid_choices(obs):
