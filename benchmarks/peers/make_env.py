@@ -15,4 +15,6 @@ def make_env(name):
         return getattr(importlib.import_module(module), attribute)()
     if name.startswith("MiniGrid-"):
         import minigrid  # noqa: F401  # registers its ids
+    if name.startswith(("highway-", "merge-", "roundabout-")):
+        import highway_env  # noqa: F401
     return gym.make(name)

@@ -192,7 +192,7 @@ def test_environments_can_be_named_in_every_way():
 
 
 def test_wrong_arguments_and_other_objects_are_refused():
-    with pytest.raises(UsageError, match="does not take env_kwargs"):
+    with pytest.raises(UsageError, match="does not take the arguments"):
         EnvMaker("CartPole-v1", {"colour": 3})()
     with pytest.raises(UsageError, match="dict made a dict, which has no `reset`"):
         EnvMaker(dict)()

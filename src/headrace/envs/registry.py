@@ -113,16 +113,16 @@ def newest_version(env_id: str) -> str:
 
 
 def _not_found(env_id: str) -> str:
-    listed = (listed for family in families().values() for listed in family.ids)
-    known = sorted({*gymnasium.registry, *listed})
+    listed = [listed for family in families().values() for listed in family.ids]
+    known = [*sorted(gymnasium.registry), *listed]
     # As they stand, and without what is before the name and the version: `Pong` of `ALE/Pong-v5`
     lowered = {_bare(name): name for name in known} | {name.lower(): name for name in known}
     near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.7)
     near += [name for name in (_bare(env_id),) if name in lowered]
-    meant = dict.fromkeys(lowered[name] for name in reversed(near))
     lines = [f"There is no environment {env_id!r}."]
     if near:
-        lines.append(f"Did you mean {' or '.join([*meant][:3])}?")
+        meant = dict.fromkeys(lowered[name] for name in near)
+        lines.append(f"Did you mean {' or '.join(meant)}?")
     else:
         lines.append("Those that are known: headrace list")
     if env_id.endswith(".py"):
