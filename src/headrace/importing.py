@@ -3,6 +3,7 @@
 Names come from the command line, a `--config` file or Python, never from a file of a run.
 """
 
+import ast
 import difflib
 import importlib
 import importlib.util
@@ -58,6 +59,24 @@ def _look_in_current_folder() -> None:
 def module_of(file: str) -> str:
     """Return the name of the module that a file holds, by its path from the current folder."""
     return file.removesuffix(".py").strip("./").replace("/", ".")
+
+
+def offered(file: str, base: str) -> list[str]:
+    """Return `module:Class` for the classes of a file whose base class is named so.
+
+    The file is read, not run. Without such a class, or such a file: [`module:NAME`].
+    """
+    module, names = module_of(file), list[str]()
+    if os.path.isfile(file):
+        with open(file, "rb") as source:
+            tree = ast.parse(source.read())
+        names = [
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.ClassDef)
+            and any(ast.unparse(each).endswith(base) for each in node.bases)
+        ]
+    return [f"{module}:{name}" for name in names or ["NAME"]]
 
 
 def load_callable(text: str, error: type[UsageError]) -> Callable[..., Any]:

@@ -149,11 +149,17 @@ def test_an_id_that_is_registered_needs_no_package_of_a_family(monkeypatch):
 
 
 def test_a_module_of_the_current_folder_is_offered_where_its_name_is_no_id(tmp_path, monkeypatch):
-    (tmp_path / "my_maze.py").touch()
+    (tmp_path / "my_maze.py").write_text(
+        "class Maze(gym.Env): ...\nclass Wide(gymnasium.Env): ...\nclass Other: ...\n1 / 0"
+    )
+    (tmp_path / "my_tools.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(EnvNotFoundError, match="headrace train my_maze:NAME"):
-        EnvMaker("my_maze")()
+    for env in ("my_maze", "my_maze.py", "./my_maze.py"):
+        with pytest.raises(EnvNotFoundError, match=r": my_maze:Maze or my_maze:Wide\."):
+            EnvMaker(env)()
+    with pytest.raises(EnvNotFoundError, match="of the module of that name: my_tools:NAME"):
+        EnvMaker("my_tools")()
 
 
 @pytest.mark.parametrize(

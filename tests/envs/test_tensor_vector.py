@@ -357,7 +357,7 @@ def single(num_envs, device):
         (Tensors, {"vectorization": "python"}, ConfigError, "Leave --vectorization out"),
         (Tensors, {"on_env_error": "restart"}, ConfigError, "on_env_error='restart'"),
         (Tensors, {"env_kwargs": {"device": "cpu"}}, UsageError, "gets device from"),
-        (Tensors, {"env_kwargs": {"colour": 1}}, UsageError, "does not take env_kwargs"),
+        (Tensors, {"env_kwargs": {"colour": 1}}, UsageError, "does not take the arguments"),
         (Dicts, {}, UnsupportedSpaceError, r"is Dict\(a: Box.*expected one array"),
         (DictActions, {}, UnsupportedSpaceError, r"action .* is Dict\(a: .*expected one array"),
         (Masked, {}, UnsupportedSpaceError, "has an action mask"),

@@ -569,6 +569,18 @@ def test_every_reset_is_checked(shape):
     collector.close()
 
 
+class Seedless(Counting):
+    """Has a reset as older libraries had it."""
+
+    def reset(self):
+        return super().reset()
+
+
+def test_a_reset_without_a_seed_is_told_what_to_take():
+    with pytest.raises(EnvError, match=r"Expected a reset as Gymnasium's: .*seed=None"):
+        plan_for(Seedless)
+
+
 def test_failure_is_json_with_advice(tmp_path):
     done = run_in(
         command("train", "headrace.envs.faulty:Faulty", "--env-kwargs", "faults=crash@5",

@@ -50,7 +50,7 @@ def advice_without_env() -> str:
     """Return what to say to someone who names no environment: families and three commands."""
     return "\n".join(
         [
-            "No environment was given; it comes first, before flags that take several values.",
+            "No environment was given: it comes first, before flags that take several values.",
             "Families of environments:",
             *describe_families(),
             "To try:",

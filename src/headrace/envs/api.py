@@ -214,7 +214,10 @@ def env_error(error: BaseException, position: str) -> EnvError:
     """Return the environment's traceback, without our frame that called it, and the position."""
     traceback_ = error.__traceback__.tb_next if error.__traceback__ else None
     lines = traceback.format_exception(type(error), error, traceback_)
-    return EnvError("".join(lines) + f"\nThe environment failed {position}.")
+    hint = ""
+    if isinstance(error, TypeError) and "unexpected keyword argument 'seed'" in str(error):
+        hint = "\nExpected a reset as Gymnasium's: def reset(self, *, seed=None, options=None)."
+    return EnvError("".join(lines) + f"\nThe environment failed {position}.{hint}")
 
 
 def summarize_error(error: EnvError) -> str:

@@ -126,9 +126,11 @@ def _not_found(env_id: str) -> str:
     else:
         lines.append("Those that are known: headrace list")
     if env_id.endswith(".py"):
-        lines.append(f"For an environment of that file: {importing.module_of(env_id)}:NAME.")
+        offered = importing.offered(env_id, "Env")
+        lines.append(f"For an environment of that file: {' or '.join(offered)}.")
     if importing.is_module(env_id):
-        lines.append(f"There is a module of that name: headrace train {env_id}:NAME, for its NAME.")
+        offered = importing.offered(f"{env_id}.py", "Env")
+        lines.append(f"For an environment of the module of that name: {' or '.join(offered)}.")
     lines.append("One of your own, or one that a module registers: module:callable, module:EnvId.")
     return "\n".join(lines)
 

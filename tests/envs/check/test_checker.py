@@ -673,7 +673,7 @@ def test_unknown_environments_and_arguments_are_refused_by_the_command(capsys):
     output = run_verb(
         capsys, "check-env", "tests.envs.check.test_checker:Walk", "--env-kwargs", "size=3", code=2
     )
-    assert "does not take env_kwargs={'size': 3}" in output
+    assert "does not take the arguments {'size': 3}" in output
 
 
 def run_verb(capsys, *argv, code):

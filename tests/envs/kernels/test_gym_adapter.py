@@ -395,9 +395,9 @@ def test_actions_of_other_forms_are_refused(space):
 
 
 def test_wrong_names_and_arguments_are_refused():
-    with pytest.raises(UsageError, match=r"Drift does not take env_kwargs=.'colour': 3"):
+    with pytest.raises(UsageError, match=r"Drift does not take the arguments .'colour': 3"):
         EnvMaker(Drift, {"colour": 3}, native=True).kernel()
-    with pytest.raises(UsageError, match="CartPole does not take env_kwargs"):
+    with pytest.raises(UsageError, match="CartPole does not take the arguments"):
         EnvMaker("headrace/CartPole-v1", {"colour": 3})()
     with pytest.raises(EnvNotFoundError, match="Did you mean headrace/CartPole-v1"):
         EnvMaker("headrace/CartPol-v1")()
