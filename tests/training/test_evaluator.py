@@ -216,6 +216,7 @@ def test_a_process_whose_environment_hangs_has_a_successor_with_the_same_result(
     assert run.summary["best_return"] == undisturbed.summary["best_return"]
 
 
+@pytest.mark.more
 def test_an_environment_that_hangs_again_ends_the_run(tmp_path):
     with pytest.warns(UserWarning), pytest.raises(WorkerError, match="exit code 1"):
         train(tmp_path, env_timeout_s=LIMIT_S, **hanging(tmp_path, times=2))
