@@ -121,6 +121,7 @@ def plan_for(
     lag=0,
     asynchronous=False,
     inference_device=None,
+    settings=None,
     **of_maker,
 ):
     maker = EnvMaker(env, kwargs or {}, **of_maker)
@@ -128,7 +129,7 @@ def plan_for(
     return SamplingPlan(
         maker=maker,
         spec=spec,
-        policies={"default": policy_plan(spec, network or Network(), model=model)},
+        policies={"default": policy_plan(spec, network or Network(), model=model, of=settings)},
         num_steps=num_steps,
         num_envs=num_envs,
         first_env=first_env,
@@ -149,14 +150,15 @@ def build_policy(spec, network, seed=0, model=None):
         return Policy(spec, network, model)
 
 
-def policy_plan(spec, network, agents=None, *, learns=True, model=None):
-    """How PPO's policy acts for all agents, or some of them."""
-    algorithm = ALGORITHMS["ppo"]
+def policy_plan(spec, network, agents=None, *, learns=True, model=None, of=None):
+    """How a policy acts for all agents, or some: PPO's, or that of a run's settings."""
+    algorithm = of.algorithm if of else ALGORITHMS["ppo"]
+    network, config = (of.network, of.algo) if of else (network, algorithm.Config())
     agents = agents or Agents(0, spec.num_agents)
     return PolicyPlan(
         agents, spec.for_agents(agents), network, algorithm.stored_outputs if learns else {},
         partial(
-            algorithm.build_policy, spec.for_agents(agents), network, algorithm.Config(), model
+            algorithm.build_policy, spec.for_agents(agents), network, config, model
         ),
     )  # fmt: skip
 

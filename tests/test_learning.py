@@ -82,6 +82,10 @@ FAST = headrace.PPO(lr=3e-3, num_epochs=4, num_minibatches=4, gamma=0.5)
 FAST_A2C = headrace.A2C(lr=1e-2, gamma=0.5, normalize_advantage=True)
 FAST_APPO = headrace.APPO(lr=3e-3, num_epochs=4, num_minibatches=4, gamma=0.5)
 FAST_IMPALA = headrace.IMPALA(lr=1e-2, gamma=0.5, normalize_advantage=True)
+FAST_PQN = headrace.PQN(lr=1e-2, gamma=0.5, exploration_fraction=0.6, exploration_final_eps=0.01)
+FAST_DQN = headrace.DQN(
+    lr=3e-3, gamma=0.5, learning_starts=500, replay_ratio=0.2, target_update_interval=50
+)
 NONSTOP = {"num_workers": 2, "lag": 2}
 # One gradient step per batch: shorter batches, more of them
 ALGORITHMS = [
@@ -90,8 +94,10 @@ ALGORITHMS = [
     (FAST_APPO, NONSTOP),
     (FAST_IMPALA, NONSTOP | {"num_steps": 8}),
     (FAST, {"num_workers": 2, "lag": 1}),
+    (FAST_PQN, {}),
+    (FAST_DQN, {"num_workers": 0}),
 ]
-NAMES = ["ppo", "a2c", "appo", "impala", "ppo at lag 1"]
+NAMES = ["ppo", "a2c", "appo", "impala", "ppo at lag 1", "pqn", "dqn"]
 
 
 @repeats(("algo", "sizes"), ALGORITHMS, ids=NAMES, keep=4)

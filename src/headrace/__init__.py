@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C
     from headrace.algos.appo import APPO as APPO
+    from headrace.algos.dqn import DQN as DQN
     from headrace.algos.impala import IMPALA as IMPALA
     from headrace.algos.ppo import PPO as PPO
+    from headrace.algos.pqn import PQN as PQN
     from headrace.envs.changes import call_envs as call_envs
     from headrace.envs.changes import set_envs as set_envs
     from headrace.envs.check.checker import check_env as check_env
@@ -36,12 +38,14 @@ __version__ = "0.1.0"
 _HOME = {
     "A2C": "headrace.algos.a2c",
     "APPO": "headrace.algos.appo",
+    "DQN": "headrace.algos.dqn",
     "EnvSpec": "headrace.spec",
     "HeadraceError": "headrace.errors",
     "IMPALA": "headrace.algos.impala",
     "KernelEnv": "headrace.envs.kernels.env",
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
+    "PQN": "headrace.algos.pqn",
     "Run": "headrace.training.api",
     "autoscale": "headrace.tools.autoscale.autoscale",
     "call_envs": "headrace.envs.changes",

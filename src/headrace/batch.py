@@ -265,6 +265,18 @@ def join(fragments: list[Fragment], device: torch.device, *, copy: bool = True) 
     )
 
 
+def one_of_each(env: Tensor) -> list[Tensor]:
+    """Split the columns of a batch into parts with each env once, earlier fragments first."""
+    seen: dict[int, int] = {}
+    parts: list[list[int]] = []
+    for column, i in enumerate(env.tolist()):
+        seen[i] = seen.get(i, -1) + 1
+        if seen[i] == len(parts):
+            parts.append([])
+        parts[seen[i]].append(column)
+    return [torch.tensor(part, device=env.device) for part in parts]
+
+
 def stratify(order: Tensor, num_minibatches: int) -> Tensor:
     """Split the steps of every env evenly over minibatches.
 

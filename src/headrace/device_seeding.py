@@ -31,6 +31,19 @@ def action_noise(
     return ((bits >> 9).float() + 0.5) * 2.0**-23
 
 
+def replay_draws(
+    seed: int, first_step: int, num_steps: int, batch_size: int, device: torch.device
+) -> Tensor:
+    """Return uniform numbers of [0, 1), for each slot of the batches of gradient steps.
+
+    They are `[num_steps, batch_size]` float64, on a grid of 2^-32.
+    """
+    step = torch.arange(first_step, first_step + num_steps, device=device).unsqueeze(1)
+    slot = torch.arange(batch_size, device=device)
+    words = _words(seed, "replay", slot, step & _LOW32, step >> _32, 0, 0)
+    return words[:, 0].double() * 2.0**-32
+
+
 def permutations(seed: int, row_id: Tensor, update: int, num_epochs: int, num_steps: int) -> Tensor:
     """Return `seeding.permutations`; `row_id` is `[n]` int64, on the device."""
     step = torch.arange(num_steps, device=row_id.device).unsqueeze(1)

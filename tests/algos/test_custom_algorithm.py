@@ -184,8 +184,8 @@ def test_mistakes_of_an_algorithm_are_explained(tmp_path):
             return ctx.step("value", {}, ctx.lr)
 
     class Other(ToyReplay):
-        def build(self, policy, spec, network, config):
-            modules = super().build(policy, spec, network, config)
+        def build(self, policy, spec, network, config, num_rows):
+            modules = super().build(policy, spec, network, config, num_rows)
             return modules | {"critic": torch.nn.Linear(2, 2)}
 
     with pytest.raises(ConfigError, match="expected a loss of the algorithm: policy"):
@@ -216,7 +216,7 @@ REGISTER = {
             "from headrace.algos.impala import IMPALAAlgorithm\n"
             "from headrace.algos.replay_toy import ToyReplay\n",
         ),
-        ("APPOAlgorithm(), IMPALAAlgorithm())", "APPOAlgorithm(), IMPALAAlgorithm(), ToyReplay())"),
+        ("        DQNAlgorithm(),\n", "        DQNAlgorithm(),\n        ToyReplay(),\n"),
     ],
     # Only to make its settings a public name, headrace.ToyReplayConfig:
     "__init__.py": [

@@ -205,7 +205,7 @@ def test_schedules_run_over_the_first_total():
         ({"env": "X", "num_env": 3}, ["Unknown setting 'num_env'", "num_envs"]),
         ({"env": "X", "learning_rate": 3}, ["Unknown setting 'learning_rate'", "Did you mean lr?"]),
         ({"env": "X", "ppo": {"lr": 3}}, ["Unknown setting 'ppo'", "leave the section [ppo] out"]),
-        ({"env": "X", "algo": "dqn"}, ["algo='dqn'", "ppo"]),
+        ({"env": "X", "algo": "none"}, ["algo='none'", "ppo"]),
         ({"env": "X", "lr": "fast"}, ["lr='fast'", "expected float"]),
         ({"env": "X", "num_envs": 2.5}, ["num_envs=2.5", "expected int"]),
         ({"env": "X", "num_envs": True}, ["num_envs=True"]),

@@ -6,34 +6,39 @@ import pytest
 import torch
 
 import headrace
-from headrace.algos.ppo import PPO
+from headrace.algos.ppo import PPO, PPOAlgorithm
 from headrace.config.algorithms import GRADIENTS
 from headrace.models.fast_paths import ACTING, choose
-from headrace.models.policy import Network, Policy, PolicyActor
+from headrace.models.policy import Network, PolicyActor
+from headrace.models.q_policy import QPolicy
 from headrace.spec import EnvSpec
 from tests.models.test_manual_gradient import CFG, by_itself, minibatch_for, of_the_page
 from tests.models.test_numpy_inference import BOX, DISCRETE, SEEN, acted, trained
+from tests.models.test_q_policy import STORED, policy_with
 
 SPECS = [EnvSpec("test", SEEN, action) for action in (DISCRETE, BOX)]
 CASES = [
     pytest.param(path, dtype, spec, id=f"{path.name}-{dtype}-{spec.action.kind}")
     for path in (*ACTING, *GRADIENTS) for dtype in path.tolerance for spec in SPECS
+    if path.reference is not QPolicy.act or spec.action is DISCRETE
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "dtype", "spec"), CASES)
 def test_fast_path_is_within_its_tolerance_of_the_reference(path, dtype, spec):
     network = Network(normalize_obs=True)
-    policy = trained(spec, network)
-    if path.reference is Policy.act:
+    is_by_values = path.reference is QPolicy.act
+    policy = policy_with(network) if is_by_values else trained(spec, network)
+    if path in ACTING:
         assert path.unsupported(policy, spec, network) == ""
+        stored = STORED if is_by_values else PPOAlgorithm.stored_outputs
         generator = torch.Generator().manual_seed(1)
         obs = torch.randn(24, *SEEN.shape, generator=generator)
         noise = torch.rand(24, policy.num_draws, generator=generator).clamp(1e-6, 1 - 1e-6)
-        fast = acted(path.make(policy, spec, network), spec, obs, noise)
+        fast = acted(path.make(policy, spec, network), spec, obs, noise, 1, stored)
         with torch.no_grad():
-            plain = acted(PolicyActor(policy.act), spec, obs, noise)
-        pairs = {name: (fast[name], plain[name]) for name in ("log_prob", "value")}
+            plain = acted(PolicyActor(policy.act), spec, obs, noise, 1, stored)
+        pairs = {name: (fast[name], plain[name]) for name in stored}
     else:
         minibatch = minibatch_for(policy, SEEN, CFG)
         policy.to(dtype)
@@ -48,10 +53,12 @@ def test_fast_path_is_within_its_tolerance_of_the_reference(path, dtype, spec):
 
 def test_every_fast_path_names_a_reason_where_it_is_unsupported():
     network = Network(arithmetic="plain")
-    policy = trained(SPECS[0], network)
     for path in ACTING:
+        is_by_values = path.reference is QPolicy.act
+        policy = policy_with(network) if is_by_values else trained(SPECS[0], network)
         arguments = policy, SPECS[0], network
         assert choose(ACTING, path.reference, *arguments) == (None, "--arithmetic plain")
+    policy = trained(SPECS[0], network)
     for path in GRADIENTS:
         arguments = policy, network, PPO()
         assert choose(GRADIENTS, path.reference, *arguments) == (None, "--arithmetic plain")
@@ -64,6 +71,7 @@ def test_every_fast_path_names_a_reason_where_it_is_unsupported():
         ({"arithmetic": "plain"}, "torch (--arithmetic plain)", "autograd (--arithmetic plain)"),
         ({"core": "gru"}, "torch (a recurrent core)", "autograd (a recurrent core)"),
         ({"algo": "a2c"}, "numpy", "autograd"),
+        ({"algo": "dqn"}, "numpy", "autograd"),
     ],
     ids=str,
 )

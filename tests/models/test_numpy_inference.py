@@ -49,10 +49,10 @@ def noise_for(policy):
     return torch.rand(N, policy.num_draws, generator=generator).clamp(1e-6, 1 - 1e-6)
 
 
-def acted(actor, spec, obs, noise, num_steps=1):
+def acted(actor, spec, obs, noise, num_steps=1, stored=ppo.PPOAlgorithm.stored_outputs):
     """What an actor writes, flat; given what `Policy.act` is given, cut into steps."""
     n = len(obs) // num_steps
-    fragment = batch.allocate(batch.columns(spec, ppo.PPOAlgorithm.stored_outputs, num_steps, n))
+    fragment = batch.allocate(batch.columns(spec, stored, num_steps, n))
     act = actor.begin(fragment, noise.reshape(num_steps, n, -1))
     for t in range(num_steps):
         fragment.obs[t] = obs[t * n : (t + 1) * n]

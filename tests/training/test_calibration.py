@@ -172,9 +172,9 @@ def test_a_large_batch_is_measured_in_part(monkeypatch):
     rows = []
 
     class Slow(calibration.Learning):
-        def __init__(self, sizes):
+        def __init__(self, sizes, algo):
             rows.extend(size for size, *_ in sizes)
-            super().__init__(sizes)
+            super().__init__(sizes, algo)
 
         def learn(self, seconds):
             super().learn(2.5 * calibration._SLOW_S)

@@ -8,10 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from headrace.batch import Fragment, Minibatch, StoredOutputs
-from headrace.configclass import Between, NonNegative, configclass
+from headrace.configclass import (
+    Between,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    configclass,
+)
 from headrace.distributed.ranks import Ranks
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network, Policy
@@ -48,6 +55,23 @@ class ActorCriticConfig(AlgorithmConfig):
     """Weight of the entropy bonus."""
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
+
+
+@configclass
+class EpochsConfig:
+    """More settings, of algorithms that pass over each batch several times, in minibatches.
+
+    No AlgorithmConfig: as a second base class it would undo the changes of the first.
+    """
+
+    num_epochs: PositiveInt = 4
+    """Passes over each batch."""
+    num_minibatches: PositiveInt = 4
+    """Minibatches per epoch; must divide num_steps (with a recurrent core: num_envs)."""
+    minibatch_size: NonNegativeInt = 0
+    """Rows of a minibatch (env steps), of all learners together, or with num_envs_per_learner of
+    each; in place of num_minibatches. The nearest size that divides the batch is taken. 0: the
+    batch / num_minibatches."""
 
 
 Metrics = dict[str, Tensor]
@@ -112,6 +136,7 @@ class UpdateContext(Generic[ConfigT_co]):
         version: updates before this one.
         learner_steps: steps of the first loss before this update.
         env_steps: env steps of the whole run before this data.
+        new_env_steps: those of this data, of all ranks.
     """
 
     policy: Policy
@@ -125,6 +150,7 @@ class UpdateContext(Generic[ConfigT_co]):
     version: int = 0
     learner_steps: int = 0
     env_steps: int = 0
+    new_env_steps: int = 0
 
     @property
     def lr(self) -> float:
@@ -161,6 +187,10 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Whether the algorithm learns from data of any older weights."""
         return self.data != "on_policy"
 
+    def is_asynchronous(self, lag: int) -> bool:
+        """Return whether, with this lag, workers never stop. Else they make one batch at a time."""
+        return lag > {"on_policy": 1, "lag_corrected": 0, "replay": 1}[self.data]
+
     def build_policy(
         self, spec: EnvSpec, network: Network, config: ConfigT, model: ModelFactory | None = None
     ) -> Policy:
@@ -171,8 +201,17 @@ class Algorithm(ABC, Generic[ConfigT]):
         """
         return Policy(spec, network, model)
 
-    def build(self, policy: Policy, spec: EnvSpec, network: Network, config: ConfigT) -> Modules:
-        """Build all modules: the policy, and any critics, target networks or buffers."""
+    def check(self, spec: EnvSpec) -> None:
+        """Raise ConfigError if it cannot learn to act in such environments."""
+
+    def build(
+        self, policy: Policy, spec: EnvSpec, network: Network, config: ConfigT, num_rows: int
+    ) -> Modules:
+        """Build all modules: the policy, and any critics, target networks or buffers.
+
+        Args:
+            num_rows: environments of this rank, times the agents of each that the policy acts for.
+        """
         return {"policy": policy}
 
     @abstractmethod
@@ -195,6 +234,16 @@ class Algorithm(ABC, Generic[ConfigT]):
         """
 
 
+def epoch_divides(run: Sizes, network: Network, config: EpochsConfig) -> list[Divides]:
+    """Return what the minibatches of an epoch must divide."""
+    parts = "num_minibatches", config.num_minibatches
+    if network.core == "none":
+        reason = "each minibatch takes equally many steps of every env"
+        return [Divides("num_steps", run.num_steps, *parts, reason)]
+    reason = "with a recurrent core each takes all steps of equally many envs"
+    return [Divides("num_envs", run.num_envs, *parts, reason)]
+
+
 def policy_loss(
     function: Callable[[Any, Minibatch, Any], tuple[Tensor, Metrics]],
     modules: Modules,
@@ -202,3 +251,8 @@ def policy_loss(
 ) -> dict[str, LossSpec]:
     """Return the losses of an algorithm with a single loss over the whole policy."""
     return {"policy": LossSpec(function, modules["policy"], config.max_grad_norm, config.adam_eps)}
+
+
+def mean_of(seen: list[Metrics]) -> Metrics:
+    """Return the mean of each metric over gradient steps; {} without any."""
+    return {name: torch.stack([m[name] for m in seen]).mean() for name in (seen or [{}])[0]}

@@ -13,31 +13,26 @@ from headrace.algos.base import (
     ActorCriticConfig,
     Algorithm,
     Divides,
+    EpochsConfig,
     LossSpec,
     Metrics,
     Modules,
     Sizes,
     UpdateContext,
+    epoch_divides,
+    mean_of,
     policy_loss,
 )
 from headrace.algos.targets import advantages, cuts, minibatches, value_metrics
 from headrace.batch import Fragment, Minibatch, StoredOutputs
-from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
+from headrace.configclass import NonNegative, configclass
 from headrace.models.policy import Network, Policy
 
 
 @configclass
-class PPO(ActorCriticConfig):
+class PPO(EpochsConfig, ActorCriticConfig):
     """Settings of PPO."""
 
-    num_epochs: PositiveInt = 4
-    """Passes over each batch."""
-    num_minibatches: PositiveInt = 4
-    """Minibatches per epoch; must divide num_steps (with a recurrent core: num_envs)."""
-    minibatch_size: NonNegativeInt = 0
-    """Rows of a minibatch (env steps), of all learners together, or with num_envs_per_learner of
-    each; in place of num_minibatches. The nearest size that divides the batch is taken. 0: the
-    batch / num_minibatches."""
     clip_coef: NonNegative = 0.2
     """Distance from 1 at which the probability ratio is clipped."""
     clip_schedule: Literal["constant", "linear"] = "constant"
@@ -104,12 +99,7 @@ class PPOAlgorithm(Algorithm[PPO]):
         return policy_loss(loss, modules, config)
 
     def divides(self, run: Sizes, network: Network, config: PPO) -> list[Divides]:
-        parts = "num_minibatches", config.num_minibatches
-        if network.core == "none":
-            reason = "each minibatch takes equally many steps of every env"
-            return [Divides("num_steps", run.num_steps, *parts, reason)]
-        reason = "with a recurrent core each takes all steps of equally many envs"
-        return [Divides("num_envs", run.num_envs, *parts, reason)]
+        return epoch_divides(run, network, config)
 
     def minibatch_rows(self, run: Sizes, config: PPO) -> int:
         return run.num_envs * run.num_steps // config.num_minibatches
@@ -138,12 +128,12 @@ def epochs(rows: Minibatch, ctx: UpdateContext[PPO]) -> Metrics:
         numbers = range(first, first + cfg.num_minibatches)
         seen += [ctx.step("policy", picked[i] | {"clip_coef": clip}, lr) for i in numbers]
         if cfg.target_kl:
-            kl = ctx.ranks.gather(_mean(seen[first:], "approx_kl")).mean()
+            kl = ctx.ranks.gather(mean_of(seen[first:])["approx_kl"]).mean()
             if kl > cfg.target_kl:
                 break
 
     return (
-        {name: _mean(seen, name) for name in seen[0]}
+        mean_of(seen)
         | value_metrics(rows, ctx.ranks)
         | {
             "lr": torch.tensor(lr),
@@ -151,7 +141,3 @@ def epochs(rows: Minibatch, ctx: UpdateContext[PPO]) -> Metrics:
             "num_epochs": torch.tensor(float(epoch + 1)),
         }
     )
-
-
-def _mean(metrics: list[Metrics], name: str) -> Tensor:
-    return torch.stack([m[name] for m in metrics]).mean()

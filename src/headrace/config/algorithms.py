@@ -8,14 +8,23 @@ from headrace.algos import ppo, ppo_manual_gradient
 from headrace.algos.a2c import A2CAlgorithm
 from headrace.algos.appo import APPOAlgorithm
 from headrace.algos.base import Algorithm, AlgorithmConfig
+from headrace.algos.dqn import DQNAlgorithm
 from headrace.algos.impala import IMPALAAlgorithm
+from headrace.algos.pqn import PQNAlgorithm
 from headrace.errors import ConfigError, did_you_mean
 from headrace.importing import load_callable
 from headrace.models.fast_paths import FastPath
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
     algorithm.name: algorithm
-    for algorithm in (ppo.PPOAlgorithm(), A2CAlgorithm(), APPOAlgorithm(), IMPALAAlgorithm())
+    for algorithm in (
+        ppo.PPOAlgorithm(),
+        A2CAlgorithm(),
+        APPOAlgorithm(),
+        IMPALAAlgorithm(),
+        PQNAlgorithm(),
+        DQNAlgorithm(),
+    )
 }
 GRADIENTS = [
     FastPath(

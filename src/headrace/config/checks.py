@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from headrace.algos.base import ActorCriticConfig, Algorithm
+from headrace.algos.off_policy import ReplayConfig
 from headrace.config.old_names import PEER_NAMES
 from headrace.config.run_config import RunConfig
 from headrace.configclass import check_values
@@ -171,6 +172,25 @@ def check_cluster(run: RunConfig) -> None:
         raise ConfigError(
             f"device='cpu' and gpus_per_learner={run.gpus_per_learner}: expected one of the two.\n"
             "Leave one out."
+        )
+
+
+def check_replay(run: RunConfig, algo: Any) -> None:
+    """Refuse sizes of a replay with which nothing would be learned, or rows would be lost."""
+    if not isinstance(algo, ReplayConfig):
+        return
+    batch = run.num_envs * run.num_steps
+    if algo.learning_starts >= run.total_env_steps:
+        raise ConfigError(
+            f"learning_starts={algo.learning_starts} and total_env_steps={run.total_env_steps}: "
+            "nothing would be learned.\nUse --learning-starts "
+            f"{min(1_000, run.total_env_steps // 10)}, for example."
+        )
+    if algo.replay_size < (least := max(algo.learning_starts, 2 * batch)):
+        raise ConfigError(
+            f"replay_size={algo.replay_size}: expected {least} or more, the larger of "
+            f"learning_starts={algo.learning_starts} and two batches of num_envs * num_steps = "
+            f"{run.num_envs} * {run.num_steps} rows.\nUse --replay-size {least}, for example."
         )
 
 

@@ -9,14 +9,15 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from headrace.algos.base import Algorithm
-from headrace.algos.ppo import PPO
+from headrace.algos.base import Algorithm, EpochsConfig
+from headrace.algos.off_policy import ReplayConfig
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.batches import fitting_steps, minibatch_sizes
 from headrace.config.checks import (
     check_cluster,
     check_divisibility,
     check_guards,
+    check_replay,
     largest_divisor,
 )
 from headrace.config.policies import policy_settings, scale_policies
@@ -71,6 +72,7 @@ def derive(
     check_cluster(run)
     for each in (settings, *map(settings.of, policy_settings(run.policies))):
         check_divisibility(run, each.network, each.algo, settings.algorithm)
+        check_replay(run, each.algo)
     return settings
 
 
@@ -86,7 +88,8 @@ def _derive_sizes(settings: Settings) -> Settings:
         total = settings.run.total_env_steps
         settings = settings.follow("follows total_env_steps", schedule_env_steps=total)
     settings = _derive_envs(_derive_threads(_derive_learners(settings)))
-    return _derive_accumulation(_derive_minibatches(_derive_steps(settings)))
+    settings = _derive_accumulation(_derive_minibatches(_derive_steps(settings)))
+    return _derive_replay(settings)
 
 
 def _derive_learners(settings: Settings) -> Settings:
@@ -174,7 +177,7 @@ def _derive_steps(settings: Settings) -> Settings:
         return settings
     batch = envs * run.num_steps
     in_minibatch = 1  # env steps of each environment
-    if isinstance(algo, PPO):
+    if isinstance(algo, EpochsConfig):
         size = algo.minibatch_size or batch // algo.num_minibatches
         if settings.network.core == "none":
             in_minibatch = max(1, round(size / run.num_envs))
@@ -190,7 +193,7 @@ def _derive_steps(settings: Settings) -> Settings:
 def _derive_minibatches(settings: Settings) -> Settings:
     """Make number and size of minibatches agree."""
     algo, source = settings.algo, settings.source
-    if not isinstance(algo, PPO):
+    if not isinstance(algo, EpochsConfig):
         return settings
     size = algo.minibatch_size * rows_factor(settings.run)
     values = minibatch_sizes(settings.run, settings.network, algo.num_minibatches, size)
@@ -209,6 +212,24 @@ def _derive_minibatches(settings: Settings) -> Settings:
         words = f"+, {wanted} rounded to fit the batch"
         settings = settings.follow_algo(words, **{given: values[given]})
     return settings
+
+
+def _derive_replay(settings: Settings) -> Settings:
+    """Let a short run begin to learn in time, and keep no room for rows that it never has."""
+    algo, total = settings.algo, settings.run.total_env_steps
+    if not isinstance(algo, ReplayConfig):
+        return settings
+    batch = settings.run.num_envs * settings.run.num_steps
+    sizes = {
+        "learning_starts": min(algo.learning_starts, total // 10),
+        "replay_size": min(algo.replay_size, max(total, 2 * batch)),
+    }
+    free = {
+        name: size
+        for name, size in sizes.items()
+        if settings.source[name].startswith(SUGGESTED) and size != getattr(algo, name)
+    }
+    return settings.follow_algo("follows total_env_steps", **free) if free else settings
 
 
 def _derive_accumulation(settings: Settings) -> Settings:
@@ -380,7 +401,7 @@ def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int 
     is_short = run.total_env_steps <= SHORT_ENV_STEPS or cores == 1
     if run.lag > 0 or run.inference == "learner":
         return -1
-    if is_short:
+    if is_short or settings.algorithm.data == "replay":  # there, nearly all time goes to learning
         return 0
     return -1 if settings.algorithm.accepts_any_lag else None
 
@@ -397,7 +418,7 @@ def _check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:
             f"lag={run.lag}, but {run.algo} does not correct for what older weights did: expected "
             f"0 or 1.\nUse --lag 1, or --algo {able}."
         )
-    if run.lag and algorithm.accepts_any_lag and not run.num_workers:
+    if algorithm.is_asynchronous(run.lag) and not run.num_workers:
         raise ConfigError(
             f"lag={run.lag} with algo={run.algo} lets workers sample while the learner learns, and "
             "there are none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or "

@@ -4,14 +4,12 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from headrace.config.policies import DEFAULT
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, did_you_mean
 from headrace.evaluation.trained_policies import TrainedPolicy, load_policy
 from headrace.models.custom import ModelFactory
-from headrace.models.policy import ActorCritic, Policy, torch_seed
+from headrace.models.policy import Policy, torch_seed
 from headrace.seeding import derive
 from headrace.spec import Agents, EnvSpec
 from headrace.storage import checkpoint
@@ -85,9 +83,7 @@ def load_frozen(
     """Load a frozen policy; for a resumed run, the copy in its checkpoint."""
     if source == RANDOM:
         policy = untrained_policy(settings, spec, model, name)
-        assert isinstance(policy.model, ActorCritic), "refused in check_frozen"
-        # Actions no longer depend on observations: they are uniform, or Gaussian.
-        torch.nn.init.zeros_(policy.model.actor.weight)
+        policy.act_at_random()  # `check_frozen` refuses networks of one's own
         frozen = TrainedPolicy(spec, policy, settings.network, is_random=True)
     else:
         directory, _, saved_name = source.rpartition(":")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.algos.base import LossSpec, UpdateContext
-from headrace.batch import Fragment, Minibatch, each, join, select
+from headrace.batch import Fragment, Minibatch, each, join, one_of_each, select
 from headrace.config.algorithms import GRADIENTS
 from headrace.config.policies import DEFAULT
 from headrace.config.settings import Settings
@@ -90,13 +90,15 @@ class PolicyLearner:
         self._name, self._own_model = name, model is not None
         self.policy = untrained_policy(settings, spec, model, name)
         self.gradients: dict[str, str] = {}
-        self._modules = settings.algorithm.build(self.policy, spec, settings.network, settings.algo)
+        rows = settings.run.num_envs // ranks.size * num_agents
+        self._modules = settings.algorithm.build(
+            self.policy, spec, settings.network, settings.algo, rows
+        )
         for module in self._modules.values():
             module.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
         losses = settings.algorithm.losses(self._modules, settings.algo)
         self.optimizers = {loss: self._optimizer(loss, spec) for loss, spec in losses.items()}
         self.version = self.learner_steps = 0
-        rows = settings.run.num_envs // ranks.size * num_agents
         self._return_so_far = torch.zeros(rows, device=device)
 
     def _optimizer(self, name: str, spec: LossSpec) -> Optimizer:
@@ -125,8 +127,11 @@ class PolicyLearner:
         self._meter.lap("transport")
         return batch
 
-    def update(self, batch: Fragment, env_steps: int) -> dict[str, float]:
+    def update(self, batch: Fragment, env_steps: int, new_env_steps: int = 0) -> dict[str, float]:
         """Learn from a batch of `assemble`, after `env_steps` of the whole run.
+
+        Args:
+            new_env_steps: those of the batch, of all ranks.
 
         Returns:
             Metrics; `nonfinite` counts gradients and parameters that were not finite.
@@ -142,6 +147,7 @@ class PolicyLearner:
             version=self.version,
             learner_steps=self.learner_steps,
             env_steps=env_steps,
+            new_env_steps=new_env_steps,
         )  # fmt: skip
         counted = next(iter(self.optimizers.values()))
         steps_before = counted.num_steps
@@ -207,7 +213,7 @@ class PolicyLearner:
             total = torch.empty_like(reward)
             env = batch.env_id - len(self._return_so_far) * self._ranks.rank
             # An env is in a batch twice only if workers step during updates.
-            for columns in _one_of_each(env) if self._settings.run.lag else (slice(None),):
+            for columns in one_of_each(env) if self._settings.run.lag else (slice(None),):
                 start, gamma = self._return_so_far[env[columns]], self._settings.algo.gamma
                 sums = discounted_sum(reward[:, columns], done[:, columns], start, gamma)
                 total[:, columns], self._return_so_far[env[columns]] = sums[:-1], sums[-1]
@@ -325,8 +331,13 @@ class Learner:
             if name in self.learners
         }
 
-    def update(self, batches: dict[str, Fragment], env_steps: int) -> dict[str, float]:
+    def update(
+        self, batches: dict[str, Fragment], env_steps: int, new_env_steps: int = 0
+    ) -> dict[str, float]:
         """Learn from the batches of `assemble`, after `env_steps` of the whole run.
+
+        Args:
+            new_env_steps: those of the batches, of all ranks.
 
         Returns:
             Metrics; of several policies by POLICY/METRIC. `nonfinite` counts gradients and
@@ -335,7 +346,7 @@ class Learner:
         metrics: dict[str, float] = {"nonfinite": 0.0}
         for name, learner in self.learners.items():
             prefix = f"{name}/" if len(self.policies) > 1 else ""
-            updated = learner.update(batches[name], env_steps)
+            updated = learner.update(batches[name], env_steps, new_env_steps)
             metrics["nonfinite"] += updated.pop("nonfinite")
             metrics |= {prefix + metric: value for metric, value in updated.items()}
         return metrics
@@ -380,15 +391,3 @@ class Learner:
 def _prefix(loss: str) -> str:
     """Return the prefix of a loss's optimizer in the file: "" for an actor-critic's only loss."""
     return "" if loss == "policy" else f"{loss}."
-
-
-def _one_of_each(env: Tensor) -> list[Tensor]:
-    """Split the columns of a batch into parts with each env once, earlier fragments first."""
-    seen: dict[int, int] = {}
-    parts: list[list[int]] = []
-    for column, i in enumerate(env.tolist()):
-        seen[i] = seen.get(i, -1) + 1
-        if seen[i] == len(parts):
-            parts.append([])
-        parts[seen[i]].append(column)
-    return [torch.tensor(part, device=env.device) for part in parts]

@@ -59,15 +59,15 @@ class Categorical(Head):
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         log_p = params.log_softmax(-1)
-        choice = _inverse_cdf(log_p, noise)
-        return choice, _at(log_p, choice)
+        choice = inverse_cdf(log_p.exp(), noise)
+        return choice, at(log_p, choice)
 
     def mode(self, params: Tensor) -> Tensor:
         return params.argmax(-1)
 
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         log_p = params.log_softmax(-1)
-        return _at(log_p, action), -(log_p.exp() * log_p).sum(-1)
+        return at(log_p, action), -(log_p.exp() * log_p).sum(-1)
 
 
 class MultiCategorical(Head):
@@ -97,17 +97,18 @@ class MultiCategorical(Head):
         return torch.stack(log_prob, -1).sum(-1), torch.stack(entropy, -1).sum(-1)
 
 
-def _at(log_p: Tensor, choice: Tensor) -> Tensor:
-    return log_p.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+def at(of_each: Tensor, choice: Tensor) -> Tensor:
+    """Return the number of the chosen one, `[...]`, of those of each choice `[..., n]`."""
+    return of_each.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
 
-def _inverse_cdf(log_p: Tensor, uniform: Tensor) -> Tensor:
+def inverse_cdf(probability: Tensor, uniform: Tensor) -> Tensor:
     """Return the first choice whose cumulative probability reaches `uniform`, `[..., 1]`.
 
     Scaled by the total instead of 1 and compared strictly: rounding can then neither run past the
     last choice nor land on one of probability 0.
     """
-    cumulative = log_p.exp().cumsum(-1)
+    cumulative = probability.cumsum(-1)
     threshold = uniform * cumulative[..., -1:]
     return (cumulative < threshold).sum(-1)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from headrace.models import numpy_inference
+from headrace.models import numpy_inference, numpy_q_inference
 from headrace.models.policy import Actor, Network, Policy, PolicyActor
+from headrace.models.q_policy import QPolicy
 from headrace.spec import EnvSpec
 
 
@@ -38,7 +39,14 @@ ACTING = [
         numpy_inference.unsupported,
         numpy_inference.NumpyActor,
         {torch.float32: 4e-6},
-    )
+    ),
+    FastPath(
+        "numpy",
+        QPolicy.act,
+        numpy_q_inference.unsupported,
+        numpy_q_inference.NumpyQActor,
+        {torch.float32: 4e-6},
+    ),
 ]
 
 
@@ -62,5 +70,5 @@ def describe_choice(path: FastPath | None, reference: str, reason: str) -> str:
 
 def actor_for(policy: Policy, spec: EnvSpec, network: Network) -> Actor:
     """Build an actor with the policy's current weights. It may miss later changes."""
-    path, _ = choose(ACTING, Policy.act, policy, spec, network)
+    path, _ = choose(ACTING, type(policy).act, policy, spec, network)
     return PolicyActor(policy.act) if path is None else path.make(policy, spec, network)

@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -37,18 +38,36 @@ def conv(num_in: int, num_out: int, kernel: int, *, stride: int = 1, padding: in
 
 
 class Mlp(nn.Module):
-    """Hidden layers only, each with gain sqrt 2: `[..., num_in]` to `[..., hidden_sizes[-1]]`."""
+    """Hidden layers only: `[..., num_in]` to `[..., hidden_sizes[-1]]`.
 
-    def __init__(self, num_in: int, hidden_sizes: tuple[int, ...], activation: str) -> None:
+    Args:
+        orthogonal: begin with orthogonal weights of gain sqrt 2; or as PyTorch's layers do.
+        layer_norm: normalize the sums of each layer.
+    """
+
+    def __init__(
+        self,
+        num_in: int,
+        hidden_sizes: tuple[int, ...],
+        activation: str,
+        *,
+        orthogonal: bool = True,
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__()
-        sizes = itertools.pairwise((num_in, *hidden_sizes))
-        self.layers = nn.ModuleList(linear(*pair, math.sqrt(2)) for pair in sizes)
+        pairs = itertools.pairwise((num_in, *hidden_sizes))
+        make = partial(linear, gain=math.sqrt(2)) if orthogonal else nn.Linear
+        self.layers = nn.ModuleList(make(*pair) for pair in pairs)
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden_sizes if layer_norm)
         # A function, not a module: a module's call takes longer than a small tensor's tanh.
         self._activation = ACTIVATIONS[activation]
 
     def forward(self, features: Tensor) -> Tensor:
-        for layer in self.layers:
-            features = self._activation(layer(features))
+        for i, layer in enumerate(self.layers):
+            features = layer(features)
+            if self.norms:
+                features = self.norms[i](features)
+            features = self._activation(features)
         return features
 
 
@@ -124,9 +143,10 @@ class ImageEncoder(nn.Module):
         net: `nature` (Mnih et al. 2015, doi:10.1038/nature14236), `impala` (the residual network of
             Espeholt et al. 2018, arXiv:1802.01561, figure 3), `small` (two 3×3 convolutions without
             stride), or `auto`: `nature` from 36×36 on, `small` below 16×16, `impala` between.
+        layer_norm: normalize the sums of each layer, but for those inside of residual blocks.
     """
 
-    def __init__(self, space: Space, net: ImageNet) -> None:
+    def __init__(self, space: Space, net: ImageNet, *, layer_norm: bool = False) -> None:
         super().__init__()
         layout = image_layout(space)
         assert layout is not None, space
@@ -145,8 +165,8 @@ class ImageEncoder(nn.Module):
             image = torch.zeros(1, layout.channels, layout.height, layout.width)
             flat = math.prod(convolutions(image).shape)
         self.num_features: int = width
-        layers = (*convolutions, nn.Flatten(), linear(flat, width, math.sqrt(2)), nn.ReLU())
-        self.net = nn.Sequential(*layers)
+        layers = [*convolutions, nn.Flatten(), linear(flat, width, math.sqrt(2)), nn.ReLU()]
+        self.net = nn.Sequential(*(_with_norms(layers) if layer_norm else layers))
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -160,6 +180,15 @@ class ImageEncoder(nn.Module):
             images = images.contiguous(memory_format=torch.channels_last).float() / 255
         features: Tensor = self.net(images.to(next(self.net.parameters()).dtype))
         return features.reshape(*batch, self.num_features)
+
+
+def _with_norms(layers: list[nn.Module]) -> Iterator[nn.Module]:
+    for layer in layers:
+        yield layer
+        if isinstance(layer, nn.Conv2d):
+            yield nn.GroupNorm(1, layer.out_channels)
+        elif isinstance(layer, nn.Linear):
+            yield nn.LayerNorm(layer.out_features)
 
 
 def _nature(channels: int) -> tuple[nn.Sequential, int]:
@@ -214,11 +243,13 @@ class _Residual(nn.Module):
 class DictEncoder(nn.Module):
     """An encoder for each part of a Dict or Tuple observation; features side by side."""
 
-    def __init__(self, space: Space, image_net: ImageNet) -> None:
+    def __init__(self, space: Space, image_net: ImageNet, *, layer_norm: bool = False) -> None:
         super().__init__()
         self._keys = [key for key, _ in space.parts]
         # By position: a key may hold characters that a module's name may not
-        encoders: list[Encoder] = [encoder_for(part, image_net) for _, part in space.parts]
+        encoders: list[Encoder] = [
+            encoder_for(part, image_net, layer_norm=layer_norm) for _, part in space.parts
+        ]
         self.parts = nn.ModuleList(encoders)
         self.num_features: int = sum(encoder.num_features for encoder in encoders)
 
@@ -230,8 +261,10 @@ class DictEncoder(nn.Module):
 Encoder: TypeAlias = FlatEncoder | ImageEncoder | DictEncoder
 
 
-def encoder_for(space: Space, image_net: ImageNet) -> Encoder:
+def encoder_for(space: Space, image_net: ImageNet, *, layer_norm: bool = False) -> Encoder:
     """Return the encoder of an observation space; it maps to `[..., num_features]`."""
     if space.kind == "dict":
-        return DictEncoder(space, image_net)
-    return FlatEncoder(space) if image_layout(space) is None else ImageEncoder(space, image_net)
+        return DictEncoder(space, image_net, layer_norm=layer_norm)
+    if image_layout(space) is None:
+        return FlatEncoder(space)
+    return ImageEncoder(space, image_net, layer_norm=layer_norm)

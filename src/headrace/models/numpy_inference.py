@@ -22,7 +22,7 @@ from headrace.models.policy import Actor, ActorCritic, Network, Policy
 from headrace.spec import EnvSpec
 
 Floats: TypeAlias = NDArray[np.float32]
-_Layer = tuple[Floats, Floats]  # weight [out, in], bias [out, 1]
+Layer = tuple[Floats, Floats]  # weight [out, in], bias [out, 1]
 _MOST_ROWS = 2048  # per product after the last step: they fit the cache
 
 
@@ -49,14 +49,11 @@ class NumpyActor(Actor):
         model = policy.model
         assert isinstance(model, ActorCritic), model
         critic_trunk = model.critic_trunk or model.actor_trunk
-        self._actor = [_layer(layer) for layer in (*model.actor_trunk.layers, model.actor)]
-        self._critic = [_layer(layer) for layer in (*critic_trunk.layers, model.critic)]
-        self._activate = _ACTIVATE[network.activation]
+        self._actor = [layer_of(layer) for layer in (*model.actor_trunk.layers, model.actor)]
+        self._critic = [layer_of(layer) for layer in (*critic_trunk.layers, model.critic)]
+        self._activate = ACTIVATE[network.activation]
         self._head = policy.head
-        self._scaling: tuple[Floats, Floats] | None = None
-        if policy.normalize_obs is not None:
-            mean, scale = policy.normalize_obs.of("").scaling()
-            self._scaling = mean.numpy().reshape(-1, 1), scale.numpy().reshape(-1, 1)
+        self._seen = normalizer(policy)
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
         assert isinstance(fragment.obs, Tensor)
@@ -92,15 +89,7 @@ class NumpyActor(Actor):
             buffers = [np.empty((size, x.shape[1]), np.float32) for size in sizes]
             value[:] = self._through(self._critic, x, buffers).reshape(value.shape)
 
-    def _seen(self, x: NDArray[Any]) -> Floats:
-        """Normalize observations `[features, rows]`, if so configured."""
-        x = x.astype(np.float32, copy=False)
-        if self._scaling is None:
-            return x
-        mean, scale = self._scaling
-        return ((x - mean) * scale).clip(-CLIP, CLIP)
-
-    def _through(self, layers: list[_Layer], x: Floats, buffers: list[Floats]) -> Floats:
+    def _through(self, layers: list[Layer], x: Floats, buffers: list[Floats]) -> Floats:
         """Compute the last layer's output in the last buffer."""
         last = buffers[-1]
         for (weight, bias), out in zip(layers, buffers, strict=True):
@@ -110,8 +99,18 @@ class NumpyActor(Actor):
         return last
 
 
-def _layer(linear: nn.Module) -> _Layer:
-    assert isinstance(linear, nn.Linear)
+def normalizer(policy: Policy) -> Callable[[NDArray[Any]], Floats]:
+    """Return a function that normalizes observations `[features, rows]`, if so configured."""
+    if policy.normalize_obs is None:
+        return lambda x: x.astype(np.float32, copy=False)
+    moments = policy.normalize_obs.of("").scaling()
+    mean, scale = (each.numpy().reshape(-1, 1) for each in moments)
+    return lambda x: ((x.astype(np.float32, copy=False) - mean) * scale).clip(-CLIP, CLIP)
+
+
+def layer_of(linear: nn.Module) -> Layer:
+    """Return weight (or gain) and bias `[out, 1]` of a layer."""
+    assert isinstance(linear, nn.Linear | nn.LayerNorm)
     return linear.weight.detach().numpy(), linear.bias.detach().numpy()[:, None]
 
 
@@ -180,7 +179,7 @@ def _log_p(logits: Floats, choice: NDArray[Any]) -> Floats:
     return chosen - np.log(np.exp(logits).sum(1))  # type: ignore[no-any-return]
 
 
-_ACTIVATE: dict[str, Callable[[Floats], Floats]] = {
+ACTIVATE: dict[str, Callable[[Floats], Floats]] = {
     "tanh": lambda x: np.tanh(x, out=x),
     "relu": lambda x: np.maximum(x, 0, out=x),
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from headrace.batch import Fragment, Obs, each
 from headrace.configclass import NonNegative, PositiveInt, PositiveInts, configclass
 from headrace.models.custom import ModelFactory, made, num_params
-from headrace.models.distributions import head_for
+from headrace.models.distributions import Head, head_for
 from headrace.models.networks import ImageNet, Mlp, encoder_for, linear
 from headrace.models.normalization import NormalizeObs, NormalizeReward, RunningMoments
 from headrace.models.recurrent import Core, CoreKind, state_size
@@ -103,18 +103,31 @@ class ActorCritic(nn.Module):
 class Policy(nn.Module):
     """A network, the action distribution over its outputs, and the normalizers.
 
+    Args:
+        model: makes the user's network; None: `own` makes Headrace's.
+        head: the distribution; None: that of the space, `head_for`.
+
     Attributes:
         state_size: S, the size of the recurrent state of an env (`models/recurrent.py`), or 0. A
             recurrent policy's caller passes states in and receives the next ones.
     """
 
-    def __init__(self, spec: EnvSpec, network: Network, model: ModelFactory | None = None) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        network: Network,
+        model: ModelFactory | None = None,
+        *,
+        own: Callable[[EnvSpec, Network], nn.Module] = ActorCritic,
+        head: Head | None = None,
+    ) -> None:
         super().__init__()
         self.state_size = network.state_size
         self._spec, self._clip_reward = spec, network.clip_reward
         self._bf16 = network.precision == "bf16"
-        self.model = ActorCritic(spec, network) if model is None else made(model, spec)
-        self.head = head_for(spec.action, network.initial_log_std)
+        self._is_own = model is None
+        self.model = own(spec, network) if model is None else made(model, spec)
+        self.head = head or head_for(spec.action, network.initial_log_std)
         self.normalize_obs = NormalizeObs(spec.seen) if network.normalize_obs else None
         self.normalize_reward = NormalizeReward() if network.normalize_reward else None
 
@@ -150,7 +163,7 @@ class Policy(nn.Module):
     def _input(self, obs: Obs) -> Any:
         """Return `normalized`; for a network of one's own, nested as the environment's own."""
         flat = self.normalized(obs)
-        return flat if isinstance(self.model, ActorCritic) else nested(self._spec.seen, flat)
+        return flat if self._is_own else nested(self._spec.seen, flat)
 
     def forward(
         self, obs: Obs, state: Tensor | None = None, reset: Tensor | None = None
@@ -251,6 +264,11 @@ class Policy(nn.Module):
     def value(self, obs: Obs, state: Tensor | None = None) -> Tensor:
         """Return V of observations `[...]`; with a core `[k, ...]`, with states `[k, S]`."""
         return self.one_row(obs, state)[1]
+
+    def act_at_random(self) -> None:
+        """Have actions no longer depend on observations: they are uniform, or Gaussian."""
+        assert isinstance(self.model, ActorCritic)
+        nn.init.zeros_(self.model.actor.weight)
 
     def clipped(self, reward: Tensor) -> Tensor:
         """Clip rewards, if so configured."""

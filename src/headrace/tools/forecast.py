@@ -46,7 +46,7 @@ class MeasuredRun:
             sizes = Topology(**values)
             if sizes.envs_per_vector < 1:
                 raise ValueError(f"envs_per_vector={sizes.envs_per_vector}")
-            asynchronous = sizes.lag > 0 and ALGORITHMS[run["algo"]].accepts_any_lag
+            asynchronous = ALGORITHMS[run["algo"]].is_asynchronous(sizes.lag)
             costs = Costs.from_json(profile["costs"])
             return cls(costs, replace(sizes, asynchronous=asynchronous))
         except (OSError, ValueError, KeyError, TypeError) as error:

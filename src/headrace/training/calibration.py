@@ -25,7 +25,8 @@ from torch import Tensor
 
 import headrace
 from headrace import batch
-from headrace.algos.ppo import PPO
+from headrace.algos.base import AlgorithmConfig, EpochsConfig
+from headrace.algos.off_policy import ReplayConfig
 from headrace.batch import Fragment
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.device import DeviceCollector
@@ -109,10 +110,18 @@ class Learning:
     """Repeated updates on the same batches: rows, learner, and the fragments that it learns from.
 
     They are spread over the whole measurement, because the speed of a shared machine varies.
+
+    Args:
+        algo: settings of the algorithm. With a replay, env steps count from `learning_starts`, so
+            that each update makes the gradient steps of its rows.
     """
 
-    def __init__(self, sizes: list[tuple[int, Learner, list[Fragment]]]) -> None:
+    def __init__(
+        self, sizes: list[tuple[int, Learner, list[Fragment]]], algo: AlgorithmConfig
+    ) -> None:
         self._sizes = sizes
+        first = algo.learning_starts if isinstance(algo, ReplayConfig) else 0
+        self._env_steps = {rows: first for rows, *_ in sizes}
         self._durations: dict[int, list[float]] = {rows: [] for rows, *_ in sizes}
         self.learner_steps = 0  # optimizer steps of one update
 
@@ -122,7 +131,8 @@ class Learning:
         for number in itertools.count():
             for rows, learner, fragments in self._sizes:
                 steps, began = learner.learner_steps, time.perf_counter()
-                learner.update(learner.assemble(fragments), 0)
+                learner.update(learner.assemble(fragments), self._env_steps[rows], rows)
+                self._env_steps[rows] += rows
                 if number:  # the first update has cold caches
                     self._durations[rows].append(time.perf_counter() - began)
                 self.learner_steps = learner.learner_steps - steps
@@ -325,12 +335,12 @@ class _Calibrator:
     @property
     def _epochs(self) -> int:
         algo = self._job.settings.algo
-        return algo.num_epochs if isinstance(algo, PPO) else 1
+        return algo.num_epochs if isinstance(algo, EpochsConfig) else 1
 
     @property
     def _minibatches(self) -> int:
         algo = self._job.settings.algo
-        return algo.num_minibatches if isinstance(algo, PPO) else 1
+        return algo.num_minibatches if isinstance(algo, EpochsConfig) else 1
 
     def _update_cost(self, few: Fragment, wanted: list[tuple[int, int, int]]) -> LinearCost:
         """Measure updates with these numbers of environments, steps and minibatches."""
@@ -341,7 +351,7 @@ class _Calibrator:
             plan = sampling_plan(job, learner, self._device)
             fragments = [repeat_steps(batch.named_tensors(few), plan)]
             sizes.append((num_envs * num_steps, learner, fragments))
-        learning = Learning(sizes)
+        learning = Learning(sizes, self._job.settings.algo)
         learning.learn(_LEARNING_S)
         return learning.cost()
 
@@ -351,7 +361,7 @@ class _Calibrator:
         run = replace(
             settings.run, num_envs=num_envs, num_steps=num_steps, envs_per_vector=num_envs
         )
-        if isinstance(algo, PPO):
+        if isinstance(algo, EpochsConfig):
             sizes = minibatch_sizes(run, settings.network, num_minibatches, 0)
             count, size = sizes["num_minibatches"], sizes["minibatch_size"]
             algo = replace(algo, num_epochs=1, num_minibatches=count, minibatch_size=size)

@@ -338,6 +338,7 @@ def _job_of(
     """Assign the agents to policies; ConfigError if a setting does not go with several."""
     run = settings.run
     shares = assign_agents(run.policies, spec)
+    settings.algorithm.check(spec)
     _check_interface(run, spec)
     check_frozen(run.frozen, shares, run.model)
     if set(shares) == set(run.frozen):

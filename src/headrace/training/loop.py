@@ -57,7 +57,7 @@ def train(
         seconds = sum(reports[0]["seconds"].values())
         batch = learner.assemble(collected.fragments)
         collector.release_batch(more=not counters.is_done(run, seconds))
-        metrics = learner.update(batch, env_steps)
+        metrics = learner.update(batch, env_steps, counters.env_steps - env_steps)
         collector.publish(learner.policies, learner.version)
         meter.lap("publish")
 

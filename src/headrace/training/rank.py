@@ -30,7 +30,6 @@ from headrace.errors import EnvError
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.models.fast_paths import ACTING, choose, describe_choice
-from headrace.models.policy import Policy
 from headrace.spec import Array, EnvSpec
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
@@ -194,8 +193,9 @@ def _describe_compute(plan: SamplingPlan, learner: Learner) -> str:
         act = "torch (in the learner's process)"
     else:
         each = []
-        for policy in plan.policies.values():
-            path, reason = choose(ACTING, Policy.act, policy.build(), policy.spec, policy.network)
+        for plans in plan.policies.values():
+            policy = plans.build()
+            path, reason = choose(ACTING, type(policy).act, policy, plans.spec, plans.network)
             each.append(describe_choice(path, "torch", reason))
         act = " and ".join(dict.fromkeys(each))
     return f"compute: act = {act}, gradient = {learner.gradient} (reference: --arithmetic plain)"
@@ -241,7 +241,7 @@ def sampling_plan(
         lag=run.lag,
         env_changes=env_changes,
         timeline=run.timeline,
-        asynchronous=run.lag > 0 and job.settings.algorithm.accepts_any_lag,
+        asynchronous=job.settings.algorithm.is_asynchronous(run.lag),
         inference_device=device if run.inference == "learner" else None,
         guards=guards_of(run),
     )

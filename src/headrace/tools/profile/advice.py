@@ -25,7 +25,7 @@ def topology_of(settings: Settings, *, on_device: bool = False) -> Topology:
         num_workers=run.num_workers,
         num_learners=run.num_learners,
         lag=run.lag,
-        asynchronous=run.lag > 0 and settings.algorithm.accepts_any_lag,
+        asynchronous=settings.algorithm.is_asynchronous(run.lag),
         cores=cpu_cores(),
     )
 

@@ -121,7 +121,7 @@ class Probe:
             batches, laps, fragments = step_one_vector(collector, meter, self._seconds / 2)
             self._say("Learning")
             rows = run.num_envs * run.num_steps
-            learning = Learning([(rows, learner, fragments)])
+            learning = Learning([(rows, learner, fragments)], self._single.settings.algo)
             learning.learn(self._seconds / 4)
         if self._device.type == "cuda":  # the host's laps say nothing about the device
             step = TimeDistribution.from_samples(np.array(batches) / rows)
@@ -210,7 +210,7 @@ class Probe:
             _, learner = self._learner(num_envs, run.num_steps)
             plan = self._plan(num_envs, num_envs, run.num_steps)
             sizes.append((num_envs * run.num_steps, learner, [repeat_steps(few, plan)]))
-        return Learning(sizes)
+        return Learning(sizes, self._single.settings.algo)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,80 @@
+"""What algorithms have in common that learn from replay: settings, and how often they learn.
+
+Left out: what is learned (`dqn.py`).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from headrace.algos.base import Share, UpdateContext
+from headrace.batch import Minibatch
+from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
+from headrace.replay.buffer import ReplayBuffer, Rows
+
+_BLOCK = 64  # gradient steps whose transitions are chosen at once
+
+
+@configclass
+class ReplayConfig:
+    """More settings, of algorithms that learn from replay."""
+
+    replay_size: PositiveInt = 1_000_000
+    """Transitions that are kept, of all environments together."""
+    batch_size: PositiveInt = 64
+    """Transitions of a gradient step."""
+    replay_ratio: NonNegative = 1.0
+    """Gradient steps for each env step."""
+    learning_starts: NonNegativeInt = 1_000
+    """Env steps before the first gradient step."""
+    n_step: PositiveInt = 1
+    """Env steps whose rewards a target sums, before it looks at a value."""
+    priority_alpha: Share = 0.0
+    """Draw transitions in proportion to their last error to this power; 0: all alike."""
+    priority_beta: Share = 0.4
+    """Share of the bias of priorities that weights undo at first; it grows to 1 over
+    schedule_env_steps."""
+
+    def learner_steps_after(self, env_steps: int) -> int:
+        """Return the gradient steps that are due by then, since the start of the run."""
+        return int(self.replay_ratio * max(0, env_steps - self.learning_starts))
+
+
+def replay_of(ctx: UpdateContext[Any]) -> ReplayBuffer:
+    """Return the buffer of an algorithm, which is its module `replay`."""
+    replay = ctx.modules["replay"]
+    assert isinstance(replay, ReplayBuffer)
+    return replay
+
+
+def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
+    """Yield the number of each gradient step that is due, since the start, and what it learns from.
+
+    The numbers follow from counters that are saved, so that the ratio of gradient steps to env
+    steps is exact over any interruption.
+    """
+    cfg, replay = ctx.config, replay_of(ctx)
+    end = cfg.learner_steps_after(ctx.env_steps + ctx.new_env_steps)
+    at_once = 1 if replay.priorities else _BLOCK  # priorities change with each gradient step
+    for first in range(ctx.learner_steps, end, at_once):
+        count = min(at_once, end - first)
+        if replay.priorities:
+            beta = cfg.priority_beta + (1 - cfg.priority_beta) * ctx.progress
+            rows, weight = replay.draw_by_priority(ctx.seed, first, cfg.batch_size, beta)
+            drawn = [rows]
+        else:
+            block = replay.draw(ctx.seed, first, count, cfg.batch_size)
+            drawn = [block[i] for i in range(count)]
+            weight = torch.ones(cfg.batch_size, device=block.env.device)
+        for step, rows in enumerate(drawn, start=first):
+            of = replay.transitions(rows, cfg.n_step, cfg.gamma, ctx.policy.scaled)
+            yield step, rows, of | {"weight": weight / cfg.batch_size}
+
+
+@torch.no_grad()
+def follow(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """Move the target's weights towards those of `source`, by a share `tau`."""
+    for old, new in zip(target.parameters(), source.parameters(), strict=True):
+        old.lerp_(new, tau) if tau < 1 else old.copy_(new)

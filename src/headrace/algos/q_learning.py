@@ -1,0 +1,79 @@
+"""What algorithms have in common that learn the values of actions: settings, policy, exploration.
+
+Left out: targets, and the data that is learned from (`pqn.py`, `dqn.py`).
+"""
+
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from headrace.algos.base import Algorithm, AlgorithmConfig, Share
+from headrace.configclass import NonNegative, configclass
+from headrace.errors import ConfigError
+from headrace.models.custom import ModelFactory
+from headrace.models.distributions import at
+from headrace.models.policy import Network, Policy
+from headrace.models.q_policy import QPolicy
+from headrace.spec import EnvSpec
+
+
+@configclass
+class QLearningConfig(AlgorithmConfig):
+    """Settings of algorithms that learn the values of actions."""
+
+    max_grad_norm: NonNegative = 10.0
+    exploration_initial_eps: Share = 1.0
+    """Probability of a random action (epsilon) at the start."""
+    exploration_final_eps: Share = 0.05
+    """Epsilon after the exploration_fraction. Evaluations never act at random."""
+    exploration_fraction: Share = 0.1
+    """Share of schedule_env_steps in which epsilon falls linearly from its first to its last."""
+    layer_norm: bool = False
+    """Normalize the sums of each hidden layer, before its non-linearity."""
+    dueling: bool = False
+    """Sum the values of actions up from the observation's value and each action's advantage."""
+
+    def epsilon(self, progress: float) -> float:
+        """Return epsilon after a share `progress` of the run's schedules."""
+        first, last, share = (
+            self.exploration_initial_eps,
+            self.exploration_final_eps,
+            self.exploration_fraction,
+        )
+        return first + (last - first) * (min(1.0, progress / share) if share else 1.0)
+
+
+ConfigT = TypeVar("ConfigT", bound=QLearningConfig)
+
+
+class QLearning(Algorithm[ConfigT]):
+    """The base class of algorithms that learn the values of actions."""
+
+    def check(self, spec: EnvSpec) -> None:
+        if spec.action.kind != "discrete":
+            raise ConfigError(
+                f"algo={self.name!r} learns a value for each action: expected a Discrete action "
+                f"space, but that of {spec.id} is {spec.action.describe()}.\nUse --algo ppo, for "
+                "example."
+            )
+
+    def build_policy(
+        self, spec: EnvSpec, network: Network, config: ConfigT, model: ModelFactory | None = None
+    ) -> Policy:
+        return QPolicy(
+            spec, network, model,
+            epsilon=config.exploration_initial_eps,
+            layer_norm=config.layer_norm,
+            dueling=config.dueling,
+        )  # fmt: skip
+
+
+def value_of(policy: nn.Module, obs: Any, action: Tensor) -> Tensor:
+    """Return Q(s, a) of observations and actions, `[...]`."""
+    return at(policy(obs)[0], action)
+
+
+def explore(policy: Policy, epsilon: float) -> None:
+    """Set the probability of random actions, from the next weights on."""
+    assert isinstance(policy, QPolicy)
+    policy.head.epsilon.fill_(epsilon)

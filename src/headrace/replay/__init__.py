@@ -1,0 +1,1 @@
+"""What is kept of the past, to learn from again."""

@@ -1,0 +1,252 @@
+"""The replay buffer: the newest transitions of each environment, and which of them are drawn.
+
+Left out: how many gradient steps follow, and what is learned (`algos/`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headrace.batch import Fragment, Minibatch, Obs, columns, each, one_of_each
+from headrace.device_seeding import replay_draws
+from headrace.replay.memory import check_memory
+from headrace.replay.priorities import Priorities
+from headrace.spec import EnvSpec
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of the buffer: their numbers since the start of the run, and their environments."""
+
+    number: Tensor
+    env: Tensor
+
+    def __getitem__(self, step: int) -> "Rows":
+        return Rows(self.number[step], self.env[step])
+
+
+class ReplayBuffer(nn.Module):
+    """A ring of rows for each environment of a rank.
+
+    A row is an observation, the action that it led to, the reward, and whether the episode ended.
+    The next observation is that of the next row, so that each is stored once. Where an episode was
+    cut off, its true last observation has a row of its own, which is no transition. All is in
+    buffers of the module, so that a checkpoint has it.
+
+    Args:
+        spec: of the environments.
+        size: rows to keep, of all environments together.
+        num_envs: of this rank.
+        prioritized: keep priorities, by which rows can be drawn.
+
+    Raises:
+        ConfigError: there is not enough free memory.
+    """
+
+    reward: Tensor
+    action: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    end: Tensor
+    starts: Tensor
+    num_starts: Tensor
+    num_gone: Tensor
+
+    def __init__(
+        self, spec: EnvSpec, size: int, num_envs: int, *, prioritized: bool = False
+    ) -> None:
+        super().__init__()
+        self.num_envs = num_envs
+        self.capacity = -(-size // num_envs) + 1  # one more: where the next row begins
+        check_memory(spec, size)
+        layout = columns(spec, {}, self.capacity, num_envs)
+        self._obs_names = {
+            name.removeprefix("obs").removeprefix("."): f"obs{i}"
+            for i, name in enumerate(name for name in layout if name.startswith("obs"))
+        }
+        for key, name in self._obs_names.items():
+            shape, dtype = layout[f"obs.{key}" if key else "obs"]
+            self.register_buffer(name, torch.zeros((self.capacity, *shape[1:]), dtype=dtype))
+        for name in ("action", "reward", "terminated", "truncated"):
+            shape, dtype = layout[name]
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype))
+        # The number of each environment's next row, at which its observation is already stored.
+        self.register_buffer("end", torch.zeros(num_envs, dtype=torch.int64))
+        # The numbers of the rows that are transitions, in order, and how many there were, and how
+        # many of those are overwritten. One place more, for what is not kept.
+        starts = torch.zeros((self.capacity + 1, num_envs), dtype=torch.int64)
+        self.register_buffer("starts", starts)
+        self.register_buffer("num_starts", torch.zeros(num_envs, dtype=torch.int64))
+        self.register_buffer("num_gone", torch.zeros(num_envs, dtype=torch.int64))
+        self.priorities = Priorities(num_envs, self.capacity) if prioritized else None
+
+    @torch.no_grad()
+    def insert(self, batch: Fragment) -> None:
+        """Append a batch `[T, n]`; an environment may be in it several times, or not at all."""
+        env_id = batch.env_id
+        is_whole = len(env_id) == self.num_envs and bool((env_id.diff() > 0).all())
+        # Ids of a policy's agents have gaps; but they are stepped together, and in order.
+        every = torch.arange(self.num_envs, device=env_id.device)
+        places = every if is_whole else env_id % self.num_envs
+        for part in one_of_each(places):
+            self._insert(batch, places[part], part)
+
+    def _insert(self, batch: Fragment, env: Tensor, part: Tensor) -> None:
+        num_steps, device = batch.num_steps, env.device
+        final_obs, final_step, final_row = batch.finals()
+        was_cut_off = torch.zeros((num_steps + 1, batch.num_envs), dtype=torch.bool, device=device)
+        was_cut_off[final_step, final_row] = True  # unused places have step T
+        extra = was_cut_off[:-1, part].long()
+        before = self.end[env]
+        first = before + self._close(env, each(lambda o: o[0, part], batch.obs))
+        step = torch.arange(num_steps, device=device).unsqueeze(1)
+        number = first + step + extra.cumsum(0) - extra
+        end = first + num_steps + extra.sum(0)
+
+        def write(name: str, value: Tensor, at: Tensor, of: Tensor) -> None:
+            getattr(self, name)[at % self.capacity, of] = value
+
+        # The last observations of episodes, for the columns of this part
+        column = torch.full((batch.num_envs,), -1, device=device)
+        column[part] = torch.arange(len(part), device=device)
+        mine = ((final_step < num_steps) & (column[final_row] >= 0)).nonzero().squeeze(-1)
+        last_at = number[final_step[mine], column[final_row[mine]]] + 1
+        last_env = env[column[final_row[mine]]]
+        for key, name in self._obs_names.items():
+            obs, last = (o[key] if isinstance(o, dict) else o for o in (batch.obs, final_obs))
+            write(name, obs[:-1, part], number, env)
+            write(name, obs[-1, part], end, env)
+            write(name, last[mine], last_at, last_env)
+        for name in ("action", "reward", "terminated", "truncated"):
+            write(name, getattr(batch, name)[:, part], number, env)
+        write("truncated", torch.ones_like(last_env, dtype=torch.bool), last_at, last_env)
+        self._count(env, number, batch.valid[:, part], before, end)
+
+    def _close(self, env: Tensor, first_obs: Obs) -> Tensor:
+        """End episodes that do not go on with `first_obs`; return which had to be, as 0 or 1.
+
+        That is where a fragment was lost: the row before is taken as cut off.
+        """
+        end, before = self.end[env], (self.end[env] - 1) % self.capacity
+        goes_on = torch.ones_like(env, dtype=torch.bool)
+        for key, name in self._obs_names.items():
+            obs = first_obs[key] if isinstance(first_obs, dict) else first_obs
+            stored = getattr(self, name)[end % self.capacity, env]
+            goes_on &= (stored == obs).flatten(1).all(1) if obs.dim() > 1 else stored == obs
+        has_ended = self.terminated[before, env] | self.truncated[before, env]
+        lost = (end > 0) & ~goes_on & ~has_ended
+        self.truncated[before, env] |= lost
+        self.truncated[end % self.capacity, env] = lost
+        return lost.long()
+
+    def _count(
+        self, env: Tensor, number: Tensor, valid: Tensor, before: Tensor, end: Tensor
+    ) -> None:
+        """Forget the transitions that were overwritten, and list the new ones in their places."""
+        oldest, most = end - self.capacity + 1, int((end - before).max())
+        candidate = self.num_gone[env] + torch.arange(most, device=env.device).unsqueeze(1)
+        is_gone = self.starts[candidate % self.capacity, env] < oldest
+        self.num_gone[env] += (is_gone & (candidate < self.num_starts[env])).sum(0)
+        is_start = valid.long()
+        place = (self.num_starts[env] + is_start.cumsum(0) - is_start) % self.capacity
+        self.starts[place.where(valid, self.capacity), env] = number
+        self.num_starts[env] += is_start.sum(0)
+        self.end[env] = end
+        if self.priorities is not None:
+            written = before + torch.arange(most + 1, device=env.device).unsqueeze(1)
+            written = torch.minimum(written, end)  # the next row is none yet, either
+            zero = torch.zeros(written.numel(), dtype=torch.float64, device=env.device)
+            self.priorities.set(env.expand_as(written).flatten(), self._at(written), zero)
+            of, at = env.expand_as(number)[valid], self._at(number[valid])
+            self.priorities.set(of, at, self.priorities.greatest.expand_as(at))
+
+    def _at(self, number: Tensor) -> Tensor:
+        return (number % self.capacity).flatten()
+
+    def __len__(self) -> int:
+        """Return the number of transitions that can be drawn."""
+        return int((self.num_starts - self.num_gone).sum())
+
+    @torch.no_grad()
+    def draw(self, seed: int, first_step: int, num_steps: int, batch_size: int) -> Rows:
+        """Draw `[num_steps, batch_size]` transitions, for gradient steps from `first_step` on.
+
+        Each transition is equally likely. Slot j of a gradient step draws from the j-th of
+        `batch_size` equal parts of all transitions, environment by environment.
+        """
+        left = self.num_starts - self.num_gone
+        ends = left.cumsum(0)
+        total = ends[-1]
+        uniform = replay_draws(seed, first_step, num_steps, batch_size, ends.device)
+        slot = torch.arange(batch_size, device=ends.device)
+        pick = ((slot + uniform) * (total.double() / batch_size)).long().clamp(max=total - 1)
+        env = torch.searchsorted(ends, pick, right=True)
+        place = pick - (ends - left)[env] + self.num_gone[env]
+        return Rows(self.starts[place % self.capacity, env], env)
+
+    @torch.no_grad()
+    def draw_by_priority(
+        self, seed: int, step: int, batch_size: int, beta: float
+    ) -> tuple[Rows, Tensor]:
+        """Draw `[batch_size]` transitions of a gradient step, in proportion to their priorities.
+
+        Returns:
+            The rows, and weights that undo a share `beta` of the bias: (n P(i))^-β, of which the
+            largest is 1 (Schaul et al. 2016, arXiv:1511.05952, section 3.4).
+        """
+        assert self.priorities is not None
+        uniform = replay_draws(seed, step, 1, batch_size, self.end.device)[0]
+        env, place, probability = self.priorities.draw(uniform)
+        number = self.end[env] - (self.end[env] - place) % self.capacity
+        total = (self.num_starts - self.num_gone).sum()
+        weight = (total * probability) ** -beta
+        return Rows(number, env), (weight / weight.max()).float()
+
+    @torch.no_grad()
+    def set_priorities(self, rows: Rows, priority: Tensor) -> None:
+        """Write the priorities `[B]` of rows that were drawn."""
+        assert self.priorities is not None
+        self.priorities.set(rows.env, self._at(rows.number), priority.double())
+        self.priorities.greatest.copy_(torch.maximum(self.priorities.greatest, priority.max()))
+
+    @torch.no_grad()
+    def transitions(
+        self, rows: Rows, n_step: int, gamma: float, scaled: Callable[[Tensor], Tensor]
+    ) -> Minibatch:
+        """Return transitions over up to `n_step` steps, which end with the episode or the newest.
+
+        Args:
+            rows: `[B]`.
+            scaled: clips and normalizes rewards.
+
+        Returns:
+            `obs, action, next_obs` of rows `[B, ...]`; `reward`, the sum Σ_j γ^j r_j of m steps;
+            `discount`, γ^m, or 0 if the episode ended by then.
+        """
+        ahead = torch.arange(n_step, device=rows.env.device)
+        number, env = rows.number.unsqueeze(-1) + ahead, rows.env.unsqueeze(-1)
+        at = number % self.capacity
+        ended = self.terminated[at, env] | self.truncated[at, env]
+        counts = (number < self.end[env]) & ~(ended.cumsum(-1) - ended.long()).bool()
+        powers = torch.tensor(gamma, device=at.device) ** ahead
+        reward = (scaled(self.reward[at, env]) * powers * counts).sum(-1)
+        m = counts.sum(-1)
+        terminated = (self.terminated[at, env] & counts).any(-1)
+        discount = (gamma**m).masked_fill(terminated, 0.0)
+        return {
+            "obs": self._observations(rows.number, rows.env),
+            "action": self.action[rows.number % self.capacity, rows.env],
+            "reward": reward,
+            "discount": discount.to(reward.dtype),
+            "next_obs": self._observations(rows.number + m, rows.env),
+        }
+
+    def _observations(self, number: Tensor, env: Tensor) -> Obs:
+        at = number % self.capacity * self.num_envs + env
+        named = {
+            key: getattr(self, name).flatten(0, 1).index_select(0, at)
+            for key, name in self._obs_names.items()
+        }
+        return named[""] if list(named) == [""] else named

@@ -1,0 +1,43 @@
+"""The memory that a replay buffer takes, asked for at the start."""
+
+import math
+from pathlib import Path
+
+import torch
+
+from headrace.batch import columns
+from headrace.errors import ConfigError
+from headrace.spec import EnvSpec
+
+
+def row_bytes(spec: EnvSpec) -> int:
+    """Return the memory of one row, in bytes."""
+    layout = columns(spec, {}, 1, 1, capacity=0)
+    names = [name for name in layout if name.startswith("obs")]
+    names += ["action", "reward", "terminated", "truncated"]
+    sizes = (math.prod(layout[name][0][2:]) * layout[name][1].itemsize for name in names)
+    return sum(sizes) + torch.int64.itemsize  # of the list of transitions
+
+
+def check_memory(spec: EnvSpec, size: int) -> None:
+    """Raise ConfigError now, where the kernel would end the process hours later.
+
+    Memory is taken when a row is written for the first time.
+    """
+    row, free = row_bytes(spec), _free_memory()
+    if free is not None and size * row > free:
+        raise ConfigError(
+            f"replay_size={size}: the buffer needs {size * row / 1e9:.1f} GB, {row} bytes for a "
+            f"transition, and {free / 1e9:.1f} GB of memory are free.\n"
+            f"Use --replay-size {int(0.8 * free / row)} or less."
+        )
+
+
+def _free_memory() -> int | None:
+    """Return the bytes that this machine can still give; None where that is not known."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kib = dict(line.split(":") for line in lines)["MemAvailable"].split()[0]
+    return int(kib) * 1024

@@ -1,0 +1,162 @@
+"""The pages of PQN and DQN: losses and targets by hand, and every setting seen to do something."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import headrace
+from headrace.algos import dqn, pqn
+from headrace.algos.dqn import DQN
+from headrace.algos.off_policy import follow
+from headrace.algos.pqn import PQN
+from headrace.storage import checkpoint
+from headrace.training.log import read_metrics
+from tests.support import Counting, short_cartpole
+
+SMALL = {"num_envs": 4, "num_steps": 16, "num_workers": 0, "seed": 1, "quiet": True}
+
+
+class Values:
+    """Stands in for a network that gives rows known values of their actions."""
+
+    def __init__(self, *rows):
+        self.rows = torch.tensor(rows)
+
+    def __call__(self, obs):
+        return self.rows, self.rows.amax(-1)
+
+
+def rows(**columns):
+    found = {"obs": None, "next_obs": None, "action": torch.tensor([0, 1])}
+    found |= {"weight": torch.tensor([0.5, 0.5])}
+    return found | {name: torch.tensor(column) for name, column in columns.items()}
+
+
+def test_the_losses_by_hand():
+    policy = Values([1.0, 9.0], [9.0, 5.0])  # Q(s, a) = 1 and 5
+    minibatch = rows(target=[1.5, 2.0])  # errors -0.5 and 3
+    total, metrics = pqn.loss(policy, minibatch, PQN())
+    assert float(total) == pytest.approx((0.25 + 9) / 2)
+    assert float(metrics["td_error"]) == pytest.approx(3.5 / 2)
+    # Huber: 0.5 * 0.25 and 3 - 0.5
+    total, metrics = dqn.loss(policy, minibatch, DQN())
+    assert float(total) == pytest.approx((0.125 + 2.5) / 2)
+    assert float(metrics["td_error"]) == pytest.approx(3.5 / 2)
+    assert float(metrics["mean_value"]) == 3.0
+
+
+def test_the_targets_by_hand():
+    policy = Values([2.0, 1.0], [0.0, 1.0])  # chooses 0, 1
+    target = Values([3.0, 7.0], [5.0, 4.0])  # the largest: 7, 5
+    of = rows(reward=[1.0, 2.0], discount=[0.5, 0.0])
+    found = dqn.targets(policy, target, of, DQN(double_q=True))
+    assert found.tolist() == [1 + 0.5 * 3, 2.0]
+    found = dqn.targets(policy, target, of, DQN(double_q=False))
+    assert found.tolist() == [1 + 0.5 * 7, 2.0]
+
+
+def test_epsilon_falls_linearly_and_stays():
+    cfg = DQN(exploration_initial_eps=0.8, exploration_final_eps=0.2, exploration_fraction=0.5)
+    expected = [0.8, 0.5, 0.2, 0.2]
+    assert [cfg.epsilon(share) for share in (0, 0.25, 0.5, 1)] == pytest.approx(expected)
+    assert DQN(exploration_fraction=0.0, exploration_final_eps=0.1).epsilon(0.0) == pytest.approx(
+        0.1
+    )
+
+
+def test_a_target_network_follows_by_a_share():
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    before = other.weight.clone()
+    follow(other, one, 0.25)
+    torch.testing.assert_close(other.weight, 0.75 * before + 0.25 * one.weight)
+    follow(other, one, 1.0)
+    assert torch.equal(other.weight, one.weight)
+
+
+def train(path, algo, **more):
+    settings = SMALL | {"total_env_steps": 640} | more
+    return headrace.train(short_cartpole, algo=algo, run_dir=path, **settings)
+
+
+BASE = {
+    "dqn": {"lr": 1e-2, "learning_starts": 64, "replay_ratio": 0.2, "target_update_interval": 10},
+    "pqn": {"lr": 1e-2},
+}
+BASE["prioritized"] = BASE["dqn"] | {"priority_alpha": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("algo", "setting", "value"),
+    [
+        ("pqn", "q_lambda", 0.0),
+        ("pqn", "gamma", 0.5),
+        ("pqn", "layer_norm", False),
+        ("pqn", "num_epochs", 1),
+        ("pqn", "num_minibatches", 1),
+        ("pqn", "exploration_final_eps", 0.5),
+        ("pqn", "exploration_fraction", 0.01),
+        ("pqn", "lr_schedule", "constant"),
+        ("dqn", "gamma", 0.5),
+        ("dqn", "double_q", False),
+        ("dqn", "dueling", True),
+        ("dqn", "layer_norm", True),
+        ("dqn", "n_step", 3),
+        ("dqn", "batch_size", 16),
+        ("dqn", "tau", 0.5),
+        ("dqn", "target_update_interval", 3),
+        ("dqn", "exploration_initial_eps", 0.5),
+        ("dqn", "replay_size", 128),
+        ("dqn", "lr_schedule", "linear"),
+        ("dqn", "priority_alpha", 0.6),
+        ("prioritized", "priority_alpha", 1.0),
+        ("prioritized", "priority_beta", 1.0),
+    ],
+)
+def test_every_setting_changes_what_is_learned(tmp_path, algo, setting, value):
+    kind = {"dqn": DQN, "pqn": PQN, "prioritized": DQN}[algo]
+    weights = []
+    for name, changed in (("one", {}), ("other", {setting: value})):
+        run = train(tmp_path / name, kind(**BASE[algo] | changed))
+        found = checkpoint.newest(run.dir).tensors("policy_default")
+        weights.append(torch.cat([w.flatten() for key, w in found.items() if "epsilon" not in key]))
+    assert weights[0].shape != weights[1].shape or not torch.equal(*weights)
+
+
+def test_the_ratio_is_exact_and_begins_after_learning_starts(tmp_path):
+    run = train(tmp_path / "run", DQN(learning_starts=100, replay_ratio=0.3))
+    steps = {row["env_steps"]: row["learner_steps"] for row in read_metrics(run.dir)}
+    assert steps == {n: int(0.3 * max(0, n - 100)) for n in range(64, 641, 64)}
+
+
+def test_metrics_show_epsilon_and_errors(tmp_path):
+    run = train(tmp_path / "run", DQN(learning_starts=100, exploration_fraction=0.5))
+    first, last = read_metrics(run.dir)[0], read_metrics(run.dir)[-1]
+    assert first["epsilon"] == 1.0
+    assert last["epsilon"] == pytest.approx(0.05)
+    assert last["td_error"] > 0
+    assert "td_error" not in first  # there was no gradient step yet
+
+
+@pytest.mark.parametrize("algo", [DQN(n_step=1), DQN(n_step=3), PQN()], ids=["1", "3", "pqn"])
+def test_time_limits_are_no_terminal_states(tmp_path, algo):
+    """Reward 1 per step for ever, cut off every 5 steps: Q is 1 / (1 - 0.8) = 5 all the same."""
+
+    class Endless(Counting):
+        def __init__(self):
+            super().__init__(truncate_at=5)
+
+        def _obs(self):  # all alike: the last one of an episode is not learned from
+            return np.ones(2, np.float32)
+
+    settings = {name: getattr(algo, name) for name in algo._explicit}
+    more = {"lr": 3e-3, "gamma": 0.8, "exploration_fraction": 0.1}
+    if isinstance(algo, DQN):
+        more |= {"learning_starts": 100, "target_update_interval": 20, "replay_ratio": 0.5}
+    values = []
+    headrace.train(
+        Endless, algo=type(algo)(**settings | more), total_env_steps=6_400,
+        run_dir=tmp_path / "run", on_update=lambda _, m: values.append(m.get("mean_value")),
+        **SMALL,
+    )  # fmt: skip
+    assert 4.5 < values[-1] < 5.5

@@ -1,0 +1,40 @@
+"""Sizes of a replay: what follows by itself, and what is refused."""
+
+import pytest
+
+from headrace.config.resolve import resolve
+from headrace.errors import ConfigError
+
+
+def resolved(**settings):
+    return resolve({"env": "CartPole-v1", "algo": "dqn", "num_workers": 0} | settings)
+
+
+def test_a_short_run_begins_to_learn_in_time_and_keeps_room_for_its_rows_alone():
+    algo = resolved(total_env_steps=5_000).algo
+    assert (algo.learning_starts, algo.replay_size) == (500, 5_000)
+    algo = resolved(total_env_steps=5_000_000).algo
+    assert (algo.learning_starts, algo.replay_size) == (1_000, 1_000_000)
+
+
+def test_what_is_given_is_kept():
+    algo = resolved(total_env_steps=5_000, learning_starts=900, replay_size=20_000).algo
+    assert (algo.learning_starts, algo.replay_size) == (900, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"learning_starts": 5_000}, "nothing would be learned"),
+        ({"learning_starts": 2_000, "replay_size": 1_000}, "replay_size=1000: expected 2000"),
+        ({"num_envs": 64, "num_steps": 16, "replay_size": 2_000}, "expected 2048 or more"),
+    ],
+)
+def test_sizes_that_learn_nothing_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        resolved(**{"total_env_steps": 5_000} | settings)
+
+
+def test_replay_has_no_workers_unless_asked():
+    settings = resolve({"env": "CartPole-v1", "algo": "dqn", "total_env_steps": 100_000})
+    assert settings.run.num_workers == 0

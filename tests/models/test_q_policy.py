@@ -1,0 +1,109 @@
+"""Policies of action values: exploration, masks, dueling, and inference in NumPy."""
+
+import pytest
+import torch
+
+import headrace
+from headrace.errors import ConfigError
+from headrace.models.fast_paths import actor_for
+from headrace.models.numpy_q_inference import NumpyQActor
+from headrace.models.policy import Network, PolicyActor, torch_seed
+from headrace.models.q_policy import EpsilonGreedy, QPolicy
+from headrace.spec import EnvSpec, Space
+from tests.models.test_numpy_inference import acted
+
+SEEN = Space("box", (6,), "float32")
+SPEC = EnvSpec("test", SEEN, Space("discrete", (), "int64", nvec=(5,), start=(0,)))
+STORED = {"value": ((), torch.float32)}
+
+
+def policy_with(network=None, epsilon=0.3, spec=SPEC, **options):
+    with torch_seed(1):
+        policy = QPolicy(spec, network or Network(), epsilon=epsilon, **options)
+    if policy.normalize_obs is not None:
+        rows = 3 + 2 * torch.randn(100, 6)
+        policy.normalize_obs.update(rows.unsqueeze(0), torch.ones(1, 100, dtype=torch.bool))
+    return policy
+
+
+def test_epsilon_is_the_share_of_random_actions():
+    head = EpsilonGreedy(4, 0.2)
+    values = torch.tensor([0.1, 2.0, -1.0, 0.5]).expand(10_000, 4)
+    noise = (torch.arange(10_000) + 0.5).unsqueeze(-1) / 10_000
+    action, log_prob = head.sample(values, noise)
+    assert torch.bincount(action).tolist() == [500, 8500, 500, 500]
+    assert log_prob.exp().unique().tolist() == pytest.approx([0.05, 0.85])
+    again, entropy = head.evaluate(values, action)
+    assert torch.equal(again, log_prob)
+    expected = -(0.85 * torch.tensor(0.85).log() + 3 * 0.05 * torch.tensor(0.05).log())
+    assert float(entropy[0]) == pytest.approx(float(expected))
+    assert head.mode(values)[0] == 1
+
+
+def test_what_a_mask_forbids_is_neither_done_nor_counted():
+    mask = Space("multi_binary", (5,), "int8")
+    seen = Space("dict", parts=(("obs", SEEN), ("mask", mask)))
+    spec = EnvSpec("masked", seen, SPEC.action, mask_key="mask")
+    policy = policy_with(epsilon=1.0, spec=spec)
+    allowed = torch.tensor([0, 1, 0, 1, 0], dtype=torch.int8).expand(200, 5)
+    obs = {"obs": torch.randn(200, 6), "mask": allowed}
+    noise = (torch.arange(200) + 0.5).unsqueeze(-1) / 200
+    out = policy.act(obs, noise)
+    assert torch.bincount(out["action"], minlength=5).tolist() == [0, 100, 0, 100, 0]
+    values = policy.model(policy.normalized(obs))[0]
+    assert torch.equal(out["value"], values[:, [1, 3]].amax(-1))
+    assert set(policy.act_greedily(obs)["action"].tolist()) <= {1, 3}
+
+
+def test_dueling_sums_a_value_and_advantages_of_mean_zero():
+    policy = policy_with(dueling=True)
+    obs = torch.randn(7, 6)
+    values, best = policy(obs)
+    model = policy.model
+    assert torch.allclose(
+        values.mean(-1), model.critic(model.critic_trunk(obs)).squeeze(-1), atol=1e-6
+    )
+    assert torch.equal(best, values.amax(-1))
+
+
+@pytest.mark.parametrize("options", [{}, {"dueling": True}, {"layer_norm": True, "dueling": True}])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_numpy_acts_as_torch_does(options, activation):
+    network = Network(normalize_obs=True, activation=activation)
+    policy = policy_with(network, **options)
+    fast = actor_for(policy, SPEC, network)
+    assert isinstance(fast, NumpyQActor)
+    obs, noise = 3 + 2 * torch.randn(600, 6), torch.rand(600, 1).clamp(1e-6, 1 - 1e-6)
+    with torch.no_grad():
+        plain = acted(PolicyActor(policy.act), SPEC, obs, noise, 3, STORED)
+        values = policy(obs)[0].topk(2).values
+    quick = acted(fast, SPEC, obs, noise, 3, STORED)
+    torch.testing.assert_close(quick["value"], plain["value"], rtol=1e-6, atol=4e-6)
+    clear = values[:, 0] - values[:, 1] > 1e-4  # rounding may decide between equals
+    assert clear.sum() > 500
+    assert torch.equal(quick["action"][clear], plain["action"][clear])
+    assert len(quick["action"].unique()) == 5
+
+
+@pytest.mark.parametrize("net", ["small", "impala", "nature"])
+def test_layers_of_images_are_normalized_too(net):
+    seen = Space("box", (40, 40, 1), "uint8")
+    spec = EnvSpec("images", seen, SPEC.action)
+    network = Network(image_net=net, hidden_sizes=())
+    policy = policy_with(network, spec=spec, layer_norm=True)
+    image = torch.randint(0, 120, (2, 40, 40, 1), dtype=torch.uint8)
+    plain = policy_with(network, spec=spec)
+    with torch.no_grad():
+        twice = [p.model.encoder(2 * image) / p.model.encoder(image) for p in (policy, plain)]
+    active = twice[0].isfinite() & (twice[0] > 0)
+    assert float(twice[0][active].median()) == pytest.approx(1, abs=0.1)  # whatever the contrast
+    assert float(twice[1][twice[1].isfinite() & (twice[1] > 0)].median()) == pytest.approx(
+        2, abs=0.2
+    )
+
+
+@pytest.mark.parametrize("algo", ["dqn", "pqn"])
+def test_other_actions_than_one_choice_are_refused(algo, tmp_path):
+    with pytest.raises(ConfigError, match=r"learns a value for each action: expected a Discrete"):
+        headrace.train("Pendulum-v1", algo=algo, run_dir=tmp_path / "run", total_env_steps=100)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,217 @@
+"""The replay buffer against a list of everything that happened, walked step by step."""
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import batch
+from headrace.replay.buffer import ReplayBuffer, Rows
+from headrace.spec import EnvSpec, Space
+
+N, T = 3, 5
+SPEC = EnvSpec("stream", Space("box", (2,), "float32"), Space("discrete", (), "int64", nvec=(4,)))
+GAMMA = 0.9
+
+
+class Stream:
+    """Random fragments of N envs, and all their transitions."""
+
+    def __init__(self, seed, p_end=0.3):
+        self.rng, self.p_end = np.random.default_rng(seed), p_end
+        self.count = 0
+        self.obs = [self.new() for _ in range(N)]
+        # Of each env: [obs, action, reward, terminated, truncated, next obs]
+        self.steps = [[] for _ in range(N)]
+
+    def new(self):
+        """An observation that is like no other."""
+        self.count += 1
+        return torch.tensor([float(self.count), -1.0])
+
+    def fragment(self, envs=range(N), *, lost=()):
+        """The next T steps of some envs; the fragment before those in `lost` never arrived."""
+        envs = list(envs)
+        out = batch.allocate(batch.columns(SPEC, {}, T, len(envs)))
+        out.env_id[:] = torch.tensor(envs)
+        out.policy_version.zero_()
+        num_final = 0
+        for column, env in enumerate(envs):
+            if env in lost:
+                if self.steps[env] and not any(self.steps[env][-1][3:5]):
+                    self.steps[env][-1][4] = True  # its next observation was the last one seen
+                self.obs[env] = self.new()
+            out.obs[0, column] = self.obs[env]
+            for t in range(T):
+                action, reward = int(self.rng.integers(4)), float(self.rng.normal())
+                terminated = self.rng.random() < self.p_end / 2
+                truncated = not terminated and self.rng.random() < self.p_end / 2
+                following = self.new()
+                self.steps[env].append(
+                    [self.obs[env], action, reward, terminated, truncated, following]
+                )
+                if truncated:
+                    out.final_obs[num_final] = following
+                    out.final_step[num_final], out.final_row[num_final] = t, column
+                    num_final += 1
+                self.obs[env] = self.new() if terminated or truncated else following
+                out.obs[t + 1, column] = self.obs[env]
+                out.action[t, column], out.reward[t, column] = action, reward
+                out.terminated[t, column], out.truncated[t, column] = terminated, truncated
+                out.valid[t, column] = True
+        out.num_final[0] = num_final
+        return out
+
+    def walked(self, env, i, n_step):
+        """A transition over up to n steps, as a textbook would walk it."""
+        reward, discount = 0.0, 1.0
+        for step in self.steps[env][i : i + n_step]:
+            reward += discount * np.float32(step[2])
+            discount *= GAMMA
+            following = step[5]
+            if step[3]:
+                return reward, 0.0, None
+            if step[4]:
+                break
+        return reward, discount, following
+
+
+def all_rows(buffer):
+    """All transitions that can be drawn, by env, oldest first."""
+    for env in range(N):
+        for place in range(int(buffer.num_gone[env]), int(buffer.num_starts[env])):
+            number = buffer.starts[place % buffer.capacity, env]
+            yield env, place, Rows(number[None], torch.tensor([env]))
+
+
+def check(buffer, stream, n_step):
+    for env, i, row in all_rows(buffer):
+        got = buffer.transitions(row, n_step, GAMMA, lambda reward: reward)
+        obs, action, *_ = stream.steps[env][i]
+        reward, discount, following = stream.walked(env, i, n_step)
+        assert torch.equal(got["obs"][0], obs)
+        assert int(got["action"]) == action
+        assert float(got["reward"]) == pytest.approx(reward, abs=1e-5)
+        assert float(got["discount"]) == pytest.approx(discount)
+        if following is not None:
+            assert torch.equal(got["next_obs"][0], following), (env, i)
+
+
+@pytest.mark.parametrize("n_step", [1, 3, 7])
+@pytest.mark.parametrize("seed", range(3))
+def test_transitions_are_those_of_a_walk(seed, n_step):
+    stream, buffer = Stream(seed), ReplayBuffer(SPEC, 40 * N, N)
+    for _ in range(30):
+        buffer.insert(stream.fragment())
+        check(buffer, stream, n_step)
+        for env in range(N):  # the newest, and no gap
+            assert int(buffer.num_starts[env]) == len(stream.steps[env])
+            kept = int(buffer.num_starts[env] - buffer.num_gone[env])
+            assert kept == len(stream.steps[env]) if len(stream.steps[env]) < 20 else kept >= 20
+
+
+def test_without_ends_the_newest_are_kept():
+    stream, buffer = Stream(0, p_end=0.0), ReplayBuffer(SPEC, 40 * N, N)
+    for _ in range(20):
+        buffer.insert(stream.fragment())
+    assert len(buffer) == 40 * N
+    assert int(buffer.num_gone[0]) == 100 - 40
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_fragments_are_cut_and_never_crossed(seed):
+    stream, buffer = Stream(seed, p_end=0.1), ReplayBuffer(SPEC, 60 * N, N)
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        buffer.insert(stream.fragment(lost=[e for e in range(N) if rng.random() < 0.3]))
+        check(buffer, stream, 3)
+
+
+def test_an_environment_may_come_twice_or_not_at_all():
+    stream, buffer = Stream(5), ReplayBuffer(SPEC, 40 * N, N)
+    for envs in ([1], [0, 2], [2, 1, 1], [0, 1, 0, 2], [1, 1, 1]):
+        buffer.insert(stream.fragment(envs))
+        check(buffer, stream, 3)
+
+
+def test_rows_that_are_no_transitions_are_not_drawn():
+    stream, buffer = Stream(1), ReplayBuffer(SPEC, 40 * N, N)
+    fragment = stream.fragment()
+    fragment.valid[2, 1] = False
+    buffer.insert(fragment)
+    numbers = [int(row.number) for env, _, row in all_rows(buffer) if env == 1]
+    assert len(buffer) == N * T - 1
+    assert len(numbers) == T - 1
+
+
+def test_draws_are_even_and_belong_to_their_gradient_step():
+    stream, buffer = Stream(2), ReplayBuffer(SPEC, 40 * N, N)
+    for envs in ([0, 1, 2], [0, 1], [0]):  # unequal numbers: 15, 10 and 5
+        buffer.insert(stream.fragment(envs))
+    rows = buffer.draw(7, 0, 3000, 8)
+    flat = {(e, int(r.number)): 0 for e, _, r in all_rows(buffer)}
+    for env, number in zip(
+        rows.env.flatten().tolist(), rows.number.flatten().tolist(), strict=True
+    ):
+        flat[env, number] += 1
+    expected = 3000 * 8 / 30
+    chi2 = sum((count - expected) ** 2 / expected for count in flat.values())
+    assert chi2 < 58.3  # 0.1 % of 29 degrees of freedom; strata make it smaller
+    alone = buffer.draw(7, 1234, 1, 8)
+    assert torch.equal(alone.number[0], rows.number[1234])
+    assert torch.equal(alone.env[0], rows.env[1234])
+    assert not torch.equal(buffer.draw(8, 1234, 1, 8).number, alone.number)
+
+
+def test_the_state_is_all_there_is():
+    stream, buffer = Stream(3), ReplayBuffer(SPEC, 40 * N, N)
+    for _ in range(12):
+        buffer.insert(stream.fragment())
+    again = ReplayBuffer(SPEC, 40 * N, N)
+    again.load_state_dict({name: tensor.clone() for name, tensor in buffer.state_dict().items()})
+    fragment = stream.fragment()
+    for of in (buffer, again):
+        of.insert(fragment)
+    rows = [of.draw(1, 5, 4, 6) for of in (buffer, again)]
+    assert torch.equal(rows[0].number, rows[1].number)
+    taken = [
+        of.transitions(r[2], 3, GAMMA, lambda x: x)
+        for of, r in zip((buffer, again), rows, strict=True)
+    ]
+    assert all(torch.equal(taken[0][name], taken[1][name]) for name in taken[0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_by_priority_are_transitions_that_are_kept(seed):
+    stream, buffer = Stream(seed), ReplayBuffer(SPEC, 40 * N, N, prioritized=True)
+    rng = np.random.default_rng(seed)
+    for step in range(40):
+        buffer.insert(stream.fragment(lost=[e for e in range(N) if rng.random() < 0.2]))
+        rows, _ = buffer.draw_by_priority(1, step, 16, 0.5)
+        kept = {(env, int(row.number)) for env, _, row in all_rows(buffer)}
+        assert set(zip(rows.env.tolist(), rows.number.tolist(), strict=True)) <= kept
+        buffer.set_priorities(rows, torch.from_numpy(rng.uniform(0.1, 3, 16)))
+        with_priority = (buffer.priorities.level0 > 0).sum(1)
+        assert torch.equal(with_priority, buffer.num_starts - buffer.num_gone)
+    assert float(buffer.priorities.greatest) > 2.5
+
+
+def test_weights_undo_the_bias_of_priorities_by_hand():
+    stream, buffer = Stream(0, p_end=0.0), ReplayBuffer(SPEC, 40 * N, N, prioritized=True)
+    buffer.insert(stream.fragment())
+    first = Rows(torch.zeros(N, dtype=torch.int64), torch.arange(N))
+    buffer.set_priorities(first, torch.full((N,), 8.0))  # 3 of 8, 12 of 1: P = 8/36 and 1/36
+    rows, weight = buffer.draw_by_priority(3, 0, 64, 0.5)
+    is_first = rows.number == 0
+    assert is_first.sum() == pytest.approx(64 * 24 / 36, abs=2)
+    assert weight[~is_first].tolist() == [1.0] * int((~is_first).sum())
+    assert weight[is_first].tolist() == pytest.approx([(1 / 8) ** 0.5] * int(is_first.sum()))
+
+
+def test_ids_of_agents_may_have_gaps():
+    """Where a policy acts for some of the agents, ids rise in larger steps."""
+    stream, buffer = Stream(4), ReplayBuffer(SPEC, 40 * N, N)
+    for _ in range(5):
+        fragment = stream.fragment()
+        fragment.env_id[:] = torch.tensor([1, 3, 6])
+        buffer.insert(fragment)
+        check(buffer, stream, 3)
