@@ -27,7 +27,8 @@ environment is trained, and is printed at the start of a run; flags override sin
 - **published** is the source's return and its env steps (`headrace list` has both). With ³ nothing
   is published: the figure is Stable-Baselines3's PPO with its defaults, seed 1, evaluated here in
   the same way.
-- **share** is (evaluated - random) / (published - random). Random actions played 100 episodes.
+- **share** is (evaluated - random) / (published - random); "-" if what is published is no more than
+  random. Random actions played 100 episodes.
 - **s** are seconds of a seed's training, with other runs on the same machine: no benchmark.
 - "-": there is no such figure.
 - ² the result has other settings than the preset and the defaults have now; it is to be made
@@ -123,6 +124,8 @@ def _share(mean, theirs, random):
     if mean is None or theirs is None or random is None:
         return "-"
     chance = random["mean_return"]
+    if theirs.mean_return <= chance:  # it learned nothing that one could have a share of
+        return "-"
     return f"{(mean - chance) / (theirs.mean_return - chance):.0%}"
 
 

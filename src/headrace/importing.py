@@ -4,6 +4,7 @@ Names come from the command line, a `--config` file or Python, never from a file
 """
 
 import ast
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -67,12 +68,11 @@ def offered(file: str, base: str) -> list[str]:
     The file is read, not run. Without such a class, or such a file: [`module:NAME`].
     """
     module, names = module_of(file), list[str]()
-    if os.path.isfile(file):
-        with open(file, "rb") as source:
-            tree = ast.parse(source.read())
+    # What cannot be read offers nothing; running it will say why.
+    with contextlib.suppress(OSError, SyntaxError, ValueError), open(file, "rb") as source:
         names = [
             node.name
-            for node in tree.body
+            for node in ast.parse(source.read()).body
             if isinstance(node, ast.ClassDef)
             and any(ast.unparse(each).endswith(base) for each in node.bases)
         ]

@@ -196,7 +196,7 @@ def test_whole_numbers_may_be_short():
     texts = ("7", "-1", "1_000", "1e6", "2E+3", "20k", "1.5M", "1G")
     numbers = [7, -1, 1_000, 1_000_000, 2_000, 20_000, 1_500_000, 10**9]
     assert [whole_number(text) for text in texts] == numbers
-    for text in ("", "x", "1.5", "1e-3", "2K5", "1e5x", "nan", "k"):
+    for text in ("", "x", "1.5", "1e-3", "2K5", "1e5x", "nan", "k", "1__0", "1e999", "\uff11"):
         with pytest.raises(ValueError, match="expected a whole number, such as"):
             whole_number(text)
 

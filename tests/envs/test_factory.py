@@ -153,6 +153,7 @@ def test_a_module_of_the_current_folder_is_offered_where_its_name_is_no_id(tmp_p
         "class Maze(gym.Env): ...\nclass Wide(gymnasium.Env): ...\nclass Other: ...\n1 / 0"
     )
     (tmp_path / "my_tools.py").touch()
+    (tmp_path / "broken.py").write_text("class Maze(:")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for env in ("my_maze", "my_maze.py", "./my_maze.py"):
@@ -160,6 +161,8 @@ def test_a_module_of_the_current_folder_is_offered_where_its_name_is_no_id(tmp_p
             EnvMaker(env)()
     with pytest.raises(EnvNotFoundError, match="of the module of that name: my_tools:NAME"):
         EnvMaker("my_tools")()
+    with pytest.raises(EnvNotFoundError, match="of that file: broken:NAME"):
+        EnvMaker("broken.py")()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import headrace
+from headrace.algos import pqn
 from headrace.errors import ConfigError
 from headrace.models.fast_paths import actor_for
 from headrace.models.numpy_q_inference import NumpyQActor
@@ -83,6 +84,25 @@ def test_numpy_acts_as_torch_does(options, activation):
     assert clear.sum() > 500
     assert torch.equal(quick["action"][clear], plain["action"][clear])
     assert len(quick["action"].unique()) == 5
+
+
+def test_a_row_that_allows_nothing_is_worth_nothing():
+    """One that only resets; PQN's loss gives it no weight, and squares nothing infinite."""
+    seen = Space("dict", parts=(("obs", SEEN), ("mask", Space("multi_binary", (5,), "int8"))))
+    policy = policy_with(spec=EnvSpec("masked", seen, SPEC.action, mask_key="mask"))
+    obs = {"obs": torch.randn(2, 6), "mask": torch.zeros(2, 5, dtype=torch.int8)}
+    assert policy(obs)[1].tolist() == [0.0, 0.0]
+    minibatch = {"obs": obs, "action": torch.tensor([0, 1]), "target": torch.zeros(2)}
+    total, metrics = pqn.loss(policy, minibatch | {"weight": torch.zeros(2)}, pqn.PQN())
+    assert float(total.detach()) == float(metrics["td_error"]) == 0.0
+
+
+def test_a_policy_of_its_own_kind_acts_by_itself():
+    class Mine(QPolicy):
+        """Sees something else."""
+
+    policy = Mine(SPEC, Network(), epsilon=0.1)
+    assert isinstance(actor_for(policy, SPEC, Network()), PolicyActor)
 
 
 @pytest.mark.parametrize("net", ["small", "impala", "nature"])

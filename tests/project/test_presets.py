@@ -10,6 +10,7 @@ from benchmarks.presets import __main__ as script
 from benchmarks.presets import page, results, runs
 from benchmarks.presets.tasks import AN_HOUR, ELSEWHERE, Task, chosen, tasks
 from headrace.catalog.families import families
+from headrace.catalog.returns import Published
 from headrace.errors import UsageError
 
 CARTPOLE = Task("classic-control", "CartPole-v1", num_seeds=1)
@@ -161,6 +162,12 @@ def test_what_is_not_published_stands_beside_a_peer_that_had_as_many_env_steps(t
     assert runs.outdated(results.read(folders.results), more) == {task.name}
     assert script.enough_steps(peer, 99_840) and not script.enough_steps(None, 99_840)
     assert not script.enough_steps(peer, 100_608) and not script.enough_steps(peer, 50_000)
+
+
+def test_of_a_peer_that_learned_nothing_there_is_no_share():
+    theirs, random = Published(0.0, 500_000, ""), {"mean_return": 0.0}
+    assert page._share(0.96, theirs, random) == "-"
+    assert page._share(0.5, Published(1.0, 500_000, ""), random) == "50%"
 
 
 def test_seconds_of_a_curve_are_those_of_all_its_processes():

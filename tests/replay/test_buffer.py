@@ -215,3 +215,29 @@ def test_ids_of_agents_may_have_gaps():
         fragment.env_id[:] = torch.tensor([1, 3, 6])
         buffer.insert(fragment)
         check(buffer, stream, 3)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_step_that_failed_first_in_a_fragment_ends_the_episode_before(n_step):
+    """Nobody could truncate the row before: it was in the batch before."""
+    stream, buffer = Stream(0, p_end=0.0), ReplayBuffer(SPEC, 40 * N, N)
+    buffer.insert(stream.fragment())
+    fragment = stream.fragment()
+    fragment.valid[0], fragment.truncated[0] = False, True
+    fragment.obs[1:] += 1_000  # of new episodes
+    buffer.insert(fragment)
+    last = buffer.transitions(
+        Rows(torch.full((N,), T - 1), torch.arange(N)), n_step, GAMMA, lambda reward: reward
+    )
+    assert last["discount"].tolist() == pytest.approx([GAMMA] * N)
+    assert torch.equal(last["next_obs"], fragment.obs[0])
+    assert len(buffer) == N * (2 * T - 1)
+
+
+def test_an_error_that_is_not_finite_spoils_no_priority():
+    buffer = ReplayBuffer(SPEC, 40 * N, N, prioritized=True)
+    buffer.insert(Stream(0).fragment())
+    rows, _ = buffer.draw_by_priority(1, 0, 2, 0.5)
+    buffer.set_priorities(rows, torch.tensor([float("nan"), float("inf")]))
+    assert buffer.priorities.sums().isfinite().all()
+    assert float(buffer.priorities.greatest) == 1.0

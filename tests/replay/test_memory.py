@@ -9,10 +9,13 @@ from headrace.replay.memory import row_bytes
 from tests.replay.test_buffer import SPEC
 
 
-def test_a_row_takes_what_the_buffer_takes():
-    sizes = [ReplayBuffer(SPEC, rows, 1) for rows in (1_000, 2_000)]
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_row_takes_what_the_buffer_takes(prioritized):
+    rows = (64_000, 128_000)
+    sizes = [ReplayBuffer(SPEC, size, 1, prioritized=prioritized) for size in rows]
     small, large = (sum(b.nbytes for b in each.buffers()) for each in sizes)
-    assert large - small == 1_000 * row_bytes(SPEC)
+    expected = 64_000 * row_bytes(SPEC, prioritized=prioritized)
+    assert large - small == pytest.approx(expected, rel=0.01)  # sums of 64 come on top
 
 
 def test_more_than_the_machine_has_is_refused_in_words(tmp_path):

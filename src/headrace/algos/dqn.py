@@ -37,7 +37,8 @@ class DQN(ReplayConfig, QLearningConfig):
     target_update_interval: PositiveInt = 250
     """Gradient steps between updates of the target network."""
     tau: Share = 1.0
-    """Share of the network's weights in an update of the target network; 1: a copy."""
+    """Share of the network's weights in an update of the target network; 1: a copy. Small ones go
+    with a target_update_interval of 1."""
 
 
 def loss(policy: QPolicy, minibatch: Minibatch, cfg: DQN) -> tuple[Tensor, Metrics]:

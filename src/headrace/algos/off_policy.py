@@ -19,7 +19,7 @@ _BLOCK = 64  # gradient steps whose transitions are chosen at once
 
 @configclass
 class ReplayConfig:
-    """More settings, of algorithms that learn from replay."""
+    """More settings, of algorithms that learn from replay. See `EpochsConfig` for its base."""
 
     replay_size: PositiveInt = 1_000_000
     """Transitions that are kept, of all environments together."""
@@ -56,6 +56,8 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     steps is exact over any interruption.
     """
     cfg, replay = ctx.config, replay_of(ctx)
+    if not len(replay):  # no transition yet: these steps are made up for
+        return
     end = cfg.learner_steps_after(ctx.env_steps + ctx.new_env_steps)
     at_once = 1 if replay.priorities else _BLOCK  # priorities change with each gradient step
     for first in range(ctx.learner_steps, end, at_once):
@@ -78,3 +80,5 @@ def follow(target: nn.Module, source: nn.Module, tau: float) -> None:
     """Move the target's weights towards those of `source`, by a share `tau`."""
     for old, new in zip(target.parameters(), source.parameters(), strict=True):
         old.lerp_(new, tau) if tau < 1 else old.copy_(new)
+    for before, now in zip(target.buffers(), source.buffers(), strict=True):
+        before.copy_(now)

@@ -50,6 +50,7 @@ def loss(policy: QPolicy, minibatch: Minibatch, cfg: PQN) -> tuple[Tensor, Metri
     """
     # L = E[(Q_θ(s, a) - G)²]  (algorithm 1)
     error = value_of(policy, minibatch["obs"], minibatch["action"]) - minibatch["target"]
+    error = error.masked_fill(minibatch["weight"] == 0, 0.0)  # a mask may allow nothing there
     total = (error.square() * minibatch["weight"]).sum()
     with torch.no_grad():
         td_error = (error.abs() * minibatch["weight"]).sum()

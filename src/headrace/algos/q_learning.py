@@ -25,7 +25,7 @@ class QLearningConfig(AlgorithmConfig):
     exploration_initial_eps: Share = 1.0
     """Probability of a random action (epsilon) at the start."""
     exploration_final_eps: Share = 0.05
-    """Epsilon after the exploration_fraction. Evaluations never act at random."""
+    """Epsilon after the exploration_fraction. Evaluations take the best action."""
     exploration_fraction: Share = 0.1
     """Share of schedule_env_steps in which epsilon falls linearly from its first to its last."""
     layer_norm: bool = False

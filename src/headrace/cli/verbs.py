@@ -5,8 +5,7 @@ This file imports nothing heavy, so that a verb without settings answers at once
 
 import abc
 import ast
-import contextlib
-import decimal
+import fractions
 import inspect
 import itertools
 import json
@@ -75,17 +74,19 @@ class RunningVerb(JsonVerb):
 
 
 _NUMBERS = tyro.constructors.ConstructorRegistry()
+_NUMBER = re.compile(
+    r"([-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?)([kKmMgG]?)", re.ASCII
+)
 _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
 
 def whole_number(text: str) -> int:
     """Return a whole number, also one that is typed `1e6`, `1_000`, `20k` or `1.5M`; ValueError."""
-    match = re.fullmatch(r"([-+]?[\d_.]+(?:[eE]\+?\d+)?)([kKmMgG]?)", text.strip())
-    with contextlib.suppress(decimal.InvalidOperation):
-        number = decimal.Decimal(match[1].replace("_", "")) if match else decimal.Decimal("NaN")
-        number *= _THOUSANDS[match[2].lower()] if match else 1
-        if number == number.to_integral_value():
-            return int(number)
+    match = _NUMBER.fullmatch(text.strip())
+    if match:
+        number = fractions.Fraction(match[1].replace("_", "")) * _THOUSANDS[match[2].lower()]
+        if number.denominator == 1:
+            return number.numerator
     raise ValueError(f"{text!r}: expected a whole number, such as 100000, 1e5, 100k or 2M")
 
 

@@ -21,7 +21,7 @@ from headrace.config.old_names import rename_settings, settings_of_file
 from headrace.config.policies import merge_policies
 from headrace.config.presets import defaults, preset
 from headrace.config.run_config import AUTO_THREADS, AUTO_WORKERS, RunConfig
-from headrace.config.settings import EITHER, SUGGESTED, Settings
+from headrace.config.settings import EITHER, FREE, SUGGESTED, Settings
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError
 from headrace.models.policy import Network
@@ -160,8 +160,9 @@ def values_for_resume(
         values["envs_per_vector"] = largest_divisor(share, values["envs_per_vector"])
         sources["envs_per_vector"] = f"follows {learners} learners"
     each = -(-values["num_workers"] // learners)
-    is_asked = sources["envs_per_vector"] in ("given", "given to resume")
-    if "num_workers" in changes and not is_asked and share // values["envs_per_vector"] < each:
+    has_few = share // values["envs_per_vector"] < each
+    may_change = sources["envs_per_vector"].startswith((*FREE, "auto,"))
+    if "num_workers" in changes and has_few and may_change:
         values["envs_per_vector"] = largest_divisor(share, max(1, share // each))
         workers = f"{values['num_workers']} workers"
         sources["envs_per_vector"] = f"follows {workers}, results differ by rounding"

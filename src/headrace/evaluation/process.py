@@ -52,8 +52,8 @@ class EvaluationProcess:
 
     It needs no device: policies and environments are on the CPU. It is started with the first
     evaluation. The kernel kills it when the learner's process ends, however that ends. If it dies
-    in an evaluation, or ends since the environment hangs, a successor plays the same episodes from
-    the beginning.
+    in an evaluation, or ends because the environment hangs, a successor plays the same episodes
+    from the beginning.
 
     Raises:
         UsageError: the environment cannot be sent to another process.

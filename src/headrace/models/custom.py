@@ -15,7 +15,8 @@ from headrace.spec import PLAIN, EnvSpec, nested
 ModelFactory = Callable[[EnvSpec], nn.Module]
 """Makes a custom network: a module whose `forward(obs)` returns `(params, value)` as
 `ActorCritic.forward` does, from `spec.seen` observations, with `num_params(spec)` params. Nested
-observations come as the environment nests them (`spec.nested`)."""
+observations come as the environment nests them (`spec.nested`). For DQN and PQN the params are
+values of actions, and the value is not used."""
 
 
 def load_model(model: str | ModelFactory | None) -> ModelFactory | None:

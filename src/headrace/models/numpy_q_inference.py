@@ -26,6 +26,7 @@ def unsupported(policy: QPolicy, spec: EnvSpec, network: Network) -> str:
         "--arithmetic plain": network.arithmetic == "plain",
         f"precision {network.precision}": network.precision != "fp32",
         "a network of your own": not isinstance(policy.model, QNetwork),
+        "a policy of its own kind": type(policy) is not QPolicy,
         "observations other than an array of numbers": not numbers,
         "on a GPU": next(policy.parameters()).is_cuda,
     }

@@ -126,4 +126,7 @@ class QPolicy(Policy):
 
     def _masked(self, obs: Obs, params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         params, _ = super()._masked(obs, params, value)
-        return params, params.amax(-1)
+        best = params.amax(-1)
+        if self.masks:  # a row that only resets may allow nothing
+            best = best.masked_fill(best == torch.finfo(best.dtype).min, 0.0)
+        return params, best

@@ -60,7 +60,7 @@ class ReplayBuffer(nn.Module):
         super().__init__()
         self.num_envs = num_envs
         self.capacity = -(-size // num_envs) + 1  # one more: where the next row begins
-        check_memory(spec, size)
+        check_memory(spec, size, prioritized=prioritized)
         layout = columns(spec, {}, self.capacity, num_envs)
         self._obs_names = {
             name.removeprefix("obs").removeprefix("."): f"obs{i}"
@@ -100,7 +100,8 @@ class ReplayBuffer(nn.Module):
         was_cut_off[final_step, final_row] = True  # unused places have step T
         extra = was_cut_off[:-1, part].long()
         before = self.end[env]
-        first = before + self._close(env, each(lambda o: o[0, part], batch.obs))
+        first_obs = each(lambda o: o[0, part], batch.obs)
+        first = before + self._close(env, first_obs, batch.valid[0, part])
         step = torch.arange(num_steps, device=device).unsqueeze(1)
         number = first + step + extra.cumsum(0) - extra
         end = first + num_steps + extra.sum(0)
@@ -124,10 +125,11 @@ class ReplayBuffer(nn.Module):
         write("truncated", torch.ones_like(last_env, dtype=torch.bool), last_at, last_env)
         self._count(env, number, batch.valid[:, part], before, end)
 
-    def _close(self, env: Tensor, first_obs: Obs) -> Tensor:
-        """End episodes that do not go on with `first_obs`; return which had to be, as 0 or 1.
+    def _close(self, env: Tensor, first_obs: Obs, first_valid: Tensor) -> Tensor:
+        """End episodes that do not go on with the first row of a batch: the row before is cut off.
 
-        That is where a fragment was lost: the row before is taken as cut off.
+        Where a fragment was lost, that row's next observation is another than the first of the
+        batch. Return these, as 0 or 1. Where the first step failed, it is the same.
         """
         end, before = self.end[env], (self.end[env] - 1) % self.capacity
         goes_on = torch.ones_like(env, dtype=torch.bool)
@@ -137,7 +139,8 @@ class ReplayBuffer(nn.Module):
             goes_on &= (stored == obs).flatten(1).all(1) if obs.dim() > 1 else stored == obs
         has_ended = self.terminated[before, env] | self.truncated[before, env]
         lost = (end > 0) & ~goes_on & ~has_ended
-        self.truncated[before, env] |= lost
+        has_failed = (end > 0) & ~first_valid & ~has_ended
+        self.truncated[before, env] |= lost | has_failed
         self.truncated[end % self.capacity, env] = lost
         return lost.long()
 
@@ -208,7 +211,9 @@ class ReplayBuffer(nn.Module):
     def set_priorities(self, rows: Rows, priority: Tensor) -> None:
         """Write the priorities `[B]` of rows that were drawn."""
         assert self.priorities is not None
-        self.priorities.set(rows.env, self._at(rows.number), priority.double())
+        # One that is not finite would spoil all sums for good; its gradient step is masked as well.
+        priority = priority.double().nan_to_num(nan=0.0, posinf=0.0)
+        self.priorities.set(rows.env, self._at(rows.number), priority)
         self.priorities.greatest.copy_(torch.maximum(self.priorities.greatest, priority.max()))
 
     @torch.no_grad()

@@ -10,21 +10,23 @@ from headrace.errors import ConfigError
 from headrace.spec import EnvSpec
 
 
-def row_bytes(spec: EnvSpec) -> int:
-    """Return the memory of one row, in bytes."""
+def row_bytes(spec: EnvSpec, *, prioritized: bool = False) -> int:
+    """Return the memory of one row, in bytes; that of a priority's sums is left out."""
     layout = columns(spec, {}, 1, 1, capacity=0)
     names = [name for name in layout if name.startswith("obs")]
     names += ["action", "reward", "terminated", "truncated"]
     sizes = (math.prod(layout[name][0][2:]) * layout[name][1].itemsize for name in names)
-    return sum(sizes) + torch.int64.itemsize  # of the list of transitions
+    in_list = torch.int64.itemsize  # of the transitions
+    return sum(sizes) + in_list + (torch.float64.itemsize if prioritized else 0)
 
 
-def check_memory(spec: EnvSpec, size: int) -> None:
-    """Raise ConfigError now, where the kernel would end the process hours later.
+def check_memory(spec: EnvSpec, size: int, *, prioritized: bool = False) -> None:
+    """Raise ConfigError if this machine's memory does not hold the buffer. A GPU's is not asked.
 
-    Memory is taken when a row is written for the first time.
+    Rows take memory when they are first written. So without this check the kernel would end the
+    process hours later.
     """
-    row, free = row_bytes(spec), _free_memory()
+    row, free = row_bytes(spec, prioritized=prioritized), _free_memory()
     if free is not None and size * row > free:
         raise ConfigError(
             f"replay_size={size}: the buffer needs {size * row / 1e9:.1f} GB, {row} bytes for a "
