@@ -12,6 +12,7 @@ from headrace.algos.off_policy import follow
 from headrace.algos.pqn import PQN
 from headrace.storage import checkpoint
 from headrace.training.log import read_metrics
+from tests.marks import repeats
 from tests.support import Counting, short_cartpole
 
 SMALL = {"num_envs": 4, "num_steps": 16, "num_workers": 0, "seed": 1, "quiet": True}
@@ -86,7 +87,7 @@ BASE = {
 BASE["prioritized"] = BASE["dqn"] | {"priority_alpha": 0.6}
 
 
-@pytest.mark.parametrize(
+@repeats(
     ("algo", "setting", "value"),
     [
         ("pqn", "q_lambda", 0.0),
@@ -112,6 +113,7 @@ BASE["prioritized"] = BASE["dqn"] | {"priority_alpha": 0.6}
         ("prioritized", "priority_alpha", 1.0),
         ("prioritized", "priority_beta", 1.0),
     ],
+    keep=4,
 )
 def test_every_setting_changes_what_is_learned(tmp_path, algo, setting, value):
     kind = {"dqn": DQN, "pqn": PQN, "prioritized": DQN}[algo]
@@ -138,7 +140,7 @@ def test_metrics_show_epsilon_and_errors(tmp_path):
     assert "td_error" not in first  # there was no gradient step yet
 
 
-@pytest.mark.parametrize("algo", [DQN(n_step=1), DQN(n_step=3), PQN()], ids=["1", "3", "pqn"])
+@repeats("algo", [DQN(n_step=3), PQN(), DQN(n_step=1)], ids=["3", "pqn", "1"], keep=2)
 def test_time_limits_are_no_terminal_states(tmp_path, algo):
     """Reward 1 per step for ever, cut off every 5 steps: Q is 1 / (1 - 0.8) = 5 all the same."""
 

@@ -255,7 +255,7 @@ def test_an_id_without_a_version_gets_the_newest_and_its_preset(tmp_path):
         (["train", "CartPole-v1", "--num-envs", "0"], 2, ["num_envs=0: expected at least 1"]),
         (["train", "CartPole-v1", "--num-envs", "1e5x"], 2, ["'1e5x': expected a whole number"]),
         (["train", "CartPole-v1", "--algo=PPO"], 2, ["Did you mean ppo"]),
-        (["train", "Pong"], 2, ["Did you mean ALE/Pong-v5?"]),
+        (["train", "Pong-v5"], 2, ["Did you mean ALE/Pong-v5"]),
         (["train", "nothing-like-it"], 2, ["headrace list"]),
         (["train", "tests.support:Counting", "--env-kwargs", "cells=4"], 2, ["cells"]),
     ],

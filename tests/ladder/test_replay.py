@@ -7,6 +7,7 @@ import torch
 
 import headrace
 from headrace.storage import checkpoint
+from tests.marks import repeats
 from tests.support import short_cartpole
 
 SETTINGS = {
@@ -41,7 +42,7 @@ def assert_same(one, other):
         assert one.summary[name] == other.summary[name], name
 
 
-@pytest.mark.parametrize("algo", [SETTINGS["algo"], PRIORITIZED], ids=["even", "prioritized"])
+@repeats("algo", [PRIORITIZED, SETTINGS["algo"]], ids=["prioritized", "even"])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_workers_learn_what_inline_learns(tmp_path, lag, algo):
     inline = train(tmp_path / "inline", num_workers=0, lag=lag, algo=algo)
@@ -49,7 +50,7 @@ def test_workers_learn_what_inline_learns(tmp_path, lag, algo):
     assert_same(inline, train(tmp_path / "workers", num_workers=2, lag=lag, algo=algo))
 
 
-@pytest.mark.parametrize("algo", [SETTINGS["algo"], PRIORITIZED], ids=["even", "prioritized"])
+@repeats("algo", [PRIORITIZED, SETTINGS["algo"]], ids=["prioritized", "even"])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, lag, algo):
     """The replay is full by then: it has 400 rows, and the run takes 640."""

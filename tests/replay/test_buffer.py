@@ -7,6 +7,7 @@ import torch
 from headrace import batch
 from headrace.replay.buffer import ReplayBuffer, Rows
 from headrace.spec import EnvSpec, Space
+from tests.marks import repeats
 
 N, T = 3, 5
 SPEC = EnvSpec("stream", Space("box", (2,), "float32"), Space("discrete", (), "int64", nvec=(4,)))
@@ -97,7 +98,7 @@ def check(buffer, stream, n_step):
 
 
 @pytest.mark.parametrize("n_step", [1, 3, 7])
-@pytest.mark.parametrize("seed", range(3))
+@repeats("seed", range(3))
 def test_transitions_are_those_of_a_walk(seed, n_step):
     stream, buffer = Stream(seed), ReplayBuffer(SPEC, 40 * N, N)
     for _ in range(30):
@@ -117,7 +118,7 @@ def test_without_ends_the_newest_are_kept():
     assert int(buffer.num_gone[0]) == 100 - 40
 
 
-@pytest.mark.parametrize("seed", range(3))
+@repeats("seed", range(3))
 def test_lost_fragments_are_cut_and_never_crossed(seed):
     stream, buffer = Stream(seed, p_end=0.1), ReplayBuffer(SPEC, 60 * N, N)
     rng = np.random.default_rng(seed)
@@ -180,7 +181,7 @@ def test_the_state_is_all_there_is():
     assert all(torch.equal(taken[0][name], taken[1][name]) for name in taken[0])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@repeats("seed", range(3))
 def test_rows_by_priority_are_transitions_that_are_kept(seed):
     stream, buffer = Stream(seed), ReplayBuffer(SPEC, 40 * N, N, prioritized=True)
     rng = np.random.default_rng(seed)

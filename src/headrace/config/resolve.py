@@ -161,8 +161,7 @@ def values_for_resume(
         sources["envs_per_vector"] = f"follows {learners} learners"
     each = -(-values["num_workers"] // learners)
     has_few = share // values["envs_per_vector"] < each
-    may_change = sources["envs_per_vector"].startswith((*FREE, "auto,"))
-    if "num_workers" in changes and has_few and may_change:
+    if "num_workers" in changes and has_few and _is_free(sources["envs_per_vector"]):
         values["envs_per_vector"] = largest_divisor(share, max(1, share // each))
         workers = f"{values['num_workers']} workers"
         sources["envs_per_vector"] = f"follows {workers}, results differ by rounding"
@@ -185,6 +184,11 @@ def values_for_resume(
     # The number of environments is settled, and with it the learning rate.
     settled = {"num_envs_per_learner": 0, "lr_scale": "none"}
     return values | settled, sources | dict.fromkeys(settled, "default")
+
+
+def _is_free(source: str) -> bool:
+    """Return whether nobody asked for a value of this source."""
+    return source.startswith((*FREE, "auto,"))
 
 
 MAY_CHANGE = (

@@ -117,8 +117,8 @@ def _not_found(env_id: str) -> str:
     known = [*sorted(gymnasium.registry), *listed]
     # As they stand, and without what is before the name and the version: `Pong` of `ALE/Pong-v5`
     lowered = {_bare(name): name for name in known} | {name.lower(): name for name in known}
-    near = difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.7)
-    near += [name for name in (_bare(env_id),) if name in lowered]
+    near = [name for name in (env_id.lower(), _bare(env_id)) if name in lowered]
+    near += difflib.get_close_matches(env_id.lower(), lowered, n=3, cutoff=0.7)
     lines = [f"There is no environment {env_id!r}."]
     if near:
         meant = dict.fromkeys(lowered[name] for name in near)
