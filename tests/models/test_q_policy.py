@@ -115,6 +115,10 @@ def test_layers_of_images_are_normalized_too(net):
     plain = policy_with(network, spec=spec)
     with torch.no_grad():
         twice = [p.model.encoder(2 * image) / p.model.encoder(image) for p in (policy, plain)]
+    with torch.no_grad():  # the first convolution and its norm, which the last norm would hide
+        begin = policy.model.encoder.net[:2]
+        pixels = torch.rand(2, 1, 40, 40)
+        torch.testing.assert_close(begin(2 * pixels), begin(pixels), rtol=0.01, atol=0.01)
     active = twice[0].isfinite() & (twice[0] > 0)
     assert float(twice[0][active].median()) == pytest.approx(1, abs=0.1)  # whatever the contrast
     assert float(twice[1][twice[1].isfinite() & (twice[1] > 0)].median()) == pytest.approx(

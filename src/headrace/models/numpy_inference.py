@@ -28,12 +28,23 @@ _MOST_ROWS = 2048  # per product after the last step: they fit the cache
 
 def unsupported(policy: Policy, spec: EnvSpec, network: Network) -> str:
     """Return the reason why `NumpyActor` cannot replace `policy.act`, or ""."""
+    return why_not(policy, spec, network, Policy, ActorCritic)
+
+
+def why_not(
+    policy: Policy,
+    spec: EnvSpec,
+    network: Network,
+    kind: type[Policy],
+    model: type[nn.Module],
+) -> str:
+    """Return why a policy of this kind with such a network cannot act in NumPy, or ""."""
     numbers = spec.observation.kind == "box" and image_layout(spec.observation) is None
     reasons = {
         "--arithmetic plain": network.arithmetic == "plain",
         f"precision {network.precision}": network.precision != "fp32",
-        "a network of your own": not isinstance(policy.model, ActorCritic),
-        "a policy of its own kind": type(policy) is not Policy,
+        "a network of your own": not isinstance(policy.model, model),
+        "a policy of its own kind": type(policy) is not kind,
         "a recurrent core": network.core != "none",
         "an observation that is no plain vector": not numbers,
         "a Dict or Tuple of actions": isinstance(policy.head, Product),

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.batch import Fragment
-from headrace.models.networks import Mlp, image_layout
-from headrace.models.numpy_inference import ACTIVATE, Floats, Layer, layer_of, normalizer
+from headrace.models.networks import Mlp
+from headrace.models.numpy_inference import ACTIVATE, Floats, Layer, layer_of, normalizer, why_not
 from headrace.models.policy import Actor, Network
 from headrace.models.q_policy import QNetwork, QPolicy
 from headrace.spec import EnvSpec
@@ -21,16 +21,7 @@ from headrace.spec import EnvSpec
 
 def unsupported(policy: QPolicy, spec: EnvSpec, network: Network) -> str:
     """Return the reason why `NumpyQActor` cannot replace `policy.act`, or ""."""
-    numbers = spec.observation.kind == "box" and image_layout(spec.observation) is None
-    reasons = {
-        "--arithmetic plain": network.arithmetic == "plain",
-        f"precision {network.precision}": network.precision != "fp32",
-        "a network of your own": not isinstance(policy.model, QNetwork),
-        "a policy of its own kind": type(policy) is not QPolicy,
-        "observations other than an array of numbers": not numbers,
-        "on a GPU": next(policy.parameters()).is_cuda,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    return why_not(policy, spec, network, QPolicy, QNetwork)
 
 
 class NumpyQActor(Actor):

@@ -67,8 +67,8 @@ class QNetwork(nn.Module):
         self.encoder = encoder_for(spec.seen, network.image_net, layer_norm=layer_norm)
         features, sizes = self.encoder.num_features, network.hidden_sizes
         width = (features, *sizes)[-1]
-        # PyTorch's own initial weights are smaller than orthogonal ones: DQN's values are then near
-        # 0 at first, and CartPole-v1 is learned more reliably. Normalized sums have no size.
+        # PyTorch's own initial weights, which DQN's published settings were found with, are smaller
+        # than orthogonal ones. Where sums are normalized, their size does not matter.
         orthogonal = layer_norm
 
         def trunk() -> Mlp:
