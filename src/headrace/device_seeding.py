@@ -3,6 +3,8 @@
 Words of 32 bits are held in int64, as torch has no unsigned arithmetic.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,16 @@ def replay_draws(
     slot = torch.arange(batch_size, device=device)
     words = _words(seed, "replay", slot, step & _LOW32, step >> _32, 0, 0)
     return words[:, 0].double() * 2.0**-32
+
+
+def normal_noise(seed: int, number: int, use: int, count: int, device: torch.device) -> Tensor:
+    """Return `[count]` normal numbers, float64, that belong to (seed, number, use)."""
+    pair = torch.arange(-(-count // 4), device=device)
+    words = _words(seed, "noise", pair, torch.tensor(number & _LOW32), number >> _32, use, 0)
+    radius, angle = ((words.double() + 0.5) * 2.0**-32).view(2, -1)
+    # Box and Muller 1958, doi:10.1214/aoms/1177706645: two normal numbers from two uniform ones
+    radius, angle = (-2 * radius.log()).sqrt(), angle * (2 * math.pi)
+    return torch.cat((radius * angle.cos(), radius * angle.sin()))[:count]
 
 
 def permutations(seed: int, row_id: Tensor, update: int, num_epochs: int, num_steps: int) -> Tensor:

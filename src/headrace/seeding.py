@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from headrace.errors import UsageError
 
-ROLES = {"env": 0, "eval": 1, "model": 2, "action": 3, "minibatch": 4, "run": 5, "replay": 6}
+ROLES = {
+    "env": 0,
+    "eval": 1,
+    "model": 2,
+    "action": 3,
+    "minibatch": 4,
+    "run": 5,
+    "replay": 6,
+    "noise": 7,
+}
 
 
 U64 = NDArray[np.uint64]

@@ -10,6 +10,8 @@ from headrace.algos import dqn, pqn
 from headrace.algos.dqn import DQN
 from headrace.algos.off_policy import follow
 from headrace.algos.pqn import PQN
+from headrace.device_seeding import normal_noise
+from headrace.models.value_distributions import MeanOnly
 from headrace.storage import checkpoint
 from headrace.training.log import read_metrics
 from tests.marks import repeats
@@ -19,13 +21,21 @@ SMALL = {"num_envs": 4, "num_steps": 16, "num_workers": 0, "seed": 1, "quiet": T
 
 
 class Values:
-    """Stands in for a network that gives rows known values of their actions."""
+    """Stands in for a policy that gives rows known values of their actions."""
+
+    returns = MeanOnly()
 
     def __init__(self, *rows):
         self.rows = torch.tensor(rows)
 
     def __call__(self, obs):
         return self.rows, self.rows.amax(-1)
+
+    def outputs(self, obs):
+        return self.rows.unsqueeze(-1)
+
+    def best(self, outputs, obs):
+        return outputs.squeeze(-1).argmax(-1)
 
 
 def rows(**columns):
@@ -41,10 +51,11 @@ def test_the_losses_by_hand():
     assert float(total) == pytest.approx((0.25 + 9) / 2)
     assert float(metrics["td_error"]) == pytest.approx(3.5 / 2)
     # Huber: 0.5 * 0.25 and 3 - 0.5
-    total, metrics = dqn.loss(policy, minibatch, DQN())
+    total, metrics = dqn.loss(policy, minibatch | {"target_mean": minibatch["target"]}, DQN())
     assert float(total) == pytest.approx((0.125 + 2.5) / 2)
     assert float(metrics["td_error"]) == pytest.approx(3.5 / 2)
     assert float(metrics["mean_value"]) == 3.0
+    assert metrics["error"].tolist() == [0.5, 3.0]
 
 
 def test_the_targets_by_hand():
@@ -52,9 +63,9 @@ def test_the_targets_by_hand():
     target = Values([3.0, 7.0], [5.0, 4.0])  # the largest: 7, 5
     of = rows(reward=[1.0, 2.0], discount=[0.5, 0.0])
     found = dqn.targets(policy, target, of, DQN(double_q=True))
-    assert found.tolist() == [1 + 0.5 * 3, 2.0]
+    assert found["target"].tolist() == [1 + 0.5 * 3, 2.0]
     found = dqn.targets(policy, target, of, DQN(double_q=False))
-    assert found.tolist() == [1 + 0.5 * 7, 2.0]
+    assert found["target"].tolist() == [1 + 0.5 * 7, 2.0]
 
 
 def test_epsilon_falls_linearly_and_stays():
@@ -85,6 +96,9 @@ BASE = {
     "pqn": {"lr": 1e-2},
 }
 BASE["prioritized"] = BASE["dqn"] | {"priority_alpha": 0.6}
+BASE["c51"] = BASE["dqn"] | {"distribution": "c51"}
+BASE["qr"] = BASE["dqn"] | {"distribution": "qr"}
+BASE["noisy"] = BASE["dqn"] | {"noisy": True}
 
 
 @repeats(
@@ -110,13 +124,21 @@ BASE["prioritized"] = BASE["dqn"] | {"priority_alpha": 0.6}
         ("dqn", "replay_size", 128),
         ("dqn", "lr_schedule", "linear"),
         ("dqn", "priority_alpha", 0.6),
+        ("dqn", "distribution", "c51"),
+        ("dqn", "distribution", "qr"),
+        ("dqn", "noisy", True),
+        ("c51", "num_atoms", 21),
+        ("c51", "v_min", -20.0),
+        ("c51", "v_max", 20.0),
+        ("qr", "num_atoms", 21),
+        ("noisy", "exploration_final_eps", 0.5),
         ("prioritized", "priority_alpha", 1.0),
         ("prioritized", "priority_beta", 1.0),
     ],
     keep=4,
 )
 def test_every_setting_changes_what_is_learned(tmp_path, algo, setting, value):
-    kind = {"dqn": DQN, "pqn": PQN, "prioritized": DQN}[algo]
+    kind = PQN if algo == "pqn" else DQN
     weights = []
     for name, changed in (("one", {}), ("other", {setting: value})):
         run = train(tmp_path / name, kind(**BASE[algo] | changed))
@@ -129,6 +151,40 @@ def test_the_ratio_is_exact_and_begins_after_learning_starts(tmp_path):
     run = train(tmp_path / "run", DQN(learning_starts=100, replay_ratio=0.3))
     steps = {row["env_steps"]: row["learner_steps"] for row in read_metrics(run.dir)}
     assert steps == {n: int(0.3 * max(0, n - 100)) for n in range(64, 641, 64)}
+
+
+def test_noise_in_weights_replaces_random_actions_unless_they_are_given(tmp_path):
+    by_noise = train(tmp_path / "noisy", DQN(**BASE["noisy"]))
+    assert {row["epsilon"] for row in read_metrics(by_noise.dir)} == {0.0}
+    both = train(tmp_path / "both", DQN(**BASE["noisy"], exploration_final_eps=0.5))
+    assert read_metrics(both.dir)[-1]["epsilon"] == 0.5
+
+
+def test_noise_is_that_of_the_weights_version_and_of_the_gradient_step(tmp_path):
+    run = train(tmp_path / "run", DQN(**BASE["noisy"] | {"target_update_interval": 1_000}))
+    saved = checkpoint.newest(run.dir)
+    by_module = {
+        "model.actor.noise_out": saved.tensors("policy_default"),
+        "modules.target.model.actor.noise_out": saved.tensors("learner_default"),
+    }
+    # Ten updates, of which the last is number 9; int(0.2 * (640 - 64)) gradient steps
+    addresses = (9, 0), (int(0.2 * (640 - 64)) - 1, 2)
+    for (name, tensors), address in zip(by_module.items(), addresses, strict=True):
+        count = sum(t.numel() for key, t in tensors.items() if ".noise_" in key)
+        noise = normal_noise(1, *address, count, torch.device("cpu"))[-2:].float()
+        expected = noise.sign() * noise.abs().sqrt()
+        torch.testing.assert_close(tensors[name], expected)
+
+
+def test_clipped_targets_are_counted_and_warned_of_once(tmp_path, capsys):
+    """A return is some 20 here: v_max = 2 is too narrow, and 200 is not."""
+    for v_max, expected in ((2.0, 1), (200.0, 0)):
+        algo = DQN(**BASE["c51"], v_min=0.0, v_max=v_max)
+        run = train(tmp_path / str(v_max), algo, quiet=False)
+        share = read_metrics(run.dir)[-1]["clipped_targets"]
+        assert (share > 0.05) == bool(expected)
+        said = "".join(capsys.readouterr())
+        assert said.count("outside of v_min=0 to v_max=2, and clipped. Use a wider") == expected
 
 
 def test_metrics_show_epsilon_and_errors(tmp_path):

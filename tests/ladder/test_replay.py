@@ -21,6 +21,9 @@ SETTINGS = {
 
 
 PRIORITIZED = dataclasses.replace(SETTINGS["algo"], priority_alpha=0.6)
+RAINBOW = dataclasses.replace(
+    PRIORITIZED, dueling=True, noisy=True, distribution="c51", v_min=0.0, v_max=100.0
+)
 
 
 def train(path, env=short_cartpole, updates=10, **more):
@@ -42,7 +45,7 @@ def assert_same(one, other):
         assert one.summary[name] == other.summary[name], name
 
 
-@repeats("algo", [PRIORITIZED, SETTINGS["algo"]], ids=["prioritized", "even"])
+@repeats("algo", [RAINBOW, PRIORITIZED, SETTINGS["algo"]], ids=["rainbow", "prioritized", "even"])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_workers_learn_what_inline_learns(tmp_path, lag, algo):
     inline = train(tmp_path / "inline", num_workers=0, lag=lag, algo=algo)
@@ -50,7 +53,7 @@ def test_workers_learn_what_inline_learns(tmp_path, lag, algo):
     assert_same(inline, train(tmp_path / "workers", num_workers=2, lag=lag, algo=algo))
 
 
-@repeats("algo", [PRIORITIZED, SETTINGS["algo"]], ids=["prioritized", "even"])
+@repeats("algo", [RAINBOW, PRIORITIZED, SETTINGS["algo"]], ids=["rainbow", "prioritized", "even"])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, lag, algo):
     """The replay is full by then: it has 400 rows, and the run takes 640."""

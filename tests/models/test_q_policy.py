@@ -5,11 +5,13 @@ import torch
 
 import headrace
 from headrace.algos import pqn
+from headrace.algos.q_learning import of_action
 from headrace.errors import ConfigError
 from headrace.models.fast_paths import actor_for
 from headrace.models.numpy_q_inference import NumpyQActor
 from headrace.models.policy import Network, PolicyActor, torch_seed
 from headrace.models.q_policy import EpsilonGreedy, QPolicy
+from headrace.models.value_distributions import C51, MeanOnly, Quantiles
 from headrace.spec import EnvSpec, Space
 from tests.models.test_numpy_inference import acted
 
@@ -84,6 +86,32 @@ def test_numpy_acts_as_torch_does(options, activation):
     assert clear.sum() > 500
     assert torch.equal(quick["action"][clear], plain["action"][clear])
     assert len(quick["action"].unique()) == 5
+
+
+@pytest.mark.parametrize("options", [{}, {"dueling": True}, {"noisy": True, "dueling": True}])
+@pytest.mark.parametrize("returns", [MeanOnly(), C51(7, -1.0, 1.0), Quantiles(7)])
+def test_the_best_action_has_the_largest_mean(returns, options):
+    policy = policy_with(returns=returns, **options)
+    obs = torch.randn(50, 6)
+    outputs = policy.outputs(obs)
+    assert outputs.shape == (50, 5, returns.num_atoms)
+    values, largest = policy(obs)
+    torch.testing.assert_close(values, returns.mean(outputs))
+    assert torch.equal(policy.best(outputs, obs), values.argmax(-1))
+    assert torch.equal(largest, values.amax(-1))
+    action = torch.arange(50) % 5
+    assert torch.equal(of_action(outputs, action), outputs[torch.arange(50), action])
+    fast = actor_for(policy, SPEC, Network())
+    plain = returns.num_atoms > 1 or "noisy" in options
+    assert isinstance(fast, PolicyActor if plain else NumpyQActor)
+
+
+def test_a_network_of_ones_own_says_values_alone(tmp_path):
+    with pytest.raises(ConfigError, match="one value for each action, and no distribution"):
+        headrace.train(
+            "CartPole-v1", algo=headrace.DQN(distribution="qr"), total_env_steps=1_000,
+            model=lambda seen, num: torch.nn.Linear(4, 3), run_dir=tmp_path / "run",
+        )  # fmt: skip
 
 
 def test_a_row_that_allows_nothing_is_worth_nothing():

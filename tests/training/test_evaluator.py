@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -32,6 +33,18 @@ class Env(Counting):
 
     def __init__(self):
         super().__init__(terminate_at=5)
+
+
+class Choice(Env):
+    """Its reward tells which of many actions was taken."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = gym.spaces.Discrete(50)
+
+    def step(self, action):
+        obs, _, *ends = super().step(action)
+        return obs, float(action), *ends
 
 
 class Gate(Env):
@@ -74,9 +87,10 @@ def arrived(tmp_path):
 
 
 def train(tmp_path, env=Env, name="run", updates=2, **more):
-    return headrace.train(
-        env, run_dir=tmp_path / name, **TINY | {"total_env_steps": updates * UPDATE} | more
-    )
+    settings = TINY | {"total_env_steps": updates * UPDATE} | more
+    if "algo" in more:
+        del settings["num_minibatches"]
+    return headrace.train(env, run_dir=tmp_path / name, **settings)
 
 
 def evaluations(run_dir):
@@ -96,6 +110,7 @@ def same(a, b):
         ("CartPole-v1", {"core": "lstm", "normalize_obs": True, "learner_threads": 2}),
         ("Pendulum-v1", {"normalize_obs": True, "normalize_reward": True, "num_workers": 2}),
         ("headrace/CartPole-v1", {"envs_per_vector": 4}),
+        (Choice, {"algo": headrace.DQN(noisy=True, lr=0)}),  # with no noise
         (Ring, {"envs_per_vector": 4}),
     ],
 )

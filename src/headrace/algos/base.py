@@ -226,6 +226,10 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Return the rows of a minibatch, over all ranks."""
         return run.num_envs * run.num_steps
 
+    def warning(self, metrics: Mapping[str, float], config: ConfigT) -> str:
+        """Return what the metrics of an update warn of, with the remedy, or "". It is said once."""
+        return ""
+
     @abstractmethod
     def update(self, source: Fragment, ctx: UpdateContext[ConfigT]) -> Mapping[str, Tensor | float]:
         """Learn from the newest data, `[T, N]`. Return the metrics of this update.

@@ -1,12 +1,14 @@
-"""Deep Q-networks (Mnih et al. 2015, doi:10.1038/nature14236), double (van Hasselt et al. 2016).
+"""Deep Q-networks (Mnih et al. 2015, doi:10.1038/nature14236), and what Rainbow added to them.
 
 The settings, the loss of a minibatch, and the algorithm. docs/dqn.md explains details and metrics.
 """
 
 import copy
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headrace.algos.base import (
     LossSpec,
@@ -18,14 +20,21 @@ from headrace.algos.base import (
     policy_loss,
 )
 from headrace.algos.off_policy import ReplayConfig, due, follow, replay_of
-from headrace.algos.q_learning import QLearning, QLearningConfig, explore, value_of
+from headrace.algos.q_learning import QLearning, QLearningConfig, explore, of_action, q_policy
 from headrace.batch import Fragment, Minibatch
 from headrace.configclass import PositiveInt, configclass
-from headrace.models.distributions import at
+from headrace.models.custom import ModelFactory
+from headrace.models.noisy import renew_noise
 from headrace.models.policy import Network, Policy
 from headrace.models.q_policy import QPolicy
+from headrace.models.value_distributions import value_distribution
 from headrace.replay.buffer import ReplayBuffer
 from headrace.spec import EnvSpec
+
+_ACTING, _LEARNING, _TARGETS = range(3)  # uses of noise in weights
+_LEAST_ERROR = 1e-6  # of a priority: else a row with no error is never drawn again
+
+_MOST_CLIPPED = 0.01
 
 
 @configclass
@@ -39,45 +48,65 @@ class DQN(ReplayConfig, QLearningConfig):
     tau: Share = 1.0
     """Share of the network's weights in an update of the target network; 1: a copy. Small ones go
     with a target_update_interval of 1."""
+    distribution: Literal["none", "c51", "qr"] = "none"
+    """Learn the distribution of the return in place of its mean: by probabilities of fixed returns
+    (c51), or by its quantiles (qr)."""
+    num_atoms: PositiveInt = 51
+    """Returns, or quantiles, of a distribution."""
+    v_min: float = -10.0
+    """The least return of c51, in scaled rewards."""
+    v_max: float = 10.0
+    """The greatest return of c51."""
+    noisy: bool = False
+    """Explore by noise in the weights. Random actions are then left out, unless their probability
+    is given."""
 
 
 def loss(policy: QPolicy, minibatch: Minibatch, cfg: DQN) -> tuple[Tensor, Metrics]:
     """Return the loss of a minibatch, and its metrics.
 
     Args:
-        minibatch: rows of `obs, action, target, weight`.
+        minibatch: rows of `obs, action, weight`, and of `targets`.
+
+    Returns:
+        The metric `error` is of each row, `[B]`.
     """
-    value = value_of(policy, minibatch["obs"], minibatch["action"])
-    # The error is clipped to ±1 (section "Training algorithm"): Huber's loss.
-    each = nn.functional.smooth_l1_loss(value, minibatch["target"], reduction="none")
-    total = (each * minibatch["weight"]).sum()
+    of, target, weight = policy.returns, minibatch["target"], minibatch["weight"]
+    outputs = of_action(policy.outputs(minibatch["obs"]), minibatch["action"])
+    total = (of.loss(outputs, target) * weight).sum()
     with torch.no_grad():
-        td_error = ((value - minibatch["target"]).abs() * minibatch["weight"]).sum()
-        mean_value = (value * minibatch["weight"]).sum()
-    return total, {"loss": total.detach(), "td_error": td_error, "mean_value": mean_value}
+        value = of.mean(outputs)
+        of_rows = {"td_error": (value - minibatch["target_mean"]).abs(), "mean_value": value}
+        if "clipped" in minibatch:
+            of_rows["clipped_targets"] = minibatch["clipped"]
+        metrics = {name: (each * weight).sum() for name, each in of_rows.items()}
+        error = of.error(outputs, minibatch)
+    return total, metrics | {"loss": total.detach(), "error": error}
 
 
 @torch.no_grad()
-def targets(policy: nn.Module, target: nn.Module, rows: Minibatch, cfg: DQN) -> Tensor:
-    """Return the targets of transitions, `[B]`."""
+def targets(policy: QPolicy, target: QPolicy, rows: Minibatch, cfg: DQN) -> Minibatch:
+    """Return the targets of transitions, from `ValueDistribution.target`."""
     # y = r + γ Q_target(s', argmax_a Q(s', a));  without double_q: the argmax of Q_target
-    values = target(rows["next_obs"])[0]
-    chooses = policy(rows["next_obs"])[0] if cfg.double_q else values
-    future = at(values, chooses.argmax(-1))
-    return torch.addcmul(rows["reward"], rows["discount"], future)
-
-
-@torch.no_grad()
-def priorities(policy: nn.Module, rows: Minibatch, cfg: DQN) -> Tensor:
-    """Return the priorities of transitions `[B]`, |Q(s, a) - y|^α (Schaul et al. 2016, eq. 1)."""
-    error: Tensor = value_of(policy, rows["obs"], rows["action"]) - rows["target"]
-    return (error.abs() + 1e-6).pow(cfg.priority_alpha)
+    # (van Hasselt et al. 2016, arXiv:1509.06461)
+    next_obs = rows["next_obs"]
+    outputs = target.outputs(next_obs)
+    best = policy.best(policy.outputs(next_obs) if cfg.double_q else outputs, next_obs)
+    return target.returns.target(of_action(outputs, best), rows["reward"], rows["discount"])
 
 
 class DQNAlgorithm(QLearning[DQN]):
     """DQN: acts greedily but for epsilon, and learns from replay."""
 
     name, Config, data = "dqn", DQN, "replay"
+
+    def build_policy(
+        self, spec: EnvSpec, network: Network, config: DQN, model: ModelFactory | None = None
+    ) -> QPolicy:
+        returns = value_distribution(
+            config.distribution, config.num_atoms, config.v_min, config.v_max
+        )
+        return q_policy(spec, network, config, model, returns, noisy=config.noisy)
 
     def build(
         self, policy: Policy, spec: EnvSpec, network: Network, config: DQN, num_rows: int
@@ -92,21 +121,36 @@ class DQNAlgorithm(QLearning[DQN]):
     def losses(self, modules: Modules, config: DQN) -> dict[str, LossSpec]:
         return policy_loss(loss, modules, config)
 
+    def warning(self, metrics: Mapping[str, float], config: DQN) -> str:
+        if (clipped := metrics.get("clipped_targets", 0.0)) <= _MOST_CLIPPED:
+            return ""
+        return (
+            f"{clipped:.1%} of c51's targets are outside of v_min={config.v_min:g} to "
+            f"v_max={config.v_max:g}, and clipped. Use a wider range (--v-min, --v-max)."
+        )
+
     def minibatch_rows(self, run: object, config: DQN) -> int:
         return config.batch_size
 
     def update(self, source: Fragment, ctx: UpdateContext[DQN]) -> Metrics:
         cfg, policy, target = ctx.config, ctx.modules["policy"], ctx.modules["target"]
+        assert isinstance(policy, QPolicy)
+        assert isinstance(target, QPolicy)
         replay = replay_of(ctx)
         replay.insert(source)
         seen: list[Metrics] = []
         for step, drawn, rows in due(ctx):
-            rows["target"] = targets(policy, target, rows, cfg)
+            renew_noise(policy, ctx.seed, step, _LEARNING)
+            renew_noise(target, ctx.seed, step, _TARGETS)
+            rows |= targets(policy, target, rows, cfg)
+            metrics = ctx.step("policy", rows, ctx.lr)
+            error = metrics.pop("error")
             if replay.priorities:
-                replay.set_priorities(drawn, priorities(policy, rows, cfg))
-            seen.append(ctx.step("policy", rows, ctx.lr))
+                replay.set_priorities(drawn, (error + _LEAST_ERROR) ** cfg.priority_alpha)
+            seen.append(metrics)
             if (step + 1) % cfg.target_update_interval == 0:
                 follow(target, policy, cfg.tau)
+        renew_noise(policy, ctx.seed, ctx.version, _ACTING)
         epsilon = cfg.epsilon(ctx.progress)
         explore(ctx.policy, epsilon)
         return mean_of(seen) | {"lr": torch.tensor(ctx.lr), "epsilon": torch.tensor(epsilon)}

@@ -14,6 +14,7 @@ from headrace.models.custom import ModelFactory
 from headrace.models.distributions import at
 from headrace.models.policy import Network, Policy
 from headrace.models.q_policy import QPolicy
+from headrace.models.value_distributions import ValueDistribution
 from headrace.spec import EnvSpec
 
 
@@ -60,12 +61,32 @@ class QLearning(Algorithm[ConfigT]):
     def build_policy(
         self, spec: EnvSpec, network: Network, config: ConfigT, model: ModelFactory | None = None
     ) -> Policy:
-        return QPolicy(
-            spec, network, model,
-            epsilon=config.exploration_initial_eps,
-            layer_norm=config.layer_norm,
-            dueling=config.dueling,
-        )  # fmt: skip
+        return q_policy(spec, network, config, model)
+
+
+def q_policy(
+    spec: EnvSpec,
+    network: Network,
+    config: QLearningConfig,
+    model: ModelFactory | None,
+    returns: ValueDistribution | None = None,
+    *,
+    noisy: bool = False,
+) -> QPolicy:
+    """Build a policy that acts by values of actions; `returns` and `noisy` as in `QNetwork`."""
+    return QPolicy(
+        spec, network, model, returns,
+        epsilon=config.exploration_initial_eps,
+        layer_norm=config.layer_norm,
+        dueling=config.dueling,
+        noisy=noisy,
+    )  # fmt: skip
+
+
+def of_action(outputs: Tensor, action: Tensor) -> Tensor:
+    """Return the outputs `[B, K]` of actions `[B]`, of those of all actions `[B, A, K]`."""
+    at_action = action.view(-1, 1, 1).expand(-1, 1, outputs.shape[-1])
+    return outputs.gather(-2, at_action).squeeze(-2)
 
 
 def value_of(policy: nn.Module, obs: Any, action: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.algos.base import Algorithm, EpochsConfig
+from headrace.algos.dqn import DQN
 from headrace.algos.off_policy import ReplayConfig
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.batches import fitting_steps, minibatch_sizes
@@ -89,7 +90,7 @@ def _derive_sizes(settings: Settings) -> Settings:
         settings = settings.follow("follows total_env_steps", schedule_env_steps=total)
     settings = _derive_envs(_derive_threads(_derive_learners(settings)))
     settings = _derive_accumulation(_derive_minibatches(_derive_steps(settings)))
-    return _derive_replay(settings)
+    return _derive_exploration(_derive_replay(settings))
 
 
 def _derive_learners(settings: Settings) -> Settings:
@@ -230,6 +231,15 @@ def _derive_replay(settings: Settings) -> Settings:
         if settings.source[name].startswith(SUGGESTED) and size != getattr(algo, name)
     }
     return settings.follow_algo("follows total_env_steps", **free) if free else settings
+
+
+def _derive_exploration(settings: Settings) -> Settings:
+    """Leave random actions out where noise in weights explores, unless they were asked for."""
+    algo, names = settings.algo, ("exploration_initial_eps", "exploration_final_eps")
+    if not isinstance(algo, DQN) or not algo.noisy:
+        return settings
+    free = {name: 0.0 for name in names if settings.source[name].startswith(SUGGESTED)}
+    return settings.follow_algo("follows noisy", **free) if free else settings
 
 
 def _derive_accumulation(settings: Settings) -> Settings:

@@ -173,6 +173,10 @@ class PolicyLearner:
         self._meter.lap("learn")
         return dict(zip(metrics, values, strict=True))
 
+    def warning(self, metrics: dict[str, float]) -> str:
+        """Return what the metrics of an update warn of, or ""."""
+        return self._settings.algorithm.warning(metrics, self._settings.algo)
+
     def _step(self, loss: str, minibatch: Minibatch, lr: float) -> dict[str, Tensor]:
         if loss not in self.optimizers:
             losses = ", ".join(self.optimizers)
@@ -350,6 +354,15 @@ class Learner:
             metrics["nonfinite"] += updated.pop("nonfinite")
             metrics |= {prefix + metric: value for metric, value in updated.items()}
         return metrics
+
+    def warnings(self, metrics: dict[str, float]) -> list[str]:
+        """Return what the metrics of an update warn of."""
+        found = []
+        for name, learner in self.learners.items():
+            prefix = f"{name}/" if len(self.policies) > 1 else ""
+            if warning := learner.warning(select(metrics, prefix)):
+                found.append(f"{name}: {warning}" if prefix else warning)
+        return found
 
     def check_equal(self) -> None:
         """Compare the ranks' parameters bit by bit. Raise RankError if they differ."""

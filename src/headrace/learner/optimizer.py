@@ -207,7 +207,15 @@ class _Adam:
 
 
 def _added(metrics: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: metrics[name] + value for name, value in more.items()} if metrics else more
+    """Return the sums of metrics; those of each row are joined."""
+    return (
+        {
+            name: torch.cat((metrics[name], value)) if value.dim() else metrics[name] + value
+            for name, value in more.items()
+        }
+        if metrics
+        else more
+    )
 
 
 def _parts(minibatch: Minibatch, count: int) -> list[Minibatch]:

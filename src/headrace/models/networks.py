@@ -41,7 +41,7 @@ class Mlp(nn.Module):
     """Hidden layers only: `[..., num_in]` to `[..., hidden_sizes[-1]]`.
 
     Args:
-        orthogonal: begin with orthogonal weights of gain sqrt 2; or as PyTorch's layers do.
+        make: makes a layer (inputs, outputs); default: with orthogonal weights of gain sqrt 2.
         layer_norm: normalize the sums of each layer.
     """
 
@@ -51,12 +51,12 @@ class Mlp(nn.Module):
         hidden_sizes: tuple[int, ...],
         activation: str,
         *,
-        orthogonal: bool = True,
+        make: Callable[[int, int], nn.Linear] | None = None,
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
+        make = make or partial(linear, gain=math.sqrt(2))
         pairs = itertools.pairwise((num_in, *hidden_sizes))
-        make = partial(linear, gain=math.sqrt(2)) if orthogonal else nn.Linear
         self.layers = nn.ModuleList(make(*pair) for pair in pairs)
         self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden_sizes if layer_norm)
         # A function, not a module: a module's call takes longer than a small tensor's tanh.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.batch import Fragment
 from headrace.models.networks import Mlp
+from headrace.models.noisy import NoisyLinear
 from headrace.models.numpy_inference import ACTIVATE, Floats, Layer, layer_of, normalizer, why_not
 from headrace.models.policy import Actor, Network
 from headrace.models.q_policy import QNetwork, QPolicy
@@ -21,7 +22,12 @@ from headrace.spec import EnvSpec
 
 def unsupported(policy: QPolicy, spec: EnvSpec, network: Network) -> str:
     """Return the reason why `NumpyQActor` cannot replace `policy.act`, or ""."""
-    return why_not(policy, spec, network, QPolicy, QNetwork)
+    reason = why_not(policy, spec, network, QPolicy, QNetwork)
+    if not reason and policy.returns.num_atoms > 1:
+        reason = "a distribution of returns"
+    if not reason and any(isinstance(layer, NoisyLinear) for layer in policy.modules()):
+        reason = "noise in weights"
+    return reason
 
 
 class NumpyQActor(Actor):

@@ -3,16 +3,19 @@
 Left out: what the values are learned from (`algos/`).
 """
 
-from functools import partial
+import math
 
 import torch
 from torch import Tensor, nn
 
 from headrace.batch import Obs
+from headrace.errors import ConfigError
 from headrace.models.custom import ModelFactory
 from headrace.models.distributions import Head, at, inverse_cdf
 from headrace.models.networks import Mlp, encoder_for, linear
+from headrace.models.noisy import NoisyLinear
 from headrace.models.policy import Network, Policy
+from headrace.models.value_distributions import MeanOnly, ValueDistribution
 from headrace.spec import EnvSpec
 
 
@@ -52,45 +55,60 @@ class EpsilonGreedy(Head):
 
 
 class QNetwork(nn.Module):
-    """An encoder, hidden layers, and the values of all actions.
+    """An encoder, hidden layers, and the outputs of each action, which say its value.
 
     Args:
+        returns: what the outputs of an action say; default: its value alone.
         layer_norm: normalize the sums of each hidden layer (Ba et al. 2016, arXiv:1607.06450).
         dueling: a value and advantages, each with hidden layers of its own, which add up to the
             values of actions (Wang et al. 2016, arXiv:1511.06581, eq. 9).
+        noisy: noise in the weights of the hidden layers and of the last one.
     """
 
     def __init__(
-        self, spec: EnvSpec, network: Network, *, layer_norm: bool = False, dueling: bool = False
+        self,
+        spec: EnvSpec,
+        network: Network,
+        returns: ValueDistribution | None = None,
+        *,
+        layer_norm: bool = False,
+        dueling: bool = False,
+        noisy: bool = False,
     ) -> None:
         super().__init__()
+        self.returns = returns or MeanOnly()
         self.encoder = encoder_for(spec.seen, network.image_net, layer_norm=layer_norm)
         features, sizes = self.encoder.num_features, network.hidden_sizes
         width = (features, *sizes)[-1]
         # PyTorch's own initial weights, which DQN's published settings were found with, are smaller
         # than orthogonal ones. Where sums are normalized, their size does not matter.
-        orthogonal = layer_norm
+
+        def layer(num_in: int, num_out: int, gain: float = math.sqrt(2)) -> nn.Linear:
+            if noisy:
+                return NoisyLinear(num_in, num_out)
+            return linear(num_in, num_out, gain) if layer_norm else nn.Linear(num_in, num_out)
 
         def trunk() -> Mlp:
-            return Mlp(
-                features, sizes, network.activation, orthogonal=orthogonal, layer_norm=layer_norm
-            )
+            return Mlp(features, sizes, network.activation, make=layer, layer_norm=layer_norm)
 
-        def head(num_out: int) -> nn.Linear:
-            return linear(width, num_out, 1.0) if orthogonal else nn.Linear(width, num_out)
-
-        self.trunk, self.actor = trunk(), head(spec.action.nvec[0])
+        num_choices, num_atoms = spec.action.nvec[0], self.returns.num_atoms
+        self.trunk, self.actor = trunk(), layer(width, num_choices * num_atoms, 1.0)
         self.critic_trunk: Mlp | None = None
         if dueling:
-            self.critic_trunk, self.critic = trunk(), head(1)
+            self.critic_trunk, self.critic = trunk(), layer(width, num_atoms, 1.0)
+
+    def outputs(self, obs: Obs) -> Tensor:
+        """Return the outputs of each action, `[..., num_choices, num_atoms]`."""
+        features = self.encoder(obs).to(self.actor.weight.dtype)
+        each: Tensor = self.actor(self.trunk(features)).unflatten(-1, (-1, self.returns.num_atoms))
+        if self.critic_trunk is not None:
+            value = self.critic(self.critic_trunk(features)).unsqueeze(-2)
+            each = value + (each - each.mean(-2, keepdim=True))
+        return each
 
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Return the values of actions `[..., num_choices]`, and the largest `[...]`."""
-        features = self.encoder(obs).to(self.actor.weight.dtype)
-        values: Tensor = self.actor(self.trunk(features))
-        if self.critic_trunk is not None:
-            advantage = values - values.mean(-1, keepdim=True)
-            values = self.critic(self.critic_trunk(features)) + advantage
+        values = self.returns.mean(self.outputs(obs))
         return values, values.amax(-1)
 
 
@@ -98,6 +116,13 @@ class QPolicy(Policy):
     """A policy whose network's parameters are values of actions; its value is the largest.
 
     A mask takes actions that are not allowed out of both.
+
+    Args:
+        returns: what the network's outputs say of an action; a network of one's own says its value.
+        options: of `QNetwork`.
+
+    Raises:
+        ConfigError: a network of one's own is to say more.
     """
 
     head: EpsilonGreedy
@@ -107,14 +132,38 @@ class QPolicy(Policy):
         spec: EnvSpec,
         network: Network,
         model: ModelFactory | None = None,
+        returns: ValueDistribution | None = None,
         *,
         epsilon: float,
-        layer_norm: bool = False,
-        dueling: bool = False,
+        **options: bool,
     ) -> None:
-        own = partial(QNetwork, layer_norm=layer_norm, dueling=dueling)
+        returns = returns or MeanOnly()
+        if model is not None and returns.num_atoms > 1:
+            raise ConfigError(
+                "A network of your own gives one value for each action, and no distribution.\n"
+                "Leave --distribution out, or --model."
+            )
+
+        def own(spec: EnvSpec, network: Network) -> QNetwork:
+            return QNetwork(spec, network, returns, **options)
+
         head = EpsilonGreedy(spec.action.nvec[0], epsilon)
         super().__init__(spec, network, model, own=own, head=head)
+        self.returns = returns
+
+    def outputs(self, obs: Obs) -> Tensor:
+        """Return the outputs of each action, `[..., num_choices, num_atoms]`; see `returns`."""
+        with self._precision():
+            if isinstance(self.model, QNetwork):
+                outputs = self.model.outputs(self._input(obs))
+            else:
+                outputs = self.model(self._input(obs))[0].unsqueeze(-1)
+        return outputs.float() if self._bf16 else outputs
+
+    def best(self, outputs: Tensor, obs: Obs) -> Tensor:
+        """Return the actions `[...]` of the largest values that are allowed."""
+        values = self.returns.mean(outputs)
+        return self._masked(obs, values, values[..., 0])[0].argmax(-1)
 
     def act(self, obs: Obs, noise: Tensor, state: Tensor | None = None) -> dict[str, Tensor]:
         values, best = self(obs)

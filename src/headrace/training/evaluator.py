@@ -94,7 +94,7 @@ class Evaluator:
             {
                 name: TrainedPolicy(
                     job.spec.for_agents(job.shares[name]),
-                    copy.deepcopy(policy).cpu(),
+                    copy.deepcopy(policy).cpu().eval(),
                     learner.networks[name],
                     is_random=name in random,
                 )

@@ -46,6 +46,7 @@ class Reporter:
         self._first: tuple[float, int] | None = None  # when the first update ended, and its steps
         self._last = (time.perf_counter(), self.counters.env_steps)
         self._flushed_at = 0.0
+        self._has_warned = False
         self._seconds: dict[str, float] = {}
 
     def __call__(self, update_metrics: dict[str, float]) -> list[EnvChange]:
@@ -78,6 +79,9 @@ class Reporter:
             if is_due:
                 self.log.flush()
                 self._flushed_at = now
+        if not self._has_warned and (warnings := self.learner.warnings(update_metrics)):
+            self._has_warned = True
+            self.display.say("\n".join(f"Warning: {warning}" for warning in warnings))
         self.meter.lap("log")
         seconds = self.meter.seconds()
         total = sum(seconds.values())
