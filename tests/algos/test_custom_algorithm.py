@@ -178,6 +178,27 @@ def test_what_an_algorithm_does_not_learn_with_is_refused():
             headrace.train("CartPole-v1", algo=algo, **SMALL | setting)
 
 
+def test_tiny_numbers_are_zero_in_updates_alone(tmp_path):
+    """Most CPUs compute with denormal numbers some ten times slower."""
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this CPU cannot flush denormal numbers")
+    seen = []
+
+    def tiny():
+        return float(torch.tensor(1e-40) * 1)
+
+    class Looks(Reinforce):
+        def update(self, source, ctx):
+            seen.append(tiny())
+            return super().update(source, ctx)
+
+    headrace.train(
+        "CartPole-v1", algo=Looks, run_dir=tmp_path / "run", total_env_steps=512, **SMALL,
+        on_update=lambda *_: seen.append(tiny()),
+    )  # fmt: skip
+    assert seen == [0.0, pytest.approx(1e-40)]
+
+
 def test_mistakes_of_an_algorithm_are_explained(tmp_path):
     class Misspelled(Reinforce):
         def update(self, source, ctx):

@@ -140,8 +140,9 @@ class DQNAlgorithm(QLearning[DQN]):
         replay.insert(source)
         seen: list[Metrics] = []
         for step, drawn, rows in due(ctx):
-            renew_noise(policy, ctx.seed, step, _LEARNING)
-            renew_noise(target, ctx.seed, step, _TARGETS)
+            if cfg.noisy:
+                renew_noise(policy, ctx.seed, step, _LEARNING)
+                renew_noise(target, ctx.seed, step, _TARGETS)
             rows |= targets(policy, target, rows, cfg)
             metrics = ctx.step("policy", rows, ctx.lr)
             error = metrics.pop("error")
@@ -150,7 +151,8 @@ class DQNAlgorithm(QLearning[DQN]):
             seen.append(metrics)
             if (step + 1) % cfg.target_update_interval == 0:
                 follow(target, policy, cfg.tau)
-        renew_noise(policy, ctx.seed, ctx.version, _ACTING)
+        if cfg.noisy:
+            renew_noise(policy, ctx.seed, ctx.version, _ACTING)
         epsilon = cfg.epsilon(ctx.progress)
         explore(ctx.policy, epsilon)
         return mean_of(seen) | {"lr": torch.tensor(ctx.lr), "epsilon": torch.tensor(epsilon)}

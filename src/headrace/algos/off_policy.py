@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headrace.algos.base import Share, UpdateContext
-from headrace.batch import Minibatch
+from headrace.batch import Minibatch, each
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.replay.buffer import ReplayBuffer, Rows
 
-_BLOCK = 64  # gradient steps whose transitions are chosen at once
+_ROWS_BYTES = 2**21  # of transitions that are gathered at once, for several gradient steps
 
 
 @configclass
@@ -59,20 +59,23 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     if not len(replay):  # no transition yet: these steps are made up for
         return
     end = cfg.learner_steps_after(ctx.env_steps + ctx.new_env_steps)
-    at_once = 1 if replay.priorities else _BLOCK  # priorities change with each gradient step
+    # Operations on many rows take hardly longer than on a few; but priorities change with each step
+    at_once = 1 if replay.priorities else max(1, _ROWS_BYTES // (cfg.batch_size * replay.row_bytes))
     for first in range(ctx.learner_steps, end, at_once):
         count = min(at_once, end - first)
         if replay.priorities:
             beta = cfg.priority_beta + (1 - cfg.priority_beta) * ctx.progress
-            rows, weight = replay.draw_by_priority(ctx.seed, first, cfg.batch_size, beta)
-            drawn = [rows]
+            drawn, weight = replay.draw_by_priority(ctx.seed, first, cfg.batch_size, beta)
+            drawn = drawn[None]
         else:
-            block = replay.draw(ctx.seed, first, count, cfg.batch_size)
-            drawn = [block[i] for i in range(count)]
-            weight = torch.ones(cfg.batch_size, device=block.env.device)
-        for step, rows in enumerate(drawn, start=first):
-            of = replay.transitions(rows, cfg.n_step, cfg.gamma, ctx.policy.scaled)
-            yield step, rows, of | {"weight": weight / cfg.batch_size}
+            drawn = replay.draw(ctx.seed, first, count, cfg.batch_size)
+            weight = torch.ones(cfg.batch_size, device=drawn.env.device)
+        of = replay.transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
+        split = {name: each(Tensor.unbind, column) for name, column in of.items()}
+        weight /= cfg.batch_size
+        for i in range(count):
+            rows = {name: each(lambda c, i=i: c[i], columns) for name, columns in split.items()}
+            yield first + i, drawn[i], rows | {"weight": weight}
 
 
 @torch.no_grad()

@@ -44,8 +44,6 @@ class NoisyLinear(nn.Linear):
 def renew_noise(module: nn.Module, seed: int, number: int, use: int) -> None:
     """Give all noisy layers of a module the noise that belongs to (seed, number, use)."""
     layers = [layer for layer in module.modules() if isinstance(layer, NoisyLinear)]
-    if not layers:
-        return
     parts = [part for layer in layers for part in (layer.noise_in, layer.noise_out)]
     sizes = [len(part) for part in parts]
     noise = _scaled(normal_noise(seed, number, use, sum(sizes), parts[0].device))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headrace.batch import Fragment, Minibatch, Obs, columns, each, one_of_each
 from headrace.device_seeding import replay_draws
-from headrace.replay.memory import check_memory
+from headrace.replay.memory import check_memory, row_bytes
 from headrace.replay.priorities import Priorities
 from headrace.spec import EnvSpec
 
@@ -23,7 +23,7 @@ class Rows:
     number: Tensor
     env: Tensor
 
-    def __getitem__(self, step: int) -> "Rows":
+    def __getitem__(self, step: int | None) -> "Rows":
         return Rows(self.number[step], self.env[step])
 
 
@@ -60,6 +60,7 @@ class ReplayBuffer(nn.Module):
         super().__init__()
         self.num_envs = num_envs
         self.capacity = -(-size // num_envs) + 1  # one more: where the next row begins
+        self.row_bytes = row_bytes(spec)
         check_memory(spec, size, prioritized=prioritized)
         layout = columns(spec, {}, self.capacity, num_envs)
         self._obs_names = {
@@ -223,12 +224,12 @@ class ReplayBuffer(nn.Module):
         """Return transitions over up to `n_step` steps, which end with the episode or the newest.
 
         Args:
-            rows: `[B]`.
+            rows: `[...]`.
             scaled: clips and normalizes rewards.
 
         Returns:
-            `obs, action, next_obs` of rows `[B, ...]`; `reward`, the sum Σ_j γ^j r_j of m steps;
-            `discount`, γ^m, or 0 if the episode ended by then.
+            `obs, action, next_obs` of rows `[..., *shape]`; `reward`, the sum Σ_j γ^j r_j of m
+            steps; `discount`, γ^m, or 0 if the episode ended by then.
         """
         ahead = torch.arange(n_step, device=rows.env.device)
         number, env = rows.number.unsqueeze(-1) + ahead, rows.env.unsqueeze(-1)
@@ -251,7 +252,8 @@ class ReplayBuffer(nn.Module):
     def _observations(self, number: Tensor, env: Tensor) -> Obs:
         at = number % self.capacity * self.num_envs + env
         named = {
-            key: getattr(self, name).flatten(0, 1).index_select(0, at)
+            key: getattr(self, name).flatten(0, 1).index_select(0, at.flatten())
             for key, name in self._obs_names.items()
         }
+        named = {key: obs.unflatten(0, at.shape) for key, obs in named.items()}
         return named[""] if list(named) == [""] else named
