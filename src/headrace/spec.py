@@ -155,6 +155,9 @@ class EnvSpec:
     agent_spaces: tuple[tuple[Space, Space], ...] = ()  # of each agent, where they differ
     notes: tuple[str, ...] = field(default=(), compare=False)  # what was changed to fit, for people
     interface: Interface = field(default="gym", compare=False)
+    # Where the first axis of observations is a stack of the newest frames: how many. It saves
+    # memory where frames are stored, and nothing else depends on it.
+    num_frames: int = field(default=0, compare=False)
 
     @property
     def num_agents(self) -> int:

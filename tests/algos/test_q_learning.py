@@ -11,7 +11,7 @@ from headrace.algos.dqn import DQN
 from headrace.algos.off_policy import follow
 from headrace.algos.pqn import PQN
 from headrace.device_seeding import normal_noise
-from headrace.models.value_distributions import MeanOnly
+from headrace.models.action_values.value_distributions import MeanOnly
 from headrace.storage import checkpoint
 from headrace.training.log import read_metrics
 from tests.marks import repeats

@@ -8,9 +8,9 @@ import torch
 import headrace
 from headrace.algos.ppo import PPO, PPOAlgorithm
 from headrace.config.algorithms import GRADIENTS
+from headrace.models.action_values.q_policy import QPolicy
 from headrace.models.fast_paths import ACTING, choose
 from headrace.models.policy import Network, PolicyActor
-from headrace.models.q_policy import QPolicy
 from headrace.spec import EnvSpec
 from tests.models.test_manual_gradient import CFG, by_itself, minibatch_for, of_the_page
 from tests.models.test_numpy_inference import BOX, DISCRETE, SEEN, acted, trained

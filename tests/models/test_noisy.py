@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from headrace.device_seeding import normal_noise
-from headrace.models.noisy import NoisyLinear, renew_noise
+from headrace.models.action_values.noisy import NoisyLinear, renew_noise
 
 CPU = torch.device("cpu")
 

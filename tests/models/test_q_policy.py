@@ -7,11 +7,11 @@ import headrace
 from headrace.algos import pqn
 from headrace.algos.q_learning import of_action
 from headrace.errors import ConfigError
+from headrace.models.action_values.numpy_q_inference import NumpyQActor
+from headrace.models.action_values.q_policy import EpsilonGreedy, QPolicy
+from headrace.models.action_values.value_distributions import C51, MeanOnly, Quantiles
 from headrace.models.fast_paths import actor_for
-from headrace.models.numpy_q_inference import NumpyQActor
 from headrace.models.policy import Network, PolicyActor, torch_seed
-from headrace.models.q_policy import EpsilonGreedy, QPolicy
-from headrace.models.value_distributions import C51, MeanOnly, Quantiles
 from headrace.spec import EnvSpec, Space
 from tests.models.test_numpy_inference import acted
 

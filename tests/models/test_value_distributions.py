@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headrace.errors import ConfigError
-from headrace.models.value_distributions import C51, MeanOnly, Quantiles
+from headrace.models.action_values.value_distributions import C51, MeanOnly, Quantiles
 
 
 def projected(probability, reward, discount, atoms):

@@ -1,11 +1,14 @@
 """The replay buffer against a list of everything that happened, walked step by step."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from headrace import batch
 from headrace.replay.buffer import ReplayBuffer, Rows
+from headrace.replay.memory import row_bytes
 from headrace.spec import EnvSpec, Space
 from tests.marks import repeats
 
@@ -17,10 +20,12 @@ GAMMA = 0.9
 class Stream:
     """Random fragments of N envs, and all their transitions."""
 
+    spec = SPEC
+
     def __init__(self, seed, p_end=0.3):
         self.rng, self.p_end = np.random.default_rng(seed), p_end
         self.count = 0
-        self.obs = [self.new() for _ in range(N)]
+        self.obs = [self.first() for _ in range(N)]
         # Of each env: [obs, action, reward, terminated, truncated, next obs]
         self.steps = [[] for _ in range(N)]
 
@@ -29,10 +34,22 @@ class Stream:
         self.count += 1
         return torch.tensor([float(self.count), -1.0])
 
+    def first(self):
+        """The first observation of an episode."""
+        return self.new()
+
+    def after(self, obs):
+        """The observation after `obs`."""
+        return self.new()
+
+    def cuts(self, obs, following):
+        """Whether the buffer is to end the episode here."""
+        return False
+
     def fragment(self, envs=range(N), *, lost=()):
         """The next T steps of some envs; the fragment before those in `lost` never arrived."""
         envs = list(envs)
-        out = batch.allocate(batch.columns(SPEC, {}, T, len(envs)))
+        out = batch.allocate(batch.columns(self.spec, {}, T, len(envs)))
         out.env_id[:] = torch.tensor(envs)
         out.policy_version.zero_()
         num_final = 0
@@ -40,21 +57,20 @@ class Stream:
             if env in lost:
                 if self.steps[env] and not any(self.steps[env][-1][3:5]):
                     self.steps[env][-1][4] = True  # its next observation was the last one seen
-                self.obs[env] = self.new()
+                self.obs[env] = self.first()
             out.obs[0, column] = self.obs[env]
             for t in range(T):
                 action, reward = int(self.rng.integers(4)), float(self.rng.normal())
                 terminated = self.rng.random() < self.p_end / 2
                 truncated = not terminated and self.rng.random() < self.p_end / 2
-                following = self.new()
-                self.steps[env].append(
-                    [self.obs[env], action, reward, terminated, truncated, following]
-                )
+                following = self.after(self.obs[env])
+                cut = truncated or self.cuts(self.obs[env], following)
+                self.steps[env].append([self.obs[env], action, reward, terminated, cut, following])
                 if truncated:
                     out.final_obs[num_final] = following
                     out.final_step[num_final], out.final_row[num_final] = t, column
                     num_final += 1
-                self.obs[env] = self.new() if terminated or truncated else following
+                self.obs[env] = self.first() if terminated or truncated else following
                 out.obs[t + 1, column] = self.obs[env]
                 out.action[t, column], out.reward[t, column] = action, reward
                 out.terminated[t, column], out.truncated[t, column] = terminated, truncated
@@ -74,6 +90,29 @@ class Stream:
             if step[4]:
                 break
         return reward, discount, following
+
+
+class Frames(Stream):
+    """The same with stacks of three frames, filled up in several ways where an episode begins.
+
+    Now and then a stack is no continuation of the one before.
+    """
+
+    spec = dataclasses.replace(SPEC, observation=Space("box", (3, 2), "float32"), num_frames=3)
+
+    def first(self):
+        way = self.rng.integers(3)
+        if way == 0:
+            return torch.stack([torch.zeros(2), torch.zeros(2), self.new()])
+        return torch.stack([self.new()] * 3 if way == 1 else [self.new() for _ in range(3)])
+
+    def after(self, obs):
+        if self.rng.random() < 0.05:
+            return self.first()
+        return torch.cat((obs[1:], self.new().unsqueeze(0)))
+
+    def cuts(self, obs, following):
+        return not torch.equal(obs[1:], following[:-1])
 
 
 def all_rows(buffer):
@@ -97,17 +136,34 @@ def check(buffer, stream, n_step):
             assert torch.equal(got["next_obs"][0], following), (env, i)
 
 
+@pytest.mark.parametrize("kind", [Stream, Frames])
 @pytest.mark.parametrize("n_step", [1, 3, 7])
 @repeats("seed", range(3))
-def test_transitions_are_those_of_a_walk(seed, n_step):
-    stream, buffer = Stream(seed), ReplayBuffer(SPEC, 40 * N, N)
+def test_transitions_are_those_of_a_walk(seed, n_step, kind):
+    stream, buffer = kind(seed), ReplayBuffer(kind.spec, 40 * N, N)
+    least = 20 if kind is Stream else 10
     for _ in range(30):
         buffer.insert(stream.fragment())
         check(buffer, stream, n_step)
         for env in range(N):  # the newest, and no gap
             assert int(buffer.num_starts[env]) == len(stream.steps[env])
             kept = int(buffer.num_starts[env] - buffer.num_gone[env])
-            assert kept == len(stream.steps[env]) if len(stream.steps[env]) < 20 else kept >= 20
+            if len(stream.steps[env]) < least:
+                assert kept == len(stream.steps[env])
+            else:
+                assert kept >= least
+
+
+def test_a_stack_takes_no_more_room_than_its_newest_frame():
+    stream = Frames(0, p_end=0.0)
+    buffer = ReplayBuffer(Frames.spec, 40 * N, N)
+    assert buffer.obs0.shape == (40 + 3, N, 2)
+    stream.after = lambda obs: torch.cat((obs[1:], stream.new().unsqueeze(0)))
+    for _ in range(20):
+        buffer.insert(stream.fragment())
+    assert len(buffer) == 40 * N
+    assert row_bytes(Frames.spec) == row_bytes(SPEC)
+    check(buffer, stream, 3)
 
 
 def test_without_ends_the_newest_are_kept():
@@ -118,17 +174,19 @@ def test_without_ends_the_newest_are_kept():
     assert int(buffer.num_gone[0]) == 100 - 40
 
 
+@pytest.mark.parametrize("kind", [Stream, Frames])
 @repeats("seed", range(3))
-def test_lost_fragments_are_cut_and_never_crossed(seed):
-    stream, buffer = Stream(seed, p_end=0.1), ReplayBuffer(SPEC, 60 * N, N)
+def test_lost_fragments_are_cut_and_never_crossed(seed, kind):
+    stream, buffer = kind(seed, p_end=0.1), ReplayBuffer(kind.spec, 60 * N, N)
     rng = np.random.default_rng(seed)
     for _ in range(40):
         buffer.insert(stream.fragment(lost=[e for e in range(N) if rng.random() < 0.3]))
         check(buffer, stream, 3)
 
 
-def test_an_environment_may_come_twice_or_not_at_all():
-    stream, buffer = Stream(5), ReplayBuffer(SPEC, 40 * N, N)
+@pytest.mark.parametrize("kind", [Stream, Frames])
+def test_an_environment_may_come_twice_or_not_at_all(kind):
+    stream, buffer = kind(5), ReplayBuffer(kind.spec, 40 * N, N)
     for envs in ([1], [0, 2], [2, 1, 1], [0, 1, 0, 2], [1, 1, 1]):
         buffer.insert(stream.fragment(envs))
         check(buffer, stream, 3)
@@ -163,11 +221,12 @@ def test_draws_are_even_and_belong_to_their_gradient_step():
     assert not torch.equal(buffer.draw(8, 1234, 1, 8).number, alone.number)
 
 
-def test_the_state_is_all_there_is():
-    stream, buffer = Stream(3), ReplayBuffer(SPEC, 40 * N, N)
+@pytest.mark.parametrize("kind", [Stream, Frames])
+def test_the_state_is_all_there_is(kind):
+    stream, buffer = kind(3), ReplayBuffer(kind.spec, 40 * N, N)
     for _ in range(12):
         buffer.insert(stream.fragment())
-    again = ReplayBuffer(SPEC, 40 * N, N)
+    again = ReplayBuffer(kind.spec, 40 * N, N)
     again.load_state_dict({name: tensor.clone() for name, tensor in buffer.state_dict().items()})
     fragment = stream.fragment()
     for of in (buffer, again):
@@ -181,9 +240,10 @@ def test_the_state_is_all_there_is():
     assert all(torch.equal(taken[0][name], taken[1][name]) for name in taken[0])
 
 
+@pytest.mark.parametrize("kind", [Stream, Frames])
 @repeats("seed", range(3))
-def test_rows_by_priority_are_transitions_that_are_kept(seed):
-    stream, buffer = Stream(seed), ReplayBuffer(SPEC, 40 * N, N, prioritized=True)
+def test_rows_by_priority_are_transitions_that_are_kept(seed, kind):
+    stream, buffer = kind(seed), ReplayBuffer(kind.spec, 40 * N, N, prioritized=True)
     rng = np.random.default_rng(seed)
     for step in range(40):
         buffer.insert(stream.fragment(lost=[e for e in range(N) if rng.random() < 0.2]))

@@ -23,11 +23,11 @@ from headrace.algos.off_policy import ReplayConfig, due, follow, replay_of
 from headrace.algos.q_learning import QLearning, QLearningConfig, explore, of_action, q_policy
 from headrace.batch import Fragment, Minibatch
 from headrace.configclass import PositiveInt, configclass
+from headrace.models.action_values.noisy import renew_noise
+from headrace.models.action_values.q_policy import QPolicy
+from headrace.models.action_values.value_distributions import value_distribution
 from headrace.models.custom import ModelFactory
-from headrace.models.noisy import renew_noise
 from headrace.models.policy import Network, Policy
-from headrace.models.q_policy import QPolicy
-from headrace.models.value_distributions import value_distribution
 from headrace.replay.buffer import ReplayBuffer
 from headrace.spec import EnvSpec
 

@@ -25,8 +25,8 @@ from headrace.algos.q_learning import QLearning, QLearningConfig, explore, value
 from headrace.algos.targets import advantages, cuts, minibatches, value_metrics
 from headrace.batch import Fragment, Minibatch, StoredOutputs
 from headrace.configclass import NonNegative, configclass
+from headrace.models.action_values.q_policy import QPolicy
 from headrace.models.policy import Network
-from headrace.models.q_policy import QPolicy
 
 
 @configclass

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from headrace.algos.base import Algorithm, AlgorithmConfig, Share
 from headrace.configclass import NonNegative, configclass
 from headrace.errors import ConfigError
+from headrace.models.action_values.q_policy import QPolicy
+from headrace.models.action_values.value_distributions import ValueDistribution
 from headrace.models.custom import ModelFactory
 from headrace.models.distributions import at
 from headrace.models.policy import Network, Policy
-from headrace.models.q_policy import QPolicy
-from headrace.models.value_distributions import ValueDistribution
 from headrace.spec import EnvSpec
 
 

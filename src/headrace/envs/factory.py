@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -263,7 +263,8 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         action = getattr(env, f"{single}action_space")
         read = specs.read_tensors if maker.steps_tensors else specs.read
         info = _first_info(maker, env, [action])
-        return read(maker.name, observation, action, info, **options)
+        spec = read(maker.name, observation, action, info, **options)
+        return replace(spec, num_frames=specs.num_frames(env, observation))
     finally:
         close_all([env], lambda _: f"{maker.name}, which was made for its spaces")
 

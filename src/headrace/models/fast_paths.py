@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from headrace.models import numpy_inference, numpy_q_inference
+from headrace.models import numpy_inference
+from headrace.models.action_values import numpy_q_inference
+from headrace.models.action_values.q_policy import QPolicy
 from headrace.models.policy import Actor, Network, Policy, PolicyActor
-from headrace.models.q_policy import QPolicy
 from headrace.spec import EnvSpec
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headrace.batch import Fragment, Minibatch, Obs, columns, each, one_of_each
 from headrace.device_seeding import replay_draws
-from headrace.replay.memory import check_memory, row_bytes
+from headrace.replay.memory import check_memory, frames_in, row_bytes
 from headrace.replay.priorities import Priorities
 from headrace.spec import EnvSpec
 
@@ -32,8 +32,11 @@ class ReplayBuffer(nn.Module):
 
     A row is an observation, the action that it led to, the reward, and whether the episode ended.
     The next observation is that of the next row, so that each is stored once. Where an episode was
-    cut off, its true last observation has a row of its own, which is no transition. All is in
-    buffers of the module, so that a checkpoint has it.
+    cut off, its true last observation has a row of its own, which is no transition. Of stacked
+    frames a row has the newest one, and the rows before it have the others. Where an episode
+    begins, the older frames have rows of their own as well; a stack within an episode that is no
+    continuation of the one before cuts it off. All is in buffers of the module, so that a
+    checkpoint has it.
 
     Args:
         spec: of the environments.
@@ -53,13 +56,16 @@ class ReplayBuffer(nn.Module):
     starts: Tensor
     num_starts: Tensor
     num_gone: Tensor
+    only_frame: Tensor
 
     def __init__(
         self, spec: EnvSpec, size: int, num_envs: int, *, prioritized: bool = False
     ) -> None:
         super().__init__()
         self.num_envs = num_envs
-        self.capacity = -(-size // num_envs) + 1  # one more: where the next row begins
+        # More than the transitions: the row where the next one begins, and its older frames
+        self._older = frames_in(spec) - 1
+        self.capacity = -(-size // num_envs) + 1 + self._older
         self.row_bytes = row_bytes(spec)
         check_memory(spec, size, prioritized=prioritized)
         layout = columns(spec, {}, self.capacity, num_envs)
@@ -69,10 +75,14 @@ class ReplayBuffer(nn.Module):
         }
         for key, name in self._obs_names.items():
             shape, dtype = layout[f"obs.{key}" if key else "obs"]
-            self.register_buffer(name, torch.zeros((self.capacity, *shape[1:]), dtype=dtype))
+            of_row = shape[3:] if self._older else shape[2:]
+            rows = torch.zeros((self.capacity, num_envs, *of_row), dtype=dtype)
+            self.register_buffer(name, rows)
         for name in ("action", "reward", "terminated", "truncated"):
             shape, dtype = layout[name]
             self.register_buffer(name, torch.zeros(shape, dtype=dtype))
+        if self._older:  # the rows with an older frame alone
+            self.register_buffer("only_frame", torch.zeros_like(self.truncated))
         # The number of each environment's next row, at which its observation is already stored.
         self.register_buffer("end", torch.zeros(num_envs, dtype=torch.int64))
         # The numbers of the rows that are transitions, in order, and how many there were, and how
@@ -99,57 +109,81 @@ class ReplayBuffer(nn.Module):
         final_obs, final_step, final_row = batch.finals()
         was_cut_off = torch.zeros((num_steps + 1, batch.num_envs), dtype=torch.bool, device=device)
         was_cut_off[final_step, final_row] = True  # unused places have step T
-        extra = was_cut_off[:-1, part].long()
+        after = was_cut_off[:-1, part].long()  # rows of its own after a row
         before = self.end[env]
         first_obs = each(lambda o: o[0, part], batch.obs)
-        first = before + self._close(env, first_obs, batch.valid[0, part])
-        step = torch.arange(num_steps, device=device).unsqueeze(1)
-        number = first + step + extra.cumsum(0) - extra
-        end = first + num_steps + extra.sum(0)
-
-        def write(name: str, value: Tensor, at: Tensor, of: Tensor) -> None:
-            getattr(self, name)[at % self.capacity, of] = value
-
+        lost = self._close(env, first_obs, batch.valid[0, part])
         # The last observations of episodes, for the columns of this part
         column = torch.full((batch.num_envs,), -1, device=device)
         column[part] = torch.arange(len(part), device=device)
         mine = ((final_step < num_steps) & (column[final_row] >= 0)).nonzero().squeeze(-1)
-        last_at = number[final_step[mine], column[final_row[mine]]] + 1
-        last_env = env[column[final_row[mine]]]
+        last_step, last_column = final_step[mine], column[final_row[mine]]
+        is_new = torch.zeros((num_steps + 1, len(part)), dtype=torch.bool, device=device)
+        last_is_new = torch.zeros(len(mine), dtype=torch.bool, device=device)
+        if self._older:
+            obs, last = _frames(batch.obs)[:, part], _frames(final_obs)[mine]
+            is_new[0] = lost | (before == 0)
+            is_new[1:] = ~_continues(obs[1:], obs[:-1], 2)
+            last_is_new = ~_continues(last, obs[last_step, last_column], 1)
+            after[last_step, last_column] += self._older * last_is_new
+        older = self._older * is_new.long()  # rows of its own before a row
+        step = torch.arange(num_steps + 1, device=device).unsqueeze(1)
+        own = older.cumsum(0)
+        own[1:] += after.cumsum(0)
+        number = before + lost + step + own
+        last_at = number[last_step, last_column] + 1 + self._older * last_is_new
+        last_env = env[last_column]
         for key, name in self._obs_names.items():
             obs, last = (o[key] if isinstance(o, dict) else o for o in (batch.obs, final_obs))
-            write(name, obs[:-1, part], number, env)
-            write(name, obs[-1, part], end, env)
-            write(name, last[mine], last_at, last_env)
+            self._write(name, obs[:, part], number, env, is_new)
+            self._write(name, last[mine], last_at, last_env, last_is_new)
+        number, end = number[:-1], number[-1]
         for name in ("action", "reward", "terminated", "truncated"):
-            write(name, getattr(batch, name)[:, part], number, env)
-        write("truncated", torch.ones_like(last_env, dtype=torch.bool), last_at, last_env)
+            self._write(name, getattr(batch, name)[:, part], number, env)
+        if self._older:
+            self._write("truncated", batch.truncated[:, part] | is_new[1:], number, env)
+        was_last = torch.ones_like(last_env, dtype=torch.bool)
+        self._write("truncated", was_last, last_at, last_env)
         self._count(env, number, batch.valid[:, part], before, end)
+
+    def _write(
+        self, name: str, value: Tensor, number: Tensor, env: Tensor, is_new: Tensor | None = None
+    ) -> None:
+        """Write a column of rows. Of frames only the newest; where `is_new`, all of them."""
+        stored, env = getattr(self, name), env.expand_as(number)
+        if is_new is None or not self._older:
+            stored[number % self.capacity, env] = value
+            return
+        frames = value.movedim(number.dim(), 0)  # [k, ..., *shape]
+        stored[number % self.capacity, env] = frames[-1]
+        self.only_frame[number % self.capacity, env] = False
+        for age, frame in enumerate(frames[:-1].flip(0), start=1):
+            at = (number[is_new] - age) % self.capacity, env[is_new]
+            stored[at], self.only_frame[at] = frame[is_new], True
 
     def _close(self, env: Tensor, first_obs: Obs, first_valid: Tensor) -> Tensor:
         """End episodes that do not go on with the first row of a batch: the row before is cut off.
 
         Where a fragment was lost, that row's next observation is another than the first of the
-        batch. Return these, as 0 or 1. Where the first step failed, it is the same.
+        batch. Return where that is so. Where the first step failed, it is the same.
         """
         end, before = self.end[env], (self.end[env] - 1) % self.capacity
         goes_on = torch.ones_like(env, dtype=torch.bool)
-        for key, name in self._obs_names.items():
-            obs = first_obs[key] if isinstance(first_obs, dict) else first_obs
-            stored = getattr(self, name)[end % self.capacity, env]
-            goes_on &= (stored == obs).flatten(1).all(1) if obs.dim() > 1 else stored == obs
-        has_ended = self.terminated[before, env] | self.truncated[before, env]
-        lost = (end > 0) & ~goes_on & ~has_ended
-        has_failed = (end > 0) & ~first_valid & ~has_ended
+        stored = self._observations(end, env)
+        for key in self._obs_names:
+            obs, was = (o[key] if isinstance(o, dict) else o for o in (first_obs, stored))
+            goes_on &= (was == obs).flatten(1).all(1) if obs.dim() > 1 else was == obs
+        lost, has_failed = (end > 0) & ~goes_on, (end > 0) & ~first_valid
         self.truncated[before, env] |= lost | has_failed
         self.truncated[end % self.capacity, env] = lost
-        return lost.long()
+        return lost
 
     def _count(
         self, env: Tensor, number: Tensor, valid: Tensor, before: Tensor, end: Tensor
     ) -> None:
         """Forget the transitions that were overwritten, and list the new ones in their places."""
-        oldest, most = end - self.capacity + 1, int((end - before).max())
+        # The oldest row that has all of its frames
+        oldest, most = end - self.capacity + 1 + self._older, int((end - before).max())
         candidate = self.num_gone[env] + torch.arange(most, device=env.device).unsqueeze(1)
         is_gone = self.starts[candidate % self.capacity, env] < oldest
         self.num_gone[env] += (is_gone & (candidate < self.num_starts[env])).sum(0)
@@ -159,8 +193,9 @@ class ReplayBuffer(nn.Module):
         self.num_starts[env] += is_start.sum(0)
         self.end[env] = end
         if self.priorities is not None:
-            written = before + torch.arange(most + 1, device=env.device).unsqueeze(1)
-            written = torch.minimum(written, end)  # the next row is none yet, either
+            none = most + 1 + self._older  # nor is the next row one, or rows without all frames
+            written = before + torch.arange(none, device=env.device).unsqueeze(1)
+            written = torch.minimum(written, end + self._older)
             zero = torch.zeros(written.numel(), dtype=torch.float64, device=env.device)
             self.priorities.set(env.expand_as(written).flatten(), self._at(written), zero)
             of, at = env.expand_as(number)[valid], self._at(number[valid])
@@ -241,15 +276,21 @@ class ReplayBuffer(nn.Module):
         m = counts.sum(-1)
         terminated = (self.terminated[at, env] & counts).any(-1)
         discount = (gamma**m).masked_fill(terminated, 0.0)
+        following = rows.number + m
+        if self._older:
+            following += self._older * self.only_frame[following % self.capacity, rows.env]
         return {
             "obs": self._observations(rows.number, rows.env),
             "action": self.action[rows.number % self.capacity, rows.env],
             "reward": reward,
             "discount": discount.to(reward.dtype),
-            "next_obs": self._observations(rows.number + m, rows.env),
+            "next_obs": self._observations(following, rows.env),
         }
 
     def _observations(self, number: Tensor, env: Tensor) -> Obs:
+        if self._older:
+            age = torch.arange(self._older, -1, -1, device=number.device)
+            number, env = number.unsqueeze(-1) - age, env.unsqueeze(-1)
         at = number % self.capacity * self.num_envs + env
         named = {
             key: getattr(self, name).flatten(0, 1).index_select(0, at.flatten())
@@ -257,3 +298,19 @@ class ReplayBuffer(nn.Module):
         }
         named = {key: obs.unflatten(0, at.shape) for key, obs in named.items()}
         return named[""] if list(named) == [""] else named
+
+
+def _frames(obs: Obs) -> Tensor:
+    assert isinstance(obs, Tensor)
+    return obs
+
+
+def _continues(stack: Tensor, before: Tensor, dims: int) -> Tensor:
+    """Return `[...]`: where frames `[..., k, *shape]` are those of `before`, and a newer one.
+
+    Args:
+        dims: of `[...]`.
+    """
+    now, earlier = stack.flatten(dims + 1), before.flatten(dims + 1)
+    same: Tensor = (now[..., :-1, :] == earlier[..., 1:, :]).all(-1).all(-1)
+    return same

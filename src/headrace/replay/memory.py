@@ -15,9 +15,16 @@ def row_bytes(spec: EnvSpec, *, prioritized: bool = False) -> int:
     layout = columns(spec, {}, 1, 1, capacity=0)
     names = [name for name in layout if name.startswith("obs")]
     names += ["action", "reward", "terminated", "truncated"]
-    sizes = (math.prod(layout[name][0][2:]) * layout[name][1].itemsize for name in names)
+    sizes = {name: math.prod(layout[name][0][2:]) * layout[name][1].itemsize for name in names}
+    if (frames := frames_in(spec)) > 1:
+        sizes["obs"] //= frames
     in_list = torch.int64.itemsize  # of the transitions
-    return sum(sizes) + in_list + (torch.float64.itemsize if prioritized else 0)
+    return sum(sizes.values()) + in_list + (torch.float64.itemsize if prioritized else 0)
+
+
+def frames_in(spec: EnvSpec) -> int:
+    """Return how many frames an observation is a stack of; 1 for any other observation."""
+    return max(1, spec.num_frames) if spec.observation.kind == "box" else 1
 
 
 def check_memory(spec: EnvSpec, size: int, *, prioritized: bool = False) -> None:

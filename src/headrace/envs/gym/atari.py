@@ -22,6 +22,11 @@ _PREPROCESSING = {
 """Argument of the vector form -> of Gymnasium's wrapper."""
 
 
+def is_vector_form(env: Any) -> bool:
+    """Return whether `env` is ALE's vector form, whose observations are stacks of frames."""
+    return type(env).__module__.split(".")[0] == "ale_py" and hasattr(env, "num_envs")
+
+
 def vector_kwargs(num_threads: int) -> dict[str, Any]:
     """Return arguments of ALE's vector form that differ from its defaults."""
     kwargs = {"reward_clipping": False, "autoreset_mode": "SameStep", "num_threads": num_threads}

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import gymnasium
+from gymnasium.wrappers import FrameStackObservation
 
+from headrace.envs.gym import atari
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.spaces import gym_spaces, masks
 from headrace.envs.spaces.masks import MASK
@@ -61,6 +63,21 @@ def read(
         place = "info" if in_info else "the observation"
         notes += (f"actions are masked by {place}[{key!r}]",)
     return EnvSpec(env_id, obs_space, act_space, key, in_info, notes=notes)
+
+
+def num_frames(env: Any, observation: gymnasium.Space[Any]) -> int:
+    """Return how many frames the first axis of observations is a stack of; 0 if it is none.
+
+    Args:
+        env: one environment, or a vector.
+    """
+    shape = observation.shape or ()
+    found = shape[0] if atari.is_vector_form(env) else 0
+    while isinstance(env, gymnasium.Wrapper) and not found:
+        if isinstance(env, FrameStackObservation):
+            found = env.stack_size
+        env = env.env
+    return int(found) if len(shape) > 1 and shape[0] == found else 0
 
 
 def read_kernel(env_id: str, env: KernelEnv, **options: Any) -> EnvSpec:

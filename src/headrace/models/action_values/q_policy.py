@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from headrace.batch import Obs
 from headrace.errors import ConfigError
+from headrace.models.action_values.noisy import NoisyLinear
+from headrace.models.action_values.value_distributions import MeanOnly, ValueDistribution
 from headrace.models.custom import ModelFactory
 from headrace.models.distributions import Head, at, inverse_cdf
 from headrace.models.networks import Mlp, encoder_for, linear
-from headrace.models.noisy import NoisyLinear
 from headrace.models.policy import Network, Policy
-from headrace.models.value_distributions import MeanOnly, ValueDistribution
 from headrace.spec import EnvSpec
 
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.batch import Fragment
+from headrace.models.action_values.noisy import NoisyLinear
+from headrace.models.action_values.q_policy import QNetwork, QPolicy
 from headrace.models.networks import Mlp
-from headrace.models.noisy import NoisyLinear
 from headrace.models.numpy_inference import ACTIVATE, Floats, Layer, layer_of, normalizer, why_not
 from headrace.models.policy import Actor, Network
-from headrace.models.q_policy import QNetwork, QPolicy
 from headrace.spec import EnvSpec
 
 

@@ -1,0 +1,1 @@
+"""Policies that act by the values of actions."""
