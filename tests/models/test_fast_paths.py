@@ -6,28 +6,33 @@ import pytest
 import torch
 
 import headrace
+from headrace.algos import dqn
+from headrace.algos.dqn import DQN
 from headrace.algos.ppo import PPO, PPOAlgorithm
 from headrace.config.algorithms import GRADIENTS
 from headrace.models.action_values.q_policy import QPolicy
 from headrace.models.fast_paths import ACTING, choose
 from headrace.models.policy import Network, PolicyActor
 from headrace.spec import EnvSpec
-from tests.models.test_manual_gradient import CFG, by_itself, minibatch_for, of_the_page
+from tests.models import test_dqn_gradient as of_dqn
+from tests.models import test_manual_gradient as of_ppo
+from tests.models.test_manual_gradient import CFG
 from tests.models.test_numpy_inference import BOX, DISCRETE, SEEN, acted, trained
 from tests.models.test_q_policy import STORED, policy_with
 
 SPECS = [EnvSpec("test", SEEN, action) for action in (DISCRETE, BOX)]
+BY_VALUES = QPolicy.act, dqn.loss
 CASES = [
     pytest.param(path, dtype, spec, id=f"{path.name}-{dtype}-{spec.action.kind}")
     for path in (*ACTING, *GRADIENTS) for dtype in path.tolerance for spec in SPECS
-    if path.reference is not QPolicy.act or spec.action is DISCRETE
+    if path.reference not in BY_VALUES or spec.action is DISCRETE
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("path", "dtype", "spec"), CASES)
 def test_fast_path_is_within_its_tolerance_of_the_reference(path, dtype, spec):
-    network = Network(normalize_obs=True)
-    is_by_values = path.reference is QPolicy.act
+    is_by_values = path.reference in BY_VALUES
+    network = Network(normalize_obs=True, activation="relu" if is_by_values else "tanh")
     policy = policy_with(network) if is_by_values else trained(spec, network)
     if path in ACTING:
         assert path.unsupported(policy, spec, network) == ""
@@ -40,11 +45,15 @@ def test_fast_path_is_within_its_tolerance_of_the_reference(path, dtype, spec):
             plain = acted(PolicyActor(policy.act), spec, obs, noise, 1, stored)
         pairs = {name: (fast[name], plain[name]) for name in stored}
     else:
-        minibatch = minibatch_for(policy, SEEN, CFG)
+        page, settings = (of_dqn, DQN()) if is_by_values else (of_ppo, CFG)
+        if is_by_values:
+            minibatch = of_dqn.minibatch_for(policy)
+        else:
+            minibatch = of_ppo.minibatch_for(policy, SEEN, CFG)
         policy.to(dtype)
-        assert path.unsupported(policy, network, CFG) == ""
-        fast = by_itself(path.make(policy, network, CFG), policy, minibatch)[1]
-        plain = of_the_page(policy, minibatch)[1]
+        assert path.unsupported(policy, network, settings) == ""
+        fast = page.by_itself(path.make(policy, network, settings), policy, minibatch)[1]
+        plain = page.of_the_page(policy, minibatch)[1]
         pairs = {name: (fast[name], plain[name]) for name in plain}
     for name, (value, expected) in pairs.items():
         limit = path.tolerance[dtype]
@@ -58,8 +67,9 @@ def test_every_fast_path_names_a_reason_where_it_is_unsupported():
         policy = policy_with(network) if is_by_values else trained(SPECS[0], network)
         arguments = policy, SPECS[0], network
         assert choose(ACTING, path.reference, *arguments) == (None, "--arithmetic plain")
-    policy = trained(SPECS[0], network)
     for path in GRADIENTS:
+        is_by_values = path.reference in BY_VALUES
+        policy = policy_with(network) if is_by_values else trained(SPECS[0], network)
         arguments = policy, network, PPO()
         assert choose(GRADIENTS, path.reference, *arguments) == (None, "--arithmetic plain")
 
@@ -71,7 +81,8 @@ def test_every_fast_path_names_a_reason_where_it_is_unsupported():
         ({"arithmetic": "plain"}, "torch (--arithmetic plain)", "autograd (--arithmetic plain)"),
         ({"core": "gru"}, "torch (a recurrent core)", "autograd (a recurrent core)"),
         ({"algo": "a2c"}, "numpy", "autograd"),
-        ({"algo": "dqn"}, "numpy", "autograd"),
+        ({"algo": "dqn"}, "numpy", "manual"),
+        ({"algo": headrace.DQN(dueling=True)}, "numpy", "autograd (--dueling)"),
     ],
     ids=str,
 )

@@ -25,7 +25,7 @@ from headrace.batch import Fragment, Minibatch
 from headrace.configclass import PositiveInt, configclass
 from headrace.models.action_values.noisy import renew_noise
 from headrace.models.action_values.q_policy import QPolicy
-from headrace.models.action_values.value_distributions import value_distribution
+from headrace.models.action_values.value_distributions import ValueDistribution, value_distribution
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network, Policy
 from headrace.replay.buffer import ReplayBuffer
@@ -71,8 +71,15 @@ def loss(policy: QPolicy, minibatch: Minibatch, cfg: DQN) -> tuple[Tensor, Metri
     Returns:
         The metric `error` is of each row, `[B]`.
     """
-    of, target, weight = policy.returns, minibatch["target"], minibatch["weight"]
     outputs = of_action(policy.outputs(minibatch["obs"]), minibatch["action"])
+    return loss_of_outputs(policy.returns, outputs, minibatch)
+
+
+def loss_of_outputs(
+    of: ValueDistribution, outputs: Tensor, minibatch: Minibatch
+) -> tuple[Tensor, Metrics]:
+    """Return `loss` from the outputs `[B, K]` of the minibatch's actions."""
+    target, weight = minibatch["target"], minibatch["weight"]
     total = (of.loss(outputs, target) * weight).sum()
     with torch.no_grad():
         value = of.mean(outputs)

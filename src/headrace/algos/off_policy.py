@@ -14,7 +14,7 @@ from headrace.batch import Minibatch, each
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.replay.buffer import ReplayBuffer, Rows
 
-_ROWS_BYTES = 2**21  # of transitions that are gathered at once, for several gradient steps
+_MOST_BYTES = 2**20  # of observations that are gathered at once, for several gradient steps
 
 
 @configclass
@@ -60,7 +60,8 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
         return
     end = cfg.learner_steps_after(ctx.env_steps + ctx.new_env_steps)
     # Operations on many rows take hardly longer than on a few; but priorities change with each step
-    at_once = 1 if replay.priorities else max(1, _ROWS_BYTES // (cfg.batch_size * replay.row_bytes))
+    of_batch = 2 * replay.obs_bytes * cfg.batch_size
+    at_once = 1 if replay.priorities else max(1, _MOST_BYTES // of_batch)
     for first in range(ctx.learner_steps, end, at_once):
         count = min(at_once, end - first)
         if replay.priorities:

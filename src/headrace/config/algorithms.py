@@ -4,11 +4,10 @@ from typing import Any
 
 import torch
 
-from headrace.algos import ppo, ppo_manual_gradient
+from headrace.algos import dqn, dqn_manual_gradient, ppo, ppo_manual_gradient
 from headrace.algos.a2c import A2CAlgorithm
 from headrace.algos.appo import APPOAlgorithm
 from headrace.algos.base import Algorithm, AlgorithmConfig
-from headrace.algos.dqn import DQNAlgorithm
 from headrace.algos.impala import IMPALAAlgorithm
 from headrace.algos.pqn import PQNAlgorithm
 from headrace.errors import ConfigError, did_you_mean
@@ -23,7 +22,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         APPOAlgorithm(),
         IMPALAAlgorithm(),
         PQNAlgorithm(),
-        DQNAlgorithm(),
+        dqn.DQNAlgorithm(),
     )
 }
 GRADIENTS = [
@@ -33,7 +32,14 @@ GRADIENTS = [
         ppo_manual_gradient.unsupported,
         ppo_manual_gradient.Gradient,
         {torch.float32: 1e-4, torch.float64: 1e-6},
-    )
+    ),
+    FastPath(
+        "manual",
+        dqn.loss,
+        dqn_manual_gradient.unsupported,
+        dqn_manual_gradient.Gradient,
+        {torch.float32: 1e-4, torch.float64: 1e-6},
+    ),
 ]
 """Gradients that are written out, in place of autograd's of a loss."""
 

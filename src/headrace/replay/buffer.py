@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headrace.batch import Fragment, Minibatch, Obs, columns, each, one_of_each
 from headrace.device_seeding import replay_draws
-from headrace.replay.memory import check_memory, frames_in, row_bytes
+from headrace.replay.memory import check_memory, frames_in, obs_bytes
 from headrace.replay.priorities import Priorities
 from headrace.spec import EnvSpec
 
@@ -44,6 +44,9 @@ class ReplayBuffer(nn.Module):
         num_envs: of this rank.
         prioritized: keep priorities, by which rows can be drawn.
 
+    Attributes:
+        obs_bytes: bytes of an observation, with all its frames.
+
     Raises:
         ConfigError: there is not enough free memory.
     """
@@ -66,7 +69,7 @@ class ReplayBuffer(nn.Module):
         # More than the transitions: the row where the next one begins, and its older frames
         self._older = frames_in(spec) - 1
         self.capacity = -(-size // num_envs) + 1 + self._older
-        self.row_bytes = row_bytes(spec)
+        self.obs_bytes = obs_bytes(spec)
         check_memory(spec, size, prioritized=prioritized)
         layout = columns(spec, {}, self.capacity, num_envs)
         self._obs_names = {

@@ -10,16 +10,21 @@ from headrace.errors import ConfigError
 from headrace.spec import EnvSpec
 
 
+def obs_bytes(spec: EnvSpec) -> int:
+    """Return the bytes of an observation."""
+    layout = columns(spec, {}, 1, 1, capacity=0)
+    names = [name for name in layout if name.startswith("obs")]
+    return sum(math.prod(layout[name][0][2:]) * layout[name][1].itemsize for name in names)
+
+
 def row_bytes(spec: EnvSpec, *, prioritized: bool = False) -> int:
     """Return the memory of one row, in bytes; that of a priority's sums is left out."""
     layout = columns(spec, {}, 1, 1, capacity=0)
-    names = [name for name in layout if name.startswith("obs")]
-    names += ["action", "reward", "terminated", "truncated"]
-    sizes = {name: math.prod(layout[name][0][2:]) * layout[name][1].itemsize for name in names}
-    if (frames := frames_in(spec)) > 1:
-        sizes["obs"] //= frames
+    names = "action", "reward", "terminated", "truncated"
+    sizes = [math.prod(layout[name][0][2:]) * layout[name][1].itemsize for name in names]
     in_list = torch.int64.itemsize  # of the transitions
-    return sum(sizes.values()) + in_list + (torch.float64.itemsize if prioritized else 0)
+    frame = obs_bytes(spec) // frames_in(spec)
+    return frame + sum(sizes) + in_list + (torch.float64.itemsize if prioritized else 0)
 
 
 def frames_in(spec: EnvSpec) -> int:

@@ -1,0 +1,136 @@
+"""DQN's loss with its gradient written out, against the page's own by autograd."""
+
+import copy
+
+import pytest
+import torch
+
+from headrace.algos import dqn, dqn_manual_gradient
+from headrace.algos.dqn import DQN
+from headrace.config.algorithms import GRADIENTS
+from headrace.learner.learner import Loss
+from headrace.learner.optimizer import Optimizer
+from headrace.models.action_values.value_distributions import Quantiles
+from headrace.models.fast_paths import choose
+from headrace.models.policy import Network
+from headrace.spec import EnvSpec, Space
+from tests.models.test_q_policy import SEEN, SPEC, policy_with
+
+ROWS = 300
+CFG = DQN()
+NETWORK = Network(activation="relu")
+
+
+def minibatch_for(policy, seen=SEEN, rows=ROWS):
+    """Errors within ±1 and beyond."""
+    generator = torch.Generator().manual_seed(7)
+    obs = 2 * torch.randn(rows, *seen.shape, generator=generator)
+    if seen.kind == "discrete":
+        obs = torch.randint(0, seen.nvec[0], (rows,), generator=generator)
+    target = 2 * torch.randn(rows, generator=generator)
+    return {
+        "obs": obs,
+        "action": torch.randint(0, 5, (rows,), generator=generator),
+        "target": target,
+        "target_mean": target,
+        "weight": torch.rand(rows, generator=generator) / rows,
+    }
+
+
+def of_the_page(policy, minibatch):
+    """Metrics, and gradients by name."""
+    policy.zero_grad()
+    total, metrics = dqn.loss(policy, minibatch, CFG)
+    total.backward()
+    return metrics, {name: p.grad.clone() for name, p in policy.named_parameters()}
+
+
+def by_itself(gradient, policy, minibatch):
+    metrics = gradient(minibatch)
+    assert gradient.flat.numel() == sum(p.numel() for p in policy.parameters())
+    parts = gradient.parts(gradient.flat)
+    return metrics, {name: parts[p].clone() for name, p in policy.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("seen", "network"),
+    [
+        (SEEN, {}),
+        (SEEN, {"hidden_sizes": ()}),
+        (SEEN, {"hidden_sizes": (96, 64, 32)}),
+        (SEEN, {"normalize_obs": True}),
+        (Space("discrete", (), "int64", nvec=(9,), start=(0,)), {}),
+    ],
+    ids=["two", "none", "three", "normalized", "discrete"],
+)
+def test_equals_the_page(seen, network, dtype):
+    network = Network(activation="relu", **network)
+    policy = policy_with(network, spec=EnvSpec("test", seen, SPEC.action)).to(dtype)
+    minibatch = minibatch_for(policy, seen)
+    expected = of_the_page(policy, minibatch)
+    found = by_itself(dqn_manual_gradient.Gradient(policy, network, CFG), policy, minibatch)
+    limit = GRADIENTS[-1].tolerance[dtype]
+    for got, wanted in zip(found, expected, strict=True):
+        assert got.keys() == wanted.keys()
+        for name, value in wanted.items():
+            torch.testing.assert_close(got[name], value.detach(), rtol=limit, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_the_optimizer_takes_the_same_steps_with_either(num_parts):
+    weights = []
+    for is_manual in (False, True):
+        policy = policy_with(NETWORK)
+        manual = dqn_manual_gradient.Gradient(policy, NETWORK, CFG) if is_manual else None
+        loss = Loss(dqn.DQNAlgorithm().losses({"policy": policy}, CFG)["policy"], CFG, compiled=0)
+        optimizer = Optimizer(loss, 0.1, num_parts, manual)
+        for _ in range(5):
+            minibatch = minibatch_for(policy)
+            metrics = optimizer.step(minibatch, 1e-2)
+            assert metrics["error"].shape == (ROWS,)
+        weights.append({name: p.detach().clone() for name, p in policy.named_parameters()})
+    for name, expected in weights[0].items():
+        torch.testing.assert_close(weights[1][name], expected, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_copy_has_weights_of_its_own():
+    """The target network is one, and it is made before or after the vector of all parameters."""
+    policy = policy_with(NETWORK)
+    before = copy.deepcopy(policy)
+    gradient = dqn_manual_gradient.Gradient(policy, NETWORK, CFG)
+    after = copy.deepcopy(policy)
+    gradient.parameters.add_(1)
+    for p, q, r in zip(*(m.parameters() for m in (policy, before, after)), strict=True):
+        torch.testing.assert_close(p, q + 1)
+        torch.testing.assert_close(p, r + 1)
+
+
+@pytest.mark.parametrize("column", ["target", "weight"])
+def test_what_is_not_finite_comes_through(column):
+    policy = policy_with(NETWORK)
+    minibatch = minibatch_for(policy)
+    minibatch[column] = minibatch[column].clone()
+    minibatch[column][3] = float("nan")
+    gradient = dqn_manual_gradient.Gradient(policy, NETWORK, CFG)
+    gradient(minibatch)
+    assert not torch.linalg.vector_norm(gradient.flat).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "reason"),
+    [
+        ({"activation": "tanh"}, {}, "activation tanh"),
+        ({"precision": "bf16"}, {}, "precision bf16"),
+        ({"arithmetic": "plain"}, {}, "--arithmetic plain"),
+        ({}, {"dueling": True}, "--dueling"),
+        ({}, {"layer_norm": True}, "--layer-norm"),
+        ({}, {"noisy": True}, "noise in weights"),
+        ({}, {"returns": Quantiles(3)}, "a distribution of returns"),
+    ],
+    ids=str,
+)
+def test_other_networks_use_autograd(network, options, reason):
+    network = Network(**{"activation": "relu"} | network)
+    policy = policy_with(network, **options)
+    assert choose(GRADIENTS, dqn.loss, policy, network, CFG) == (None, reason)
