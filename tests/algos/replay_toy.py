@@ -77,7 +77,7 @@ class ToyReplay(Algorithm[ToyReplayConfig]):
 
     name, Config, data = "toy_replay", ToyReplayConfig, "replay"
 
-    def build(self, policy, spec, network, config, num_rows):
+    def build(self, policy, spec, network, config, num_rows, ranks):
         """Beside the policy: its target network, and the buffer."""
         target = copy.deepcopy(policy).requires_grad_(False)
         ring = Ring(config.replay_size, spec.observation.shape)

@@ -205,8 +205,8 @@ def test_mistakes_of_an_algorithm_are_explained(tmp_path):
             return ctx.step("value", {}, ctx.lr)
 
     class Other(ToyReplay):
-        def build(self, policy, spec, network, config, num_rows):
-            modules = super().build(policy, spec, network, config, num_rows)
+        def build(self, policy, spec, network, config, num_rows, ranks):
+            modules = super().build(policy, spec, network, config, num_rows, ranks)
             return modules | {"critic": torch.nn.Linear(2, 2)}
 
     with pytest.raises(ConfigError, match="expected a loss of the algorithm: policy"):

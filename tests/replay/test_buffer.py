@@ -123,6 +123,13 @@ def all_rows(buffer):
             yield env, place, Rows(number[None], torch.tensor([env]))
 
 
+def by_step(buffer, *address):
+    """Draws as `[steps, batch_size]`."""
+    rows, sizes = buffer.draw(*address)
+    assert sizes == [address[-1]] * address[-2]
+    return Rows(*(column.view(len(sizes), -1) for column in (rows.number, rows.env)))
+
+
 def check(buffer, stream, n_step):
     for env, i, row in all_rows(buffer):
         got = buffer.transitions(row, n_step, GAMMA, lambda reward: reward)
@@ -206,7 +213,7 @@ def test_draws_are_even_and_belong_to_their_gradient_step():
     stream, buffer = Stream(2), ReplayBuffer(SPEC, 40 * N, N)
     for envs in ([0, 1, 2], [0, 1], [0]):  # unequal numbers: 15, 10 and 5
         buffer.insert(stream.fragment(envs))
-    rows = buffer.draw(7, 0, 3000, 8)
+    rows = by_step(buffer, 7, 0, 3000, 8)
     flat = {(e, int(r.number)): 0 for e, _, r in all_rows(buffer)}
     for env, number in zip(
         rows.env.flatten().tolist(), rows.number.flatten().tolist(), strict=True
@@ -215,10 +222,10 @@ def test_draws_are_even_and_belong_to_their_gradient_step():
     expected = 3000 * 8 / 30
     chi2 = sum((count - expected) ** 2 / expected for count in flat.values())
     assert chi2 < 58.3  # 0.1 % of 29 degrees of freedom; strata make it smaller
-    alone = buffer.draw(7, 1234, 1, 8)
+    alone = by_step(buffer, 7, 1234, 1, 8)
     assert torch.equal(alone.number[0], rows.number[1234])
     assert torch.equal(alone.env[0], rows.env[1234])
-    assert not torch.equal(buffer.draw(8, 1234, 1, 8).number, alone.number)
+    assert not torch.equal(by_step(buffer, 8, 1234, 1, 8).number, alone.number)
 
 
 @pytest.mark.parametrize("kind", [Stream, Frames])
@@ -231,10 +238,10 @@ def test_the_state_is_all_there_is(kind):
     fragment = stream.fragment()
     for of in (buffer, again):
         of.insert(fragment)
-    rows = [of.draw(1, 5, 4, 6) for of in (buffer, again)]
+    rows = [by_step(of, 1, 5, 4, 6) for of in (buffer, again)]
     assert torch.equal(rows[0].number, rows[1].number)
     taken = [
-        of.transitions(r[2], 3, GAMMA, lambda x: x)
+        of.transitions(Rows(r.number[2], r.env[2]), 3, GAMMA, lambda x: x)
         for of, r in zip((buffer, again), rows, strict=True)
     ]
     assert all(torch.equal(taken[0][name], taken[1][name]) for name in taken[0])

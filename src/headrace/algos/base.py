@@ -76,6 +76,8 @@ class EpochsConfig:
 
 Metrics = dict[str, Tensor]
 """Scalars on the learner's device."""
+
+
 Modules = dict[str, nn.Module]
 """All that is learned or saved, by name. `policy` is the only module that acts."""
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
@@ -205,7 +207,13 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Raise ConfigError if it cannot learn to act in such environments."""
 
     def build(
-        self, policy: Policy, spec: EnvSpec, network: Network, config: ConfigT, num_rows: int
+        self,
+        policy: Policy,
+        spec: EnvSpec,
+        network: Network,
+        config: ConfigT,
+        num_rows: int,
+        ranks: Ranks,
     ) -> Modules:
         """Build all modules: the policy, and any critics, target networks or buffers.
 

@@ -23,6 +23,7 @@ from headrace.algos.off_policy import ReplayConfig, due, follow, replay_of
 from headrace.algos.q_learning import QLearning, QLearningConfig, explore, of_action, q_policy
 from headrace.batch import Fragment, Minibatch
 from headrace.configclass import PositiveInt, configclass
+from headrace.distributed.ranks import Ranks
 from headrace.models.action_values.noisy import renew_noise
 from headrace.models.action_values.q_policy import QPolicy
 from headrace.models.action_values.value_distributions import ValueDistribution, value_distribution
@@ -116,12 +117,18 @@ class DQNAlgorithm(QLearning[DQN]):
         return q_policy(spec, network, config, model, returns, noisy=config.noisy)
 
     def build(
-        self, policy: Policy, spec: EnvSpec, network: Network, config: DQN, num_rows: int
+        self,
+        policy: Policy,
+        spec: EnvSpec,
+        network: Network,
+        config: DQN,
+        num_rows: int,
+        ranks: Ranks,
     ) -> Modules:
         target = copy.deepcopy(policy).requires_grad_(False)
         target.normalize_obs = policy.normalize_obs  # the same input for both
         replay = ReplayBuffer(
-            spec, config.replay_size, num_rows, prioritized=config.priority_alpha > 0
+            spec, config.replay_size, num_rows, ranks, prioritized=config.priority_alpha > 0
         )
         return {"policy": policy, "target": target, "replay": replay}
 

@@ -4,10 +4,12 @@ Left out: what is learned (`dqn.py`).
 """
 
 from collections.abc import Iterator
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headrace.algos.base import Share, UpdateContext
 from headrace.batch import Minibatch, each
@@ -67,16 +69,23 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
         if replay.priorities:
             beta = cfg.priority_beta + (1 - cfg.priority_beta) * ctx.progress
             drawn, weight = replay.draw_by_priority(ctx.seed, first, cfg.batch_size, beta)
-            drawn = drawn[None]
+            sizes = [len(weight)]
         else:
-            drawn = replay.draw(ctx.seed, first, count, cfg.batch_size)
-            weight = torch.ones(cfg.batch_size, device=drawn.env.device)
-        of = replay.transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
-        split = {name: each(Tensor.unbind, column) for name, column in of.items()}
-        weight /= cfg.batch_size
-        for i in range(count):
-            rows = {name: each(lambda c, i=i: c[i], columns) for name, columns in split.items()}
-            yield first + i, drawn[i], rows | {"weight": weight}
+            drawn, sizes = replay.draw(ctx.seed, first, count, cfg.batch_size)
+            weight = torch.ones(len(drawn.env), device=drawn.env.device)
+        columns = replay.transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
+        # Gradients are means over ranks, of which each has a part of the rows.
+        columns["weight"] = weight * (ctx.ranks.size / cfg.batch_size)
+        by_step = {
+            name: each(partial(torch.split_with_sizes, split_sizes=sizes), column)
+            for name, column in columns.items()
+        }
+        for i, rows in enumerate(drawn.split(sizes)):
+            yield (
+                first + i,
+                rows,
+                {name: each(itemgetter(i), parts) for name, parts in by_step.items()},
+            )
 
 
 @torch.no_grad()

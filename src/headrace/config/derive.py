@@ -317,6 +317,7 @@ def _learner_counts(
     run = settings.run
     may_have_more = (
         settings.source["num_learners"] == "default"
+        and settings.algorithm.data != "replay"  # its minibatches are small
         and not (run.cluster or run.deterministic or run.num_envs_per_learner or run.policies)
         and run.lr_scale == "none"
         and run.num_learners == run.num_accumulation_steps == 1

@@ -15,7 +15,7 @@ from headrace.config.algorithms import GRADIENTS
 from headrace.config.policies import DEFAULT
 from headrace.config.settings import Settings
 from headrace.device_seeding import permutations as permutations_on_device
-from headrace.distributed.ranks import SINGLE_RANK, Ranks
+from headrace.distributed.ranks import SINGLE_RANK, OfEnvs, Ranks
 from headrace.errors import CheckpointError, ConfigError, RankError
 from headrace.learner.frozen import load_frozen, untrained_policy
 from headrace.learner.optimizer import Optimizer
@@ -109,10 +109,11 @@ class PolicyLearner:
         self.gradients: dict[str, str] = {}
         rows = settings.run.num_envs // ranks.size * num_agents
         self._modules = settings.algorithm.build(
-            self.policy, spec, settings.network, settings.algo, rows
+            self.policy, spec, settings.network, settings.algo, rows, ranks
         )
         for module in self._modules.values():
-            module.to(device=device, dtype=dtype)  # None: float32, and float64 normalizers
+            # Data stay as they are. None: float32, and float64 normalizers
+            module.to(device=device, dtype=None if isinstance(module, OfEnvs) else dtype)
         losses = settings.algorithm.losses(self._modules, settings.algo)
         self.optimizers = {loss: self._optimizer(loss, spec) for loss, spec in losses.items()}
         self.version = self.learner_steps = 0
@@ -251,7 +252,11 @@ class PolicyLearner:
         state = {"return_so_far": self._ranks.gather(self._return_so_far).flatten()}
         for name, optimizer in self.optimizers.items():
             state |= {_prefix(name) + key: t for key, t in optimizer.state().items()}
-        return state | self._beside_policy(), {}
+        for key, tensor in self._beside_policy().items():
+            axis = self._env_axis(key)
+            of_all = () if axis is None else self._ranks.gather(tensor)
+            state[key] = tensor if axis is None else torch.cat(tuple(of_all), axis)
+        return state, {}
 
     def _beside_policy(self) -> dict[str, Tensor]:
         """Return the state of all modules but the policy, by name."""
@@ -262,19 +267,30 @@ class PolicyLearner:
             for key, tensor in module.state_dict().items()
         }
 
+    def _env_axis(self, key: str) -> int | None:
+        """Return the axis of a tensor of `_beside_policy` along which the ranks share it out."""
+        _, name, of_module = key.split(".", 2)
+        module = self._modules[name]
+        if self._ranks.size == 1 or not isinstance(module, OfEnvs):
+            return None
+        return module.env_axis(of_module)
+
     def _load_learned(self, tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
         running = tensors["return_so_far"].chunk(self._ranks.size)
         self._return_so_far = running[self._ranks.rank].to(self._device)
         for name, optimizer in self.optimizers.items():
             optimizer.load_state(select(tensors, _prefix(name)))
         for key, tensor in self._beside_policy().items():
-            saved = tuple(tensors[key].shape) if key in tensors else "missing"
-            if saved != tensor.shape:
+            found = tensors.get(key)
+            if found is not None and (axis := self._env_axis(key)) is not None:
+                found = found.tensor_split(self._ranks.size, axis)[self._ranks.rank]
+            if found is None or found.shape != tensor.shape:
+                saved = "missing" if found is None else tuple(found.shape)
                 raise CheckpointError(
                     f"{key} of the algorithm is {tuple(tensor.shape)} now, and {saved} in the "
                     "checkpoint.\nResume with the code and settings that the run was trained with."
                 )
-            tensor.copy_(tensors[key])
+            tensor.copy_(found)
 
 
 class Learner:

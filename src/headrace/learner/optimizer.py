@@ -223,7 +223,7 @@ def _parts(minibatch: Minibatch, count: int) -> list[Minibatch]:
     if count == 1:
         return [minibatch]
     rows = {
-        name: each(lambda column: column.chunk(count), column)
+        name: each(lambda column: column.tensor_split(count), column)
         for name, column in minibatch.items()
         if isinstance(column, dict) or column.dim()
     }

@@ -3,16 +3,17 @@
 Left out: how many gradient steps follow, and what is learned (`algos/`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headrace.batch import Fragment, Minibatch, Obs, columns, each, one_of_each
 from headrace.device_seeding import replay_draws
+from headrace.distributed.ranks import SINGLE_RANK, OfEnvs, Ranks
 from headrace.replay.memory import check_memory, frames_in, obs_bytes
-from headrace.replay.priorities import Priorities
+from headrace.replay.priorities import Priorities, own_rows
 from headrace.spec import EnvSpec
 
 
@@ -23,11 +24,13 @@ class Rows:
     number: Tensor
     env: Tensor
 
-    def __getitem__(self, step: int | None) -> "Rows":
-        return Rows(self.number[step], self.env[step])
+    def split(self, sizes: list[int]) -> Iterator["Rows"]:
+        """Cut the rows into pieces of these sizes."""
+        pieces = (torch.split_with_sizes(column, sizes) for column in (self.number, self.env))
+        return map(Rows, *pieces)
 
 
-class ReplayBuffer(nn.Module):
+class ReplayBuffer(OfEnvs):
     """A ring of rows for each environment of a rank.
 
     A row is an observation, the action that it led to, the reward, and whether the episode ended.
@@ -40,8 +43,10 @@ class ReplayBuffer(nn.Module):
 
     Args:
         spec: of the environments.
-        size: rows to keep, of all environments together.
+        size: rows to keep, of all environments of all ranks together.
         num_envs: of this rank.
+        ranks: each has the rows of its own environments, and learns from those of its own that a
+            draw among all rows gives. So N ranks learn what one does.
         prioritized: keep priorities, by which rows can be drawn.
 
     Attributes:
@@ -62,15 +67,21 @@ class ReplayBuffer(nn.Module):
     only_frame: Tensor
 
     def __init__(
-        self, spec: EnvSpec, size: int, num_envs: int, *, prioritized: bool = False
+        self,
+        spec: EnvSpec,
+        size: int,
+        num_envs: int,
+        ranks: Ranks = SINGLE_RANK,
+        *,
+        prioritized: bool = False,
     ) -> None:
         super().__init__()
-        self.num_envs = num_envs
+        self.num_envs, self._ranks = num_envs, ranks
         # More than the transitions: the row where the next one begins, and its older frames
         self._older = frames_in(spec) - 1
-        self.capacity = -(-size // num_envs) + 1 + self._older
+        self.capacity = -(-size // (num_envs * ranks.size)) + 1 + self._older
         self.obs_bytes = obs_bytes(spec)
-        check_memory(spec, size, prioritized=prioritized)
+        check_memory(spec, size // ranks.size, prioritized=prioritized)
         layout = columns(spec, {}, self.capacity, num_envs)
         self._obs_names = {
             name.removeprefix("obs").removeprefix("."): f"obs{i}"
@@ -94,7 +105,12 @@ class ReplayBuffer(nn.Module):
         self.register_buffer("starts", starts)
         self.register_buffer("num_starts", torch.zeros(num_envs, dtype=torch.int64))
         self.register_buffer("num_gone", torch.zeros(num_envs, dtype=torch.int64))
-        self.priorities = Priorities(num_envs, self.capacity) if prioritized else None
+        self.priorities = Priorities(num_envs, self.capacity, ranks) if prioritized else None
+
+    def env_axis(self, name: str) -> int | None:
+        if name.endswith("greatest"):
+            return None
+        return 0 if name.startswith(("end", "num_", "priorities.")) else 1
 
     @torch.no_grad()
     def insert(self, batch: Fragment) -> None:
@@ -208,25 +224,39 @@ class ReplayBuffer(nn.Module):
         return (number % self.capacity).flatten()
 
     def __len__(self) -> int:
-        """Return the number of transitions that can be drawn."""
-        return int((self.num_starts - self.num_gone).sum())
+        """Return the number of transitions that can be drawn, of all ranks."""
+        return int(self._left().sum())
+
+    def _left(self) -> Tensor:
+        """Return the number of transitions of each environment of all ranks."""
+        return self._ranks.gather(self.num_starts - self.num_gone).flatten()
 
     @torch.no_grad()
-    def draw(self, seed: int, first_step: int, num_steps: int, batch_size: int) -> Rows:
-        """Draw `[num_steps, batch_size]` transitions, for gradient steps from `first_step` on.
+    def draw(
+        self, seed: int, first_step: int, num_steps: int, batch_size: int
+    ) -> tuple[Rows, list[int]]:
+        """Draw `batch_size` transitions for each of `num_steps` gradient steps.
 
         Each transition is equally likely. Slot j of a gradient step draws from the j-th of
         `batch_size` equal parts of all transitions, environment by environment.
+
+        Returns:
+            The rows of this rank, step after step, and how many each step has.
         """
-        left = self.num_starts - self.num_gone
+        left = self._left()
         ends = left.cumsum(0)
         total = ends[-1]
         uniform = replay_draws(seed, first_step, num_steps, batch_size, ends.device)
         slot = torch.arange(batch_size, device=ends.device)
         pick = ((slot + uniform) * (total.double() / batch_size)).long().clamp(max=total - 1)
         env = torch.searchsorted(ends, pick, right=True)
-        place = pick - (ends - left)[env] + self.num_gone[env]
-        return Rows(self.starts[place % self.capacity, env], env)
+        place = pick - (ends - left)[env]
+        sizes = [batch_size] * num_steps
+        if self._ranks.size > 1:
+            rank = env // self.num_envs
+            sizes = (rank == self._ranks.rank).sum(1).tolist()
+        env, place = own_rows(env.flatten(), self.num_envs, self._ranks, place.flatten())
+        return Rows(self.starts[(place + self.num_gone[env]) % self.capacity, env], env), sizes
 
     @torch.no_grad()
     def draw_by_priority(
@@ -235,16 +265,16 @@ class ReplayBuffer(nn.Module):
         """Draw `[batch_size]` transitions of a gradient step, in proportion to their priorities.
 
         Returns:
-            The rows, and weights that undo a share `beta` of the bias: (n P(i))^-β, of which the
-            largest is 1 (Schaul et al. 2016, arXiv:1511.05952, section 3.4).
+            The rows of this rank, and weights that undo a share `beta` of the bias: (n P(i))^-β, of
+            which the largest is 1 (Schaul et al. 2016, arXiv:1511.05952, section 3.4).
         """
         assert self.priorities is not None
         uniform = replay_draws(seed, step, 1, batch_size, self.end.device)[0]
         env, place, probability = self.priorities.draw(uniform)
         number = self.end[env] - (self.end[env] - place) % self.capacity
-        total = (self.num_starts - self.num_gone).sum()
-        weight = (total * probability) ** -beta
-        return Rows(number, env), (weight / weight.max()).float()
+        weight = (len(self) * probability) ** -beta
+        largest = weight.max() if len(weight) else torch.zeros_like(self.priorities.greatest)
+        return Rows(number, env), (weight / self._ranks.gather(largest).max()).float()
 
     @torch.no_grad()
     def set_priorities(self, rows: Rows, priority: Tensor) -> None:
@@ -253,7 +283,7 @@ class ReplayBuffer(nn.Module):
         # One that is not finite would spoil all sums for good; its gradient step is masked as well.
         priority = priority.double().nan_to_num(nan=0.0, posinf=0.0)
         self.priorities.set(rows.env, self._at(rows.number), priority)
-        self.priorities.greatest.copy_(torch.maximum(self.priorities.greatest, priority.max()))
+        self.priorities.raise_greatest(priority)
 
     @torch.no_grad()
     def transitions(

@@ -8,6 +8,8 @@ import itertools
 import torch
 from torch import Tensor, nn
 
+from headrace.distributed.ranks import SINGLE_RANK, Ranks
+
 _FAN_OUT = 64
 
 
@@ -19,14 +21,15 @@ class Priorities(nn.Module):
     time: differences would add rounding up until a place of priority 0 is drawn.
 
     Args:
-        num_envs: N.
+        num_envs: N, of this rank.
         num_places: of each environment.
     """
 
     greatest: Tensor
 
-    def __init__(self, num_envs: int, num_places: int) -> None:
+    def __init__(self, num_envs: int, num_places: int, ranks: Ranks = SINGLE_RANK) -> None:
         super().__init__()
+        self._ranks = ranks
         self._num_levels, size = 0, num_places
         while True:
             size = -(-size // _FAN_OUT) * _FAN_OUT if size > 1 else 1
@@ -62,6 +65,12 @@ class Priorities(nn.Module):
             parts = below.view(len(below), -1, _FAN_OUT)[env, place]
             above[env, place] = parts.sum(-1)
 
+    def raise_greatest(self, priority: Tensor) -> None:
+        """Note priorities `[B]` that were written, as all ranks do at the same time."""
+        largest = priority.max() if len(priority) else torch.zeros_like(self.greatest)
+        of_all = self._ranks.gather(largest).max()
+        self.greatest.copy_(torch.maximum(self.greatest, of_all))
+
     def draw(self, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draw `[B]` places in proportion to their priorities, one from each of B equal parts.
 
@@ -69,14 +78,15 @@ class Priorities(nn.Module):
             uniform: `[B]` numbers of [0, 1), float64.
 
         Returns:
-            Environments, places, and the probabilities of a single draw.
+            Environments, places, and the probabilities of a single draw; those of this rank.
         """
-        sums = self.sums()
+        sums = self._ranks.gather(self.sums()).flatten()
         ends = sums.cumsum(0)
         slot = torch.arange(len(uniform), device=uniform.device)
         mass = (slot + uniform) / len(uniform) * ends[-1]
         env = _first_above(ends.expand(len(mass), -1), mass)
         mass = mass - (ends - sums)[env]
+        env, mass = own_rows(env, len(self.sums()), self._ranks, mass)
         place = torch.zeros_like(env)
         for level in reversed(self._levels[:-1]):
             parts = level.view(len(level), -1, _FAN_OUT)[env, place]
@@ -85,6 +95,20 @@ class Priorities(nn.Module):
             before = (part_ends - parts).gather(1, child.unsqueeze(1)).squeeze(1)
             mass, place = mass - before, place * _FAN_OUT + child
         return env, place, self.get(env, place) / ends[-1]
+
+
+def own_rows(env: Tensor, num_envs: int, ranks: Ranks, *more: Tensor) -> tuple[Tensor, ...]:
+    """Return the environments of this rank by their own numbers, and these entries of `more`.
+
+    Args:
+        env: among those of all ranks.
+        num_envs: of each rank.
+    """
+    if ranks.size == 1:
+        return env, *more
+    own = env - ranks.rank * num_envs
+    mine = (own >= 0) & (own < num_envs)
+    return own[mine], *(column[mine] for column in more)
 
 
 def _first_above(ends: Tensor, mass: Tensor) -> Tensor:
