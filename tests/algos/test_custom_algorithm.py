@@ -237,7 +237,7 @@ REGISTER = {
             "from headrace.algos.impala import IMPALAAlgorithm\n"
             "from headrace.algos.replay_toy import ToyReplay\n",
         ),
-        ("        DQNAlgorithm(),\n", "        DQNAlgorithm(),\n        ToyReplay(),\n"),
+        ("        dqn.DQNAlgorithm(),\n", "        dqn.DQNAlgorithm(),\n        ToyReplay(),\n"),
     ],
     # Only to make its settings a public name, headrace.ToyReplayConfig:
     "__init__.py": [

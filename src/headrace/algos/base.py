@@ -172,6 +172,8 @@ class Algorithm(ABC, Generic[ConfigT]):
         data: the data that it learns from. `on_policy`: of the newest weights, or one update older
             (lag 0 and 1). `lag_corrected`: of older weights, with a correction; workers never wait.
             `replay`: of any age; a module of the algorithm stores it.
+        several_learners: of an algorithm with a replay, whether several learners may share it: each
+            adds its own environments' data to a module that is `OfEnvs`.
         stored_outputs: columns that acting writes to a fragment beside the action.
         recurrent: whether it learns policies with a recurrent core (`Policy.forward`).
         asynchronous_form: the name of a lag-corrected algorithm with the same settings, if any.
@@ -180,6 +182,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     name: ClassVar[str] = ""
     Config: type[ConfigT]
     data: ClassVar[Literal["on_policy", "lag_corrected", "replay"]] = "on_policy"
+    several_learners: ClassVar[bool] = False
     stored_outputs: ClassVar[StoredOutputs] = {}
     recurrent: ClassVar[bool] = False
     asynchronous_form: ClassVar[str] = ""

@@ -106,7 +106,7 @@ def targets(policy: QPolicy, target: QPolicy, rows: Minibatch, cfg: DQN) -> Mini
 class DQNAlgorithm(QLearning[DQN]):
     """DQN: acts greedily but for epsilon, and learns from replay."""
 
-    name, Config, data = "dqn", DQN, "replay"
+    name, Config, data, several_learners = "dqn", DQN, "replay", True
 
     def build_policy(
         self, spec: EnvSpec, network: Network, config: DQN, model: ModelFactory | None = None

@@ -50,6 +50,12 @@ def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[A
     rows = algorithm.minibatch_rows(run, algo)
     if network.core != "none":
         _check_recurrent(run, network, algorithm)
+    of_one = algorithm.data == "replay" and not algorithm.several_learners
+    if of_one and run.num_learners > 1:
+        raise ConfigError(
+            f"num_learners={run.num_learners}, but {run.algo} learns from replay, which one "
+            "learner holds.\nUse --num-learners 1."
+        )
     if rows < 2 and isinstance(algo, ActorCriticConfig) and algo.normalize_advantage:
         raise ConfigError(
             f"num_envs * num_steps = {run.num_envs} * {run.num_steps} rows leave {rows} for a "
