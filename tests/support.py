@@ -25,6 +25,8 @@ from headrace.learner.optimizer import Optimizer
 from headrace.meter import Meter
 from headrace.models.policy import Network, Policy, torch_seed
 from headrace.spec import Agents
+from headrace.storage import checkpoint
+from headrace.storage.row_log import read_rows
 from tests import python
 
 
@@ -219,6 +221,26 @@ def learner_for(settings, spec, ranks=SINGLE_RANK, *, device="cpu", dtype=None):
     """The learner of a run with one policy."""
     shares, device = assign_agents({}, spec), torch.device(device)
     return Learner(settings, shares, spec, None, device, Meter(), ranks, dtype=dtype)
+
+
+def saved_rows(run_dir, name="learner_default"):
+    """The rows of a run's replay buffer in its newest checkpoint: column -> rows by env."""
+    saved = checkpoint.newest(run_dir)
+    found = {}
+
+    class Reader:
+        def put_rows(self, rows):
+            for i, key in enumerate(
+                zip(rows["env"].tolist(), rows["number"].tolist(), strict=True)
+            ):
+                found[key] = {column: rows[column][i] for column in rows}
+
+    read_rows(saved.path.parent, saved.manifest["rows"][name], Reader())
+    tensors = saved.tensors(name)
+    end = next(t for key, t in tensors.items() if key.endswith(".end"))
+    capacity = len(next(t for key, t in tensors.items() if key.endswith(".truncated")))
+    kept = [found[e, n] for e in range(len(end)) for n in range(end[e] + 1)[-capacity:]]
+    return {column: torch.stack([row[column] for row in kept]) for column in kept[0]}
 
 
 def learn_once(algorithm, policy, experience, config, order, *, step=None, progress=0.0):

@@ -8,7 +8,7 @@ import torch
 import headrace
 from headrace.storage import checkpoint
 from tests.marks import repeats
-from tests.support import short_cartpole
+from tests.support import saved_rows, short_cartpole
 
 SETTINGS = {
     "num_envs": 4, "num_steps": 16, "envs_per_vector": 2, "seed": 5, "quiet": True,
@@ -33,7 +33,9 @@ def train(path, env=short_cartpole, updates=10, **more):
 
 def learned(run):
     saved = checkpoint.newest(run.dir)
-    return saved.tensors("policy_default") | saved.tensors("learner_default")
+    rows = saved_rows(run.dir)
+    assert "obs0" in rows
+    return saved.tensors("policy_default") | saved.tensors("learner_default") | rows
 
 
 def assert_same(one, other):

@@ -9,6 +9,7 @@ import headrace
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.storage import checkpoint
 from tests.marks import repeats
+from tests.support import saved_rows
 
 
 class Picture(gym.Env):
@@ -44,7 +45,8 @@ def test_a_game_s_stacks_are_kept_as_single_frames(tmp_path, vectorization):
     )  # fmt: skip
     saved = checkpoint.newest(run.dir).tensors("learner_default")
     replay = {name.rpartition(".")[2]: t for name, t in saved.items() if ".replay." in name}
-    assert replay["obs0"].shape[1:] == (2, 84, 84)
+    replay |= saved_rows(run.dir)
+    assert replay["obs0"].shape[1:] == (84, 84)
     # Each episode begins with three older frames, and every other stack goes on.
     begun = run.summary["episodes"] + 2
     assert run.summary["episodes"] > 0

@@ -76,14 +76,6 @@ class Ranks:
 SINGLE_RANK = Ranks()
 
 
-class OfEnvs(nn.Module):
-    """A module that each rank has of its own environments. All others are equal on all ranks."""
-
-    def env_axis(self, name: str) -> int | None:
-        """Return the axis of a buffer that has the environments; None if all ranks are equal."""
-        raise NotImplementedError
-
-
 def gather_json(ranks: Ranks, data: Any) -> list[Any]:
     """Return the plain data of every rank."""
     if ranks.size == 1:

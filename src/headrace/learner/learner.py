@@ -15,7 +15,8 @@ from headrace.config.algorithms import GRADIENTS
 from headrace.config.policies import DEFAULT
 from headrace.config.settings import Settings
 from headrace.device_seeding import permutations as permutations_on_device
-from headrace.distributed.ranks import SINGLE_RANK, OfEnvs, Ranks
+from headrace.distributed.of_envs import OfEnvs
+from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import CheckpointError, ConfigError, RankError
 from headrace.learner.frozen import load_frozen, untrained_policy
 from headrace.learner.optimizer import Optimizer
@@ -245,7 +246,13 @@ class PolicyLearner:
         """Return the sections of the policy and its optimizers."""
         return [
             module_section(f"policy_{self._name}", self.policy),
-            Section(f"learner_{self._name}", self._learned, self._load_learned, is_collective=True),
+            Section(
+                f"learner_{self._name}",
+                self._learned,
+                self._load_learned,
+                is_collective=True,
+                rows=next((m for m in self._modules.values() if isinstance(m, OfEnvs)), None),
+            ),
         ]
 
     def _learned(self) -> SectionState:
@@ -265,6 +272,7 @@ class PolicyLearner:
             for name, module in self._modules.items()
             if name != "policy"
             for key, tensor in module.state_dict().items()
+            if not (isinstance(module, OfEnvs) and key in module.columns)
         }
 
     def _env_axis(self, key: str) -> int | None:

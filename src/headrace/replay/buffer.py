@@ -3,7 +3,7 @@
 Left out: how many gradient steps follow, and what is learned (`algos/`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from headrace.batch import Fragment, Minibatch, Obs, columns, each, one_of_each
 from headrace.device_seeding import replay_draws
-from headrace.distributed.ranks import SINGLE_RANK, OfEnvs, Ranks
+from headrace.distributed.of_envs import OfEnvs
+from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.replay.memory import check_memory, frames_in, obs_bytes
 from headrace.replay.priorities import Priorities, own_rows
 from headrace.spec import EnvSpec
@@ -106,6 +107,11 @@ class ReplayBuffer(OfEnvs):
         self.register_buffer("num_starts", torch.zeros(num_envs, dtype=torch.int64))
         self.register_buffer("num_gone", torch.zeros(num_envs, dtype=torch.int64))
         self.priorities = Priorities(num_envs, self.capacity, ranks) if prioritized else None
+
+        flags = {"only_frame"} if self._older else set()
+        written_once = {"action", "reward", "terminated", *self._obs_names.values(), *flags}
+        self.columns = frozenset(written_once)  # a later row may still truncate the one before
+        self._saved_end = self._new_end = self.end.clone()
 
     def env_axis(self, name: str) -> int | None:
         if name.endswith("greatest"):
@@ -219,6 +225,35 @@ class ReplayBuffer(OfEnvs):
             self.priorities.set(env.expand_as(written).flatten(), self._at(written), zero)
             of, at = env.expand_as(number)[valid], self._at(number[valid])
             self.priorities.set(of, at, self.priorities.greatest.expand_as(at))
+
+    def new_rows(self) -> tuple[dict[str, Tensor], int]:
+        end, device = self.end, self.end.device
+        self._saved_end = self._saved_end.to(device)
+        first = torch.maximum(self._saved_end, end - self.capacity + 1)
+        count = end - first + 1  # with the next one, which has an observation
+        env = torch.arange(self.num_envs, device=device).repeat_interleave(count)
+        skipped = (count.cumsum(0) - count)[env]
+        number = first[env] + torch.arange(len(env), device=device) - skipped
+        at = number % self.capacity, env
+        rows = {name: getattr(self, name)[at].cpu() for name in sorted(self.columns)}
+        rows |= {"env": (env + self._ranks.rank * self.num_envs).cpu(), "number": number.cpu()}
+        self._new_end = end.clone()
+        return rows, int((end - self._saved_end).min())
+
+    def mark_saved(self) -> None:
+        self._saved_end = self._new_end
+
+    @torch.no_grad()
+    def put_rows(self, rows: Mapping[str, Tensor]) -> None:
+        device = self.end.device
+        env, number = rows["env"].to(device), rows["number"].to(device)
+        env, number, which = own_rows(
+            env, self.num_envs, self._ranks, number, torch.arange(len(env), device=device)
+        )
+        for name in self.columns:
+            column = rows[name].to(device)[which]
+            getattr(self, name)[number % self.capacity, env] = column
+        self._new_end = self.end.clone()
 
     def _at(self, number: Tensor) -> Tensor:
         return (number % self.capacity).flatten()

@@ -5,6 +5,7 @@
                                      workers.safetensors          environments under way
                                      manifest.json                counters, specs, SHA-256 of files
     checkpoints/latest               the name of the newest, for people and scripts
+    checkpoints/rows/                rows of replay buffers, which checkpoints share (`row_log.py`)
 
 A checkpoint is written to a new directory, flushed, renamed, and then pointed to; the one before
 is removed only afterwards. Reading unpickles nothing, and a file cannot name code to run.
@@ -28,10 +29,12 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 import headrace
+from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import Ranks
 from headrace.errors import CheckpointError, HeadraceError
 from headrace.spec import Agents, Array, EnvSpec
 from headrace.storage.files import flush_dir, read_capped, write_flushed, write_whole
+from headrace.storage.row_log import prune_rows, read_rows
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -138,6 +141,8 @@ def prune(keep: int, written: Path) -> None:
     for path in (*others, *written.parent.glob(".step_*")):
         if path not in kept:
             shutil.rmtree(path)
+    manifests = (path / _MANIFEST for path in (*kept, written))
+    prune_rows(written.parent, [json.loads(path.read_bytes()) for path in manifests])
 
 
 def newest(run_dir: Path) -> Checkpoint:
@@ -214,12 +219,14 @@ class Section:
         load: takes back the tensors and the plain data.
         is_collective: `state` must be called on all ranks at once. Without it, all ranks hold the
             same state, and rank 0 may call it alone.
+        rows: more of its state, of which each checkpoint writes only what is new.
     """
 
     name: str
     state: Callable[[], SectionState]
     load: Callable[[dict[str, Any], dict[str, Any]], object]
     is_collective: bool = False
+    rows: OfEnvs | None = None
 
 
 def module_section(name: str, module: nn.Module) -> Section:
@@ -234,6 +241,9 @@ def restore(sections: Iterable[Section], saved: Checkpoint) -> None:
     with as_written(saved.path):
         for section in sections:
             section.load(*saved.section(section.name))
+            if section.rows is not None:
+                read_rows(saved.path.parent, saved.manifest["rows"][section.name], section.rows)
+                section.rows.mark_saved()
 
 
 def check_fits(saved: EnvSpec, spec: EnvSpec, run_dir: Path) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import headrace
 from headrace.batch import Fragment, named_tensors
@@ -12,6 +13,7 @@ from headrace.learner.learner import Learner
 from headrace.storage import checkpoint
 from headrace.storage.checkpoint import Section, SectionState
 from headrace.storage.files import RetriedWrite, write_whole
+from headrace.storage.row_log import RowLog
 from headrace.training.counters import Counters
 from headrace.training.job import Job
 
@@ -28,6 +30,15 @@ class Saver:
         self._writing = RetriedWrite("Checkpoints", job.run_dir / "checkpoints")
         self._best_writing = RetriedWrite("Best policies", job.run_dir / "best")
         self._saved_version = -1 if job.saved is None else learner.version
+        folder = job.run_dir / "checkpoints"
+        saved_rows = {} if job.saved is None else job.saved.manifest.get("rows", {})
+        self._row_logs = {
+            section.name: RowLog(
+                folder, section.name, section.rows, saved_rows.get(section.name, [])
+            )
+            for section in sections
+            if section.rows is not None
+        }
 
     def is_due(self) -> bool:
         """Return whether `checkpoint_every_s` have passed since the last save."""
@@ -38,13 +49,20 @@ class Saver:
         if self._learner.version == self._saved_version:
             return
         states = {section.name: section.state() for section in self._sections}
+        new = {name: log.collect(self._ranks) for name, log in self._row_logs.items()}
         self._saved_at = time.monotonic()
+        entries: dict[str, list[dict[str, Any]]] = {name: [] for name in new}
         with self._writing.attempt():
             if self._ranks.rank == 0:
-                self._write("checkpoints", states, self._counters.env_steps, self._run.keep)
+                steps = self._counters.env_steps
+                for name, (files, least) in new.items():
+                    entries[name] = self._row_logs[name].write(files, least, steps)
+                self._write("checkpoints", states, steps, self._run.keep, entries)
         # All ranks must know whether it was written: they try again together.
         if gather_json(self._ranks, self._writing.error is None)[0]:
             self._saved_version = self._learner.version
+            for name, log in self._row_logs.items():
+                log.mark_saved(entries[name])
 
     def policy_states(self) -> dict[str, SectionState]:
         """Return what `save_best` writes of this moment. Its tensors are those of the learner."""
@@ -111,10 +129,16 @@ class Saver:
         )
 
     def _write(
-        self, folder: str, states: dict[str, SectionState], env_steps: int, keep: int
+        self,
+        folder: str,
+        states: dict[str, SectionState],
+        env_steps: int,
+        keep: int,
+        rows: dict[str, list[dict[str, Any]]] | None = None,
     ) -> None:
         manifest = {
             "headrace": headrace.__version__,
+            **({"rows": rows} if rows else {}),
             **{name: data for name, (_, data) in states.items() if data},
             # No generator has a state: all random numbers follow from the seed and the counters.
             "seed": self._run.seed,
