@@ -25,7 +25,7 @@ ONLY_IN = {
     "rich": ("training/log.py",),
     "scipy": ("tools/plan/integer_program.py",),
     "tyro": ("cli/", "config/run_config.py"),
-    "safetensors": ("storage/checkpoint.py",),
+    "safetensors": ("storage/",),
     "cloudpickle": (
         "collectors/backends/",
         "distributed/channel.py",
