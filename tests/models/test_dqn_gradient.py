@@ -14,6 +14,7 @@ from headrace.models.action_values.value_distributions import Quantiles
 from headrace.models.fast_paths import choose
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
+from tests.marks import repeats
 from tests.models.test_q_policy import SEEN, SPEC, policy_with
 
 ROWS = 300
@@ -77,7 +78,7 @@ def test_equals_the_page(seen, network, dtype):
             torch.testing.assert_close(got[name], value.detach(), rtol=limit, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("num_parts", [1, 3])
+@repeats("num_parts", [3, 1])
 def test_the_optimizer_takes_the_same_steps_with_either(num_parts):
     weights = []
     for is_manual in (False, True):

@@ -75,9 +75,7 @@ class EpochsConfig:
 
 
 Metrics = dict[str, Tensor]
-"""Scalars on the learner's device."""
-
-
+"""On the learner's device: scalars; of a loss also numbers of each row, `[B]`."""
 Modules = dict[str, nn.Module]
 """All that is learned or saved, by name. `policy` is the only module that acts."""
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
@@ -89,7 +87,8 @@ class LossSpec:
     """A loss and the module that it trains. Each loss has its own optimizer.
 
     Attributes:
-        function: (module, minibatch, config) -> (loss, metrics); pure. Both are sums over rows.
+        function: (module, minibatch, config) -> (loss, metrics); pure. Both are sums over rows; a
+            metric may be of each row instead.
         module: trained whole. The function may use other modules; do not make them submodules of
             this module, or they are trained too.
         max_grad_norm: limit of the gradient's L2 norm.

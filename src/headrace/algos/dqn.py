@@ -34,8 +34,7 @@ from headrace.spec import EnvSpec
 
 _ACTING, _LEARNING, _TARGETS = range(3)  # uses of noise in weights
 _LEAST_ERROR = 1e-6  # of a priority: else a row with no error is never drawn again
-
-_MOST_CLIPPED = 0.01
+_MOST_CLIPPED = 0.01  # share of targets outside of c51's range
 
 
 @configclass

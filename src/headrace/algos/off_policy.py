@@ -26,7 +26,7 @@ class ReplayConfig:
     replay_size: PositiveInt = 1_000_000
     """Transitions that are kept, of all environments together."""
     batch_size: PositiveInt = 64
-    """Transitions of a gradient step."""
+    """Transitions of a gradient step, of all learners together."""
     replay_ratio: NonNegative = 1.0
     """Gradient steps for each env step."""
     learning_starts: NonNegativeInt = 1_000

@@ -33,7 +33,13 @@ from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import Ranks
 from headrace.errors import CheckpointError, HeadraceError
 from headrace.spec import Agents, Array, EnvSpec
-from headrace.storage.files import flush_dir, read_capped, write_flushed, write_whole
+from headrace.storage.files import (
+    flush_dir,
+    memory_bytes,
+    read_capped,
+    write_flushed,
+    write_whole,
+)
 from headrace.storage.row_log import prune_rows, read_rows
 
 FORMAT = 1
@@ -54,7 +60,7 @@ class Checkpoint:
         file = self.path / self._file(name)
         try:
             # The header's shapes are checked against the file's size before memory is allocated.
-            return dict(load(read_capped(file, _memory_bytes(), CheckpointError)))
+            return dict(load(read_capped(file, memory_bytes(), CheckpointError)))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}.") from None
 
@@ -141,8 +147,8 @@ def prune(keep: int, written: Path) -> None:
     for path in (*others, *written.parent.glob(".step_*")):
         if path not in kept:
             shutil.rmtree(path)
-    manifests = (path / _MANIFEST for path in (*kept, written))
-    prune_rows(written.parent, [json.loads(path.read_bytes()) for path in manifests])
+    with contextlib.suppress(CheckpointError):  # of a damaged one, nobody knows what it needs
+        prune_rows(written.parent, [_manifest(path) for path in (*kept, written)])
 
 
 def newest(run_dir: Path) -> Checkpoint:
@@ -174,10 +180,13 @@ def newest(run_dir: Path) -> Checkpoint:
     )
 
 
-def _read(path: Path) -> Checkpoint:
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint; CheckpointError if it is not as it was written."""
     try:
-        manifest = json.loads(read_capped(path / _MANIFEST, _MAX_MANIFEST_BYTES, CheckpointError))
-        checksums = dict(manifest["files"])
+        manifest: dict[str, Any] = json.loads(
+            read_capped(path / _MANIFEST, _MAX_MANIFEST_BYTES, CheckpointError)
+        )
+        manifest["files"] = dict(manifest["files"])
         number, digest = manifest["format"], manifest.pop("sha256")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path / _MANIFEST} is missing or damaged ({error}).") from None
@@ -187,14 +196,19 @@ def _read(path: Path) -> Checkpoint:
         )
     if digest != _digest(manifest):
         raise CheckpointError(f"{path / _MANIFEST} is damaged: its SHA-256 does not match.")
-    for name, expected in checksums.items():
+    return manifest
+
+
+def _read(path: Path) -> Checkpoint:
+    manifest = _manifest(path)
+    for name, expected in manifest["files"].items():
         file = path / name
         if file.name != name or file.suffix != ".safetensors":
             raise CheckpointError(
                 f"{path / _MANIFEST} names a file that is none of ours: {name!r}."
             )
         try:
-            if file.stat().st_size > _memory_bytes():
+            if file.stat().st_size > memory_bytes():
                 raise CheckpointError(f"{file} is larger than this machine's memory.")
             with file.open("rb") as opened:
                 actual = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -344,10 +358,6 @@ def check_shapes(module: nn.Module, saved: Checkpoint, name: str) -> dict[str, T
             + "\nUse the network's settings that it was trained with (in its config.json)."
         )
     return tensors
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _digest(manifest: dict[str, Any]) -> str:

@@ -29,6 +29,11 @@ def read_capped(path: Path, most_bytes: int, error: type[HeadraceError]) -> byte
     return path.read_bytes()
 
 
+def memory_bytes() -> int:
+    """Return the size of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def flush_dir(path: Path) -> None:
     """Flush the names in a directory to the disk."""
     fd = os.open(path, os.O_RDONLY)

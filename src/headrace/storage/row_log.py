@@ -15,12 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from headrace.distributed.of_envs import OfEnvs
-from headrace.distributed.ranks import Ranks
+from headrace.distributed.ranks import Ranks, gather_json
 from headrace.errors import CheckpointError
-from headrace.storage.files import flush_dir, read_capped, write_flushed
+from headrace.storage.files import flush_dir, memory_bytes, read_capped, write_flushed
 
 FOLDER = "rows"
-_MOST_BYTES = 1 << 40
 
 
 class RowLog:
@@ -41,8 +40,7 @@ class RowLog:
     def collect(self, ranks: Ranks) -> tuple[list[bytes], int]:
         """Return the new rows of each rank as files, and their least number in an environment."""
         tensors, least = self._rows.new_rows()
-        found = ranks.gather_bytes(least.to_bytes(8) + save(tensors))
-        return [data[8:] for data in found], min(int.from_bytes(data[:8]) for data in found)
+        return ranks.gather_bytes(save(tensors)), min(gather_json(ranks, least))
 
     def write(self, files: list[bytes], least: int, env_steps: int) -> list[dict[str, Any]]:
         """Write files, and return the entries of the manifest with them.
@@ -91,7 +89,7 @@ def read_rows(folder: Path, entries: list[dict[str, Any]], rows: OfEnvs) -> None
             if path.name != name or path.suffix != ".safetensors":
                 raise CheckpointError(f"A checkpoint names a file that is none of ours: {name!r}.")
             try:
-                data = read_capped(path, _MOST_BYTES, CheckpointError)
+                data = read_capped(path, memory_bytes(), CheckpointError)
                 tensors = load(data)
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{path} cannot be read: {error}.") from None
