@@ -7,6 +7,7 @@ from gymnasium.wrappers import FrameStackObservation, RescaleObservation
 
 import headrace
 from headrace.envs.factory import EnvMaker, env_spec
+from headrace.replay.memory import row_bytes
 from headrace.storage import checkpoint
 from tests.marks import repeats
 from tests.support import saved_rows
@@ -34,6 +35,12 @@ class Picture(gym.Env):
 )
 def test_stacks_are_known_by_their_wrapper(make, expected):
     assert env_spec(EnvMaker(make)).num_frames == expected
+
+
+def test_a_million_steps_of_a_game_take_7_gb():
+    """As docs/dqn.md says."""
+    spec = env_spec(EnvMaker("ALE/Breakout-v5", native=True))
+    assert row_bytes(spec) * 1e6 / 1e9 == pytest.approx(7.1, abs=0.05)
 
 
 @repeats("vectorization", ["native", "python"])
