@@ -196,7 +196,7 @@ def test_metrics_show_epsilon_and_errors(tmp_path):
     assert "td_error" not in first  # there was no gradient step yet
 
 
-@repeats("algo", [DQN(n_step=3), PQN(), DQN(n_step=1)], ids=["3", "pqn", "1"], keep=2)
+@repeats("algo", [DQN(n_step=3), PQN(), DQN(n_step=1)], ids=["3", "pqn", "1"], keep=1)
 def test_time_limits_are_no_terminal_states(tmp_path, algo):
     """Reward 1 per step for ever, cut off every 5 steps: Q is 1 / (1 - 0.8) = 5 all the same."""
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import pytest
 import torch
 
 import headrace
@@ -48,7 +47,7 @@ def assert_same(one, other):
 
 
 @repeats("algo", [RAINBOW, PRIORITIZED, SETTINGS["algo"]], ids=["rainbow", "prioritized", "even"])
-@pytest.mark.parametrize("lag", [0, 1])
+@repeats("lag", [0, 1])
 def test_workers_learn_what_inline_learns(tmp_path, lag, algo):
     inline = train(tmp_path / "inline", num_workers=0, lag=lag, algo=algo)
     assert inline.summary["learner_steps"] == int(0.2 * (640 - 100))
@@ -56,7 +55,7 @@ def test_workers_learn_what_inline_learns(tmp_path, lag, algo):
 
 
 @repeats("algo", [RAINBOW, PRIORITIZED, SETTINGS["algo"]], ids=["rainbow", "prioritized", "even"])
-@pytest.mark.parametrize("lag", [0, 1])
+@repeats("lag", [0, 1])
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, lag, algo):
     """The replay is full by then: it has 400 rows, and the run takes 640."""
     whole = train(tmp_path / "whole", lag=lag, num_workers=0, algo=algo)

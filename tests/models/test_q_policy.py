@@ -106,10 +106,17 @@ def test_the_best_action_has_the_largest_mean(returns, options):
     assert isinstance(fast, PolicyActor if plain else NumpyQActor)
 
 
-def test_a_network_of_ones_own_says_values_alone(tmp_path):
-    with pytest.raises(ConfigError, match="one value for each action, and no distribution"):
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"distribution": "qr"}, "one value for each action, and no distribution"),
+        ({"noisy": True}, "no noise in its weights"),  # without epsilon it would not explore
+    ],
+)
+def test_a_network_of_ones_own_says_values_alone(tmp_path, setting, words):
+    with pytest.raises(ConfigError, match=words):
         headrace.train(
-            "CartPole-v1", algo=headrace.DQN(distribution="qr"), total_env_steps=1_000,
+            "CartPole-v1", algo=headrace.DQN(**setting), total_env_steps=1_000,
             model=lambda seen, num: torch.nn.Linear(4, 3), run_dir=tmp_path / "run",
         )  # fmt: skip
 

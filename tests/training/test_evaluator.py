@@ -21,6 +21,7 @@ from headrace.tools.report.history import read_history
 from headrace.training.log import read_metrics
 from headrace.training.process import math_threads
 from tests.envs.kernels.support import Ring
+from tests.marks import repeats
 from tests.support import Counting, children
 
 TINY = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 2, "num_minibatches": 2, "quiet": True}
@@ -237,7 +238,7 @@ def test_an_environment_that_hangs_again_ends_the_run(tmp_path):
         train(tmp_path, env_timeout_s=LIMIT_S, **hanging(tmp_path, times=2))
 
 
-@pytest.mark.parametrize("is_waited_for", [False, True])
+@repeats("is_waited_for", [False, True])
 def test_ctrl_c_gives_up_the_evaluation_and_resume_has_another(tmp_path, gate, is_waited_for):
     """While training goes on, and while the last update waits for it."""
     pids, every = [], 2 if is_waited_for else 4

@@ -122,7 +122,7 @@ class QPolicy(Policy):
         options: of `QNetwork`.
 
     Raises:
-        ConfigError: a network of one's own is to say more.
+        ConfigError: a network of one's own is to say more, or to be noisy.
     """
 
     head: EpsilonGreedy
@@ -142,6 +142,11 @@ class QPolicy(Policy):
             raise ConfigError(
                 "A network of your own gives one value for each action, and no distribution.\n"
                 "Leave --distribution out, or --model."
+            )
+        if model is not None and options.get("noisy"):
+            raise ConfigError(
+                "A network of your own gets no noise in its weights.\n"
+                "Leave --noisy out, or --model."
             )
 
         def own(spec: EnvSpec, network: Network) -> QNetwork:
