@@ -45,10 +45,10 @@ def minibatch_for(policy, seen, cfg):
     }
 
 
-def of_the_page(policy, minibatch):
+def of_the_page(policy, minibatch, loss=ppo.loss, cfg=CFG):
     """Metrics, and gradients by name."""
     policy.zero_grad()
-    total, metrics = ppo.loss(policy, minibatch, CFG)
+    total, metrics = loss(policy, minibatch, cfg)
     total.backward()
     return metrics, {name: p.grad.clone() for name, p in policy.named_parameters()}
 

@@ -116,6 +116,21 @@ def test_a_run_that_is_killed_goes_on_to_the_bit(tmp_path):
     assert {path.name for path in (tmp_path / "killed/checkpoints/rows").iterdir()} == named
 
 
+def test_a_checkpoint_that_is_damaged_ends_no_run(tmp_path):
+    """What it needs is not known, so no rows are removed while it is kept."""
+    folder = tmp_path / "run/checkpoints"
+    counts = []
+
+    def damage(update, _):
+        if update == 4:
+            (max(folder.glob("step_*")) / "manifest.json").write_text("{")
+        counts.append(len(list((folder / "rows").glob("*"))) if folder.exists() else 0)
+
+    train(tmp_path / "run", 960, checkpoint_every_s=0.0, keep=2, on_update=damage)
+    assert len(checkpoint.newest(tmp_path / "run").manifest["rows"]["learner_default"]) > 2
+    assert counts[-1] > 2
+
+
 @pytest.mark.parametrize("how", ["missing", "damaged"])
 def test_rows_that_are_not_as_written_are_refused(tmp_path, how):
     train(tmp_path / "run", 320)

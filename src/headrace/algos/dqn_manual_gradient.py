@@ -11,6 +11,7 @@ from headrace.algos import dqn
 from headrace.batch import Minibatch
 from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
+from headrace.models.action_values.value_distributions import MeanOnly
 from headrace.models.networks import FlatEncoder
 from headrace.models.policy import Network
 
@@ -26,7 +27,7 @@ def unsupported(policy: QPolicy, network: Network, cfg: dqn.DQN) -> str:
         "a policy of its own kind": type(policy) is not QPolicy,
         f"activation {network.activation}": network.activation != "relu",
         "an observation that is no plain vector": not isinstance(model.encoder, FlatEncoder),
-        "a distribution of returns": model.returns.num_atoms > 1,
+        "a distribution of returns": not isinstance(model.returns, MeanOnly),
         "noise in weights": isinstance(model.actor, NoisyLinear),
         "--dueling": model.critic_trunk is not None,
         "--layer-norm": len(model.trunk.norms) > 0,

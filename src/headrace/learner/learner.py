@@ -244,16 +244,17 @@ class PolicyLearner:
 
     def sections(self) -> list[Section]:
         """Return the sections of the policy and its optimizers."""
-        return [
-            module_section(f"policy_{self._name}", self.policy),
-            Section(
-                f"learner_{self._name}",
-                self._learned,
-                self._load_learned,
-                is_collective=True,
-                rows=next((m for m in self._modules.values() if isinstance(m, OfEnvs)), None),
-            ),
-        ]
+        of_envs = [m for m in self._modules.values() if isinstance(m, OfEnvs)]
+        assert len(of_envs) <= 1, "the rows of one module are saved"
+        rows = of_envs[0] if of_envs else None
+        learned = Section(
+            f"learner_{self._name}",
+            self._learned,
+            self._load_learned,
+            is_collective=True,
+            rows=rows,
+        )
+        return [module_section(f"policy_{self._name}", self.policy), learned]
 
     def _learned(self) -> SectionState:
         state = {"return_so_far": self._ranks.gather(self._return_so_far).flatten()}

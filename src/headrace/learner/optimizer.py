@@ -208,14 +208,12 @@ class _Adam:
 
 def _added(metrics: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the sums of metrics; those of each row are joined."""
-    return (
-        {
-            name: torch.cat((metrics[name], value)) if value.dim() else metrics[name] + value
-            for name, value in more.items()
-        }
-        if metrics
-        else more
-    )
+    if not metrics:
+        return more
+    return {
+        name: torch.cat((metrics[name], value)) if value.dim() else metrics[name] + value
+        for name, value in more.items()
+    }
 
 
 def _parts(minibatch: Minibatch, count: int) -> list[Minibatch]:

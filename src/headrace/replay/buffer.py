@@ -307,7 +307,7 @@ class ReplayBuffer(OfEnvs):
         uniform = replay_draws(seed, step, 1, batch_size, self.end.device)[0]
         env, place, probability = self.priorities.draw(uniform)
         number = self.end[env] - (self.end[env] - place) % self.capacity
-        weight = (len(self) * probability) ** -beta
+        weight = (self._left().sum() * probability) ** -beta  # nothing waits for the device
         largest = weight.max() if len(weight) else torch.zeros_like(self.priorities.greatest)
         return Rows(number, env), (weight / self._ranks.gather(largest).max()).float()
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from headrace.batch import Fragment
 from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
+from headrace.models.action_values.value_distributions import MeanOnly
 from headrace.models.networks import Mlp
 from headrace.models.numpy_inference import ACTIVATE, Floats, Layer, layer_of, normalizer, why_not
 from headrace.models.policy import Actor, Network
@@ -23,7 +24,7 @@ from headrace.spec import EnvSpec
 def unsupported(policy: QPolicy, spec: EnvSpec, network: Network) -> str:
     """Return the reason why `NumpyQActor` cannot replace `policy.act`, or ""."""
     reason = why_not(policy, spec, network, QPolicy, QNetwork)
-    if not reason and policy.returns.num_atoms > 1:
+    if not reason and not isinstance(policy.returns, MeanOnly):
         reason = "a distribution of returns"
     if not reason and any(isinstance(layer, NoisyLinear) for layer in policy.modules()):
         reason = "noise in weights"

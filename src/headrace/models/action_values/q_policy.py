@@ -80,12 +80,12 @@ class QNetwork(nn.Module):
         self.encoder = encoder_for(spec.seen, network.image_net, layer_norm=layer_norm)
         features, sizes = self.encoder.num_features, network.hidden_sizes
         width = (features, *sizes)[-1]
-        # PyTorch's own initial weights, which DQN's published settings were found with, are smaller
-        # than orthogonal ones. Where sums are normalized, their size does not matter.
 
         def layer(num_in: int, num_out: int, gain: float = math.sqrt(2)) -> nn.Linear:
             if noisy:
                 return NoisyLinear(num_in, num_out)
+            # PyTorch's own initial weights, which DQN's published settings were found with, are
+            # smaller than orthogonal ones. Where sums are normalized, their size does not matter.
             return linear(num_in, num_out, gain) if layer_norm else nn.Linear(num_in, num_out)
 
         def trunk() -> Mlp:
@@ -138,7 +138,7 @@ class QPolicy(Policy):
         **options: bool,
     ) -> None:
         returns = returns or MeanOnly()
-        if model is not None and returns.num_atoms > 1:
+        if model is not None and not isinstance(returns, MeanOnly):
             raise ConfigError(
                 "A network of your own gives one value for each action, and no distribution.\n"
                 "Leave --distribution out, or --model."
