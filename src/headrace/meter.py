@@ -20,6 +20,7 @@ SPANS = (
     "rollout",  # the rest of a worker's inner loop: noise table, bookkeeping of episodes
     "wait",  # learner: for workers; worker: for the next order
     "transport",  # joining fragments into a batch, moving it to the learner's device
+    "replay",  # storing transitions, drawing them, writing their priorities
     "learn",  # targets, loss, backward, optimizer, normalizers
     "allreduce",  # summing gradients over ranks, waiting for them (CPU ranks of one host)
     "ranks",  # exchanging counts, moments and states of workers between ranks

@@ -185,3 +185,12 @@ def test_a_run_of_a_slow_environment_says_so(tmp_path, monkeypatch, capsys):
     ]  # fmt: skip
     short = run.resume(total_env_steps=4 * 32 * 13, quiet=True)
     assert short.summary["advice"] == []
+
+
+def test_replay_says_that_workers_change_nothing_where_the_learner_is_the_limit():
+    first, second = said(LEARN, algo="dqn")
+    assert first == "What limited this run: learning, 78% of the time: more workers change nothing."
+    assert "a smaller --replay-ratio" in second
+    assert "4 processes act and step" in said(ENV, algo="dqn")[1]
+    drawing = {**LEARN, "learn": 28, "replay": 50}
+    assert "the replay buffer: storing and drawing" in said(drawing, algo="dqn")[0]

@@ -196,6 +196,17 @@ def test_metrics_show_epsilon_and_errors(tmp_path):
     assert "td_error" not in first  # there was no gradient step yet
 
 
+def test_metrics_show_how_much_is_stored_and_how_old_it_is_that_is_learned_from(tmp_path):
+    run = train(tmp_path / "run", DQN(learning_starts=100, replay_size=200))
+    rows = read_metrics(run.dir)
+    assert "replay_age" not in rows[0]
+    for row in rows:  # last observations of cut-off episodes have rows as well
+        assert 0.9 * min(row["env_steps"], 200) <= row["replay_rows"] <= min(row["env_steps"], 200)
+    ages = [row["replay_age"] for row in rows if "replay_age" in row]
+    assert len(ages) > 5 and all(0.3 * 200 < age < 0.7 * 200 for age in ages[4:])
+    assert run.summary["meter"]["replay"] > 0
+
+
 @repeats("algo", [DQN(n_step=3), PQN(), DQN(n_step=1)], ids=["3", "pqn", "1"], keep=1)
 def test_time_limits_are_no_terminal_states(tmp_path, algo):
     """Reward 1 per step for ever, cut off every 5 steps: Q is 1 / (1 - 0.8) = 5 all the same."""

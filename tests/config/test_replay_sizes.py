@@ -33,8 +33,3 @@ def test_what_is_given_is_kept():
 def test_sizes_that_learn_nothing_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         resolved(**{"total_env_steps": 5_000} | settings)
-
-
-def test_replay_has_no_workers_unless_asked():
-    settings = resolve({"env": "CartPole-v1", "algo": "dqn", "total_env_steps": 100_000})
-    assert settings.run.num_workers == 0

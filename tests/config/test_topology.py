@@ -101,6 +101,8 @@ def test_deterministic_follows_from_the_cores_alone():
         ({"num_envs": 7}, "kernel", False),
         ({"env": "ALE/Pong-v5"}, "gym", False),
         ({"algo": "appo"}, "gym", False),
+        ({"algo": "dqn"}, "gym", True),
+        ({"algo": "dqn"}, "kernel", False),
         ({"cluster": "local"}, "gym", False),
     ],
 )
@@ -108,6 +110,16 @@ def test_nothing_is_measured_where_the_answer_is_plain(monkeypatch, given, inter
     monkeypatch.setattr("headrace.config.derive.cpu_cores", lambda: 2)
     settings = read_settings({"env": "X", **given})
     assert needs_calibration(settings, interface) == is_needed
+
+
+@pytest.mark.parametrize(("costs", "workers"), [(FAST, 0), (SLOW, 2), (SLEEPING, 8)])
+def test_replay_has_workers_for_slow_environments_and_else_says_that_the_learner_is_the_limit(
+    costs, workers
+):
+    given = {"env": "X", "algo": "dqn", "num_envs": 8, "num_steps": 8}
+    settings = derive(read_settings(given), "gym", 2, replace(costs, learn=LinearCost(0, 1e-3)))
+    assert settings.run.num_workers == workers
+    assert ("the learner is the limit" in settings.source["num_workers"]) == (workers == 0)
 
 
 def test_algorithms_that_correct_for_lag_have_workers():

@@ -395,6 +395,7 @@ def boats(monkeypatch):
     sys.modules.pop("tensor_env", None)
 
 
+@pytest.mark.more
 def test_the_example_learns(tmp_path, boats):
     """At random, boats get -4.1 on average, and never find most buoys."""
     run = headrace.train(

@@ -126,6 +126,7 @@ def test_a_preset_with_fewer_env_steps_is_listed_and_held_against_what_is_publis
 
 # Box2D's extension ends the process if a warning of its import is made an error.
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.more  # it reads the settings of all presets
 def test_the_page_and_own_returns_are_what_the_script_makes_of_the_results(tmp_path):
     found = results.read(runs.HERE.results)
     outdated = runs.outdated(found)

@@ -28,12 +28,14 @@ Seconds = Mapping[str, float]
 _SAMPLING = {"env": ("env_step", "env_reset"), "inference": ("infer",), "bookkeeping": ("rollout",)}
 _OTHERS = {
     "learning": ("learn", "transport"),
+    "replay": ("replay",),
     "ranks": ("ranks", "allreduce"),
     "evaluation": ("eval",),
     "saving": ("checkpoint", "log"),
 }
 _WORDS = LIMITS | {
     "bookkeeping": "what workers do between two steps of the environments",
+    "replay": "the replay buffer: storing and drawing transitions",
     "ranks": "learners that wait for each other",
     "evaluation": "evaluation",
     "saving": "checkpoints and logs",
@@ -105,7 +107,7 @@ def advise(
         return []
     time = _measure(learner, others)
     return [
-        f"What limited this run: {_limit(time, settings.run, place)}.",
+        f"What limited this run: {_limit(time, settings, place)}.",
         f"What would help most: {_remedy(time, settings, place)}.",
     ]
 
@@ -129,13 +131,15 @@ def _shares(seconds: Seconds, parts: Mapping[str, tuple[str, ...]]) -> dict[str,
     return {p: sum(seconds.get(s, 0.0) for s in spans) / total for p, spans in parts.items()}
 
 
-def _limit(time: _Time, run: RunConfig, place: Place) -> str:
-    limit = time.limit
+def _limit(time: _Time, settings: Settings, place: Place) -> str:
+    run, limit = settings.run, time.limit
     words = _WORDS[limit]
     if limit in time.parts:
         words += f", {time.parts[limit]:.0%} of the time"
         if limit == "ranks" and min(time.waits.values()) < max(time.waits.values()) / 2:
             words += f" (they wait for {min(time.waits, key=time.waits.__getitem__)})"
+        if limit == "learning" and settings.algorithm.data == "replay":
+            words += ": more workers change nothing"
         return words
     if run.num_workers:
         return (
@@ -163,6 +167,11 @@ def _remedy(time: _Time, settings: Settings, place: Place) -> str:
     is_free = place.device == "cpu" and not place.is_small and threads > run.learner_threads
     if limit == "learning" and is_free:
         return f"--learner-threads {threads}, for cores that idle (results differ by rounding)"
+    if limit == "learning" and settings.algorithm.data == "replay":
+        return (
+            "a smaller --replay-ratio: fewer gradient steps for each env step, which changes what "
+            "is learned"
+        )
     if limit not in time.parts:
         faster = "faster environments" if limit == "env" else "a faster CPU"
         if not place.may_have_workers:

@@ -138,6 +138,7 @@ class UpdateContext(Generic[ConfigT_co]):
         learner_steps: steps of the first loss before this update.
         env_steps: env steps of the whole run before this data.
         new_env_steps: those of this data, of all ranks.
+        lap: (span of `meter.SPANS`) -> None. Gives the time since the last lap to it.
     """
 
     policy: Policy
@@ -152,6 +153,7 @@ class UpdateContext(Generic[ConfigT_co]):
     learner_steps: int = 0
     env_steps: int = 0
     new_env_steps: int = 0
+    lap: Callable[[str], None] = lambda span: None
 
     @property
     def lr(self) -> float:

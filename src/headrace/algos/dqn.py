@@ -19,7 +19,7 @@ from headrace.algos.base import (
     mean_of,
     policy_loss,
 )
-from headrace.algos.off_policy import ReplayConfig, due, follow, replay_of
+from headrace.algos.off_policy import ReplayConfig, due, follow, learned_from, replay_of, store
 from headrace.algos.q_learning import QLearning, QLearningConfig, explore, of_action, q_policy
 from headrace.batch import Fragment, Minibatch
 from headrace.configclass import PositiveInt, configclass
@@ -33,7 +33,6 @@ from headrace.replay.buffer import ReplayBuffer
 from headrace.spec import EnvSpec
 
 _ACTING, _LEARNING, _TARGETS = range(3)  # uses of noise in weights
-_LEAST_ERROR = 1e-6  # of a priority: else a row with no error is never drawn again
 _MOST_CLIPPED = 0.01  # share of targets outside of c51's range
 
 
@@ -149,18 +148,16 @@ class DQNAlgorithm(QLearning[DQN]):
         cfg, policy, target = ctx.config, ctx.modules["policy"], ctx.modules["target"]
         assert isinstance(policy, QPolicy)
         assert isinstance(target, QPolicy)
-        replay = replay_of(ctx)
-        replay.insert(source)
+        store(ctx, source)
         seen: list[Metrics] = []
+        drawn = None
         for step, drawn, rows in due(ctx):
             if cfg.noisy:
                 renew_noise(policy, ctx.seed, step, _LEARNING)
                 renew_noise(target, ctx.seed, step, _TARGETS)
             rows |= targets(policy, target, rows, cfg)
             metrics = ctx.step("policy", rows, ctx.lr)
-            error = metrics.pop("error")
-            if replay.priorities:
-                replay.set_priorities(drawn, (error + _LEAST_ERROR) ** cfg.priority_alpha)
+            learned_from(ctx, drawn, metrics.pop("error"))
             seen.append(metrics)
             if (step + 1) % cfg.target_update_interval == 0:
                 follow(target, policy, cfg.tau)
@@ -168,4 +165,8 @@ class DQNAlgorithm(QLearning[DQN]):
             renew_noise(policy, ctx.seed, ctx.version, _ACTING)
         epsilon = cfg.epsilon(ctx.progress)
         explore(ctx.policy, epsilon)
-        return mean_of(seen) | {"lr": torch.tensor(ctx.lr), "epsilon": torch.tensor(epsilon)}
+        return (
+            mean_of(seen)
+            | replay_of(ctx).metrics(drawn)
+            | {"lr": torch.tensor(ctx.lr), "epsilon": torch.tensor(epsilon)}
+        )

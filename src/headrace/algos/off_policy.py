@@ -9,13 +9,14 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headrace.algos.base import Share, UpdateContext
-from headrace.batch import Minibatch, each
+from headrace.batch import Fragment, Minibatch, each
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.replay.buffer import ReplayBuffer, Rows
 
+_LEAST_ERROR = 1e-6  # of a priority: else a row with no error is never drawn again
 _MOST_BYTES = 2**20  # of observations that are gathered at once, for several gradient steps
 
 
@@ -51,6 +52,12 @@ def replay_of(ctx: UpdateContext[Any]) -> ReplayBuffer:
     return replay
 
 
+def store(ctx: UpdateContext[Any], source: Fragment) -> None:
+    """Add the newest data to the buffer."""
+    replay_of(ctx).insert(source)
+    ctx.lap("replay")
+
+
 def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     """Yield the number of each gradient step that is due, since the start, and what it learns from.
 
@@ -65,6 +72,7 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     of_batch = 2 * replay.obs_bytes * cfg.batch_size
     at_once = 1 if replay.priorities else max(1, _MOST_BYTES // of_batch)
     for first in range(ctx.learner_steps, end, at_once):
+        ctx.lap("learn")
         count = min(at_once, end - first)
         if replay.priorities:
             beta = cfg.priority_beta + (1 - cfg.priority_beta) * ctx.progress
@@ -80,12 +88,26 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
             name: each(partial(torch.split_with_sizes, split_sizes=sizes), column)
             for name, column in columns.items()
         }
+        ctx.lap("replay")
         for i, rows in enumerate(drawn.split(sizes)):
             yield (
                 first + i,
                 rows,
                 {name: each(itemgetter(i), parts) for name, parts in by_step.items()},
             )
+
+
+def learned_from(ctx: UpdateContext[Any], rows: Rows, error: Tensor) -> None:
+    """Write the priorities of rows that a gradient step learned from, if rows have any.
+
+    Args:
+        error: of each row, `[B]`, 0 or more.
+    """
+    replay = replay_of(ctx)
+    if replay.priorities:
+        ctx.lap("learn")
+        replay.set_priorities(rows, (error + _LEAST_ERROR) ** ctx.config.priority_alpha)
+        ctx.lap("replay")
 
 
 @torch.no_grad()

@@ -396,7 +396,10 @@ def _choose_topology(
     chosen = {"num_workers": best.num_workers}
     if not run.envs_per_vector:
         chosen["envs_per_vector"] = best.envs_per_vector
-    return settings.follow(_reason(measured, cores), **chosen)
+    reason = _reason(measured, cores)
+    if measured and not best.num_workers and _learns_most_of_the_time(measured, best):
+        reason += ", the learner is the limit"
+    return settings.follow(reason, **chosen)
 
 
 def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int | None:
@@ -409,17 +412,22 @@ def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int 
         return -1 if interface == "gym" else 0
     if interface != "gym" or settings.is_native() or not sys.platform.startswith("linux"):
         return 0  # native vectors have threads of their own
-    is_short = run.total_env_steps <= SHORT_ENV_STEPS or cores == 1
     if run.lag > 0 or run.inference == "learner":
         return -1
-    if is_short or settings.algorithm.data == "replay":  # there, nearly all time goes to learning
+    if run.total_env_steps <= SHORT_ENV_STEPS or cores == 1:
         return 0
-    return -1 if settings.algorithm.accepts_any_lag else None
+    return -1 if settings.algorithm.data == "lag_corrected" else None
 
 
 def _reason(measured: Costs | None, cores: int) -> str:
     step = f", a step of {1e6 * measured.env_s:,.0f} µs" if measured and measured.env_s else ""
     return f"auto, {cores} cores{step}"
+
+
+def _learns_most_of_the_time(costs: Costs, topology: Topology) -> bool:
+    rows, n = topology.batch / topology.num_learners, topology.envs_per_vector
+    sampling = rows * costs.env_s + rows / n * costs.vector.at(n)
+    return costs.learn.at(rows) > sampling
 
 
 def _check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:

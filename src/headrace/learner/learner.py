@@ -167,6 +167,7 @@ class PolicyLearner:
             learner_steps=self.learner_steps,
             env_steps=env_steps,
             new_env_steps=new_env_steps,
+            lap=self._meter.lap,
         )  # fmt: skip
         counted = next(iter(self.optimizers.values()))
         steps_before = counted.num_steps

@@ -266,6 +266,18 @@ class ReplayBuffer(OfEnvs):
         """Return the number of transitions of each environment of all ranks."""
         return self._ranks.gather(self.num_starts - self.num_gone).flatten()
 
+    def metrics(self, drawn: Rows | None) -> dict[str, Tensor]:
+        """Return how many transitions there are, and the mean age of drawn ones, in env steps.
+
+        Args:
+            drawn: of this rank; None: no age.
+        """
+        found = {"replay_rows": self._left().sum()}
+        if drawn is not None:
+            age = (self.end[drawn.env] - drawn.number).sum() / max(1, len(drawn.env))
+            found["replay_age"] = age * (self.num_envs * self._ranks.size)
+        return found
+
     @torch.no_grad()
     def draw(
         self, seed: int, first_step: int, num_steps: int, batch_size: int

@@ -174,7 +174,6 @@ def test_runner_observes_the_first_of_equally_near_taggers(target):
 # --- in continuous space
 
 FLAVOURS = {
-    "benchmark": (BENCHMARK, 30, 40),
     "exits": (
         SMALL
         | {"tagging_distance": 0.25, "step_penalty": -0.1, "step_reward": 0.2}
@@ -186,6 +185,7 @@ FLAVOURS = {
     "drawn": (SMALL | {"fixed_roles": False, "layout_seed": 8, "max_turn": 9.0}, 50, 30),
     "fixed": (SMALL | {"fixed_start": True}, 50, 30),
     "full": (SMALL | {"full_observation": True, "tagging_distance": 0.25}, 50, 30),
+    "benchmark": (BENCHMARK, 30, 40),
 }
 
 

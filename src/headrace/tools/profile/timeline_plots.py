@@ -27,6 +27,7 @@ COLORS = {
     "rollout": "#f3cd7f",
     "wait": "#c9cdd2",
     "transport": "#a05195",
+    "replay": "#7a9a2b",
     "learn": "#12806a",
     "allreduce": "#5fb89c",
     "ranks": "#b3dccb",
