@@ -22,6 +22,12 @@ def test_what_is_given_is_kept():
     assert (algo.learning_starts, algo.replay_size) == (900, 20_000)
 
 
+def test_a_file_of_observations_is_for_the_cpu_alone(monkeypatch):
+    monkeypatch.setattr("headrace.config.checks.visible_gpus", lambda device: 1)
+    with pytest.raises(ConfigError, match=r"(?s)the learner has a GPU.*Leave --replay-dir out"):
+        resolved(replay_dir="/tmp")
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -2,10 +2,14 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 import headrace
+from headrace.errors import ConfigError
+from headrace.replay.memory import zeros_in_file
 from headrace.storage import checkpoint
+from headrace.training.log import read_metrics
 from tests.marks import repeats
 from tests.support import saved_rows, short_cartpole
 
@@ -72,3 +76,43 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, lag, algo):
 def test_workers_that_never_stop_keep_the_ratio(tmp_path):
     run = train(tmp_path / "run", num_workers=2, lag=3)
     assert run.summary["learner_steps"] == int(0.2 * (run.summary["env_steps"] - 100))
+
+
+@repeats("algo", [PRIORITIZED, SETTINGS["algo"]], ids=["prioritized", "even"])
+def test_observations_in_a_file_are_learned_from_as_those_in_memory(tmp_path, algo):
+    in_file = dataclasses.replace(algo, replay_dir=str(tmp_path))
+    assert_same(train(tmp_path / "memory", algo=algo), train(tmp_path / "file", algo=in_file))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "memory"]
+    train(tmp_path / "resumed", updates=6, algo=in_file)
+    resumed = headrace.resume(
+        tmp_path / "resumed", env=short_cartpole, total_env_steps=640, quiet=True
+    )
+    assert_same(train(tmp_path / "whole", algo=in_file), resumed)
+
+
+def test_a_run_without_saved_transitions_collects_some_before_it_goes_on(tmp_path, capsys):
+    algo = dataclasses.replace(PRIORITIZED, save_replay=False)
+    run = train(tmp_path / "run", updates=5, algo=algo)
+    assert run.summary["learner_steps"] == int(0.2 * (320 - 100))
+    assert not (run.dir / "checkpoints" / "rows").exists()
+    saved = checkpoint.newest(run.dir).tensors("learner_default")
+    assert [name for name in saved if "replay" in name] == ["modules.replay.refilling"]
+    for updates, refills in ((10, 1), (15, 2)):
+        run = headrace.resume(
+            run.dir, env=short_cartpole, total_env_steps=updates * 64, quiet=False
+        )
+        said = "".join(capsys.readouterr())
+        assert "as many env steps as learning_starts are collected" in said
+        assert "this run differs from one that was not interrupted" in said
+        # Two batches of 64 are the least with 100 env steps: no gradient steps follow from them.
+        assert run.summary["learner_steps"] == int(0.2 * (updates * 64 - 128 * refills - 100))
+    rows = read_metrics(run.dir)
+    assert [("td_error" in row) for row in rows[5:8]] == [False, False, True]
+
+
+def test_a_directory_that_cannot_have_the_observations_is_refused_in_words(tmp_path):
+    gone = dataclasses.replace(SETTINGS["algo"], replay_dir=str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=r"(?s)gone' cannot have.*No such file"):
+        train(tmp_path / "run", algo=gone)
+    with pytest.raises(ConfigError, match=r"(?s)GB of observations: .*smaller --replay-s"):
+        zeros_in_file(str(tmp_path), (10**14,), torch.uint8)

@@ -19,7 +19,15 @@ from headrace.algos.base import (
     mean_of,
     policy_loss,
 )
-from headrace.algos.off_policy import ReplayConfig, due, follow, learned_from, replay_of, store
+from headrace.algos.off_policy import (
+    ReplayConfig,
+    due,
+    follow,
+    learned_from,
+    replay_buffer,
+    replay_of,
+    store,
+)
 from headrace.algos.q_learning import QLearning, QLearningConfig, explore, of_action, q_policy
 from headrace.batch import Fragment, Minibatch
 from headrace.configclass import PositiveInt, configclass
@@ -29,7 +37,6 @@ from headrace.models.action_values.q_policy import QPolicy
 from headrace.models.action_values.value_distributions import ValueDistribution, value_distribution
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network, Policy
-from headrace.replay.buffer import ReplayBuffer
 from headrace.spec import EnvSpec
 
 _ACTING, _LEARNING, _TARGETS = range(3)  # uses of noise in weights
@@ -125,9 +132,7 @@ class DQNAlgorithm(QLearning[DQN]):
     ) -> Modules:
         target = copy.deepcopy(policy).requires_grad_(False)
         target.normalize_obs = policy.normalize_obs  # the same input for both
-        replay = ReplayBuffer(
-            spec, config.replay_size, num_rows, ranks, prioritized=config.priority_alpha > 0
-        )
+        replay = replay_buffer(spec, config, num_rows, ranks)
         return {"policy": policy, "target": target, "replay": replay}
 
     def losses(self, modules: Modules, config: DQN) -> dict[str, LossSpec]:

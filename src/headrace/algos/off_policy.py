@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from headrace.algos.base import Share, UpdateContext
 from headrace.batch import Fragment, Minibatch, each
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
+from headrace.distributed.ranks import Ranks
 from headrace.replay.buffer import ReplayBuffer, Rows
+from headrace.spec import EnvSpec
 
 _LEAST_ERROR = 1e-6  # of a priority: else a row with no error is never drawn again
 _MOST_BYTES = 2**20  # of observations that are gathered at once, for several gradient steps
@@ -39,10 +41,27 @@ class ReplayConfig:
     priority_beta: Share = 0.4
     """Share of the bias of priorities that weights undo at first; it grows to 1 over
     schedule_env_steps."""
+    replay_dir: str = ""
+    """Directory of a file for the observations, so that they may be larger than memory; "": they
+    are in memory."""
+    save_replay: bool = True
+    """Keep the transitions in checkpoints. Without them, a resumed run collects learning_starts env
+    steps before it goes on to learn, and differs from one that was not interrupted."""
 
     def learner_steps_after(self, env_steps: int) -> int:
         """Return the gradient steps that are due by then, since the start of the run."""
         return int(self.replay_ratio * max(0, env_steps - self.learning_starts))
+
+
+def replay_buffer(spec: EnvSpec, config: ReplayConfig, num_envs: int, ranks: Ranks) -> ReplayBuffer:
+    """Build the buffer of an algorithm, for `num_envs` environments of this rank."""
+    return ReplayBuffer(
+        spec, config.replay_size, num_envs, ranks,
+        prioritized=config.priority_alpha > 0,
+        directory=config.replay_dir,
+        is_saved=config.save_replay,
+        refill=config.learning_starts,
+    )  # fmt: skip
 
 
 def replay_of(ctx: UpdateContext[Any]) -> ReplayBuffer:
@@ -65,9 +84,11 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     steps is exact over any interruption.
     """
     cfg, replay = ctx.config, replay_of(ctx)
-    if not len(replay):  # no transition yet: these steps are made up for
+    # Without any transition yet, the gradient steps are made up for.
+    if replay.refills(ctx.new_env_steps) or not len(replay):
         return
-    end = cfg.learner_steps_after(ctx.env_steps + ctx.new_env_steps)
+    env_steps = ctx.env_steps + ctx.new_env_steps - replay.env_steps_of_refills
+    end = cfg.learner_steps_after(env_steps)
     # Operations on many rows take hardly longer than on a few; but priorities change with each step
     of_batch = 2 * replay.obs_bytes * cfg.batch_size
     at_once = 1 if replay.priorities else max(1, _MOST_BYTES // of_batch)

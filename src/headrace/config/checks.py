@@ -13,6 +13,7 @@ from headrace.algos.off_policy import ReplayConfig
 from headrace.config.old_names import PEER_NAMES
 from headrace.config.run_config import RunConfig
 from headrace.configclass import check_values
+from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError, did_you_mean, flag
 
 
@@ -181,6 +182,11 @@ def check_replay(run: RunConfig, algo: Any) -> None:
     if not isinstance(algo, ReplayConfig):
         return
     batch = run.num_envs * run.num_steps
+    if algo.replay_dir and visible_gpus(run.device):
+        raise ConfigError(
+            f"replay_dir={algo.replay_dir!r}, but the learner has a GPU, which keeps the "
+            "transitions.\nLeave --replay-dir out, or use --device cpu."
+        )
     if algo.learning_starts >= run.total_env_steps:
         raise ConfigError(
             f"learning_starts={algo.learning_starts} and total_env_steps={run.total_env_steps}: "

@@ -14,11 +14,17 @@ class OfEnvs(nn.Module, ABC):
 
     Attributes:
         columns: the names of these buffers.
+        unsaved: the names of all buffers that no checkpoint has.
         capacity: rows of each environment that it keeps.
     """
 
     columns: frozenset[str]
+    unsaved: frozenset[str]
     capacity: int
+
+    @abstractmethod
+    def begin_again(self) -> None:
+        """Be as a run goes on whose checkpoints do not have the rows."""
 
     @abstractmethod
     def env_axis(self, name: str) -> int | None:

@@ -247,7 +247,7 @@ class PolicyLearner:
         """Return the sections of the policy and its optimizers."""
         of_envs = [m for m in self._modules.values() if isinstance(m, OfEnvs)]
         assert len(of_envs) <= 1, "the rows of one module are saved"
-        rows = of_envs[0] if of_envs else None
+        rows = of_envs[0] if of_envs and not of_envs[0].unsaved else None
         learned = Section(
             f"learner_{self._name}",
             self._learned,
@@ -274,7 +274,7 @@ class PolicyLearner:
             for name, module in self._modules.items()
             if name != "policy"
             for key, tensor in module.state_dict().items()
-            if not (isinstance(module, OfEnvs) and key in module.columns)
+            if not (isinstance(module, OfEnvs) and key in module.columns | module.unsaved)
         }
 
     def _env_axis(self, key: str) -> int | None:
@@ -301,6 +301,9 @@ class PolicyLearner:
                     "checkpoint.\nResume with the code and settings that the run was trained with."
                 )
             tensor.copy_(found)
+        for module in self._modules.values():
+            if isinstance(module, OfEnvs) and module.unsaved:
+                module.begin_again()
 
 
 class Learner:

@@ -5,6 +5,7 @@ Left out: how many gradient steps follow, and what is learned (`algos/`).
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from headrace.batch import Fragment, Minibatch, Obs, columns, each, one_of_each
 from headrace.device_seeding import replay_draws
 from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
-from headrace.replay.memory import check_memory, frames_in, obs_bytes
+from headrace.replay.memory import check_memory, frames_in, obs_bytes, zeros_in_file
 from headrace.replay.priorities import Priorities, own_rows
 from headrace.spec import EnvSpec
 
@@ -49,12 +50,15 @@ class ReplayBuffer(OfEnvs):
         ranks: each has the rows of its own environments, and learns from those of its own that a
             draw among all rows gives. So N ranks learn what one does.
         prioritized: keep priorities, by which rows can be drawn.
+        directory: of a file that has the observations; "": they are in memory.
+        is_saved: whether checkpoints have the rows.
+        refill: env steps that are only stored if a run is resumed without its rows.
 
     Attributes:
         obs_bytes: bytes of an observation, with all its frames.
 
     Raises:
-        ConfigError: there is not enough free memory.
+        ConfigError: there is not enough free memory, or disk.
     """
 
     reward: Tensor
@@ -66,6 +70,7 @@ class ReplayBuffer(OfEnvs):
     num_starts: Tensor
     num_gone: Tensor
     only_frame: Tensor
+    refilling: Tensor
 
     def __init__(
         self,
@@ -75,6 +80,9 @@ class ReplayBuffer(OfEnvs):
         ranks: Ranks = SINGLE_RANK,
         *,
         prioritized: bool = False,
+        directory: str = "",
+        is_saved: bool = True,
+        refill: int = 0,
     ) -> None:
         super().__init__()
         self.num_envs, self._ranks = num_envs, ranks
@@ -82,7 +90,7 @@ class ReplayBuffer(OfEnvs):
         self._older = frames_in(spec) - 1
         self.capacity = -(-size // (num_envs * ranks.size)) + 1 + self._older
         self.obs_bytes = obs_bytes(spec)
-        check_memory(spec, size // ranks.size, prioritized=prioritized)
+        check_memory(spec, size // ranks.size, directory, prioritized=prioritized)
         layout = columns(spec, {}, self.capacity, num_envs)
         self._obs_names = {
             name.removeprefix("obs").removeprefix("."): f"obs{i}"
@@ -91,8 +99,8 @@ class ReplayBuffer(OfEnvs):
         for key, name in self._obs_names.items():
             shape, dtype = layout[f"obs.{key}" if key else "obs"]
             of_row = shape[3:] if self._older else shape[2:]
-            rows = torch.zeros((self.capacity, num_envs, *of_row), dtype=dtype)
-            self.register_buffer(name, rows)
+            zeros = partial(zeros_in_file, directory) if directory else torch.zeros
+            self.register_buffer(name, zeros((self.capacity, num_envs, *of_row), dtype=dtype))
         for name in ("action", "reward", "terminated", "truncated"):
             shape, dtype = layout[name]
             self.register_buffer(name, torch.zeros(shape, dtype=dtype))
@@ -112,9 +120,29 @@ class ReplayBuffer(OfEnvs):
         written_once = {"action", "reward", "terminated", *self._obs_names.values(), *flags}
         self.columns = frozenset(written_once)  # a later row may still truncate the one before
         self._saved_end = self._new_end = self.end.clone()
+        self.unsaved = frozenset(() if is_saved else self.state_dict())
+        # Env steps that are still to be only stored, and those that were, of all ranks
+        self._refill = refill
+        self.register_buffer("refilling", torch.zeros(2, dtype=torch.int64))
+
+    def begin_again(self) -> None:
+        self.refilling[0] = self._refill
+
+    def refills(self, new_env_steps: int) -> bool:
+        """Return whether new env steps are only stored, since a resumed run has lost its rows."""
+        left = int(self.refilling[0])
+        if left <= 0:
+            return False
+        self.refilling += torch.tensor([-new_env_steps, new_env_steps], device=self.end.device)
+        return True
+
+    @property
+    def env_steps_of_refills(self) -> int:
+        """Env steps of the whole run that were only stored."""
+        return int(self.refilling[1])
 
     def env_axis(self, name: str) -> int | None:
-        if name.endswith("greatest"):
+        if name.endswith("greatest") or name == "refilling":
             return None
         return 0 if name.startswith(("end", "num_", "priorities.")) else 1
 

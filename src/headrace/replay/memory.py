@@ -1,6 +1,9 @@
 """The memory that a replay buffer takes, asked for at the start."""
 
 import math
+import mmap
+import os
+import tempfile
 from pathlib import Path
 
 import torch
@@ -32,19 +35,46 @@ def frames_in(spec: EnvSpec) -> int:
     return max(1, spec.num_frames) if spec.observation.kind == "box" else 1
 
 
-def check_memory(spec: EnvSpec, size: int, *, prioritized: bool = False) -> None:
+def check_memory(
+    spec: EnvSpec, size: int, directory: str = "", *, prioritized: bool = False
+) -> None:
     """Raise ConfigError if this machine's memory does not hold the buffer. A GPU's is not asked.
 
     Rows take memory when they are first written. So without this check the kernel would end the
     process hours later.
+
+    Args:
+        directory: of a file that has the observations; "": they are in memory.
     """
     row, free = row_bytes(spec, prioritized=prioritized), _free_memory()
+    in_file = obs_bytes(spec) // frames_in(spec)
+    if directory:
+        row -= in_file
     if free is not None and size * row > free:
+        elsewhere = "" if directory else ", or --replay-dir DIR to keep the observations on a disk"
         raise ConfigError(
             f"replay_size={size}: the buffer needs {size * row / 1e9:.1f} GB, {row} bytes for a "
             f"transition, and {free / 1e9:.1f} GB of memory are free.\n"
-            f"Use --replay-size {int(0.8 * free / row)} or less."
+            f"Use --replay-size {int(0.8 * free / row)} or less{elsewhere}."
         )
+
+
+def zeros_in_file(directory: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor in a file without a name, which is removed with the process.
+
+    Raises:
+        ConfigError: the directory cannot be written, or its disk has not enough room.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # else a full disk would end the process
+            return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)
+    except OSError as error:
+        raise ConfigError(
+            f"replay_dir={directory!r} cannot have the {size / 1e9:.1f} GB of observations: "
+            f"{error.strerror or error}.\nUse another directory, or a smaller --replay-size."
+        ) from None
 
 
 def _free_memory() -> int | None:

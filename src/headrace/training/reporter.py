@@ -9,6 +9,7 @@ from typing import Any
 
 import headrace
 from headrace.advice.limits import Place, advise
+from headrace.algos.off_policy import ReplayConfig
 from headrace.collectors.api import Collector
 from headrace.config.derive import cpu_cores
 from headrace.distributed.ranks import Ranks, visible_gpus
@@ -214,7 +215,16 @@ def describe_resume(job: Job, learner: Learner, counters: Counters, restored: Re
             f"{' and '.join(falling)}: linear, and 0 from {run.schedule_env_steps:,} env steps on. "
             f"To learn on: --schedule-env-steps {run.total_env_steps}"
         )
-    if restored.new_episode:
+    is_refilled = any(
+        isinstance(algo, ReplayConfig) and not algo.save_replay
+        for algo in (settings.of(name).algo for name in learner.learners)
+    )
+    if is_refilled:
+        lines.append(
+            "Its checkpoints have no transitions (--no-save-replay): as many env steps as "
+            "learning_starts are collected before it goes on to learn."
+        )
+    if restored.new_episode or is_refilled:
         lines.append("From here on this run differs from one that was not interrupted.")
     return "\n".join(lines)
 
