@@ -25,22 +25,30 @@ def comparison(work):
     """Build the table of one work."""
     env_steps = ENV_STEPS[work]
     flags = REPLAY_SETTINGS[work].headrace_flags(env_steps)
-    if work == "breakout":
+    if breakout := work == "breakout":
         flags += ["--clip-reward", "1", "--env-kwargs", "use_fire_reset=False"]
     sizes = ["--work", work, "--env-steps", str(env_steps), "--threads", "1"]
-    sb3 = contestants.driver(
-        "Stable-Baselines3", "sb3", "sb3_dqn", sizes, package="stable-baselines3"
-    )
+    peers = [
+        contestants.driver("plain DQN", "sb3", "plain_dqn", sizes),
+        contestants.driver(
+            "Stable-Baselines3", "sb3", "sb3_dqn", sizes, package="stable-baselines3"
+        ),
+        contestants.driver("Tianshou", "tianshou", "tianshou_dqn", sizes, package="tianshou"),
+    ]
     return turns.Comparison(
         TITLES[work],
         [
             contestants.headrace("Headrace", flags),
-            contestants.driver("plain DQN", "sb3", "plain_dqn", sizes),
-            sb3,
+            *(
+                [contestants.headrace("Headrace, bf16", [*flags, "--precision", "bf16"])]
+                if breakout
+                else []
+            ),
+            *peers,
         ],
         Work(env_steps),
         also={"gradient steps": lambda result: result.get("learner_steps")},
-        ratios={f"Headrace / {name}": ("Headrace", name) for name in ("plain DQN", sb3.name)},
+        ratios={f"Headrace / {each.name}": ("Headrace", each.name) for each in peers},
     )
 
 

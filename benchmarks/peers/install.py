@@ -35,7 +35,14 @@ PEERS = {
         *UNEVEN,
     ],
     "sf": ["sample-factory==2.1.1", "gymnasium==0.29.1", "numpy==1.26.4"],
-    "tianshou": ["tianshou==2.0.1", "gymnasium==1.4.0", "numpy==2.4.6", *UNEVEN],
+    "tianshou": [
+        "tianshou==2.0.1",
+        "gymnasium==1.4.0",
+        "numpy==2.4.6",
+        "ale-py==0.12.1",
+        "opencv-python-headless==5.0.0.93",
+        *UNEVEN,
+    ],
     "rllib": ["ray[rllib]==2.60.0", "gymnasium==1.2.2", "numpy==2.4.6", *UNEVEN],
 }
 
