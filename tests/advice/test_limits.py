@@ -194,3 +194,10 @@ def test_replay_says_that_workers_change_nothing_where_the_learner_is_the_limit(
     assert "4 processes act and step" in said(ENV, algo="dqn")[1]
     drawing = {**LEARN, "learn": 28, "replay": 50}
     assert "the replay buffer: storing and drawing" in said(drawing, algo="dqn")[0]
+
+
+def test_replay_has_no_more_learners_named_since_its_minibatches_are_small():
+    for algo, named in (("dqn", False), ("ppo", True)):
+        settings = resolve({"env": "Own-v0", "algo": algo, "num_envs": 8, "num_workers": 0})
+        found = list(candidates(settings, 4, on_device=False))
+        assert ({"num_learners": 2} in found) == named

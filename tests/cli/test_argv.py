@@ -13,6 +13,7 @@ from headrace.cli.argv import flag_names, is_on, rename_flags, value_of, without
 from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
 from headrace.cli.main import _main, _may_start_processes
+from headrace.cli.tool_commands import FLAGS as TOOLS
 from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.resolve import read_settings
 from headrace.config.run_config import GROUPS
@@ -216,3 +217,11 @@ def test_the_flags_are_those_of_the_algorithm_that_the_config_file_names(tmp_pat
     assert explicit(argv, train)["rho_clip"] == 0.9
     with pytest.raises(SystemExit):  # the flag's algorithm has no such setting
         parse("train", "", FLAGS["train"], [*argv, "--algo", "ppo"])
+
+
+@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+@pytest.mark.parametrize("verb", ["train", "profile", "autoscale"])
+def test_no_flag_of_a_verb_has_the_name_of_an_algorithm_s_setting(verb, algo):
+    flags = (FLAGS | TOOLS)[verb]
+    parsed = parse(verb, "", flags, ["CartPole-v1", "--algo", algo, "--lr", "0.5"])
+    assert explicit(["--lr", "0.5"], parsed)["lr"] == 0.5

@@ -29,7 +29,7 @@ def test_workers_have_as_many_environments_as_in_profile(profile):
     top = MeasuredRun.read(profile()).topology(100, 2)
     assert (top.num_envs, top.num_steps, top.num_workers, top.num_learners) == (200, 10, 100, 2)
     assert not top.asynchronous and top.machines == 1 and top.cores == 0
-    kept = MeasuredRun.read(profile()).topology(100, 1, batch_size=400)
+    kept = MeasuredRun.read(profile()).topology(100, 1, env_steps_per_update=400)
     assert (kept.num_envs, kept.num_steps) == (200, 2)
     spread = MeasuredRun.read(profile()).topology(100, 1, cores_per_machine=8, learners_apart=True)
     assert (spread.machines, spread.cores, spread.learners_apart) == (13, 8, True)

@@ -87,7 +87,7 @@ class _Simulate(JsonVerb):
     """Total workers; each has as many environments as in the profile."""
     num_learners: tuple[int, ...] = (1,)
     """Total learners."""
-    batch_size: int = 0
+    env_steps_per_update: int = 0
     """Env steps of an update; 0: fragments are as long as in the profile, so the batch grows."""
     cores_per_machine: int = 0
     """Cores of a machine. It has as many workers, and learners besides; 0: each process has its own
@@ -100,7 +100,7 @@ class _Simulate(JsonVerb):
             MeasuredRun.read(self.profile),
             self.num_workers,
             self.num_learners,
-            batch_size=self.batch_size,
+            env_steps_per_update=self.env_steps_per_update,
             cores_per_machine=self.cores_per_machine,
             learners_apart=self.learners_apart,
         )
@@ -123,7 +123,7 @@ class _Autoscale(SettingsVerb):
     memory_gib: float | None = None
     """Memory that training may take (GiB), on the GPU if all environments are there; default: 80 %
     of the available memory."""
-    batch_size: int | None = None
+    env_steps_per_update: int | None = None
     """Env steps of an update (num_envs x num_steps). Default: that of flags, file, preset; open if
     all environments are one vector on the learner's device."""
     again: bool = False
@@ -134,7 +134,7 @@ class _Autoscale(SettingsVerb):
             RunRequest(explicit(argv, self), config_file=read_config_file(self.config)),
             budget_s=self.budget_s,
             memory_gib=self.memory_gib,
-            batch_size=self.batch_size,
+            env_steps_per_update=self.env_steps_per_update,
             again=self.again,
             say=self.say,
         )

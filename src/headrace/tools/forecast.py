@@ -60,14 +60,14 @@ class MeasuredRun:
         num_workers: int,
         num_learners: int,
         *,
-        batch_size: int = 0,
+        env_steps_per_update: int = 0,
         cores_per_machine: int = 0,
         learners_apart: bool = False,
     ) -> Topology:
         """Build a topology whose workers have as many environments as in the profile.
 
         Args:
-            batch_size: env steps of an update; 0: fragments are as long as in the profile.
+            env_steps_per_update: 0: fragments are as long as in the profile.
             cores_per_machine: cores, and workers, of each machine; 0: each process has a core.
             learners_apart: True puts learners on machines of their own.
 
@@ -81,7 +81,11 @@ class MeasuredRun:
             )
         n, workers = self.sizes.envs_per_vector, max(1, self.sizes.num_workers)
         num_envs = n * max(1, self.sizes.num_envs // n // workers) * num_workers
-        steps = max(1, round(batch_size / num_envs)) if batch_size else self.sizes.num_steps
+        steps = (
+            max(1, round(env_steps_per_update / num_envs))
+            if env_steps_per_update
+            else self.sizes.num_steps
+        )
         return replace(
             self.sizes,
             num_envs=num_envs,
@@ -102,7 +106,7 @@ def forecasts(
     Raises:
         ConfigError: a number is out of range, or no number of workers divides among learners.
     """
-    for name in ("batch_size", "cores_per_machine"):
+    for name in ("env_steps_per_update", "cores_per_machine"):
         if sizes.get(name, 0) < 0:
             raise ConfigError(f"{name}={sizes[name]}: expected 0 or more.")
     for name, counts, most in (

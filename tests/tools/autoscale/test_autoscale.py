@@ -137,8 +137,12 @@ def test_measured_sizes_override_preset_but_not_file(tmp_path):
         ({"cluster": "local"}, {}, "measured on this machine alone"),
         ({}, {"memory_gib": 0.0}, "memory_gib=0.0: expected more than 0"),
         ({}, {"budget_s": -1.0}, "budget_s=-1.0: expected more than 0"),
-        (ONE, {"batch_size": 100}, "batch_size=100 cannot be made of num_envs=4 and num_steps=32"),
-        ({"num_envs": 24}, {"batch_size": 100}, "of which num_steps may change"),
+        (
+            ONE,
+            {"env_steps_per_update": 100},
+            "env_steps_per_update=100 cannot be made of num_envs=4 and num_steps=32",
+        ),
+        ({"num_envs": 24}, {"env_steps_per_update": 100}, "of which num_steps may change"),
     ],
 )
 def test_invalid_searches_are_refused(given, more, words):

@@ -47,7 +47,7 @@ def autoscale(
     *,
     budget_s: float = BUDGET_S,
     memory_gib: float | None = None,
-    batch_size: int | None = None,
+    env_steps_per_update: int | None = None,
     again: bool = False,
     quiet: bool = False,
     **arguments: Any,
@@ -58,8 +58,8 @@ def autoscale(
         budget_s: maximum duration of the search (s).
         memory_gib: memory that a training may take, on the GPU if the environments are there.
             Default: 80 % of the available memory.
-        batch_size: env steps of an update. Default: that of settings or preset; open if all
-            environments are one vector on the learner's device.
+        env_steps_per_update: num_envs x num_steps. Default: that of settings or preset; open if
+            all environments are one vector on the learner's device.
         again: measure even if a result for this machine and these settings is cached.
         **arguments: those of `headrace.train`.
 
@@ -72,7 +72,7 @@ def autoscale(
         request_for(env, **arguments),
         budget_s=budget_s,
         memory_gib=memory_gib,
-        batch_size=batch_size,
+        env_steps_per_update=env_steps_per_update,
         again=again,
         say=(lambda _: None) if quiet else print,
     )
@@ -83,7 +83,7 @@ def find_sizes(
     *,
     budget_s: float = BUDGET_S,
     memory_gib: float | None = None,
-    batch_size: int | None = None,
+    env_steps_per_update: int | None = None,
     again: bool = False,
     say: Print = print,
 ) -> AutoscaleResult:
@@ -102,7 +102,9 @@ def find_sizes(
     job = inspected.job(Path())
     run, gpus = job.settings.run, visible_gpus(job.settings.run.device)
     one_vector = not run.num_workers and is_one_vector(job.maker, job.spec)
-    space = _search_space(job.settings, one_vector=one_vector, batch_size=batch_size)
+    space = _search_space(
+        job.settings, one_vector=one_vector, env_steps_per_update=env_steps_per_update
+    )
     key = {
         "machine": result.fingerprint(),
         "settings": {k: v for k, v in job.settings.flat().items() if k not in _NOT_FOR_SPEED},
@@ -136,7 +138,9 @@ def find_sizes(
         return sizes
 
 
-def _search_space(settings: Settings, *, one_vector: bool, batch_size: int | None) -> SearchSpace:
+def _search_space(
+    settings: Settings, *, one_vector: bool, env_steps_per_update: int | None
+) -> SearchSpace:
     """Build the space of sizes that the user has not fixed; ConfigError if nothing fits."""
     run, source = settings.run, settings.source
     base = Sizes(*(getattr(run, name) for name in SIZE_NAMES))
@@ -145,11 +149,11 @@ def _search_space(settings: Settings, *, one_vector: bool, batch_size: int | Non
         free -= {"num_envs"}
     if one_vector:
         free -= {"num_workers", "envs_per_vector"}
-    batch = batch_size
+    batch = env_steps_per_update
     if batch is None and not one_vector and not run.num_envs_per_learner:
         batch = base.batch
-    if batch_size is not None:
-        base = _with_batch(base, free, batch_size)
+    if env_steps_per_update is not None:
+        base = _with_batch(base, free, env_steps_per_update)
     per_worker = 2 if run.inference == "learner" else 1
     return SearchSpace(
         base, frozenset(free), batch, one_vector, run.num_envs_per_learner, per_worker
@@ -164,7 +168,7 @@ def _with_batch(base: Sizes, free: set[str], batch: int) -> Sizes:
         if name in free and batch >= (factor := getattr(base, other)) and batch % factor == 0:
             return replace(base, **{name: batch // factor})
     raise ConfigError(
-        f"batch_size={batch} cannot be made of num_envs={base.num_envs} and "
+        f"env_steps_per_update={batch} cannot be made of num_envs={base.num_envs} and "
         f"num_steps={base.num_steps}, of which "
         + (" and ".join(sorted(free & {"num_envs", "num_steps"})) or "neither")
         + " may change: expected num_envs * num_steps."
