@@ -54,12 +54,17 @@ def settings_of(work):
 def grid(work):
     """Yield name and flags of the topologies that one would try by hand."""
     num_envs, n = SETTINGS[work].num_envs, cores()
+    counts = {n, 4, 8, num_envs} if "sleep" in TITLES[work] else {n}
+    yield from topologies(num_envs, () if work in NATIVE else sorted(counts))
+
+
+def topologies(num_envs, counts):
+    """Yield name and flags of topologies: those without workers, and those with each count."""
+    n = cores()
     yield "one process", f"--num-workers 0 --num-learners 1 --envs-per-vector {num_envs}"
     yield f"{n} threads", f"--num-workers 0 --envs-per-vector {num_envs} --learner-threads {n}"
     yield f"{n} learners", f"--num-learners {n} --num-workers 0 --envs-per-vector {num_envs // n}"
-    if work in NATIVE:
-        return
-    for workers in sorted({n, 4, 8, num_envs} if "sleep" in TITLES[work] else {n}):
+    for workers in counts:
         yield (
             f"{workers} workers",
             f"--num-workers {workers} --envs-per-vector {num_envs // workers}",
