@@ -11,8 +11,10 @@ import sys
 from benchmarks.harness import contestants, turns
 from benchmarks.harness.machine import cores
 from benchmarks.harness.one_turn import Work
-from benchmarks.topology import topologies
+from benchmarks.topology import tables, topologies
 
+__all__ = ["NAME", "tables"]
+NAME = "own_topology"
 SECONDS = 12
 NUM_ENVS = 8  # of the defaults for one agent
 ENVS = ("Ferry", "Courier", "Crane", "House", "Orchard")
@@ -39,4 +41,4 @@ def comparison(env):
 
 
 if __name__ == "__main__":
-    sys.exit(turns.run("own_topology", __doc__, [comparison(env) for env in ENVS], turns=3))
+    sys.exit(turns.run(NAME, __doc__, [comparison(env) for env in ENVS], turns=3))

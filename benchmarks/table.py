@@ -16,8 +16,10 @@ from benchmarks import (
     diagnosis,
     figure,
     front_page,
+    own_topology,
     predict,
     tag,
+    topology,
     uneven,
 )
 from benchmarks.harness.machine import RESULTS, ROOT
@@ -30,7 +32,13 @@ FILES = (
 """In the order of the tables; one that has not been measured is left out."""
 NOT_IN_ALL = ("inference",)
 """Measured by themselves: works in rows, and two contestants beside each other."""
-PARTS = {predict: "docs/profile.md", diagnosis: "docs/profile.md", autoscale: "docs/scaling.md"}
+PARTS = {
+    predict: "docs/profile.md",
+    diagnosis: "docs/profile.md",
+    autoscale: "docs/scaling.md",
+    topology: "docs/scaling.md",
+    own_topology: "docs/scaling.md",
+}
 """Scripts whose tables stand in a page of their own, between markers with their name."""
 HEADLINES = {
     "PPO training, CartPole-v1": (

@@ -24,6 +24,7 @@ from benchmarks.harness.machine import cores
 from benchmarks.harness.one_turn import Work
 from benchmarks.peers.works import SETTINGS
 
+NAME = "topology"
 SECONDS = 12
 GOAL = 3_000_000  # env steps of a whole run; it is stopped before
 NO_FLAGS = "Headrace, no flags"
@@ -109,5 +110,30 @@ def comparison(work):
     )
 
 
+def tables(results):
+    """The table of a page: what was chosen, beside the best of the grid and the peers."""
+    heads = ["", "no flags", "best of the grid", "share", "plain PPO", "Stable-Baselines3", "times"]
+    peers = heads[4:6]
+    has_peers = any(
+        row["is_peer"] for of in results["tables"].values() for row in of["contestants"]
+    )
+    heads = heads if has_peers else heads[:4]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for title, of in results["tables"].items():
+        rates = {row["name"]: row["median"] for row in of["contestants"]}
+        found = rates.pop(NO_FLAGS)
+        by_hand = {name: rate for name, rate in rates.items() if name.startswith("Headrace, ")}
+        best = max(by_hand, key=by_hand.__getitem__)
+        cells = [title, f"{found:,.0f}", f"{by_hand[best]:,.0f}, {best.removeprefix('Headrace, ')}"]
+        cells.append(f"{found / by_hand[best]:.0%}")
+        if has_peers:
+            cells += [f"{rates[name]:,.0f}" for name in peers]
+            cells.append(f"{found / rates['Stable-Baselines3']:.1f}")
+            if several := rates.get("Stable-Baselines3, a process each"):
+                cells[5] += f" (processes: {several:,.0f})"
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    sys.exit(turns.run("topology", __doc__, [comparison(work) for work in TITLES], turns=5))
+    sys.exit(turns.run(NAME, __doc__, [comparison(work) for work in TITLES], turns=5))

@@ -48,7 +48,7 @@ def test_tables_of_algorithms_in_presets_are_found_without_importing_these():
     for pattern in preset_tables():
         found = algorithms_of_preset(pattern)
         assert found == [key for key in preset_table(pattern)[1] if key in ALGORITHMS]
-    assert algorithms_of_preset("CartPole-v1") == ["ppo", "a2c", "appo", "impala"]
+    assert algorithms_of_preset("CartPole-v1") == ["ppo", "a2c", "appo", "impala", "dqn", "pqn"]
     assert algorithms_of_preset("Nothing-v0") == []
 
 

@@ -65,8 +65,8 @@ def test_a_flag_of_another_library_is_refused_with_its_name_here(capsys):
 
 
 def test_a_flag_that_another_library_has_too_is_read_where_it_exists():
-    parsed = parse("autoscale", "", SCALE_FLAGS["autoscale"], ["X-v0", "--batch-size", "64"])
-    assert parsed.batch_size == 64
+    dqn = ["X-v0", "--algo", "dqn", "--batch-size", "64"]
+    assert explicit(dqn, parse("autoscale", "", SCALE_FLAGS["autoscale"], dqn))["batch_size"] == 64
     own = ["X-v0", "--algo=tests.algos.replay_toy:ToyReplay", "--batch-size=7"]
     assert explicit(own, parse("train", "", FLAGS["train"], own))["batch_size"] == 7
 

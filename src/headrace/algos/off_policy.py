@@ -94,14 +94,7 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     at_once = 1 if replay.priorities else max(1, _MOST_BYTES // of_batch)
     for first in range(ctx.learner_steps, end, at_once):
         ctx.lap("learn")
-        count = min(at_once, end - first)
-        if replay.priorities:
-            beta = cfg.priority_beta + (1 - cfg.priority_beta) * ctx.progress
-            drawn, weight = replay.draw_by_priority(ctx.seed, first, cfg.batch_size, beta)
-            sizes = [len(weight)]
-        else:
-            drawn, sizes = replay.draw(ctx.seed, first, count, cfg.batch_size)
-            weight = torch.ones(len(drawn.env), device=drawn.env.device)
+        drawn, sizes, weight = _draw(ctx, first, min(at_once, end - first))
         columns = replay.transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
         # Gradients are means over ranks, of which each has a part of the rows.
         columns["weight"] = weight * (ctx.ranks.size / cfg.batch_size)
@@ -116,6 +109,18 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
                 rows,
                 {name: each(itemgetter(i), parts) for name, parts in by_step.items()},
             )
+
+
+def _draw(ctx: UpdateContext[Any], first: int, count: int) -> tuple[Rows, list[int], Tensor]:
+    """Return the rows of `count` gradient steps, how many each has, and the weights of all."""
+    cfg, replay = ctx.config, replay_of(ctx)
+    if replay.priorities:
+        assert count == 1
+        beta = cfg.priority_beta + (1 - cfg.priority_beta) * ctx.progress
+        rows, weight = replay.draw_by_priority(ctx.seed, first, cfg.batch_size, beta)
+        return rows, [len(weight)], weight
+    rows, sizes = replay.draw(ctx.seed, first, count, cfg.batch_size)
+    return rows, sizes, torch.ones(len(rows.env), device=rows.env.device)
 
 
 def learned_from(ctx: UpdateContext[Any], rows: Rows, error: Tensor) -> None:

@@ -298,12 +298,14 @@ class ReplayBuffer(OfEnvs):
         """Return how many transitions there are, and the mean age of drawn ones, in env steps.
 
         Args:
-            drawn: of this rank; None: no age.
+            drawn: of this rank, as all ranks drew; None: no age.
         """
         found = {"replay_rows": self._left().sum()}
         if drawn is not None:
-            age = (self.end[drawn.env] - drawn.number).sum() / max(1, len(drawn.env))
-            found["replay_age"] = age * (self.num_envs * self._ranks.size)
+            age = self.end[drawn.env] - drawn.number
+            of_rank = torch.stack([age.sum(), age.new_tensor(len(age))])
+            total, count = self._ranks.gather(of_rank).sum(0).double()
+            found["replay_age"] = total / count * (self.num_envs * self._ranks.size)
         return found
 
     @torch.no_grad()

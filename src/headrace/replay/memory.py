@@ -68,12 +68,15 @@ def zeros_in_file(directory: str, shape: tuple[int, ...], dtype: torch.dtype) ->
     size = math.prod(shape) * dtype.itemsize
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # else a full disk would end the process
+            if hasattr(os, "posix_fallocate"):  # else a full disk would end the process
+                os.posix_fallocate(file.fileno(), 0, size)
+            file.truncate(size)
             return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)
     except OSError as error:
         raise ConfigError(
             f"replay_dir={directory!r} cannot have the {size / 1e9:.1f} GB of observations: "
-            f"{error.strerror or error}.\nUse another directory, or a smaller --replay-size."
+            f"{error.strerror or error}.\nMake that directory, use another one, or use a smaller "
+            "--replay-size."
         ) from None
 
 
