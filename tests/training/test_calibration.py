@@ -35,6 +35,17 @@ class Sleeping(Counting):
         return super().step(action)
 
 
+class Slow(Counting):
+    """Takes 30 ms for a step, and counts the steps of all of its kind."""
+
+    steps = 0
+
+    def step(self, action):
+        Slow.steps += 1
+        time.sleep(0.03)
+        return super().step(action)
+
+
 class Failing(Counting):
     """Fails in its second step."""
 
@@ -70,6 +81,14 @@ def test_costs_are_those_of_the_environment():
     assert costs.learn.at(64) > 0
     fast = request().costs
     assert fast.step.mean < 0.005 and fast.cpu_share == 1.0
+
+
+def test_a_slow_environment_is_stepped_a_few_times():
+    """A fragment of 16 steps of 8 environments would take 4 s."""
+    Slow.steps = 0
+    costs = request("tests.training.test_calibration:Slow", num_envs=8).costs
+    assert costs.step.mean >= 0.03 and costs.vector.at(8) >= 0
+    assert 1 + 3 + 3 <= Slow.steps <= 1 + 2 * 10 + 3 * 9  # 0.2 s and a fragment, twice
 
 
 def test_environments_that_sleep_get_a_worker_each(tmp_path):

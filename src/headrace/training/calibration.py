@@ -53,6 +53,7 @@ _STEP, _RESET, _INFER, *_OTHER_WORK = map(
 _STEPPING_S, _LEARNING_S = 0.2, 0.1  # of each of two measurements
 _NUM_STEPS = 16  # of a fragment
 _MANY = 8  # environments of the second measurement
+_FIRST_S = 0.1  # of a first fragment: it is whole, and warms the caches
 _SLOW_S = 0.25  # of a small measurement: then there is no larger one
 _PART = 8  # of the steps of a batch are those of its first measurement
 _HAND_OVER_S, _LATENCY_S = 1e-4, 5e-5  # of a worker process on the same machine
@@ -289,9 +290,10 @@ class _Calibrator:
         single, few = self._step(1, 1)
         if time.perf_counter() - began > _SLOW_S:
             return single, single, 1, few
-        single, _ = self._step(1, _NUM_STEPS)
-        many = min(_MANY, self._job.settings.run.num_envs)
-        wide = single if many == 1 else self._step(many, _NUM_STEPS)[0]
+        single, _ = self._step(1, min(_NUM_STEPS, _steps_within(_FIRST_S, single)))
+        within = _steps_within(_FIRST_S, single)
+        many = min(_MANY, self._job.settings.run.num_envs, within)
+        wide = single if many == 1 else self._step(many, min(_NUM_STEPS, within // many))[0]
         return single, wide, many, few
 
     def _step(self, num_envs: int, num_steps: int) -> tuple[Timings, Fragment]:
@@ -366,6 +368,11 @@ class _Calibrator:
             count, size = sizes["num_minibatches"], sizes["minibatch_size"]
             algo = replace(algo, num_epochs=1, num_minibatches=count, minibatch_size=size)
         return replace(self._job, settings=replace(settings, run=run, algo=algo))
+
+
+def _steps_within(seconds: float, of: Timings) -> int:
+    """Return how many steps take no longer, but at least one."""
+    return max(1, int(seconds / max(1e-9, float(of.steps.mean()))))
 
 
 def _key(settings: dict[str, Any]) -> str:
