@@ -58,7 +58,7 @@ gpu:
 
 # What the benchmarks need: the environments, and each peer in a virtual environment of its own.
 bench-install: $(VENV)/.classic-control $(VENV)/.mujoco $(VENV)/.atari
-bench-install: $(VENV)/.highway $(VENV)/.minigrid $(VENV)/.plot
+bench-install: $(VENV)/.highway $(VENV)/.minigrid $(VENV)/.plot $(VENV)/.kernels
 	$(BIN)/python benchmarks/peers/install.py
 
 ## All of the next six, and the tables of README.md and benchmarks/README.md; TURNS=1 for a look.

@@ -120,15 +120,16 @@ def tables(results):
     heads = heads if has_peers else heads[:4]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for title, of in results["tables"].items():
-        rates = {row["name"]: row["median"] for row in of["contestants"]}
+        rates = {row["name"]: row["median"] for row in of["contestants"] if row["median"]}
         found = rates.pop(NO_FLAGS)
         by_hand = {name: rate for name, rate in rates.items() if name.startswith("Headrace, ")}
         best = max(by_hand, key=by_hand.__getitem__)
         cells = [title, f"{found:,.0f}", f"{by_hand[best]:,.0f}, {best.removeprefix('Headrace, ')}"]
         cells.append(f"{found / by_hand[best]:.0%}")
-        if has_peers:
-            cells += [f"{rates[name]:,.0f}" for name in peers]
-            cells.append(f"{found / rates['Stable-Baselines3']:.1f}")
+        if has_peers:  # one that is not installed has no figure
+            cells += [f"{rates[name]:,.0f}" if name in rates else "-" for name in peers]
+            theirs = rates.get("Stable-Baselines3")
+            cells.append(f"{found / theirs:.1f}" if theirs else "-")
             if several := rates.get("Stable-Baselines3, a process each"):
                 cells[5] += f" (processes: {several:,.0f})"
         lines.append(f"| {' | '.join(cells)} |")

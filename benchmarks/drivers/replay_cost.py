@@ -2,9 +2,10 @@
 
     python -m benchmarks.drivers.replay_cost CartPole-v1 --env-steps 1000000
 
-Nothing is learned. The memory is that of the process at the end, less that of the same run with a
-buffer of two batches. The run is saved once, at its end; then it is resumed and makes a twentieth
-more, which is saved as well: what a checkpoint costs that is not the first. Prints one line.
+Nothing is learned. The memory is that of the process in its last update, less that of a tenth of
+the run with a buffer of two batches. The run is saved once, at its end; then it is resumed and
+makes a twentieth more, which is saved as well: what a checkpoint costs that is not the first.
+Prints one line.
 """
 
 import argparse
@@ -26,13 +27,15 @@ def main():
     parser.add_argument("--replay-size", type=int, default=0, help="default: all env steps")
     args = parser.parse_args()
     size = args.replay_size or args.env_steps
+    memory = []
     run = headrace.train(
         args.env,
+        on_update=lambda *_: memory.append(resident_mib()),
         algo=headrace.DQN(replay_ratio=0.0, replay_size=size, learning_starts=0),
         num_envs=NUM_ENVS, num_steps=NUM_STEPS, num_workers=0, seed=0, quiet=True, run_dir="run",
         total_env_steps=args.env_steps, checkpoint_every_s=1e9,
     )  # fmt: skip
-    found = {"env_steps": run.summary["env_steps"], "rss_mib": resident_mib()}
+    found = {"env_steps": run.summary["env_steps"], "rss_mib": memory[-1]}
     found |= {"save_s": run.summary["meter"]["checkpoint"], "saved_mib": mib(run.dir)}
     if not args.replay_size:
         small = without_buffer(args)
@@ -55,15 +58,14 @@ def without_buffer(args):
 
 
 def resumed(run, env_steps):
-    """Seconds of restoring it, seconds and MiB of its next checkpoint."""
+    """Seconds until it goes on, all parts built anew; seconds and MiB of its next checkpoint."""
     before = mib(run.dir)
     # There is nothing to do, and so nothing to save.
     unchanged = headrace.resume(run.dir, total_env_steps=env_steps, quiet=True)
     more = headrace.resume(run.dir, total_env_steps=env_steps + env_steps // 20, quiet=True)
-    restore_s, both_s = (each.summary["meter"]["checkpoint"] for each in (unchanged, more))
     return {
-        "restore_s": restore_s,
-        "save_more_s": both_s - restore_s,
+        "restore_s": unchanged.summary["meter"]["start"],
+        "save_more_s": more.summary["meter"]["checkpoint"],
         "more_mib": mib(run.dir) - before,
     }
 

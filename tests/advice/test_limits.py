@@ -193,7 +193,12 @@ def test_replay_says_that_workers_change_nothing_where_the_learner_is_the_limit(
     assert "a smaller --replay-ratio" in second
     assert "4 processes act and step" in said(ENV, algo="dqn")[1]
     drawing = {**LEARN, "learn": 28, "replay": 50}
-    assert "the replay buffer: storing and drawing" in said(drawing, algo="dqn")[0]
+    first, second = said(drawing, algo="dqn")
+    assert "the replay buffer: storing and drawing" in first and "--replay-ratio" in second
+    assert "--replay-ratio" in said(LEARN, algo="dqn", cluster="local")[1]
+    # Workers would help, though learning is the limit
+    first, second = said({**LEARN, "learn": 51, "env_step": 40, "infer": 5}, algo="dqn")
+    assert first.endswith("% of the time.") and "--num-workers 4" in second
 
 
 def test_replay_has_no_more_learners_named_since_its_minibatches_are_small():

@@ -81,9 +81,18 @@ def test_what_is_chosen_is_said_and_changes_nothing_that_is_learned():
     assert differ == speed
 
 
+def test_what_needs_workers_has_them_where_vectors_are_native_too():
+    given = {"env": "ALE/Pong-v5", "num_envs": 8}
+    assert found(cores=4, **given)[0] == 0
+    assert found(cores=4, algo="impala", lag=2, **given)[0] > 0
+    assert found(cores=4, inference="learner", **given)[0] > 0
+
+
 def test_deterministic_follows_from_the_cores_alone():
     for costs in (None, FAST, SLEEPING):
         assert found(costs, 4, num_envs=8, deterministic=True)[:2] == (4, 2)
+        # Where learning is the limit, more processes would be no faster
+        assert found(costs, 4, num_envs=8, deterministic=True, algo="dqn")[:2] == (0, 8)
 
 
 @pytest.mark.parametrize(

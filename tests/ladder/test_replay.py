@@ -82,10 +82,9 @@ def test_workers_that_never_stop_keep_the_ratio(tmp_path):
 def test_observations_in_a_file_are_learned_from_as_those_in_memory(tmp_path, algo):
     in_file = dataclasses.replace(algo, replay_dir=str(tmp_path))
     assert_same(train(tmp_path / "memory", algo=algo), train(tmp_path / "file", algo=in_file))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "memory"]
     train(tmp_path / "resumed", updates=6, algo=in_file)
     resumed = headrace.resume(
-        tmp_path / "resumed", env=short_cartpole, total_env_steps=640, quiet=True
+        tmp_path / "resumed", env=short_cartpole, total_env_steps=640, quiet=True, replay_dir=""
     )
     assert_same(train(tmp_path / "whole", algo=in_file), resumed)
 
@@ -96,13 +95,13 @@ def test_a_run_without_saved_transitions_collects_some_before_it_goes_on(tmp_pat
     assert run.summary["learner_steps"] == int(0.2 * (320 - 100))
     assert not (run.dir / "checkpoints" / "rows").exists()
     saved = checkpoint.newest(run.dir).tensors("learner_default")
-    assert [name for name in saved if "replay" in name] == ["modules.replay.refilling"]
+    assert [name for name in saved if "replay" in name] == ["modules.replay.refilled"]
     for updates, refills in ((10, 1), (15, 2)):
         run = headrace.resume(
             run.dir, env=short_cartpole, total_env_steps=updates * 64, quiet=False
         )
         said = "".join(capsys.readouterr())
-        assert "as many env steps as learning_starts are collected" in said
+        assert "it collects learning_starts=100 env steps before" in said
         assert "this run differs from one that was not interrupted" in said
         # Two batches of 64 are the least with 100 env steps: no gradient steps follow from them.
         assert run.summary["learner_steps"] == int(0.2 * (updates * 64 - 128 * refills - 100))
@@ -110,9 +109,18 @@ def test_a_run_without_saved_transitions_collects_some_before_it_goes_on(tmp_pat
     assert [("td_error" in row) for row in rows[5:8]] == [False, False, True]
 
 
+def test_a_run_stopped_before_it_learned_collects_no_more_than_it_would_have(tmp_path):
+    """It has 64 of 100 env steps, and loses these."""
+    algo = dataclasses.replace(SETTINGS["algo"], save_replay=False)
+    run = train(tmp_path / "run", algo=algo, stop_after_s=1e-9)
+    assert run.summary["env_steps"] == 64
+    run = headrace.resume(run.dir, env=short_cartpole, stop_after_s=0, quiet=True)
+    assert run.summary["learner_steps"] == int(0.2 * (640 - 64 - 100))
+
+
 def test_a_directory_that_cannot_have_the_observations_is_refused_in_words(tmp_path):
     gone = dataclasses.replace(SETTINGS["algo"], replay_dir=str(tmp_path / "gone"))
-    with pytest.raises(ConfigError, match=r"(?s)gone' cannot have.*No such file"):
+    with pytest.raises(ConfigError, match=r"(?s)gone' cannot hold.*No such file"):
         train(tmp_path / "run", algo=gone)
     with pytest.raises(ConfigError, match=r"(?s)GB of observations: .*smaller --replay-s"):
         zeros_in_file(str(tmp_path), (10**14,), torch.uint8)

@@ -64,6 +64,13 @@ def test_invalid_numbers_are_refused(profile, workers, learners, says):
         list(forecasts(MeasuredRun.read(profile()), workers, learners))
 
 
+def test_several_learners_of_a_replay_are_refused(profile):
+    run = MeasuredRun.read(profile(algo="dqn"))
+    assert [of.num_learners for of in forecasts(run, [4], [1])] == [1]
+    with pytest.raises(ConfigError, match=r"num_learners=2: .* no faster than one"):
+        list(forecasts(run, [4], [1, 2]))
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"settings": {}, "costs": {}}', "[1]"])
 def test_file_without_profile_is_refused(tmp_path, text):
     (tmp_path / "P.json").write_text(text)

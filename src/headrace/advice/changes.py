@@ -59,8 +59,7 @@ def _values(settings: Settings, cores: int, *, on_device: bool) -> Iterator[dict
                 yield {"lag": 1}
             if asynchronous := settings.algorithm.asynchronous_form:
                 yield {"algo": asynchronous, "lag": 2}
-    # With replay each learner makes all gradient steps: a part of a small minibatch takes as long.
-    most = 1 if settings.algorithm.data == "replay" else cores
+    most = cores if settings.algorithm.learners_help else 1
     for count in sorted({1, 2 * run.num_learners} - {run.num_learners}):
         if count <= most:
             workers = {} if on_device else {"num_workers": 0}

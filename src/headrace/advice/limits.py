@@ -138,7 +138,7 @@ def _limit(time: _Time, settings: Settings, place: Place) -> str:
         words += f", {time.parts[limit]:.0%} of the time"
         if limit == "ranks" and min(time.waits.values()) < max(time.waits.values()) / 2:
             words += f" (they wait for {min(time.waits, key=time.waits.__getitem__)})"
-        if limit == "learning" and settings.algorithm.data == "replay":
+        if _is_replay(limit, settings) and 1 / (1 - time.sampling) <= _MIN_GAIN:
             words += ": more workers change nothing"
         return words
     if run.num_workers:
@@ -157,8 +157,14 @@ def _remedy(time: _Time, settings: Settings, place: Place) -> str:
         return "a larger --eval-every, or fewer --eval-episodes"
     if limit == "saving":
         return "a larger --checkpoint-every-s, or a faster disk"
+    fewer_steps = ""
+    if _is_replay(limit, settings):
+        fewer_steps = (
+            "a smaller --replay-ratio: fewer gradient steps for each env step, which changes what "
+            "is learned"
+        )
     if run.cluster:
-        return _remedy_on_cluster(limit)
+        return fewer_steps or _remedy_on_cluster(limit)
     if flags := _gpu_flags(limit, run, place):
         return f"the GPU of this machine: {flags}"
     if change := _best_change(time, settings, place):
@@ -167,11 +173,8 @@ def _remedy(time: _Time, settings: Settings, place: Place) -> str:
     is_free = place.device == "cpu" and not place.is_small and threads > run.learner_threads
     if limit == "learning" and is_free:
         return f"--learner-threads {threads}, for cores that idle (results differ by rounding)"
-    if limit == "learning" and settings.algorithm.data == "replay":
-        return (
-            "a smaller --replay-ratio: fewer gradient steps for each env step, which changes what "
-            "is learned"
-        )
+    if fewer_steps:
+        return fewer_steps
     if limit not in time.parts:
         faster = "faster environments" if limit == "env" else "a faster CPU"
         if not place.may_have_workers:
@@ -179,6 +182,11 @@ def _remedy(time: _Time, settings: Settings, place: Place) -> str:
         if max(run.num_workers, run.num_learners) >= place.cores:
             return f"{faster}, or more machines (--cluster): all cores of this one are taken"
     return "nothing that leaves what is learned as it is (headrace profile tries more)"
+
+
+def _is_replay(limit: str, settings: Settings) -> bool:
+    """Return whether the gradient steps of a replay are the limit."""
+    return limit in ("learning", "replay") and settings.algorithm.data == "replay"
 
 
 def _remedy_on_cluster(limit: str) -> str:

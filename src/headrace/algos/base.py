@@ -197,6 +197,14 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Return whether, with this lag, workers never stop. Else they make one batch at a time."""
         return lag > {"on_policy": 1, "lag_corrected": 0, "replay": 1}[self.data]
 
+    @property
+    def learners_help(self) -> bool:
+        """Whether several learners are faster than one.
+
+        A minibatch of a replay is small: a part of it takes as long as the whole.
+        """
+        return self.data != "replay"
+
     def build_policy(
         self, spec: EnvSpec, network: Network, config: ConfigT, model: ModelFactory | None = None
     ) -> Policy:

@@ -42,8 +42,8 @@ class ReplayConfig:
     """Share of the bias of priorities that weights undo at first; it grows to 1 over
     schedule_env_steps."""
     replay_dir: str = ""
-    """Directory of a file for the observations, so that they may be larger than memory; "": they
-    are in memory."""
+    """Directory, on a disk, of a temporary file that holds the observations, so that they may be
+    larger than memory; "": memory holds them. For learners on a CPU."""
     save_replay: bool = True
     """Keep the transitions in checkpoints. Without them, a resumed run collects learning_starts env
     steps before it goes on to learn, and differs from one that was not interrupted."""
@@ -73,7 +73,9 @@ def replay_of(ctx: UpdateContext[Any]) -> ReplayBuffer:
 
 def store(ctx: UpdateContext[Any], source: Fragment) -> None:
     """Add the newest data to the buffer."""
-    replay_of(ctx).insert(source)
+    replay = replay_of(ctx)
+    replay.insert(source)
+    replay.count_refill(ctx.env_steps, ctx.new_env_steps)
     ctx.lap("replay")
 
 
@@ -85,7 +87,7 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     """
     cfg, replay = ctx.config, replay_of(ctx)
     # Without any transition yet, the gradient steps are made up for.
-    if replay.refills(ctx.new_env_steps) or not len(replay):
+    if replay.is_refilling or not len(replay):
         return
     env_steps = ctx.env_steps + ctx.new_env_steps - replay.env_steps_of_refills
     end = cfg.learner_steps_after(env_steps)
@@ -124,7 +126,7 @@ def _draw(ctx: UpdateContext[Any], first: int, count: int) -> tuple[Rows, list[i
 
 
 def learned_from(ctx: UpdateContext[Any], rows: Rows, error: Tensor) -> None:
-    """Write the priorities of rows that a gradient step learned from, if rows have any.
+    """Write the priorities of rows that a gradient step learned from, if the buffer keeps any.
 
     Args:
         error: of each row, `[B]`, 0 or more.

@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+from headrace.algos.off_policy import ReplayConfig
 from headrace.cli.argv import flag_names, value_of
 from headrace.cli.verbs import JsonVerb, OptionalPath, Verb, help_texts, parse_flags
 from headrace.config.algorithms import load_algorithm
@@ -43,7 +44,10 @@ def _with_settings(flags: type[Verb], argv: list[str]) -> type[Any]:
 
 def with_changes(flags: type[Verb]) -> type[Any]:
     """Return `flags` with the settings that resume may change."""
-    hints, texts = get_type_hints(RunConfig, include_extras=True), help_texts(RunConfig)
+    hints, texts = dict[str, Any](), dict[str, str]()
+    for group in (RunConfig, ReplayConfig):
+        hints |= get_type_hints(group, include_extras=True)
+        texts |= help_texts(group)
     as_before = tyro.conf.arg(help_behavior_hint="(default: as before)")
     changes = [
         (
@@ -51,7 +55,7 @@ def with_changes(flags: type[Verb]) -> type[Any]:
             Annotated[hints[f.name], as_before],
             field(default=f.default, metadata={"help": texts[f.name]}),
         )
-        for f in fields(RunConfig)
+        for f in (*fields(RunConfig), *fields(ReplayConfig))
         if f.name in MAY_CHANGE
     ]
     return make_dataclass(flags.__name__, changes, bases=(flags,), frozen=True, kw_only=True)

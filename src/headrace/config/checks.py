@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import torch
+
 from headrace.algos.base import ActorCriticConfig, Algorithm
 from headrace.algos.off_policy import ReplayConfig
 from headrace.config.old_names import PEER_NAMES
 from headrace.config.run_config import RunConfig
 from headrace.configclass import check_values
-from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError, did_you_mean, flag
 
 
@@ -182,11 +183,6 @@ def check_replay(run: RunConfig, algo: Any) -> None:
     if not isinstance(algo, ReplayConfig):
         return
     batch = run.num_envs * run.num_steps
-    if algo.replay_dir and visible_gpus(run.device):
-        raise ConfigError(
-            f"replay_dir={algo.replay_dir!r}, but the learner has a GPU, which keeps the "
-            "transitions.\nLeave --replay-dir out, or use --device cpu."
-        )
     if algo.learning_starts >= run.total_env_steps:
         raise ConfigError(
             f"learning_starts={algo.learning_starts} and total_env_steps={run.total_env_steps}: "
@@ -198,6 +194,15 @@ def check_replay(run: RunConfig, algo: Any) -> None:
             f"replay_size={algo.replay_size}: expected {least} or more, the larger of "
             f"learning_starts={algo.learning_starts} and two batches of num_envs * num_steps = "
             f"{run.num_envs} * {run.num_steps} rows.\nUse --replay-size {least}, for example."
+        )
+
+
+def check_replay_dir(algo: Any, device: torch.device) -> None:
+    """Refuse a file of observations if the learner is not on a CPU."""
+    if isinstance(algo, ReplayConfig) and algo.replay_dir and device.type != "cpu":
+        raise ConfigError(
+            f"replay_dir={algo.replay_dir!r}, but the learner is on {device}, and its buffer is in "
+            'the memory there.\nUse --replay-dir "", or --device cpu.'
         )
 
 

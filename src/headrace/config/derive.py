@@ -134,7 +134,7 @@ def _derive_learners(settings: Settings) -> Settings:
 def _most_learners(settings: Settings, gpus: int) -> int:
     """Return how many learners with a GPU each can share what was asked for."""
     run = settings.run
-    if settings.algorithm.data == "replay":
+    if not settings.algorithm.learners_help:
         return 1
     if run.num_workers > 0:
         gpus = min(gpus, run.num_workers)
@@ -317,7 +317,7 @@ def _learner_counts(
     run = settings.run
     may_have_more = (
         settings.source["num_learners"] == "default"
-        and settings.algorithm.data != "replay"  # its minibatches are small
+        and settings.algorithm.learners_help
         and not (run.cluster or run.deterministic or run.num_envs_per_learner or run.policies)
         and run.lr_scale == "none"
         and run.num_learners == run.num_accumulation_steps == 1
@@ -390,7 +390,7 @@ def _choose_topology(
     if (workers := _plain_workers(settings, interface, cores)) is not None:
         return settings.follow("default", num_workers=workers)
     if best is None:
-        if run.deterministic:
+        if run.deterministic and settings.algorithm.data != "replay":
             return settings.follow("auto", num_workers=-1)  # as many as cores and vectors
         return settings.follow(_reason(None, cores), num_workers=0)
     chosen = {"num_workers": best.num_workers}
@@ -410,9 +410,13 @@ def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int 
     run = settings.run
     if run.cluster:
         return -1 if interface == "gym" else 0
-    if interface != "gym" or settings.is_native() or not sys.platform.startswith("linux"):
+    if interface != "gym":
+        return 0
+    if settings.algorithm.is_asynchronous(run.lag) or run.inference == "learner":
+        return -1  # they cannot be had without workers
+    if settings.is_native() or not sys.platform.startswith("linux"):
         return 0  # native vectors have threads of their own
-    if run.lag > 0 or run.inference == "learner":
+    if run.lag > 0:
         return -1
     if run.total_env_steps <= SHORT_ENV_STEPS or cores == 1:
         return 0

@@ -14,7 +14,7 @@ class OfEnvs(nn.Module, ABC):
 
     Attributes:
         columns: the names of these buffers.
-        unsaved: the names of all buffers that no checkpoint has.
+        unsaved: the names of the buffers that checkpoints leave out.
         capacity: rows of each environment that it keeps.
     """
 
@@ -24,7 +24,7 @@ class OfEnvs(nn.Module, ABC):
 
     @abstractmethod
     def begin_again(self) -> None:
-        """Be as a run goes on whose checkpoints do not have the rows."""
+        """Prepare to go on from a checkpoint that has no rows."""
 
     @abstractmethod
     def env_axis(self, name: str) -> int | None:

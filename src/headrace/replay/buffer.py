@@ -50,12 +50,14 @@ class ReplayBuffer(OfEnvs):
         ranks: each has the rows of its own environments, and learns from those of its own that a
             draw among all rows gives. So N ranks learn what one does.
         prioritized: keep priorities, by which rows can be drawn.
-        directory: of a file that has the observations; "": they are in memory.
+        directory: of the file that holds the observations; "": memory holds them.
         is_saved: whether checkpoints have the rows.
-        refill: env steps that are only stored if a run is resumed without its rows.
+        refill: env steps that a run which is resumed without its rows collects before it learns.
 
     Attributes:
         obs_bytes: bytes of an observation, with all its frames.
+        is_refilling: whether the newest env steps were only stored, since a resumed run had lost
+            its rows.
 
     Raises:
         ConfigError: there is not enough free memory, or disk.
@@ -70,7 +72,7 @@ class ReplayBuffer(OfEnvs):
     num_starts: Tensor
     num_gone: Tensor
     only_frame: Tensor
-    refilling: Tensor
+    refilled: Tensor
 
     def __init__(
         self,
@@ -120,29 +122,34 @@ class ReplayBuffer(OfEnvs):
         written_once = {"action", "reward", "terminated", *self._obs_names.values(), *flags}
         self.columns = frozenset(written_once)  # a later row may still truncate the one before
         self._saved_end = self._new_end = self.end.clone()
-        self.unsaved = frozenset(() if is_saved else self.state_dict())
-        # Env steps that are still to be only stored, and those that were, of all ranks
-        self._refill = refill
-        self.register_buffer("refilling", torch.zeros(2, dtype=torch.int64))
+        self.unsaved = frozenset(() if is_saved else self.state_dict())  # but for the next one
+        # Env steps of the whole run that were only stored, of all ranks
+        self.register_buffer("refilled", torch.zeros((), dtype=torch.int64))
+        self.env_steps_of_refills = 0  # the same, without waiting for a device
+        self._refill, self._still_to_refill = refill, 0
+        self._has_lost_rows = self.is_refilling = False
 
     def begin_again(self) -> None:
-        self.refilling[0] = self._refill
+        self.env_steps_of_refills = int(self.refilled)
+        self._has_lost_rows = True
 
-    def refills(self, new_env_steps: int) -> bool:
-        """Return whether new env steps are only stored, since a resumed run has lost its rows."""
-        left = int(self.refilling[0])
-        if left <= 0:
-            return False
-        self.refilling += torch.tensor([-new_env_steps, new_env_steps], device=self.end.device)
-        return True
+    def count_refill(self, env_steps: int, new_env_steps: int) -> None:
+        """Count new env steps as only stored, if a resumed run has lost its rows.
 
-    @property
-    def env_steps_of_refills(self) -> int:
-        """Env steps of the whole run that were only stored."""
-        return int(self.refilling[1])
+        Args:
+            env_steps: of the run before these.
+        """
+        if self._has_lost_rows:  # no more are needed than there were
+            self._still_to_refill = min(self._refill, env_steps - self.env_steps_of_refills)
+            self._has_lost_rows = False
+        self.is_refilling = self._still_to_refill > 0
+        if self.is_refilling:
+            self._still_to_refill -= new_env_steps
+            self.env_steps_of_refills += new_env_steps
+            self.refilled.fill_(self.env_steps_of_refills)
 
     def env_axis(self, name: str) -> int | None:
-        if name.endswith("greatest") or name == "refilling":
+        if name.endswith("greatest") or name == "refilled":
             return None
         return 0 if name.startswith(("end", "num_", "priorities.")) else 1
 
@@ -298,7 +305,7 @@ class ReplayBuffer(OfEnvs):
         """Return how many transitions there are, and the mean age of drawn ones, in env steps.
 
         Args:
-            drawn: of this rank, as all ranks drew; None: no age.
+            drawn: this rank's rows of the last gradient step; None: there was none, on any rank.
         """
         found = {"replay_rows": self._left().sum()}
         if drawn is not None:

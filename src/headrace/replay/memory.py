@@ -1,4 +1,4 @@
-"""The memory that a replay buffer takes, asked for at the start."""
+"""The memory and the file that a replay buffer takes: checked, and made, at the start."""
 
 import math
 import mmap
@@ -44,14 +44,18 @@ def check_memory(
     process hours later.
 
     Args:
-        directory: of a file that has the observations; "": they are in memory.
+        directory: of the file that holds the observations; "": memory holds them.
     """
     row, free = row_bytes(spec, prioritized=prioritized), _free_memory()
     in_file = obs_bytes(spec) // frames_in(spec)
     if directory:
         row -= in_file
     if free is not None and size * row > free:
-        elsewhere = "" if directory else ", or --replay-dir DIR to keep the observations on a disk"
+        elsewhere = (
+            ""
+            if directory
+            else "; or, for a learner on a CPU, --replay-dir DIR to keep the observations on a disk"
+        )
         raise ConfigError(
             f"replay_size={size}: the buffer needs {size * row / 1e9:.1f} GB, {row} bytes for a "
             f"transition, and {free / 1e9:.1f} GB of memory are free.\n"
@@ -70,11 +74,12 @@ def zeros_in_file(directory: str, shape: tuple[int, ...], dtype: torch.dtype) ->
         with tempfile.TemporaryFile(dir=directory) as file:
             if hasattr(os, "posix_fallocate"):  # else a full disk would end the process
                 os.posix_fallocate(file.fileno(), 0, size)
-            file.truncate(size)
+            else:
+                file.truncate(size)
             return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)
     except OSError as error:
         raise ConfigError(
-            f"replay_dir={directory!r} cannot have the {size / 1e9:.1f} GB of observations: "
+            f"replay_dir={directory!r} cannot hold the {size / 1e9:.1f} GB of observations: "
             f"{error.strerror or error}.\nMake that directory, use another one, or use a smaller "
             "--replay-size."
         ) from None

@@ -34,6 +34,7 @@ class MeasuredRun:
 
     costs: Costs
     sizes: Topology
+    learners_help: bool
 
     @classmethod
     def read(cls, path: Path) -> "MeasuredRun":
@@ -46,9 +47,9 @@ class MeasuredRun:
             sizes = Topology(**values)
             if sizes.envs_per_vector < 1:
                 raise ValueError(f"envs_per_vector={sizes.envs_per_vector}")
-            asynchronous = ALGORITHMS[run["algo"]].is_asynchronous(sizes.lag)
-            costs = Costs.from_json(profile["costs"])
-            return cls(costs, replace(sizes, asynchronous=asynchronous))
+            algorithm = ALGORITHMS[run["algo"]]
+            sizes = replace(sizes, asynchronous=algorithm.is_asynchronous(sizes.lag))
+            return cls(Costs.from_json(profile["costs"]), sizes, algorithm.learners_help)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{path} is no profile: {error!r}.\n"
@@ -72,8 +73,14 @@ class MeasuredRun:
             learners_apart: True puts learners on machines of their own.
 
         Raises:
-            ConfigError: the workers do not divide among the learners.
+            ConfigError: the workers do not divide among the learners; or several gain nothing.
         """
+        if num_learners > 1 and not self.learners_help:
+            raise ConfigError(
+                f"num_learners={num_learners}: a minibatch of a replay is small, and a part of it "
+                "takes as long as the whole, so several are no faster than one.\n"
+                "Use --num-learners 1."
+            )
         if num_workers % num_learners:
             raise ConfigError(
                 f"num_workers={num_workers} cannot be divided among {num_learners} learners.\n"

@@ -46,17 +46,17 @@ from headrace.training.rank import build_learner, sampling_plan
 
 _MIN_IDLE = 0.1  # a smaller share of idle time is noise
 _LONG_STEP_S = 1e-3
-ALLREDUCE_S = 50e-6  # of a small network through shared memory, waiting included
+ALLREDUCE_S = 150e-6  # of a small network through shared memory, waiting included
 _STEP, _RESET, _INFER, *_OTHER_WORK = map(
     SPANS.index, ("env_step", "env_reset", "infer", "rollout", "publish")
 )
 _STEPPING_S, _LEARNING_S = 0.2, 0.1  # of each of two measurements
-_NUM_STEPS = 16  # of a fragment
 _MANY = 8  # environments of the second measurement
 _FIRST_S = 0.1  # of a first fragment: it is whole, and warms the caches
 _SLOW_S = 0.25  # of a small measurement: then there is no larger one
 _PART = 8  # of the steps of a batch are those of its first measurement
-_HAND_OVER_S, _LATENCY_S = 1e-4, 5e-5  # of a worker process on the same machine
+_HAND_OVER_S = 1e-4  # of a worker process on the same machine
+_LATENCY_S = 1.5e-3  # the worker loads weights, and has slept: its caches are cold
 
 
 @dataclass
@@ -197,6 +197,16 @@ def single_costs(single: Timings, wide: Timings, n: int) -> tuple[TimeDistributi
     return step.scaled(each / one), LinearCost(vector.base + base, vector.slope)
 
 
+def learner_to_measure(job: Job, device: torch.device, meter: Meter) -> Learner:
+    """Build the learner of a job. A replay buffer is in memory, and as small as it may be."""
+    run, algo = job.settings.run, job.settings.algo
+    if isinstance(algo, ReplayConfig):
+        least = max(algo.learning_starts, 2 * run.num_envs * run.num_steps)
+        algo = replace(algo, replay_size=min(algo.replay_size, least), replay_dir="")
+        job = replace(job, settings=replace(job.settings, algo=algo))
+    return build_learner(job, device, meter)
+
+
 def calibrated(request: RunRequest) -> RunRequest:
     """Return the request with the costs from which its processes are chosen, if need be.
 
@@ -223,21 +233,26 @@ def calibrated(request: RunRequest) -> RunRequest:
 
 def _measure(request: RunRequest) -> Costs | None:
     """Measure in this process; None: there can be no others, or the run will say what failed."""
-    num_learners = request.derived().run.num_learners
+    run = request.derived().run
     one = {"num_workers": 0, "num_learners": 1, "envs_per_vector": 0, "compile": False}
     try:
         job = request.change(**one, timeline=False, lag=0).job(Path())
         # As they will be read, so that the first run chooses what the next ones do.
-        return Costs.from_json(_Calibrator(job, num_learners).measure().to_json())
+        share = run.num_envs // run.num_learners
+        return Costs.from_json(_Calibrator(job, share).measure().to_json())
     except (EnvError, UsageError, MemoryError, torch.OutOfMemoryError):
         return None
 
 
 class _Calibrator:
-    """Measures the costs of a job that has one process; of updates, those of a learner's share."""
+    """Measures the costs of a job that has one process; of updates, those of a learner's share.
 
-    def __init__(self, job: Job, num_learners: int) -> None:
-        self._job, self._num_learners = job, num_learners
+    Args:
+        share: environments of each learner.
+    """
+
+    def __init__(self, job: Job, share: int) -> None:
+        self._job, self._share = job, share
         self._device = device_of(job.settings.run.device, 0)
 
     def measure(self) -> Costs:
@@ -260,7 +275,7 @@ class _Calibrator:
         """Measure environments that are one vector in the learner's process, on the CPU."""
         meter = Meter()
         with math_threads(1):
-            learner = build_learner(self._job, self._device, meter)
+            learner = learner_to_measure(self._job, self._device, meter)
             plan = sampling_plan(self._job, learner, self._device)
             collector = DeviceCollector(plan, self._device, meter, lambda: False)
             with contextlib.closing(collector):
@@ -290,17 +305,25 @@ class _Calibrator:
         single, few = self._step(1, 1)
         if time.perf_counter() - began > _SLOW_S:
             return single, single, 1, few
-        single, _ = self._step(1, min(_NUM_STEPS, _steps_within(_FIRST_S, single)))
-        within = _steps_within(_FIRST_S, single)
-        many = min(_MANY, self._job.settings.run.num_envs, within)
-        wide = single if many == 1 else self._step(many, min(_NUM_STEPS, within // many))[0]
+        single, _ = self._step(1, self._steps_of(1, single))
+        many = min(_MANY, self._job.settings.run.num_envs, int(_FIRST_S / _mean_step(single)) or 1)
+        wide = single if many == 1 else self._step(many, self._steps_of(many, single))[0]
         return single, wide, many, few
+
+    def _steps_of(self, num_envs: int, single: Timings) -> int:
+        """Return the steps of a fragment: as many as the run's, or as fit into `_FIRST_S`.
+
+        There are two or more, since the first is slow. A fragment has a fixed cost, so its length
+        matters.
+        """
+        fast = int(_FIRST_S / (num_envs * _mean_step(single) + single.vector_s))
+        return max(2, min(self._job.settings.run.num_steps, fast))
 
     def _step(self, num_envs: int, num_steps: int) -> tuple[Timings, Fragment]:
         """Step one vector for a while, and at least once: timings, and the first fragment."""
         meter, deadline = Meter(), float("inf")
         job = self._job_with(num_envs, num_steps)
-        learner = build_learner(job, self._device, meter)
+        learner = learner_to_measure(job, self._device, meter)
         plan = sampling_plan(job, learner, self._device)
         collector = InlineCollector(plan, meter, lambda: time.perf_counter() > deadline)
         with contextlib.closing(collector):
@@ -320,19 +343,26 @@ class _Calibrator:
         return read_laps([laps]), fragment
 
     def _learn(self, few: Fragment) -> LinearCost:
-        """Measure updates with one epoch each, of a part of a batch or, if fast, of all of it."""
-        run, epochs, minibatches = self._job.settings.run, self._epochs, self._minibatches
-        num_envs = run.num_envs // self._num_learners
+        """Measure updates of a part of a batch or, if these are fast, of all of it.
+
+        The larger measurement has as many of the run's epochs as fit into `_LEARNING_S`, since part
+        of an update's time does not depend on them.
+        """
+        run, minibatches, epochs = self._job.settings.run, self._minibatches, 1
+        num_envs = self._share
         part = max(1, run.num_steps // _PART), max(1, minibatches // _PART)
         with math_threads(run.learner_threads):
             began = time.perf_counter()
-            base, slope = self._update_cost(few, [(num_envs, *part)])
+            cost = self._update_cost(few, [(num_envs, *part)], epochs)
             if time.perf_counter() - began < _SLOW_S:
+                fast = int(_LEARNING_S / cost.at(num_envs * run.num_steps))
+                epochs = max(1, min(self._epochs, fast))
                 # As many minibatches for half of the rows: what each of two learners does.
                 counts = sorted({max(1, num_envs // 2), num_envs})
                 wanted = [(count, run.num_steps, minibatches) for count in counts]
-                base, slope = self._update_cost(few, wanted)
-        return LinearCost(epochs * base, epochs * slope)
+                cost = self._update_cost(few, wanted, epochs)
+        more = self._epochs / epochs
+        return LinearCost(more * cost.base, more * cost.slope)
 
     @property
     def _epochs(self) -> int:
@@ -344,12 +374,14 @@ class _Calibrator:
         algo = self._job.settings.algo
         return algo.num_minibatches if isinstance(algo, EpochsConfig) else 1
 
-    def _update_cost(self, few: Fragment, wanted: list[tuple[int, int, int]]) -> LinearCost:
+    def _update_cost(
+        self, few: Fragment, wanted: list[tuple[int, int, int]], num_epochs: int
+    ) -> LinearCost:
         """Measure updates with these numbers of environments, steps and minibatches."""
         sizes = []
         for num_envs, num_steps, num_minibatches in wanted:
-            job = self._job_with(num_envs, num_steps, num_minibatches)
-            learner = build_learner(job, self._device, Meter())
+            job = self._job_with(num_envs, num_steps, num_minibatches, num_epochs)
+            learner = learner_to_measure(job, self._device, Meter())
             plan = sampling_plan(job, learner, self._device)
             fragments = [repeat_steps(batch.named_tensors(few), plan)]
             sizes.append((num_envs * num_steps, learner, fragments))
@@ -357,8 +389,10 @@ class _Calibrator:
         learning.learn(_LEARNING_S)
         return learning.cost()
 
-    def _job_with(self, num_envs: int, num_steps: int, num_minibatches: int = 1) -> Job:
-        """Return the job with other sizes, and one epoch."""
+    def _job_with(
+        self, num_envs: int, num_steps: int, num_minibatches: int = 1, num_epochs: int = 1
+    ) -> Job:
+        """Return the job with other sizes."""
         settings, algo = self._job.settings, self._job.settings.algo
         run = replace(
             settings.run, num_envs=num_envs, num_steps=num_steps, envs_per_vector=num_envs
@@ -366,13 +400,12 @@ class _Calibrator:
         if isinstance(algo, EpochsConfig):
             sizes = minibatch_sizes(run, settings.network, num_minibatches, 0)
             count, size = sizes["num_minibatches"], sizes["minibatch_size"]
-            algo = replace(algo, num_epochs=1, num_minibatches=count, minibatch_size=size)
+            algo = replace(algo, num_epochs=num_epochs, num_minibatches=count, minibatch_size=size)
         return replace(self._job, settings=replace(settings, run=run, algo=algo))
 
 
-def _steps_within(seconds: float, of: Timings) -> int:
-    """Return how many steps take no longer, but at least one."""
-    return max(1, int(seconds / max(1e-9, float(of.steps.mean()))))
+def _mean_step(of: Timings) -> float:
+    return max(1e-9, float(of.steps.mean()))
 
 
 def _key(settings: dict[str, Any]) -> str:
@@ -383,6 +416,7 @@ def _key(settings: dict[str, Any]) -> str:
         "headrace": headrace.__version__,
         "torch": torch.__version__,
         "machine": [platform.node(), platform.processor(), cpu_cores(), visible_gpus("auto")],
+        "measured_by": Path(__file__).stat().st_mtime,
         "code": [
             _modified(name) for name in (settings["env"], settings["algo"], *settings["wrapper"])
         ],

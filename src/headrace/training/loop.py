@@ -106,5 +106,6 @@ def _rank_metrics(reports: list[dict[str, Any]]) -> dict[str, float]:
     return {
         f"rank{rank}/{span}_s": report["seconds"].get(span, 0.0)
         for rank, report in enumerate(reports)
-        for span in ("wait", "learn", "allreduce", "ranks")
+        for span in ("wait", "learn", "replay", "allreduce", "ranks")
+        if span != "replay" or span in report["seconds"]  # only algorithms with one have it
     }

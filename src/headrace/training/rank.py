@@ -21,6 +21,7 @@ from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.snapshots import regroup
 from headrace.collectors.synchronous import SynchronousCollector
+from headrace.config.checks import check_replay_dir
 from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json, share_of
@@ -147,7 +148,9 @@ def stderr_say(rank: int, *, quiet: bool) -> Say:
 def build_learner(
     job: Job, device: torch.device, meter: Meter, ranks: Ranks = SINGLE_RANK
 ) -> Learner:
-    """Build the learner of a job's policies."""
+    """Build the learner of a job's policies; ConfigError if settings do not fit its device."""
+    for name in job.shares:
+        check_replay_dir(job.settings.of(name).algo, device)
     return Learner(job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved)
 
 

@@ -215,16 +215,17 @@ def describe_resume(job: Job, learner: Learner, counters: Counters, restored: Re
             f"{' and '.join(falling)}: linear, and 0 from {run.schedule_env_steps:,} env steps on. "
             f"To learn on: --schedule-env-steps {run.total_env_steps}"
         )
-    is_refilled = any(
-        isinstance(algo, ReplayConfig) and not algo.save_replay
+    refills = [
+        algo.learning_starts
         for algo in (settings.of(name).algo for name in learner.learners)
-    )
-    if is_refilled:
+        if isinstance(algo, ReplayConfig) and not algo.save_replay and not counters.is_done(run)
+    ]
+    if refills:
         lines.append(
-            "Its checkpoints have no transitions (--no-save-replay): as many env steps as "
-            "learning_starts are collected before it goes on to learn."
+            "Its checkpoints have no transitions (--no-save-replay): it collects "
+            f"learning_starts={max(refills)} env steps before it goes on to learn."
         )
-    if restored.new_episode or is_refilled:
+    if restored.new_episode or refills:
         lines.append("From here on this run differs from one that was not interrupted.")
     return "\n".join(lines)
 

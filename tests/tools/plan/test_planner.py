@@ -298,6 +298,21 @@ def test_costly_allreduce_limits_number_of_learners():
         Planner(cat, alone).plan(Target(1e6, 1))
 
 
+@pytest.mark.parametrize("allreduce_s", [0.0, 1e-3])
+def test_there_are_no_more_learners_than_gain_anything(allreduce_s):
+    cat = kinds(a={"price_per_h": 1.0, "cpus": 64, "at_most": 1})
+    rates = changed(RATES, max_learners=1, allreduce_s=allreduce_s)
+    plan = Planner(cat, rates).plan(Budget(1.0, "")).plan
+    assert plan.learners == {"a": 1}
+    assert plan.learning_env_steps_per_s == RATES.learner_env_steps_per_s
+    with pytest.raises(
+        ConfigError, match=r"(?s)learning is the limit.*More learners would gain noth"
+    ):
+        Planner(cat, rates).plan(Target(1e6, 1))
+    with pytest.raises(ConfigError, match="asks for 8 GPUs with a learner each, but more than 1"):
+        Planner(cat, rates).plan(Need(8, 0))
+
+
 @pytest.mark.more
 def test_plan_with_hundreds_of_machines():
     """No end of tangents, and no end of branches: the time limit of a test holds it."""
@@ -404,6 +419,8 @@ def test_old_profile_with_samplers_is_read():
     old = {name.replace("worker_", "sampler_"): value for name, value in vars(RATES).items()}
     old["envs_per_worker"] = old.pop("envs_per_sampler", RATES.envs_per_worker)
     assert "sampler_cores" in old
+    assert Rates.from_json({"rates": old}, "P.json") == RATES
+    del old["max_learners"]
     assert Rates.from_json({"rates": old}, "P.json") == RATES
 
 

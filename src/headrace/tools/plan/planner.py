@@ -48,6 +48,7 @@ class Planner:
         self.catalogue, self.rates = catalogue, rates
         self.one_learner_kind = one_learner_kind
         self.kinds = catalogue.kinds
+        self._most_learners = rates.most_learners if rates else math.inf
         self.speeds = {kind.name: learner_speed(kind, rates) for kind in self.kinds}
 
     def plan(self, goal: Goal) -> PlanResult:
@@ -66,6 +67,13 @@ class Planner:
             raise ConfigError(
                 "A target or a budget needs --profile: the rates of a worker and a learner.\n"
                 "To make one: headrace profile ENV --json > P.json"
+            )
+        most = self._most_learners
+        if self.rates and isinstance(goal, Need) and goal.gpus > most:
+            raise ConfigError(
+                f"--need asks for {goal.gpus} GPUs with a learner each, but more than {most:g} "
+                f"gain nothing with {self.rates.algo}, whose minibatches are small.\nAsk for "
+                f"{most:g} gpus, or leave out --profile."
             )
         best = self._best(goal)
         if best is None:
@@ -139,7 +147,11 @@ class Planner:
         advice = (
             f"Raise at_most of {', '.join(full)}, or ask for less." if full else "Ask for less."
         )
-        bound = rates.batch / rates.allreduce_s if rates.allreduce_s else math.inf
+        if fastest.limit == "learning" and sum(fastest.learners.values()) == rates.most_learners:
+            advice = "More learners would gain nothing. Ask for less."
+        bound = math.inf
+        if rates.allreduce_s and rates.most_learners > 1:
+            bound = rates.batch / rates.allreduce_s
         if goal.env_steps_per_s >= bound:  # more machines are no help
             advice = (
                 f"More learners stay below {bound:,.0f}, however many: the sum of their gradients "
@@ -198,13 +210,15 @@ class Planner:
                 for speed in sorted({self.speeds[kind.name] for kind in alike}):
                     fast = [kind for kind in alike if self.speeds[kind.name] >= speed]
                     groups.append((fast, speed))
+        most = self._most_learners
         for kinds, speed in groups:
             names = frozenset(kind.name for kind in kinds)
             if self.rates and self.rates.allreduce_s:
                 yield LearnerCase(names, speed, 1, 1)
-                yield LearnerCase(names, speed, 2, math.inf)
+                if most > 1:
+                    yield LearnerCase(names, speed, 2, most)
             else:
-                yield LearnerCase(names, speed, 1, math.inf)
+                yield LearnerCase(names, speed, 1, most)
 
     def _need_cases(self, gpus: int) -> Iterator[LearnerCase]:
         """Yield the cases with one learner on each needed GPU."""

@@ -5,7 +5,7 @@
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Rates:
         lag: 0: workers wait while the learner learns; otherwise both run at the same time.
         batch: env steps per update, over all learners.
         allreduce_s: additional time of an update with more than one learner.
+        max_learners: learners beyond this number gain nothing; 0: no limit.
     """
 
     worker_env_steps_per_s: Positive
@@ -44,6 +45,7 @@ class Rates:
     allreduce_s: NonNegative
     envs_per_worker: PositiveInt
     envs_per_vector: PositiveInt
+    max_learners: NonNegativeInt = 0
 
     @classmethod
     def from_json(cls, profile: Any, place: str) -> "Rates":
@@ -60,14 +62,14 @@ class Rates:
             )
         rates = rates if isinstance(rates, dict) else {}
         rates = {name.replace("sampler_", "worker_"): v for name, v in rates.items()}
-        names = [field.name for field in fields(cls)]
-        if missing := [name for name in names if name not in rates]:
+        rates = {field.name: rates[field.name] for field in fields(cls) if field.name in rates}
+        needed = [field.name for field in fields(cls) if field.default is MISSING]
+        if missing := [name for name in needed if name not in rates]:
             raise ConfigError(
                 f"The rates in {place} lack {', '.join(missing)}: expected what `headrace profile "
                 f"ENV --json` of this version prints.\nTo make it: headrace profile ENV --json > "
                 f"{place}"
             )
-        rates = {name: rates[name] for name in names}
         return cls(**check_values(cls, rates, f"rates in {place}"))
 
     @classmethod
@@ -83,6 +85,11 @@ class Rates:
         except ValueError as error:
             raise ConfigError(f"--profile {path} is no JSON: {error}.") from None
         return cls.from_json(profile, str(path))
+
+    @property
+    def most_learners(self) -> float:
+        """The number of learners beyond which more gain nothing."""
+        return self.max_learners or math.inf
 
     @property
     def workers_per_core(self) -> float:

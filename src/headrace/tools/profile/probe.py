@@ -30,6 +30,7 @@ from headrace.training.calibration import (
     ALLREDUCE_S,
     Learning,
     Timings,
+    learner_to_measure,
     native_costs,
     read_laps,
     repeat_steps,
@@ -38,7 +39,7 @@ from headrace.training.calibration import (
 )
 from headrace.training.job import Job
 from headrace.training.process import math_threads
-from headrace.training.rank import build_learner, sampling_plan
+from headrace.training.rank import sampling_plan
 
 _SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps
 _MAX_WORKERS = 32  # for environments that sleep
@@ -162,7 +163,7 @@ class Probe:
         run = replace(settings.run, num_envs=num_envs, num_steps=num_steps, lag=0)
         job = replace(self._single, settings=replace(settings, run=run))
         meter = Meter()
-        return meter, build_learner(job, self._device, meter)
+        return meter, learner_to_measure(job, self._device, meter)
 
     def _step_envs(self, count: int, n: int, seconds: float) -> Timings:
         """Step vectors of n environments in `count` workers."""
@@ -196,7 +197,7 @@ class Probe:
             busy = (_busy_s(collector) - busy_before) / rounds
         return hand_over, max(0.0, duration - busy - hand_over)
 
-    def _prepare_learning(self) -> "Learning":
+    def _prepare_learning(self) -> Learning:
         """Prepare batches of the run's size and of half of it, by repeating a few real steps."""
         run, sizes = self._single.settings.run, []
         _, learner = self._learner(1, _FEW_STEPS)

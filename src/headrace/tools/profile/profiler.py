@@ -204,4 +204,5 @@ def _rates(costs: Costs, job: Job) -> dict[str, Any]:
         "allreduce_s": costs.allreduce.at(2),
         "envs_per_worker": n * max(1, run.num_vectors // max(run.num_workers, run.num_learners)),
         "envs_per_vector": n,
+        "max_learners": 0 if job.settings.algorithm.learners_help else 1,
     }
