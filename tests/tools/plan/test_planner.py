@@ -306,7 +306,7 @@ def test_there_are_no_more_learners_than_gain_anything(allreduce_s):
     assert plan.learners == {"a": 1}
     assert plan.learning_env_steps_per_s == RATES.learner_env_steps_per_s
     with pytest.raises(
-        ConfigError, match=r"(?s)learning is the limit.*More learners would gain noth"
+        ConfigError, match=r"(?s)learning is the limit.*More learners would gain nothing"
     ):
         Planner(cat, rates).plan(Target(1e6, 1))
     with pytest.raises(ConfigError, match="asks for 8 GPUs with a learner each, but more than 1"):
