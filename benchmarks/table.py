@@ -170,14 +170,20 @@ def side_by_side(found):
 
 
 def where(found):
-    """The machines and commits that these results are of."""
+    """The machines and commits that these results are of.
+
+    A table that was measured apart (`--only`) may have a `machine` of its own.
+    """
     named = {}
     for name, results in found.items():
-        machine = results["machine"]
-        commit = (machine["git_commit"] or "unknown")[:7]
-        edited = ", with changes" if machine["git_uncommitted_changes"] else ""
-        key = f"{machine['cores']} cores, {machine['cpu']}, {machine['date'][:10]}, commit {commit}"
-        named.setdefault(key + edited, []).append(name)
+        tables = results.get("tables", {}).items()
+        own = [(title, of["machine"]) for title, of in tables if "machine" in of]
+        for what, machine in [(name, results["machine"]), *own]:
+            commit = (machine["git_commit"] or "unknown")[:7]
+            edited = ", with changes" if machine["git_uncommitted_changes"] else ""
+            made = f"{machine['date'][:10]}, commit {commit}{edited}"
+            key = f"{machine['cores']} cores, {machine['cpu']}, {made}"
+            named.setdefault(key, []).append(what)
     return [f"{', '.join(names)}: {key}." for key, names in named.items()]
 
 

@@ -16,7 +16,6 @@ MiniGrid with resets of 2 to 220 ms; 24 environments that sleep 7 ms with rare s
 Gymnasium's.
 """
 
-import collections
 import dataclasses
 import sys
 
@@ -134,18 +133,7 @@ def tables(results):
             if several := rates.get("Stable-Baselines3, a process each"):
                 cells[5] += f" (processes: {several:,.0f})"
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _measured(results)])
-
-
-def _measured(results):
-    """Where and when: tables that were measured apart (`--only`) have a `machine` of their own."""
-    of = collections.defaultdict(list)
-    for title, table in results["tables"].items():
-        found = table.get("machine", results["machine"])
-        where = f"{found['cores']} cores, {found['date'][:10]}, commit {found['git_commit'][:7]}"
-        of[where].append(title)
-    parts = [f"{where} ({', '.join(titles)})" for where, titles in of.items()]
-    return f"Measured: {'; '.join(parts)}."
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

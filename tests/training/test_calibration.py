@@ -91,6 +91,11 @@ def test_a_slow_environment_is_stepped_a_few_times():
     assert Slow.steps <= 1 + 2 * 10 + 3 * 9  # 0.2 s and a fragment, twice
 
 
+def test_a_replay_is_measured_in_memory_without_its_file(tmp_path):
+    """The run refuses this directory; the measurement would hide that, and find no costs."""
+    assert request(algo="dqn", replay_dir=str(tmp_path / "missing")).costs is not None
+
+
 def test_environments_that_sleep_get_a_worker_each(tmp_path):
     run = headrace.train(
         "tests.training.test_calibration:Sleeping", num_envs=4, num_steps=16, quiet=True,
@@ -192,9 +197,9 @@ def test_a_large_batch_is_measured_in_part(monkeypatch):
     rows = []
 
     class Slow(calibration.Learning):
-        def __init__(self, sizes, *more):
+        def __init__(self, sizes, algo):
             rows.extend(size for size, *_ in sizes)
-            super().__init__(sizes, *more)
+            super().__init__(sizes, algo)
 
         def learn(self, seconds):
             super().learn(2.5 * calibration._SLOW_S)
@@ -236,7 +241,7 @@ def test_half_a_batch_is_measured_with_as_many_minibatches(monkeypatch, env, upd
 
 
 def test_what_is_measured_is_the_share_of_each_learner(monkeypatch):
-    """Of 16 environments, one for each; of 4 learners with 8 environments each, 8."""
+    """4 of 16 environments, with 4 learners; and 8, if each learner is given 8."""
     measured = []
     update_cost = calibration._Calibrator._update_cost
 

@@ -225,20 +225,22 @@ def calibrated(request: RunRequest) -> RunRequest:
     path = None if request.has_unnamed_code else _folder() / f"{_key(settings.flat())}.json"
     measured = None if path is None else _read(path)
     if measured is None:
-        measured = _measure(request)
+        measured = _measure(request, run.num_envs // run.num_learners)
         if path is not None and measured is not None:
             _write(path, measured)
     return replace(request, costs=measured)
 
 
-def _measure(request: RunRequest) -> Costs | None:
-    """Measure in this process; None: there can be no others, or the run will say what failed."""
-    run = request.derived().run
+def _measure(request: RunRequest, share: int) -> Costs | None:
+    """Measure in this process; None: there can be no others, or the run will say what failed.
+
+    Args:
+        share: environments of each learner of the run.
+    """
     one = {"num_workers": 0, "num_learners": 1, "envs_per_vector": 0, "compile": False}
     try:
         job = request.change(**one, timeline=False, lag=0).job(Path())
         # As they will be read, so that the first run chooses what the next ones do.
-        share = run.num_envs // run.num_learners
         return Costs.from_json(_Calibrator(job, share).measure().to_json())
     except (EnvError, UsageError, MemoryError, torch.OutOfMemoryError):
         return None
