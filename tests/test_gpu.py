@@ -11,13 +11,16 @@ import torch
 import torch.distributed as dist
 
 import headrace
+from headrace.batch import join
 from headrace.config.resolve import resolve
 from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo
 from headrace.envs.check.plays import Play, kernel_spec, play, random_actions
 from headrace.envs.kernels import library
 from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
 from headrace.models.policy import Network
+from headrace.replay.buffer import ReplayBuffer
 from headrace.training.log import read_metrics
+from tests.replay.test_buffer import Frames, Stream
 from tests.support import (
     inline,
     learner_for,
@@ -196,3 +199,79 @@ def test_a_game_of_two_policies_is_trained_on_cuda(tmp_path):
     assert set(run.summary["mean_return_by_policy"]) == {"runner", "tagger"}
     lines = read_metrics(run.dir)
     assert run.summary["env_steps"] == lines[-1]["env_steps"] == 64 * 25 * 6
+
+
+@pytest.mark.parametrize("kind", [Stream, Frames])
+def test_rows_of_a_replay_on_cuda_are_the_cpu_s(kind):
+    stream = kind(0)
+    on_cpu, on_cuda = (
+        ReplayBuffer(kind.spec, 120, 3, prioritized=True).to(device) for device in ("cpu", "cuda")
+    )
+    for step, envs in enumerate([[0, 1, 2], [1], [2, 0, 1], [0, 0, 2]] * 4):
+        fragment = stream.fragment(envs)
+        found = []
+        for buffer in (on_cpu, on_cuda):
+            device = buffer.end.device
+            buffer.insert(join([fragment], device))
+            of_step = []
+            for rows, weight in (
+                (buffer.draw(1, step, 2, 6)[0], None),
+                buffer.draw_by_priority(1, step, 6, 0.5),
+            ):
+                taken = buffer.transitions(rows, 3, 0.9, lambda reward: reward)
+                of_step.append(taken | {"number": rows.number, "env": rows.env})
+                if weight is not None:
+                    of_step[-1]["weight"] = weight
+                    buffer.set_priorities(rows, 1.0 + rows.number % 7)
+            found.append(of_step)
+        for one, other in zip(*found, strict=True):
+            for name, expected in one.items():
+                torch.testing.assert_close(other[name].cpu(), expected, msg=name)
+    rows, _ = on_cuda.new_rows()
+    assert all(column.device.type == "cpu" for column in rows.values())
+
+
+REPLAY = {
+    "env": "short", "algo": "dqn", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4,
+    "learning_starts": 64, "replay_ratio": 0.25, "batch_size": 32, "replay_size": 1000,
+    "target_update_interval": 5, "hidden_sizes": (32, 32),
+}  # fmt: skip
+RAINBOW = {
+    "distribution": "c51", "v_min": 0.0, "v_max": 50.0, "noisy": True, "priority_alpha": 0.5,
+    "n_step": 3, "dueling": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", [{}, {"normalize_obs": True}, RAINBOW, {"distribution": "qr"}])
+def test_one_update_of_dqn_on_cuda_is_the_cpu_s(collected, parts):
+    spec, fragments = collected
+    found = []
+    for device in ("cpu", "cuda"):
+        learner = learner_for(resolve(REPLAY | parts), spec, device=device)
+        metrics = learner.update(learner.assemble(fragments), 0, 128)
+        found.append((metrics, learner.policies["default"].cpu().state_dict()))
+    assert learner.learner_steps == 16
+    assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("parts", [{}, RAINBOW])
+def test_dqn_on_cuda_saves_and_resumes(tmp_path, parts):
+    run = headrace.train(
+        "CartPole-v1", algo="dqn", device="cuda", num_workers=2, total_env_steps=6_000,
+        schedule_env_steps=12_000, run_dir=tmp_path / "run", quiet=True, learning_starts=500,
+        replay_ratio=0.1, **parts,
+    )  # fmt: skip
+    assert run.summary["learner_steps"] == (run.summary["env_steps"] - 500) // 10
+    resumed = headrace.resume(tmp_path / "run", total_env_steps=8_000, quiet=True)
+    assert resumed.summary["learner_steps"] == (resumed.summary["env_steps"] - 500) // 10 >= 750
+
+
+@pytest.mark.parametrize("algo", ["dqn", "pqn"])
+def test_values_of_actions_are_learned_beside_a_kernel_environment_on_cuda(tmp_path, algo):
+    run = headrace.train(
+        "headrace/CartPole-v1", algo=algo, device="cuda", num_envs=256, num_steps=32,
+        total_env_steps=256 * 32 * 10, run_dir=tmp_path / "run", quiet=True,
+        **({"replay_ratio": 1 / 256, "batch_size": 128} if algo == "dqn" else {}),
+    )  # fmt: skip
+    assert run.summary["env_steps"] == 256 * 32 * 10
+    assert run.summary["learner_steps"] > 100
