@@ -52,7 +52,7 @@ test-faults: $(VENV)/.dev
 
 ## What only a CUDA device shows; needs an environment that has torch with CUDA.
 gpu:
-	$(PYTHON) -m pytest -m gpu
+	$(PYTHON) -m pytest -m gpu $(shell grep -rl --include=*.py "mark\.gpu" tests)
 	$(PYTHON) -m benchmarks.gpu_autoscale
 	$(PYTHON) -m benchmarks.gpu
 

@@ -11,9 +11,10 @@ import pytest
 
 from headrace.cli.argv import flag_names, is_on, rename_flags, value_of, without_flags
 from headrace.cli.commands import FLAGS
-from headrace.cli.flags import explicit, parse
+from headrace.cli.flags import explicit, parse, with_changes
 from headrace.cli.main import _main, _may_start_processes
 from headrace.cli.tool_commands import FLAGS as TOOLS
+from headrace.cli.verbs import help_texts
 from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.resolve import read_settings
 from headrace.config.run_config import GROUPS
@@ -225,3 +226,12 @@ def test_no_flag_of_a_verb_has_the_name_of_an_algorithm_s_setting(verb, algo):
     flags = (FLAGS | TOOLS)[verb]
     parsed = parse(verb, "", flags, ["CartPole-v1", "--algo", algo, "--lr", "0.5"])
     assert explicit(["--lr", "0.5"], parsed)["lr"] == 0.5
+
+
+def test_a_verb_with_settings_needs_no_source_of_its_made_class():
+    """Python 3.12 and later give it the module that made it, as if its source were there."""
+    made = with_changes(FLAGS["resume"])
+    made.__module__ = "headrace.cli.flags"
+    texts = help_texts(made)
+    assert texts["run_dir"] == help_texts(FLAGS["resume"])["run_dir"]
+    assert "num_workers" not in texts  # of fields that were added, their metadata has it

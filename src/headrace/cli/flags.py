@@ -1,6 +1,7 @@
 """Flags that are settings, and how they become fields of a verb (`verbs.py`)."""
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -39,7 +40,15 @@ def _with_settings(flags: type[Verb], argv: list[str]) -> type[Any]:
     """Return `flags` with all settings, of the algorithm that was asked for."""
     algorithm = load_algorithm(value_of(argv, "algo") or _algo_of_file(argv) or "ppo")
     groups = GROUPS | {"network": Network, "algorithm": algorithm.Config}
-    return make_dataclass(flags.__name__, groups.items(), bases=(flags,), frozen=True, kw_only=True)
+    return _extended(flags, groups.items())
+
+
+def _extended(flags: type[Verb], more: Iterable[tuple[Any, ...]]) -> type[Any]:
+    """Return a subclass of `flags` with more fields."""
+    namespace = {"has_source": False}
+    return make_dataclass(
+        flags.__name__, more, bases=(flags,), namespace=namespace, frozen=True, kw_only=True
+    )
 
 
 def with_changes(flags: type[Verb]) -> type[Any]:
@@ -58,7 +67,7 @@ def with_changes(flags: type[Verb]) -> type[Any]:
         for f in (*fields(RunConfig), *fields(ReplayConfig))
         if f.name in MAY_CHANGE
     ]
-    return make_dataclass(flags.__name__, changes, bases=(flags,), frozen=True, kw_only=True)
+    return _extended(flags, changes)
 
 
 def parse(verb: str, description: str, flags: type[Verb], argv: list[str]) -> Any:

@@ -121,11 +121,13 @@ def parse_flags(verb: str, description: str, flags: type[Any], argv: list[str]) 
 
 
 def help_texts(cls: type[Any]) -> dict[str, str]:
-    """Return the text below each field of a dataclass, in one line."""
+    """Return the text below each field of a dataclass, in one line.
+
+    A class that was made without source has no texts of its own, and says `has_source = False`.
+    """
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        # A class of `make_dataclass` has no source; its module is that of its metaclass.
-        if not is_dataclass(base) or base.__module__ in ("types", "abc"):
+        if not is_dataclass(base) or not vars(base).get("has_source", True):
             continue
         body: Any = ast.parse(inspect.getsource(base)).body[0]
         for field_, text in itertools.pairwise(body.body):
