@@ -3,8 +3,9 @@
 A batch of random experience, made once, is learned from again and again by PPO, so that nothing
 waits for an environment: Atari's images (NatureCNN) and CartPole's numbers, in fp32 and bf16, the
 batch whole and in four accumulated parts. Beside it, the same on this machine's CPU (one thread per
-core). Then kernel environments (`gpu_kernels.py`), and a whole run of `headrace train CartPole-v1`,
-from `--json`. The tables come last.
+core). Then minibatches of few rows, on the GPU and on one core: where a GPU begins to be faster
+(`LEAST_GPU_WORK`). Then kernel environments (`gpu_kernels.py`), and a whole run of
+`headrace train CartPole-v1`, from `--json`. The tables come last.
 """
 
 import argparse
@@ -43,6 +44,8 @@ class Row:
     device: str = "cuda"
     precision: str = "fp32"
     num_parts: int = 1
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    num_threads: int | None = None  # None: one per core
 
     @property
     def settings(self):
@@ -50,6 +53,7 @@ class Row:
             {"env": "random", "num_envs": self.num_envs, "num_steps": 128, "num_epochs": 2}
             | {"num_minibatches": 4, "envs_per_vector": self.num_envs, "device": self.device}
             | {"precision": self.precision, "num_accumulation_steps": self.num_parts}
+            | {"hidden_sizes": self.hidden_sizes}
         )
 
 
@@ -61,6 +65,18 @@ def rows(device):
         yield Row(f"{name}, fp32, 4 parts", space, num_envs, device, num_parts=4)
         if device == "cuda":
             yield Row(f"{name}, fp32, on the CPU", space, num_envs, "cpu")
+
+
+def small_rows(device):
+    """Minibatches of 64 to 32,768 rows: 4 of 128 steps of so many environments."""
+    for width in (64, 256):
+        for size in (64, 512, 4096, 32768):
+            for where, num_threads in ((device, None), ("cpu", 1)):
+                name = f"2 x {width}, minibatches of {size:,}, {where}"
+                yield Row(
+                    name, NUMBERS, size // 32, where,
+                    hidden_sizes=(width, width), num_threads=num_threads,
+                )  # fmt: skip
 
 
 def random_experience(spec, num_steps, num_envs):
@@ -86,7 +102,7 @@ def measure(row, limit_s):
     action = Space("discrete", (), "int64", nvec=(6,), start=(0,))
     spec, settings = EnvSpec("random", row.observation, action), row.settings
     device, is_cuda = torch.device(row.device), row.device == "cuda"
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(row.num_threads or len(os.sched_getaffinity(0)))
     learner = Learner(settings, assign_agents({}, spec), spec, None, device, Meter())
     fragments = [random_experience(spec, settings.run.num_steps, row.num_envs)]
     learner.update(learner.assemble(fragments), 0)  # chooses kernels, allocates
@@ -104,6 +120,7 @@ def measure(row, limit_s):
         "name": row.name,
         "env_steps_per_update": env_steps,
         "updates": len(seconds),
+        "gradient_step_s": typical / (settings.algo.num_epochs * settings.algo.num_minibatches),
         "env_steps_per_s": env_steps / typical,
         "slowest": env_steps / max(seconds),
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if is_cuda else None,
@@ -136,20 +153,26 @@ def main():
     flags = parser.parse_args()
     if flags.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here")
-    found = [measure(row, flags.limit_s) for row in rows(flags.device)]
-    kernels = list(gpu_kernels.rows(flags.device, flags.limit_s / 4, flags.most_envs))
-    found.append(whole_run(flags.device))
     name = torch.cuda.get_device_name() if flags.device == "cuda" else "none"
     results = {"machine": machine() | {"gpu": name, "torch": torch.__version__}}
-    flags.output.write_text(
-        json.dumps(results | {"rows": found, "kernels": kernels}, indent=2) + "\n"
-    )
+    parts = {
+        "rows": lambda: [measure(row, flags.limit_s) for row in rows(flags.device)],
+        "small": lambda: [measure(row, flags.limit_s / 10) for row in small_rows(flags.device)],
+        "run": lambda: [whole_run(flags.device)],
+        "kernels": lambda: list(gpu_kernels.rows(flags.device, flags.limit_s / 4, flags.most_envs)),
+    }
+    for part, measured in parts.items():
+        results[part] = measured()
+        flags.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"Learning by PPO, 2 epochs of 4 minibatches ({name}); written: {flags.output}")
-    for row in found:
+    for row in results["rows"] + results["run"]:
         peak = f"{row['peak_mib']:>8,.0f} MiB" if row.get("peak_mib") else ""
         print(f"{row['name']:<40} {row['env_steps_per_s']:>12,.0f} env steps/s {peak}")
+    print("Milliseconds of a gradient step, with what an update costs besides")
+    for row in results["small"]:
+        print(f"{row['name']:<40} {1e3 * row['gradient_step_s']:>8.2f}")
     print("Kernel environments, env steps/s: kernels only, rollout (eager), training")
-    for row in kernels:
+    for row in results["kernels"]:
         if "failed" in row:
             print(f"{row['name']:<44} {row['failed']}")
             continue

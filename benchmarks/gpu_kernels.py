@@ -12,18 +12,15 @@ Left out: the table's printing (`gpu.py`).
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from headrace.collectors.api import SamplingPlan
 from headrace.collectors.device import DeviceCollector
-from headrace.config.policies import assign_agents
-from headrace.config.resolve import resolve
-from headrace.envs.factory import EnvMaker, env_spec
 from headrace.meter import Meter
-from headrace.training.job import Job
-from headrace.training.rank import build_learner, policy_plans
+from headrace.training.job import RunRequest, inspect_request
+from headrace.training.rank import build_learner, sampling_plan
 
 TAG = {"num_taggers": 10, "num_runners": 100, "length": 20.0, "max_episode_steps": 500,
        "full_observation": False, "num_other_agents_observed": 10, "tagging_distance": 0.02,
@@ -68,20 +65,13 @@ class Bench:
     def __init__(self, game, num_envs, device):
         given = {
             "env": game.env, "num_envs": num_envs, "num_steps": game.num_steps, "device": device,
-            "env_kwargs": game.kwargs, "vectorization": "native", "total_env_steps": 10**12,
+            "env_kwargs": game.kwargs, "num_workers": 0, "num_learners": 1,
+            "total_env_steps": 10**12,
         }  # fmt: skip
-        settings = resolve(given | game.settings)
-        maker = EnvMaker(game.env, game.kwargs, native=True)
-        spec = env_spec(maker)
-        shares = assign_agents(settings.run.policies, spec)
-        task = Job(settings, maker, None, spec, shares, None, None, quiet=True)
-        self.device, self.agents = torch.device(device), spec.num_agents
-        self.learner = build_learner(task, self.device, Meter())
-        plan = SamplingPlan(
-            maker=maker, spec=spec, policies=policy_plans(task, self.learner),
-            num_steps=game.num_steps, num_envs=num_envs, first_env=0, envs_per_vector=num_envs,
-            seed=0, reseed_episodes=True, replay_limit_s=1.0, threads_per_worker=1,
-        )  # fmt: skip
+        job = inspect_request(RunRequest(given | game.settings)).job(Path())
+        self.device, self.agents = torch.device(device), job.spec.num_agents
+        self.learner = build_learner(job, self.device, Meter())
+        plan = sampling_plan(job, self.learner, self.device)
         self.collector = DeviceCollector(plan, self.device, Meter(), lambda: False)
         self.env_steps = num_envs * game.num_steps
         self.num_envs, self.num_steps = num_envs, game.num_steps

@@ -234,6 +234,40 @@ def test_environments_are_as_many_as_learners_that_nobody_asked_for_can_share(mo
     assert (settings.run.num_envs, settings.source["num_envs"]) == (9, "follows num_learners")
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "device"),
+    [
+        ("continuous control", {}, "cpu"),
+        ("discrete actions", {"algo": "dqn"}, "cpu"),
+        ("discrete actions", {"num_envs": 4096, "num_steps": 128, "num_minibatches": 4}, "auto"),
+        ("discrete actions", {"hidden_sizes": (2048, 2048)}, "auto"),
+        ("images", {}, "auto"),
+        ("observations with images", {}, "auto"),
+        ("", {}, "auto"),
+        ("discrete actions", {"model": "package:Network"}, "auto"),
+        ("discrete actions", {"num_learners": 2}, "auto"),
+        ("discrete actions", {"cluster": "auto"}, "auto"),
+        ("discrete actions", {"device": "cuda"}, "cuda"),
+    ],
+)
+def test_beside_a_gpu_small_gradient_steps_are_made_on_the_cpu(monkeypatch, kind, given, device):
+    gpus = {"auto": 2, "cuda": 2, "cpu": 0}
+    monkeypatch.setattr("headrace.config.derive.visible_gpus", gpus.get)
+    settings = replace(read_settings({"env": "X"} | given), kind=kind)
+    run = derive(settings, "gym", 8).run
+    assert run.device == device
+    if not {"num_learners", "cluster"} & given.keys():
+        assert run.num_learners == (1 if device == "cpu" or given.get("algo") == "dqn" else 2)
+    monkeypatch.setattr("headrace.config.derive.visible_gpus", lambda device: 0)
+    assert derive(settings, "gym", 8).run.device == given.get("device", "auto")
+
+
+def test_beside_a_gpu_a_kernel_environment_is_stepped_there(monkeypatch):
+    monkeypatch.setattr("headrace.config.derive.visible_gpus", lambda device: 1)
+    settings = replace(read_settings({"env": "X"}), kind="discrete actions")
+    assert derive(settings, "kernel", 8).run.device == "auto"
+
+
 def test_learners_of_one_machine_share_its_cores(monkeypatch):
     monkeypatch.setattr("headrace.config.derive.cpu_cores", lambda: 8)
     assert found(None, 8, num_learners=2, learner_threads=0)[3] == 4

@@ -3,6 +3,7 @@
 Left out: which settings are asked for (`resolve.py`).
 """
 
+import itertools
 import math
 import os
 import sys
@@ -34,6 +35,10 @@ from headrace.spec import Interface
 SHORT_ENV_STEPS = 4_096
 """A run of no more env steps is a trial: it has one process, and nothing is measured for it."""
 
+LEAST_GPU_WORK = 20_000_000
+"""Rows of a gradient step times weights of hidden layers, from which a GPU is faster than a core.
+`benchmarks/gpu.py` measures both."""
+
 CPU_LEARNERS = (2, 4, 8)
 """The numbers of learners to choose from on a machine without GPUs, besides one."""
 
@@ -52,7 +57,7 @@ def derive(
             for each worker that was asked for.
         measured: what numbers that are auto are chosen by; None: by the cores alone.
     """
-    asked, cores = settings, cores or cpu_cores()
+    asked, cores = _derive_device(settings, interface), cores or cpu_cores()
     settings = _derive_sizes(asked)
     if settings.run.cluster:
         cores = max(cores, settings.run.num_workers)
@@ -79,7 +84,8 @@ def derive(
 
 def needs_calibration(settings: Settings, interface: Interface) -> bool:
     """Return whether numbers are auto that only a measurement can choose."""
-    sizes, cores = _derive_sizes(settings), cpu_cores()
+    settings, cores = _derive_device(settings, interface), cpu_cores()
+    sizes = _derive_sizes(settings)
     return _is_open(sizes, interface, cores, _learner_counts(settings, sizes, interface, cores))
 
 
@@ -91,6 +97,21 @@ def _derive_sizes(settings: Settings) -> Settings:
     settings = _derive_envs(_derive_threads(_derive_learners(settings)))
     settings = _derive_accumulation(_derive_minibatches(_derive_steps(settings)))
     return _derive_exploration(_derive_replay(settings))
+
+
+def _derive_device(settings: Settings, interface: Interface) -> Settings:
+    """Learn on the CPU, by default, where gradient steps are too small for a GPU to be faster."""
+    run, names = settings.run, ("device", "num_learners")
+    is_asked = any(not settings.source[name].startswith(SUGGESTED) for name in names)
+    is_known = settings.kind and not (run.model or "images" in settings.kind)
+    if is_asked or not is_known or interface != "gym" or run.cluster or not visible_gpus("auto"):
+        return settings
+    on_cpu = settings.follow("auto, small gradient steps", device="cpu")
+    sizes = _derive_sizes(on_cpu)
+    rows = sizes.algorithm.minibatch_rows(sizes.run, sizes.algo)
+    layers = sizes.network.hidden_sizes
+    weights = sum(a * b for a, b in itertools.pairwise((*layers[:1], *layers)))
+    return on_cpu if rows * weights < LEAST_GPU_WORK else settings
 
 
 def _derive_learners(settings: Settings) -> Settings:

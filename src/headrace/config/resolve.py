@@ -130,7 +130,7 @@ def read_settings(
         values |= checked
         sources |= layer_sources
     run, network, config = (cls(**part_of(cls, values)) for cls in classes)
-    return Settings(run, network, config, sources, algorithm, suggested_envs)
+    return Settings(run, network, config, sources, algorithm, suggested_envs, kind)
 
 
 def values_for_resume(

@@ -123,7 +123,8 @@ class RunRequest:
 
     def underived(self) -> Settings:
         """Return the settings of all sources, the defaults of the environment's kind included."""
-        return read_settings(self.explicit, self.config_file, self.measured, self.spec)
+        settings = read_settings(self.explicit, self.config_file, self.measured, self.spec)
+        return settings if self.model is None else replace(settings, kind="")
 
     def job(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Job:
         """Derive the remaining settings and return the job of a new run, or raise ConfigError.

@@ -15,6 +15,7 @@ import linecache
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -156,6 +157,7 @@ class _GpuProgram(Program):
     def __init__(self, module: ModuleType, lock: Path, lanes: int, cuda: Any) -> None:
         super().__init__(module, lock)
         self._lanes, self._cuda = lanes, cuda
+        self._launches: dict[Any, Any] = {}
 
     def view(self, tensor: Tensor) -> Any:
         # The simulator takes tensors of the CPU
@@ -164,9 +166,16 @@ class _GpuProgram(Program):
     def _run(self, function: Any, num_envs: int, args: tuple[Any, ...]) -> None:
         envs_per_block = min(THREADS // self._lanes, num_envs)
         size: tuple[Any, ...] = (-(-num_envs // envs_per_block), envs_per_block * self._lanes)
-        if torch.cuda.is_available():
-            size += (self._cuda.external_stream(torch.cuda.current_stream().cuda_stream),)
-        function[size](*args, num_envs)
+        if not torch.cuda.is_available():  # the simulator
+            function[size](*args, num_envs)
+            return
+        stream = torch.cuda.current_stream().cuda_stream
+        if (key := (function, num_envs, stream)) not in self._launches:
+            with warnings.catch_warnings():
+                # Numba warns of few blocks; so many environments were asked for.
+                warnings.filterwarnings("ignore", ".*Grid size")
+                self._launches[key] = function[*size, self._cuda.external_stream(stream)]
+        self._launches[key](*args, num_envs)
 
 
 def make_program(
