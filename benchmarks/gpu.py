@@ -30,6 +30,7 @@ from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.spec import EnvSpec, Space
 
+NAME = "gpu"
 IMAGES = Space("box", (4, 84, 84), "uint8")
 NUMBERS = Space("box", (4,), "float32")
 
@@ -144,6 +145,31 @@ def whole_run(device):
     }
 
 
+def tables(results):
+    """The tables of docs/scaling.md, of the parts that are there."""
+    lines = [f"{results['machine']['gpu']}, torch {results['machine']['torch']}.", ""]
+    lines += ["| learning by PPO, 2 epochs of 4 minibatches | env steps/s | MiB at most |"]
+    lines += ["|---|---|---|"]
+    for row in results["rows"] + results["run"]:
+        peak = f"{row['peak_mib']:,.0f}" if row.get("peak_mib") else "-"
+        lines.append(f"| {row['name']} | {row['env_steps_per_s']:,.0f} | {peak} |")
+    lines += ["", "| milliseconds of a gradient step | GPU | one core |", "|---|---|---|"]
+    for on_gpu, on_cpu in zip(results["small"][::2], results["small"][1::2], strict=True):
+        cells = (f"{1e3 * row['gradient_step_s']:.2f}" for row in (on_gpu, on_cpu))
+        lines.append(f"| {on_gpu['name'].rpartition(', ')[0]} | {' | '.join(cells)} |")
+    if kernels := results.get("kernels"):
+        columns = "kernels only", "rollout", "rollout without a graph", "training", "MiB at most"
+        lines += ["", f"| env steps/s of kernel environments | {' | '.join(columns)} |"]
+        lines += ["|---" * 6 + "|"]
+    for row in kernels or ():
+        names = "kernels_only", "rollout", "eager", "training", "peak_mib"
+        cells = [f"{row[name]:,.0f}" if name in row else "-" for name in names]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+        if "failed" in row:
+            lines += ["", f"{row['name']}: {row['failed']}"]
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", help="cpu: only to see that it works")
@@ -164,24 +190,7 @@ def main():
     for part, measured in parts.items():
         results[part] = measured()
         flags.output.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"Learning by PPO, 2 epochs of 4 minibatches ({name}); written: {flags.output}")
-    for row in results["rows"] + results["run"]:
-        peak = f"{row['peak_mib']:>8,.0f} MiB" if row.get("peak_mib") else ""
-        print(f"{row['name']:<40} {row['env_steps_per_s']:>12,.0f} env steps/s {peak}")
-    print("Milliseconds of a gradient step, with what an update costs besides")
-    for row in results["small"]:
-        print(f"{row['name']:<40} {1e3 * row['gradient_step_s']:>8.2f}")
-    print("Kernel environments, env steps/s: kernels only, rollout (eager), training")
-    for row in results["kernels"]:
-        if "failed" in row:
-            print(f"{row['name']:<44} {row['failed']}")
-            continue
-        eager = f"({row['eager']:,.0f})" if "eager" in row else ""
-        peak = f"{row['peak_mib']:>8,.0f} MiB" if "peak_mib" in row else ""
-        print(
-            f"{row['name']:<44} {row['kernels_only']:>14,.0f} {row['rollout']:>14,.0f} {eager:>14} "
-            f"{row['training']:>12,.0f} {peak}"
-        )
+    print(tables(results))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from benchmarks import (
     diagnosis,
     figure,
     front_page,
+    gpu,
     own_topology,
     predict,
     tag,
@@ -38,6 +39,7 @@ PARTS = {
     autoscale: "docs/scaling.md",
     topology: "docs/scaling.md",
     own_topology: "docs/scaling.md",
+    gpu: "docs/scaling.md",
 }
 """Scripts whose tables stand in a page of their own, between markers with their name."""
 HEADLINES = {

@@ -272,3 +272,9 @@ def test_learners_of_one_machine_share_its_cores(monkeypatch):
     monkeypatch.setattr("headrace.config.derive.cpu_cores", lambda: 8)
     assert found(None, 8, num_learners=2, learner_threads=0)[3] == 4
     assert found(None, 8, num_learners=16, num_envs=16, learner_threads=0)[3] == 1
+
+
+@pytest.mark.parametrize(("start_s", "workers"), [(1.5, 4), (30.0, 0)])
+def test_processes_that_start_slowly_have_to_pay_for_it(start_s, workers):
+    sizes = {"num_envs": 64, "num_steps": 64, "total_env_steps": 20_000}
+    assert found(replace(SLOW, start=start_s), 4, **sizes)[0] == workers

@@ -156,9 +156,10 @@ def test_the_word_in_a_resume_asks_for_the_workers_of_this_machine(monkeypatch, 
     config = {"settings": settings, "origin": dict.fromkeys(settings, "given"), "cores": 2}
     given, _ = headrace.config.resolve.values_for_resume(config, {"num_workers": AUTO_WORKERS})
     assert given["num_workers"] == found  # 3 on 2 cores: they sleep
-    config["origin"]["num_workers"] = "auto, 2 cores"
-    elsewhere, _ = headrace.config.resolve.values_for_resume(config, {})
-    assert elsewhere["num_workers"] == found
+    for source in ("auto, 2 cores", "default, 2 cores"):  # the second where nothing was measured
+        config["origin"]["num_workers"] = source
+        elsewhere, _ = headrace.config.resolve.values_for_resume(config, {})
+        assert elsewhere["num_workers"] == found
 
 
 @pytest.mark.parametrize(("gpus", "cores", "learners"), [(0, 1, 1), (0, 4, 2), (1, 4, 1)])

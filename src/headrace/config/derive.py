@@ -35,7 +35,7 @@ from headrace.spec import Interface
 SHORT_ENV_STEPS = 4_096
 """A run of no more env steps is a trial: it has one process, and nothing is measured for it."""
 
-LEAST_GPU_WORK = 20_000_000
+LEAST_GPU_WORK = 30_000_000
 """Rows of a gradient step times weights of hidden layers, from which a GPU is faster than a core.
 `benchmarks/gpu.py` measures both."""
 

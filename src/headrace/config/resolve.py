@@ -171,7 +171,8 @@ def values_for_resume(
         sources["num_workers"] = f"follows {learners} learners"
     asked, saved = values["num_workers"] == AUTO_WORKERS, config["settings"]["num_workers"]
     cores = config.get("cores", cpu_cores())
-    was_auto = sources["num_workers"].startswith("auto,") and "num_workers" not in changes
+    follows_cores = sources["num_workers"].startswith(("auto,", "default,"))
+    was_auto = follows_cores and "num_workers" not in changes
     # No workers, or more than cores, were chosen for what a step costs; that is the same here.
     if asked and not 0 < saved <= cores:
         values["num_workers"] = saved

@@ -152,7 +152,8 @@ class LearnerConfig:
     """Learner processes and their math."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the learner computes. auto: cuda if there is a CUDA device."""
+    """Where the learner computes. auto: cuda if there is a CUDA device, unless gradient steps are
+    so small that a CPU is faster."""
     learner_threads: Annotated[
         int, Between(0, auto=AUTO_THREADS), _number_or_auto(AUTO_THREADS)
     ] = AUTO_THREADS

@@ -168,6 +168,7 @@ class Costs:
         latency: idle time from an order to the first step, and from the last step to the answer.
         learn: one update, by rows of one learner: assembling, learning, publishing, logging.
         allreduce: additional time of one update, by number of learners.
+        start: CPU time in which a worker or another learner starts: Python, and its imports.
     """
 
     step: TimeDistribution
@@ -181,6 +182,7 @@ class Costs:
     learn: LinearCost
     allreduce: LinearCost
     device: str = "cpu"
+    start: float = 1.5
 
     @property
     def env_s(self) -> float:

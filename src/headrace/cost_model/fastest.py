@@ -9,7 +9,6 @@ from dataclasses import replace
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import Topology, simulate
 
-_START_S = 1.5  # of a worker or another learner: a fresh Python, and its imports
 _WORTH = 1.1  # a topology with more processes has to be that many times as fast
 _SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps
 _MOST_WORKERS = 64  # for environments that sleep
@@ -39,7 +38,7 @@ def fastest(
             rate = simulate(costs, topology, num_updates=_NUM_UPDATES)
             others = topology.num_workers + num_learners - learners[0]
             starts = 1 + others / run.cores if others else 0
-            seconds = total_env_steps / rate + starts * _START_S
+            seconds = total_env_steps / rate + starts * costs.start
             if seconds * _WORTH < least:
                 best, least = topology, seconds
     assert best is not None  # one without workers
