@@ -139,6 +139,7 @@ def test_a_cluster_gets_machines_and_not_this_one_s_cores():
     assert "more machines in the cluster" in second
 
 
+@pytest.mark.more
 def test_whatever_is_named_can_be_typed():
     """Each flag that is named fits the run's other settings, and none has that value already."""
     named = 0

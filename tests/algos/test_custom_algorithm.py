@@ -56,6 +56,7 @@ def test_own_algorithm_learns_and_with_the_sign_flipped_it_does_not(tmp_path):
     assert learned > 50 > 30 > flipped
 
 
+@pytest.mark.more
 def test_own_algorithm_is_named_on_the_command_line_and_again_to_go_on(tmp_path):
     def run(*words, code=0):
         done = python.run(python.command(*words), cwd=ROOT, env=dict(os.environ))
@@ -250,6 +251,7 @@ REGISTER = {
 }
 
 
+@pytest.mark.more
 def test_replay_algorithm_of_the_package_touches_two_files_besides_its_own(tmp_path):
     assert len(REGISTER) <= 6
     package = tmp_path / "src" / "headrace"

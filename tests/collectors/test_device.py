@@ -129,6 +129,7 @@ def test_two_learners_with_half_the_environments_each_learn_the_same(tmp_path):
         torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=0)
 
 
+@pytest.mark.more
 @repeats(("before", "after"), [(1, 2), (2, 1)])
 def test_other_learners_go_on_with_the_episodes_under_way(tmp_path, capsys, before, after):
     settings = SETTINGS | {"total_env_steps": 96, "num_learners": before, "schedule_env_steps": 0}

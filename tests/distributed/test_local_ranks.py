@@ -100,6 +100,7 @@ class Forgetful(torch.nn.Module):
         return self.params(hidden), self.value(hidden).squeeze(-1)
 
 
+@pytest.mark.more
 @repeats("parts", [1, 2])
 def test_custom_networks_may_skip_parameters(tmp_path, parts):
     runs = [

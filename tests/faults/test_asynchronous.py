@@ -231,6 +231,7 @@ def test_f26_all_asynchronous_schedules_keep_the_invariants(first):
     assert min(ended.values()) > 50 and uneven > 50  # all of these were tried
 
 
+@pytest.mark.more
 @pytest.mark.fault_a
 def test_f01_killed_asynchronous_workers_lose_a_fragment_each(tmp_path, measured, losses):
     chaos = Chaos(random.Random(1), within_s=0.03)

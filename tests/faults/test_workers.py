@@ -292,6 +292,7 @@ def test_episode_survives_the_loss_of_many_workers():
         collector.close()
 
 
+@pytest.mark.more
 @pytest.mark.fault_a
 def test_restarts_accumulate_no_files_and_processes():
     """File descriptors and processes after many replacements."""

@@ -116,6 +116,7 @@ def test_more_ranks_learn_the_same_with_a_recurrent_core(size, case):
     assert_same(learned(1, learn_with_core, cases)[0][case], ranks, ARITHMETIC[case[2]][2])
 
 
+@pytest.mark.more
 @repeats("arithmetic", ["float64", "float32"])
 def test_two_ranks_learn_the_same_from_nested_observations_and_actions(arithmetic):
     one, two = (learned(size, learn_nested, ((arithmetic,),)) for size in (1, 2))

@@ -77,6 +77,7 @@ def test_more_ranks_learn_the_same_from_replay(size, case):
     assert len(expected_metrics[-1]) > 5
 
 
+@pytest.mark.more
 def test_a_run_goes_on_with_another_number_of_learners(tmp_path):
     settings = {
         "num_envs": 4, "num_steps": 16, "envs_per_vector": 2, "seed": 5, "quiet": True,

@@ -91,6 +91,7 @@ def test_resume_takes_more_workers_than_the_run_has_vectors(tmp_path, capsys):
     assert "as the run began: schedule_env_steps=128" in said
 
 
+@pytest.mark.more
 def test_nested_observations_and_actions_go_on_with_workers_and_by_replay(tmp_path, capsys):
     """Inline and never stopped; with two workers, stopped, and resumed."""
     whole = headrace.train(

@@ -225,6 +225,7 @@ def hanging(tmp_path, times):
     return {"eval_every": UPDATE, "eval_env": Hangs, "eval_env_kwargs": kwargs, "eval_episodes": 1}
 
 
+@pytest.mark.more
 def test_a_process_whose_environment_hangs_has_a_successor_with_the_same_result(tmp_path):
     undisturbed = train(tmp_path, name="other", eval_every=UPDATE, eval_episodes=1)
     with pytest.warns(UserWarning, match=r"died \(exit code 1\)(.|\n)*Another process evaluates"):

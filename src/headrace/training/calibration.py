@@ -57,7 +57,8 @@ _SLOW_S = 0.25  # of a small measurement: then there is no larger one
 _PART = 8  # of the steps of a batch are those of its first measurement
 _HAND_OVER_S = 1e-4  # of a worker process on the same machine
 _LATENCY_S = 1.5e-3  # the worker loads weights, and has slept: its caches are cold
-_LONGEST_START_S = 10.0  # this process may have worked before: a notebook's, for example
+_START_S = min(time.process_time(), 10.0)
+"""CPU time until here: this process has imported what others will. It may have worked before."""
 
 
 @dataclass
@@ -256,8 +257,6 @@ class _Calibrator:
 
     def __init__(self, job: Job, share: int) -> None:
         self._job, self._share = job, share
-        # Until here this process has only started, as others will.
-        self._start_s = min(time.process_time(), _LONGEST_START_S)
         self._device = device_of(job.settings.run.device, 0)
 
     def measure(self) -> Costs:
@@ -302,7 +301,7 @@ class _Calibrator:
         return Costs(
             **of_envs, vector=vector, inference=inference, learn=learn, allreduce=allreduce,
             hand_over=_HAND_OVER_S, latency=_LATENCY_S, device=self._device.type,
-            start=self._start_s,
+            start=_START_S,
         )  # fmt: skip
 
     def _stepping(self) -> tuple[Timings, Timings, int, Fragment]:

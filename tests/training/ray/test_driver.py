@@ -279,6 +279,7 @@ def _import_there(here):
     return Counting()
 
 
+@pytest.mark.more
 def test_dead_worker_is_replaced_and_repeats_its_fragment(cluster, tmp_path):
     flag = tmp_path / "died"
     plan = plan_for(
