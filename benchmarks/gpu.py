@@ -4,8 +4,8 @@ A batch of random experience, made once, is learned from again and again by PPO,
 waits for an environment: Atari's images (NatureCNN) and CartPole's numbers, in fp32 and bf16, the
 batch whole and in four accumulated parts. Beside it, the same on this machine's CPU (one thread per
 core). Then minibatches of few rows, on the GPU and on one core: where a GPU begins to be faster
-(`LEAST_GPU_WORK`). Then kernel environments (`gpu_kernels.py`), and a whole run of
-`headrace train CartPole-v1`, from `--json`. The tables come last.
+(`LEAST_GPU_WORK`). Then a whole run of `headrace train CartPole-v1 --device cuda`, from `--json`,
+and kernel environments (`gpu_kernels.py`). The tables come last.
 """
 
 import argparse
@@ -150,23 +150,26 @@ def tables(results):
     lines = [f"{results['machine']['gpu']}, torch {results['machine']['torch']}.", ""]
     lines += ["| learning by PPO, 2 epochs of 4 minibatches | env steps/s | MiB at most |"]
     lines += ["|---|---|---|"]
-    for row in results["rows"] + results["run"]:
-        peak = f"{row['peak_mib']:,.0f}" if row.get("peak_mib") else "-"
+    for row in results.get("rows", []):
+        peak = f"{row['peak_mib']:,.0f}" if row["peak_mib"] else "-"
         lines.append(f"| {row['name']} | {row['env_steps_per_s']:,.0f} | {peak} |")
     lines += ["", "| milliseconds of a gradient step | GPU | one core |", "|---|---|---|"]
-    for on_gpu, on_cpu in zip(results["small"][::2], results["small"][1::2], strict=True):
+    small = results.get("small", [])
+    for on_gpu, on_cpu in zip(small[::2], small[1::2], strict=True):
         cells = (f"{1e3 * row['gradient_step_s']:.2f}" for row in (on_gpu, on_cpu))
         lines.append(f"| {on_gpu['name'].rpartition(', ')[0]} | {' | '.join(cells)} |")
-    if kernels := results.get("kernels"):
+    kernels = results.get("kernels", [])
+    if kernels:
         columns = "kernels only", "rollout", "rollout without a graph", "training", "MiB at most"
         lines += ["", f"| env steps/s of kernel environments | {' | '.join(columns)} |"]
         lines += ["|---" * 6 + "|"]
-    for row in kernels or ():
+    for row in kernels:
         names = "kernels_only", "rollout", "eager", "training", "peak_mib"
         cells = [f"{row[name]:,.0f}" if name in row else "-" for name in names]
         lines.append(f"| {row['name']} | {' | '.join(cells)} |")
-        if "failed" in row:
-            lines += ["", f"{row['name']}: {row['failed']}"]
+    lines += [""] + [f"{row['name']}: {row['failed']}" for row in kernels if "failed" in row]
+    for row in results.get("run", []):
+        lines.append(f"{row['name']}: {row['env_steps_per_s']:,.0f} env steps/s.")
     return "\n".join(lines)
 
 

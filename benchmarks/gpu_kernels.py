@@ -2,10 +2,10 @@
 
 Stepping is the device collector's rollout without learning from it: the policy's forward pass,
 sampling, phases, resets and observations, as one CUDA graph, and step by step ("eager"). "Kernels
-only" is `KernelVector.step`, with actions drawn once. Training is PPO, whole, by `Learner` and
-`DeviceCollector` as `headrace train` has them: CartPole with 4 epochs of 4 minibatches, the games
-of tag with one update of a batch. Each line is the median of some batches after two
-that warm up; memory is the peak of what torch allocated on the device.
+only" is what `KernelVector` does for a batch, with actions drawn once. Training is PPO, whole, by
+`Learner` and `DeviceCollector` as `headrace train` has them: CartPole with 4 epochs of 4
+minibatches, the games of tag with one update of a batch. Each line is the median of some batches
+after two that warm up; memory is the peak of what torch allocated on the device.
 
 Left out: the table's printing (`gpu.py`).
 """

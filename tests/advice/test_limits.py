@@ -84,6 +84,14 @@ def test_learning_on_the_cpu_names_a_gpu_learners_or_threads():
     assert "--device" not in said(LEARN, place=replace(PLACE, has_gpu=True))[1]
 
 
+def test_a_gpu_is_not_named_where_a_cpu_was_chosen_beside_it():
+    settings = resolve({"env": "X", "num_workers": 0})
+    place = replace(PLACE, is_small=False, has_gpu=True)
+    assert "--device cuda" in advise(settings, LEARN, {}, place)[1]
+    chosen = settings.follow("auto, small gradient steps", device="cpu")
+    assert "--device" not in advise(chosen, LEARN, {}, place)[1]
+
+
 def test_inference_names_the_gpu_where_there_is_one_else_workers():
     big = replace(PLACE, is_small=False)
     assert "inference: the policy acting, 60% of the time" in said(INFER, place=big)[0]

@@ -196,6 +196,17 @@ def test_metrics_show_epsilon_and_errors(tmp_path):
     assert "td_error" not in first  # there was no gradient step yet
 
 
+@pytest.mark.parametrize("interval", [1, 1000])
+def test_metrics_show_the_best_values_and_how_far_the_target_network_is(tmp_path, interval):
+    algo = DQN(learning_starts=100, target_update_interval=interval, replay_ratio=1 / 64)
+    rows = [row for row in read_metrics(train(tmp_path / "run", algo).dir) if "td_error" in row]
+    for row in rows:
+        assert (row["target_gap"] == 0) == (interval == 1)
+    # One gradient step in an update: of the same rows, but a step later
+    assert all(row["max_value"] > row["mean_value"] - 0.1 for row in rows)
+    assert any(row["max_value"] > row["mean_value"] for row in rows)
+
+
 def test_metrics_show_how_much_is_stored_and_how_old_it_is_that_is_learned_from(tmp_path):
     run = train(tmp_path / "run", DQN(learning_starts=100, replay_size=200))
     rows = read_metrics(run.dir)

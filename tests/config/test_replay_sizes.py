@@ -1,9 +1,7 @@
 """Sizes of a replay: what follows by itself, and what is refused."""
 
 import pytest
-import torch
 
-from headrace.config.checks import check_replay_dir
 from headrace.config.resolve import resolve
 from headrace.errors import ConfigError
 
@@ -22,15 +20,6 @@ def test_a_short_run_begins_to_learn_in_time_and_keeps_room_for_its_rows_alone()
 def test_what_is_given_is_kept():
     algo = resolved(total_env_steps=5_000, learning_starts=900, replay_size=20_000).algo
     assert (algo.learning_starts, algo.replay_size) == (900, 20_000)
-
-
-def test_a_file_of_observations_is_for_the_cpu_alone():
-    """Where the learner is, not where settings are read: an evaluation needs no file."""
-    for algo in (resolved(replay_dir="/tmp").algo, resolved(algo="pqn").algo):
-        check_replay_dir(algo, torch.device("cpu"))
-    check_replay_dir(resolved().algo, torch.device("cuda"))
-    with pytest.raises(ConfigError, match=r"(?s)the learner is on cuda:1.*Use --replay-dir \"\""):
-        check_replay_dir(resolved(replay_dir="/tmp").algo, torch.device("cuda", 1))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from headrace.config.derive import derive, needs_calibration
 from headrace.config.resolve import read_settings
 from headrace.cost_model.costs import Costs, LinearCost, mixture
 from headrace.errors import ConfigError
+from headrace.spec import EnvSpec, Space
 
 FAST = Costs(
     step=mixture((5e-6, 1.0)),
@@ -235,37 +236,53 @@ def test_environments_are_as_many_as_learners_that_nobody_asked_for_can_share(mo
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "device"),
+    ("num_inputs", "given", "device"),
     [
-        ("continuous control", {}, "cpu"),
-        ("discrete actions", {"algo": "dqn"}, "cpu"),
-        ("discrete actions", {"num_envs": 4096, "num_steps": 128, "num_minibatches": 4}, "auto"),
-        ("discrete actions", {"hidden_sizes": (2048, 2048)}, "auto"),
-        ("images", {}, "auto"),
-        ("observations with images", {}, "auto"),
-        ("", {}, "auto"),
-        ("discrete actions", {"model": "package:Network"}, "auto"),
-        ("discrete actions", {"num_learners": 2}, "auto"),
-        ("discrete actions", {"cluster": "auto"}, "auto"),
-        ("discrete actions", {"device": "cuda"}, "cuda"),
+        (4, {}, "cpu"),
+        (4, {"device": "auto"}, "cpu"),
+        (4, {"algo": "dqn"}, "cpu"),
+        (4, {"num_learners": 2}, "cpu"),
+        (4, {"num_envs": 4096, "num_steps": 128, "num_minibatches": 4}, "auto"),
+        (4, {"hidden_sizes": (2048, 2048)}, "auto"),
+        (20_000, {}, "auto"),
+        (0, {}, "auto"),
+        (4, {"model": "package:Network"}, "auto"),
+        (4, {"cluster": "auto"}, "auto"),
+        (4, {"device": "cuda"}, "cuda"),
     ],
 )
-def test_beside_a_gpu_small_gradient_steps_are_made_on_the_cpu(monkeypatch, kind, given, device):
+def test_beside_a_gpu_small_gradient_steps_are_made_on_the_cpu(
+    monkeypatch, num_inputs, given, device
+):
     gpus = {"auto": 2, "cuda": 2, "cpu": 0}
     monkeypatch.setattr("headrace.config.derive.visible_gpus", gpus.get)
-    settings = replace(read_settings({"env": "X"} | given), kind=kind)
+    settings = replace(read_settings({"env": "X"} | given), num_inputs=num_inputs)
     run = derive(settings, "gym", 8).run
     assert run.device == device
     if not {"num_learners", "cluster"} & given.keys():
-        assert run.num_learners == (1 if device == "cpu" or given.get("algo") == "dqn" else 2)
+        assert run.num_learners == (1 if device == "cpu" else 2)
     monkeypatch.setattr("headrace.config.derive.visible_gpus", lambda device: 0)
     assert derive(settings, "gym", 8).run.device == given.get("device", "auto")
 
 
 def test_beside_a_gpu_a_kernel_environment_is_stepped_there(monkeypatch):
     monkeypatch.setattr("headrace.config.derive.visible_gpus", lambda device: 1)
-    settings = replace(read_settings({"env": "X"}), kind="discrete actions")
+    settings = replace(read_settings({"env": "X"}), num_inputs=4)
     assert derive(settings, "kernel", 8).run.device == "auto"
+
+
+@pytest.mark.parametrize(
+    ("observation", "given", "num_inputs"),
+    [
+        (Space("box", (3, 2), "float32"), {}, 6),
+        (Space("box", (84, 84, 3), "uint8"), {}, 0),
+        (Space("box", (3,), "float32"), {"core": "lstm"}, 0),
+        (Space("box", (3,), "float32"), {"algo": "headrace.algos.ppo:PPOAlgorithm"}, 0),
+    ],
+)
+def test_the_inputs_of_a_network_of_hidden_layers_are_counted(observation, given, num_inputs):
+    spec = EnvSpec("X", observation, Space("discrete", (), "int64", nvec=(2,)))
+    assert read_settings({"env": "X"} | given, spec=spec).num_inputs == num_inputs
 
 
 def test_learners_of_one_machine_share_its_cores(monkeypatch):

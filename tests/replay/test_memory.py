@@ -1,11 +1,12 @@
 """The memory of a replay buffer is asked for at the start."""
 
 import pytest
+import torch
 
 import headrace
 from headrace.errors import ConfigError
 from headrace.replay.buffer import ReplayBuffer
-from headrace.replay.memory import row_bytes
+from headrace.replay.memory import check_memory, row_bytes
 from tests.replay.test_buffer import SPEC
 
 
@@ -27,3 +28,26 @@ def test_more_than_the_machine_has_is_refused_in_words(tmp_path):
             run_dir=tmp_path / "run",
         )  # fmt: skip
     assert not list(tmp_path.rglob("checkpoints"))
+
+
+@pytest.mark.parametrize(
+    ("size", "directory", "words"),
+    [
+        (1_000, "", ""),
+        (3_000_000, "", r"0.1 GB of GPU memory.*Use --replay-size \d+ or less, or --device cpu"),
+        (1_000, "/tmp", r"the learner is on cuda:1.*Use --replay-dir \"\""),
+    ],
+)
+def test_on_a_gpu_its_memory_has_to_be_enough(monkeypatch, size, directory, words):
+    """No GPU is needed to ask: it would answer so."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50_000_000, 10**11))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 12_000_000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2_000_000)
+    device = torch.device("cuda", 1)
+    if not words:
+        assert check_memory(SPEC, size, device, prioritized=False) == size * row_bytes(SPEC)
+        with pytest.raises(ConfigError, match=r"and 0\.0 GB of GPU memory"):
+            check_memory(SPEC, size, device, prioritized=False, taken=59_990_000)
+        return
+    with pytest.raises(ConfigError, match=f"(?s){words}"):
+        check_memory(SPEC, size, device, directory, prioritized=False)

@@ -107,6 +107,17 @@ def test_environments_that_sleep_get_a_worker_each(tmp_path):
     assert config["cores"] >= 1
 
 
+def test_beside_a_gpu_what_learns_on_the_cpu_is_measured_there(home, monkeypatch):
+    gpus = {"auto": 1, "cuda": 1, "cpu": 0}
+    monkeypatch.setattr("headrace.config.derive.visible_gpus", gpus.get)
+    asked = []
+    monkeypatch.setattr(
+        calibration, "device_of", lambda name, rank: asked.append(name) or torch.device("cpu")
+    )
+    assert request().costs is not None
+    assert set(asked) == {"cpu"}
+
+
 def test_code_without_a_name_is_measured_each_time(home):
     measured = inspect_request(RunRequest(SIZES, env=lambda: Counting()))
     assert calibrated(measured).costs is not None

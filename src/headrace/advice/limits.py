@@ -165,7 +165,7 @@ def _remedy(time: _Time, settings: Settings, place: Place) -> str:
         )
     if run.cluster:
         return fewer_steps or _remedy_on_cluster(limit)
-    if flags := _gpu_flags(limit, run, place):
+    if flags := _gpu_flags(limit, settings, place):
         return f"the GPU of this machine: {flags}"
     if change := _best_change(time, settings, place):
         return f"{change.flags} ({_effect(change, run)}): at best {change.gain:.1f} times as fast"
@@ -197,9 +197,10 @@ def _remedy_on_cluster(limit: str) -> str:
     return "more machines in the cluster, for more workers"
 
 
-def _gpu_flags(limit: str, run: RunConfig, place: Place) -> str:
+def _gpu_flags(limit: str, settings: Settings, place: Place) -> str:
     """Return the flags with which a GPU takes over what limits the run; "" if it would not help."""
-    if not place.has_gpu or (place.is_small and not place.on_device):
+    run, too_small = settings.run, settings.source["device"].startswith("auto,")
+    if not place.has_gpu or too_small or (place.is_small and not place.on_device):
         return ""
     device = "--device cuda" if place.device == "cpu" else ""
     if limit == "learning" or (place.on_device and place.interface == "kernel"):

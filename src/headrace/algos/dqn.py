@@ -108,6 +108,19 @@ def targets(policy: QPolicy, target: QPolicy, rows: Minibatch, cfg: DQN) -> Mini
     return target.returns.target(of_action(outputs, best), rows["reward"], rows["discount"])
 
 
+@torch.no_grad()
+def values_of(policy: QPolicy, target: QPolicy, rows: Minibatch) -> Metrics:
+    """Return the mean value of the best actions, and how far the target network is from it."""
+    outputs = policy.outputs(rows["obs"])
+    best = policy.best(outputs, rows["obs"])
+    value, earlier = (
+        policy.returns.mean(of_action(each, best))
+        for each in (outputs, target.outputs(rows["obs"]))
+    )
+    of_rows = {"max_value": value, "target_gap": (value - earlier).abs()}
+    return {name: (each * rows["weight"]).sum() for name, each in of_rows.items()}
+
+
 class DQNAlgorithm(QLearning[DQN]):
     """DQN: acts greedily but for epsilon, and learns from replay."""
 
@@ -156,6 +169,7 @@ class DQNAlgorithm(QLearning[DQN]):
         store(ctx, source)
         seen: list[Metrics] = []
         drawn = None
+        rows, of_last = Minibatch(), Metrics()
         for step, drawn, rows in due(ctx):
             if cfg.noisy:
                 renew_noise(policy, ctx.seed, step, _LEARNING)
@@ -166,12 +180,15 @@ class DQNAlgorithm(QLearning[DQN]):
             seen.append(metrics)
             if (step + 1) % cfg.target_update_interval == 0:
                 follow(target, policy, cfg.tau)
+        if drawn is not None:
+            of_last = values_of(policy, target, rows)
         if cfg.noisy:
             renew_noise(policy, ctx.seed, ctx.version, _ACTING)
         epsilon = cfg.epsilon(ctx.progress)
         explore(ctx.policy, epsilon)
         return (
             mean_of(seen)
+            | of_last
             | replay_of(ctx).metrics(drawn)
             | {"lr": torch.tensor(ctx.lr), "epsilon": torch.tensor(epsilon)}
         )

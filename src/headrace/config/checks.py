@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-import torch
-
 from headrace.algos.base import ActorCriticConfig, Algorithm
 from headrace.algos.off_policy import ReplayConfig
 from headrace.config.old_names import PEER_NAMES
@@ -194,15 +192,6 @@ def check_replay(run: RunConfig, algo: Any) -> None:
             f"replay_size={algo.replay_size}: expected {least} or more, the larger of "
             f"learning_starts={algo.learning_starts} and two batches of num_envs * num_steps = "
             f"{run.num_envs} * {run.num_steps} rows.\nUse --replay-size {least}, for example."
-        )
-
-
-def check_replay_dir(algo: Any, device: torch.device) -> None:
-    """Refuse a file of observations if the learner is not on a CPU."""
-    if isinstance(algo, ReplayConfig) and algo.replay_dir and device.type != "cpu":
-        raise ConfigError(
-            f"replay_dir={algo.replay_dir!r}, but the learner is on {device}, and its buffer is in "
-            'the memory there.\nUse --replay-dir "", or --device cpu.'
         )
 
 

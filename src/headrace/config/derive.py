@@ -35,7 +35,7 @@ from headrace.spec import Interface
 SHORT_ENV_STEPS = 4_096
 """A run of no more env steps is a trial: it has one process, and nothing is measured for it."""
 
-LEAST_GPU_WORK = 30_000_000
+LEAST_GPU_WORK = 15_000_000
 """Rows of a gradient step times weights of hidden layers, from which a GPU is faster than a core.
 `benchmarks/gpu.py` measures both."""
 
@@ -100,17 +100,18 @@ def _derive_sizes(settings: Settings) -> Settings:
 
 
 def _derive_device(settings: Settings, interface: Interface) -> Settings:
-    """Learn on the CPU, by default, where gradient steps are too small for a GPU to be faster."""
-    run, names = settings.run, ("device", "num_learners")
-    is_asked = any(not settings.source[name].startswith(SUGGESTED) for name in names)
-    is_known = settings.kind and not (run.model or "images" in settings.kind)
-    if is_asked or not is_known or interface != "gym" or run.cluster or not visible_gpus("auto"):
+    """Learn on the CPU, if nothing else is asked for, where gradient steps are too small for a GPU.
+
+    How many learners share a gradient step is left out, so that the same run has the same device.
+    """
+    run, size = settings.run, settings.num_inputs
+    is_open = run.device == "auto" and size and not (run.model or run.cluster)
+    if not is_open or interface != "gym" or not visible_gpus("auto"):
         return settings
     on_cpu = settings.follow("auto, small gradient steps", device="cpu")
     sizes = _derive_sizes(on_cpu)
     rows = sizes.algorithm.minibatch_rows(sizes.run, sizes.algo)
-    layers = sizes.network.hidden_sizes
-    weights = sum(a * b for a, b in itertools.pairwise((*layers[:1], *layers)))
+    weights = sum(a * b for a, b in itertools.pairwise((size, *sizes.network.hidden_sizes)))
     return on_cpu if rows * weights < LEAST_GPU_WORK else settings
 
 

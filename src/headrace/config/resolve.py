@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.catalog.families import advice_without_env
-from headrace.config.algorithms import load_algorithm
+from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.checks import checked_values, largest_divisor, part_of, without_cluster
 from headrace.config.derive import cpu_cores, derive
 from headrace.config.old_names import rename_settings, settings_of_file
@@ -95,10 +95,12 @@ def read_settings(
     algo = explicit.get("algo", from_file.get("algo", "ppo"))
     algorithm = load_algorithm(algo)
     preset_name, from_preset = preset(env, algo)
-    kind, from_kind = "", dict[str, Any]()
+    kind, from_kind, num_inputs = "", dict[str, Any](), 0
     if spec is not None:
         core = {**from_preset, **from_file, **explicit}.get("core", "none")
         kind, from_kind = defaults(spec, algo, core)
+        if "images" not in kind and algo in ALGORITHMS and core == "none":
+            num_inputs = sum(part.size for _, part in spec.seen.leaves)
     layers: tuple[tuple[str, Mapping[str, Any]], ...] = (
         (f"defaults for {kind}", from_kind),
         (f"preset {preset_name}", from_preset),
@@ -130,7 +132,7 @@ def read_settings(
         values |= checked
         sources |= layer_sources
     run, network, config = (cls(**part_of(cls, values)) for cls in classes)
-    return Settings(run, network, config, sources, algorithm, suggested_envs, kind)
+    return Settings(run, network, config, sources, algorithm, suggested_envs, num_inputs)
 
 
 def values_for_resume(
@@ -172,7 +174,7 @@ def values_for_resume(
     asked, saved = values["num_workers"] == AUTO_WORKERS, config["settings"]["num_workers"]
     cores = config.get("cores", cpu_cores())
     follows_cores = sources["num_workers"].startswith(("auto,", "default,"))
-    was_auto = follows_cores and "num_workers" not in changes
+    was_auto = follows_cores and not values["cluster"] and "num_workers" not in changes
     # No workers, or more than cores, were chosen for what a step costs; that is the same here.
     if asked and not 0 < saved <= cores:
         values["num_workers"] = saved

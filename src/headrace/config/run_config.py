@@ -167,8 +167,8 @@ class LearnerConfig:
     less memory; the gradient is the same."""
     num_learners: Annotated[int, Between(1, auto=-1), _number_or_auto(-1)] = -1
     """Learner processes (ranks). Each steps its share of the environments with its share of the
-    workers; they average their gradients. auto (-1): one for each GPU of this machine; without
-    GPUs, as many as are fastest, by a measurement. torchrun sets it."""
+    workers; they average their gradients. auto (-1): one for each GPU of this machine; on CPUs,
+    as many as are fastest, by a measurement. torchrun sets it."""
     deterministic: bool = False
     """Choose what is auto from the number of cores and GPUs alone, and not from what is measured:
     the same command has the same sizes on each machine with as many."""

@@ -29,7 +29,7 @@ class Settings:
         source: name -> `given` (by flag or keyword), `config FILE`, `auto-scale`, `preset NAME`,
             `defaults for KIND`, `default`, or the settings that it follows from.
         suggested_envs: number of environments of preset and defaults, whatever was asked for.
-        kind: of the environment, a table's name in `defaults.toml`; "": not known.
+        num_inputs: numbers in an observation, if hidden layers alone see them; else 0.
     """
 
     run: RunConfig
@@ -38,7 +38,7 @@ class Settings:
     source: dict[str, str]
     algorithm: Algorithm[Any]
     suggested_envs: int = 0
-    kind: str = ""
+    num_inputs: int = 0
 
     def of(self, policy: str) -> "Settings":
         """Return the settings of one policy: `[policies.NAME]` may change some; or ConfigError."""

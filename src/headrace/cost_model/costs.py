@@ -15,6 +15,8 @@ from headrace.spec import Array
 
 _MAX_POINTS = 512
 _TAIL = 0.01
+START_S = 1.5
+"""CPU time in which a process starts, where it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class Costs:
     learn: LinearCost
     allreduce: LinearCost
     device: str = "cpu"
-    start: float = 1.5
+    start: float = START_S
 
     @property
     def env_s(self) -> float:

@@ -14,7 +14,7 @@ from headrace.batch import Fragment, Minibatch, Obs, columns, each, one_of_each
 from headrace.device_seeding import replay_draws
 from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
-from headrace.replay.memory import check_memory, frames_in, obs_bytes, zeros_in_file
+from headrace.replay.memory import frames_in, obs_bytes, zeros_in_file
 from headrace.replay.priorities import Priorities, own_rows
 from headrace.spec import EnvSpec
 
@@ -60,7 +60,7 @@ class ReplayBuffer(OfEnvs):
             its rows.
 
     Raises:
-        ConfigError: there is not enough free memory, or disk.
+        ConfigError: the directory cannot be written, or its disk has not enough room.
     """
 
     reward: Tensor
@@ -92,7 +92,6 @@ class ReplayBuffer(OfEnvs):
         self._older = frames_in(spec) - 1
         self.capacity = -(-size // (num_envs * ranks.size)) + 1 + self._older
         self.obs_bytes = obs_bytes(spec)
-        check_memory(spec, size // ranks.size, directory, prioritized=prioritized)
         layout = columns(spec, {}, self.capacity, num_envs)
         self._obs_names = {
             name.removeprefix("obs").removeprefix("."): f"obs{i}"

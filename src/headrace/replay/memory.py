@@ -36,31 +36,47 @@ def frames_in(spec: EnvSpec) -> int:
 
 
 def check_memory(
-    spec: EnvSpec, size: int, directory: str = "", *, prioritized: bool = False
-) -> None:
-    """Raise ConfigError if this machine's memory does not hold the buffer. A GPU's is not asked.
+    spec: EnvSpec,
+    size: int,
+    device: torch.device,
+    directory: str = "",
+    *,
+    prioritized: bool,
+    taken: int = 0,
+) -> int:
+    """Raise ConfigError if a device cannot have the buffer, or does not have the memory for it.
 
-    Rows take memory when they are first written. So without this check the kernel would end the
-    process hours later.
+    On a CPU, rows take memory when they are first written. So without this check the kernel would
+    end the process hours later.
 
     Args:
-        directory: of the file that holds the observations; "": memory holds them.
+        directory: of the file that holds the observations; "": the device's memory holds them.
+        taken: bytes that other buffers of this process will take.
+
+    Returns:
+        The bytes that this buffer will take.
     """
-    row, free = row_bytes(spec, prioritized=prioritized), _free_memory()
-    in_file = obs_bytes(spec) // frames_in(spec)
-    if directory:
-        row -= in_file
-    if free is not None and size * row > free:
-        elsewhere = (
-            ""
-            if directory
-            else "; or, for a learner on a CPU, --replay-dir DIR to keep the observations on a disk"
-        )
+    row, is_cpu = row_bytes(spec, prioritized=prioritized), device.type == "cpu"
+    if directory and not is_cpu:
         raise ConfigError(
-            f"replay_size={size}: the buffer needs {size * row / 1e9:.1f} GB, {row} bytes for a "
-            f"transition, and {free / 1e9:.1f} GB of memory are free.\n"
-            f"Use --replay-size {int(0.8 * free / row)} or less{elsewhere}."
+            f"replay_dir={directory!r}, but the learner is on {device}, and its buffer is in the "
+            'memory there.\nUse --replay-dir "", or --device cpu.'
         )
+    free = _free_memory() if is_cpu else _free_gpu_memory(device)
+    if directory:
+        row -= obs_bytes(spec) // frames_in(spec)
+    if free is None or size * row + taken <= free:
+        return size * row
+    where, other = "memory", ", or --replay-dir DIR to keep the observations on a disk"
+    if directory:
+        other = ""
+    elif not is_cpu:
+        where, other = "GPU memory", ", or --device cpu"
+    raise ConfigError(
+        f"replay_size={size}: the buffer needs {size * row / 1e9:.1f} GB, {row} bytes for a "
+        f"transition, and {(free - taken) / 1e9:.1f} GB of {where} are free.\n"
+        f"Use --replay-size {int(0.8 * (free - taken) / row)} or less{other}."
+    )
 
 
 def zeros_in_file(directory: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -83,6 +99,12 @@ def zeros_in_file(directory: str, shape: tuple[int, ...], dtype: torch.dtype) ->
             f"{error.strerror or error}.\nMake that directory, use another one, or use a smaller "
             "--replay-size."
         ) from None
+
+
+def _free_gpu_memory(device: torch.device) -> int:
+    """Return the bytes that a GPU can still give, those that torch keeps for later included."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def _free_memory() -> int | None:

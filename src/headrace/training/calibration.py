@@ -33,7 +33,7 @@ from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.config.batches import minibatch_sizes
 from headrace.config.derive import cpu_cores, needs_calibration
-from headrace.cost_model.costs import Costs, LinearCost, TimeDistribution
+from headrace.cost_model.costs import START_S, Costs, LinearCost, TimeDistribution
 from headrace.distributed.channel import pickled
 from headrace.distributed.ranks import device_of, visible_gpus
 from headrace.errors import EnvError, UsageError
@@ -57,8 +57,8 @@ _SLOW_S = 0.25  # of a small measurement: then there is no larger one
 _PART = 8  # of the steps of a batch are those of its first measurement
 _HAND_OVER_S = 1e-4  # of a worker process on the same machine
 _LATENCY_S = 1.5e-3  # the worker loads weights, and has slept: its caches are cold
-_START_S = min(time.process_time(), 10.0)
-"""CPU time until here: this process has imported what others will. It may have worked before."""
+_WORKED_S = 10.0  # a process with more CPU time has done more than import what others will
+_START_S = START_S if time.process_time() > _WORKED_S else time.process_time()
 
 
 @dataclass

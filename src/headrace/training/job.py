@@ -123,8 +123,7 @@ class RunRequest:
 
     def underived(self) -> Settings:
         """Return the settings of all sources, the defaults of the environment's kind included."""
-        settings = read_settings(self.explicit, self.config_file, self.measured, self.spec)
-        return settings if self.model is None else replace(settings, kind="")
+        return read_settings(self.explicit, self.config_file, self.measured, self.spec)
 
     def job(self, run_dir: Path, *, cores: int | None = None, quiet: bool = True) -> Job:
         """Derive the remaining settings and return the job of a new run, or raise ConfigError.

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import headrace
+from headrace.algos.off_policy import ReplayConfig
 from headrace.collectors.api import Collector, PolicyPlan, SamplingPlan, Say, ShouldStop
 from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.collectors.backends.api import BackendFactory
@@ -21,7 +22,6 @@ from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.snapshots import regroup
 from headrace.collectors.synchronous import SynchronousCollector
-from headrace.config.checks import check_replay_dir
 from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json, share_of
@@ -31,6 +31,7 @@ from headrace.errors import EnvError
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.models.fast_paths import ACTING, choose, describe_choice
+from headrace.replay.memory import check_memory
 from headrace.spec import Array, EnvSpec
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
@@ -149,8 +150,18 @@ def build_learner(
     job: Job, device: torch.device, meter: Meter, ranks: Ranks = SINGLE_RANK
 ) -> Learner:
     """Build the learner of a job's policies; ConfigError if settings do not fit its device."""
-    for name in job.shares:
-        check_replay_dir(job.settings.of(name).algo, device)
+    taken = 0
+    for name, agents in job.shares.items():
+        algo = job.settings.of(name).algo
+        if isinstance(algo, ReplayConfig) and name not in job.settings.run.frozen:
+            taken += check_memory(
+                job.spec.for_agents(agents),
+                algo.replay_size // ranks.size,
+                device,
+                algo.replay_dir,
+                prioritized=algo.priority_alpha > 0,
+                taken=taken,
+            )
     return Learner(job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved)
 
 
