@@ -233,7 +233,7 @@ def test_each_learner_gets_one_gpu(monkeypatch):
             device_of(name, 2)
     assert device_of("cpu", 5) == torch.device("cpu")
     with pytest.raises(ConfigError, match="Learner 3"):
-        headrace.train("CartPole-v1", **SETTINGS, num_learners=4)
+        headrace.train("CartPole-v1", **SETTINGS, num_learners=4, device="cuda")
 
 
 def test_backend_follows_the_device():

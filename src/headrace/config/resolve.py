@@ -95,12 +95,10 @@ def read_settings(
     algo = explicit.get("algo", from_file.get("algo", "ppo"))
     algorithm = load_algorithm(algo)
     preset_name, from_preset = preset(env, algo)
-    kind, from_kind, num_inputs = "", dict[str, Any](), 0
+    kind, from_kind = "", dict[str, Any]()
     if spec is not None:
         core = {**from_preset, **from_file, **explicit}.get("core", "none")
         kind, from_kind = defaults(spec, algo, core)
-        if "images" not in kind and algo in ALGORITHMS and core == "none":
-            num_inputs = sum(part.size for _, part in spec.seen.leaves)
     layers: tuple[tuple[str, Mapping[str, Any]], ...] = (
         (f"defaults for {kind}", from_kind),
         (f"preset {preset_name}", from_preset),
@@ -132,7 +130,15 @@ def read_settings(
         values |= checked
         sources |= layer_sources
     run, network, config = (cls(**part_of(cls, values)) for cls in classes)
+    num_inputs = _num_inputs(spec, kind, algo, network.core) if spec else 0
     return Settings(run, network, config, sources, algorithm, suggested_envs, num_inputs)
+
+
+def _num_inputs(spec: EnvSpec, kind: str, algo: str, core: str) -> int:
+    """Return the numbers in an observation, if hidden layers alone see them; else 0."""
+    if "images" in kind or algo not in ALGORITHMS or core != "none":
+        return 0
+    return sum(part.size for _, part in spec.seen.leaves)
 
 
 def values_for_resume(
