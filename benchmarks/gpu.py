@@ -169,7 +169,8 @@ def tables(results):
         lines.append(f"| {row['name']} | {' | '.join(cells)} |")
     lines += [""] + [f"{row['name']}: {row['failed']}" for row in kernels if "failed" in row]
     for row in results.get("run", []):
-        lines.append(f"{row['name']}: {row['env_steps_per_s']:,.0f} env steps/s.")
+        rate = f"{row['env_steps_per_s']:,.0f} env steps/s"
+        lines.append(f"{row['name']}, which learns on the GPU: {rate}.")
     return "\n".join(lines)
 
 
@@ -194,6 +195,7 @@ def main():
         results[part] = measured()
         flags.output.write_text(json.dumps(results, indent=2) + "\n")
     print(tables(results))
+    print(f"Written: {flags.output}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """The memory of a replay buffer is asked for at the start."""
 
+import contextlib
+
 import pytest
 import torch
 
 import headrace
 from headrace.errors import ConfigError
+from headrace.replay import memory
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.memory import check_memory, row_bytes
 from tests.replay.test_buffer import SPEC
@@ -28,6 +31,18 @@ def test_more_than_the_machine_has_is_refused_in_words(tmp_path):
             run_dir=tmp_path / "run",
         )  # fmt: skip
     assert not list(tmp_path.rglob("checkpoints"))
+
+
+@pytest.mark.parametrize("frozen", [{}, {"tagger": "random"}])
+def test_the_buffers_of_several_policies_have_to_fit_together(monkeypatch, tmp_path, frozen):
+    monkeypatch.setattr(memory, "_free_memory", lambda: 1_600_000)  # each takes 1.06 MB
+    refused = pytest.raises(ConfigError, match="GB of memory are free")
+    with contextlib.nullcontext() if frozen else refused:  # a frozen policy has no buffer
+        headrace.train(
+            "headrace/TagGridWorld-v0", algo=headrace.DQN(replay_size=10_000), frozen=frozen,
+            num_envs=2, num_steps=4, total_env_steps=16, quiet=True,
+            num_workers=0, run_dir=tmp_path / "run",
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,9 @@ def test_the_word_in_a_resume_asks_for_the_workers_of_this_machine(monkeypatch, 
         config["origin"]["num_workers"] = source
         elsewhere, _ = headrace.config.resolve.values_for_resume(config, {})
         assert elsewhere["num_workers"] == found
+    config["settings"]["cluster"] = "auto"  # whose cores these are not
+    on_cluster, _ = headrace.config.resolve.values_for_resume(config, {})
+    assert on_cluster["num_workers"] == saved
 
 
 @pytest.mark.parametrize(("gpus", "cores", "learners"), [(0, 1, 1), (0, 4, 2), (1, 4, 1)])

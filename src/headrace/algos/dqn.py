@@ -109,7 +109,7 @@ def targets(policy: QPolicy, target: QPolicy, rows: Minibatch, cfg: DQN) -> Mini
 
 
 @torch.no_grad()
-def values_of(policy: QPolicy, target: QPolicy, rows: Minibatch) -> Metrics:
+def best_values(policy: QPolicy, target: QPolicy, rows: Minibatch) -> Metrics:
     """Return the mean value of the best actions, and how far the target network is from it."""
     outputs = policy.outputs(rows["obs"])
     best = policy.best(outputs, rows["obs"])
@@ -169,7 +169,7 @@ class DQNAlgorithm(QLearning[DQN]):
         store(ctx, source)
         seen: list[Metrics] = []
         drawn = None
-        rows, of_last = Minibatch(), Metrics()
+        rows: Minibatch = {}
         for step, drawn, rows in due(ctx):
             if cfg.noisy:
                 renew_noise(policy, ctx.seed, step, _LEARNING)
@@ -180,8 +180,7 @@ class DQNAlgorithm(QLearning[DQN]):
             seen.append(metrics)
             if (step + 1) % cfg.target_update_interval == 0:
                 follow(target, policy, cfg.tau)
-        if drawn is not None:
-            of_last = values_of(policy, target, rows)
+        of_last = best_values(policy, target, rows) if seen else {}
         if cfg.noisy:
             renew_noise(policy, ctx.seed, ctx.version, _ACTING)
         epsilon = cfg.epsilon(ctx.progress)

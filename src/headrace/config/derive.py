@@ -37,7 +37,7 @@ SHORT_ENV_STEPS = 4_096
 
 LEAST_GPU_WORK = 15_000_000
 """Rows of a gradient step times weights of hidden layers, from which a GPU is faster than a core.
-`benchmarks/gpu.py` measures both."""
+`benchmarks/gpu.py` measures a gradient step on each."""
 
 CPU_LEARNERS = (2, 4, 8)
 """The numbers of learners to choose from on a machine without GPUs, besides one."""
