@@ -47,19 +47,26 @@ def of_the_page(policy, minibatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    ("seen", "network"),
+    ("seen", "network", "options"),
     [
-        (SEEN, {}),
-        (SEEN, {"hidden_sizes": ()}),
-        (SEEN, {"hidden_sizes": (96, 64, 32)}),
-        (SEEN, {"normalize_obs": True}),
-        (Space("discrete", (), "int64", nvec=(9,), start=(0,)), {}),
+        (SEEN, {}, {}),
+        (SEEN, {"hidden_sizes": ()}, {}),
+        (SEEN, {"hidden_sizes": (96, 64, 32)}, {}),
+        (SEEN, {"hidden_sizes": (96, 64, 32)}, {"layer_norm": True}),
+        (SEEN, {"hidden_sizes": ()}, {"layer_norm": True}),
+        (SEEN, {"normalize_obs": True}, {}),
+        (Space("discrete", (), "int64", nvec=(9,), start=(0,)), {}, {}),
     ],
-    ids=["two", "none", "three", "normalized", "discrete"],
+    ids=["two", "none", "three", "layer norm", "none, layer norm", "normalized", "discrete"],
 )
-def test_equals_the_page(seen, network, dtype):
+def test_equals_the_page(seen, network, options, dtype):
     network = Network(activation="relu", **network)
-    policy = policy_with(network, spec=EnvSpec("test", seen, SPEC.action)).to(dtype)
+    spec = EnvSpec("test", seen, SPEC.action)
+    policy = policy_with(network, spec=spec, **options).to(dtype)
+    if options:  # gains and shifts unlike the first, so that none is left out
+        for norm in policy.model.trunk.norms:
+            torch.nn.init.normal_(norm.weight)
+            torch.nn.init.normal_(norm.bias)
     minibatch = minibatch_for(policy, seen)
     expected = of_the_page(policy, minibatch)
     found = by_itself(dqn_manual_gradient.Gradient(policy, network, CFG), policy, minibatch)
@@ -117,7 +124,6 @@ def test_what_is_not_finite_comes_through(column):
         ({"precision": "bf16"}, {}, "precision bf16"),
         ({"arithmetic": "plain"}, {}, "--arithmetic plain"),
         ({}, {"dueling": True}, "--dueling"),
-        ({}, {"layer_norm": True}, "--layer-norm"),
         ({}, {"noisy": True}, "noise in weights"),
         ({}, {"returns": Quantiles(1)}, "a distribution of returns"),  # half of Huber's loss
     ],

@@ -15,6 +15,8 @@ from headrace.models.action_values.value_distributions import MeanOnly
 from headrace.models.networks import FlatEncoder
 from headrace.models.policy import Network
 
+_EPS = nn.LayerNorm(1).eps
+
 
 def unsupported(policy: QPolicy, network: Network, cfg: dqn.DQN) -> str:
     """Return the reason why `Gradient` cannot replace autograd, or ""."""
@@ -30,7 +32,6 @@ def unsupported(policy: QPolicy, network: Network, cfg: dqn.DQN) -> str:
         "a distribution of returns": not isinstance(model.returns, MeanOnly),
         "noise in weights": isinstance(model.actor, NoisyLinear),
         "--dueling": model.critic_trunk is not None,
-        "--layer-norm": len(model.trunk.norms) > 0,
         "on a GPU": model.actor.weight.is_cuda,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -43,15 +44,17 @@ class Gradient:
         model = policy.model
         assert isinstance(model, QNetwork)
         self._policy, self._encoder = policy, model.encoder
-        layers = [*model.trunk.layers, model.actor]
+        layers = [*model.trunk.layers, model.actor, *model.trunk.norms]
         self._shaped = [p for layer in layers for p in (layer.weight, layer.bias)]
         self.parameters = torch.cat([p.detach().flatten() for p in self._shaped])
         self.flat = torch.zeros_like(self.parameters)
         for parameter, part in self.parts(self.parameters).items():
             parameter.data = part
         weights, gradients = (list(self.parts(v).values()) for v in (self.parameters, self.flat))
-        self._layers = list(zip(weights[::2], weights[1::2], strict=True))
-        self._of_layers = list(zip(gradients[::2], gradients[1::2], strict=True))
+        pairs, of_pairs = (list(zip(v[::2], v[1::2], strict=True)) for v in (weights, gradients))
+        depth = len(model.trunk.layers) + 1
+        self._layers, self._norms = pairs[:depth], pairs[depth:]
+        self._of_layers, self._of_norms = of_pairs[:depth], of_pairs[depth:]
 
     def parts(self, flat: Tensor) -> dict[nn.Parameter, Tensor]:
         """Return each parameter's part of a flat vector with the layout of `parameters`."""
@@ -63,10 +66,14 @@ class Gradient:
         """Fill `flat`. `dqn.loss` documents the minibatch and the metrics."""
         seen = self._policy.normalized(minibatch["obs"])
         x: Tensor = self._encoder(seen).to(self.flat.dtype)
-        inputs = [x]
-        for weight, bias in self._layers[:-1]:
-            x = torch.addmm(bias, x, weight.t()).relu_()
-            inputs.append(x)
+        inputs, sums = [x], []
+        for number, (weight, bias) in enumerate(self._layers[:-1]):
+            x = torch.addmm(bias, x, weight.t())
+            if self._norms:
+                before, (gain, shift) = x, self._norms[number]
+                x, mean, scale = torch.native_layer_norm(x, gain.shape, gain, shift, _EPS)
+                sums.append((before, gain.shape, mean, scale, gain, shift))
+            inputs.append(x.relu_())
         weight, bias = self._layers[-1]
         values = torch.addmm(bias, x, weight.t())
         action = minibatch["action"].unsqueeze(1)
@@ -87,4 +94,10 @@ class Gradient:
                 torch.ops.aten.threshold_backward.grad_input(
                     signal, inputs[number], 0, grad_input=signal
                 )
+                if self._norms:
+                    signal, *of_norm = torch.ops.aten.native_layer_norm_backward(
+                        signal, *sums[number - 1], [True] * 3
+                    )
+                    for part, found in zip(self._of_norms[number - 1], of_norm, strict=True):
+                        part.copy_(found)
         return metrics

@@ -3,6 +3,7 @@
 Left out: what is learned (`dqn.py`).
 """
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from operator import itemgetter
@@ -22,6 +23,7 @@ _LEAST_ERROR = 1e-6  # of a priority: else a row with no error is never drawn ag
 _MOST_BYTES = {"cpu": 2**20, "cuda": 2**28}
 """Of observations that are gathered at once, for several gradient steps. On a CPU they are to stay
 in its cache; on a GPU each operation costs the same, however small."""
+_MOST_DRAWN = 2**16  # rows that are drawn at once, for several gradient steps
 
 
 @configclass
@@ -95,24 +97,40 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     end = cfg.learner_steps_after(env_steps)
     # Operations on many rows take hardly longer than on a few; but priorities change with each step
     of_batch = 2 * replay.obs_bytes * cfg.batch_size
-    at_once = 1 if replay.priorities else max(1, _MOST_BYTES[replay.end.device.type] // of_batch)
-    for first in range(ctx.learner_steps, end, at_once):
+    at_once = max(1, _MOST_BYTES[replay.end.device.type] // of_batch)
+    draws = 1 if replay.priorities else max(1, _MOST_DRAWN // cfg.batch_size)
+    for first in range(ctx.learner_steps, end, draws):
         ctx.lap("learn")
-        drawn, sizes, weight = _draw(ctx, first, min(at_once, end - first))
-        columns = replay.transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
-        # Gradients are means over ranks, of which each has a part of the rows.
-        columns["weight"] = weight * (ctx.ranks.size / cfg.batch_size)
-        by_step = {
-            name: each(partial(torch.split_with_sizes, split_sizes=sizes), column)
-            for name, column in columns.items()
-        }
+        drawn, sizes, weight = _draw(ctx, first, min(draws, end - first))
         ctx.lap("replay")
-        for i, rows in enumerate(drawn.split(sizes)):
-            yield (
-                first + i,
-                rows,
-                {name: each(itemgetter(i), parts) for name, parts in by_step.items()},
-            )
+        parts = [sizes[i : i + at_once] for i in range(0, len(sizes), at_once)]
+        totals = [sum(part) for part in parts]
+        gathered = map(
+            partial(_minibatches, ctx),
+            drawn.split(totals),
+            torch.split_with_sizes(weight, totals),
+            parts,
+        )
+        for step, (rows, minibatch) in enumerate(itertools.chain.from_iterable(gathered), first):
+            yield step, rows, minibatch
+
+
+def _minibatches(
+    ctx: UpdateContext[Any], drawn: Rows, weight: Tensor, sizes: list[int]
+) -> Iterator[tuple[Rows, Minibatch]]:
+    """Gather the transitions of rows, and cut them into those of each gradient step."""
+    cfg = ctx.config
+    ctx.lap("learn")
+    columns = replay_of(ctx).transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
+    # Gradients are means over ranks, of which each has a part of the rows.
+    columns["weight"] = weight * (ctx.ranks.size / cfg.batch_size)
+    by_step = {
+        name: each(partial(torch.split_with_sizes, split_sizes=sizes), column)
+        for name, column in columns.items()
+    }
+    ctx.lap("replay")
+    for i, rows in enumerate(drawn.split(sizes)):
+        yield rows, {name: each(itemgetter(i), parts) for name, parts in by_step.items()}
 
 
 def _draw(ctx: UpdateContext[Any], first: int, count: int) -> tuple[Rows, list[int], Tensor]:

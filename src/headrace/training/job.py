@@ -384,6 +384,11 @@ def _check_interface(run: RunConfig, spec: EnvSpec) -> None:
             f"on_env_error='restart', but {spec.id} {why}: one that fails is not made anew.\n"
             "Leave --on-env-error out."
         )
+    if spec.interface == "kernel" and run.vectorization == "python":
+        raise ConfigError(
+            f"vectorization='python', but {spec.id} {why}: only its compiled form steps several.\n"
+            "Leave --vectorization out."
+        )
 
 
 def _check_whole(run: RunConfig, maker: EnvMaker, spec: EnvSpec) -> None:

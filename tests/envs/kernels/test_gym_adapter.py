@@ -462,6 +462,11 @@ def test_training_compiles_kernel_environments_by_default(tmp_path, env, setting
     assert len(played.returns) == 3
 
 
+def test_python_vectors_of_several_agents_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"Ring has 3 agents: only its compiled form"):
+        headrace.train(Ring, run_dir=tmp_path / "run", vectorization="python", **TINY)
+
+
 @pytest.mark.parametrize(
     ("env", "form", "words"),
     [
