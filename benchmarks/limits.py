@@ -15,7 +15,8 @@ contestant), F the floating-point operations of the network's layers for one env
 pass to act, and in each epoch a forward pass and a backward one, which takes as many operations
 for the gradients of the weights, and as many for those of what went in (but for the first layer).
 Not in it: activations, sampling, losses, advantages, Adam, and any copy. Such limits are measured
-in turns with the contestants (`training_limit`).
+in turns with the contestants (`training_limit`). Of DQN (`replay_limit`), F has one forward pass to
+act and, for each gradient step and row, those of both networks and the backward pass of one.
 """
 
 import sys
@@ -24,6 +25,7 @@ from benchmarks.harness import turns
 from benchmarks.harness.contestants import Contestant, headrace_driver
 from benchmarks.harness.machine import cores
 from benchmarks.harness.one_turn import Work
+from benchmarks.peers.replay_works import REPLAY_SETTINGS
 from benchmarks.peers.works import SETTINGS
 
 
@@ -45,12 +47,22 @@ NETWORKS = {
 }
 
 
+def passes(networks):
+    """Floating-point operations of a forward pass and of a backward one, for one row."""
+    forward = 2 * sum(sum(layers) for layers in networks)
+    return forward, 2 * forward - 2 * sum(layers[0] for layers in networks)
+
+
 def flops(work):
     """Floating-point operations of the layers for each env step of a work's training."""
-    forward = 2 * sum(sum(layers) for layers in NETWORKS[work])
-    first = 2 * sum(layers[0] for layers in NETWORKS[work])
-    backward = 2 * forward - first
+    forward, backward = passes(NETWORKS[work])
     return forward + SETTINGS[work].num_epochs * (forward + backward)
+
+
+def replay_flops(settings):
+    """The same of DQN with NatureCNN on Breakout's 4 actions."""
+    forward, backward = passes([nature_cnn(4)])
+    return forward + int(settings.ratio * settings.batch_size * (2 * forward + backward))
 
 
 def measured(name, what, *arguments, threads=None, is_limit=False) -> Contestant:
@@ -62,7 +74,17 @@ def measured(name, what, *arguments, threads=None, is_limit=False) -> Contestant
 
 def training_limit(work, precision="fp32", name="limit of this machine") -> Contestant:
     """What training can reach at best, by the formula above."""
-    arguments = ["--env", SETTINGS[work].env, "--flops", str(flops(work)), "--precision", precision]
+    return _limit(SETTINGS[work].env, flops(work), precision, name)
+
+
+def replay_limit(work, precision="fp32", name="limit of this machine") -> Contestant:
+    """The same of DQN."""
+    settings = REPLAY_SETTINGS[work]
+    return _limit(settings.env, replay_flops(settings), precision, name)
+
+
+def _limit(env, flops_per_step, precision, name):
+    arguments = ["--env", env, "--flops", str(flops_per_step), "--precision", precision]
     return measured(name, "training", *arguments, is_limit=True)
 
 
