@@ -16,7 +16,7 @@ LEARNING_STARTS = 960
 FLAGS = (
     f"--algo dqn --num-envs 24 --num-steps 8 --total-env-steps {ENV_STEPS} --replay-ratio 1 "
     f"--batch-size 64 --learning-starts {LEARNING_STARTS} --hidden-sizes 256 256 --activation relu "
-    "--lr 3e-4 --no-normalize-obs --no-normalize-reward"
+    "--lr 3e-4 --n-step 1 --no-layer-norm --no-normalize-obs --no-normalize-reward"
 ).split()
 TOPOLOGIES = {
     "24 workers that never stop": "benchmarks.peers.uneven:Uneven --num-workers 24 --lag 2",

@@ -43,6 +43,7 @@ class ReplaySettings:
     def headrace_flags(self, env_steps):
         """What makes `headrace train` do the same, whatever its presets say."""
         network = "" if self.env.startswith("ALE/") else "--hidden-sizes 256 256 --activation relu"
+        network += " --no-layer-norm"
         return (
             f"{self.env} --algo dqn --num-envs {self.num_envs} --num-steps {TRAINING_STEPS} "
             f"--replay-ratio {self.ratio:g} --batch-size {self.batch_size} --n-step 1 "

@@ -61,12 +61,34 @@ def _memory(core):
     return Task("memory", env, flags=tuple(flags.split()), label=core)
 
 
+_C51 = "--distribution c51 --v-min -300 --v-max 300"
+PARTS_OF_RAINBOW = {
+    "no-layer-norm": "--no-layer-norm",
+    "no-parts": "--no-double-q --n-step 1",
+    "double-q": "--n-step 1",
+    "n-step": "--no-double-q",
+    "dueling": "--dueling",
+    "prioritized": "--priority-alpha 0.5",
+    "noisy": "--noisy",
+    "c51": _C51,
+    "qr": "--distribution qr",
+    "rainbow": f"--dueling --priority-alpha 0.5 --noisy {_C51}",
+}
+"""DQN's parts, by label: the first four leave out what the preset has, the others add to it."""
+
+
+def _part(label):
+    flags = PARTS_OF_RAINBOW[label]
+    return Task("box2d", "LunarLander-v3", "dqn", tuple(flags.split()), label)
+
+
 BESIDES = (
     *(
         Task("classic-control", "CartPole-v1", algo, ("--lag", "4"), "lag-4")
         for algo in ("appo", "impala")
     ),
     *(_memory(core) for core in ("lstm", "gru", "none")),
+    *(_part(label) for label in PARTS_OF_RAINBOW),
 )
 """Tasks that do not follow from presets."""
 
