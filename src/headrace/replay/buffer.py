@@ -125,12 +125,12 @@ class ReplayBuffer(OfEnvs):
         # Env steps of the whole run that were only stored, of all ranks
         self.register_buffer("refilled", torch.zeros((), dtype=torch.int64))
         self.env_steps_of_refills = 0  # the same, without waiting for a device
-        self._refill, self._still_to_refill = refill, 0
-        self._has_lost_rows = self.is_refilling = False
+        self._refill, self._left_to_refill = refill, 0
+        self.is_refilling = False
 
     def begin_again(self) -> None:
         self.env_steps_of_refills = int(self.refilled)
-        self._has_lost_rows = True
+        self._left_to_refill = self._refill
 
     def count_refill(self, env_steps: int, new_env_steps: int) -> None:
         """Count new env steps as only stored, if a resumed run has lost its rows.
@@ -138,12 +138,11 @@ class ReplayBuffer(OfEnvs):
         Args:
             env_steps: of the run before these.
         """
-        if self._has_lost_rows:  # no more are needed than there were
-            self._still_to_refill = min(self._refill, env_steps - self.env_steps_of_refills)
-            self._has_lost_rows = False
-        self.is_refilling = self._still_to_refill > 0
+        there_were = env_steps - self.env_steps_of_refills  # no more are needed
+        self._left_to_refill = min(self._left_to_refill, there_were)
+        self.is_refilling = self._left_to_refill > 0
         if self.is_refilling:
-            self._still_to_refill -= new_env_steps
+            self._left_to_refill -= new_env_steps
             self.env_steps_of_refills += new_env_steps
             self.refilled.fill_(self.env_steps_of_refills)
 
