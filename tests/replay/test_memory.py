@@ -61,8 +61,14 @@ def test_on_a_gpu_its_memory_has_to_be_enough(monkeypatch, size, directory, word
     device = torch.device("cuda", 1)
     if not words:
         assert check_memory(SPEC, size, device, prioritized=False) == size * row_bytes(SPEC)
+        half = check_memory(SPEC, size, device, prioritized=False, num_ranks=2)
+        assert half == size // 2 * row_bytes(SPEC)
         with pytest.raises(ConfigError, match=r"and 0\.0 GB of GPU memory"):
             check_memory(SPEC, size, device, prioritized=False, taken=59_990_000)
         return
     with pytest.raises(ConfigError, match=f"(?s){words}"):
         check_memory(SPEC, size, device, directory, prioritized=False)
+    if not directory:
+        words = rf"replay_size={2 * size}: the part of each of 2 learners needs.*{words}"
+        with pytest.raises(ConfigError, match=f"(?s){words}"):
+            check_memory(SPEC, 2 * size, device, prioritized=False, num_ranks=2)

@@ -43,6 +43,7 @@ def check_memory(
     *,
     prioritized: bool,
     taken: int = 0,
+    num_ranks: int = 1,
 ) -> int:
     """Raise ConfigError if a device cannot have the buffer, or does not have the memory for it.
 
@@ -50,11 +51,12 @@ def check_memory(
     end the process hours later.
 
     Args:
+        size: rows of all ranks.
         directory: of the file that holds the observations; "": the device's memory holds them.
         taken: bytes that other buffers of this process will take.
 
     Returns:
-        The bytes that this buffer will take.
+        The bytes that this rank's buffer will take.
     """
     row, is_cpu = row_bytes(spec, prioritized=prioritized), device.type == "cpu"
     if directory and not is_cpu:
@@ -65,17 +67,19 @@ def check_memory(
     free = _free_memory() if is_cpu else _free_gpu_memory(device)
     if directory:
         row -= obs_bytes(spec) // frames_in(spec)
-    if free is None or size * row + taken <= free:
-        return size * row
+    needed = size // num_ranks * row
+    if free is None or needed + taken <= free:
+        return needed
     where, other = "memory", ", or --replay-dir DIR to keep the observations on a disk"
     if directory:
         other = ""
     elif not is_cpu:
         where, other = "GPU memory", ", or --device cpu"
+    which = "the buffer" if num_ranks == 1 else f"the part of each of {num_ranks} learners"
     raise ConfigError(
-        f"replay_size={size}: the buffer needs {size * row / 1e9:.1f} GB, {row} bytes for a "
+        f"replay_size={size}: {which} needs {needed / 1e9:.1f} GB, {row} bytes for a "
         f"transition, and {(free - taken) / 1e9:.1f} GB of {where} are free.\n"
-        f"Use --replay-size {int(0.8 * (free - taken) / row)} or less{other}."
+        f"Use --replay-size {int(0.8 * (free - taken) / row) * num_ranks} or less{other}."
     )
 
 

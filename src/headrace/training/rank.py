@@ -156,11 +156,12 @@ def build_learner(
         if isinstance(algo, ReplayConfig) and name not in job.settings.run.frozen:
             taken += check_memory(
                 job.spec.for_agents(agents),
-                algo.replay_size // ranks.size,
+                algo.replay_size,
                 device,
                 algo.replay_dir,
                 prioritized=algo.priority_alpha > 0,
                 taken=taken,
+                num_ranks=ranks.size,
             )
     return Learner(job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved)
 
