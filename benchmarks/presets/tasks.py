@@ -62,7 +62,7 @@ def _memory(core):
 
 
 _C51 = "--distribution c51 --v-min -300 --v-max 300"
-PARTS_OF_RAINBOW = {
+DQN_PARTS = {
     "no-layer-norm": "--no-layer-norm",
     "no-parts": "--no-double-q --n-step 1",
     "double-q": "--n-step 1",
@@ -73,12 +73,13 @@ PARTS_OF_RAINBOW = {
     "c51": _C51,
     "qr": "--distribution qr",
     "rainbow": f"--dueling --priority-alpha 0.5 --noisy {_C51}",
+    "ratio-0.5": "--replay-ratio 0.5",
 }
-"""DQN's parts, by label: the first four leave out what the preset has, the others add to it."""
+"""DQN's parts, by label: the first four leave out what the defaults have, most others add one."""
 
 
 def _part(label):
-    flags = PARTS_OF_RAINBOW[label]
+    flags = DQN_PARTS[label]
     return Task("box2d", "LunarLander-v3", "dqn", tuple(flags.split()), label)
 
 
@@ -88,7 +89,7 @@ BESIDES = (
         for algo in ("appo", "impala")
     ),
     *(_memory(core) for core in ("lstm", "gru", "none")),
-    *(_part(label) for label in PARTS_OF_RAINBOW),
+    *(_part(label) for label in DQN_PARTS),
 )
 """Tasks that do not follow from presets."""
 
