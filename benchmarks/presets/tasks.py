@@ -64,9 +64,9 @@ def _memory(core):
 _C51 = "--distribution c51 --v-min -300 --v-max 300"
 DQN_PARTS = {
     "no-layer-norm": "--no-layer-norm",
-    "no-parts": "--no-double-q --n-step 1",
-    "double-q": "--n-step 1",
-    "n-step": "--no-double-q",
+    "no-double-q": "--no-double-q",
+    "no-n-step": "--n-step 1",
+    "no-double-q-no-n-step": "--no-double-q --n-step 1",
     "dueling": "--dueling",
     "prioritized": "--priority-alpha 0.5",
     "noisy": "--noisy",
@@ -75,7 +75,7 @@ DQN_PARTS = {
     "rainbow": f"--dueling --priority-alpha 0.5 --noisy {_C51}",
     "ratio-0.5": "--replay-ratio 0.5",
 }
-"""DQN's parts, by label: the first four leave out what the defaults have, most others add one."""
+"""Variants of the preset, by label: without a part of the defaults, or with another of Rainbow."""
 
 
 def _part(label):

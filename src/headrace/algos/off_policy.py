@@ -3,7 +3,6 @@
 Left out: what is learned (`dqn.py`).
 """
 
-import itertools
 from collections.abc import Iterator
 from functools import partial
 from operator import itemgetter
@@ -31,7 +30,7 @@ class ReplayConfig:
     """More settings, of algorithms that learn from replay. See `EpochsConfig` for its base."""
 
     replay_size: PositiveInt = 1_000_000
-    """Transitions that are kept, of all environments together."""
+    """Rows that are kept, of all environments together; nearly all are transitions."""
     batch_size: PositiveInt = 64
     """Transitions of a gradient step, of all learners together."""
     replay_ratio: NonNegative = 1.0
@@ -77,9 +76,7 @@ def replay_of(ctx: UpdateContext[Any]) -> ReplayBuffer:
 
 def store(ctx: UpdateContext[Any], source: Fragment) -> None:
     """Add the newest data to the buffer."""
-    replay = replay_of(ctx)
-    replay.insert(source)
-    replay.count_refill(ctx.env_steps, ctx.new_env_steps)
+    replay_of(ctx).insert(source)
     ctx.lap("replay")
 
 
@@ -91,7 +88,7 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     """
     cfg, replay = ctx.config, replay_of(ctx)
     # Without any transition yet, the gradient steps are made up for.
-    if replay.is_refilling or not len(replay):
+    if replay.refills(ctx.env_steps, ctx.new_env_steps) or not len(replay):
         return
     env_steps = ctx.env_steps + ctx.new_env_steps - replay.env_steps_of_refills
     end = cfg.learner_steps_after(env_steps)
@@ -105,14 +102,12 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
         ctx.lap("replay")
         parts = [sizes[i : i + at_once] for i in range(0, len(sizes), at_once)]
         totals = [sum(part) for part in parts]
-        gathered = map(
-            partial(_minibatches, ctx),
-            drawn.split(totals),
-            torch.split_with_sizes(weight, totals),
-            parts,
-        )
-        for step, (rows, minibatch) in enumerate(itertools.chain.from_iterable(gathered), first):
-            yield step, rows, minibatch
+        weights = torch.split_with_sizes(weight, totals)
+        step = first
+        for part, rows, of_rows in zip(parts, drawn.split(totals), weights, strict=True):
+            for minibatch in _minibatches(ctx, rows, of_rows, part):
+                yield step, *minibatch
+                step += 1
 
 
 def _minibatches(

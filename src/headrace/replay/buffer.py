@@ -56,8 +56,7 @@ class ReplayBuffer(OfEnvs):
 
     Attributes:
         obs_bytes: bytes of an observation, with all its frames.
-        is_refilling: whether the newest env steps were only stored, since a resumed run had lost
-            its rows.
+        env_steps_of_refills: env steps of the run that were only stored (`refills`).
 
     Raises:
         ConfigError: the directory cannot be written, or its disk has not enough room.
@@ -126,25 +125,27 @@ class ReplayBuffer(OfEnvs):
         self.register_buffer("refilled", torch.zeros((), dtype=torch.int64))
         self.env_steps_of_refills = 0  # the same, without waiting for a device
         self._refill, self._left_to_refill = refill, 0
-        self.is_refilling = False
 
     def begin_again(self) -> None:
         self.env_steps_of_refills = int(self.refilled)
         self._left_to_refill = self._refill
 
-    def count_refill(self, env_steps: int, new_env_steps: int) -> None:
-        """Count new env steps as only stored, if a resumed run has lost its rows.
+    def refills(self, env_steps: int, new_env_steps: int) -> bool:
+        """Return whether new env steps are only stored, since a resumed run had lost its rows.
+
+        They are counted: call this once for each batch.
 
         Args:
             env_steps: of the run before these.
         """
-        there_were = env_steps - self.env_steps_of_refills  # no more are needed
-        self._left_to_refill = min(self._left_to_refill, there_were)
-        self.is_refilling = self._left_to_refill > 0
-        if self.is_refilling:
-            self._left_to_refill -= new_env_steps
-            self.env_steps_of_refills += new_env_steps
-            self.refilled.fill_(self.env_steps_of_refills)
+        had = env_steps - self.env_steps_of_refills  # the same as long as it refills
+        self._left_to_refill = min(self._left_to_refill, had)
+        if self._left_to_refill <= 0:
+            return False
+        self._left_to_refill -= new_env_steps
+        self.env_steps_of_refills += new_env_steps
+        self.refilled.fill_(self.env_steps_of_refills)
+        return True
 
     def env_axis(self, name: str) -> int | None:
         if name.endswith("greatest") or name == "refilled":
