@@ -1,9 +1,9 @@
 """Env steps per second of DQN: a small network at one and at half a gradient step per env step.
 
-The same for all: `peers/replay_works.py`; one thread of math, two for Breakout. All make blocks of
-gradient steps between 32 steps of each of 8 environments, after the first of these. The rate is
-that from the end of the first block to the end of the last; Headrace's begins one batch earlier,
-which has none.
+The same for all: `peers/replay_works.py`; one thread of math, two for Breakout. Headrace chooses
+its processes itself. Each contestant alternates 32 steps of each of 8 environments with the
+gradient steps that are due. Rates go from the end of the first block of gradient steps to that of
+the last; Headrace's begins one batch earlier, and so has the first block as well.
 
 Breakout has NatureCNN, minibatches of 32 and a quarter of a gradient step per env step. bf16 is
 another precision, not the same arithmetic, and has a limit of its own (`limits.py`).
@@ -45,14 +45,16 @@ def comparison(work):
         ),
         contestants.driver("Tianshou", "tianshou", "tianshou_dqn", sizes, threads, "tianshou"),
     ]
-    ours, limits = [contestants.headrace("Headrace", flags)], []
     if work == "breakout":
         flags += ["--clip-reward", "1", "--env-kwargs", "use_fire_reset=False"]
+        flags += ["--learner-threads", str(threads)]
         bf16 = contestants.headrace(
             "Headrace, bf16", [*flags, "--precision", "bf16"], threads, compared_with=LIMIT_BF16
         )
         ours = [contestants.headrace("Headrace", flags, threads), bf16]
         limits = [replay_limit(work, "fp32", LIMIT), replay_limit(work, "bf16", LIMIT_BF16)]
+    else:
+        ours, limits = [contestants.headrace("Headrace", flags)], []
     return turns.Comparison(
         TITLES[work],
         [*ours, *peers, *limits],

@@ -80,6 +80,7 @@ def training_limit(work, precision="fp32", name="limit of this machine") -> Cont
 def replay_limit(work, precision="fp32", name="limit of this machine") -> Contestant:
     """The same of DQN."""
     settings = REPLAY_SETTINGS[work]
+    assert settings.env.startswith("ALE/"), settings  # NatureCNN's
     return _limit(settings.env, replay_flops(settings), precision, name)
 
 

@@ -2,7 +2,8 @@
 
 CartPole-v1 with a million env steps, Breakout with 200,000. A million steps of Breakout take five
 times as much as 200,000: each row has its own place. Stable-Baselines3's buffer has its own
-settings, in which each observation is stored twice. It saves its buffer by a separate call alone.
+settings, in which each observation is stored twice. It saves its buffer only when asked, by another
+call.
 """
 
 import sys

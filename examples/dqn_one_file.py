@@ -3,7 +3,8 @@
 One process, one network, Gymnasium environments with discrete actions, and a list for the replay.
 It does what the package does in the plainest way that we know; given the same random numbers the
 two agree to the bit (tests/ladder/test_one_file_dqn.py). What the package has on top (memory that
-is reused, several steps per target, priorities, processes, checkpoints) is left out.
+is reused, several steps per target, normalized layers, priorities, processes, checkpoints) is left
+out.
 
     python examples/dqn_one_file.py            # CartPole-v1
 """

@@ -111,6 +111,25 @@ class Fragment:
         k = int(self.num_final)
         return each(lambda o: o[:k], self.final_obs), self.final_step[:k], self.final_row[:k]
 
+    def take(self, part: Tensor) -> "Fragment":
+        """Return a batch of the columns `part`, with their final observations."""
+        final_obs, step, row = self.finals()
+        column = torch.full((self.num_envs,), -1, device=part.device)
+        column[part] = torch.arange(len(part), device=part.device)
+        kept = ((step < self.num_steps) & (column[row] >= 0)).nonzero().squeeze(-1)
+        of_rows = ("action", "reward", "terminated", "truncated", "valid", "policy_version")
+        return Fragment(
+            obs=each(lambda o: o[:, part], self.obs),
+            **{name: getattr(self, name)[:, part] for name in of_rows},
+            env_id=self.env_id[part],
+            recurrent_state=self.recurrent_state[:, part],
+            final_obs=each(lambda o: o[kept], final_obs),
+            final_step=step[kept],
+            final_row=column[row[kept]],
+            num_final=torch.tensor([len(kept)]),
+            stored_outputs={name: x[:, part] for name, x in self.stored_outputs.items()},
+        )
+
 
 def columns(
     spec: EnvSpec,

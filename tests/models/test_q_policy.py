@@ -111,6 +111,7 @@ def test_the_best_action_has_the_largest_mean(returns, options):
     [
         ({"distribution": "qr"}, "one value for each action, and no distribution"),
         ({"noisy": True}, "no noise in its weights"),  # without epsilon it would not explore
+        ({"dueling": True}, "its own sum of values and advantages"),
     ],
 )
 def test_a_network_of_ones_own_says_values_alone(tmp_path, setting, words):

@@ -30,7 +30,8 @@ class QLearningConfig(AlgorithmConfig):
     exploration_fraction: Share = 0.1
     """Share of schedule_env_steps in which epsilon falls linearly from its first to its last."""
     layer_norm: bool = False
-    """Normalize the sums of each hidden layer, before its non-linearity."""
+    """Apply layer normalization before each activation, and group normalization in convolutions.
+    Networks of one's own have none."""
     dueling: bool = False
     """Sum the values of actions up from the observation's value and each action's advantage."""
 

@@ -6,6 +6,7 @@ Left out: how many gradient steps follow, and what is learned (`algos/`).
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -161,64 +162,53 @@ class ReplayBuffer(OfEnvs):
         every = torch.arange(self.num_envs, device=env_id.device)
         places = every if is_whole else env_id % self.num_envs
         for part in one_of_each(places):
-            self._insert(batch, places[part], part)
+            is_all = len(part) == batch.num_envs
+            self._insert(batch if is_all else batch.take(part), places[part])
 
-    def _insert(self, batch: Fragment, env: Tensor, part: Tensor) -> None:
-        num_steps, device = batch.num_steps, env.device
-        final_obs, final_step, final_row = batch.finals()
-        was_cut_off = torch.zeros((num_steps + 1, batch.num_envs), dtype=torch.bool, device=device)
-        was_cut_off[final_step, final_row] = True  # unused places have step T
-        after = was_cut_off[:-1, part].long()  # rows of its own after a row
+    def _insert(self, batch: Fragment, env: Tensor) -> None:
+        device = env.device
+        final_obs, last_step, column = batch.finals()
+        used = (last_step < batch.num_steps).nonzero().squeeze(-1)
+        last_obs = each(lambda o: o[used], final_obs)
+        last_step, column = last_step[used], column[used]
         before = self.end[env]
-        first_obs = each(lambda o: o[0, part], batch.obs)
-        lost = self._close(env, first_obs, batch.valid[0, part])
-        # The last observations of episodes, for the columns of this part
-        column = torch.full((batch.num_envs,), -1, device=device)
-        column[part] = torch.arange(len(part), device=device)
-        mine = ((final_step < num_steps) & (column[final_row] >= 0)).nonzero().squeeze(-1)
-        last_step, last_column = final_step[mine], column[final_row[mine]]
-        is_new = torch.zeros((num_steps + 1, len(part)), dtype=torch.bool, device=device)
-        last_is_new = torch.zeros(len(mine), dtype=torch.bool, device=device)
+        lost = self._close(env, each(itemgetter(0), batch.obs), batch.valid[0])
+        # Whether a stack of frames does not continue the one before
+        is_new = torch.zeros((batch.num_steps + 1, len(env)), dtype=torch.bool, device=device)
+        last_is_new = torch.zeros_like(column, dtype=torch.bool)
         if self._older:
-            obs, last = _frames(batch.obs)[:, part], _frames(final_obs)[mine]
+            obs, last = _frames(batch.obs), _frames(last_obs)
             is_new[0] = lost | (before == 0)
             is_new[1:] = ~_continues(obs[1:], obs[:-1], 2)
-            last_is_new = ~_continues(last, obs[last_step, last_column], 1)
-            after[last_step, last_column] += self._older * last_is_new
-        older = self._older * is_new.long()  # rows of its own before a row
-        step = torch.arange(num_steps + 1, device=device).unsqueeze(1)
-        own = older.cumsum(0)
-        own[1:] += after.cumsum(0)
-        number = before + lost + step + own
-        last_at = number[last_step, last_column] + 1 + self._older * last_is_new
-        last_env = env[last_column]
-        for key, name in self._obs_names.items():
-            obs, last = (o[key] if isinstance(o, dict) else o for o in (batch.obs, final_obs))
-            self._write(name, obs[:, part], number, env, is_new)
-            self._write(name, last[mine], last_at, last_env, last_is_new)
+            last_is_new = ~_continues(last, obs[last_step, column], 1)
+        # Rows that are no steps: those of older frames, and that of an episode's last observation
+        extra = self._older * is_new.long()
+        extra[last_step + 1, column] += 1 + self._older * last_is_new
+        step = torch.arange(batch.num_steps + 1, device=device).unsqueeze(1)
+        number = before + lost + step + extra.cumsum(0)
+        self._write_obs(batch.obs, number, env, is_new)
+        last_at = number[last_step, column] + 1 + self._older * last_is_new
+        self._write_obs(last_obs, last_at, env[column], last_is_new)
         number, end = number[:-1], number[-1]
-        for name in ("action", "reward", "terminated", "truncated"):
-            self._write(name, getattr(batch, name)[:, part], number, env)
-        if self._older:
-            self._write("truncated", batch.truncated[:, part] | is_new[1:], number, env)
-        was_last = torch.ones_like(last_env, dtype=torch.bool)
-        self._write("truncated", was_last, last_at, last_env)
-        self._count(env, number, batch.valid[:, part], before, end)
+        at = number % self.capacity, env.expand_as(number)
+        self.action[at], self.reward[at] = batch.action, batch.reward
+        self.terminated[at], self.truncated[at] = batch.terminated, batch.truncated | is_new[1:]
+        self._count(env, number, batch.valid, before, end)
 
-    def _write(
-        self, name: str, value: Tensor, number: Tensor, env: Tensor, is_new: Tensor | None = None
-    ) -> None:
-        """Write a column of rows. Of frames only the newest; where `is_new`, all of them."""
-        stored, env = getattr(self, name), env.expand_as(number)
-        if is_new is None or not self._older:
-            stored[number % self.capacity, env] = value
-            return
-        frames = value.movedim(number.dim(), 0)  # [k, ..., *shape]
-        stored[number % self.capacity, env] = frames[-1]
-        self.only_frame[number % self.capacity, env] = False
-        for age, frame in enumerate(frames[:-1].flip(0), start=1):
-            at = (number[is_new] - age) % self.capacity, env[is_new]
-            stored[at], self.only_frame[at] = frame[is_new], True
+    def _write_obs(self, obs: Obs, number: Tensor, env: Tensor, is_new: Tensor) -> None:
+        """Write observations of rows. Of frames only the newest; where `is_new`, all of them."""
+        env = env.expand_as(number)
+        at = number % self.capacity, env
+        for key, name in self._obs_names.items():
+            value, stored = obs[key] if isinstance(obs, dict) else obs, getattr(self, name)
+            if not self._older:
+                stored[at] = value
+                continue
+            frames = value.movedim(number.dim(), 0)  # [k, ..., *shape]
+            stored[at], self.only_frame[at] = frames[-1], False
+            for age, frame in enumerate(frames[:-1].flip(0), start=1):
+                older = (number[is_new] - age) % self.capacity, env[is_new]
+                stored[older], self.only_frame[older] = frame[is_new], True
 
     def _close(self, env: Tensor, first_obs: Obs, first_valid: Tensor) -> Tensor:
         """End episodes that do not go on with the first row of a batch: the row before is cut off.
@@ -234,7 +224,6 @@ class ReplayBuffer(OfEnvs):
             goes_on &= (was == obs).flatten(1).all(1) if obs.dim() > 1 else was == obs
         lost, has_failed = (end > 0) & ~goes_on, (end > 0) & ~first_valid
         self.truncated[before, env] |= lost | has_failed
-        self.truncated[end % self.capacity, env] = lost
         return lost
 
     def _count(

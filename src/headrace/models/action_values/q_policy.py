@@ -122,7 +122,7 @@ class QPolicy(Policy):
         options: of `QNetwork`.
 
     Raises:
-        ConfigError: a network of one's own is to say more, or to be noisy.
+        ConfigError: a network of one's own is to say more, or to be noisy or dueling.
     """
 
     head: EpsilonGreedy
@@ -147,6 +147,11 @@ class QPolicy(Policy):
             raise ConfigError(
                 "A network of your own gets no noise in its weights.\n"
                 "Leave --noisy out, or --model."
+            )
+        if model is not None and options.get("dueling"):
+            raise ConfigError(
+                "A network of your own has its own sum of values and advantages.\n"
+                "Leave --dueling out, or --model."
             )
 
         def own(spec: EnvSpec, network: Network) -> QNetwork:
