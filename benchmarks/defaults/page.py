@@ -14,11 +14,9 @@ from benchmarks.defaults.cases import (
     ABLATION_ENVS,
     APPO_ENVS,
     CUT_RATIOS,
-    DQN_ENVS,
     ENVS,
     OWN,
     PARTS,
-    REPLAY_STEPS,
     SLOW,
     SLOW_STEPS,
     TWO_WORKERS,
@@ -37,9 +35,9 @@ INTRODUCTION = """\
 
 Made by `python -m benchmarks.defaults`; do not edit. Headrace without presets, and
 Stable-Baselines3, with no settings but the environment, a seed, env steps ({env_steps:,}; {slow}:
-at most {slow_steps:,}; DQN: {replay_steps:,}), and the flags or workers that a table names.
-Stable-Baselines3 has no flags in any table, and sees MiniGrid by `FlatObsWrapper`. Ferry, House,
-Orchard, Courier and Crane are in `benchmarks/own_envs.py`: nobody tuned anything for them.
+at most {slow_steps:,}), and the flags or workers that a table names. Stable-Baselines3 has no flags
+in any table, and sees MiniGrid by `FlatObsWrapper`. Ferry, House, Orchard, Courier and Crane are in
+`benchmarks/own_envs.py`: nobody tuned anything for them.
 
 A figure is the return of the last 100 training episodes: mean of the seeds ± its standard error
 (number of seeds). *Evaluated* is the final policy in 100 episodes, likeliest actions. *Passes*: our
@@ -47,10 +45,6 @@ mean is at least Stable-Baselines3's (often of one seed: a run of it takes long)
 over random actions is at least 85 % of PPO's, and that of its worst seed at least half. *Open*:
 seeds of ours are missing. Runs shared the machine, so that the seconds of training are no
 benchmark."""
-
-REPLAY_WORDS = """\
-Stable-Baselines3's DQN makes one gradient step of 32 rows for 4 env steps. Headrace's makes one of
-128 rows for each, and so learns from 16 times as many rows."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +139,7 @@ def render(results, env_steps):
 
     three = ["Headrace", "evaluated", "s", "Stable-Baselines3", "evaluated", "s"]
     slow = " and ".join(map(short, SLOW))
-    text = INTRODUCTION.format(
-        env_steps=env_steps, slow=slow, slow_steps=SLOW_STEPS, replay_steps=REPLAY_STEPS
-    )
+    text = INTRODUCTION.format(env_steps=env_steps, slow=slow, slow_steps=SLOW_STEPS)
     lines = text.splitlines()
     # Those of our own have a table below, with a scripted player.
     known_envs = [env for env in ENVS if env not in OWN]
@@ -175,13 +167,6 @@ def render(results, env_steps):
             rows.append([short(env), case.algo, *judged(case, peer)])
     head = ["environment", "algorithm", *three[:3], "Stable-Baselines3's A2C", *three[4:], "passes"]
     lines += table("A2C and IMPALA", head, rows)
-    rows = []
-    for env in DQN_ENVS:
-        ours, theirs = (Case(env, who, "dqn") for who in ("headrace", "sb3"))
-        rows.append([short(env), random(env), *judged(ours, theirs)])
-    head = ["environment", "random", *three[:3], "Stable-Baselines3's DQN", *three[4:], "passes"]
-    lines += table("DQN", head, rows)
-    lines += ["", *REPLAY_WORDS.splitlines()]
     changed = {"none": {env: Case(env) for env in ABLATION_ENVS}} | {
         w: ablation(w) for w in ABLATION
     }
