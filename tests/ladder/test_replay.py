@@ -80,6 +80,8 @@ def test_workers_that_never_stop_keep_the_ratio(tmp_path):
 
 @repeats("algo", [PRIORITIZED, SETTINGS["algo"]], ids=["prioritized", "even"])
 def test_observations_in_a_file_are_learned_from_as_those_in_memory(tmp_path, algo):
+    # `replace` gives all settings, so that no default of the kind is added: to both
+    algo = dataclasses.replace(algo, replay_dir="")
     in_file = dataclasses.replace(algo, replay_dir=str(tmp_path))
     assert_same(train(tmp_path / "memory", algo=algo), train(tmp_path / "file", algo=in_file))
     train(tmp_path / "resumed", updates=6, algo=in_file)
