@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import headrace
@@ -61,10 +62,12 @@ def resumed(run, env_steps):
     """Seconds until it goes on, all parts built anew; seconds and MiB of its next checkpoint."""
     before = mib(run.dir)
     # There is nothing to do, and so nothing to save.
-    unchanged = headrace.resume(run.dir, total_env_steps=env_steps, quiet=True)
+    began = time.perf_counter()
+    headrace.resume(run.dir, total_env_steps=env_steps, quiet=True)
+    restored = time.perf_counter()
     more = headrace.resume(run.dir, total_env_steps=env_steps + env_steps // 20, quiet=True)
     return {
-        "restore_s": unchanged.summary["meter"]["start"],
+        "restore_s": restored - began,
         "save_more_s": more.summary["meter"]["checkpoint"],
         "more_mib": mib(run.dir) - before,
     }

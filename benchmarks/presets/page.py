@@ -144,7 +144,7 @@ def _where(tasks):
     for env, row in rows:
         if row is not None:
             other = f"{env} there: {row.of}" if row.of else ""
-            sources.setdefault(row.source, []).append(other)
+            sources.setdefault(row.source, {})[other] = None  # once, by several algorithms
     for source, others in sources.items():
         said = "; ".join(filter(None, others))
         yield f"Published: {source}{f' ({said})' if said else ''}."
