@@ -54,6 +54,7 @@ test-faults: $(VENV)/.dev
 gpu:
 	$(PYTHON) -m pytest -m gpu $(shell grep -rl --include=*.py "mark\.gpu" tests)
 	$(PYTHON) -m benchmarks.gpu_autoscale
+	$(PYTHON) -m benchmarks.gpu_steps
 	$(PYTHON) -m benchmarks.gpu
 
 # What the benchmarks need: the environments, and each peer in a virtual environment of its own.

@@ -3,9 +3,9 @@
 A batch of random experience, made once, is learned from again and again by PPO, so that nothing
 waits for an environment: Atari's images (NatureCNN) and CartPole's numbers, in fp32 and bf16, the
 batch whole and in four accumulated parts. Beside it, the same on this machine's CPU (one thread per
-core). Then minibatches of few rows, on the GPU and on one core: where a GPU begins to be faster
-(`LEAST_GPU_WORK`). Then a whole run of `headrace train CartPole-v1 --device cuda`, from `--json`,
-and kernel environments (`gpu_kernels.py`). The tables come last.
+core). Then a whole run of `headrace train CartPole-v1 --device cuda`, from `--json`, and kernel
+environments (`gpu_kernels.py`). The tables come last. Left out: gradient steps on few rows
+(`gpu_steps.py`).
 """
 
 import argparse
@@ -47,15 +47,30 @@ class Row:
     num_parts: int = 1
     hidden_sizes: tuple[int, ...] = (64, 64)
     num_threads: int | None = None  # None: one per core
+    arithmetic: str = "auto"
+    batch_size: int = 0  # of DQN; 0: PPO
 
     @property
     def settings(self):
+        given = {"num_epochs": 2, "num_minibatches": 4}
+        if self.batch_size:
+            given = {
+                "algo": "dqn", "batch_size": self.batch_size, "replay_size": 20_000,
+                "replay_ratio": 1 / 32, "learning_starts": 0,
+                "layer_norm": self.observation is NUMBERS,
+            }  # fmt: skip
         return resolve(
-            {"env": "random", "num_envs": self.num_envs, "num_steps": 128, "num_epochs": 2}
-            | {"num_minibatches": 4, "envs_per_vector": self.num_envs, "device": self.device}
+            {"env": "random", "num_envs": self.num_envs, "num_steps": 128}
+            | {"envs_per_vector": self.num_envs, "device": self.device}
             | {"precision": self.precision, "num_accumulation_steps": self.num_parts}
-            | {"hidden_sizes": self.hidden_sizes}
+            | {"hidden_sizes": self.hidden_sizes, "arithmetic": self.arithmetic}
+            | given
         )
+
+    @property
+    def gradient_steps(self):
+        """Of an update."""
+        return 8 if not self.batch_size else self.num_envs * 128 // 32
 
 
 def rows(device):
@@ -66,18 +81,6 @@ def rows(device):
         yield Row(f"{name}, fp32, 4 parts", space, num_envs, device, num_parts=4)
         if device == "cuda":
             yield Row(f"{name}, fp32, on the CPU", space, num_envs, "cpu")
-
-
-def small_rows(device):
-    """Minibatches of 64 to 32,768 rows: 4 of 128 steps of so many environments."""
-    for width in (64, 256):
-        for size in (64, 512, 4096, 32768):
-            for where, num_threads in ((device, None), ("cpu", 1)):
-                name = f"2 x {width}, minibatches of {size:,}, {where}"
-                yield Row(
-                    name, NUMBERS, size // 32, where,
-                    hidden_sizes=(width, width), num_threads=num_threads,
-                )  # fmt: skip
 
 
 def random_experience(spec, num_steps, num_envs):
@@ -106,22 +109,25 @@ def measure(row, limit_s):
     torch.set_num_threads(row.num_threads or len(os.sched_getaffinity(0)))
     learner = Learner(settings, assign_agents({}, spec), spec, None, device, Meter())
     fragments = [random_experience(spec, settings.run.num_steps, row.num_envs)]
-    learner.update(learner.assemble(fragments), 0)  # chooses kernels, allocates
+    env_steps, done = settings.run.num_steps * row.num_envs, 0
+    for _ in range(2):  # chooses kernels, allocates, records
+        learner.update(learner.assemble(fragments), done, env_steps)
+        done += env_steps
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
     seconds = []
     began = time.perf_counter()
     while len(seconds) < 20 and time.perf_counter() - began < limit_s:
         start = time.perf_counter()
-        learner.update(learner.assemble(fragments), 0)  # ends with a wait for the device
+        learner.update(learner.assemble(fragments), done, env_steps)  # waits for the device
         seconds.append(time.perf_counter() - start)
-    env_steps = settings.run.num_steps * row.num_envs
+        done += env_steps
     typical = sorted(seconds)[len(seconds) // 2]
     return {
         "name": row.name,
         "env_steps_per_update": env_steps,
         "updates": len(seconds),
-        "gradient_step_s": typical / (settings.algo.num_epochs * settings.algo.num_minibatches),
+        "gradient_step_s": typical / row.gradient_steps,
         "env_steps_per_s": env_steps / typical,
         "slowest": env_steps / max(seconds),
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if is_cuda else None,
@@ -153,11 +159,6 @@ def tables(results):
     for row in results.get("rows", []):
         peak = f"{row['peak_mib']:,.0f}" if row["peak_mib"] else "-"
         lines.append(f"| {row['name']} | {row['env_steps_per_s']:,.0f} | {peak} |")
-    lines += ["", "| milliseconds of a gradient step | GPU | one core |", "|---|---|---|"]
-    small = results.get("small", [])
-    for on_gpu, on_cpu in zip(small[::2], small[1::2], strict=True):
-        cells = (f"{1e3 * row['gradient_step_s']:.2f}" for row in (on_gpu, on_cpu))
-        lines.append(f"| {on_gpu['name'].rpartition(', ')[0]} | {' | '.join(cells)} |")
     kernels = results.get("kernels", [])
     if kernels:
         columns = "kernels only", "rollout", "rollout without a graph", "training", "MiB at most"
@@ -180,6 +181,7 @@ def main():
     parser.add_argument("--limit-s", type=float, default=15.0, help="for each line")
     parser.add_argument("--most-envs", type=int, help="of kernel environments")
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
+    parser.add_argument("--parts", default="rows,run,kernels", help="of the tables")
     flags = parser.parse_args()
     if flags.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here")
@@ -187,12 +189,11 @@ def main():
     results = {"machine": machine() | {"gpu": name, "torch": torch.__version__}}
     parts = {
         "rows": lambda: [measure(row, flags.limit_s) for row in rows(flags.device)],
-        "small": lambda: [measure(row, flags.limit_s / 10) for row in small_rows(flags.device)],
         "run": lambda: [whole_run(flags.device)],
         "kernels": lambda: list(gpu_kernels.rows(flags.device, flags.limit_s / 4, flags.most_envs)),
     }
-    for part, measured in parts.items():
-        results[part] = measured()
+    for part in flags.parts.split(","):
+        results[part] = parts[part]()
         flags.output.write_text(json.dumps(results, indent=2) + "\n")
     print(tables(results))
     print(f"Written: {flags.output}")

@@ -17,6 +17,7 @@ from benchmarks import (
     figure,
     front_page,
     gpu,
+    gpu_steps,
     own_topology,
     predict,
     tag,
@@ -40,6 +41,7 @@ PARTS = {
     topology: "docs/scaling.md",
     own_topology: "docs/scaling.md",
     gpu: "docs/scaling.md",
+    gpu_steps: "docs/scaling.md",
 }
 """Scripts whose tables stand in a page of their own, between markers with their name."""
 HEADLINES = {

@@ -17,6 +17,7 @@ from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo
 from headrace.envs.check.plays import Play, kernel_spec, play, random_actions
 from headrace.envs.kernels import library
 from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
+from headrace.learner.recorded_step import RecordedStep
 from headrace.models.policy import Network
 from headrace.replay.buffer import ReplayBuffer
 from headrace.training.log import read_metrics
@@ -37,6 +38,16 @@ pytestmark = pytest.mark.gpu
 GIVEN = {
     "env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "normalize_obs": True,
     "normalize_reward": True, "target_kl": 1.0,
+}  # fmt: skip
+
+REPLAY = {
+    "env": "short", "algo": "dqn", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4,
+    "learning_starts": 64, "replay_ratio": 0.25, "batch_size": 32, "replay_size": 1000,
+    "target_update_interval": 5, "hidden_sizes": (32, 32),
+}  # fmt: skip
+RAINBOW = {
+    "distribution": "c51", "v_min": 0.0, "v_max": 50.0, "noisy": True, "priority_alpha": 0.5,
+    "n_step": 3, "dueling": True,
 }  # fmt: skip
 
 
@@ -68,6 +79,41 @@ def assert_close(learned, expected, rtol, atol):
 def test_one_update_on_cuda_is_the_cpu_s(collected):
     on_cpu = learn(collected, "cpu")
     assert_close(learn(collected), on_cpu, rtol=1e-3, atol=1e-5)
+
+
+RECORDED = [
+    ("ppo", {"clip_schedule": "linear"}), ("a2c", {}), ("appo", {}), ("impala", {}), ("pqn", {}),
+    ("dqn", {}), ("dqn", RAINBOW), ("dqn", {"distribution": "qr", "normalize_obs": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("algo", "parts"), RECORDED)
+def test_a_recorded_gradient_step_is_the_one_of_single_operations(collected, algo, parts):
+    """Over updates whose learning rates differ; `--arithmetic plain` starts each operation."""
+    spec, fragments = collected
+    given = {"env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "algo": algo}
+    given |= {"lr_schedule": "linear", "schedule_env_steps": 1000, "num_workers": 0}
+    given |= REPLAY if algo == "dqn" else {}
+    found = []
+    for arithmetic in ("plain", "auto"):
+        settings = resolve(given | parts | {"arithmetic": arithmetic})
+        learner = learner_for(settings, spec, device="cuda")
+        metrics = [learner.update(learner.assemble(fragments), 128 * i, 128) for i in range(4)]
+        step = learner.learners["default"]._steps["policy"]
+        assert isinstance(step, RecordedStep) == (arithmetic == "auto")
+        found.append((*metrics, learner.policies["default"].cpu().state_dict()))
+    assert len(step._layouts) == 1
+    assert_close(*found, rtol=1e-5, atol=1e-7)
+
+
+def test_a_minibatch_of_another_layout_is_recorded_apart_and_a_large_one_not_at_all():
+    done = []
+    step = RecordedStep(lambda rows, lr: done.append(1) or {"sum": rows["x"].sum() * lr})
+    for size in (3, 5, 3, 5, 3, 5, 2**23):
+        found = step({"x": torch.ones(size, device="cuda")}, 0.5)["sum"]
+        assert float(found) == size / 2
+    assert len(step._layouts) == 2
+    assert len(done) == 2 * 2 + 1  # an ordinary call and the recording of each
 
 
 def test_the_learner_s_device_acts_for_workers_as_the_cpu_does():
@@ -228,17 +274,6 @@ def test_rows_of_a_replay_on_cuda_are_the_cpu_s(kind):
                 torch.testing.assert_close(other[name].cpu(), expected, msg=name)
     rows, _ = on_cuda.new_rows()
     assert all(column.device.type == "cpu" for column in rows.values())
-
-
-REPLAY = {
-    "env": "short", "algo": "dqn", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4,
-    "learning_starts": 64, "replay_ratio": 0.25, "batch_size": 32, "replay_size": 1000,
-    "target_update_interval": 5, "hidden_sizes": (32, 32),
-}  # fmt: skip
-RAINBOW = {
-    "distribution": "c51", "v_min": 0.0, "v_max": 50.0, "noisy": True, "priority_alpha": 0.5,
-    "n_step": 3, "dueling": True,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("parts", [{}, {"normalize_obs": True}, RAINBOW, {"distribution": "qr"}])

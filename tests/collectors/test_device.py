@@ -12,7 +12,8 @@ import headrace
 from headrace import device_seeding, seeding
 from headrace.algos import targets
 from headrace.batch import allocate, columns
-from headrace.collectors.device import DeviceCollector, Replayed
+from headrace.collectors.device import DeviceCollector
+from headrace.cuda_graph import Replayed
 from headrace.envs.kernels.library.classic_control import CartPole
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter

@@ -83,7 +83,8 @@ def test_the_optimizer_takes_the_same_steps_with_either(num_parts):
     for is_manual in (False, True):
         policy = policy_with(NETWORK)
         manual = dqn_manual_gradient.Gradient(policy, NETWORK, CFG) if is_manual else None
-        loss = Loss(dqn.DQNAlgorithm().losses({"policy": policy}, CFG)["policy"], CFG, compiled=0)
+        modules = {"policy": policy, "target": copy.deepcopy(policy)}
+        loss = Loss(dqn.DQNAlgorithm().losses(modules, CFG)["policy"], CFG, compiled=False)
         optimizer = Optimizer(loss, 0.1, num_parts, manual)
         for _ in range(5):
             minibatch = minibatch_for(policy)

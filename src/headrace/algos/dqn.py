@@ -5,6 +5,7 @@ The settings, the loss of a minibatch, and the algorithm. docs/dqn.md explains d
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,7 +18,6 @@ from headrace.algos.base import (
     Share,
     UpdateContext,
     mean_of,
-    policy_loss,
 )
 from headrace.algos.off_policy import (
     ReplayConfig,
@@ -149,7 +149,13 @@ class DQNAlgorithm(QLearning[DQN]):
         return {"policy": policy, "target": target, "replay": replay}
 
     def losses(self, modules: Modules, config: DQN) -> dict[str, LossSpec]:
-        return policy_loss(loss, modules, config)
+        policy, target = modules["policy"], modules["target"]
+        assert isinstance(policy, QPolicy)
+        assert isinstance(target, QPolicy)
+        of_rows = partial(targets, policy, target, cfg=config)
+        return {
+            "policy": LossSpec(loss, policy, config.max_grad_norm, config.adam_eps, prepare=of_rows)
+        }
 
     def warning(self, metrics: Mapping[str, float], config: DQN) -> str:
         if (clipped := metrics.get("clipped_targets", 0.0)) <= _MOST_CLIPPED:
@@ -174,7 +180,6 @@ class DQNAlgorithm(QLearning[DQN]):
             if cfg.noisy:
                 renew_noise(policy, ctx.seed, step, _LEARNING)
                 renew_noise(target, ctx.seed, step, _TARGETS)
-            rows |= targets(policy, target, rows, cfg)
             metrics = ctx.step("policy", rows, ctx.lr)
             learned_from(ctx, drawn, metrics.pop("error"))
             seen.append(metrics)

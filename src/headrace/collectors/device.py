@@ -3,7 +3,7 @@
 It acts with the learner's policy and writes batches in place. On CUDA it replays one graph.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -21,36 +21,13 @@ from headrace.collectors.api import (
 )
 from headrace.collectors.rollout import FixedActors, at_once, remembered, rollout
 from headrace.collectors.watchdog import Watchdog
+from headrace.cuda_graph import Replayed
 from headrace.envs.api import VectorContext
 from headrace.envs.vectors import device_vector
 from headrace.meter import Meter
 from headrace.models.fast_paths import actor_for
 from headrace.models.policy import Policy
 from headrace.spec import Array
-
-
-class Replayed:
-    """A function as one CUDA graph. It may only use device memory, always the same.
-
-    The first call is an ordinary one, in which compilers and libraries start. The second records
-    the graph. Later calls replay it.
-    """
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
-        self._is_ready = False
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self) -> None:
-        if not self._is_ready:
-            self._function()
-            self._is_ready = True
-            return
-        if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._function()
-        self._graph.replay()
 
 
 class DeviceCollector(Collector):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headrace.algos.base import LossSpec, UpdateContext
 from headrace.batch import Fragment, Minibatch, each, join, one_of_each, select
-from headrace.config.algorithms import GRADIENTS
+from headrace.config.algorithms import ALGORITHMS, GRADIENTS, algorithm_name
 from headrace.config.policies import DEFAULT
 from headrace.config.settings import Settings
 from headrace.device_seeding import permutations as permutations_on_device
@@ -20,6 +20,7 @@ from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import CheckpointError, ConfigError, RankError
 from headrace.learner.frozen import load_frozen, untrained_policy
 from headrace.learner.optimizer import Optimizer
+from headrace.learner.recorded_step import RecordedStep, Step
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
 from headrace.models.fast_paths import choose, describe_choice
@@ -117,6 +118,8 @@ class PolicyLearner:
             module.to(device=device, dtype=None if isinstance(module, OfEnvs) else dtype)
         losses = settings.algorithm.losses(self._modules, settings.algo)
         self.optimizers = {loss: self._optimizer(loss, spec) for loss, spec in losses.items()}
+        self._steps = {loss: self._step_of(loss, spec) for loss, spec in losses.items()}
+        self._counted = next(iter(losses))
         self.version = self.learner_steps = 0
         self._return_so_far = torch.zeros(rows, device=device)
 
@@ -137,6 +140,34 @@ class PolicyLearner:
             eps=spec.adam_eps,
             manual=None if path is None else path.make(*arguments),
             over_ranks=lambda gradient: ranks.mean(gradient, meter),
+        )
+
+    def _step_of(self, name: str, spec: LossSpec) -> Step:
+        """Return the gradient step of a loss: on a GPU recorded, where that is known to work."""
+        optimizer, prepare = self.optimizers[name], spec.prepare
+
+        def step(minibatch: Minibatch, lr: float | Tensor) -> dict[str, Tensor]:
+            if prepare is not None:
+                minibatch = minibatch | prepare(minibatch)
+            return optimizer.step(minibatch, lr)
+
+        return RecordedStep(step) if self._can_be_recorded else step
+
+    @property
+    def _can_be_recorded(self) -> bool:
+        """Whether a gradient step on the device may be a CUDA graph.
+
+        The code of others may wait for the device, as recurrent cores and exchanges of ranks do.
+        """
+        run, network = self._settings.run, self._settings.network
+        return (
+            self._device.type == "cuda"
+            and network.arithmetic == "auto"
+            and network.core == "none"
+            and self._ranks is SINGLE_RANK
+            and run.num_accumulation_steps == 1
+            and not (run.compile or self._own_model)
+            and algorithm_name(type(self._settings.algorithm)) in ALGORITHMS
         )
 
     def assemble(self, fragments: list[Fragment]) -> Fragment:
@@ -169,8 +200,6 @@ class PolicyLearner:
             new_env_steps=new_env_steps,
             lap=self._meter.lap,
         )  # fmt: skip
-        counted = next(iter(self.optimizers.values()))
-        steps_before = counted.num_steps
         # Empty normalizers change nothing, so the first batch sets them before it is learned from.
         # Later ones are merged after learning: at lag 0 it sees the same normalization as acting.
         is_first = self.version == 0 and self.policy.has_empty_normalizers
@@ -183,7 +212,6 @@ class PolicyLearner:
         if not is_first:
             self._update_normalizers(batch)
         self.version += 1
-        self.learner_steps += counted.num_steps - steps_before
         bad = [optimizer.num_nonfinite() for optimizer in self.optimizers.values()]
         metrics["nonfinite"] = sum(bad[1:], bad[0])
         # The host waits for the device only here, where normalizers select valid rows, where
@@ -198,10 +226,11 @@ class PolicyLearner:
         return self._settings.algorithm.warning(metrics, self._settings.algo)
 
     def _step(self, loss: str, minibatch: Minibatch, lr: float) -> dict[str, Tensor]:
-        if loss not in self.optimizers:
-            losses = ", ".join(self.optimizers)
+        if loss not in self._steps:
+            losses = ", ".join(self._steps)
             raise ConfigError(f"step({loss!r}, ...): expected a loss of the algorithm: {losses}.")
-        return self.optimizers[loss].step(minibatch, lr)
+        self.learner_steps += loss == self._counted
+        return self._steps[loss](minibatch, lr)
 
     def _minibatch_order(self, batch: Fragment, num_epochs: int) -> Tensor:
         """Return what `UpdateContext.minibatch_order` documents."""

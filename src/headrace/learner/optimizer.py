@@ -62,10 +62,8 @@ class Optimizer:
         device = self._parameters[0].device
         self.nonfinite = torch.zeros((), device=device)
         """Number of steps that were masked, since their gradient was not finite (on the device)."""
-        self.num_steps = 0
-        """Number of calls of `step`."""
 
-    def step(self, minibatch: Minibatch, lr: float) -> dict[str, Tensor]:
+    def step(self, minibatch: Minibatch, lr: float | Tensor) -> dict[str, Tensor]:
         """Take one optimizer step on the gradient's mean over ranks.
 
         If the gradient's norm is not finite, parameters and Adam's moments stay, and `nonfinite`
@@ -86,7 +84,6 @@ class Optimizer:
                 self._adam.step([self._manual.flat], lr)
             else:
                 self.nonfinite += 1
-        self.num_steps += 1
         return metrics | {"grad_norm": norm}
 
     def _by_autograd(self, parts: list[Minibatch]) -> tuple[dict[str, Tensor], Tensor]:
@@ -167,7 +164,10 @@ class _Adam:
 
     @torch.no_grad()
     def step(
-        self, gradients: Sequence[Tensor | None], lr: float, masked: Tensor | None = None
+        self,
+        gradients: Sequence[Tensor | None],
+        lr: float | Tensor,
+        masked: Tensor | None = None,
     ) -> None:
         """Step the parameters that have a gradient. Do not step or count if `masked` is 1."""
         self._count += 1

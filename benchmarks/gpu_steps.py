@@ -1,0 +1,71 @@
+"""Gradient steps on few rows: on a GPU as a graph, on it operation by operation, and on one core.
+
+    python -m benchmarks.gpu_steps      # a minute, on a machine with a CUDA device
+
+By PPO: two epochs of four minibatches; by DQN: with what is drawn and inserted. A batch of random
+experience, made once, is learned from again and again. This is where a GPU begins to be faster
+(`LEAST_GPU_WORK`).
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu import IMAGES, NUMBERS, Row, measure
+from benchmarks.harness.machine import RESULTS, machine
+
+NAME = "gpu_steps"
+
+
+def rows(device):
+    """Three for each line of the table, in the order of its columns."""
+    for width in (64, 256):
+        for size in (64, 512, 4096, 32768):  # 4 of 128 steps of so many environments
+            name = f"PPO, 2 x {width}, {size:,} rows"
+            yield from _each_way(name, device, NUMBERS, size // 32, hidden_sizes=(width, width))
+    for size in (128, 1024, 8192):
+        more = {"hidden_sizes": (256, 256), "batch_size": size}
+        yield from _each_way(f"DQN, 2 x 256, {size:,} rows", device, NUMBERS, 4, **more)
+    for size in (32, 256):
+        more = {"hidden_sizes": (), "batch_size": size}
+        yield from _each_way(f"DQN, images, {size:,} rows", device, IMAGES, 1, **more)
+
+
+def _each_way(name, device, observation, num_envs, **more):
+    alone = Row(name, observation, num_envs, "cpu", num_threads=1, **more)
+    on_gpu = replace(alone, device=device, num_threads=None)
+    yield from (on_gpu, replace(on_gpu, arithmetic="plain"), alone)
+
+
+def tables(results):
+    columns = "GPU, as a graph", "GPU, operation by operation", "one core"
+    lines = [f"{results['machine']['gpu']}, torch {results['machine']['torch']}.", ""]
+    lines += [f"| milliseconds of a gradient step | {' | '.join(columns)} |", "|---" * 4 + "|"]
+    found = results["rows"]
+    for three in zip(found[::3], found[1::3], found[2::3], strict=True):
+        cells = (f"{1e3 * row['gradient_step_s']:.2f}" for row in three)
+        lines.append(f"| {three[0]['name']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda", help="cpu: only to see that it works")
+    parser.add_argument("--limit-s", type=float, default=1.5, help="for each figure")
+    parser.add_argument("--output", type=Path, default=RESULTS / f"{NAME}.json")
+    flags = parser.parse_args()
+    if flags.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device here")
+    name = torch.cuda.get_device_name() if flags.device == "cuda" else "none"
+    results = {"machine": machine() | {"gpu": name, "torch": torch.__version__}}
+    results["rows"] = [measure(row, flags.limit_s) for row in rows(flags.device)]
+    flags.output.write_text(json.dumps(results, indent=2) + "\n")
+    print(tables(results))
+    print(f"Written: {flags.output}")
+
+
+if __name__ == "__main__":
+    main()

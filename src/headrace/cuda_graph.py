@@ -1,0 +1,32 @@
+"""A function as one CUDA graph: the host starts it once, and not each of its operations.
+
+Left out: what is recorded (`collectors/device.py`, `learner/recorded_step.py`).
+"""
+
+from collections.abc import Callable
+
+import torch
+
+
+class Replayed:
+    """A function as one CUDA graph. It may only use device memory, always the same.
+
+    The first call is an ordinary one, in which compilers and libraries start. The second records
+    the graph. Later calls replay it.
+    """
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._is_ready = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if not self._is_ready:
+            self._function()
+            self._is_ready = True
+            return
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._function()
+        self._graph.replay()
