@@ -31,6 +31,7 @@ from headrace.training.job import RunRequest, inspect_request
 from headrace.training.log import read_metrics
 
 POINTS = 50  # of a curve
+_PARSING = threading.Lock()  # tyro has state of its own while it parses
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
 
 
@@ -88,7 +89,8 @@ class Processes:
 def settings_of(task, seed, more=()):
     """What flags, preset and defaults by kind set: a run that was begun so can be resumed."""
     argv = [task.env, "--algo", task.algo, "--seed", str(seed), *task.flags, *more]
-    given = explicit(argv, parse("train", "", FLAGS["train"], argv))
+    with _PARSING:
+        given = explicit(argv, parse("train", "", FLAGS["train"], argv))
     settings = read_settings(given, spec=_spec(task.env))
     flat = settings.flat()
     names = [name for name, source in settings.source.items() if source != "default"]

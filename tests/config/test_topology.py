@@ -24,6 +24,7 @@ FAST = Costs(
     allreduce=LinearCost(5e-5, 0.0),
 )
 SLOW = replace(FAST, step=mixture((1e-3, 1.0)))
+EVEN, UNEVEN = mixture((1e-2, 1.0)), mixture((5e-3, 0.95), (0.1, 0.05))
 SLEEPING = replace(FAST, step=mixture((1e-2, 1.0)), cpu_share=0.01)
 
 
@@ -122,7 +123,7 @@ def test_nothing_is_measured_where_the_answer_is_plain(monkeypatch, given, inter
     assert needs_calibration(settings, interface) == is_needed
 
 
-@pytest.mark.parametrize(("costs", "workers"), [(FAST, 0), (SLOW, 2), (SLEEPING, 8)])
+@pytest.mark.parametrize(("costs", "workers"), [(FAST, 0), (SLOW, 1), (SLEEPING, 8)])
 def test_replay_has_workers_for_slow_environments_and_else_says_that_the_learner_is_the_limit(
     costs, workers
 ):
@@ -130,6 +131,28 @@ def test_replay_has_workers_for_slow_environments_and_else_says_that_the_learner
     settings = derive(read_settings(given), "gym", 2, replace(costs, learn=LinearCost(0, 1e-3)))
     assert settings.run.num_workers == workers
     assert ("the learner is the limit" in settings.source["num_workers"]) == (workers == 0)
+
+
+@pytest.mark.parametrize(
+    ("step", "given", "lag"),
+    [
+        (EVEN, {}, 1),
+        (UNEVEN, {}, 2),
+        (UNEVEN, {"lag": 0}, 0),
+        (UNEVEN, {"deterministic": True}, 0),
+        (UNEVEN, {"num_workers": 8}, 0),
+        (UNEVEN, {"algo": "ppo"}, 0),
+        (UNEVEN, {"learner_threads": 2}, 0),
+    ],
+)
+def test_a_replay_is_filled_while_the_learner_learns_where_that_is_faster(step, given, lag):
+    """Where step times are uneven, workers do not wait for each other either."""
+    given = {"env": "X", "algo": "dqn", "num_envs": 8, "num_steps": 8} | given
+    costs = replace(SLEEPING, step=step, learn=LinearCost(0, 1.5e-3))
+    settings = derive(read_settings(given), "gym", 2, costs)
+    assert settings.run.lag == lag
+    if lag:
+        assert settings.source["lag"].startswith("auto, 2 cores, a step of ")
 
 
 def test_algorithms_that_correct_for_lag_have_workers():
@@ -241,6 +264,7 @@ def test_environments_are_as_many_as_learners_that_nobody_asked_for_can_share(mo
         (4, {}, "cpu"),
         (4, {"device": "auto"}, "cpu"),
         (4, {"algo": "dqn"}, "cpu"),
+        (4, {"algo": "dqn", "batch_size": 128, "hidden_sizes": (256, 256)}, "auto"),
         (4, {"num_learners": 2}, "cpu"),
         (4, {"num_envs": 4096, "num_steps": 128, "num_minibatches": 4}, "auto"),
         (4, {"hidden_sizes": (2048, 2048)}, "auto"),
@@ -260,9 +284,19 @@ def test_beside_a_gpu_small_gradient_steps_are_made_on_the_cpu(
     run = derive(settings, "gym", 8).run
     assert run.device == device
     if not {"num_learners", "cluster"} & given.keys():
-        assert run.num_learners == (1 if device == "cpu" else 2)
+        share = device != "cpu" and settings.algorithm.learners_help
+        assert run.num_learners == (2 if share else 1)
     monkeypatch.setattr("headrace.config.derive.visible_gpus", lambda device: 0)
     assert derive(settings, "gym", 8).run.device == given.get("device", "auto")
+
+
+def test_one_gpu_makes_smaller_gradient_steps_than_several_which_share_them(monkeypatch):
+    """A learner alone records them as CUDA graphs."""
+    given = {"env": "X", "num_envs": 64, "num_steps": 32, "num_minibatches": 4}
+    settings = replace(read_settings(given), num_inputs=4)
+    for gpus, device in ((1, "auto"), (2, "cpu")):
+        monkeypatch.setattr("headrace.config.derive.visible_gpus", {"auto": gpus, "cpu": 0}.get)
+        assert derive(settings, "gym", 8).run.device == device
 
 
 def test_beside_a_gpu_a_kernel_environment_is_stepped_there(monkeypatch):

@@ -162,7 +162,7 @@ def test_the_word_in_a_resume_asks_for_the_workers_of_this_machine(monkeypatch, 
     monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda: 4)
     settings = {
         "num_workers": saved, "num_learners": 1, "num_envs": 8, "envs_per_vector": 1,
-        "device": "cpu", "cluster": "", "machines": 0,
+        "device": "cpu", "cluster": "", "machines": 0, "lag": 0,
     }  # fmt: skip
     config = {"settings": settings, "origin": dict.fromkeys(settings, "given"), "cores": 2}
     given, _ = headrace.config.resolve.values_for_resume(config, {"num_workers": AUTO_WORKERS})
@@ -176,13 +176,31 @@ def test_the_word_in_a_resume_asks_for_the_workers_of_this_machine(monkeypatch, 
     assert on_cluster["num_workers"] == saved
 
 
+@pytest.mark.parametrize(
+    ("origin", "changes", "lag"),
+    [
+        ("auto, 2 cores", {"num_workers": 0}, 0),
+        ("follows algo and num_workers", {"num_workers": 0}, 0),
+        ("auto, 2 cores", {"num_workers": 1}, 2),
+        ("given", {"num_workers": 0}, 2),  # refused, in words
+    ],
+)
+def test_resumed_without_workers_a_run_has_no_lag_that_nobody_asked_for(origin, changes, lag):
+    settings = {
+        "num_workers": 2, "num_learners": 1, "num_envs": 8, "envs_per_vector": 4, "lag": 2,
+        "device": "cpu", "cluster": "", "machines": 0,
+    }  # fmt: skip
+    config = {"settings": settings, "origin": dict.fromkeys(settings, "given") | {"lag": origin}}
+    assert headrace.config.resolve.values_for_resume(config, changes)[0]["lag"] == lag
+
+
 @pytest.mark.parametrize(("gpus", "cores", "learners"), [(0, 1, 1), (0, 4, 2), (1, 4, 1)])
 def test_resumed_elsewhere_a_run_has_no_more_learners_than_fit(monkeypatch, gpus, cores, learners):
     monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda: cores)
     monkeypatch.setattr("headrace.config.resolve.visible_gpus", lambda device: gpus)
     settings = {
         "num_workers": 0, "num_learners": 2, "num_envs": 8, "envs_per_vector": 4,
-        "device": "auto", "cluster": "", "machines": 0,
+        "device": "auto", "cluster": "", "machines": 0, "lag": 0,
     }  # fmt: skip
     origin = dict.fromkeys(settings, "given")
     config = {"settings": settings, "origin": origin | {"num_learners": "auto, 2 cores"}}

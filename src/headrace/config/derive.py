@@ -35,9 +35,11 @@ from headrace.spec import Interface
 SHORT_ENV_STEPS = 4_096
 """A run of no more env steps is a trial: it has one process, and nothing is measured for it."""
 
-LEAST_GPU_WORK = 15_000_000
+LEAST_GPU_WORK = 2_000_000
 """Rows of a gradient step times weights of hidden layers, from which a GPU is faster than a core.
-`benchmarks/gpu.py` measures a gradient step on each."""
+`benchmarks/gpu_steps.py` measures a gradient step on each."""
+LEAST_GPU_WORK_OF_SEVERAL = 15_000_000
+"""The same where learners share gradient steps, which are no CUDA graphs then."""
 
 CPU_LEARNERS = (2, 4, 8)
 """The numbers of learners to choose from on a machine without GPUs, besides one."""
@@ -112,7 +114,9 @@ def _derive_device(settings: Settings, interface: Interface) -> Settings:
     sizes = _derive_sizes(on_cpu)
     rows = sizes.algorithm.minibatch_rows(sizes.run, sizes.algo)
     weights = sum(a * b for a, b in itertools.pairwise((size, *sizes.network.hidden_sizes)))
-    return on_cpu if rows * weights < LEAST_GPU_WORK else settings
+    is_shared = settings.algorithm.learners_help and visible_gpus("auto") > 1
+    least = LEAST_GPU_WORK_OF_SEVERAL if is_shared else LEAST_GPU_WORK
+    return on_cpu if rows * weights < least else settings
 
 
 def _derive_learners(settings: Settings) -> Settings:
@@ -387,7 +391,20 @@ def _fastest(
         measured, sizes, run.total_env_steps,
         learners=learners,
         may_have_workers=_plain_workers(settings, interface, cores) is None,
+        overlaps=_overlaps(settings),
     )  # fmt: skip
+
+
+def _overlaps(settings: Settings) -> list[tuple[int, bool]]:
+    """Return lags that may be chosen besides 0, and whether workers never stop.
+
+    Only a replay may be filled while the learner learns: what it holds is of older weights anyway.
+    """
+    run, algorithm = settings.run, settings.algorithm
+    is_open = run.lag == -1 and max(1, run.learner_threads) == 1
+    if algorithm.data != "replay" or not is_open:
+        return []
+    return [(lag, algorithm.is_asynchronous(lag)) for lag in (1, 2)]
 
 
 def _choose_topology(
@@ -418,6 +435,8 @@ def _choose_topology(
     chosen = {"num_workers": best.num_workers}
     if not run.envs_per_vector:
         chosen["envs_per_vector"] = best.envs_per_vector
+    if best.lag > 0 > run.lag:
+        chosen["lag"] = best.lag
     reason = _reason(measured, cores)
     if measured and not best.num_workers and _learns_most_of_the_time(measured, best):
         reason += ", the learner is the limit"

@@ -22,6 +22,7 @@ def fastest(
     *,
     learners: Sequence[int],
     may_have_workers: bool = True,
+    overlaps: Sequence[tuple[int, bool]] = (),
 ) -> Topology:
     """Return the topology with which a run takes least time, the start of processes included.
 
@@ -29,10 +30,11 @@ def fastest(
         run: its cores, environments, steps and lag; with `envs_per_vector` 0 vectors may have any
             size.
         learners: numbers of learners to choose from, the least one first.
+        overlaps: more lags to choose from where there are workers, and whether these never stop.
     """
     best, least = None, float("inf")
     for num_learners in learners:
-        for topology in _candidates(costs, replace(run, num_learners=num_learners)):
+        for topology in _candidates(costs, replace(run, num_learners=num_learners), overlaps):
             if topology.num_workers and not may_have_workers:
                 continue
             rate = simulate(costs, topology, num_updates=_NUM_UPDATES)
@@ -45,7 +47,9 @@ def fastest(
     return best
 
 
-def _candidates(costs: Costs, run: Topology) -> Iterator[Topology]:
+def _candidates(
+    costs: Costs, run: Topology, overlaps: Sequence[tuple[int, bool]]
+) -> Iterator[Topology]:
     """Yield topologies, the one with the fewest processes first."""
     learners, share, cores = run.num_learners, run.num_envs // run.num_learners, int(run.cores)
     counts = {cores, cores - learners}
@@ -57,7 +61,10 @@ def _candidates(costs: Costs, run: Topology) -> Iterator[Topology]:
         sizes = {_divisor(share, share // each), _divisor(share, share // (2 * each))}
         for size in (run.envs_per_vector,) if run.envs_per_vector else sorted(sizes, reverse=True):
             if share % size == 0 and each <= share // size:
-                yield replace(run, envs_per_vector=size, num_workers=workers)
+                topology = replace(run, envs_per_vector=size, num_workers=workers)
+                yield topology
+                for lag, asynchronous in overlaps if workers else ():
+                    yield replace(topology, lag=lag, asynchronous=asynchronous)
 
 
 def _divisor(number: int, at_most: int) -> int:

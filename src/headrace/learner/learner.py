@@ -130,7 +130,8 @@ class PolicyLearner:
         path, reason = choose(GRADIENTS, spec.function, *arguments)
         if run.compile:
             path, reason = None, "--compile"
-        self.gradients[name] = describe_choice(path, "autograd", reason)
+        reference = "autograd, as a CUDA graph" if self._can_be_recorded else "autograd"
+        self.gradients[name] = describe_choice(path, reference, reason)
         if path is None:
             loss = ranks.wrap(loss, meter, may_skip=spec.may_skip or self._own_model)
         return Optimizer(

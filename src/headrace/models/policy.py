@@ -50,10 +50,11 @@ class Network:
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the network's products; weights, losses and gradients are fp32 in any case."""
     arithmetic: Literal["auto", "plain"] = "auto"
-    """How small networks are computed on the CPU; plain: by torch's own operations; auto: where
-    these take longer than the arithmetic itself, workers act by NumPy, and PPO's loss has a
-    gradient of its own: the same but for rounding (fp32, a network of our own, Box observations
-    without image or mask). A run can be repeated exactly only with the same value."""
+    """How small networks are computed; plain: by torch's own operations, one by one; auto: where
+    these take longer than the arithmetic itself, workers act by NumPy, and the losses of PPO and
+    DQN have gradients of their own: the same but for rounding (on the CPU, fp32, a network of our
+    own, Box observations without image or mask); on a GPU, a gradient step is a CUDA graph. A run
+    can be repeated exactly only with the same value."""
 
     @property
     def state_size(self) -> int:
