@@ -21,6 +21,11 @@ ALSO = {
 }
 
 
+def title(env):
+    """The name of the table of an environment."""
+    return f"Replay of {env}, {ENV_STEPS[env]:,} env steps"
+
+
 def comparison(env):
     """Build the table of one environment."""
     arguments = [env, "--env-steps", str(ENV_STEPS[env])]
@@ -28,7 +33,7 @@ def comparison(env):
         "Stable-Baselines3", "sb3", "sb3_replay", arguments, package="stable-baselines3"
     )
     return turns.Comparison(
-        f"{env}, {ENV_STEPS[env]:,} env steps",
+        title(env),
         [contestants.headrace_driver("Headrace", "replay_cost", arguments), sb3],
         Work(ENV_STEPS[env], "buffer_mib", "MiB", lower_is_better=True, limit_s=1_200),
         also={words: lambda result, name=name: result.get(name) for words, name in ALSO.items()},

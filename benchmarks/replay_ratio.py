@@ -1,4 +1,4 @@
-"""DQN with workers that never stop, in environments of very different step times.
+"""DQN beside environments of very different step times: workers that never stop, or wait.
 
 24 environments sleep 7 ms a step, with rare stalls, each in a worker of its own; one gradient step
 follows from each env step. Beside it is the learner alone: CartPole-v1, whose observations and
@@ -26,6 +26,9 @@ TOPOLOGIES = {
 }
 
 
+TITLE = "DQN beside uneven environments, one gradient step per env step"
+
+
 def missing(result):
     """Gradient steps that the ratio asks for, less those that were made."""
     return result["env_steps"] - LEARNING_STARTS - result["learner_steps"]
@@ -34,7 +37,7 @@ def missing(result):
 def comparison():
     """Build the only table."""
     return turns.Comparison(
-        "DQN, one gradient step per env step",
+        TITLE,
         [
             contestants.headrace(name, [*flags.split(), *FLAGS])
             for name, flags in TOPOLOGIES.items()

@@ -14,12 +14,15 @@ from benchmarks import (
     cluster,
     cluster_bytes,
     diagnosis,
+    dqn,
     figure,
     front_page,
     gpu,
     gpu_steps,
     own_topology,
     predict,
+    replay,
+    replay_ratio,
     tag,
     topology,
     uneven,
@@ -29,7 +32,7 @@ from benchmarks.harness.turns import number, why_not
 
 FILES = (
     "limits", "cartpole", "cheetah", "atari", "uneven", "lag", "kernels", "start", "guards",
-    "cluster",
+    "cluster", "dqn", "replay_ratio", "replay",
 )  # fmt: skip
 """In the order of the tables; one that has not been measured is left out."""
 NOT_IN_ALL = ("inference",)
@@ -72,6 +75,9 @@ HEADLINES = {
     cluster.UNEVEN: (cluster.ACTORS_24,),
     **{each.title: (cluster.RAY,) for each in cluster.costs()},
     cluster.SCALED: ("24 actors",),
+    **{title: ("Headrace", "Headrace, bf16") for title in dqn.TITLES.values()},
+    replay_ratio.TITLE: ("no flags of topology",),
+    **{replay.title(env): ("Headrace",) for env in replay.ENV_STEPS},
 }
 """What the first table shows: title of a table -> its contestants."""
 

@@ -13,10 +13,10 @@ from headrace import device_seeding, seeding
 from headrace.algos import targets
 from headrace.batch import allocate, columns
 from headrace.collectors.device import DeviceCollector
-from headrace.cuda_graph import Replayed
 from headrace.envs.kernels.library.classic_control import CartPole
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
+from headrace.models.cuda_graph import Replayed
 from headrace.models.policy import Network
 from headrace.spec import Agents
 from tests.envs.kernels.support import Ring, run, vector_of

@@ -12,10 +12,8 @@ from headrace.batch import Minibatch
 from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
 from headrace.models.action_values.value_distributions import MeanOnly
-from headrace.models.networks import FlatEncoder
+from headrace.models.networks import NORM_EPS, FlatEncoder
 from headrace.models.policy import Network
-
-_EPS = nn.LayerNorm(1).eps
 
 
 def unsupported(policy: QPolicy, network: Network, cfg: dqn.DQN) -> str:
@@ -71,7 +69,7 @@ class Gradient:
             x = torch.addmm(bias, x, weight.t())
             if self._norms:
                 before, (gain, shift) = x, self._norms[number]
-                x, mean, scale = torch.native_layer_norm(x, gain.shape, gain, shift, _EPS)
+                x, mean, scale = torch.native_layer_norm(x, gain.shape, gain, shift, NORM_EPS)
                 sums.append((before, gain.shape, mean, scale, gain, shift))
             inputs.append(x.relu_())
         weight, bias = self._layers[-1]

@@ -21,10 +21,10 @@ from headrace.collectors.api import (
 )
 from headrace.collectors.rollout import FixedActors, at_once, remembered, rollout
 from headrace.collectors.watchdog import Watchdog
-from headrace.cuda_graph import Replayed
 from headrace.envs.api import VectorContext
 from headrace.envs.vectors import device_vector
 from headrace.meter import Meter
+from headrace.models.cuda_graph import Replayed
 from headrace.models.fast_paths import actor_for
 from headrace.models.policy import Policy
 from headrace.spec import Array

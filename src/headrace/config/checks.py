@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.algos.base import ActorCriticConfig, Algorithm
 from headrace.algos.off_policy import ReplayConfig
+from headrace.config.algorithms import ALGORITHMS
 from headrace.config.old_names import PEER_NAMES
 from headrace.config.run_config import RunConfig
 from headrace.configclass import check_values
@@ -206,4 +207,26 @@ def check_guards(run: RunConfig) -> None:
         raise ConfigError(
             f"env_timeout_s={run.env_timeout_s}, but with --no-guards nothing detects hangs."
             "\nLeave one of the two out."
+        )
+
+
+def check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:
+    """Raise ConfigError if an algorithm cannot have this lag, or workers are needed and missing."""
+    if run.lag > 1 and not algorithm.accepts_any_lag:
+        able = " or ".join(name for name, other in ALGORITHMS.items() if other.accepts_any_lag)
+        raise ConfigError(
+            f"lag={run.lag}, but {run.algo} does not correct for what older weights did: expected "
+            f"0 or 1.\nUse --lag 1, or --algo {able}."
+        )
+    if algorithm.is_asynchronous(run.lag) and not run.num_workers:
+        raise ConfigError(
+            f"lag={run.lag} with algo={run.algo} lets workers sample while the learner learns, and "
+            "there are none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or "
+            "--lag 0."
+        )
+    if run.inference == "learner" and not run.num_workers:
+        raise ConfigError(
+            "inference='learner' lets workers ask the learner's process for actions, and there are "
+            "none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or --inference "
+            "worker."
         )

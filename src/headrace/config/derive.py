@@ -8,22 +8,21 @@ import math
 import os
 import sys
 from dataclasses import replace
-from typing import Any
 
-from headrace.algos.base import Algorithm, EpochsConfig
+from headrace.algos.base import EpochsConfig
 from headrace.algos.dqn import DQN
 from headrace.algos.off_policy import ReplayConfig
-from headrace.config.algorithms import ALGORITHMS
 from headrace.config.batches import fitting_steps, minibatch_sizes
 from headrace.config.checks import (
     check_cluster,
     check_divisibility,
     check_guards,
     check_replay,
+    check_workers,
     largest_divisor,
 )
 from headrace.config.policies import policy_settings, scale_policies
-from headrace.config.run_config import AUTO_THREADS, AUTO_WORKERS, RunConfig
+from headrace.config.run_config import AUTO_THREADS, AUTO_WORKERS
 from headrace.config.settings import FREE, SUGGESTED, Settings, lr_factor, rows_factor
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.fastest import fastest
@@ -76,7 +75,7 @@ def derive(
         settings = settings.follow("follows algo and num_workers", lag=1 if corrected else 0)
     run = settings.run
     check_guards(run)
-    _check_workers(run, settings.algorithm)
+    check_workers(run, settings.algorithm)
     check_cluster(run)
     for each in (settings, *map(settings.of, policy_settings(run.policies))):
         check_divisibility(run, each.network, each.algo, settings.algorithm)
@@ -473,27 +472,6 @@ def _learns_most_of_the_time(costs: Costs, topology: Topology) -> bool:
     rows, n = topology.batch / topology.num_learners, topology.envs_per_vector
     sampling = rows * costs.env_s + rows / n * costs.vector.at(n)
     return costs.learn.at(rows) > sampling
-
-
-def _check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:
-    if run.lag > 1 and not algorithm.accepts_any_lag:
-        able = " or ".join(name for name, other in ALGORITHMS.items() if other.accepts_any_lag)
-        raise ConfigError(
-            f"lag={run.lag}, but {run.algo} does not correct for what older weights did: expected "
-            f"0 or 1.\nUse --lag 1, or --algo {able}."
-        )
-    if algorithm.is_asynchronous(run.lag) and not run.num_workers:
-        raise ConfigError(
-            f"lag={run.lag} with algo={run.algo} lets workers sample while the learner learns, and "
-            "there are none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or "
-            "--lag 0."
-        )
-    if run.inference == "learner" and not run.num_workers:
-        raise ConfigError(
-            "inference='learner' lets workers ask the learner's process for actions, and there are "
-            "none: num_workers=0.\nUse --num-workers -1 (one for each CPU core), or --inference "
-            "worker."
-        )
 
 
 def cpu_cores() -> int:

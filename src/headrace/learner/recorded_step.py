@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.batch import Minibatch
-from headrace.cuda_graph import Replayed
+from headrace.models.cuda_graph import Replayed
 
 _MOST_BYTES = 2**24
 """Of a minibatch that is recorded. The work of a larger one takes longer than its starts, and the

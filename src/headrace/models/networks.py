@@ -21,6 +21,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+NORM_EPS = 1e-5
+"""Added to the variance in layer normalization."""
+
+
 def linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
     """Make a linear layer: orthogonal weights (Saxe et al. 2014, arXiv:1312.6120), zero bias."""
     layer = nn.Linear(num_in, num_out)
@@ -58,7 +62,9 @@ class Mlp(nn.Module):
         make = make or partial(linear, gain=math.sqrt(2))
         pairs = itertools.pairwise((num_in, *hidden_sizes))
         self.layers = nn.ModuleList(make(*pair) for pair in pairs)
-        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden_sizes if layer_norm)
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(size, NORM_EPS) for size in hidden_sizes if layer_norm
+        )
         # A function, not a module: a module's call takes longer than a small tensor's tanh.
         self._activation = ACTIVATIONS[activation]
 
@@ -188,7 +194,7 @@ def _with_norms(layers: list[nn.Module]) -> Iterator[nn.Module]:
         if isinstance(layer, nn.Conv2d):
             yield nn.GroupNorm(1, layer.out_channels)
         elif isinstance(layer, nn.Linear):
-            yield nn.LayerNorm(layer.out_features)
+            yield nn.LayerNorm(layer.out_features, NORM_EPS)
 
 
 def _nature(channels: int) -> tuple[nn.Sequential, int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from headrace.batch import columns
+from headrace.distributed.ranks import SINGLE_RANK, RankInfo, Ranks
 from headrace.errors import ConfigError
 from headrace.spec import EnvSpec
 
@@ -43,7 +44,7 @@ def check_memory(
     *,
     prioritized: bool,
     taken: int = 0,
-    num_ranks: int = 1,
+    ranks: Ranks | RankInfo = SINGLE_RANK,
 ) -> int:
     """Raise ConfigError if a device cannot have the buffer, or does not have the memory for it.
 
@@ -54,6 +55,8 @@ def check_memory(
         size: rows of all ranks.
         directory: of the file that holds the observations; "": the device's memory holds them.
         taken: bytes that other buffers of this process will take.
+        ranks: each has its part of the rows. On a CPU, those before this one on its machine take as
+            much each.
 
     Returns:
         The bytes that this rank's buffer will take.
@@ -64,10 +67,12 @@ def check_memory(
             f"replay_dir={directory!r}, but the learner is on {device}, and its buffer is in the "
             'memory there.\nUse --replay-dir "", or --device cpu.'
         )
+    num_local = 1 + ranks.local_rank if is_cpu else 1
     free = _free_memory() if is_cpu else _free_gpu_memory(device)
+    free = free if free is None else free // num_local
     if directory:
         row -= obs_bytes(spec) // frames_in(spec)
-    needed = size // num_ranks * row
+    needed = size // ranks.size * row
     if free is None or needed + taken <= free:
         return needed
     where, other = "memory", ", or --replay-dir DIR to keep the observations on a disk"
@@ -75,11 +80,12 @@ def check_memory(
         other = ""
     elif not is_cpu:
         where, other = "GPU memory", ", or --device cpu"
-    which = "the buffer" if num_ranks == 1 else f"the part of each of {num_ranks} learners"
+    for_each = f" for each of {num_local} learners" if num_local > 1 else ""
+    which = "the buffer" if ranks.size == 1 else f"the part of each of {ranks.size} learners"
     raise ConfigError(
         f"replay_size={size}: {which} needs {needed / 1e9:.1f} GB, {row} bytes for a "
-        f"transition, and {(free - taken) / 1e9:.1f} GB of {where} are free.\n"
-        f"Use --replay-size {int(0.8 * (free - taken) / row) * num_ranks} or less{other}."
+        f"transition, and {(free - taken) / 1e9:.1f} GB of {where} are free{for_each}.\n"
+        f"Use --replay-size {int(0.8 * (free - taken) / row) * ranks.size} or less{other}."
     )
 
 

@@ -161,7 +161,7 @@ def build_learner(
                 algo.replay_dir,
                 prioritized=algo.priority_alpha > 0,
                 taken=taken,
-                num_ranks=ranks.size,
+                ranks=ranks,
             )
     return Learner(job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved)
 

@@ -15,7 +15,7 @@ from headrace.batch import Fragment
 from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
 from headrace.models.action_values.value_distributions import MeanOnly
-from headrace.models.networks import Mlp
+from headrace.models.networks import NORM_EPS, Mlp
 from headrace.models.numpy_inference import ACTIVATE, Floats, Layer, layer_of, normalizer, why_not
 from headrace.models.policy import Actor, Network
 from headrace.spec import EnvSpec
@@ -108,7 +108,7 @@ def _layer_norm(layer: Layer) -> Callable[[Floats], Floats]:
     def normalize(x: NDArray[Any]) -> Floats:
         centered = x - x.mean(0)
         variance = np.square(centered).mean(0)
-        normal: Floats = centered / np.sqrt(variance + np.float32(1e-5))
+        normal: Floats = centered / np.sqrt(variance + np.float32(NORM_EPS))
         return normal * gain[:, None] + bias
 
     return normalize
