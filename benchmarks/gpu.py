@@ -181,7 +181,6 @@ def main():
     parser.add_argument("--limit-s", type=float, default=15.0, help="for each line")
     parser.add_argument("--most-envs", type=int, help="of kernel environments")
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
-    parser.add_argument("--parts", default="rows,run,kernels", help="of the tables")
     flags = parser.parse_args()
     if flags.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here")
@@ -192,8 +191,8 @@ def main():
         "run": lambda: [whole_run(flags.device)],
         "kernels": lambda: list(gpu_kernels.rows(flags.device, flags.limit_s / 4, flags.most_envs)),
     }
-    for part in flags.parts.split(","):
-        results[part] = parts[part]()
+    for part, measured in parts.items():
+        results[part] = measured()
         flags.output.write_text(json.dumps(results, indent=2) + "\n")
     print(tables(results))
     print(f"Written: {flags.output}")

@@ -82,7 +82,9 @@ def test_one_update_on_cuda_is_the_cpu_s(collected):
 
 
 RECORDED = [
-    ("ppo", {"clip_schedule": "linear"}), ("a2c", {}), ("appo", {}), ("impala", {}), ("pqn", {}),
+    ("ppo", {"clip_schedule": "linear"}), ("ppo", {"precision": "bf16", "target_kl": 1.0}),
+    ("ppo", {"normalize_obs": True, "normalize_reward": True}),
+    ("a2c", {}), ("appo", {}), ("impala", {}), ("pqn", {}),
     ("dqn", {}), ("dqn", RAINBOW), ("dqn", {"distribution": "qr", "normalize_obs": True}),
 ]  # fmt: skip
 

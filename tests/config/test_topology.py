@@ -140,7 +140,7 @@ def test_replay_has_workers_for_slow_environments_and_else_says_that_the_learner
         (UNEVEN, {}, 2),
         (UNEVEN, {"lag": 0}, 0),
         (UNEVEN, {"deterministic": True}, 0),
-        (UNEVEN, {"num_workers": 8}, 0),
+        (UNEVEN, {"num_workers": 8}, 1),
         (UNEVEN, {"algo": "ppo"}, 0),
         (UNEVEN, {"learner_threads": 2}, 0),
     ],
@@ -151,7 +151,7 @@ def test_a_replay_is_filled_while_the_learner_learns_where_that_is_faster(step, 
     costs = replace(SLEEPING, step=step, learn=LinearCost(0, 1.5e-3))
     settings = derive(read_settings(given), "gym", 2, costs)
     assert settings.run.lag == lag
-    if lag:
+    if lag and "num_workers" not in given:
         assert settings.source["lag"].startswith("auto, 2 cores, a step of ")
 
 
@@ -258,13 +258,18 @@ def test_environments_are_as_many_as_learners_that_nobody_asked_for_can_share(mo
     assert (settings.run.num_envs, settings.source["num_envs"]) == (9, "follows num_learners")
 
 
+LARGE_DQN = {"algo": "dqn", "batch_size": 128, "hidden_sizes": (256, 256)}
+
+
 @pytest.mark.parametrize(
     ("num_inputs", "given", "device"),
     [
         (4, {}, "cpu"),
         (4, {"device": "auto"}, "cpu"),
         (4, {"algo": "dqn"}, "cpu"),
-        (4, {"algo": "dqn", "batch_size": 128, "hidden_sizes": (256, 256)}, "auto"),
+        (4, LARGE_DQN, "auto"),
+        (4, LARGE_DQN | {"arithmetic": "plain"}, "cpu"),  # no graphs
+        (4, LARGE_DQN | {"replay_dir": "/tmp"}, "cpu"),  # not for GPUs
         (4, {"num_learners": 2}, "cpu"),
         (4, {"num_envs": 4096, "num_steps": 128, "num_minibatches": 4}, "auto"),
         (4, {"hidden_sizes": (2048, 2048)}, "auto"),

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import headrace
-from headrace.distributed.ranks import RankInfo
 from headrace.errors import ConfigError
 from headrace.replay import memory
 from headrace.replay.buffer import ReplayBuffer
@@ -38,12 +37,10 @@ def test_learners_of_one_machine_share_its_memory(monkeypatch):
     size, cpu = 10_000, torch.device("cpu")
     needed = size * row_bytes(SPEC)
     monkeypatch.setattr(memory, "_free_memory", lambda: int(0.9 * needed))
-    first, second = RankInfo(0, 2, 0), RankInfo(1, 2, 1)
-    assert check_memory(SPEC, size, cpu, prioritized=False, ranks=first) == needed // 2
-    with pytest.raises(ConfigError, match="GB of memory are free for each of 2 learners"):
-        check_memory(SPEC, size, cpu, prioritized=False, ranks=second)
-    elsewhere = RankInfo(1, 2, 0)  # on a machine of its own
-    assert check_memory(SPEC, size, cpu, prioritized=False, ranks=elsewhere) == needed // 2
+    with pytest.raises(ConfigError, match="GB of memory are free for each of 2 learners here"):
+        check_memory(SPEC, size, cpu, prioritized=False, num_ranks=2, num_local=2)
+    apart = check_memory(SPEC, size, cpu, prioritized=False, num_ranks=2)  # on two machines
+    assert apart == needed // 2
 
 
 @pytest.mark.parametrize("frozen", [{}, {"tagger": "random"}])
@@ -74,7 +71,7 @@ def test_on_a_gpu_its_memory_has_to_be_enough(monkeypatch, size, directory, word
     device = torch.device("cuda", 1)
     if not words:
         assert check_memory(SPEC, size, device, prioritized=False) == size * row_bytes(SPEC)
-        half = check_memory(SPEC, size, device, prioritized=False, ranks=RankInfo(1, 2, 1))
+        half = check_memory(SPEC, size, device, prioritized=False, num_ranks=2, num_local=2)
         assert half == size // 2 * row_bytes(SPEC)
         with pytest.raises(ConfigError, match=r"and 0\.0 GB of GPU memory"):
             check_memory(SPEC, size, device, prioritized=False, taken=59_990_000)
@@ -84,4 +81,4 @@ def test_on_a_gpu_its_memory_has_to_be_enough(monkeypatch, size, directory, word
     if not directory:
         words = rf"replay_size={2 * size}: the part of each of 2 learners needs.*{words}"
         with pytest.raises(ConfigError, match=f"(?s){words}"):
-            check_memory(SPEC, 2 * size, device, prioritized=False, ranks=RankInfo(1, 2, 1))
+            check_memory(SPEC, 2 * size, device, prioritized=False, num_ranks=2, num_local=2)

@@ -162,7 +162,7 @@ def test_the_word_in_a_resume_asks_for_the_workers_of_this_machine(monkeypatch, 
     monkeypatch.setattr("headrace.config.resolve.cpu_cores", lambda: 4)
     settings = {
         "num_workers": saved, "num_learners": 1, "num_envs": 8, "envs_per_vector": 1,
-        "device": "cpu", "cluster": "", "machines": 0, "lag": 0,
+        "device": "cpu", "cluster": "", "machines": 0, "lag": 0, "algo": "ppo",
     }  # fmt: skip
     config = {"settings": settings, "origin": dict.fromkeys(settings, "given"), "cores": 2}
     given, _ = headrace.config.resolve.values_for_resume(config, {"num_workers": AUTO_WORKERS})
@@ -177,21 +177,27 @@ def test_the_word_in_a_resume_asks_for_the_workers_of_this_machine(monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    ("origin", "changes", "lag"),
+    ("algo", "lag", "origin", "num_workers", "expected"),
     [
-        ("auto, 2 cores", {"num_workers": 0}, 0),
-        ("follows algo and num_workers", {"num_workers": 0}, 0),
-        ("auto, 2 cores", {"num_workers": 1}, 2),
-        ("given", {"num_workers": 0}, 2),  # refused, in words
+        ("dqn", 2, "auto, 2 cores", 0, 0),
+        ("appo", 1, "follows algo and num_workers", 0, 0),
+        ("dqn", 2, "auto, 2 cores", 1, 2),
+        ("dqn", 1, "auto, 2 cores", 0, 1),  # inline makes the same batches
+        ("dqn", 2, "given", 0, 2),
     ],
 )
-def test_resumed_without_workers_a_run_has_no_lag_that_nobody_asked_for(origin, changes, lag):
+def test_resumed_without_workers_nothing_samples_meanwhile(
+    algo, lag, origin, num_workers, expected
+):
     settings = {
-        "num_workers": 2, "num_learners": 1, "num_envs": 8, "envs_per_vector": 4, "lag": 2,
-        "device": "cpu", "cluster": "", "machines": 0,
+        "num_workers": 2, "num_learners": 1, "num_envs": 8, "envs_per_vector": 4, "lag": lag,
+        "device": "cpu", "cluster": "", "machines": 0, "algo": algo,
     }  # fmt: skip
     config = {"settings": settings, "origin": dict.fromkeys(settings, "given") | {"lag": origin}}
-    assert headrace.config.resolve.values_for_resume(config, changes)[0]["lag"] == lag
+    changes = {"num_workers": num_workers}
+    values, sources = headrace.config.resolve.values_for_resume(config, changes)
+    assert values["lag"] == expected
+    assert sources["lag"] == ("follows num_workers" if lag and not expected else origin)
 
 
 @pytest.mark.parametrize(("gpus", "cores", "learners"), [(0, 1, 1), (0, 4, 2), (1, 4, 1)])
@@ -200,7 +206,7 @@ def test_resumed_elsewhere_a_run_has_no_more_learners_than_fit(monkeypatch, gpus
     monkeypatch.setattr("headrace.config.resolve.visible_gpus", lambda device: gpus)
     settings = {
         "num_workers": 0, "num_learners": 2, "num_envs": 8, "envs_per_vector": 4,
-        "device": "auto", "cluster": "", "machines": 0, "lag": 0,
+        "device": "auto", "cluster": "", "machines": 0, "lag": 0, "algo": "ppo",
     }  # fmt: skip
     origin = dict.fromkeys(settings, "given")
     config = {"settings": settings, "origin": origin | {"num_learners": "auto, 2 cores"}}

@@ -94,8 +94,8 @@ class LossSpec:
         max_grad_norm: limit of the gradient's L2 norm.
         adam_eps: added to Adam's root mean square of each gradient.
         may_skip: whether a minibatch may leave some parameters without a gradient.
-        prepare: minibatch -> more columns of it, such as targets that change with each step. No
-            gradient flows back through them.
+        prepare: minibatch -> more columns of it, such as targets that change with each step. They
+            replace those of the same name. No gradient flows back through them.
     """
 
     function: Callable[[Any, Minibatch, Any], tuple[Tensor, Metrics]]

@@ -66,7 +66,7 @@ class DeviceCollector(Collector):
         self._noise: list[Tensor] = []
         self._policies: list[Policy] = []
         self._is_recorded = device.type == "cuda" and self._vector.can_be_recorded
-        self._roll_out = Replayed(self._act) if self._is_recorded else self._act
+        self._roll_out = Replayed(self._act, device) if self._is_recorded else self._act
         self._version = self._steps = self._taken = 0
         self._before: list[Tensor] = []
         self._name = f"vector{plan.vectors.start}."

@@ -37,8 +37,8 @@ SHORT_ENV_STEPS = 4_096
 LEAST_GPU_WORK = 2_000_000
 """Rows of a gradient step times weights of hidden layers, from which a GPU is faster than a core.
 `benchmarks/gpu_steps.py` measures a gradient step on each."""
-LEAST_GPU_WORK_OF_SEVERAL = 15_000_000
-"""The same where learners share gradient steps, which are no CUDA graphs then."""
+LEAST_GPU_WORK_UNRECORDED = 15_000_000
+"""The same where a gradient step is no CUDA graph, as where learners share it."""
 
 CPU_LEARNERS = (2, 4, 8)
 """The numbers of learners to choose from on a machine without GPUs, besides one."""
@@ -71,8 +71,8 @@ def derive(
         return derive(again, interface, cores, measured)
     settings = _derive_vectors(settings, interface, cores, measured, best)
     if settings.run.lag == -1:
-        corrected = settings.algorithm.data == "lag_corrected" and settings.run.num_workers
-        settings = settings.follow("follows algo and num_workers", lag=1 if corrected else 0)
+        lag = settings.run.num_workers and _usual_lag(settings)
+        settings = settings.follow("follows algo and num_workers", lag=lag)
     run = settings.run
     check_guards(run)
     check_workers(run, settings.algorithm)
@@ -114,8 +114,10 @@ def _derive_device(settings: Settings, interface: Interface) -> Settings:
     rows = sizes.algorithm.minibatch_rows(sizes.run, sizes.algo)
     weights = sum(a * b for a, b in itertools.pairwise((size, *sizes.network.hidden_sizes)))
     is_shared = settings.algorithm.learners_help and visible_gpus("auto") > 1
-    least = LEAST_GPU_WORK_OF_SEVERAL if is_shared else LEAST_GPU_WORK
-    return on_cpu if rows * weights < least else settings
+    is_recorded = sizes.may_be_recorded and not is_shared
+    least = LEAST_GPU_WORK if is_recorded else LEAST_GPU_WORK_UNRECORDED
+    in_file = getattr(settings.algo, "replay_dir", "")  # for learners on a CPU
+    return on_cpu if rows * weights < least or in_file else settings
 
 
 def _derive_learners(settings: Settings) -> Settings:
@@ -399,11 +401,16 @@ def _overlaps(settings: Settings) -> list[tuple[int, bool]]:
 
     Only a replay may be filled while the learner learns: what it holds is of older weights anyway.
     """
-    run, algorithm = settings.run, settings.algorithm
-    is_open = run.lag == -1 and max(1, run.learner_threads) == 1
-    if algorithm.data != "replay" or not is_open:
+    algorithm = settings.algorithm
+    if algorithm.data != "replay" or settings.run.lag != -1 or not _usual_lag(settings):
         return []
     return [(lag, algorithm.is_asynchronous(lag)) for lag in (1, 2)]
+
+
+def _usual_lag(settings: Settings) -> int:
+    """Return the lag beside workers. It is 0 where a replay's learner is to use all cores."""
+    data, threads = settings.algorithm.data, settings.run.learner_threads
+    return int(data == "lag_corrected" or (data == "replay" and threads <= 1))
 
 
 def _choose_topology(
@@ -434,7 +441,7 @@ def _choose_topology(
     chosen = {"num_workers": best.num_workers}
     if not run.envs_per_vector:
         chosen["envs_per_vector"] = best.envs_per_vector
-    if best.lag > 0 > run.lag:
+    if run.lag == -1 and best.num_workers and settings.algorithm.data == "replay":
         chosen["lag"] = best.lag
     reason = _reason(measured, cores)
     if measured and not best.num_workers and _learns_most_of_the_time(measured, best):

@@ -188,8 +188,10 @@ def values_for_resume(
         vectors = values["num_envs"] // values["envs_per_vector"]
         values["num_workers"] = learners * max(1, min(cpu_cores(), vectors) // learners)
         sources["num_workers"] = f"auto, {cpu_cores()} cores"
-    if values["num_workers"] == 0 and _is_free(sources["lag"]):
-        values["lag"] = 0  # nothing samples while the learner learns
+    algorithm = ALGORITHMS.get(values["algo"])
+    is_nonstop = algorithm is not None and algorithm.is_asynchronous(values["lag"])
+    if values["num_workers"] == 0 and is_nonstop and _is_free(sources["lag"]):
+        values["lag"], sources["lag"] = 0, "follows num_workers"
     if "total_env_steps" in changes and "schedule_env_steps" not in changes:
         sources["schedule_env_steps"] = "as the run began"
     # The number of environments is settled, and with it the learning rate.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headrace.algos.base import Algorithm
+from headrace.config.algorithms import ALGORITHMS, algorithm_name
 from headrace.config.batches import minibatch_sizes
 from headrace.config.checks import checked_values, part_of
 from headrace.config.policies import policy_settings
@@ -71,6 +72,19 @@ class Settings:
         if run.vectorization == "auto" or (run.wrapper and self.source["vectorization"] != "given"):
             return is_usually_native(run.env, interface) and not run.wrapper
         return run.vectorization == "native"
+
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether a gradient step that one GPU makes may be a CUDA graph.
+
+        Else it waits for the device: with a recurrent core, and maybe in the code of others.
+        """
+        run, network = self.run, self.network
+        plain = network.arithmetic == "plain" or network.core != "none"
+        own = run.model or algorithm_name(type(self.algorithm)) not in ALGORITHMS
+        # The learner's process acts on the device, too, where workers ask it for actions.
+        other = run.compile or run.num_accumulation_steps > 1 or run.inference == "learner"
+        return not (plain or own or other)
 
     def follow(self, source: str, **values: Any) -> "Settings":
         """Return the settings with some of the run replaced; a `source` of +... is added."""

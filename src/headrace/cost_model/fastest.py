@@ -9,7 +9,7 @@ from dataclasses import replace
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import Topology, simulate
 
-_WORTH = 1.1  # a topology with more processes has to be that many times as fast
+_WORTH = 1.1  # one with more processes, or a lag, has to be that many times as fast
 _SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps
 _MOST_WORKERS = 64  # for environments that sleep
 _NUM_UPDATES = 12  # of a simulation

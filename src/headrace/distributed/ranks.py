@@ -147,7 +147,7 @@ class JoinedRanks(Ranks):
             )
             # Decisions are made on data of the CPU.
             self._cpu = dist.new_group(backend="gloo") if chosen == "nccl" else dist.group.WORLD
-            hosts = set(self.gather_bytes(_host().encode()))
+            hosts = set(self.gather_bytes(host_id().encode()))
             if backend == "auto" and chosen == "gloo" and len(hosts) == 1 and self.size > 1:
                 self.transport = "shared memory"
                 shared = dist.distributed_c10d._get_default_store()
@@ -291,7 +291,7 @@ def backend_for(backend: Backend, device: torch.device) -> str:
     return backend
 
 
-def _host() -> str:
+def host_id() -> str:
     """Return an id of this host: ranks with the same id can share memory and sockets."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     if not boot.exists():

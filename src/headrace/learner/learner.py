@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headrace.algos.base import LossSpec, UpdateContext
 from headrace.batch import Fragment, Minibatch, each, join, one_of_each, select
-from headrace.config.algorithms import ALGORITHMS, GRADIENTS, algorithm_name
+from headrace.config.algorithms import GRADIENTS
 from headrace.config.policies import DEFAULT
 from headrace.config.settings import Settings
 from headrace.device_seeding import permutations as permutations_on_device
@@ -130,8 +130,8 @@ class PolicyLearner:
         path, reason = choose(GRADIENTS, spec.function, *arguments)
         if run.compile:
             path, reason = None, "--compile"
-        reference = "autograd, as a CUDA graph" if self._can_be_recorded else "autograd"
-        self.gradients[name] = describe_choice(path, reference, reason)
+        graph = ", of small minibatches as a CUDA graph" if self._can_be_recorded else ""
+        self.gradients[name] = describe_choice(path, f"autograd{graph}", reason)
         if path is None:
             loss = ranks.wrap(loss, meter, may_skip=spec.may_skip or self._own_model)
         return Optimizer(
@@ -144,32 +144,22 @@ class PolicyLearner:
         )
 
     def _step_of(self, name: str, spec: LossSpec) -> Step:
-        """Return the gradient step of a loss: on a GPU recorded, where that is known to work."""
+        """Return the gradient step of a loss, recorded where that is possible."""
         optimizer, prepare = self.optimizers[name], spec.prepare
 
         def step(minibatch: Minibatch, lr: float | Tensor) -> dict[str, Tensor]:
             if prepare is not None:
-                minibatch = minibatch | prepare(minibatch)
+                with torch.no_grad():
+                    minibatch = minibatch | prepare(minibatch)
             return optimizer.step(minibatch, lr)
 
         return RecordedStep(step) if self._can_be_recorded else step
 
     @property
     def _can_be_recorded(self) -> bool:
-        """Whether a gradient step on the device may be a CUDA graph.
-
-        The code of others may wait for the device, as recurrent cores and exchanges of ranks do.
-        """
-        run, network = self._settings.run, self._settings.network
-        return (
-            self._device.type == "cuda"
-            and network.arithmetic == "auto"
-            and network.core == "none"
-            and self._ranks is SINGLE_RANK
-            and run.num_accumulation_steps == 1
-            and not (run.compile or self._own_model)
-            and algorithm_name(type(self._settings.algorithm)) in ALGORITHMS
-        )
+        """Whether a gradient step may be a CUDA graph: one GPU makes it, and nothing waits."""
+        is_alone = self._device.type == "cuda" and self._ranks is SINGLE_RANK
+        return is_alone and not self._own_model and self._settings.may_be_recorded
 
     def assemble(self, fragments: list[Fragment]) -> Fragment:
         """Join fragments `[T, n]` in order to a batch `[T, N]` on the learner's device."""

@@ -13,11 +13,11 @@ from headrace.batch import Minibatch
 from headrace.models.cuda_graph import Replayed
 
 _MOST_BYTES = 2**24
-"""Of a minibatch that is recorded. The work of a larger one takes longer than its starts, and the
-memory that a graph takes for its results is its own."""
-_MOST_LAYOUTS = 4
+"""Bytes of a minibatch that is recorded. The work of a larger one takes longer than its starts, and
+the memory that a graph takes for its results is its own."""
+_MOST_LAYOUTS = 4  # the memory of each graph is its own
 
-Step = Callable[[Minibatch, float | Tensor], dict[str, Tensor]]
+Step = Callable[[Minibatch, float], dict[str, Tensor]]
 """(minibatch, lr) -> metrics."""
 
 
@@ -29,11 +29,11 @@ class RecordedStep:
             and never waits for the device.
     """
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Callable[[Minibatch, float | Tensor], dict[str, Tensor]]) -> None:
         self._step = step
         self._layouts: dict[tuple[object, ...], _OfLayout] = {}
 
-    def __call__(self, minibatch: Minibatch, lr: float | Tensor) -> dict[str, Tensor]:
+    def __call__(self, minibatch: Minibatch, lr: float) -> dict[str, Tensor]:
         named = _named(minibatch)
         layout = tuple((name, column.shape, column.dtype) for name, column in named)
         of_layout = self._layouts.get(layout)
@@ -48,7 +48,11 @@ class RecordedStep:
 class _OfLayout:
     """The graph for one layout, and the memory that it reads and writes."""
 
-    def __init__(self, step: Step, minibatch: Minibatch) -> None:
+    def __init__(
+        self,
+        step: Callable[[Minibatch, float | Tensor], dict[str, Tensor]],
+        minibatch: Minibatch,
+    ) -> None:
         self._step = step
         self._minibatch: Minibatch = {
             name: {key: torch.empty_like(part) for key, part in column.items()}
@@ -57,9 +61,9 @@ class _OfLayout:
             for name, column in minibatch.items()
         }
         self._columns = [column for _, column in _named(self._minibatch)]
-        self._lr = torch.zeros((), device=self._columns[0].device)
-        self._filled_lr: float | None = None
-        self._replayed = Replayed(self._run)
+        device = self._columns[0].device
+        self._lr, self._filled_lr = torch.zeros((), device=device), 0.0
+        self._replayed = Replayed(self._run, device)
 
     def _run(self) -> None:
         metrics = self._step(self._minibatch, self._lr)
@@ -67,12 +71,12 @@ class _OfLayout:
         self._names = [name for name in metrics if name not in self._of_rows]
         self._numbers = torch.stack([metrics[name] for name in self._names])
 
-    def __call__(self, columns: list[Tensor], lr: float | Tensor) -> dict[str, Tensor]:
+    def __call__(self, columns: list[Tensor], lr: float) -> dict[str, Tensor]:
         for memory, column in zip(self._columns, columns, strict=True):
             memory.copy_(column)
         if lr != self._filled_lr:
-            self._filled_lr = float(lr)
-            self._lr.fill_(self._filled_lr)
+            self._lr.fill_(lr)
+            self._filled_lr = lr
         self._replayed()
         # Copies: the next replay writes to the same memory.
         numbers = zip(self._names, self._numbers.clone().unbind(), strict=True)

@@ -9,14 +9,14 @@ import torch
 
 
 class Replayed:
-    """A function as one CUDA graph. It may only use device memory, always the same.
+    """A function as one CUDA graph. It may only use memory of one device, always the same.
 
     The first call is an ordinary one, in which compilers and libraries start. The second records
     the graph. Later calls replay it.
     """
 
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
+        self._function, self._device = function, device
         self._is_ready = False
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -27,6 +27,11 @@ class Replayed:
             return
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._function()
+            with torch.cuda.device(self._device):
+                stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                # Threads that act, or copy, may allocate memory meanwhile.
+                with torch.cuda.graph(
+                    self._graph, stream=stream, capture_error_mode="thread_local"
+                ):
+                    self._function()
         self._graph.replay()

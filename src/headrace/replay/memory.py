@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from headrace.batch import columns
-from headrace.distributed.ranks import SINGLE_RANK, RankInfo, Ranks
 from headrace.errors import ConfigError
 from headrace.spec import EnvSpec
 
@@ -44,7 +43,8 @@ def check_memory(
     *,
     prioritized: bool,
     taken: int = 0,
-    ranks: Ranks | RankInfo = SINGLE_RANK,
+    num_ranks: int = 1,
+    num_local: int = 1,
 ) -> int:
     """Raise ConfigError if a device cannot have the buffer, or does not have the memory for it.
 
@@ -55,8 +55,8 @@ def check_memory(
         size: rows of all ranks.
         directory: of the file that holds the observations; "": the device's memory holds them.
         taken: bytes that other buffers of this process will take.
-        ranks: each has its part of the rows. On a CPU, those before this one on its machine take as
-            much each.
+        num_ranks: each has its part of the rows.
+        num_local: how many of them share the memory of a CPU.
 
     Returns:
         The bytes that this rank's buffer will take.
@@ -67,12 +67,11 @@ def check_memory(
             f"replay_dir={directory!r}, but the learner is on {device}, and its buffer is in the "
             'memory there.\nUse --replay-dir "", or --device cpu.'
         )
-    num_local = 1 + ranks.local_rank if is_cpu else 1
     free = _free_memory() if is_cpu else _free_gpu_memory(device)
-    free = free if free is None else free // num_local
+    free = free // num_local if free is not None and is_cpu else free
     if directory:
         row -= obs_bytes(spec) // frames_in(spec)
-    needed = size // ranks.size * row
+    needed = size // num_ranks * row
     if free is None or needed + taken <= free:
         return needed
     where, other = "memory", ", or --replay-dir DIR to keep the observations on a disk"
@@ -80,12 +79,12 @@ def check_memory(
         other = ""
     elif not is_cpu:
         where, other = "GPU memory", ", or --device cpu"
-    for_each = f" for each of {num_local} learners" if num_local > 1 else ""
-    which = "the buffer" if ranks.size == 1 else f"the part of each of {ranks.size} learners"
+    for_each = f" for each of {num_local} learners here" if num_local > 1 and is_cpu else ""
+    which = "the buffer" if num_ranks == 1 else f"the part of each of {num_ranks} learners"
     raise ConfigError(
         f"replay_size={size}: {which} needs {needed / 1e9:.1f} GB, {row} bytes for a "
         f"transition, and {(free - taken) / 1e9:.1f} GB of {where} are free{for_each}.\n"
-        f"Use --replay-size {int(0.8 * (free - taken) / row) * ranks.size} or less{other}."
+        f"Use --replay-size {int(0.8 * (free - taken) / row) * num_ranks} or less{other}."
     )
 
 

@@ -24,7 +24,7 @@ from headrace.collectors.snapshots import regroup
 from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
-from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json, share_of
+from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json, host_id, share_of
 from headrace.envs.api import Restored
 from headrace.envs.changes import Changes
 from headrace.errors import EnvError
@@ -150,7 +150,8 @@ def build_learner(
     job: Job, device: torch.device, meter: Meter, ranks: Ranks = SINGLE_RANK
 ) -> Learner:
     """Build the learner of a job's policies; ConfigError if settings do not fit its device."""
-    taken = 0
+    taken, host = 0, host_id()
+    hosts = ranks.gather_bytes(host.encode())
     for name, agents in job.shares.items():
         algo = job.settings.of(name).algo
         if isinstance(algo, ReplayConfig) and name not in job.settings.run.frozen:
@@ -161,7 +162,8 @@ def build_learner(
                 algo.replay_dir,
                 prioritized=algo.priority_alpha > 0,
                 taken=taken,
-                ranks=ranks,
+                num_ranks=ranks.size,
+                num_local=hosts.count(host.encode()),
             )
     return Learner(job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved)
 

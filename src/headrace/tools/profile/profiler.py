@@ -75,6 +75,7 @@ def profile_env(
             num_workers=run.num_workers,
             envs_per_vector=run.envs_per_vector,
             num_learners=run.num_learners,
+            lag=run.lag,
             total_env_steps=_NO_GOAL,
             schedule_env_steps=job.settings.run.schedule_env_steps,
             stop_after_s=seconds / 2,
