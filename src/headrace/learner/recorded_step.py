@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headrace.batch import Minibatch
+from headrace.batch import Minibatch, each
 from headrace.models.cuda_graph import Replayed
 
 _MOST_BYTES = 2**24
@@ -19,6 +19,8 @@ _MOST_LAYOUTS = 4  # the memory of each graph is its own
 
 Step = Callable[[Minibatch, float], dict[str, Tensor]]
 """(minibatch, lr) -> metrics."""
+StepOnDevice = Callable[[Minibatch, float | Tensor], dict[str, Tensor]]
+"""The same; the learning rate may be in the device's memory."""
 
 
 class RecordedStep:
@@ -29,7 +31,7 @@ class RecordedStep:
             and never waits for the device.
     """
 
-    def __init__(self, step: Callable[[Minibatch, float | Tensor], dict[str, Tensor]]) -> None:
+    def __init__(self, step: StepOnDevice) -> None:
         self._step = step
         self._layouts: dict[tuple[object, ...], _OfLayout] = {}
 
@@ -48,17 +50,10 @@ class RecordedStep:
 class _OfLayout:
     """The graph for one layout, and the memory that it reads and writes."""
 
-    def __init__(
-        self,
-        step: Callable[[Minibatch, float | Tensor], dict[str, Tensor]],
-        minibatch: Minibatch,
-    ) -> None:
+    def __init__(self, step: StepOnDevice, minibatch: Minibatch) -> None:
         self._step = step
         self._minibatch: Minibatch = {
-            name: {key: torch.empty_like(part) for key, part in column.items()}
-            if isinstance(column, dict)
-            else torch.empty_like(column)
-            for name, column in minibatch.items()
+            name: each(torch.empty_like, column) for name, column in minibatch.items()
         }
         self._columns = [column for _, column in _named(self._minibatch)]
         device = self._columns[0].device
