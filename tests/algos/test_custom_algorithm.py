@@ -1,5 +1,6 @@
 """Algorithms outside the package: trained by name, resumed, evaluated, and what they need."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -54,6 +55,30 @@ def test_own_algorithm_learns_and_with_the_sign_flipped_it_does_not(tmp_path):
         for algorithm in (Reinforce, Uphill)
     )  # fmt: skip
     assert learned > 50 > 30 > flipped
+
+
+def test_what_prepares_a_minibatch_adds_columns_through_which_no_gradient_flows(tmp_path):
+    seen = []
+
+    class Prepared(Reinforce):
+        def losses(self, modules, config):
+            def prepare(minibatch):
+                return {"target": modules["policy"].value(minibatch["obs"]) + 2.0}
+
+            def checked(policy, minibatch, cfg):
+                seen.append(minibatch["target"].requires_grad)
+                total, metrics = loss(policy, minibatch, cfg)
+                return total, {"baseline_loss": metrics["baseline_loss"]}
+
+            (of_policy,) = one_loss(checked, modules, config).values()
+            return {"policy": dataclasses.replace(of_policy, prepare=prepare)}
+
+    headrace.train(
+        "CartPole-v1", algo=Prepared, run_dir=tmp_path / "run", total_env_steps=1024, **SMALL
+    )
+    assert seen == [False, False]
+    losses = [row["baseline_loss"] for row in read_metrics(tmp_path / "run")]
+    assert losses == pytest.approx([4.0, 4.0])
 
 
 @pytest.mark.more
