@@ -1,5 +1,7 @@
 """DQN beside environments of very different step times: workers that never stop, or wait.
 
+Their lag is 2, or 1, which workers have by default, or 0.
+
 24 environments sleep 7 ms a step, with rare stalls, each in a worker of its own; one gradient step
 follows from each env step. Beside it is the learner alone: CartPole-v1, whose observations and
 actions have the same shapes, in the learner's process. That is the speed which this ratio allows.
@@ -20,7 +22,8 @@ FLAGS = (
 ).split()
 TOPOLOGIES = {
     "24 workers that never stop": "benchmarks.peers.uneven:Uneven --num-workers 24 --lag 2",
-    "24 workers, lag 0": "benchmarks.peers.uneven:Uneven --num-workers 24",
+    "24 workers": "benchmarks.peers.uneven:Uneven --num-workers 24",
+    "24 workers, lag 0": "benchmarks.peers.uneven:Uneven --num-workers 24 --lag 0",
     "no flags of topology": "benchmarks.peers.uneven:Uneven",
     "the learner alone": "CartPole-v1 --num-workers 0",
 }
