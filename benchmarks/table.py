@@ -75,7 +75,8 @@ HEADLINES = {
     cluster.UNEVEN: (cluster.ACTORS_24,),
     **{each.title: (cluster.RAY,) for each in cluster.costs()},
     cluster.SCALED: ("24 actors",),
-    **{title: ("Headrace", "Headrace, bf16") for title in dqn.TITLES.values()},
+    **{title: ("Headrace",) for title in dqn.TITLES.values()},
+    dqn.TITLES["breakout"]: ("Headrace", "Headrace, bf16"),
     replay_ratio.TITLE: ("no flags of topology",),
     **{replay.title(env): ("Headrace",) for env in replay.ENV_STEPS},
 }

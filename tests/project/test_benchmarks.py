@@ -16,6 +16,7 @@ from benchmarks import (
     cartpole,
     cheetah,
     cluster,
+    dqn,
     front_page,
     guards,
     inference,
@@ -23,6 +24,8 @@ from benchmarks import (
     learners,
     limits,
     published,
+    replay,
+    replay_ratio,
     start,
     table,
     uneven,
@@ -166,6 +169,9 @@ def every_comparison():
     yield from inference.comparisons()
     yield from kernels.comparisons()
     yield from cluster.comparisons()
+    yield from (dqn.comparison(work) for work in dqn.TITLES)
+    yield replay_ratio.comparison()
+    yield from (replay.comparison(env) for env in replay.ENV_STEPS)
     yield turns.Comparison("learners", learners.shared_out(100), Work(100))
 
 
