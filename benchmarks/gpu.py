@@ -175,17 +175,28 @@ def tables(results):
     return "\n".join(lines)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(doc, name, limit_s):
+    """A parser with the flags of each benchmark of a GPU."""
+    parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--device", default="cuda", help="cpu: only to see that it works")
-    parser.add_argument("--limit-s", type=float, default=15.0, help="for each line")
-    parser.add_argument("--most-envs", type=int, help="of kernel environments")
-    parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
+    parser.add_argument("--limit-s", type=float, default=limit_s, help="for each figure")
+    parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
+    return parser
+
+
+def begin(parser):
+    """The flags, and results that name the machine; ends the process if it has no such device."""
     flags = parser.parse_args()
     if flags.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here")
     name = torch.cuda.get_device_name() if flags.device == "cuda" else "none"
-    results = {"machine": machine() | {"gpu": name, "torch": torch.__version__}}
+    return flags, {"machine": machine() | {"gpu": name, "torch": torch.__version__}}
+
+
+def main():
+    parser = options(__doc__, NAME, 15.0)
+    parser.add_argument("--most-envs", type=int, help="of kernel environments")
+    flags, results = begin(parser)
     parts = {
         "rows": lambda: [measure(row, flags.limit_s) for row in rows(flags.device)],
         "run": lambda: [whole_run(flags.device)],

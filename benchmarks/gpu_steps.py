@@ -3,19 +3,14 @@
     python -m benchmarks.gpu_steps      # a minute, on a machine with a CUDA device
 
 By PPO: two epochs of four minibatches; by DQN: with what is drawn and inserted. A batch of random
-experience, made once, is learned from again and again. This is where a GPU begins to be faster
-(`LEAST_GPU_WORK`).
+experience, made once, is learned from again and again. The table shows where a GPU begins to be
+faster (`LEAST_GPU_WORK`).
 """
 
-import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 
-import torch
-
-from benchmarks.gpu import IMAGES, NUMBERS, Row, measure
-from benchmarks.harness.machine import RESULTS, machine
+from benchmarks.gpu import IMAGES, NUMBERS, Row, begin, measure, options
 
 NAME = "gpu_steps"
 
@@ -52,15 +47,7 @@ def tables(results):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda", help="cpu: only to see that it works")
-    parser.add_argument("--limit-s", type=float, default=1.5, help="for each figure")
-    parser.add_argument("--output", type=Path, default=RESULTS / f"{NAME}.json")
-    flags = parser.parse_args()
-    if flags.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch finds no CUDA device here")
-    name = torch.cuda.get_device_name() if flags.device == "cuda" else "none"
-    results = {"machine": machine() | {"gpu": name, "torch": torch.__version__}}
+    flags, results = begin(options(__doc__, NAME, 1.5))
     results["rows"] = [measure(row, flags.limit_s) for row in rows(flags.device)]
     flags.output.write_text(json.dumps(results, indent=2) + "\n")
     print(tables(results))

@@ -150,8 +150,7 @@ def build_learner(
     job: Job, device: torch.device, meter: Meter, ranks: Ranks = SINGLE_RANK
 ) -> Learner:
     """Build the learner of a job's policies; ConfigError if settings do not fit its device."""
-    taken, host = 0, host_id()
-    hosts = ranks.gather_bytes(host.encode())
+    taken, host = 0, host_id().encode()
     for name, agents in job.shares.items():
         algo = job.settings.of(name).algo
         if isinstance(algo, ReplayConfig) and name not in job.settings.run.frozen:
@@ -163,7 +162,7 @@ def build_learner(
                 prioritized=algo.priority_alpha > 0,
                 taken=taken,
                 num_ranks=ranks.size,
-                num_local=hosts.count(host.encode()),
+                num_local=ranks.gather_bytes(host).count(host),
             )
     return Learner(job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved)
 
