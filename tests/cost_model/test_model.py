@@ -56,6 +56,14 @@ def test_tail_weight_is_time_share_of_slowest_hundredth():
     assert mixture((1.0, 0.98), (49.0, 0.02)).tail_weight == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("count", [777, 1001])
+def test_many_equal_durations_are_read_back_as_they_were_written(count):
+    """Means of equal numbers differ by rounding: 0.1 is such a number."""
+    times = TimeDistribution.from_samples(np.full(count, 0.1))
+    assert (np.diff(times.values) >= 0).all()
+    assert TimeDistribution.from_json(times.to_json()).to_json() == times.to_json()
+
+
 @pytest.mark.parametrize("count", [1, 24, 2000])
 def test_slowest_and_sums_agree_with_plain_draws(count):
     times = mixture((0.003, 0.9), (0.02, 0.09), (0.1, 0.01))

@@ -45,7 +45,8 @@ class TimeDistribution:
             return cls(ordered, np.full(len(ordered), 1 / len(ordered)))
         half = _MAX_POINTS // 2
         parts = [*np.array_split(ordered[:-half], half), *ordered[-half:, None]]
-        values = np.array([part.mean() for part in parts])
+        # Means of equal numbers differ by rounding, and would not ascend.
+        values = np.maximum.accumulate([part.mean() for part in parts])
         return cls(values, np.array([len(part) for part in parts]) / len(ordered))
 
     @property
