@@ -49,6 +49,7 @@ class Row:
     num_threads: int | None = None  # None: one per core
     arithmetic: str = "auto"
     batch_size: int = 0  # of DQN; 0: PPO
+    is_rainbow: bool = False
 
     @property
     def settings(self):
@@ -58,6 +59,11 @@ class Row:
                 "algo": "dqn", "batch_size": self.batch_size, "replay_size": 20_000,
                 "replay_ratio": 1 / 32, "learning_starts": 0,
                 "layer_norm": self.observation is NUMBERS,
+            }  # fmt: skip
+        if self.is_rainbow:
+            given |= {
+                "dueling": True, "priority_alpha": 0.5, "noisy": True, "distribution": "c51",
+                "layer_norm": False,
             }  # fmt: skip
         return resolve(
             {"env": "random", "num_envs": self.num_envs, "num_steps": 128}

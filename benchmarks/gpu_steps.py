@@ -24,6 +24,8 @@ def rows(device):
     for size in (128, 1024, 8192):
         more = {"hidden_sizes": (256, 256), "batch_size": size}
         yield from _each_way(f"DQN, 2 x 256, {size:,} rows", device, NUMBERS, 4, **more)
+    more = {"hidden_sizes": (256, 256), "batch_size": 128, "is_rainbow": True}
+    yield from _each_way("Rainbow, 2 x 256, 128 rows", device, NUMBERS, 4, **more)
     for size in (32, 256):
         more = {"hidden_sizes": (), "batch_size": size}
         yield from _each_way(f"DQN, images, {size:,} rows", device, IMAGES, 1, **more)

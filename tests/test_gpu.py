@@ -17,7 +17,7 @@ from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo
 from headrace.envs.check.plays import Play, kernel_spec, play, random_actions
 from headrace.envs.kernels import library
 from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
-from headrace.learner.recorded_step import RecordedStep
+from headrace.learner.recorded import Recorded
 from headrace.models.policy import Network
 from headrace.replay.buffer import ReplayBuffer
 from headrace.training.log import read_metrics
@@ -101,21 +101,31 @@ def test_a_recorded_gradient_step_is_the_one_of_single_operations(collected, alg
         settings = resolve(given | parts | {"arithmetic": arithmetic})
         learner = learner_for(settings, spec, device="cuda")
         metrics = [learner.update(learner.assemble(fragments), 128 * i, 128) for i in range(4)]
-        step = learner.learners["default"]._steps["policy"]
-        assert isinstance(step, RecordedStep) == (arithmetic == "auto")
+        graphs = learner.learners["default"]._graphs
+        assert ("step of policy" in graphs) == (arithmetic == "auto")
         found.append((*metrics, learner.policies["default"].cpu().state_dict()))
-    assert len(step._layouts) == 1
+    assert [len(graph._layouts) for graph in graphs.values()] == [1] * (
+        4 if parts is RAINBOW else 1
+    )
     assert_close(*found, rtol=1e-5, atol=1e-7)
 
 
-def test_a_minibatch_of_another_layout_is_recorded_apart_and_a_large_one_not_at_all():
+def test_a_function_is_recorded_for_each_layout_and_a_large_one_not_at_all():
     done = []
-    step = RecordedStep(lambda rows, lr: done.append(1) or {"sum": rows["x"].sum() * lr})
-    for size in (3, 5, 3, 5, 3, 5, 2**23):
-        found = step({"x": torch.ones(size, device="cuda")}, 0.5)["sum"]
-        assert float(found) == size / 2
-    assert len(step._layouts) == 2
-    assert len(done) == 2 * 2 + 1  # an ordinary call and the recording of each
+
+    def scale(of):
+        done.append(1)
+        return {"sum": of["x"].sum() * of["factor"]}
+
+    scaled = Recorded(scale, torch.device("cuda"))
+    sizes = (3, 5, 3, 5, 3, 5, 3, 5, 2**23)
+    found = [
+        scaled({"x": torch.ones(size, device="cuda"), "factor": number})["sum"]
+        for number, size in enumerate(sizes)
+    ]
+    assert [float(total) for total in found] == [size * i for i, size in enumerate(sizes)]
+    assert len(scaled._layouts) == 2
+    assert len(done) == 2 * 3 + 1  # two ordinary calls and the recording of each
 
 
 def test_the_learner_s_device_acts_for_workers_as_the_cpu_does():

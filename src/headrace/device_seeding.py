@@ -13,11 +13,9 @@ from headrace.seeding import PHILOX, derive, philox
 _LOW32, _32 = PHILOX[4:]
 
 
-def _words(seed: int, role: str, row_id: Tensor, first: Tensor, *rest: Tensor | int) -> Tensor:
-    """Return Philox words `[..., 4, n]` for each row and each counter."""
-    key = torch.tensor(derive(seed, role), device=row_id.device), row_id
-    counter = (first, *(torch.as_tensor(part, device=row_id.device) for part in rest))
-    words = philox(key, counter, PHILOX)  # type: ignore[arg-type]
+def _words(seed: int, role: str, row_id: Tensor, *counter: Tensor | int) -> Tensor:
+    """Return Philox words `[..., 4, n]` for each row and each counter, of four parts."""
+    words = philox((derive(seed, role), row_id), counter, PHILOX)  # type: ignore[arg-type]
     return torch.stack(torch.broadcast_tensors(*words), -2)  # type: ignore[no-untyped-call]
 
 
@@ -34,22 +32,28 @@ def action_noise(
 
 
 def replay_draws(
-    seed: int, first_step: int, num_steps: int, batch_size: int, device: torch.device
+    seed: int, first_step: int | Tensor, num_steps: int, batch_size: int, device: torch.device
 ) -> Tensor:
     """Return uniform numbers of [0, 1), for each slot of the batches of gradient steps.
 
-    They are `[num_steps, batch_size]` float64, on a grid of 2^-32.
+    They are `[num_steps, batch_size]` float64, on a grid of 2^-32. The number of the first step may
+    be on the device, which nothing waits for.
     """
-    step = torch.arange(first_step, first_step + num_steps, device=device).unsqueeze(1)
+    step = torch.arange(num_steps, device=device).unsqueeze(1) + first_step
     slot = torch.arange(batch_size, device=device)
     words = _words(seed, "replay", slot, step & _LOW32, step >> _32, 0, 0)
     return words[:, 0].double() * 2.0**-32
 
 
-def normal_noise(seed: int, number: int, use: int, count: int, device: torch.device) -> Tensor:
-    """Return `[count]` normal numbers, float64, that belong to (seed, number, use)."""
+def normal_noise(
+    seed: int, number: int | Tensor, use: int, count: int, device: torch.device
+) -> Tensor:
+    """Return `[count]` normal numbers, float64, that belong to (seed, number, use).
+
+    The number may be on the device, which nothing waits for.
+    """
     pair = torch.arange(-(-count // 4), device=device)
-    words = _words(seed, "noise", pair, torch.tensor(number & _LOW32), number >> _32, use, 0)
+    words = _words(seed, "noise", pair, number & _LOW32, number >> _32, use, 0)
     radius, angle = ((words.double() + 0.5) * 2.0**-32).view(2, -1)
     # Box and Muller 1958, doi:10.1214/aoms/1177706645: two normal numbers from two uniform ones
     radius, angle = (-2 * radius.log()).sqrt(), angle * (2 * math.pi)

@@ -78,6 +78,9 @@ Metrics = dict[str, Tensor]
 """On the learner's device: scalars; of a loss also numbers of each row, `[B]`."""
 Modules = dict[str, nn.Module]
 """All that is learned or saved, by name. `policy` is the only module that acts."""
+Named = dict[str, Any]
+"""Tensors, or dicts of tensors, by name. Among arguments also numbers."""
+Recordable = Callable[[Named], Named]
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 ConfigT_co = TypeVar("ConfigT_co", bound=AlgorithmConfig, covariant=True)
 
@@ -142,6 +145,10 @@ class UpdateContext(Generic[ConfigT_co]):
         env_steps: env steps of the whole run before this data.
         new_env_steps: those of this data, of all ranks.
         lap: (span of `meter.SPANS`) -> None. Gives the time since the last lap to it.
+        recorded: name -> a decorator, which makes a function a CUDA graph where that is possible.
+            The function maps a dict of tensors and numbers to a dict of tensors. The first one of a
+            name is kept, so whatever changes between updates must be among its arguments. Numbers
+            may come as tensors. It uses the device's memory alone, and never waits for the device.
     """
 
     policy: Policy
@@ -157,6 +164,9 @@ class UpdateContext(Generic[ConfigT_co]):
     env_steps: int = 0
     new_env_steps: int = 0
     lap: Callable[[str], None] = lambda span: None
+    recorded: Callable[[str], Callable[[Recordable], Recordable]] = lambda _: (
+        lambda function: function
+    )
 
     @property
     def lr(self) -> float:

@@ -15,6 +15,7 @@ from headrace.algos.base import (
     LossSpec,
     Metrics,
     Modules,
+    Named,
     Share,
     UpdateContext,
     mean_of,
@@ -121,6 +122,18 @@ def best_values(policy: QPolicy, target: QPolicy, rows: Minibatch) -> Metrics:
     return {name: (each * rows["weight"]).sum() for name, each in of_rows.items()}
 
 
+def _renew_for_learning(ctx: UpdateContext[DQN], step: int) -> None:
+    modules, seed = ctx.modules, ctx.seed
+
+    @ctx.recorded("noise")
+    def renew(of: Named) -> Named:
+        renew_noise(modules["policy"], seed, of["step"], _LEARNING)
+        renew_noise(modules["target"], seed, of["step"], _TARGETS)
+        return {}
+
+    renew({"step": step})
+
+
 class DQNAlgorithm(QLearning[DQN]):
     """DQN: acts greedily but for epsilon, and learns from replay."""
 
@@ -178,8 +191,7 @@ class DQNAlgorithm(QLearning[DQN]):
         rows: Minibatch = {}
         for step, drawn, rows in due(ctx):
             if cfg.noisy:
-                renew_noise(policy, ctx.seed, step, _LEARNING)
-                renew_noise(target, ctx.seed, step, _TARGETS)
+                _renew_for_learning(ctx, step)
             metrics = ctx.step("policy", rows, ctx.lr)
             learned_from(ctx, drawn, metrics.pop("error"))
             seen.append(metrics)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headrace.algos.base import Share, UpdateContext
+from headrace.algos.base import Named, Share, UpdateContext
 from headrace.batch import Fragment, Minibatch, each
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
@@ -91,34 +91,56 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     if replay.refills(ctx.env_steps, ctx.new_env_steps) or not len(replay):
         return
     env_steps = ctx.env_steps + ctx.new_env_steps - replay.env_steps_of_refills
-    end = cfg.learner_steps_after(env_steps)
-    # Operations on many rows take hardly longer than on a few; but priorities change with each step
+    steps = range(ctx.learner_steps, cfg.learner_steps_after(env_steps))
+    yield from (_by_priority if replay.priorities else _alike)(ctx, steps)
+
+
+def _by_priority(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, Rows, Minibatch]]:
+    """Draw for one gradient step at a time, since each changes priorities."""
+    cfg, seed, replay, scaled = ctx.config, ctx.seed, replay_of(ctx), ctx.policy.scaled
+    mean = _mean_over_ranks(ctx)
+    beta = cfg.priority_beta + (1 - cfg.priority_beta) * ctx.progress
+
+    @ctx.recorded("draw")
+    def draw(of: Named) -> Named:
+        rows, weight = replay.draw_by_priority(seed, of["step"], cfg.batch_size, of["beta"])
+        columns = replay.transitions(rows, cfg.n_step, cfg.gamma, scaled)
+        return columns | {"weight": weight * mean, "rows": vars(rows)}
+
+    for step in steps:
+        ctx.lap("learn")
+        minibatch = draw({"step": step, "beta": beta})
+        ctx.lap("replay")
+        yield step, Rows(**minibatch.pop("rows")), minibatch
+
+
+def _alike(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, Rows, Minibatch]]:
+    """Draw for many gradient steps at once, which takes hardly longer than for one."""
+    cfg, replay = ctx.config, replay_of(ctx)
     of_batch = 2 * replay.obs_bytes * cfg.batch_size
     at_once = max(1, _MOST_BYTES[replay.end.device.type] // of_batch)
-    draws = 1 if replay.priorities else max(1, _MOST_DRAWN // cfg.batch_size)
-    for first in range(ctx.learner_steps, end, draws):
+    draws = max(1, _MOST_DRAWN // cfg.batch_size)
+    for first in steps[::draws]:
         ctx.lap("learn")
-        drawn, sizes, weight = _draw(ctx, first, min(draws, end - first))
+        count = min(draws, steps.stop - first)
+        drawn, sizes = replay.draw(ctx.seed, first, count, cfg.batch_size)
         ctx.lap("replay")
         parts = [sizes[i : i + at_once] for i in range(0, len(sizes), at_once)]
-        totals = [sum(part) for part in parts]
-        weights = torch.split_with_sizes(weight, totals)
         step = first
-        for part, rows, of_rows in zip(parts, drawn.split(totals), weights, strict=True):
-            for minibatch in _minibatches(ctx, rows, of_rows, part):
+        for part, rows in zip(parts, drawn.split([sum(part) for part in parts]), strict=True):
+            for minibatch in _minibatches(ctx, rows, part):
                 yield step, *minibatch
                 step += 1
 
 
 def _minibatches(
-    ctx: UpdateContext[Any], drawn: Rows, weight: Tensor, sizes: list[int]
+    ctx: UpdateContext[Any], drawn: Rows, sizes: list[int]
 ) -> Iterator[tuple[Rows, Minibatch]]:
     """Gather the transitions of rows, and cut them into those of each gradient step."""
     cfg = ctx.config
     ctx.lap("learn")
     columns = replay_of(ctx).transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
-    # Gradients are means over ranks, of which each has a part of the rows.
-    columns["weight"] = weight * (ctx.ranks.size / cfg.batch_size)
+    columns["weight"] = torch.full_like(columns["reward"], _mean_over_ranks(ctx))
     by_step = {
         name: each(partial(torch.split_with_sizes, split_sizes=sizes), column)
         for name, column in columns.items()
@@ -128,16 +150,9 @@ def _minibatches(
         yield rows, {name: each(itemgetter(i), parts) for name, parts in by_step.items()}
 
 
-def _draw(ctx: UpdateContext[Any], first: int, count: int) -> tuple[Rows, list[int], Tensor]:
-    """Return the rows of `count` gradient steps, how many each has, and the weights of all."""
-    cfg, replay = ctx.config, replay_of(ctx)
-    if replay.priorities:
-        assert count == 1
-        beta = cfg.priority_beta + (1 - cfg.priority_beta) * ctx.progress
-        rows, weight = replay.draw_by_priority(ctx.seed, first, cfg.batch_size, beta)
-        return rows, [len(weight)], weight
-    rows, sizes = replay.draw(ctx.seed, first, count, cfg.batch_size)
-    return rows, sizes, torch.ones(len(rows.env), device=rows.env.device)
+def _mean_over_ranks(ctx: UpdateContext[Any]) -> float:
+    """Return the weight of a row: gradients are means over ranks, each of which has some rows."""
+    return ctx.ranks.size / float(ctx.config.batch_size)
 
 
 def learned_from(ctx: UpdateContext[Any], rows: Rows, error: Tensor) -> None:
@@ -146,11 +161,18 @@ def learned_from(ctx: UpdateContext[Any], rows: Rows, error: Tensor) -> None:
     Args:
         error: of each row, `[B]`, 0 or more.
     """
-    replay = replay_of(ctx)
-    if replay.priorities:
-        ctx.lap("learn")
-        replay.set_priorities(rows, (error + _LEAST_ERROR) ** ctx.config.priority_alpha)
-        ctx.lap("replay")
+    replay, alpha = replay_of(ctx), ctx.config.priority_alpha
+    if not replay.priorities:
+        return
+
+    @ctx.recorded("priorities")
+    def write(of: Named) -> Named:
+        replay.set_priorities(Rows(of["number"], of["env"]), (of["error"] + _LEAST_ERROR) ** alpha)
+        return {}
+
+    ctx.lap("learn")
+    write({"number": rows.number, "env": rows.env, "error": error})
+    ctx.lap("replay")
 
 
 @torch.no_grad()

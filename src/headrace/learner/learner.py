@@ -2,14 +2,14 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headrace.algos.base import LossSpec, UpdateContext
+from headrace.algos.base import LossSpec, Named, Recordable, UpdateContext
 from headrace.batch import Fragment, Minibatch, each, join, one_of_each, select
 from headrace.config.algorithms import GRADIENTS
 from headrace.config.policies import DEFAULT
@@ -20,7 +20,7 @@ from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import CheckpointError, ConfigError, RankError
 from headrace.learner.frozen import load_frozen, untrained_policy
 from headrace.learner.optimizer import Optimizer
-from headrace.learner.recorded_step import RecordedStep, Step
+from headrace.learner.recorded import Recorded
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
 from headrace.models.fast_paths import choose, describe_choice
@@ -118,6 +118,7 @@ class PolicyLearner:
             module.to(device=device, dtype=None if isinstance(module, OfEnvs) else dtype)
         losses = settings.algorithm.losses(self._modules, settings.algo)
         self.optimizers = {loss: self._optimizer(loss, spec) for loss, spec in losses.items()}
+        self._graphs: dict[str, Recorded] = {}
         self._steps = {loss: self._step_of(loss, spec) for loss, spec in losses.items()}
         self._counted = next(iter(losses))
         self.version = self.learner_steps = 0
@@ -143,21 +144,34 @@ class PolicyLearner:
             over_ranks=lambda gradient: ranks.mean(gradient, meter),
         )
 
-    def _step_of(self, name: str, spec: LossSpec) -> Step:
-        """Return the gradient step of a loss, recorded where that is possible."""
+    def _step_of(self, name: str, spec: LossSpec) -> Recordable:
+        """Return the gradient step of a loss: (`minibatch`, `lr`) -> metrics."""
         optimizer, prepare = self.optimizers[name], spec.prepare
 
-        def step(minibatch: Minibatch, lr: float | Tensor) -> dict[str, Tensor]:
+        def step(of: Named) -> Named:
+            minibatch = of["minibatch"]
             if prepare is not None:
                 with torch.no_grad():
                     minibatch = minibatch | prepare(minibatch)
-            return optimizer.step(minibatch, lr)
+            return optimizer.step(minibatch, of["lr"])
 
-        return RecordedStep(step) if self._can_be_recorded else step
+        return self._recorded(f"step of {name}")(step)
+
+    def _recorded(self, name: str) -> Callable[[Recordable], Recordable]:
+        """Return what `UpdateContext.recorded` documents."""
+
+        def decorator(function: Recordable) -> Recordable:
+            if not self._can_be_recorded:
+                return function
+            if name not in self._graphs:
+                self._graphs[name] = Recorded(function, self._device)
+            return self._graphs[name]
+
+        return decorator
 
     @property
     def _can_be_recorded(self) -> bool:
-        """Whether a gradient step may be a CUDA graph: one GPU makes it, and nothing waits."""
+        """Whether parts of updates may be CUDA graphs: one GPU makes them, and nothing waits."""
         is_alone = self._device.type == "cuda" and self._ranks is SINGLE_RANK
         return is_alone and not self._own_model and self._settings.may_be_recorded
 
@@ -181,6 +195,7 @@ class PolicyLearner:
         context: UpdateContext[Any] = UpdateContext(
             self.policy, self._modules, self._settings.algo,
             step=self._step,
+            recorded=self._recorded,
             minibatch_order=partial(self._minibatch_order, batch),
             ranks=self._ranks,
             progress=min(1.0, env_steps / run.schedule_env_steps),
@@ -221,7 +236,7 @@ class PolicyLearner:
             losses = ", ".join(self._steps)
             raise ConfigError(f"step({loss!r}, ...): expected a loss of the algorithm: {losses}.")
         self.learner_steps += loss == self._counted
-        return self._steps[loss](minibatch, lr)
+        return self._steps[loss]({"minibatch": minibatch, "lr": lr})
 
     def _minibatch_order(self, batch: Fragment, num_epochs: int) -> Tensor:
         """Return what `UpdateContext.minibatch_order` documents."""

@@ -1,6 +1,6 @@
 """A function as one CUDA graph: the host starts it once, and not each of its operations.
 
-Left out: what is recorded (`collectors/device.py`, `learner/recorded_step.py`).
+Left out: what is recorded (`collectors/device.py`, `learner/recorded.py`).
 """
 
 from collections.abc import Callable

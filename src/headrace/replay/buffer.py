@@ -332,7 +332,7 @@ class ReplayBuffer(OfEnvs):
 
     @torch.no_grad()
     def draw_by_priority(
-        self, seed: int, step: int, batch_size: int, beta: float
+        self, seed: int, step: int | Tensor, batch_size: int, beta: float | Tensor
     ) -> tuple[Rows, Tensor]:
         """Draw `[batch_size]` transitions of a gradient step, in proportion to their priorities.
 
@@ -376,7 +376,7 @@ class ReplayBuffer(OfEnvs):
         at = number % self.capacity
         ended = self.terminated[at, env] | self.truncated[at, env]
         counts = (number < self.end[env]) & ~(ended.cumsum(-1) - ended.long()).bool()
-        powers = torch.tensor(gamma, device=at.device) ** ahead
+        powers = gamma**ahead
         reward = (scaled(self.reward[at, env]) * powers * counts).sum(-1)
         m = counts.sum(-1)
         terminated = (self.terminated[at, env] & counts).any(-1)

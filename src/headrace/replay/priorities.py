@@ -57,9 +57,8 @@ class Priorities(nn.Module):
     def set(self, env: Tensor, place: Tensor, priority: Tensor) -> None:
         """Write priorities `[B]`. Of several for one place the greatest counts."""
         levels = self._levels
-        levels[0][env, place] = 0.0
-        at = env * levels[0].shape[1] + place
-        levels[0].view(-1).scatter_reduce_(0, at, priority, "amax")
+        at, flat = env * levels[0].shape[1] + place, levels[0].view(-1)
+        flat.index_fill_(0, at, 0.0).scatter_reduce_(0, at, priority, "amax")
         for below, above in itertools.pairwise(levels):
             place = place // _FAN_OUT
             parts = below.view(len(below), -1, _FAN_OUT)[env, place]

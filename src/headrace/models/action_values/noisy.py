@@ -41,7 +41,7 @@ class NoisyLinear(nn.Linear):
 
 
 @torch.no_grad()
-def renew_noise(module: nn.Module, seed: int, number: int, use: int) -> None:
+def renew_noise(module: nn.Module, seed: int, number: int | Tensor, use: int) -> None:
     """Give all noisy layers of a module the noise that belongs to (seed, number, use)."""
     layers = [layer for layer in module.modules() if isinstance(layer, NoisyLinear)]
     parts = [part for layer in layers for part in (layer.noise_in, layer.noise_out)]
