@@ -164,9 +164,7 @@ class UpdateContext(Generic[ConfigT_co]):
     env_steps: int = 0
     new_env_steps: int = 0
     lap: Callable[[str], None] = lambda span: None
-    recorded: Callable[[str], Callable[[Recordable], Recordable]] = lambda _: (
-        lambda function: function
-    )
+    recorded: Callable[[str], Callable[[Recordable], Recordable]] = lambda _: _as_it_is
 
     @property
     def lr(self) -> float:
@@ -176,6 +174,10 @@ class UpdateContext(Generic[ConfigT_co]):
     def scheduled(self, value: float, schedule: str) -> float:
         """Return `value` after its schedule."""
         return value * (1 - self.progress if schedule == "linear" else 1.0)
+
+
+def _as_it_is(function: Recordable) -> Recordable:
+    return function
 
 
 class Algorithm(ABC, Generic[ConfigT]):

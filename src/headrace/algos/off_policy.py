@@ -76,7 +76,9 @@ def replay_of(ctx: UpdateContext[Any]) -> ReplayBuffer:
 
 def store(ctx: UpdateContext[Any], source: Fragment) -> None:
     """Add the newest data to the buffer."""
-    replay_of(ctx).insert(source)
+    replay = replay_of(ctx)
+    replay.insert(source)
+    replay.count(ctx.env_steps, ctx.new_env_steps)
     ctx.lap("replay")
 
 
@@ -88,7 +90,7 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     """
     cfg, replay = ctx.config, replay_of(ctx)
     # Without any transition yet, the gradient steps are made up for.
-    if replay.refills(ctx.env_steps, ctx.new_env_steps) or not len(replay):
+    if replay.is_refilling or not len(replay):
         return
     env_steps = ctx.env_steps + ctx.new_env_steps - replay.env_steps_of_refills
     steps = range(ctx.learner_steps, cfg.learner_steps_after(env_steps))
@@ -98,14 +100,14 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
 def _by_priority(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, Rows, Minibatch]]:
     """Draw for one gradient step at a time, since each changes priorities."""
     cfg, seed, replay, scaled = ctx.config, ctx.seed, replay_of(ctx), ctx.policy.scaled
-    mean = _mean_over_ranks(ctx)
+    row_weight = _row_weight(ctx)
     beta = cfg.priority_beta + (1 - cfg.priority_beta) * ctx.progress
 
     @ctx.recorded("draw")
     def draw(of: Named) -> Named:
         rows, weight = replay.draw_by_priority(seed, of["step"], cfg.batch_size, of["beta"])
         columns = replay.transitions(rows, cfg.n_step, cfg.gamma, scaled)
-        return columns | {"weight": weight * mean, "rows": vars(rows)}
+        return columns | {"weight": weight * row_weight, "rows": vars(rows)}
 
     for step in steps:
         ctx.lap("learn")
@@ -140,7 +142,7 @@ def _minibatches(
     cfg = ctx.config
     ctx.lap("learn")
     columns = replay_of(ctx).transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
-    columns["weight"] = torch.full_like(columns["reward"], _mean_over_ranks(ctx))
+    columns["weight"] = torch.full_like(columns["reward"], _row_weight(ctx))
     by_step = {
         name: each(partial(torch.split_with_sizes, split_sizes=sizes), column)
         for name, column in columns.items()
@@ -150,8 +152,11 @@ def _minibatches(
         yield rows, {name: each(itemgetter(i), parts) for name, parts in by_step.items()}
 
 
-def _mean_over_ranks(ctx: UpdateContext[Any]) -> float:
-    """Return the weight of a row: gradients are means over ranks, each of which has some rows."""
+def _row_weight(ctx: UpdateContext[Any]) -> float:
+    """Return the weight of a row in the sum that a loss is.
+
+    Gradients are means over ranks, each of which has some of the rows.
+    """
     return ctx.ranks.size / float(ctx.config.batch_size)
 
 

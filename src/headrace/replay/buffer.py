@@ -57,7 +57,8 @@ class ReplayBuffer(OfEnvs):
 
     Attributes:
         obs_bytes: bytes of an observation, with all its frames.
-        env_steps_of_refills: env steps of the run that were only stored (`refills`).
+        is_refilling: whether the newest batch is only stored, since a resumed run lost its rows.
+        env_steps_of_refills: env steps of the run that were only stored.
 
     Raises:
         ConfigError: the directory cannot be written, or its disk has not enough room.
@@ -126,27 +127,25 @@ class ReplayBuffer(OfEnvs):
         self.register_buffer("refilled", torch.zeros((), dtype=torch.int64))
         self.env_steps_of_refills = 0  # the same, without waiting for a device
         self._refill, self._left_to_refill = refill, 0
+        self.is_refilling = False
 
     def begin_again(self) -> None:
         self.env_steps_of_refills = int(self.refilled)
         self._left_to_refill = self._refill
 
-    def refills(self, env_steps: int, new_env_steps: int) -> bool:
-        """Return whether new env steps are only stored, since a resumed run had lost its rows.
-
-        They are counted: call this once for each batch.
+    def count(self, env_steps: int, new_env_steps: int) -> None:
+        """Count the env steps of a new batch, of all ranks. It sets `is_refilling`.
 
         Args:
             env_steps: of the run before these.
         """
         had = env_steps - self.env_steps_of_refills  # the same as long as it refills
         self._left_to_refill = min(self._left_to_refill, had)
-        if self._left_to_refill <= 0:
-            return False
-        self._left_to_refill -= new_env_steps
-        self.env_steps_of_refills += new_env_steps
-        self.refilled.fill_(self.env_steps_of_refills)
-        return True
+        self.is_refilling = self._left_to_refill > 0
+        if self.is_refilling:
+            self._left_to_refill -= new_env_steps
+            self.env_steps_of_refills += new_env_steps
+            self.refilled.fill_(self.env_steps_of_refills)
 
     def env_axis(self, name: str) -> int | None:
         if name.endswith("greatest") or name == "refilled":
