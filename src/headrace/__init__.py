@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C
     from headrace.algos.appo import APPO as APPO
     from headrace.algos.dqn import DQN as DQN
+    from headrace.algos.dqn import Rainbow as Rainbow
     from headrace.algos.impala import IMPALA as IMPALA
     from headrace.algos.ppo import PPO as PPO
     from headrace.algos.pqn import PQN as PQN
@@ -46,6 +47,7 @@ _HOME = {
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
     "PQN": "headrace.algos.pqn",
+    "Rainbow": "headrace.algos.dqn",
     "Run": "headrace.training.api",
     "autoscale": "headrace.tools.autoscale.autoscale",
     "call_envs": "headrace.envs.changes",

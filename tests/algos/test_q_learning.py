@@ -240,3 +240,14 @@ def test_time_limits_are_no_terminal_states(tmp_path, algo):
         **SMALL,
     )  # fmt: skip
     assert 4.5 < values[-1] < 5.5
+
+
+def test_rainbow_is_dqn_with_its_parts(tmp_path):
+    parts = {"n_step": 3, "priority_alpha": 0.5, "dueling": True, "noisy": True}
+    one = train(tmp_path / "a", headrace.Rainbow(**BASE["dqn"]))
+    same = train(tmp_path / "b", DQN(**BASE["dqn"], **parts, distribution="qr"))
+    plain = train(tmp_path / "c", DQN(**BASE["dqn"]))
+    weights = [checkpoint.newest(run.dir).tensors("policy_default") for run in (one, same, plain)]
+    assert weights[0].keys() == weights[1].keys() != weights[2].keys()
+    for name, tensor in weights[0].items():
+        assert torch.equal(tensor, weights[1][name]), name

@@ -167,6 +167,16 @@ def test_what_is_for_an_algorithm_overrides_what_is_for_all():
     assert (mixed["num_epochs"], mixed["lr"]) == (5, 1e-3)
 
 
+def test_rainbow_has_dqn_s_defaults_but_for_its_parts():
+    images = replace(CONTINUOUS, observation=Space("box", (84, 84, 3), "uint8"))
+    for spec, own in (
+        (CONTINUOUS, {"distribution": "qr"}),
+        (images, {"distribution": "c51", "hidden_sizes": [512]}),
+    ):
+        assert defaults(spec, "rainbow")[1] == defaults(spec, "dqn")[1] | own
+    assert preset("LunarLander-v3", "rainbow") == preset("LunarLander-v3", "dqn")
+
+
 def test_only_algorithms_with_minibatches_have_more_environments_with_a_core():
     assert defaults(CONTINUOUS, "a2c", "lstm") == defaults(CONTINUOUS, "a2c")
     game = replace(CONTINUOUS, roles=(("player", 2),))

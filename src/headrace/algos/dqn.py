@@ -69,6 +69,17 @@ class DQN(ReplayConfig, QLearningConfig):
     is given."""
 
 
+@configclass
+class Rainbow(DQN):
+    """Settings of DQN with all that Rainbow added (Hessel et al. 2018, arXiv:1710.02298)."""
+
+    n_step: PositiveInt = 3
+    priority_alpha: Share = 0.5
+    dueling: bool = True
+    noisy: bool = True
+    distribution: Literal["none", "c51", "qr"] = "c51"
+
+
 def loss(policy: QPolicy, minibatch: Minibatch, cfg: DQN) -> tuple[Tensor, Metrics]:
     """Return the loss of a minibatch, and its metrics.
 
@@ -208,3 +219,9 @@ class DQNAlgorithm(QLearning[DQN]):
             | replay_of(ctx).metrics(drawn)
             | {"lr": torch.tensor(ctx.lr), "epsilon": torch.tensor(epsilon)}
         )
+
+
+class RainbowAlgorithm(DQNAlgorithm):
+    """DQN whose settings begin as those of Rainbow."""
+
+    name, Config = "rainbow", Rainbow

@@ -23,6 +23,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         IMPALAAlgorithm(),
         PQNAlgorithm(),
         dqn.DQNAlgorithm(),
+        dqn.RainbowAlgorithm(),
     )
 }
 GRADIENTS = [
