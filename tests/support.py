@@ -102,6 +102,17 @@ class Nested(gym.Env):
         return np.full((8, 8, 3), self.t, np.uint8), inside | {"text": "hello"}
 
 
+REPLAY = {
+    "env": "short", "algo": "dqn", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4,
+    "learning_starts": 64, "replay_ratio": 0.25, "batch_size": 32, "replay_size": 1000,
+    "target_update_interval": 5, "hidden_sizes": (32, 32),
+}  # fmt: skip
+RAINBOW = {
+    "distribution": "c51", "v_min": 0.0, "v_max": 50.0, "noisy": True, "priority_alpha": 0.5,
+    "n_step": 3, "dueling": True,
+}  # fmt: skip
+
+
 def short_cartpole():
     """CartPole that is cut off after 20 steps: terminations and truncations in every batch."""
     return gym.make("CartPole-v1", max_episode_steps=20)

@@ -23,6 +23,8 @@ from headrace.replay.buffer import ReplayBuffer
 from headrace.training.log import read_metrics
 from tests.replay.test_buffer import Frames, Stream
 from tests.support import (
+    RAINBOW,
+    REPLAY,
     inline,
     learner_for,
     plan_for,
@@ -38,16 +40,6 @@ pytestmark = pytest.mark.gpu
 GIVEN = {
     "env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "normalize_obs": True,
     "normalize_reward": True, "target_kl": 1.0,
-}  # fmt: skip
-
-REPLAY = {
-    "env": "short", "algo": "dqn", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4,
-    "learning_starts": 64, "replay_ratio": 0.25, "batch_size": 32, "replay_size": 1000,
-    "target_update_interval": 5, "hidden_sizes": (32, 32),
-}  # fmt: skip
-RAINBOW = {
-    "distribution": "c51", "v_min": 0.0, "v_max": 50.0, "noisy": True, "priority_alpha": 0.5,
-    "n_step": 3, "dueling": True,
 }  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""The random numbers of `seeding.py`, computed on a device: the same, to the bit.
+"""Random numbers by address, computed on a device.
+
+Those that `seeding.py` has too are the same, to the bit. Normal numbers differ by rounding between
+devices.
 
 Words of 32 bits are held in int64, as torch has no unsigned arithmetic.
 """
@@ -52,8 +55,8 @@ def normal_noise(
 
     The number may be on the device, which nothing waits for.
     """
-    pair = torch.arange(-(-count // 4), device=device)
-    words = _words(seed, "noise", pair, number & _LOW32, number >> _32, use, 0)
+    four = torch.arange(-(-count // 4), device=device)
+    words = _words(seed, "noise", four, number & _LOW32, number >> _32, use, 0)
     radius, angle = ((words.double() + 0.5) * 2.0**-32).view(2, -1)
     # Box and Muller 1958, doi:10.1214/aoms/1177706645: two normal numbers from two uniform ones
     radius, angle = (-2 * radius.log()).sqrt(), angle * (2 * math.pi)

@@ -8,7 +8,7 @@ from torch import nn
 import headrace
 from headrace.algos import dqn, pqn
 from headrace.algos.dqn import DQN
-from headrace.algos.off_policy import follow
+from headrace.algos.off_policy import update_target
 from headrace.algos.pqn import PQN
 from headrace.device_seeding import normal_noise
 from headrace.models.action_values.value_distributions import MeanOnly
@@ -80,9 +80,9 @@ def test_epsilon_falls_linearly_and_stays():
 def test_a_target_network_follows_by_a_share():
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     before = other.weight.clone()
-    follow(other, one, 0.25)
+    update_target(other, one, 0.25)
     torch.testing.assert_close(other.weight, 0.75 * before + 0.25 * one.weight)
-    follow(other, one, 1.0)
+    update_target(other, one, 1.0)
     assert torch.equal(other.weight, one.weight)
 
 

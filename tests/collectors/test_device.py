@@ -16,7 +16,7 @@ from headrace.collectors.device import DeviceCollector
 from headrace.envs.kernels.library.classic_control import CartPole
 from headrace.errors import ConfigError, EnvError
 from headrace.meter import Meter
-from headrace.models.cuda_graph import Replayed
+from headrace.models.cuda_graph import CudaGraph
 from headrace.models.policy import Network
 from headrace.spec import Agents
 from tests.envs.kernels.support import Ring, run, vector_of
@@ -221,7 +221,7 @@ def test_a_graph_that_is_replayed_makes_what_was_made_step_by_step():
     device = torch.device("cuda")
     plan = plan_for(ShortCartPole, num_envs=256, envs_per_vector=256, num_steps=20, native=True)
     eager, replayed = (DeviceCollector(plan, device, Meter(), never) for _ in range(2))
-    assert isinstance(replayed._roll_out, Replayed)
+    assert isinstance(replayed._roll_out, CudaGraph)
     eager._roll_out = eager._act
     policy = policy_for(plan).to(device)
     for version in range(4):

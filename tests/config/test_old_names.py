@@ -57,11 +57,26 @@ def test_words_that_are_no_flags_stay():
 
 def test_a_flag_of_another_library_is_refused_with_its_name_here(capsys):
     flat = resolve({"env": "X", "algo": "appo"}).flat()
-    assert set(PEER_NAMES.values()) <= set(flat) and not set(PEER_NAMES) & set(flat)
+    of_dqn = set(resolve({"env": "X", "algo": "dqn"}).flat())
+    assert set(PEER_NAMES.values()) <= set(flat) | of_dqn and not set(PEER_NAMES) & set(flat)
+    assert set(PEER_NAMES) & of_dqn == {"batch_size"}
     assert _main(["train", "CartPole-v1", "--learning-rate", "3"]) == 2
     assert "Did you mean --lr?" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"no --learning-rate\. Did you mean --lr\?"):
         parse("train", "", FLAGS["train"], ["CartPole-v1", "--learning-rate=3"])
+
+
+def test_a_setting_of_another_algorithm_names_it():
+    with pytest.raises(ConfigError, match=r"--priority-alpha is a setting of dqn, rainbow: exp"):
+        parse("train", "", FLAGS["train"], ["CartPole-v1", "--priority-alpha", "0.5"])
+    with pytest.raises(ConfigError, match=r"--double-q is a setting of dqn, rainbow"):
+        parse("train", "", FLAGS["train"], ["CartPole-v1", "--no-double-q"])
+
+
+@pytest.mark.parametrize("name", ["replay-ratio", "batch-size", "num-steps", "hidden-sizes"])
+def test_a_setting_that_is_fixed_is_refused_by_resume(name):
+    with pytest.raises(ConfigError, match=f"--{name} is fixed when a run begins"):
+        parse("resume", "", FLAGS["resume"], ["runs/x", f"--{name}", "4"])
 
 
 def test_a_flag_that_another_library_has_too_is_read_where_it_exists():

@@ -147,8 +147,9 @@ class UpdateContext(Generic[ConfigT_co]):
         lap: (span of `meter.SPANS`) -> None. Gives the time since the last lap to it.
         recorded: name -> a decorator, which makes a function a CUDA graph where that is possible.
             The function maps a dict of tensors and numbers to a dict of tensors. The first one of a
-            name is kept, so whatever changes between updates must be among its arguments. Numbers
-            may come as tensors. It uses the device's memory alone, and never waits for the device.
+            name is kept, so whatever changes between updates must be among its arguments, and it
+            must not hold this context, whose batch would stay in memory. Numbers may come as
+            tensors. The function uses the device's memory alone, and never waits for the device.
     """
 
     policy: Policy

@@ -22,12 +22,12 @@ from headrace.algos.base import (
 )
 from headrace.algos.off_policy import (
     ReplayConfig,
-    due,
-    follow,
-    learned_from,
+    due_steps,
     replay_buffer,
     replay_of,
     store,
+    update_priorities,
+    update_target,
 )
 from headrace.algos.q_learning import QLearning, QLearningConfig, explore, of_action, q_policy
 from headrace.batch import Fragment, Minibatch
@@ -200,14 +200,14 @@ class DQNAlgorithm(QLearning[DQN]):
         seen: list[Metrics] = []
         drawn = None
         rows: Minibatch = {}
-        for step, drawn, rows in due(ctx):
+        for step, drawn, rows in due_steps(ctx):
             if cfg.noisy:
                 _renew_for_learning(ctx, step)
             metrics = ctx.step("policy", rows, ctx.lr)
-            learned_from(ctx, drawn, metrics.pop("error"))
+            update_priorities(ctx, drawn, metrics.pop("error"))
             seen.append(metrics)
             if (step + 1) % cfg.target_update_interval == 0:
-                follow(target, policy, cfg.tau)
+                update_target(target, policy, cfg.tau)
         of_last = best_values(policy, target, rows) if seen else {}
         if cfg.noisy:
             renew_noise(policy, ctx.seed, ctx.version, _ACTING)

@@ -1,4 +1,4 @@
-"""What algorithms have in common that learn from replay: settings, and how often they learn.
+"""What algorithms share that learn from replay: settings, and which gradient steps are due.
 
 Left out: what is learned (`dqn.py`).
 """
@@ -78,11 +78,11 @@ def store(ctx: UpdateContext[Any], source: Fragment) -> None:
     """Add the newest data to the buffer."""
     replay = replay_of(ctx)
     replay.insert(source)
-    replay.count(ctx.env_steps, ctx.new_env_steps)
+    replay.count_env_steps(ctx.env_steps, ctx.new_env_steps)
     ctx.lap("replay")
 
 
-def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
+def due_steps(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
     """Yield the number of each gradient step that is due, since the start, and what it learns from.
 
     The numbers follow from counters that are saved, so that the ratio of gradient steps to env
@@ -94,7 +94,7 @@ def due(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
         return
     env_steps = ctx.env_steps + ctx.new_env_steps - replay.env_steps_of_refills
     steps = range(ctx.learner_steps, cfg.learner_steps_after(env_steps))
-    yield from (_by_priority if replay.priorities else _alike)(ctx, steps)
+    yield from (_by_priority if replay.priorities else _uniformly)(ctx, steps)
 
 
 def _by_priority(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, Rows, Minibatch]]:
@@ -116,7 +116,7 @@ def _by_priority(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, R
         yield step, Rows(**minibatch.pop("rows")), minibatch
 
 
-def _alike(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, Rows, Minibatch]]:
+def _uniformly(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, Rows, Minibatch]]:
     """Draw for many gradient steps at once, which takes hardly longer than for one."""
     cfg, replay = ctx.config, replay_of(ctx)
     of_batch = 2 * replay.obs_bytes * cfg.batch_size
@@ -160,7 +160,7 @@ def _row_weight(ctx: UpdateContext[Any]) -> float:
     return ctx.ranks.size / float(ctx.config.batch_size)
 
 
-def learned_from(ctx: UpdateContext[Any], rows: Rows, error: Tensor) -> None:
+def update_priorities(ctx: UpdateContext[Any], rows: Rows, error: Tensor) -> None:
     """Write the priorities of rows that a gradient step learned from, if the buffer keeps any.
 
     Args:
@@ -181,7 +181,7 @@ def learned_from(ctx: UpdateContext[Any], rows: Rows, error: Tensor) -> None:
 
 
 @torch.no_grad()
-def follow(target: nn.Module, source: nn.Module, tau: float) -> None:
+def update_target(target: nn.Module, source: nn.Module, tau: float) -> None:
     """Move the target's weights towards those of `source`, by a share `tau`."""
     for old, new in zip(target.parameters(), source.parameters(), strict=True):
         old.lerp_(new, tau) if tau < 1 else old.copy_(new)

@@ -11,10 +11,11 @@ import tyro
 from headrace.algos.off_policy import ReplayConfig
 from headrace.cli.argv import flag_names, value_of
 from headrace.cli.verbs import JsonVerb, OptionalPath, Verb, help_texts, parse_flags
-from headrace.config.algorithms import load_algorithm
-from headrace.config.old_names import refuse_peer_flags
+from headrace.config.algorithms import ALGORITHMS, load_algorithm
+from headrace.config.old_names import PEER_NAMES, refuse_peer_flags
 from headrace.config.resolve import MAY_CHANGE, read_config_file
 from headrace.config.run_config import GROUPS, EnvConfig, RunConfig
+from headrace.errors import ConfigError, flag
 from headrace.models.policy import Network
 
 
@@ -82,8 +83,30 @@ def parse(verb: str, description: str, flags: type[Verb], argv: list[str]) -> An
     if verb == "resume":
         flags = with_changes(flags)
         description += " All other settings stay as they were."
-    refuse_peer_flags(flag_names(argv), _field_names(flags))
+    known = _field_names(flags)
+    if verb == "resume" or issubclass(flags, SettingsVerb):
+        _refuse_settings_elsewhere(verb, flag_names(argv), known)
+    refuse_peer_flags(flag_names(argv), known)
     return parse_flags(verb, description, flags, argv)
+
+
+def _refuse_settings_elsewhere(verb: str, names: Iterable[str], known: set[str]) -> None:
+    """Raise ConfigError for a setting that is fixed, or that another algorithm has."""
+    shared = {f.name for group in (RunConfig, Network) for f in fields(group)}
+    for name in (name.removeprefix("no_") for name in names):
+        owners = [algo for algo, of in ALGORITHMS.items() if name in _field_names(of.Config)]
+        if name in known or f"no_{name}" in known or not (owners or name in shared):
+            continue
+        if verb == "resume":
+            raise ConfigError(
+                f"{flag(name)} is fixed when a run begins. Leave it out: `headrace resume --help` "
+                "shows what may change."
+            )
+        if name not in PEER_NAMES:
+            raise ConfigError(
+                f"{flag(name)} is a setting of {', '.join(owners)}: expected --algo "
+                f"{' or --algo '.join(owners)} beside it."
+            )
 
 
 def _field_names(flags: type[Any]) -> set[str]:

@@ -24,7 +24,7 @@ from headrace.collectors.watchdog import Watchdog
 from headrace.envs.api import VectorContext
 from headrace.envs.vectors import device_vector
 from headrace.meter import Meter
-from headrace.models.cuda_graph import Replayed
+from headrace.models.cuda_graph import CudaGraph
 from headrace.models.fast_paths import actor_for
 from headrace.models.policy import Policy
 from headrace.spec import Array
@@ -66,7 +66,7 @@ class DeviceCollector(Collector):
         self._noise: list[Tensor] = []
         self._policies: list[Policy] = []
         self._is_recorded = device.type == "cuda" and self._vector.can_be_recorded
-        self._roll_out = Replayed(self._act, device) if self._is_recorded else self._act
+        self._roll_out = CudaGraph(self._act, device) if self._is_recorded else self._act
         self._version = self._steps = self._taken = 0
         self._before: list[Tensor] = []
         self._name = f"vector{plan.vectors.start}."

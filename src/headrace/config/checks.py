@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from headrace.algos.base import ActorCriticConfig, Algorithm
+from headrace.algos.dqn import DQN
 from headrace.algos.off_policy import ReplayConfig
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.old_names import PEER_NAMES
@@ -121,7 +122,11 @@ def _check_recurrent(run: Any, network: Any, algorithm: Algorithm[Any]) -> None:
     if not algorithm.recurrent:
         raise ConfigError(
             f"core={network.core!r}, but {run.algo} does not learn with a recurrent core.\n"
-            "Leave out --core, or set `recurrent` of the algorithm if it passes states on."
+            + (
+                "Leave out --core."
+                if run.algo in ALGORITHMS
+                else "Leave out --core, or set `recurrent` of the algorithm if it passes states on."
+            )
         )
     if run.model:
         raise ConfigError(
@@ -182,6 +187,11 @@ def check_replay(run: RunConfig, algo: Any) -> None:
     if not isinstance(algo, ReplayConfig):
         return
     batch = run.num_envs * run.num_steps
+    if not algo.replay_ratio:
+        raise ConfigError(
+            "replay_ratio=0.0: nothing would be learned: expected gradient steps for each env "
+            "step, such as 0.25 or 1."
+        )
     if algo.learning_starts >= run.total_env_steps:
         raise ConfigError(
             f"learning_starts={algo.learning_starts} and total_env_steps={run.total_env_steps}: "
@@ -194,6 +204,25 @@ def check_replay(run: RunConfig, algo: Any) -> None:
             f"learning_starts={algo.learning_starts} and two batches of num_envs * num_steps = "
             f"{run.num_envs} * {run.num_steps} rows.\nUse --replay-size {least}, for example."
         )
+
+
+def check_effects(algo: Any, sources: Mapping[str, str]) -> None:
+    """Refuse settings of DQN that were asked for, and have no effect."""
+    if not isinstance(algo, DQN):
+        return
+    is_c51 = algo.distribution == "c51"
+    needs = {
+        "v_min": ("distribution", "c51", is_c51),
+        "v_max": ("distribution", "c51", is_c51),
+        "num_atoms": ("distribution", "qr", algo.distribution != "none"),
+        "priority_beta": ("priority_alpha", "0.5", algo.priority_alpha > 0),
+    }
+    for name, (other, value, has_effect) in needs.items():
+        if not has_effect and sources.get(name, "").startswith(("given", "config ")):
+            raise ConfigError(
+                f"{name}={getattr(algo, name)} has no effect with {other}="
+                f"{getattr(algo, other)!r}.\nUse {flag(other)} {value}, or leave {flag(name)} out."
+            )
 
 
 def check_guards(run: RunConfig) -> None:

@@ -16,6 +16,7 @@ from headrace.config.batches import fitting_steps, minibatch_sizes
 from headrace.config.checks import (
     check_cluster,
     check_divisibility,
+    check_effects,
     check_guards,
     check_replay,
     check_workers,
@@ -80,6 +81,7 @@ def derive(
     for each in (settings, *map(settings.of, policy_settings(run.policies))):
         check_divisibility(run, each.network, each.algo, settings.algorithm)
         check_replay(run, each.algo)
+        check_effects(each.algo, each.source)
     return settings
 
 

@@ -8,12 +8,16 @@ from headrace.errors import ConfigError, flag
 NAMES = {"on_sampler_loss": "on_worker_loss", "max_sampler_restarts": "max_worker_restarts"}
 PEER_NAMES = {
     "batch_size": "minibatch_size",
+    "buffer_size": "replay_size",
     "clip_range": "clip_coef",
+    "end_e": "exploration_final_eps",
     "learning_rate": "lr",
     "n_envs": "num_envs",
     "n_epochs": "num_epochs",
     "n_steps": "num_steps",
     "policy_kwargs": "hidden_sizes",
+    "start_e": "exploration_initial_eps",
+    "target_network_frequency": "target_update_interval",
     "timesteps": "total_env_steps",
     "total_timesteps": "total_env_steps",
 }

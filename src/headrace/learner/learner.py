@@ -221,7 +221,7 @@ class PolicyLearner:
         bad = [optimizer.num_nonfinite() for optimizer in self.optimizers.values()]
         metrics["nonfinite"] = sum(bad[1:], bad[0])
         # The host waits for the device only here, where normalizers select valid rows, where
-        # `target_kl` may end the epochs, and with recurrent cores.
+        # `target_kl` may end the epochs, with recurrent cores, and where a replay stores rows.
         local = torch.stack([torch.as_tensor(m, device=self._device) for m in metrics.values()])
         values = self._ranks.gather(local).mean(0).tolist()
         self._meter.lap("learn")

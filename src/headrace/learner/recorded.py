@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.algos.base import Named, Recordable
-from headrace.models.cuda_graph import Replayed
+from headrace.models.cuda_graph import CudaGraph
 
 _MOST_BYTES = 2**24
 """Bytes of arguments and results of what is recorded. The work of a larger function takes longer
@@ -49,23 +49,16 @@ class _OfLayout:
     """The graph for one layout, and the memory that it reads and writes."""
 
     def __init__(self, function: Recordable, arguments: Named, device: torch.device) -> None:
-        self._function = function
-        self._arguments = _mapped(partial(_memory_for, device), arguments)
-        self._memory: list[Tensor] = list(_values(self._arguments))
+        memory = _mapped(partial(_memory_for, device), arguments)
+        self._memory: list[Tensor] = list(_values(memory))
+        self._results = _Results()
         self._numbers: dict[int, float] = {}  # the numbers there, by place
         places: dict[torch.dtype, list[int]] = {}  # of tensors
         for place, value in enumerate(_values(arguments)):
             if isinstance(value, Tensor):
                 places.setdefault(value.dtype, []).append(place)
         self._same_dtype = list(places.values())
-        self._replayed = Replayed(self._run, device)
-
-    def _run(self) -> None:
-        results = self._function(self._arguments)
-        self._scalars = [name for name, result in results.items() if _is_scalar(result)]
-        self._others = {n: result for n, result in results.items() if n not in self._scalars}
-        if self._scalars:
-            self._stacked = torch.stack([results[name] for name in self._scalars])
+        self._graph = CudaGraph(partial(self._results.fill, function, memory), device)
 
     def __call__(self, arguments: Named) -> Named:
         values = list(_values(arguments))
@@ -75,11 +68,33 @@ class _OfLayout:
             if not isinstance(value, Tensor) and self._numbers.get(place) != value:
                 self._memory[place].fill_(value)
                 self._numbers[place] = value
-        self._replayed()
-        # Copies: the next replay writes to the same memory.
+        self._graph()
+        return self._results.copied()
+
+
+class _Results:
+    """The memory that a graph writes to.
+
+    The graph knows this object, and not its owner: a cycle would keep the function's memory.
+    """
+
+    def __init__(self) -> None:
+        self._others: Named = {}
+        self._names: list[str] = []  # of scalars, which are one tensor
+        self._scalars: Tensor | None = None
+
+    def fill(self, function: Recordable, arguments: Named) -> None:
+        results = function(arguments)
+        self._names = [name for name, result in results.items() if _is_scalar(result)]
+        self._others = {n: result for n, result in results.items() if n not in self._names}
+        if self._names:
+            self._scalars = torch.stack([results[name] for name in self._names])
+
+    def copied(self) -> Named:
+        """Return copies, since the next replay writes to the same memory."""
         results = _mapped(torch.clone, self._others)
-        if self._scalars:
-            results |= zip(self._scalars, self._stacked.clone().unbind(), strict=True)
+        if self._scalars is not None:
+            results |= zip(self._names, self._scalars.clone().unbind(), strict=True)
         return results
 
 

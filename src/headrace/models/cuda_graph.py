@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 
-class Replayed:
+class CudaGraph:
     """A function as one CUDA graph. It may only use memory of one device, always the same.
 
     The first call is an ordinary one, in which compilers and libraries start. The second records
@@ -26,12 +26,11 @@ class Replayed:
             self._is_ready = True
             return
         if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph()
             with torch.cuda.device(self._device):
                 stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
                 # Threads that act, or copy, may allocate memory meanwhile.
-                with torch.cuda.graph(
-                    self._graph, stream=stream, capture_error_mode="thread_local"
-                ):
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                     self._function()
+            self._graph = graph
         self._graph.replay()

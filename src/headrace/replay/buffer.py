@@ -133,7 +133,7 @@ class ReplayBuffer(OfEnvs):
         self.env_steps_of_refills = int(self.refilled)
         self._left_to_refill = self._refill
 
-    def count(self, env_steps: int, new_env_steps: int) -> None:
+    def count_env_steps(self, env_steps: int, new_env_steps: int) -> None:
         """Count the env steps of a new batch, of all ranks. It sets `is_refilling`.
 
         Args:
@@ -192,7 +192,7 @@ class ReplayBuffer(OfEnvs):
         at = number % self.capacity, env.expand_as(number)
         self.action[at], self.reward[at] = batch.action, batch.reward
         self.terminated[at], self.truncated[at] = batch.terminated, batch.truncated | is_new[1:]
-        self._count(env, number, batch.valid, before, end)
+        self._list_transitions(env, number, batch.valid, before, end)
 
     def _write_obs(self, obs: Obs, number: Tensor, env: Tensor, is_new: Tensor) -> None:
         """Write observations of rows. Of frames only the newest; where `is_new`, all of them."""
@@ -225,7 +225,7 @@ class ReplayBuffer(OfEnvs):
         self.truncated[before, env] |= lost | has_failed
         return lost
 
-    def _count(
+    def _list_transitions(
         self, env: Tensor, number: Tensor, valid: Tensor, before: Tensor, end: Tensor
     ) -> None:
         """Forget the transitions that were overwritten, and list the new ones in their places."""

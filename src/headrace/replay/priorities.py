@@ -1,6 +1,6 @@
 """Sums of priorities, by which rows are drawn in proportion to them.
 
-Left out: what a priority is made of (`algos/dqn.py`), and the rows (`buffer.py`).
+Left out: what a priority is made of (`algos/off_policy.py`), and the rows (`buffer.py`).
 """
 
 import itertools
