@@ -17,6 +17,10 @@ def test_a_short_run_begins_to_learn_in_time_and_keeps_room_for_its_rows_alone()
     assert (algo.learning_starts, algo.replay_size) == (1_000, 1_000_000)
 
 
+def test_a_default_may_be_given_where_it_has_no_effect():
+    assert resolved(total_env_steps=5_000, v_min=-10.0, num_atoms=51).algo.distribution == "none"
+
+
 def test_what_is_given_is_kept():
     algo = resolved(total_env_steps=5_000, learning_starts=900, replay_size=20_000).algo
     assert (algo.learning_starts, algo.replay_size) == (900, 20_000)

@@ -217,8 +217,11 @@ def check_effects(algo: Any, sources: Mapping[str, str]) -> None:
         "num_atoms": ("distribution", "qr", algo.distribution != "none"),
         "priority_beta": ("priority_alpha", "0.5", algo.priority_alpha > 0),
     }
+    defaults = type(algo)()
     for name, (other, value, has_effect) in needs.items():
-        if not has_effect and sources.get(name, "").startswith(("given", "config ")):
+        was_given = sources.get(name, "").startswith(("given", "config "))
+        is_other = getattr(algo, name) != getattr(defaults, name)  # a default may be repeated
+        if was_given and is_other and not has_effect:
             raise ConfigError(
                 f"{name}={getattr(algo, name)} has no effect with {other}="
                 f"{getattr(algo, other)!r}.\nUse {flag(other)} {value}, or leave {flag(name)} out."
