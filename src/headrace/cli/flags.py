@@ -94,15 +94,15 @@ def _refuse_settings_elsewhere(verb: str, names: Iterable[str], known: set[str])
     """Raise ConfigError for a setting that is fixed, or that another algorithm has."""
     shared = {f.name for group in (RunConfig, Network) for f in fields(group)}
     for name in (name.removeprefix("no_") for name in names):
-        owners = [algo for algo, of in ALGORITHMS.items() if name in _field_names(of.Config)]
-        if name in known or f"no_{name}" in known or not (owners or name in shared):
+        if name in known or f"no_{name}" in known:
             continue
-        if verb == "resume":
+        owners = [algo for algo, of in ALGORITHMS.items() if name in _field_names(of.Config)]
+        if verb == "resume" and (owners or name in shared):
             raise ConfigError(
                 f"{flag(name)} is fixed when a run begins. Leave it out: `headrace resume --help` "
                 "shows what may change."
             )
-        if name not in PEER_NAMES:
+        if owners and name not in PEER_NAMES:
             raise ConfigError(
                 f"{flag(name)} is a setting of {', '.join(owners)}: expected --algo "
                 f"{' or --algo '.join(owners)} beside it."
