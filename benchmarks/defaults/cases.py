@@ -28,6 +28,9 @@ SIZES = (("--num-envs", "1"), ("--num-envs", "64"), ("--core", "lstm"))
 SIZES_ENVS = ("Hopper-v5", "LunarLander-v3")
 APPO_ENVS = ("Hopper-v5", "LunarLander-v3", "CartPole-v1")
 A2C_ENVS = ("CartPole-v1", "LunarLander-v3")
+DQN_ENVS = ("Acrobot-v1", "LunarLander-v3", OWN[1], OWN[4])
+REPLAY_STEPS = 100_000
+"""Env steps of what learns from replay: so many have its published returns."""
 TWO_WORKERS = ("--num-workers", "2")
 ABLATION = {
     "initial log std 0": ("--initial-log-std", "0"),
@@ -61,7 +64,8 @@ class Case:
         return " ".join((short(self.env), self.who, self.algo, *self.flags))
 
     def env_steps(self, wanted):
-        return min(wanted, SLOW_STEPS) if self.env in SLOW else wanted
+        most = REPLAY_STEPS if self.algo == "dqn" else SLOW_STEPS if self.env in SLOW else wanted
+        return min(wanted, most)
 
     def file_name(self, wanted):
         """Of its results: runs of other lengths have files of their own."""
@@ -104,6 +108,7 @@ PARTS = {
             Case(env, "sb3", "a2c"),
         )
     ],
+    "dqn": [Case(env, who, "dqn") for env in DQN_ENVS for who in ("headrace", "sb3")],
     "ablation": [
         *(Case(env) for env in ABLATION_ENVS),
         *(case for what in ABLATION for case in ablation(what).values()),

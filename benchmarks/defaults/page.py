@@ -14,9 +14,11 @@ from benchmarks.defaults.cases import (
     ABLATION_ENVS,
     APPO_ENVS,
     CUT_RATIOS,
+    DQN_ENVS,
     ENVS,
     OWN,
     PARTS,
+    REPLAY_STEPS,
     SLOW,
     SLOW_STEPS,
     TWO_WORKERS,
@@ -35,9 +37,9 @@ INTRODUCTION = """\
 
 Made by `python -m benchmarks.defaults`; do not edit. Headrace without presets, and
 Stable-Baselines3, with no settings but the environment, a seed, env steps ({env_steps:,}; {slow}:
-at most {slow_steps:,}), and the flags or workers that a table names. Stable-Baselines3 has no flags
-in any table, and sees MiniGrid by `FlatObsWrapper`. Ferry, House, Orchard, Courier and Crane are in
-`benchmarks/own_envs.py`: nobody tuned anything for them.
+at most {slow_steps:,}; DQN: {replay_steps:,}), and the flags or workers that a table names.
+Stable-Baselines3 has no flags in any table, and sees MiniGrid by `FlatObsWrapper`. Ferry, House,
+Orchard, Courier and Crane are in `benchmarks/own_envs.py`: nobody tuned anything for them.
 
 A figure is the return of the last 100 training episodes: mean of the seeds ± its standard error
 (number of seeds). *Evaluated* is the final policy in 100 episodes, likeliest actions. *Passes*: our
@@ -139,7 +141,9 @@ def render(results, env_steps):
 
     three = ["Headrace", "evaluated", "s", "Stable-Baselines3", "evaluated", "s"]
     slow = " and ".join(map(short, SLOW))
-    text = INTRODUCTION.format(env_steps=env_steps, slow=slow, slow_steps=SLOW_STEPS)
+    text = INTRODUCTION.format(
+        env_steps=env_steps, slow=slow, slow_steps=SLOW_STEPS, replay_steps=REPLAY_STEPS
+    )
     lines = text.splitlines()
     # Those of our own have a table below, with a scripted player.
     known_envs = [env for env in ENVS if env not in OWN]
@@ -167,6 +171,12 @@ def render(results, env_steps):
             rows.append([short(env), case.algo, *judged(case, peer)])
     head = ["environment", "algorithm", *three[:3], "Stable-Baselines3's A2C", *three[4:], "passes"]
     lines += table("A2C and IMPALA", head, rows)
+    rows = []
+    for env in DQN_ENVS:
+        ours, theirs = (Case(env, who, "dqn") for who in ("headrace", "sb3"))
+        rows.append([short(env), random(env), *judged(ours, theirs)])
+    head = ["environment", "random", *three[:3], "Stable-Baselines3's DQN", *three[4:], "passes"]
+    lines += table("DQN", head, rows)
     changed = {"none": {env: Case(env) for env in ABLATION_ENVS}} | {
         w: ablation(w) for w in ABLATION
     }
