@@ -85,14 +85,17 @@ def test_a_run_goes_on_with_another_number_of_learners(tmp_path):
         "algo": headrace.DQN(lr=1e-3, learning_starts=100, replay_size=400, replay_ratio=0.1,
                              priority_alpha=0.6),
     }  # fmt: skip
-    ends = []
+    ends, seen = [], []
     for name, first, then in (("one", 1, 1), ("grows", 1, 2), ("shrinks", 2, 1)):
         path = tmp_path / name
         headrace.train(
-            "CartPole-v1", run_dir=path, total_env_steps=384, num_learners=first, **settings
-        )
+            "CartPole-v1", run_dir=path, total_env_steps=384, num_learners=first,
+            on_update=lambda _, metrics: seen.append(metrics), **settings,
+        )  # fmt: skip
         headrace.resume(path, total_env_steps=640, num_learners=then, quiet=True)
         ends.append(checkpoint.newest(path).tensors("learner_default"))
     for other in ends[1:]:
         for name, tensor in ends[0].items():
             torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-3, msg=name)
+    assert seen[0].keys().isdisjoint({"rank0/replay_s", "rank1/replay_s"})  # of one learner
+    assert min(seen[-1][f"rank{rank}/replay_s"] for rank in (0, 1)) > 0
