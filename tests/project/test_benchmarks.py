@@ -388,6 +388,14 @@ def test_the_limit_of_training_is_stepping_and_then_multiplying():
     assert take_turn(alone, Work(None))["env_steps_per_s"] > 1000
 
 
+def test_what_a_replay_costs_is_measured_without_learning():
+    arguments = ["CartPole-v1", "--env-steps", "10240"]
+    ours = contestants.headrace_driver("Headrace", "replay_cost", arguments)
+    found = take_turn(ours, Work(10_240, "buffer_mib", "MiB"))
+    assert found["saved_mib"] > found["more_mib"] > 0
+    assert min(found["save_s"], found["save_more_s"], found["restore_s"]) > 0
+
+
 @pytest.mark.slow
 def test_a_start_is_timed_and_its_memory_taken_by_the_workers_themselves():
     _, (fresh,) = (comparison.contestants for comparison in start.comparisons())
