@@ -30,7 +30,7 @@ APPO_ENVS = ("Hopper-v5", "LunarLander-v3", "CartPole-v1")
 A2C_ENVS = ("CartPole-v1", "LunarLander-v3")
 DQN_ENVS = ("Acrobot-v1", "LunarLander-v3", OWN[1], OWN[4])
 REPLAY_STEPS = 100_000
-"""Env steps of what learns from replay: so many have its published returns."""
+"""Env steps of a run of DQN: its published returns are of as many."""
 TWO_WORKERS = ("--num-workers", "2")
 ABLATION = {
     "initial log std 0": ("--initial-log-std", "0"),
