@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C
     from headrace.algos.appo import APPO as APPO
+    from headrace.algos.continuous.sac import SAC as SAC
+    from headrace.algos.continuous.td3 import DDPG as DDPG
+    from headrace.algos.continuous.td3 import TD3 as TD3
     from headrace.algos.dqn import DQN as DQN
     from headrace.algos.dqn import Rainbow as Rainbow
     from headrace.algos.impala import IMPALA as IMPALA
@@ -39,6 +42,7 @@ __version__ = "0.1.0"
 _HOME = {
     "A2C": "headrace.algos.a2c",
     "APPO": "headrace.algos.appo",
+    "DDPG": "headrace.algos.continuous.td3",
     "DQN": "headrace.algos.dqn",
     "EnvSpec": "headrace.spec",
     "HeadraceError": "headrace.errors",
@@ -49,6 +53,8 @@ _HOME = {
     "PQN": "headrace.algos.pqn",
     "Rainbow": "headrace.algos.dqn",
     "Run": "headrace.training.api",
+    "SAC": "headrace.algos.continuous.sac",
+    "TD3": "headrace.algos.continuous.td3",
     "autoscale": "headrace.tools.autoscale.autoscale",
     "call_envs": "headrace.envs.changes",
     "check_env": "headrace.envs.check.checker",

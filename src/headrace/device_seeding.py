@@ -57,10 +57,28 @@ def normal_noise(
     """
     four = torch.arange(-(-count // 4), device=device)
     words = _words(seed, "noise", four, number & _LOW32, number >> _32, use, 0)
-    radius, angle = ((words.double() + 0.5) * 2.0**-32).view(2, -1)
+    return _box_muller((words.double() + 0.5) * 2.0**-32).flatten()[:count]
+
+
+def batch_noise(seed: int, step: int | Tensor, slot: Tensor, count: int) -> Tensor:
+    """Return normal numbers `[B, count]`, float32, that belong to slots of batches.
+
+    Args:
+        step: of the gradient step, or `[B]` of the step of each slot.
+        slot: `[B]`, the place of a row in its batch.
+    """
+    four = torch.arange(-(-count // 4), device=slot.device).unsqueeze(1)
+    words = _words(seed, "sample", slot, step & _LOW32, step >> _32, four, 0)
+    normal = _box_muller((words.double() + 0.5) * 2.0**-32)
+    return normal.flatten(0, 1)[:count].T.float()
+
+
+def _box_muller(uniform: Tensor) -> Tensor:
+    """Return as many normal numbers from numbers in (0, 1), `[..., 2 k, n]`."""
     # Box and Muller 1958, doi:10.1214/aoms/1177706645: two normal numbers from two uniform ones
+    radius, angle = uniform.chunk(2, -2)
     radius, angle = (-2 * radius.log()).sqrt(), angle * (2 * math.pi)
-    return torch.cat((radius * angle.cos(), radius * angle.sin()))[:count]
+    return torch.cat((radius * angle.cos(), radius * angle.sin()), -2)
 
 
 def permutations(seed: int, row_id: Tensor, update: int, num_epochs: int, num_steps: int) -> Tensor:

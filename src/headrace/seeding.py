@@ -21,6 +21,8 @@ ROLES = {
     "run": 5,
     "replay": 6,
     "noise": 7,
+    "sample": 8,
+    "modules": 9,
 }
 
 

@@ -245,6 +245,13 @@ class ActionCodec:
             self.scale = np.ones_like(self.shift)
             self._start = self.shift.reshape(space.shape)
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the space is a Box with finite bounds of all components."""
+        if self.space.kind != "box":
+            return False
+        return bool((np.abs([self.low, self.high]) < _UNBOUNDED).all())
+
     def to_env(self, action: Array) -> Array:
         """Map `[n]`, `[n, components]` or (box) `[n, size]` policy actions to the environment's.
 

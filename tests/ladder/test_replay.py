@@ -10,6 +10,7 @@ from headrace.errors import ConfigError
 from headrace.replay.memory import zeros_in_file
 from headrace.storage import checkpoint
 from headrace.training.log import read_metrics
+from tests.algos.reach import Reach
 from tests.marks import repeats
 from tests.support import saved_rows, short_cartpole
 
@@ -27,10 +28,22 @@ PRIORITIZED = dataclasses.replace(SETTINGS["algo"], priority_alpha=0.6)
 RAINBOW = dataclasses.replace(
     PRIORITIZED, dueling=True, noisy=True, distribution="c51", v_min=0.0, v_max=100.0
 )
+SIZES = {"learning_starts": 100, "batch_size": 24, "replay_size": 400, "replay_ratio": 0.2}
+SAC = headrace.SAC(lr=3e-3, n_step=3, **SIZES)
+TD3 = headrace.TD3(lr=3e-3, priority_alpha=0.6, **SIZES)
+ALGORITHMS = {
+    "rainbow": RAINBOW, "sac": SAC, "td3": TD3, "prioritized": PRIORITIZED,
+    "even": SETTINGS["algo"],
+}  # fmt: skip
 
 
-def train(path, env=short_cartpole, updates=10, **more):
+def env_of(algo):
+    return Reach if isinstance(algo, headrace.SAC | headrace.TD3) else short_cartpole
+
+
+def train(path, updates=10, **more):
     settings = SETTINGS | more
+    env = env_of(settings["algo"])
     return headrace.train(env, run_dir=path, total_env_steps=updates * 64, **settings)
 
 
@@ -50,7 +63,7 @@ def assert_same(one, other):
         assert one.summary[name] == other.summary[name], name
 
 
-@repeats("algo", [RAINBOW, PRIORITIZED, SETTINGS["algo"]], ids=["rainbow", "prioritized", "even"])
+@repeats("algo", ALGORITHMS.values(), keep=2, ids=ALGORITHMS)
 @repeats("lag", [0, 1])
 def test_workers_learn_what_inline_learns(tmp_path, lag, algo):
     inline = train(tmp_path / "inline", num_workers=0, lag=lag, algo=algo)
@@ -58,15 +71,13 @@ def test_workers_learn_what_inline_learns(tmp_path, lag, algo):
     assert_same(inline, train(tmp_path / "workers", num_workers=2, lag=lag, algo=algo))
 
 
-@repeats("algo", [RAINBOW, PRIORITIZED, SETTINGS["algo"]], ids=["rainbow", "prioritized", "even"])
+@repeats("algo", ALGORITHMS.values(), keep=2, ids=ALGORITHMS)
 @repeats("lag", [0, 1])
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, lag, algo):
     """The replay is full by then: it has 400 rows, and the run takes 640."""
     whole = train(tmp_path / "whole", lag=lag, num_workers=0, algo=algo)
     train(tmp_path / "part", updates=7, lag=lag, num_workers=0, algo=algo)
-    resumed = headrace.resume(
-        tmp_path / "part", env=short_cartpole, total_env_steps=640, quiet=True
-    )
+    resumed = headrace.resume(tmp_path / "part", env=env_of(algo), total_env_steps=640, quiet=True)
     if lag:  # the batch under way is made again, with the saved, newer weights
         assert resumed.summary["learner_steps"] == whole.summary["learner_steps"]
     else:

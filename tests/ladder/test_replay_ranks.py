@@ -8,6 +8,7 @@ import torch
 import headrace
 from headrace.config.resolve import resolve
 from headrace.storage import checkpoint
+from tests.algos.reach import Reach
 from tests.distributed.ranks_support import on_ranks
 from tests.ladder.test_ranks import learn_all
 from tests.marks import repeats
@@ -23,6 +24,8 @@ CASES = {
     },
     "manual": {"arithmetic": "auto"},
     "parts": {"num_accumulation_steps": 3},
+    "sac": {"algo": "sac", "n_step": 3},
+    "td3": {"algo": "td3", "priority_alpha": 0.6},
 }  # fmt: skip
 
 
@@ -30,12 +33,15 @@ def learn(ranks, case):
     """Parameters and saved state after some updates, and the metrics of each."""
     given = {"env": "short", "algo": "dqn", "num_envs": N, "num_steps": T, "seed": 5}
     given |= {"envs_per_vector": 2, "batch_size": 6, "learning_starts": 100, "replay_size": 400}
-    given |= {"replay_ratio": 0.1, "target_update_interval": 7, "lr": 1e-3, "arithmetic": "plain"}
+    given |= {"replay_ratio": 0.1, "lr": 1e-3, "arithmetic": "plain"}
     given |= {"hidden_sizes": [32, 32], "activation": "relu", "num_workers": 0}
-    settings = resolve(given | {"total_env_steps": N * T * UPDATES} | CASES[case])
+    given |= {"total_env_steps": N * T * UPDATES} | CASES[case]
+    is_dqn = given["algo"] == "dqn"
+    settings = resolve(given | ({"target_update_interval": 7} if is_dqn else {}))
     share = N // ranks.size
     plan = plan_for(
-        short_cartpole, num_steps=T, num_envs=share, first_env=share * ranks.rank,
+        short_cartpole if is_dqn else Reach,
+        num_steps=T, num_envs=share, first_env=share * ranks.rank,
         envs_per_vector=2, seed=5, settings=settings,
     )  # fmt: skip
     collector = inline(plan)

@@ -38,7 +38,7 @@ class AlgorithmConfig:
     gamma: Share = 0.99
     """Discount per env step."""
     max_grad_norm: NonNegative = 0.5
-    """Gradients longer than this (L2) are shortened to it."""
+    """Gradients longer than this (L2) are shortened to it; 0: never."""
     adam_eps: NonNegative = 1e-5
     """Added to Adam's root mean square of each gradient: well below it, steps are smaller."""
 
@@ -94,7 +94,7 @@ class LossSpec:
             metric may be of each row instead.
         module: trained whole. The function may use other modules; do not make them submodules of
             this module, or they are trained too.
-        max_grad_norm: limit of the gradient's L2 norm.
+        max_grad_norm: limit of the gradient's L2 norm; 0: none.
         adam_eps: added to Adam's root mean square of each gradient.
         may_skip: whether a minibatch may leave some parameters without a gradient.
         prepare: minibatch -> more columns of it, such as targets that change with each step. They

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from headrace.algos.base import Named, Share, UpdateContext
 from headrace.batch import Fragment, Minibatch, each
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
+from headrace.device_seeding import batch_noise
 from headrace.distributed.ranks import Ranks
 from headrace.replay.buffer import ReplayBuffer, Rows
 from headrace.spec import EnvSpec
@@ -82,11 +83,19 @@ def store(ctx: UpdateContext[Any], source: Fragment) -> None:
     ctx.lap("replay")
 
 
-def due_steps(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
-    """Yield the number of each gradient step that is due, since the start, and what it learns from.
+Draws = Iterator[tuple[int, Rows, Minibatch]]
+"""The number of a gradient step since the start, the rows that it learns from, and what they say"""
+
+
+def due_steps(ctx: UpdateContext[Any], num_normal: int = 0) -> Draws:
+    """Yield the gradient steps that are due, and what they learn from.
 
     The numbers follow from counters that are saved, so that the ratio of gradient steps to env
     steps is exact over any interruption.
+
+    Args:
+        num_normal: normal numbers for each row: `noise`, `[B, num_normal]`. They belong to the
+            gradient step and the row's place in its batch.
     """
     cfg, replay = ctx.config, replay_of(ctx)
     # Without any transition yet, the gradient steps are made up for.
@@ -94,10 +103,10 @@ def due_steps(ctx: UpdateContext[Any]) -> Iterator[tuple[int, Rows, Minibatch]]:
         return
     env_steps = ctx.env_steps + ctx.new_env_steps - replay.env_steps_of_refills
     steps = range(ctx.learner_steps, cfg.learner_steps_after(env_steps))
-    yield from (_by_priority if replay.priorities else _uniformly)(ctx, steps)
+    yield from (_by_priority if replay.priorities else _uniformly)(ctx, steps, num_normal)
 
 
-def _by_priority(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, Rows, Minibatch]]:
+def _by_priority(ctx: UpdateContext[Any], steps: range, num_normal: int) -> Draws:
     """Draw for one gradient step at a time, since each changes priorities."""
     cfg, seed, replay, scaled = ctx.config, ctx.seed, replay_of(ctx), ctx.policy.scaled
     row_weight = _row_weight(ctx)
@@ -107,6 +116,8 @@ def _by_priority(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, R
     def draw(of: Named) -> Named:
         rows, weight = replay.draw_by_priority(seed, of["step"], cfg.batch_size, of["beta"])
         columns = replay.transitions(rows, cfg.n_step, cfg.gamma, scaled)
+        if num_normal:
+            columns["noise"] = batch_noise(seed, of["step"], rows.slot, num_normal)
         return columns | {"weight": weight * row_weight, "rows": vars(rows)}
 
     for step in steps:
@@ -116,7 +127,7 @@ def _by_priority(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, R
         yield step, Rows(**minibatch.pop("rows")), minibatch
 
 
-def _uniformly(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, Rows, Minibatch]]:
+def _uniformly(ctx: UpdateContext[Any], steps: range, num_normal: int) -> Draws:
     """Draw for many gradient steps at once, which takes hardly longer than for one."""
     cfg, replay = ctx.config, replay_of(ctx)
     of_batch = 2 * replay.obs_bytes * cfg.batch_size
@@ -130,19 +141,27 @@ def _uniformly(ctx: UpdateContext[Any], steps: range) -> Iterator[tuple[int, Row
         parts = [sizes[i : i + at_once] for i in range(0, len(sizes), at_once)]
         step = first
         for part, rows in zip(parts, drawn.split([sum(part) for part in parts]), strict=True):
-            for minibatch in _minibatches(ctx, rows, part):
+            for minibatch in _minibatches(ctx, rows, part, step, num_normal):
                 yield step, *minibatch
                 step += 1
 
 
 def _minibatches(
-    ctx: UpdateContext[Any], drawn: Rows, sizes: list[int]
+    ctx: UpdateContext[Any], drawn: Rows, sizes: list[int], first: int, num_normal: int
 ) -> Iterator[tuple[Rows, Minibatch]]:
-    """Gather the transitions of rows, and cut them into those of each gradient step."""
+    """Gather the transitions of rows, and cut them into those of each gradient step from `first`.
+
+    Args:
+        sizes: rows of each gradient step.
+    """
     cfg = ctx.config
     ctx.lap("learn")
     columns = replay_of(ctx).transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
     columns["weight"] = torch.full_like(columns["reward"], _row_weight(ctx))
+    if num_normal:
+        steps = torch.arange(first, first + len(sizes)).repeat_interleave(torch.tensor(sizes))
+        steps = steps.to(drawn.slot.device, non_blocking=True)
+        columns["noise"] = batch_noise(ctx.seed, steps, drawn.slot, num_normal)
     by_step = {
         name: each(partial(torch.split_with_sizes, split_sizes=sizes), column)
         for name, column in columns.items()
@@ -172,11 +191,11 @@ def update_priorities(ctx: UpdateContext[Any], rows: Rows, error: Tensor) -> Non
 
     @ctx.recorded("priorities")
     def write(of: Named) -> Named:
-        replay.set_priorities(Rows(of["number"], of["env"]), (of["error"] + _LEAST_ERROR) ** alpha)
+        replay.set_priorities(Rows(**of["rows"]), (of["error"] + _LEAST_ERROR) ** alpha)
         return {}
 
     ctx.lap("learn")
-    write({"number": rows.number, "env": rows.env, "error": error})
+    write({"rows": vars(rows), "error": error})
     ctx.lap("replay")
 
 

@@ -8,6 +8,8 @@ from headrace.algos import dqn, dqn_manual_gradient, ppo, ppo_manual_gradient
 from headrace.algos.a2c import A2CAlgorithm
 from headrace.algos.appo import APPOAlgorithm
 from headrace.algos.base import Algorithm, AlgorithmConfig
+from headrace.algos.continuous.sac import SACAlgorithm
+from headrace.algos.continuous.td3 import DDPGAlgorithm, TD3Algorithm
 from headrace.algos.impala import IMPALAAlgorithm
 from headrace.algos.pqn import PQNAlgorithm
 from headrace.errors import ConfigError, did_you_mean
@@ -24,6 +26,9 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         PQNAlgorithm(),
         dqn.DQNAlgorithm(),
         dqn.RainbowAlgorithm(),
+        SACAlgorithm(),
+        TD3Algorithm(),
+        DDPGAlgorithm(),
     )
 }
 GRADIENTS = [

@@ -27,9 +27,18 @@ def untrained_policy(
     settings: Settings, spec: EnvSpec, model: ModelFactory | None, name: str
 ) -> Policy:
     """Build an untrained policy. Its weights depend on the seed and the name."""
-    path = () if name == DEFAULT else (zlib.crc32(name.encode()),)
-    with torch_seed(derive(settings.run.seed, "model", *path)):
+    with torch_seed(seed_of_weights(settings, "model", name)):
         return settings.algorithm.build_policy(spec, settings.network, settings.algo, model)
+
+
+def seed_of_weights(settings: Settings, role: str, name: str) -> int:
+    """Return the seed of the initial weights of a policy, or of the modules that train it.
+
+    Args:
+        role: `model` or `modules`.
+    """
+    path = () if name == DEFAULT else (zlib.crc32(name.encode()),)
+    return derive(settings.run.seed, role, *path)
 
 
 def opponents(

@@ -18,13 +18,13 @@ from headrace.device_seeding import permutations as permutations_on_device
 from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import CheckpointError, ConfigError, RankError
-from headrace.learner.frozen import load_frozen, untrained_policy
+from headrace.learner.frozen import load_frozen, seed_of_weights, untrained_policy
 from headrace.learner.optimizer import Optimizer
 from headrace.learner.recorded import Recorded
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
 from headrace.models.fast_paths import choose, describe_choice
-from headrace.models.policy import Network, Policy
+from headrace.models.policy import Network, Policy, torch_seed
 from headrace.models.recurrent import Core
 from headrace.returns import discounted_sum
 from headrace.seeding import env_orders, permutations
@@ -110,9 +110,10 @@ class PolicyLearner:
         self.policy = untrained_policy(settings, spec, model, name)
         self.gradients: dict[str, str] = {}
         rows = settings.run.num_envs // ranks.size * num_agents
-        self._modules = settings.algorithm.build(
-            self.policy, spec, settings.network, settings.algo, rows, ranks
-        )
+        with torch_seed(seed_of_weights(settings, "modules", name)):
+            self._modules = settings.algorithm.build(
+                self.policy, spec, settings.network, settings.algo, rows, ranks
+            )
         for module in self._modules.values():
             # Data stay as they are. None: float32, and float64 normalizers
             module.to(device=device, dtype=None if isinstance(module, OfEnvs) else dtype)

@@ -39,7 +39,7 @@ class Optimizer:
     Args:
         loss: a module: minibatch -> (loss, metrics), both sums over rows. With several ranks it
             comes from `Ranks.wrap`, unless `manual` replaces autograd.
-        max_grad_norm: limit of the gradient's L2 norm.
+        max_grad_norm: limit of the gradient's L2 norm; 0: none.
         num_accumulation_steps: parts of a minibatch; a step adds up their gradients.
         manual: computes the gradient of `loss`; None: autograd does.
         over_ranks: replaces a manual gradient by its mean over ranks.
@@ -100,7 +100,8 @@ class Optimizer:
         # Equal to `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam(fused=True)` to the bit.
         # Their overhead is longer than a small network's backward.
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        if self.max_grad_norm:
+            torch._foreach_mul_(gradients, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         return metrics, norm
 
     def _manually(
@@ -116,7 +117,7 @@ class Optimizer:
         self._over_ranks(gradient.flat)
         norm = torch.linalg.vector_norm(gradient.flat)
         shortening = self.max_grad_norm / (float(norm) + 1e-6)
-        if shortening < 1:
+        if 0 < shortening < 1:
             gradient.flat.mul_(shortening)
         return metrics, norm
 

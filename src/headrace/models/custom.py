@@ -16,7 +16,8 @@ ModelFactory = Callable[[EnvSpec], nn.Module]
 """Makes a custom network: a module whose `forward(obs)` returns `(params, value)` as
 `ActorCritic.forward` does, from `spec.seen` observations, with `num_params(spec)` params. Nested
 observations come as the environment nests them (`spec.nested`). For DQN and PQN the params are
-values of actions, and the value is not used."""
+values of actions; for SAC means, then logarithms of deviations; for TD3 and DDPG means. These five
+do not use the value."""
 
 
 def load_model(model: str | ModelFactory | None) -> ModelFactory | None:
@@ -31,8 +32,12 @@ def num_params(spec: EnvSpec) -> int:
     return head_for(spec.action).num_params
 
 
-def made(factory: ModelFactory, spec: EnvSpec) -> nn.Module:
-    """Make a custom network and try it; UsageError if it is not as `ModelFactory` says."""
+def made(factory: ModelFactory, spec: EnvSpec, params: int) -> nn.Module:
+    """Make a custom network and try it; UsageError if it is not as `ModelFactory` says.
+
+    Args:
+        params: numbers that its `params` must have.
+    """
     name = getattr(factory, "__name__", type(factory).__name__)
     if isinstance(factory, nn.Module) or not callable(factory):
         raise UsageError(
@@ -48,14 +53,14 @@ def made(factory: ModelFactory, spec: EnvSpec) -> nn.Module:
         ) from None
     except ValueError:
         pass  # built-ins have no signature
-    return _checked(factory(spec), spec)
+    return _checked(factory(spec), spec, params)
 
 
 @torch.no_grad()
-def _checked(model: Any, spec: EnvSpec) -> nn.Module:
+def _checked(model: Any, spec: EnvSpec, params: int) -> nn.Module:
     """Try a custom network on two observations."""
     expected = (
-        f"expected that forward(obs) gives (params, value) of shapes [n, {num_params(spec)}] and "
+        f"expected that forward(obs) gives (params, value) of shapes [n, {params}] and "
         f"[n], for {spec.seen.describe()} observations"
     )
     if not isinstance(model, nn.Module):
@@ -79,7 +84,7 @@ def _checked(model: Any, spec: EnvSpec) -> nn.Module:
         raise UsageError(
             f"The model {type(model).__name__} failed: {type(error).__name__}: {error}\n{expected}."
         ) from error
-    if shapes != [(2, num_params(spec)), (2,)]:
+    if shapes != [(2, params), (2,)]:
         raise UsageError(
             f"The model {type(model).__name__} returned shapes {shapes} for n=2: {expected}."
         )

@@ -1,5 +1,6 @@
 """Layers, and encoders from observations to features by the kind of the space."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -19,6 +20,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": nn.functional.elu,
     "silu": nn.functional.silu,
 }
+
+
+def autocast(device: torch.device, *, on: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which products are computed in bf16, if `on`."""
+    return torch.autocast(device.type, torch.bfloat16) if on else contextlib.nullcontext()
 
 
 NORM_EPS = 1e-5

@@ -11,7 +11,7 @@ from headrace.batch import Fragment, Obs, each
 from headrace.configclass import NonNegative, PositiveInt, PositiveInts, configclass
 from headrace.models.custom import ModelFactory, made, num_params
 from headrace.models.distributions import Head, head_for
-from headrace.models.networks import ImageNet, Mlp, encoder_for, linear
+from headrace.models.networks import ImageNet, Mlp, autocast, encoder_for, linear
 from headrace.models.normalization import NormalizeObs, NormalizeReward, RunningMoments
 from headrace.models.recurrent import Core, CoreKind, state_size
 from headrace.spec import PLAIN, EnvSpec, nested
@@ -127,8 +127,9 @@ class Policy(nn.Module):
         self._spec, self._clip_reward = spec, network.clip_reward
         self._bf16 = network.precision == "bf16"
         self._is_own = model is None
-        self.model = own(spec, network) if model is None else made(model, spec)
-        self.head = head or head_for(spec.action, network.initial_log_std)
+        head = head or head_for(spec.action, network.initial_log_std)
+        own_or_made = own(spec, network) if model is None else made(model, spec, head.num_params)
+        self.model, self.head = own_or_made, head
         self.normalize_obs = NormalizeObs(spec.seen) if network.normalize_obs else None
         self.normalize_reward = NormalizeReward() if network.normalize_reward else None
 
@@ -217,9 +218,7 @@ class Policy(nn.Module):
             return self._masked(obs, *self.model.heads(hidden))  # type: ignore[operator]
 
     def _precision(self) -> contextlib.AbstractContextManager[None]:
-        if not self._bf16:
-            return contextlib.nullcontext()
-        return torch.autocast(next(self.parameters()).device.type, torch.bfloat16)
+        return autocast(next(self.parameters()).device, on=self._bf16)
 
     def _masked(self, obs: Obs, params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if self._bf16:

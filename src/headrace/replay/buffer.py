@@ -22,14 +22,21 @@ from headrace.spec import EnvSpec
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of the buffer: their numbers since the start of the run, and their environments."""
+    """Rows of the buffer, `[B]`.
+
+    Attributes:
+        number: since the start of the run.
+        env: among those of this rank.
+        slot: place in the batch of all ranks that the row was drawn for.
+    """
 
     number: Tensor
     env: Tensor
+    slot: Tensor
 
     def split(self, sizes: list[int]) -> Iterator["Rows"]:
         """Cut the rows into pieces of these sizes."""
-        pieces = (torch.split_with_sizes(column, sizes) for column in (self.number, self.env))
+        pieces = (torch.split_with_sizes(column, sizes) for column in vars(self).values())
         return map(Rows, *pieces)
 
 
@@ -326,8 +333,11 @@ class ReplayBuffer(OfEnvs):
         if self._ranks.size > 1:
             rank = env // self.num_envs
             sizes = (rank == self._ranks.rank).sum(1).tolist()
-        env, place = own_rows(env.flatten(), self.num_envs, self._ranks, place.flatten())
-        return Rows(self.starts[(place + self.num_gone[env]) % self.capacity, env], env), sizes
+        columns = env, place, slot.expand_as(env)
+        env, *rest = (column.flatten() for column in columns)
+        env, place, slot = own_rows(env, self.num_envs, self._ranks, *rest)
+        number = self.starts[(place + self.num_gone[env]) % self.capacity, env]
+        return Rows(number, env, slot), sizes
 
     @torch.no_grad()
     def draw_by_priority(
@@ -341,11 +351,11 @@ class ReplayBuffer(OfEnvs):
         """
         assert self.priorities is not None
         uniform = replay_draws(seed, step, 1, batch_size, self.end.device)[0]
-        env, place, probability = self.priorities.draw(uniform)
+        env, place, slot, probability = self.priorities.draw(uniform)
         number = self.end[env] - (self.end[env] - place) % self.capacity
         weight = (self._left().sum() * probability) ** -beta  # nothing waits for the device
         largest = weight.max() if len(weight) else torch.zeros_like(self.priorities.greatest)
-        return Rows(number, env), (weight / self._ranks.gather(largest).max()).float()
+        return Rows(number, env, slot), (weight / self._ranks.gather(largest).max()).float()
 
     @torch.no_grad()
     def set_priorities(self, rows: Rows, priority: Tensor) -> None:

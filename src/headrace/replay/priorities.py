@@ -70,14 +70,15 @@ class Priorities(nn.Module):
         of_all = self._ranks.gather(largest).max()
         self.greatest.copy_(torch.maximum(self.greatest, of_all))
 
-    def draw(self, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def draw(self, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draw `[B]` places in proportion to their priorities, one from each of B equal parts.
 
         Args:
             uniform: `[B]` numbers of [0, 1), float64.
 
         Returns:
-            Environments, places, and the probabilities of a single draw; those of this rank.
+            Environments, places, which of the B parts each is of, and the probabilities of a single
+            draw; those of this rank.
         """
         sums = self._ranks.gather(self.sums()).flatten()
         ends = sums.cumsum(0)
@@ -85,7 +86,7 @@ class Priorities(nn.Module):
         mass = (slot + uniform) / len(uniform) * ends[-1]
         env = _first_above(ends.expand(len(mass), -1), mass)
         mass = mass - (ends - sums)[env]
-        env, mass = own_rows(env, len(self.sums()), self._ranks, mass)
+        env, mass, slot = own_rows(env, len(self.sums()), self._ranks, mass, slot)
         place = torch.zeros_like(env)
         for level in reversed(self._levels[:-1]):
             parts = level.view(len(level), -1, _FAN_OUT)[env, place]
@@ -93,7 +94,7 @@ class Priorities(nn.Module):
             child = _first_above(part_ends, mass)
             before = (part_ends - parts).gather(1, child.unsqueeze(1)).squeeze(1)
             mass, place = mass - before, place * _FAN_OUT + child
-        return env, place, self.get(env, place) / ends[-1]
+        return env, place, slot, self.get(env, place) / ends[-1]
 
 
 def own_rows(env: Tensor, num_envs: int, ranks: Ranks, *more: Tensor) -> tuple[Tensor, ...]:

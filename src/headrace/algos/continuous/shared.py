@@ -1,0 +1,107 @@
+"""What algorithms share that learn a policy of continuous actions by critics and a replay.
+
+Left out: their targets and losses (`sac.py`, `td3.py`).
+"""
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from headrace.algos.base import Algorithm, AlgorithmConfig, Metrics, Modules, Share, UpdateContext
+from headrace.algos.off_policy import ReplayConfig, replay_buffer
+from headrace.batch import Minibatch
+from headrace.configclass import NonNegative, PositiveInt, configclass
+from headrace.distributed.ranks import Ranks
+from headrace.errors import ConfigError
+from headrace.models.continuous.actor import ContinuousPolicy
+from headrace.models.continuous.critics import Critics
+from headrace.models.policy import Network, Policy
+from headrace.spec import ActionCodec, EnvSpec
+
+
+@configclass
+class CriticsConfig(ReplayConfig, AlgorithmConfig):
+    """Settings of algorithms for continuous actions that learn from replay."""
+
+    batch_size: PositiveInt = 256
+    max_grad_norm: NonNegative = 0.0
+    """Gradients longer than this (L2) are shortened to it; 0: never."""
+    adam_eps: NonNegative = 1e-8
+    num_critics: PositiveInt = 2
+    """Networks that learn the value of an action; a target takes the least of theirs."""
+    layer_norm: bool = False
+    """Apply layer normalization in the critics, before each activation."""
+    tau: Share = 0.005
+    """Share of the critics' weights in each update of their targets."""
+    policy_delay: PositiveInt = 1
+    """Gradient steps of the critics for each one of the policy."""
+
+
+ConfigT = TypeVar("ConfigT", bound=CriticsConfig)
+
+
+class WithCritics(Algorithm[ConfigT]):
+    """The base class of algorithms with a policy, critics, and critics of targets."""
+
+    data, several_learners = "replay", True
+
+    def check(self, spec: EnvSpec) -> None:
+        if spec.action.kind != "box" or not ActionCodec(spec.action).is_bounded:
+            raise ConfigError(
+                f"algo={self.name!r} learns continuous actions within bounds: expected a Box "
+                f"action space with finite bounds, but that of {spec.id} is "
+                f"{spec.action.describe()}{_bounds(spec)}.\nUse --algo "
+                + ("dqn" if spec.action.kind == "discrete" else "ppo")
+                + ", for example."
+            )
+
+    def minibatch_rows(self, run: object, config: ConfigT) -> int:
+        return config.batch_size
+
+    def build(
+        self,
+        policy: Policy,
+        spec: EnvSpec,
+        network: Network,
+        config: ConfigT,
+        num_rows: int,
+        ranks: Ranks,
+    ) -> Modules:
+        critics = Critics(spec, network, config.num_critics, layer_norm=config.layer_norm)
+        return {
+            "policy": policy,
+            "critics": critics,
+            "target": copy.deepcopy(critics).requires_grad_(False),
+            "replay": replay_buffer(spec, config, num_rows, ranks),
+        }
+
+
+def _bounds(spec: EnvSpec) -> str:
+    return " without finite bounds" if spec.action.kind == "box" else ""
+
+
+def critics_loss(critics: Critics, minibatch: Minibatch, cfg: Any) -> tuple[Tensor, Metrics]:
+    """Return the loss of critics, the sum of their squared errors, and its metrics.
+
+    Args:
+        minibatch: rows of `seen` (normalized observations), `action`, `target` and `weight`.
+
+    Returns:
+        The metric `error` is of each row, `[B]`: the mean of the critics.
+    """
+    values = critics(minibatch["seen"], minibatch["action"])
+    weight, error = minibatch["weight"], values - minibatch["target"]
+    total = (error.square().sum(0) * weight).sum()
+    with torch.no_grad():
+        of_rows = {"td_error": error.abs().mean(0), "mean_value": values.mean(0)}
+        metrics = {name: (each * weight).sum() for name, each in of_rows.items()}
+    return total, metrics | {"loss": total.detach(), "error": of_rows["td_error"]}
+
+
+def explore(ctx: UpdateContext[Any]) -> None:
+    """Let actions be random until the first gradient step is due, from the next weights on."""
+    assert isinstance(ctx.policy, ContinuousPolicy)
+    starts = ctx.config.learning_starts
+    ctx.policy.head.is_random.fill_(float(ctx.env_steps + ctx.new_env_steps < starts))

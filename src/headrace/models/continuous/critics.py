@@ -1,0 +1,84 @@
+"""Critics: several networks Q(s, a), computed as one.
+
+Left out: what they learn (`algos/continuous/`).
+"""
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headrace.batch import Obs
+from headrace.models.networks import ACTIVATIONS, NORM_EPS, autocast, encoder_for
+from headrace.models.policy import Network
+from headrace.spec import EnvSpec
+
+
+class BatchedLinear(nn.Module):
+    """A linear layer of each of E networks: `[E, B, num_in]` to `[E, B, num_out]`.
+
+    Initial weights are those of `torch.nn.Linear`: uniform in ±1 / sqrt(num_in).
+    """
+
+    def __init__(self, num_networks: int, num_in: int, num_out: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(num_in)
+        self.weight = nn.Parameter(torch.empty(num_networks, num_in, num_out))
+        self.bias = nn.Parameter(torch.empty(num_networks, 1, num_out))
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, features: Tensor, *, frozen: bool, first: int | None) -> Tensor:
+        weight, bias = self.weight[:first], self.bias[:first]
+        if frozen:
+            weight, bias = weight.detach(), bias.detach()
+        return torch.baddbmm(bias, features, weight)
+
+
+class Critics(nn.Module):
+    """E networks Q(s, a), which share the encoder of observations with parts or pixels.
+
+    Args:
+        layer_norm: normalize the sums of each hidden layer, without learned factors.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, network: Network, num_critics: int, *, layer_norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder_for(spec.seen, network.image_net)
+        num_in = self.encoder.num_features + spec.action.size
+        pairs = itertools.pairwise((num_in, *network.hidden_sizes, 1))
+        self.layers = nn.ModuleList(BatchedLinear(num_critics, *pair) for pair in pairs)
+        self.num_critics, self._layer_norm = num_critics, layer_norm
+        self._activation, self._is_bf16 = (
+            ACTIVATIONS[network.activation],
+            network.precision == "bf16",
+        )
+
+    def forward(
+        self, obs: Obs, action: Tensor, *, frozen: bool = False, first: int | None = None
+    ) -> Tensor:
+        """Return values `[E, B]` of normalized observations `[B, ...]` and actions `[B, size]`.
+
+        Args:
+            frozen: let no gradient flow to the weights; that of the action does flow.
+            first: use only so many of the networks.
+        """
+        hidden: list[Any] = [*self.layers]
+        last: BatchedLinear = hidden.pop()
+        weight = last.weight[:first]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            features = self.encoder(obs)
+        with autocast(action.device, on=self._is_bf16):
+            joined = torch.cat((features.to(weight.dtype), action.to(weight.dtype)), -1)
+            at = joined.expand(len(weight), *joined.shape)
+            for layer in hidden:
+                at = layer(at, frozen=frozen, first=first)
+                if self._layer_norm:
+                    at = nn.functional.layer_norm(at, at.shape[-1:], eps=NORM_EPS)
+                at = self._activation(at)
+            values: Tensor = last(at, frozen=frozen, first=first).squeeze(-1)
+        return values.float() if self._is_bf16 else values

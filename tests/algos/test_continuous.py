@@ -1,0 +1,288 @@
+"""The pages of SAC and TD3: losses and targets by hand, critics, and what their settings do."""
+
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import headrace
+from headrace.algos.continuous import sac, td3
+from headrace.algos.continuous.sac import SAC
+from headrace.algos.continuous.shared import critics_loss
+from headrace.algos.continuous.td3 import DDPG, TD3
+from headrace.config.algorithms import ALGORITHMS
+from headrace.device_seeding import batch_noise
+from headrace.distributed.ranks import SINGLE_RANK
+from headrace.errors import ConfigError, UsageError
+from headrace.models.continuous.critics import Critics
+from headrace.models.continuous.heads import NoisyAction, SquashedGaussian
+from headrace.models.policy import Network
+from headrace.spec import EnvSpec, Space
+from headrace.storage import checkpoint
+from headrace.training.log import read_metrics
+from tests.algos.reach import Reach
+from tests.marks import repeats
+
+SMALL = {"num_envs": 4, "num_steps": 16, "num_workers": 0, "seed": 1, "quiet": True}
+BOX = Space("box", (3,), "float32")
+ACTION = Space("box", (2,), "float32", low=(-1.0, -1.0), high=(1.0, 1.0))
+SPEC = EnvSpec("toy", BOX, ACTION)
+NETWORK = Network(hidden_sizes=(8, 8), activation="relu")
+
+
+def modules_of(algo, spec=SPEC, **settings):
+    algorithm = ALGORITHMS[algo]
+    config = algorithm.Config(replay_size=100, **settings)
+    torch.manual_seed(0)
+    policy = algorithm.build_policy(spec, NETWORK, config)
+    return algorithm.build(policy, spec, NETWORK, config, 1, SINGLE_RANK), config
+
+
+def rows_of(count=5, num_noise=4):
+    torch.manual_seed(1)
+    return {
+        "obs": torch.randn(count, 3),
+        "next_obs": torch.randn(count, 3),
+        "action": torch.rand(count, 2) * 2 - 1,
+        "reward": torch.randn(count),
+        "discount": torch.rand(count),
+        "noise": torch.randn(count, num_noise),
+        "weight": torch.full((count,), 1 / count),
+    }
+
+
+class Critic:
+    """Stands in for critics that give known values, `[E, B]`, and keeps the actions."""
+
+    def __init__(self, *values):
+        self.values = torch.tensor(values)
+
+    def __call__(self, obs, action, **_):
+        self.action = action
+        return self.values
+
+
+def test_targets_of_sac_by_hand():
+    modules, _ = modules_of("sac", ent_coef=0.5)
+    rows = rows_of(2) | {"reward": torch.tensor([1.0, 2.0]), "discount": torch.tensor([0.5, 0.0])}
+    critic = Critic([3.0, 7.0], [4.0, 5.0])  # the least: 3, 5
+    found = sac.targets(modules["policy"], critic, modules["temperature"], rows)
+    head = modules["policy"].head
+    params = modules["policy"](rows["next_obs"])[0]
+    action, log_prob = (each.detach() for each in head.draw(params, rows["noise"][:, :2]))
+    assert torch.equal(critic.action, action)
+    expected = [1 + 0.5 * (3 - 0.5 * float(log_prob[0])), 2.0]
+    assert found["target"].tolist() == pytest.approx(expected)
+
+
+def test_targets_of_td3_and_ddpg_by_hand():
+    modules, config = modules_of("td3", target_noise=0.2, target_noise_clip=0.3)
+    rows = rows_of(2, 2) | {"reward": torch.tensor([1.0, 2.0])}
+    rows |= {"discount": torch.tensor([0.5, 0.0]), "noise": torch.tensor([[1.0, -9.0], [0.0, 9.0]])}
+    critic, policies = Critic([3.0, 7.0], [4.0, 5.0]), [modules["policy"], modules["target_policy"]]
+    with torch.no_grad():
+        policies[1].model.actor.bias.copy_(torch.tensor([0.0, 2.0]))  # not the policy's own
+        best = policies[1](rows["next_obs"])[0].tanh()
+    found = td3.targets(*policies, critic, config, rows)
+    expected = (best + torch.tensor([[0.2, -0.3], [0.0, 0.3]])).clamp(-1, 1)
+    torch.testing.assert_close(critic.action, expected)
+    assert (critic.action == 1).any()
+    assert found["target"].tolist() == [1 + 0.5 * 3, 2.0]
+    td3.targets(*policies, critic, DDPG(), rows)
+    torch.testing.assert_close(critic.action, best)
+
+
+def test_the_loss_of_critics_by_hand():
+    found = Critic([1.0, 2.0], [3.0, 2.0])
+    minibatch = {"seen": None, "action": None, "target": torch.tensor([2.0, 4.0])}
+    minibatch["weight"] = torch.tensor([0.5, 0.5])
+    total, metrics = critics_loss(found, minibatch, SAC())
+    assert float(total) == (1 + 1) / 2 + (4 + 4) / 2
+    assert metrics["error"].tolist() == [1.0, 2.0]
+    assert float(metrics["mean_value"]) == 2.0
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_the_loss_of_the_policy_moves_no_critic(algo):
+    modules, config = modules_of(algo)
+    loss = ALGORITHMS[algo].losses(modules, config)["policy"]
+    total, _ = loss.function(modules["policy"], rows_of(), config)
+    total.backward()
+    assert all(p.grad is None for p in modules["critics"].parameters())
+    assert all(p.grad is None for p in modules["target"].parameters())
+    gradients = [p.grad for p in modules["policy"].parameters()]
+    assert all(gradient.abs().sum() > 0 for gradient in gradients)
+    if algo == "sac":
+        assert modules["temperature"].log_alpha.grad is None
+
+
+def test_the_gradient_of_the_policy_is_that_through_the_critics():
+    """The frozen critics give the action the gradient that learning ones give it."""
+    modules, _ = modules_of("td3")
+    critics, rows = modules["critics"], rows_of()
+    found = []
+    for frozen in (True, False):
+        action = rows["action"].clone().requires_grad_()
+        critics(rows["obs"], action, frozen=frozen).amin(0).sum().backward()
+        found.append(action.grad)
+    assert torch.equal(*found)
+    one = critics(rows["obs"], rows["action"], first=1)
+    torch.testing.assert_close(one, critics(rows["obs"], rows["action"])[:1])
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_critics_in_one_product_equal_separate_ones(layer_norm):
+    critics = Critics(SPEC, NETWORK, 3, layer_norm=layer_norm).double()
+    rows = {name: column.double() for name, column in rows_of().items()}
+    rows |= {"seen": rows["obs"], "target": rows["reward"]}
+    total, _ = critics_loss(critics, rows, SAC())
+    total.backward()
+    joined = torch.cat((rows["obs"], rows["action"]), -1)
+    for number, value in enumerate(critics(rows["obs"], rows["action"])):
+        layers = []
+        for batched in critics.layers:
+            layer = nn.Linear(*batched.weight.shape[1:], dtype=torch.float64)
+            layer.weight.data.copy_(batched.weight[number].T)
+            layer.bias.data.copy_(batched.bias[number, 0])
+            norm = nn.LayerNorm(layer.out_features, dtype=torch.float64)
+            layers += [layer, *([norm] if layer_norm else []), nn.ReLU()]
+        last = 3 if layer_norm else 2  # of the modules after the last layer's
+        one = nn.Sequential(*layers[: 1 - last])
+        out = one(joined).squeeze(-1)
+        torch.testing.assert_close(out, value, rtol=1e-9, atol=1e-9)
+        ((out - rows["target"]).square() * rows["weight"]).sum().backward()
+        linear = [layer for layer in one if isinstance(layer, nn.Linear)]
+        for layer, batched in zip(linear, critics.layers, strict=True):
+            expected = batched.weight.grad[number].T
+            torch.testing.assert_close(layer.weight.grad, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_squashed_gaussian_equals_torchs():
+    head = SquashedGaussian(2).double()
+    params, normal = torch.randn(6, 4).double() * 0.3, torch.randn(6, 2).double()
+    action, log_prob = head.draw(params, normal)
+    mean, log_std = params.chunk(2, -1)
+    gaussian = torch.distributions.Normal(mean, log_std.exp())
+    expected = torch.distributions.TransformedDistribution(
+        gaussian, torch.distributions.TanhTransform()
+    )
+    torch.testing.assert_close(log_prob, expected.log_prob(action).sum(-1), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(head.evaluate(params, action)[0], log_prob, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(head.mode(params), mean.tanh())
+    far = torch.full((1, 4), 30.0).double()
+    assert torch.isfinite(head.draw(far, torch.ones(1, 2).double())[1]).all()
+
+
+@pytest.mark.parametrize("head", [SquashedGaussian(2), NoisyAction(2, 0.1)])
+def test_actions_are_uniform_until_the_head_is_told(head):
+    noise, params = torch.rand(1000, 2), torch.zeros(1000, head.num_params)
+    head.is_random.fill_(1.0)
+    assert torch.equal(head.explore(params, noise), 2 * noise - 1)
+    head.is_random.fill_(0.0)
+    deviation = float(head.explore(params, noise).std())
+    expected = 0.1 if isinstance(head, NoisyAction) else math.sqrt(0.394)  # of tanh of a normal
+    assert deviation == pytest.approx(expected, rel=0.1)
+
+
+def test_the_log_probability_of_a_noisy_action_is_that_of_its_noise():
+    head, params = NoisyAction(2, 0.3), torch.randn(4, 2)
+    gaussian = torch.distributions.Normal(params.tanh(), 0.3)
+    action = head.explore(params, torch.rand(4, 2))
+    log_prob, entropy = head.evaluate(params, action)
+    torch.testing.assert_close(log_prob, gaussian.log_prob(action).sum(-1))
+    torch.testing.assert_close(entropy, gaussian.entropy().sum(-1))
+
+
+def test_noise_belongs_to_the_step_and_the_slot():
+    slot = torch.arange(512)
+    noise = torch.stack([batch_noise(3, step, slot, 5) for step in range(40)])
+    steps = torch.arange(40).repeat_interleave(512)
+    assert torch.equal(batch_noise(3, steps, slot.repeat(40), 5), noise.flatten(0, 1))
+    assert torch.equal(batch_noise(3, 7, slot[100:110], 5), noise[7, 100:110])
+    numbers = noise.flatten()
+    assert len(numbers.unique()) > 0.99 * len(numbers)
+    assert float(numbers.mean()) == pytest.approx(0, abs=0.02)
+    assert float(numbers.std()) == pytest.approx(1, abs=0.02)
+    each = np.corrcoef(noise.flatten(0, 1).T.numpy()) - np.eye(5)
+    assert np.abs(each).max() < 0.03
+
+
+def train(path, algo, **more):
+    return headrace.train(Reach, algo=algo, run_dir=path, **SMALL | {"total_env_steps": 640} | more)
+
+
+SIZES = {"learning_starts": 64, "replay_ratio": 0.2, "batch_size": 32, "lr": 1e-2}
+
+
+def test_temperature_nears_its_target_or_stays(tmp_path):
+    for target, grows in ((-5.0, False), (1.0, True)):
+        algo = SAC(**SIZES, target_entropy=target, initial_ent_coef=0.5)
+        run = train(tmp_path / str(target), algo)
+        assert (read_metrics(run.dir)[-1]["ent_coef"] > 0.5) == grows
+    run = train(tmp_path / "fixed", SAC(**SIZES, ent_coef=0.3))
+    assert read_metrics(run.dir)[-1]["ent_coef"] == pytest.approx(0.3)
+
+
+@repeats(
+    ("algo", "setting", "value"),
+    [
+        (SAC, "num_critics", 3),
+        (TD3, "target_noise_clip", 0.01),
+        (SAC, "layer_norm", True),
+        (SAC, "tau", 0.1),
+        (SAC, "policy_delay", 2),
+        (SAC, "ent_coef", 0.1),
+        (SAC, "initial_ent_coef", 0.1),
+        (SAC, "target_entropy", -3.0),
+        (SAC, "max_grad_norm", 0.1),
+        (SAC, "n_step", 3),
+        (SAC, "priority_alpha", 0.6),
+        (SAC, "lr_schedule", "linear"),
+        (TD3, "exploration_noise", 0.5),
+        (TD3, "target_noise", 0.5),
+        (TD3, "policy_delay", 1),
+        (DDPG, "target_noise", 0.5),
+    ],
+    keep=2,
+)
+def test_every_setting_changes_what_is_learned(tmp_path, algo, setting, value):
+    learned = []
+    for name, more in (("base", {}), ("changed", {setting: value})):
+        run = train(tmp_path / name, algo(**SIZES, **more))
+        learned.append(checkpoint.newest(run.dir).tensors("policy_default"))
+    assert not all(torch.equal(learned[0][name], learned[1][name]) for name in learned[0])
+
+
+class Unbounded(Reach):
+    action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3", "ddpg"])
+def test_actions_without_bounds_are_refused_in_words(tmp_path, algo):
+    with pytest.raises(ConfigError, match=r"(?s)finite bounds.*without.*--algo ppo"):
+        headrace.train(Unbounded, algo=algo, run_dir=tmp_path / "run", **SMALL)
+    with pytest.raises(ConfigError, match=r"(?s)Box action space.*Discrete\(2\).*--algo dqn"):
+        headrace.train("CartPole-v1", algo=algo, run_dir=tmp_path / "run", **SMALL)
+
+
+class Own(nn.Module):
+    """A network of one's own, with so many parameters for each component of an action."""
+
+    def __init__(self, spec, of_each):
+        super().__init__()
+        self.layer = nn.Linear(spec.seen.size, of_each * spec.action.size)
+
+    def forward(self, obs):
+        params = self.layer(obs)
+        return params, params.sum(-1)
+
+
+def test_a_network_of_ones_own_learns(tmp_path):
+    for algo, of_each in ((SAC(**SIZES), 2), (TD3(**SIZES), 1)):
+        run = train(tmp_path / str(of_each), algo, model=lambda spec, n=of_each: Own(spec, n))
+        assert run.summary["learner_steps"] == int(0.2 * (640 - 64))
+    with pytest.raises(UsageError, match=r"\[n, 4\]"):
+        train(tmp_path / "wrong", SAC(**SIZES), model=lambda spec: Own(spec, 1))
