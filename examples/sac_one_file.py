@@ -154,7 +154,7 @@ def train(
     ])  # fmt: skip
 
     for update in range(-(-cfg.total_env_steps // (T * N))):
-        # 1. Take T steps of every env: at random before the first gradient step, then by the policy.
+        # 1. Take T steps of every env: at random at first, then by the policy.
         env_steps = update * T * N
         noise = torch.from_numpy(randomness.noise(update * T, (T, N, num_actions)))
         for t in range(T):
@@ -229,7 +229,7 @@ def train(
 
 
 def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """Take one step. Gradients of the critics by the policy's loss are set to none before theirs."""
+    """Take one step. What the policy's loss left in the critics' gradients is cleared first."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()

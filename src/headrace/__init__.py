@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C
     from headrace.algos.appo import APPO as APPO
     from headrace.algos.continuous.sac import SAC as SAC
+    from headrace.algos.continuous.sac import TQC as TQC
     from headrace.algos.continuous.td3 import DDPG as DDPG
     from headrace.algos.continuous.td3 import TD3 as TD3
     from headrace.algos.dqn import DQN as DQN
@@ -55,6 +56,7 @@ _HOME = {
     "Run": "headrace.training.api",
     "SAC": "headrace.algos.continuous.sac",
     "TD3": "headrace.algos.continuous.td3",
+    "TQC": "headrace.algos.continuous.sac",
     "autoscale": "headrace.tools.autoscale.autoscale",
     "call_envs": "headrace.envs.changes",
     "check_env": "headrace.envs.check.checker",

@@ -10,7 +10,7 @@ from torch import nn
 
 import headrace
 from headrace.algos.continuous import sac, td3
-from headrace.algos.continuous.sac import SAC
+from headrace.algos.continuous.sac import SAC, TQC
 from headrace.algos.continuous.shared import critics_loss
 from headrace.algos.continuous.td3 import DDPG, TD3
 from headrace.config.algorithms import ALGORITHMS
@@ -18,6 +18,7 @@ from headrace.device_seeding import batch_noise
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.errors import ConfigError, UsageError
 from headrace.models.continuous.critics import Critics
+from headrace.models.continuous.estimates import LeastValue, TruncatedQuantiles
 from headrace.models.continuous.heads import NoisyAction, SquashedGaussian
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
@@ -55,14 +56,17 @@ def rows_of(count=5, num_noise=4):
 
 
 class Critic:
-    """Stands in for critics that give known values, `[E, B]`, and keeps the actions."""
+    """Stands in for critics that give known outputs, `[E, B, K]`, and keeps the actions."""
 
-    def __init__(self, *values):
-        self.values = torch.tensor(values)
+    def __init__(self, *values, estimate=None):
+        self.outputs = torch.tensor(values)
+        self.estimate = estimate or LeastValue()
+        if estimate is None:
+            self.outputs = self.outputs.unsqueeze(-1)
 
     def __call__(self, obs, action, **_):
         self.action = action
-        return self.values
+        return self.outputs
 
 
 def test_targets_of_sac_by_hand():
@@ -75,7 +79,29 @@ def test_targets_of_sac_by_hand():
     action, log_prob = (each.detach() for each in head.draw(params, rows["noise"][:, :2]))
     assert torch.equal(critic.action, action)
     expected = [1 + 0.5 * (3 - 0.5 * float(log_prob[0])), 2.0]
-    assert found["target"].tolist() == pytest.approx(expected)
+    assert found["target"][:, 0].tolist() == pytest.approx(expected)
+
+
+def test_tqc_by_hand():
+    modules, _ = modules_of("tqc", ent_coef=0.5)
+    rows = rows_of(1) | {"reward": torch.tensor([1.0]), "discount": torch.tensor([0.5])}
+    of = TruncatedQuantiles(3, 1)
+    critic = Critic([[3.0, 7.0, 1.0]], [[4.0, 5.0, 2.0]], estimate=of)  # without 7 and 5
+    found = sac.targets(modules["policy"], critic, modules["temperature"], rows)["target"]
+    with torch.no_grad():
+        params = modules["policy"](rows["next_obs"])[0]
+        log_prob = modules["policy"].head.draw(params, rows["noise"][:, :2])[1]
+    expected = [1 + 0.5 * (value - 0.5 * float(log_prob)) for value in (1, 2, 3, 4)]
+    assert found[0].tolist() == pytest.approx(expected)
+    assert of.to_improve(critic.outputs).tolist() == pytest.approx([22 / 6])
+    # One critic with quantiles 0 and 1 (at 1/4 and 3/4), and the target 3: errors of 3 and 2
+    of = TruncatedQuantiles(2, 0)
+    loss = of.loss(torch.tensor([[[0.0, 1.0]]]), torch.tensor([[3.0]]))
+    assert float(loss) == pytest.approx((0.25 * 2.5 + 0.75 * 1.5) / 2)
+    loss = of.loss(torch.tensor([[[0.0, 1.0]]]), torch.tensor([[-3.0]]))
+    assert float(loss) == pytest.approx((0.75 * 2.5 + 0.25 * 3.5) / 2)
+    with pytest.raises(ConfigError, match=r"(?s)dropped_quantiles=25.*some are left"):
+        modules_of("tqc", dropped_quantiles=25)
 
 
 def test_targets_of_td3_and_ddpg_by_hand():
@@ -90,14 +116,14 @@ def test_targets_of_td3_and_ddpg_by_hand():
     expected = (best + torch.tensor([[0.2, -0.3], [0.0, 0.3]])).clamp(-1, 1)
     torch.testing.assert_close(critic.action, expected)
     assert (critic.action == 1).any()
-    assert found["target"].tolist() == [1 + 0.5 * 3, 2.0]
+    assert found["target"].tolist() == [[1 + 0.5 * 3], [2.0]]
     td3.targets(*policies, critic, DDPG(), rows)
     torch.testing.assert_close(critic.action, best)
 
 
 def test_the_loss_of_critics_by_hand():
     found = Critic([1.0, 2.0], [3.0, 2.0])
-    minibatch = {"seen": None, "action": None, "target": torch.tensor([2.0, 4.0])}
+    minibatch = {"seen": None, "action": None, "target": torch.tensor([[2.0], [4.0]])}
     minibatch["weight"] = torch.tensor([0.5, 0.5])
     total, metrics = critics_loss(found, minibatch, SAC())
     assert float(total) == (1 + 1) / 2 + (4 + 4) / 2
@@ -126,7 +152,7 @@ def test_the_gradient_of_the_policy_is_that_through_the_critics():
     found = []
     for frozen in (True, False):
         action = rows["action"].clone().requires_grad_()
-        critics(rows["obs"], action, frozen=frozen).amin(0).sum().backward()
+        critics(rows["obs"], action, frozen=frozen).sum().backward()
         found.append(action.grad)
     assert torch.equal(*found)
     one = critics(rows["obs"], rows["action"], first=1)
@@ -137,7 +163,7 @@ def test_the_gradient_of_the_policy_is_that_through_the_critics():
 def test_critics_in_one_product_equal_separate_ones(layer_norm):
     critics = Critics(SPEC, NETWORK, 3, layer_norm=layer_norm).double()
     rows = {name: column.double() for name, column in rows_of().items()}
-    rows |= {"seen": rows["obs"], "target": rows["reward"]}
+    rows |= {"seen": rows["obs"], "target": rows["reward"].unsqueeze(-1)}
     total, _ = critics_loss(critics, rows, SAC())
     total.backward()
     joined = torch.cat((rows["obs"], rows["action"]), -1)
@@ -151,9 +177,9 @@ def test_critics_in_one_product_equal_separate_ones(layer_norm):
             layers += [layer, *([norm] if layer_norm else []), nn.ReLU()]
         last = 3 if layer_norm else 2  # of the modules after the last layer's
         one = nn.Sequential(*layers[: 1 - last])
-        out = one(joined).squeeze(-1)
+        out = one(joined)
         torch.testing.assert_close(out, value, rtol=1e-9, atol=1e-9)
-        ((out - rows["target"]).square() * rows["weight"]).sum().backward()
+        ((out - rows["target"]).square().squeeze(-1) * rows["weight"]).sum().backward()
         linear = [layer for layer in one if isinstance(layer, nn.Linear)]
         for layer, batched in zip(linear, critics.layers, strict=True):
             expected = batched.weight.grad[number].T
@@ -231,6 +257,8 @@ def test_temperature_nears_its_target_or_stays(tmp_path):
     [
         (SAC, "num_critics", 3),
         (TD3, "target_noise_clip", 0.01),
+        (TQC, "dropped_quantiles", 10),
+        (TQC, "num_quantiles", 5),
         (SAC, "layer_norm", True),
         (SAC, "tau", 0.1),
         (SAC, "policy_delay", 2),
@@ -260,7 +288,7 @@ class Unbounded(Reach):
     action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
-@pytest.mark.parametrize("algo", ["sac", "td3", "ddpg"])
+@pytest.mark.parametrize("algo", ["sac", "tqc", "td3", "ddpg"])
 def test_actions_without_bounds_are_refused_in_words(tmp_path, algo):
     with pytest.raises(ConfigError, match=r"(?s)finite bounds.*without.*--algo ppo"):
         headrace.train(Unbounded, algo=algo, run_dir=tmp_path / "run", **SMALL)

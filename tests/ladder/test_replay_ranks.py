@@ -25,6 +25,7 @@ CASES = {
     "manual": {"arithmetic": "auto"},
     "parts": {"num_accumulation_steps": 3},
     "sac": {"algo": "sac", "n_step": 3},
+    "tqc": {"algo": "tqc"},
     "td3": {"algo": "td3", "priority_alpha": 0.6},
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from headrace.algos import dqn, dqn_manual_gradient, ppo, ppo_manual_gradient
 from headrace.algos.a2c import A2CAlgorithm
 from headrace.algos.appo import APPOAlgorithm
 from headrace.algos.base import Algorithm, AlgorithmConfig
-from headrace.algos.continuous.sac import SACAlgorithm
+from headrace.algos.continuous.sac import SACAlgorithm, TQCAlgorithm
 from headrace.algos.continuous.td3 import DDPGAlgorithm, TD3Algorithm
 from headrace.algos.impala import IMPALAAlgorithm
 from headrace.algos.pqn import PQNAlgorithm
@@ -27,6 +27,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         dqn.DQNAlgorithm(),
         dqn.RainbowAlgorithm(),
         SACAlgorithm(),
+        TQCAlgorithm(),
         TD3Algorithm(),
         DDPGAlgorithm(),
     )

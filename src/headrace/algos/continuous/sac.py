@@ -21,10 +21,11 @@ from headrace.algos.off_policy import (
     update_target,
 )
 from headrace.batch import Fragment, Minibatch
-from headrace.configclass import NonNegative, configclass
+from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
 from headrace.models.continuous.actor import ContinuousPolicy
 from headrace.models.continuous.critics import Critics
+from headrace.models.continuous.estimates import Estimate, estimate
 from headrace.models.continuous.heads import SquashedGaussian
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network, Policy
@@ -41,6 +42,18 @@ class SAC(CriticsConfig):
     """The weight of the entropy at first, where it is learned."""
     target_entropy: float = -1.0
     """Entropy to aim at (nats), for each component of an action; its range is 2."""
+    num_quantiles: PositiveInt = 1
+    """Quantiles of the return that each critic learns; 1: its mean, by the least of the critics."""
+    dropped_quantiles: NonNegativeInt = 0
+    """Largest quantiles that targets leave out, for each critic."""
+
+
+@configclass
+class TQC(SAC):
+    """Settings of SAC with truncated quantiles (Kuznetsov et al. 2020, arXiv:2005.04269)."""
+
+    num_quantiles: PositiveInt = 25
+    dropped_quantiles: NonNegativeInt = 2
 
 
 class Temperature(nn.Module):
@@ -74,7 +87,7 @@ def actor_loss(
     """
     obs, weight = minibatch["obs"], minibatch["weight"]
     action, log_prob = _draw(policy, obs, minibatch["noise"].chunk(2, -1)[1])
-    value = critics(policy.normalized(obs), action, frozen=True).amin(0)
+    value = critics.estimate.to_improve(critics(policy.normalized(obs), action, frozen=True))
     total = ((temperature() * log_prob - value) * weight).sum()
     return total, {
         "actor_loss": total.detach(),
@@ -96,12 +109,15 @@ def targets(
     policy: ContinuousPolicy, target: Critics, temperature: Temperature, rows: Minibatch
 ) -> Minibatch:
     """Return the targets of transitions, and normalized observations."""
-    # y = r + γ (min_i Q_target_i(s', a') - α log π(a' | s')),  a' ~ π(. | s')
+    # y = r + γ (min_i Q_target_i(s', a') - α log π(a' | s')),  a' ~ π(. | s');  TQC: a y for each
+    # quantile that is left, in place of the least value
     next_obs = rows["next_obs"]
     action, log_prob = _draw(policy, next_obs, rows["noise"].chunk(2, -1)[0])
-    value = target(policy.normalized(next_obs), action).amin(0) - temperature() * log_prob
+    outputs = target(policy.normalized(next_obs), action)
+    value = target.estimate.of_next(outputs) - (temperature() * log_prob).unsqueeze(-1)
+    reward, discount = rows["reward"].unsqueeze(-1), rows["discount"].unsqueeze(-1)
     return {
-        "target": torch.addcmul(rows["reward"], rows["discount"], value),
+        "target": torch.addcmul(reward, discount, value),
         "seen": policy.normalized(rows["obs"]),
     }
 
@@ -121,6 +137,9 @@ class SACAlgorithm(WithCritics[SAC]):
     ) -> ContinuousPolicy:
         head = SquashedGaussian(spec.action.size, is_random=config.learning_starts > 0)
         return ContinuousPolicy(spec, network, head, model)
+
+    def estimate(self, config: SAC) -> Estimate:
+        return estimate(config.num_quantiles, config.dropped_quantiles)
 
     def build(
         self,
@@ -173,3 +192,9 @@ class SACAlgorithm(WithCritics[SAC]):
             | replay_of(ctx).metrics(drawn)
             | {"lr": torch.tensor(ctx.lr), "ent_coef": modules["temperature"]()}
         )
+
+
+class TQCAlgorithm(SACAlgorithm):
+    """SAC whose settings begin with those of TQC."""
+
+    name, Config = "tqc", TQC

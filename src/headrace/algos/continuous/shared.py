@@ -17,6 +17,7 @@ from headrace.distributed.ranks import Ranks
 from headrace.errors import ConfigError
 from headrace.models.continuous.actor import ContinuousPolicy
 from headrace.models.continuous.critics import Critics
+from headrace.models.continuous.estimates import Estimate, LeastValue
 from headrace.models.policy import Network, Policy
 from headrace.spec import ActionCodec, EnvSpec
 
@@ -57,6 +58,10 @@ class WithCritics(Algorithm[ConfigT]):
                 + ", for example."
             )
 
+    def estimate(self, config: ConfigT) -> Estimate:
+        """Return what the critics say of the return."""
+        return LeastValue()
+
     def minibatch_rows(self, run: object, config: ConfigT) -> int:
         return config.batch_size
 
@@ -69,7 +74,9 @@ class WithCritics(Algorithm[ConfigT]):
         num_rows: int,
         ranks: Ranks,
     ) -> Modules:
-        critics = Critics(spec, network, config.num_critics, layer_norm=config.layer_norm)
+        critics = Critics(
+            spec, network, config.num_critics, self.estimate(config), layer_norm=config.layer_norm
+        )
         return {
             "policy": policy,
             "critics": critics,
@@ -83,18 +90,20 @@ def _bounds(spec: EnvSpec) -> str:
 
 
 def critics_loss(critics: Critics, minibatch: Minibatch, cfg: Any) -> tuple[Tensor, Metrics]:
-    """Return the loss of critics, the sum of their squared errors, and its metrics.
+    """Return the loss of critics, the sum of those of each, and its metrics.
 
     Args:
-        minibatch: rows of `seen` (normalized observations), `action`, `target` and `weight`.
+        minibatch: rows of `seen` (normalized observations), `action`, `target` `[B, K']`, `weight`.
 
     Returns:
         The metric `error` is of each row, `[B]`: the mean of the critics.
     """
-    values = critics(minibatch["seen"], minibatch["action"])
-    weight, error = minibatch["weight"], values - minibatch["target"]
-    total = (error.square().sum(0) * weight).sum()
+    outputs = critics(minibatch["seen"], minibatch["action"])
+    of, target, weight = critics.estimate, minibatch["target"], minibatch["weight"]
+    total = (of.loss(outputs, target) * weight).sum()
     with torch.no_grad():
+        values = of.mean(outputs)
+        error = values - target.mean(-1)
         of_rows = {"td_error": error.abs().mean(0), "mean_value": values.mean(0)}
         metrics = {name: (each * weight).sum() for name, each in of_rows.items()}
     return total, metrics | {"loss": total.detach(), "error": of_rows["td_error"]}

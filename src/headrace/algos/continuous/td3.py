@@ -63,7 +63,8 @@ def actor_loss(
     """
     obs = minibatch["obs"]
     action = policy.head.mode(policy(obs)[0])
-    value = critics(policy.normalized(obs), action, frozen=True, first=1).squeeze(0)
+    outputs = critics(policy.normalized(obs), action, frozen=True, first=1)
+    value = critics.estimate.to_improve(outputs)
     total = -(value * minibatch["weight"]).sum()
     return total, {"actor_loss": total.detach()}
 
@@ -83,9 +84,10 @@ def targets(
     if cfg.target_noise:
         most = cfg.target_noise_clip
         action = (action + (cfg.target_noise * rows["noise"]).clamp(-most, most)).clamp(-1, 1)
-    value = target(policy.normalized(next_obs), action).amin(0)
+    value = target.estimate.of_next(target(policy.normalized(next_obs), action))
+    reward, discount = rows["reward"].unsqueeze(-1), rows["discount"].unsqueeze(-1)
     return {
-        "target": torch.addcmul(rows["reward"], rows["discount"], value),
+        "target": torch.addcmul(reward, discount, value),
         "seen": policy.normalized(rows["obs"]),
     }
 

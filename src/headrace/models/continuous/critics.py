@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.batch import Obs
+from headrace.models.continuous.estimates import Estimate, LeastValue
 from headrace.models.networks import ACTIVATIONS, NORM_EPS, autocast, encoder_for
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec
@@ -41,29 +42,36 @@ class Critics(nn.Module):
     """E networks Q(s, a), which share the encoder of observations with parts or pixels.
 
     Args:
+        estimate: what their outputs say of the return; default: the least value.
         layer_norm: normalize the sums of each hidden layer, without learned factors.
     """
 
     def __init__(
-        self, spec: EnvSpec, network: Network, num_critics: int, *, layer_norm: bool = False
+        self,
+        spec: EnvSpec,
+        network: Network,
+        num_critics: int,
+        estimate: Estimate | None = None,
+        *,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
+        self.estimate = estimate or LeastValue()
         self.encoder = encoder_for(spec.seen, network.image_net)
         num_in = self.encoder.num_features + spec.action.size
-        pairs = itertools.pairwise((num_in, *network.hidden_sizes, 1))
+        pairs = itertools.pairwise((num_in, *network.hidden_sizes, self.estimate.num_outputs))
         self.layers = nn.ModuleList(BatchedLinear(num_critics, *pair) for pair in pairs)
-        self.num_critics, self._layer_norm = num_critics, layer_norm
-        self._activation, self._is_bf16 = (
-            ACTIVATIONS[network.activation],
-            network.precision == "bf16",
-        )
+        self._layer_norm, self._is_bf16 = layer_norm, network.precision == "bf16"
+        self._activation = ACTIVATIONS[network.activation]
 
     def forward(
         self, obs: Obs, action: Tensor, *, frozen: bool = False, first: int | None = None
     ) -> Tensor:
-        """Return values `[E, B]` of normalized observations `[B, ...]` and actions `[B, size]`.
+        """Return outputs `[E, B, K]`; see `estimate`.
 
         Args:
+            obs: `[B, ...]`, normalized.
+            action: `[B, size]`, in [-1, 1].
             frozen: let no gradient flow to the weights; that of the action does flow.
             first: use only so many of the networks.
         """
@@ -80,5 +88,5 @@ class Critics(nn.Module):
                 if self._layer_norm:
                     at = nn.functional.layer_norm(at, at.shape[-1:], eps=NORM_EPS)
                 at = self._activation(at)
-            values: Tensor = last(at, frozen=frozen, first=first).squeeze(-1)
-        return values.float() if self._is_bf16 else values
+            outputs: Tensor = last(at, frozen=frozen, first=first)
+        return outputs.float() if self._is_bf16 else outputs

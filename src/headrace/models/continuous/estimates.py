@@ -1,0 +1,112 @@
+"""What critics say of a return, as a whole: the least of their values, or quantiles of all of them.
+
+Critics give `[E, B, K]`: E networks, B rows, and K numbers each. Left out: the networks
+(`critics.py`), and the entropy that SAC adds (`algos/continuous/`).
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from headrace.errors import ConfigError
+
+
+class Estimate(nn.Module, ABC):
+    """One estimate of the return from those of several critics.
+
+    Attributes:
+        num_outputs: K.
+    """
+
+    num_outputs: int
+
+    @abstractmethod
+    def mean(self, outputs: Tensor) -> Tensor:
+        """Return the value `[E, B]` that each critic gives."""
+
+    @abstractmethod
+    def to_improve(self, outputs: Tensor) -> Tensor:
+        """Return the values `[B]` that the policy is to make larger."""
+
+    @abstractmethod
+    def of_next(self, outputs: Tensor) -> Tensor:
+        """Return what a target is made of, from the critics of targets: `[B, K']`."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Return the loss `[B]` of outputs against targets `[B, K']`, summed over critics."""
+
+
+class LeastValue(Estimate):
+    """The least of the critics' values (Fujimoto et al. 2018, arXiv:1802.09477, section 4.2)."""
+
+    num_outputs = 1
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        return outputs.squeeze(-1)
+
+    def to_improve(self, outputs: Tensor) -> Tensor:
+        return outputs.amin(0).squeeze(-1)
+
+    def of_next(self, outputs: Tensor) -> Tensor:
+        return outputs.amin(0)
+
+    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return (outputs - target).square().sum((0, -1))
+
+
+class TruncatedQuantiles(Estimate):
+    """Quantiles of the return (Kuznetsov et al. 2020, arXiv:2005.04269).
+
+    Targets are made of the quantiles of all critics together, without the largest ones.
+
+    Args:
+        num_quantiles: K, of each critic.
+        num_dropped: quantiles that targets leave out, for each critic.
+
+    Raises:
+        ConfigError: none would be left.
+    """
+
+    share: Tensor
+
+    def __init__(self, num_quantiles: int, num_dropped: int) -> None:
+        super().__init__()
+        if num_dropped >= num_quantiles:
+            raise ConfigError(
+                f"num_quantiles={num_quantiles} and dropped_quantiles={num_dropped}: expected that "
+                "some are left.\nUse --dropped-quantiles 2, for example."
+            )
+        self.num_outputs, self._num_dropped = num_quantiles, num_dropped
+        share = (torch.arange(num_quantiles) + 0.5) / num_quantiles
+        self.register_buffer("share", share, persistent=False)
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        return outputs.mean(-1)
+
+    def to_improve(self, outputs: Tensor) -> Tensor:
+        return outputs.mean((0, -1))
+
+    def of_next(self, outputs: Tensor) -> Tensor:
+        num_critics = len(outputs)
+        together = outputs.movedim(0, -1).flatten(-2).sort(-1).values
+        return together[..., : together.shape[-1] - self._num_dropped * num_critics]
+
+    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        # Eq. 8: the mean of |τ_m - 1{y_i < θ_m}| L(y_i - θ_m) over quantiles m and targets i, with
+        # Huber's L
+        shape = *outputs.shape, target.shape[-1]
+        predicted = outputs.unsqueeze(-1).expand(shape)
+        aims = target.unsqueeze(-2).expand(shape)
+        huber = nn.functional.smooth_l1_loss(predicted, aims, reduction="none")
+        weight = (self.share.unsqueeze(-1) - (aims < predicted).to(huber.dtype)).abs()
+        loss: Tensor = (weight * huber).mean((-2, -1)).sum(0)
+        return loss
+
+
+def estimate(num_quantiles: int, num_dropped: int) -> Estimate:
+    """Return the estimate of critics with so many quantiles; 1: they give values."""
+    if num_quantiles == 1:
+        return LeastValue()
+    return TruncatedQuantiles(num_quantiles, num_dropped)
