@@ -60,6 +60,15 @@ def normal_noise(
     return _box_muller((words.double() + 0.5) * 2.0**-32).flatten()[:count]
 
 
+def goal_draws(seed: int, step: int | Tensor, slot: Tensor) -> Tensor:
+    """Return two uniform numbers of [0, 1) for slots `[B]` of batches: `[2, B]`, float64.
+
+    `step` as in `batch_noise`.
+    """
+    words = _words(seed, "goal", slot, step & _LOW32, step >> _32, 0, 0)
+    return words[:2].double() * 2.0**-32
+
+
 def batch_noise(seed: int, step: int | Tensor, slot: Tensor, count: int) -> Tensor:
     """Return normal numbers `[B, count]`, float32, that belong to slots of batches.
 

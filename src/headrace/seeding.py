@@ -23,6 +23,7 @@ ROLES = {
     "noise": 7,
     "sample": 8,
     "modules": 9,
+    "goal": 10,
 }
 
 

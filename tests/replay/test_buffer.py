@@ -120,14 +120,14 @@ def all_rows(buffer):
     for env in range(N):
         for place in range(int(buffer.num_gone[env]), int(buffer.num_starts[env])):
             number = buffer.starts[place % buffer.capacity, env]
-            yield env, place, Rows(number[None], torch.tensor([env]))
+            yield env, place, Rows(number[None], torch.tensor([env]), torch.tensor([0]))
 
 
 def by_step(buffer, *address):
     """Draws as `[steps, batch_size]`."""
     rows, sizes = buffer.draw(*address)
     assert sizes == [address[-1]] * address[-2]
-    return Rows(*(column.view(len(sizes), -1) for column in (rows.number, rows.env)))
+    return Rows(*(column.view(len(sizes), -1) for column in vars(rows).values()))
 
 
 def check(buffer, stream, n_step):
@@ -244,7 +244,7 @@ def test_the_state_is_all_there_is(kind):
     rows = [by_step(of, 1, 5, 4, 6) for of in (buffer, again)]
     assert torch.equal(rows[0].number, rows[1].number)
     taken = [
-        of.transitions(Rows(r.number[2], r.env[2]), 3, GAMMA, lambda x: x)
+        of.transitions(Rows(r.number[2], r.env[2], r.slot[2]), 3, GAMMA, lambda x: x)
         for of, r in zip((buffer, again), rows, strict=True)
     ]
     assert all(torch.equal(taken[0][name], taken[1][name]) for name in taken[0])
@@ -269,7 +269,7 @@ def test_rows_by_priority_are_transitions_that_are_kept(seed, kind):
 def test_weights_undo_the_bias_of_priorities_by_hand():
     stream, buffer = Stream(0, p_end=0.0), ReplayBuffer(SPEC, 40 * N, N, prioritized=True)
     buffer.insert(stream.fragment())
-    first = Rows(torch.zeros(N, dtype=torch.int64), torch.arange(N))
+    first = Rows(torch.zeros(N, dtype=torch.int64), torch.arange(N), torch.arange(N))
     buffer.set_priorities(first, torch.full((N,), 8.0))  # 3 of 8, 12 of 1: P = 8/36 and 1/36
     rows, weight = buffer.draw_by_priority(3, 0, 64, 0.5)
     is_first = rows.number == 0
@@ -298,7 +298,10 @@ def test_a_step_that_failed_first_in_a_fragment_ends_the_episode_before(n_step):
     fragment.obs[1:] += 1_000  # of new episodes
     buffer.insert(fragment)
     last = buffer.transitions(
-        Rows(torch.full((N,), T - 1), torch.arange(N)), n_step, GAMMA, lambda reward: reward
+        Rows(torch.full((N,), T - 1), torch.arange(N), torch.arange(N)),
+        n_step,
+        GAMMA,
+        lambda reward: reward,
     )
     assert last["discount"].tolist() == pytest.approx([GAMMA] * N)
     assert torch.equal(last["next_obs"], fragment.obs[0])

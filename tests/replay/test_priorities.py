@@ -36,9 +36,10 @@ def test_places_are_drawn_in_proportion_and_none_of_priority_zero():
     count = np.zeros_like(values)
     generator = torch.Generator().manual_seed(1)
     for _ in range(2_000):
-        env, place, probability = priorities.draw(
+        env, place, slot, probability = priorities.draw(
             torch.rand(32, dtype=torch.float64, generator=generator)
         )
+        assert slot.tolist() == list(range(32))
         np.add.at(count, (env.numpy(), place.numpy()), 1)
         assert probability.numpy() == pytest.approx(share[env, place])
     assert not count[values == 0].any()
@@ -51,5 +52,5 @@ def test_places_are_drawn_in_proportion_and_none_of_priority_zero():
 def test_the_ends_of_the_range_are_places_with_a_priority(uniform):
     for seed in range(20):
         priorities, values = filled(seed=seed, share_of_zeros=0.9)
-        env, place, _ = priorities.draw(torch.full((7,), uniform, dtype=torch.float64))
+        env, place, _, _ = priorities.draw(torch.full((7,), uniform, dtype=torch.float64))
         assert (values[env, place] > 0).all()

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from headrace.algos.base import Named, Share, UpdateContext
 from headrace.batch import Fragment, Minibatch, each
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
-from headrace.device_seeding import batch_noise
+from headrace.device_seeding import batch_noise, goal_draws
 from headrace.distributed.ranks import Ranks
+from headrace.errors import ConfigError
 from headrace.replay.buffer import ReplayBuffer, Rows
+from headrace.replay.hindsight import has_goals
 from headrace.spec import EnvSpec
 
 _LEAST_ERROR = 1e-6  # of a priority: else a row with no error is never drawn again
@@ -45,6 +47,9 @@ class ReplayConfig:
     priority_beta: Share = 0.4
     """Share of the bias of priorities that weights undo at first; it grows to 1 over
     schedule_env_steps."""
+    hindsight: Share = 0.0
+    """Share of drawn transitions whose goal is replaced by one that the episode reached later
+    (Andrychowicz et al. 2017, arXiv:1707.01495): for environments with desired_goal."""
     replay_dir: str = ""
     """Directory, on a disk, of a temporary file that holds the observations, so that they may be
     larger than memory; "": memory holds them. For learners on a CPU."""
@@ -58,10 +63,26 @@ class ReplayConfig:
 
 
 def replay_buffer(spec: EnvSpec, config: ReplayConfig, num_envs: int, ranks: Ranks) -> ReplayBuffer:
-    """Build the buffer of an algorithm, for `num_envs` environments of this rank."""
+    """Build the buffer of an algorithm, for `num_envs` environments of this rank.
+
+    Raises:
+        ConfigError: goals are to be replaced, and cannot be.
+    """
+    if config.hindsight and not has_goals(spec):
+        raise ConfigError(
+            f"hindsight={config.hindsight} replaces goals: expected Dict observations with "
+            f"desired_goal and achieved_goal of one form, but {spec.id} has "
+            f"{spec.observation.describe()}.\nLeave --hindsight out."
+        )
+    if config.hindsight and config.n_step > 1:
+        raise ConfigError(
+            f"hindsight={config.hindsight} and n_step={config.n_step}: with another goal the "
+            "rewards of later steps would be others as well.\nUse --n-step 1, or --hindsight 0."
+        )
     return ReplayBuffer(
         spec, config.replay_size, num_envs, ranks,
         prioritized=config.priority_alpha > 0,
+        hindsight=config.hindsight,
         directory=config.replay_dir,
         is_saved=config.save_replay,
         refill=config.learning_starts,
@@ -123,8 +144,11 @@ def _by_priority(ctx: UpdateContext[Any], steps: range, num_normal: int) -> Draw
     for step in steps:
         ctx.lap("learn")
         minibatch = draw({"step": step, "beta": beta})
+        rows = Rows(**minibatch.pop("rows"))
+        if cfg.hindsight:
+            replay.relabel(minibatch, rows, goal_draws(seed, step, rows.slot), scaled)
         ctx.lap("replay")
-        yield step, Rows(**minibatch.pop("rows")), minibatch
+        yield step, rows, minibatch
 
 
 def _uniformly(ctx: UpdateContext[Any], steps: range, num_normal: int) -> Draws:
@@ -158,10 +182,13 @@ def _minibatches(
     ctx.lap("learn")
     columns = replay_of(ctx).transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
     columns["weight"] = torch.full_like(columns["reward"], _row_weight(ctx))
+    steps = torch.arange(first, first + len(sizes)).repeat_interleave(torch.tensor(sizes))
+    steps = steps.to(drawn.slot.device, non_blocking=True)
     if num_normal:
-        steps = torch.arange(first, first + len(sizes)).repeat_interleave(torch.tensor(sizes))
-        steps = steps.to(drawn.slot.device, non_blocking=True)
         columns["noise"] = batch_noise(ctx.seed, steps, drawn.slot, num_normal)
+    if cfg.hindsight:
+        uniform = goal_draws(ctx.seed, steps, drawn.slot)
+        replay_of(ctx).relabel(columns, drawn, uniform, ctx.policy.scaled)
     by_step = {
         name: each(partial(torch.split_with_sizes, split_sizes=sizes), column)
         for name, column in columns.items()

@@ -17,6 +17,7 @@ from headrace.config.preset_tables import preset_table
 from headrace.config.run_config import RunConfig
 from headrace.models.networks import image_layout
 from headrace.models.policy import Network
+from headrace.replay.hindsight import has_goals
 from headrace.spec import EnvSpec, Space
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -38,6 +39,8 @@ def defaults(spec: EnvSpec, algo: str, core: str = "none") -> tuple[str, dict[st
     if algo not in ALGORITHMS:
         return kind, {}
     names = [kind] if kind == SEVERAL else ["one agent", kind]
+    if has_goals(spec):
+        names.append("goals")
     if core != "none" and kind != SEVERAL:
         names.append("recurrent cores")
     return kind, _settings_of([_tables()[name] for name in names], algo)

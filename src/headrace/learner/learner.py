@@ -26,6 +26,8 @@ from headrace.models.custom import ModelFactory
 from headrace.models.fast_paths import choose, describe_choice
 from headrace.models.policy import Network, Policy, torch_seed
 from headrace.models.recurrent import Core
+from headrace.replay.buffer import ReplayBuffer
+from headrace.replay.hindsight import GoalReward
 from headrace.returns import discounted_sum
 from headrace.seeding import env_orders, permutations
 from headrace.spec import Agents, EnvSpec
@@ -175,6 +177,12 @@ class PolicyLearner:
         """Whether parts of updates may be CUDA graphs: one GPU makes them, and nothing waits."""
         is_alone = self._device.type == "cuda" and self._ranks is SINGLE_RANK
         return is_alone and not self._own_model and self._settings.may_be_recorded
+
+    def set_goal_reward(self, make: Callable[[], GoalReward]) -> None:
+        """Give the environment's reward of goals to a buffer that replaces goals."""
+        for module in self._modules.values():
+            if isinstance(module, ReplayBuffer) and module.episodes is not None:
+                module.goal_reward = make()
 
     def assemble(self, fragments: list[Fragment]) -> Fragment:
         """Join fragments `[T, n]` in order to a batch `[T, N]` on the learner's device."""

@@ -15,6 +15,8 @@ from headrace.batch import Fragment, Minibatch, Obs, columns, each, one_of_each
 from headrace.device_seeding import replay_draws
 from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
+from headrace.replay import hindsight
+from headrace.replay.hindsight import Episodes, GoalReward
 from headrace.replay.memory import frames_in, obs_bytes, zeros_in_file
 from headrace.replay.priorities import Priorities, own_rows
 from headrace.spec import EnvSpec
@@ -58,12 +60,14 @@ class ReplayBuffer(OfEnvs):
         ranks: each has the rows of its own environments, and learns from those of its own that a
             draw among all rows gives. So N ranks learn what one does.
         prioritized: keep priorities, by which rows can be drawn.
+        hindsight: share of drawn transitions whose goal is replaced.
         directory: of the file that holds the observations; "": memory holds them.
         is_saved: whether checkpoints have the rows.
         refill: env steps that a run which is resumed without its rows collects before it learns.
 
     Attributes:
         obs_bytes: bytes of an observation, with all its frames.
+        goal_reward: of the environment; needed with `hindsight`.
         is_refilling: whether the newest batch is only stored, since a resumed run lost its rows.
         env_steps_of_refills: env steps of the run that were only stored.
 
@@ -90,6 +94,7 @@ class ReplayBuffer(OfEnvs):
         ranks: Ranks = SINGLE_RANK,
         *,
         prioritized: bool = False,
+        hindsight: float = 0.0,
         directory: str = "",
         is_saved: bool = True,
         refill: int = 0,
@@ -124,6 +129,9 @@ class ReplayBuffer(OfEnvs):
         self.register_buffer("num_starts", torch.zeros(num_envs, dtype=torch.int64))
         self.register_buffer("num_gone", torch.zeros(num_envs, dtype=torch.int64))
         self.priorities = Priorities(num_envs, self.capacity, ranks) if prioritized else None
+        self.episodes = Episodes(num_envs, self.capacity) if hindsight else None
+        self._hindsight = hindsight
+        self.goal_reward: GoalReward | None = None
 
         flags = {"only_frame"} if self._older else set()
         written_once = {"action", "reward", "terminated", *self._obs_names.values(), *flags}
@@ -196,6 +204,13 @@ class ReplayBuffer(OfEnvs):
         last_at = number[last_step, column] + 1 + self._older * last_is_new
         self._write_obs(last_obs, last_at, env[column], last_is_new)
         number, end = number[:-1], number[-1]
+        if self.episodes is not None:
+            ended = batch.terminated | batch.truncated
+            newest = self.starts[(self.num_starts[env] - 1) % self.capacity, env] % self.capacity
+            goes_on = ~ended.roll(1, 0)
+            has_ended = self.terminated[newest, env] | self.truncated[newest, env]
+            goes_on[0] = (before > 0) & ~has_ended
+            self.episodes.add(env, number, goes_on, batch.valid & ~batch.terminated)
         at = number % self.capacity, env.expand_as(number)
         self.action[at], self.reward[at] = batch.action, batch.reward
         self.terminated[at], self.truncated[at] = batch.terminated, batch.truncated | is_new[1:]
@@ -400,6 +415,25 @@ class ReplayBuffer(OfEnvs):
             "discount": discount.to(reward.dtype),
             "next_obs": self._observations(following, rows.env),
         }
+
+    @torch.no_grad()
+    def relabel(
+        self, columns: Minibatch, rows: Rows, uniform: Tensor, scaled: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Replace a share of the goals in `transitions` of one step by what was reached later.
+
+        Args:
+            uniform: `[2, B]`, in [0, 1).
+        """
+        assert self.episodes is not None
+        assert self.goal_reward is not None
+        ahead = self.episodes.newest_of(rows.number, rows.env, self.end) - rows.number + 1
+        is_chosen = (uniform[0] < self._hindsight) & (ahead > 0)
+        later = rows.number + (uniform[1] * ahead.clamp(min=1)).long() + 1
+        reached = self._observations(later, rows.env)
+        assert isinstance(reached, dict)
+        hindsight.relabel(columns, reached[hindsight.ACHIEVED], is_chosen, self.goal_reward)
+        columns["reward"] = torch.where(is_chosen, scaled(columns["reward"]), columns["reward"])
 
     def _observations(self, number: Tensor, env: Tensor) -> Obs:
         if self._older:

@@ -27,6 +27,7 @@ from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json, host_id, share_of
 from headrace.envs.api import Restored
 from headrace.envs.changes import Changes
+from headrace.envs.goal_reward import goal_reward
 from headrace.errors import EnvError
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
@@ -164,7 +165,12 @@ def build_learner(
                 num_ranks=ranks.size,
                 num_local=ranks.gather_bytes(host).count(host),
             )
-    return Learner(job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved)
+    learner = Learner(
+        job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved
+    )
+    for each in learner.learners.values():
+        each.set_goal_reward(partial(goal_reward, job.maker))
+    return learner
 
 
 def _load_initial_weights(job: Job, learner: Learner) -> None:
