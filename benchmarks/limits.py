@@ -25,6 +25,7 @@ from benchmarks.harness import turns
 from benchmarks.harness.contestants import Contestant, headrace_driver
 from benchmarks.harness.machine import cores
 from benchmarks.harness.one_turn import Work
+from benchmarks.peers.continuous_works import BATCH_SIZE, ENV
 from benchmarks.peers.replay_works import REPLAY_SETTINGS
 from benchmarks.peers.works import SETTINGS
 
@@ -82,6 +83,27 @@ def replay_limit(work, precision="fp32", name="limit of this machine") -> Contes
     settings = REPLAY_SETTINGS[work]
     assert settings.env.startswith("ALE/"), settings  # NatureCNN's
     return _limit(settings.env, replay_flops(settings), precision, name)
+
+
+def continuous_flops(algo):
+    """The same of SAC or TD3 on HalfCheetah, with two critics, in the fewest passes."""
+    actions = 6
+    policy = [17 * 256, 256 * 256, 256 * actions * (2 if algo == "sac" else 1)]
+    critic = [(17 + actions) * 256, 256 * 256, 256]
+    act, act_back = passes([policy])
+    value, value_back = passes([critic])
+    to_input = 2 * sum(critic)  # of a backward pass to the action alone
+    update = act + 2 * value + 2 * (value + value_back)  # targets; both critics learn
+    if algo == "sac":
+        improve = act + act_back + 2 * value + to_input  # through the least critic of each row
+    else:
+        improve = (act + act_back + value + to_input) / 2  # every second time
+    return act + BATCH_SIZE * int(update + improve)
+
+
+def continuous_limit(algo, name="limit of this machine"):
+    """The same of SAC or TD3."""
+    return _limit(ENV, continuous_flops(algo), "fp32", name)
 
 
 def _limit(env, flops_per_step, precision, name):
