@@ -4,7 +4,7 @@ A point moves on a plane, and the reward is 0 within 0.05 of the goal, else -1. 
 ever gets there. Headrace learns from such environments by hindsight: it replaces the goals of
 stored transitions by places that were reached later, and asks `compute_reward` for the rewards.
 
-    headrace train examples/reach_goal.py:ReachGoal --algo sac --total-env-steps 10000
+    headrace train examples.reach_goal:ReachGoal --algo sac --total-env-steps 10000
 """
 
 from typing import Any

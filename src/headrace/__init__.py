@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from headrace.algos.dqn import DQN as DQN
     from headrace.algos.dqn import Rainbow as Rainbow
     from headrace.algos.impala import IMPALA as IMPALA
+    from headrace.algos.offline.bc import BC as BC
+    from headrace.algos.offline.cql import CQL as CQL
+    from headrace.algos.offline.iql import IQL as IQL
+    from headrace.algos.offline.td3_bc import TD3BC as TD3BC
     from headrace.algos.ppo import PPO as PPO
     from headrace.algos.pqn import PQN as PQN
     from headrace.envs.changes import call_envs as call_envs
@@ -43,11 +47,14 @@ __version__ = "0.1.0"
 _HOME = {
     "A2C": "headrace.algos.a2c",
     "APPO": "headrace.algos.appo",
+    "BC": "headrace.algos.offline.bc",
+    "CQL": "headrace.algos.offline.cql",
     "DDPG": "headrace.algos.continuous.td3",
     "DQN": "headrace.algos.dqn",
     "EnvSpec": "headrace.spec",
     "HeadraceError": "headrace.errors",
     "IMPALA": "headrace.algos.impala",
+    "IQL": "headrace.algos.offline.iql",
     "KernelEnv": "headrace.envs.kernels.env",
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
@@ -56,6 +63,7 @@ _HOME = {
     "Run": "headrace.training.api",
     "SAC": "headrace.algos.continuous.sac",
     "TD3": "headrace.algos.continuous.td3",
+    "TD3BC": "headrace.algos.offline.td3_bc",
     "TQC": "headrace.algos.continuous.sac",
     "autoscale": "headrace.tools.autoscale.autoscale",
     "call_envs": "headrace.envs.changes",

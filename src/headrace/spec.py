@@ -272,6 +272,23 @@ class ActionCodec:
         choices = action.reshape(-1, *space.shape) + self._start
         return choices.astype(space.dtype, copy=False)
 
+    def from_env(self, elements: Any) -> Array:
+        """Undo `to_env`, for elements `[n, ...]` as Gymnasium's vectors take them."""
+        if self._parts:
+            keys = [key for key, _ in self.space.parts]
+            of_parts = [elements[key] for key in keys] if hasattr(elements, "keys") else elements
+            rows = [
+                codec.from_env(part).reshape(len(part), -1)
+                for (_, codec), part in zip(self._parts, of_parts, strict=True)
+            ]
+            return np.concatenate(rows, -1, dtype=np.float32)
+        values = np.asarray(elements)
+        flat = values.reshape(len(values), -1)
+        if self.space.kind == "box":
+            return ((flat - self.shift) / self.scale).astype(np.float32)
+        rows_of_choices: Array = flat.astype(np.int64) - self.shift.reshape(-1)
+        return rows_of_choices[:, 0] if self.space.kind == "discrete" else rows_of_choices
+
     def batched(self, values: Array) -> Any:
         """Return `to_env`'s values as Gymnasium's vectors take them: arrays `[n, ...]` of parts."""
         if not self._parts:

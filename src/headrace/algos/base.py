@@ -294,5 +294,6 @@ def policy_loss(
 
 
 def mean_of(seen: list[Metrics]) -> Metrics:
-    """Return the mean of each metric over gradient steps; {} without any."""
-    return {name: torch.stack([m[name] for m in seen]).mean() for name in (seen or [{}])[0]}
+    """Return the mean of each metric over the gradient steps that have it; {} without any."""
+    names = dict.fromkeys(name for metrics in seen for name in metrics)
+    return {name: torch.stack([m[name] for m in seen if name in m]).mean() for name in names}

@@ -11,6 +11,10 @@ from headrace.algos.base import Algorithm, AlgorithmConfig
 from headrace.algos.continuous.sac import SACAlgorithm, TQCAlgorithm
 from headrace.algos.continuous.td3 import DDPGAlgorithm, TD3Algorithm
 from headrace.algos.impala import IMPALAAlgorithm
+from headrace.algos.offline.bc import BCAlgorithm
+from headrace.algos.offline.cql import CQLAlgorithm
+from headrace.algos.offline.iql import IQLAlgorithm
+from headrace.algos.offline.td3_bc import TD3BCAlgorithm
 from headrace.algos.pqn import PQNAlgorithm
 from headrace.errors import ConfigError, did_you_mean
 from headrace.importing import load_callable
@@ -30,6 +34,10 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         TQCAlgorithm(),
         TD3Algorithm(),
         DDPGAlgorithm(),
+        BCAlgorithm(),
+        TD3BCAlgorithm(),
+        CQLAlgorithm(),
+        IQLAlgorithm(),
     )
 }
 GRADIENTS = [

@@ -182,6 +182,23 @@ def check_cluster(run: RunConfig) -> None:
         )
 
 
+def check_data(run: RunConfig, algorithm: Algorithm[Any]) -> None:
+    """Refuse recorded steps for what cannot learn from them, and workers, which would be idle."""
+    if not run.data:
+        return
+    if algorithm.data != "replay":
+        able = ", ".join(name for name, other in ALGORITHMS.items() if other.data == "replay")
+        raise ConfigError(
+            f"data={run.data!r}, but {run.algo} learns from its own newest steps alone: expected "
+            f"one of {able}.\nUse --algo iql, for example."
+        )
+    if run.num_workers > 0:
+        raise ConfigError(
+            f"data={run.data!r} and num_workers={run.num_workers}: no environment is stepped.\n"
+            "Leave --num-workers out."
+        )
+
+
 def check_replay(run: RunConfig, algo: Any) -> None:
     """Refuse sizes of a replay with which nothing would be learned, or rows would be lost."""
     if not isinstance(algo, ReplayConfig):

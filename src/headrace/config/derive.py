@@ -15,6 +15,7 @@ from headrace.algos.off_policy import ReplayConfig
 from headrace.config.batches import fitting_steps, minibatch_sizes
 from headrace.config.checks import (
     check_cluster,
+    check_data,
     check_divisibility,
     check_effects,
     check_guards,
@@ -78,6 +79,7 @@ def derive(
     check_guards(run)
     check_workers(run, settings.algorithm)
     check_cluster(run)
+    check_data(run, settings.algorithm)
     for each in (settings, *map(settings.of, policy_settings(run.policies))):
         check_divisibility(run, each.network, each.algo, settings.algorithm)
         check_replay(run, each.algo)
@@ -457,6 +459,8 @@ def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int 
     -1: as many as there are cores (on a cluster: those that are free there), and vectors for them.
     """
     run = settings.run
+    if run.data:
+        return 0
     if run.cluster:
         return -1 if interface == "gym" else 0
     if interface != "gym":

@@ -208,5 +208,6 @@ MAY_CHANGE = (
     "total_env_steps", "schedule_env_steps", "num_workers", "num_learners", "on_env_error",
     "on_worker_loss", "env_timeout_s", "max_worker_restarts", "cluster", "stop_after_s",
     "replay_dir",
+    "data",
 )  # fmt: skip
 """The settings that resume may change."""

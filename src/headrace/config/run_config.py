@@ -186,6 +186,10 @@ class LearnerConfig:
     """Compare a hash of all learners' parameters every so many updates. 0: never."""
     init_from: Annotated[str, tyro.conf.arg(metavar="RUN_DIR")] = ""
     """Begin with the weights and normalizers of another run."""
+    data: Annotated[str, tyro.conf.arg(metavar="RUN_DIR|MINARI")] = ""
+    """Learn from recorded steps, and step no environment: those that another run's replay keeps, or
+    a Minari data set (a directory or an id). Env steps are then steps that were read, again and
+    again. `resume --data ""` goes on in the environment."""
 
 
 @configclass

@@ -18,12 +18,14 @@ from headrace.algos.off_policy import ReplayConfig
 from headrace.collectors.api import Collector, PolicyPlan, SamplingPlan, Say, ShouldStop
 from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.collectors.backends.api import BackendFactory
+from headrace.collectors.data import DataCollector
 from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.snapshots import regroup
 from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
+from headrace.datasets.read import read_steps
 from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json, host_id, share_of
 from headrace.envs.api import Restored
 from headrace.envs.changes import Changes
@@ -291,6 +293,9 @@ def _build_collector(
     if job.saved is not None:
         with checkpoint.as_written(job.saved.path):
             saved = regroup(saved, run.num_envs, plan.envs_per_vector)
+    if run.data:
+        steps = read_steps(run.data, plan.spec)
+        return DataCollector(plan, steps, ranks.size, stop, saved)
     if job.is_on_device:
         device = device_of(run.device, ranks.local_rank)
         return DeviceCollector(plan, device, meter, stop, saved)

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from headrace.algos.base import LossSpec, Metrics, Modules, UpdateContext, mean_of
-from headrace.algos.continuous.shared import CriticsConfig, WithCritics, critics_loss, explore
+from headrace.algos.continuous.shared import (
+    CriticsConfig,
+    WithCritics,
+    critics_loss,
+    explore,
+    step_policy,
+)
 from headrace.algos.off_policy import (
     due_steps,
     replay_of,
@@ -20,7 +26,7 @@ from headrace.algos.off_policy import (
     update_priorities,
     update_target,
 )
-from headrace.batch import Fragment, Minibatch
+from headrace.batch import Fragment, Minibatch, Obs
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
 from headrace.models.continuous.actor import ContinuousPolicy
@@ -86,7 +92,8 @@ def actor_loss(
         The metric `log_prob` is of each row, `[B]`.
     """
     obs, weight = minibatch["obs"], minibatch["weight"]
-    action, log_prob = _draw(policy, obs, minibatch["noise"].chunk(2, -1)[1])
+    size = policy.num_draws
+    action, log_prob = _draw(policy, obs, minibatch["noise"][:, size : 2 * size])
     value = critics.estimate.to_improve(critics(policy.normalized(obs), action, frozen=True))
     total = ((temperature() * log_prob - value) * weight).sum()
     return total, {
@@ -112,7 +119,7 @@ def targets(
     # y = r + γ (min_i Q_target_i(s', a') - α log π(a' | s')),  a' ~ π(. | s');  TQC: a y for each
     # quantile that is left, in place of the least value
     next_obs = rows["next_obs"]
-    action, log_prob = _draw(policy, next_obs, rows["noise"].chunk(2, -1)[0])
+    action, log_prob = _draw(policy, next_obs, rows["noise"][:, : policy.num_draws])
     outputs = target(policy.normalized(next_obs), action)
     value = target.estimate.of_next(outputs) - (temperature() * log_prob).unsqueeze(-1)
     reward, discount = rows["reward"].unsqueeze(-1), rows["discount"].unsqueeze(-1)
@@ -122,7 +129,7 @@ def targets(
     }
 
 
-def _draw(policy: ContinuousPolicy, obs: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+def _draw(policy: ContinuousPolicy, obs: Obs, normal: Tensor) -> tuple[Tensor, Tensor]:
     assert isinstance(policy.head, SquashedGaussian)
     return policy.head.draw(policy(obs)[0], normal)
 
@@ -167,28 +174,29 @@ class SACAlgorithm(WithCritics[SAC]):
             "temperature": LossSpec(temperature_loss, temperature, most, eps),
         }
 
+    def num_normal(self, size: int, config: SAC) -> int:
+        """Return the normal numbers for each row of a minibatch: those of two actions."""
+        return 2 * size
+
     def update(self, source: Fragment, ctx: UpdateContext[SAC]) -> Metrics:
         cfg, modules = ctx.config, ctx.modules
         store(ctx, source)
-        of_critics: list[Metrics] = []
-        of_actor: list[Metrics] = []
+        seen: list[Metrics] = []
         drawn = None
-        for step, drawn, rows in due_steps(ctx, num_normal=2 * ctx.policy.num_draws):
+        for step, drawn, rows in due_steps(ctx, self.num_normal(ctx.policy.num_draws, cfg)):
             metrics = ctx.step("critics", rows, ctx.lr)
             update_priorities(ctx, drawn, metrics.pop("error"))
-            of_critics.append(metrics)
+            seen.append(metrics)
             if (step + 1) % cfg.policy_delay == 0:
-                metrics = ctx.step("policy", rows, ctx.lr)
-                metrics["actor_grad_norm"] = metrics.pop("grad_norm")
-                of_row = {"log_prob": metrics.pop("log_prob"), "weight": rows["weight"]}
+                metrics = step_policy(ctx, rows)
+                drawn_anew = {"log_prob": metrics.pop("log_prob"), "weight": rows["weight"]}
                 if not cfg.ent_coef:
-                    ctx.step("temperature", of_row, ctx.lr)
-                of_actor.append(metrics)
+                    ctx.step("temperature", drawn_anew, ctx.lr)
+                seen.append(metrics)
             update_target(modules["target"], modules["critics"], cfg.tau)
         explore(ctx)
         return (
-            mean_of(of_critics)
-            | mean_of(of_actor)
+            mean_of(seen)
             | replay_of(ctx).metrics(drawn)
             | {"lr": torch.tensor(ctx.lr), "ent_coef": modules["temperature"]()}
         )

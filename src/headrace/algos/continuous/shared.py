@@ -109,6 +109,12 @@ def critics_loss(critics: Critics, minibatch: Minibatch, cfg: Any) -> tuple[Tens
     return total, metrics | {"loss": total.detach(), "error": of_rows["td_error"]}
 
 
+def step_policy(ctx: UpdateContext[Any], rows: Minibatch) -> Metrics:
+    """Take a gradient step of the policy. Return its metrics, apart from those of the critics."""
+    metrics = ctx.step("policy", rows, ctx.lr)
+    return metrics | {"actor_grad_norm": metrics.pop("grad_norm")}
+
+
 def explore(ctx: UpdateContext[Any]) -> None:
     """Let actions be random until the first gradient step is due, from the next weights on."""
     assert isinstance(ctx.policy, ContinuousPolicy)

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from headrace.algos.base import LossSpec, Metrics, Modules, UpdateContext, mean_of
-from headrace.algos.continuous.shared import CriticsConfig, WithCritics, critics_loss, explore
+from headrace.algos.continuous.shared import (
+    CriticsConfig,
+    WithCritics,
+    critics_loss,
+    explore,
+    step_policy,
+)
 from headrace.algos.off_policy import (
     due_steps,
     replay_of,
@@ -132,27 +138,19 @@ class TD3Algorithm(WithCritics[TD3]):
     def update(self, source: Fragment, ctx: UpdateContext[TD3]) -> Metrics:
         cfg, modules = ctx.config, ctx.modules
         store(ctx, source)
-        of_critics: list[Metrics] = []
-        of_actor: list[Metrics] = []
+        seen: list[Metrics] = []
         drawn = None
         num_normal = ctx.policy.num_draws if cfg.target_noise else 0
         for step, drawn, rows in due_steps(ctx, num_normal=num_normal):
             metrics = ctx.step("critics", rows, ctx.lr)
             update_priorities(ctx, drawn, metrics.pop("error"))
-            of_critics.append(metrics)
+            seen.append(metrics)
             if (step + 1) % cfg.policy_delay == 0:
-                metrics = ctx.step("policy", rows, ctx.lr)
-                metrics["actor_grad_norm"] = metrics.pop("grad_norm")
-                of_actor.append(metrics)
+                seen.append(step_policy(ctx, rows))
                 update_target(modules["target"], modules["critics"], cfg.tau)
                 update_target(modules["target_policy"], modules["policy"], cfg.tau)
         explore(ctx)
-        return (
-            mean_of(of_critics)
-            | mean_of(of_actor)
-            | replay_of(ctx).metrics(drawn)
-            | {"lr": torch.tensor(ctx.lr)}
-        )
+        return mean_of(seen) | replay_of(ctx).metrics(drawn) | {"lr": torch.tensor(ctx.lr)}
 
 
 class DDPGAlgorithm(TD3Algorithm):
