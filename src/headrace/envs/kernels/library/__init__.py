@@ -1,6 +1,7 @@
 """The kernel environments that come with Headrace. Importing this registers their ids."""
 
 from headrace.envs.kernels.env import KernelEnv
+from headrace.envs.kernels.library.arm import Reacher
 from headrace.envs.kernels.library.classic_control import (
     Acrobot,
     CartPole,
@@ -18,6 +19,7 @@ IDS: dict[str, type[KernelEnv]] = {
     "headrace/MountainCar-v0": MountainCar,
     "headrace/MountainCarContinuous-v0": MountainCarContinuous,
     "headrace/Pendulum-v1": Pendulum,
+    "headrace/Reacher-v0": Reacher,
     "headrace/TagContinuous-v0": TagContinuous,
     "headrace/TagGridWorld-v0": TagGridWorld,
 }
