@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C
     from headrace.algos.appo import APPO as APPO
-    from headrace.algos.continuous.sac import SAC as SAC
-    from headrace.algos.continuous.sac import TQC as TQC
-    from headrace.algos.continuous.td3 import DDPG as DDPG
-    from headrace.algos.continuous.td3 import TD3 as TD3
+    from headrace.algos.critics.sac import SAC as SAC
+    from headrace.algos.critics.sac import TQC as TQC
+    from headrace.algos.critics.td3 import DDPG as DDPG
+    from headrace.algos.critics.td3 import TD3 as TD3
     from headrace.algos.dqn import DQN as DQN
     from headrace.algos.dqn import Rainbow as Rainbow
     from headrace.algos.impala import IMPALA as IMPALA
@@ -49,7 +49,7 @@ _HOME = {
     "APPO": "headrace.algos.appo",
     "BC": "headrace.algos.offline.bc",
     "CQL": "headrace.algos.offline.cql",
-    "DDPG": "headrace.algos.continuous.td3",
+    "DDPG": "headrace.algos.critics.td3",
     "DQN": "headrace.algos.dqn",
     "EnvSpec": "headrace.spec",
     "HeadraceError": "headrace.errors",
@@ -61,10 +61,10 @@ _HOME = {
     "PQN": "headrace.algos.pqn",
     "Rainbow": "headrace.algos.dqn",
     "Run": "headrace.training.api",
-    "SAC": "headrace.algos.continuous.sac",
-    "TD3": "headrace.algos.continuous.td3",
+    "SAC": "headrace.algos.critics.sac",
+    "TD3": "headrace.algos.critics.td3",
     "TD3BC": "headrace.algos.offline.td3_bc",
-    "TQC": "headrace.algos.continuous.sac",
+    "TQC": "headrace.algos.critics.sac",
     "autoscale": "headrace.tools.autoscale.autoscale",
     "call_envs": "headrace.envs.changes",
     "check_env": "headrace.envs.check.checker",

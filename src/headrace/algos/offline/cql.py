@@ -1,6 +1,6 @@
 """Conservative Q-learning (Kumar et al. 2020, arXiv:2006.04779): CQL(H) on SAC.
 
-Left out: SAC (`algos/continuous/sac.py`), of which this changes the loss of the critics.
+Left out: SAC (`algos/critics/sac.py`), of which this changes the loss of the critics.
 """
 
 import math
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from headrace.algos.base import LossSpec, Metrics, Modules
-from headrace.algos.continuous.sac import SAC, SACAlgorithm
-from headrace.algos.continuous.shared import critics_loss
+from headrace.algos.critics.sac import SAC, SACAlgorithm
+from headrace.algos.critics.shared import critics_loss
 from headrace.batch import Minibatch, each
 from headrace.configclass import NonNegative, PositiveInt, configclass
-from headrace.models.continuous.actor import ContinuousPolicy
-from headrace.models.continuous.critics import Critics
-from headrace.models.continuous.heads import SquashedGaussian
+from headrace.models.critics.actor import ActorPolicy
+from headrace.models.critics.critics import Critics
+from headrace.models.critics.heads import SquashedGaussian
+from headrace.models.policy import Policy
 
 
 @configclass
@@ -51,7 +52,7 @@ def conservative_loss(critics: Critics, minibatch: Minibatch, cfg: CQL) -> tuple
 
 
 @torch.no_grad()
-def other_actions(policy: ContinuousPolicy, rows: Minibatch, cfg: CQL) -> Minibatch:
+def other_actions(policy: ActorPolicy, rows: Minibatch, cfg: CQL) -> Minibatch:
     """Return actions that were not recorded, and the logarithms of their densities."""
     head, count = policy.head, cfg.num_sampled_actions
     assert isinstance(head, SquashedGaussian)
@@ -70,7 +71,7 @@ def other_actions(policy: ContinuousPolicy, rows: Minibatch, cfg: CQL) -> Miniba
 class CQLAlgorithm(SACAlgorithm):
     """SAC whose critics give low values to actions that were not recorded."""
 
-    name, Config = "cql", CQL
+    name, Config, takes_choices = "cql", CQL, False
 
     def losses(self, modules: Modules, config: SAC) -> dict[str, LossSpec]:
         assert isinstance(config, CQL)
@@ -85,6 +86,7 @@ class CQLAlgorithm(SACAlgorithm):
         critics = replace(losses["critics"], function=conservative_loss, prepare=of_rows)
         return losses | {"critics": critics}
 
-    def num_normal(self, size: int, config: SAC) -> int:
+    def num_normal(self, policy: Policy, config: SAC) -> int:
         assert isinstance(config, CQL)
-        return super().num_normal(size, config) + 3 * config.num_sampled_actions * size
+        more = 3 * config.num_sampled_actions * policy.num_draws
+        return super().num_normal(policy, config) + more

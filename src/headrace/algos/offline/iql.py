@@ -17,7 +17,7 @@ from headrace.algos.base import (
     UpdateContext,
     mean_of,
 )
-from headrace.algos.continuous.shared import (
+from headrace.algos.critics.shared import (
     CriticsConfig,
     WithCritics,
     critics_loss,
@@ -34,8 +34,8 @@ from headrace.algos.off_policy import (
 from headrace.batch import Fragment, Minibatch, Obs
 from headrace.configclass import NonNegative, configclass
 from headrace.distributed.ranks import Ranks
-from headrace.models.continuous.actor import ContinuousPolicy
-from headrace.models.continuous.heads import NoisyAction
+from headrace.models.critics.actor import ActorPolicy
+from headrace.models.critics.heads import NoisyAction
 from headrace.models.custom import ModelFactory
 from headrace.models.networks import Mlp, encoder_for
 from headrace.models.policy import Network, Policy
@@ -85,7 +85,7 @@ def value_loss(value: StateValue, minibatch: Minibatch, cfg: IQL) -> tuple[Tenso
     return (share * above.square() * minibatch["weight"]).sum(), {}
 
 
-def actor_loss(policy: ContinuousPolicy, minibatch: Minibatch, cfg: IQL) -> tuple[Tensor, Metrics]:
+def actor_loss(policy: ActorPolicy, minibatch: Minibatch, cfg: IQL) -> tuple[Tensor, Metrics]:
     """Return the loss of the policy: the squared distance to recorded actions, weighted (eq. 7).
 
     Args:
@@ -104,9 +104,9 @@ class IQLAlgorithm(WithCritics[IQL]):
 
     def build_policy(
         self, spec: EnvSpec, network: Network, config: IQL, model: ModelFactory | None = None
-    ) -> ContinuousPolicy:
+    ) -> ActorPolicy:
         head = NoisyAction(spec.action.size, config.exploration_noise)
-        return ContinuousPolicy(spec, network, head, model)
+        return ActorPolicy(spec, network, head, model)
 
     def build(
         self,

@@ -1,6 +1,6 @@
 """TD3 with behaviour cloning (Fujimoto & Gu 2021, arXiv:2106.06860).
 
-Left out: TD3 (`algos/continuous/td3.py`), of which this changes the policy's loss.
+Left out: TD3 (`algos/critics/td3.py`), of which this changes the policy's loss.
 """
 
 from dataclasses import replace
@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from headrace.algos.base import LossSpec, Metrics, Modules
-from headrace.algos.continuous.td3 import TD3, TD3Algorithm
+from headrace.algos.critics.td3 import TD3, TD3Algorithm
 from headrace.batch import Minibatch
 from headrace.configclass import NonNegative, configclass
-from headrace.models.continuous.actor import ContinuousPolicy
-from headrace.models.continuous.critics import Critics
+from headrace.models.critics.actor import ActorPolicy
+from headrace.models.critics.critics import Critics
 
 
 @configclass
@@ -27,7 +27,7 @@ class TD3BC(TD3):
 
 
 def actor_loss(
-    policy: ContinuousPolicy, minibatch: Minibatch, cfg: TD3BC, *, critics: Critics
+    policy: ActorPolicy, minibatch: Minibatch, cfg: TD3BC, *, critics: Critics
 ) -> tuple[Tensor, Metrics]:
     """Return the loss of the policy (eq. 3).
 

@@ -1,12 +1,12 @@
 """Policies for continuous actions that have no value of their own: their critics are apart.
 
-Left out: critics (`critics.py`), and what the policy learns from (`algos/continuous/`).
+Left out: critics (`critics.py`), and what the policy learns from (`algos/critics/`).
 """
 
 from torch import Tensor, nn
 
 from headrace.batch import Obs
-from headrace.models.continuous.heads import ContinuousHead
+from headrace.models.critics.heads import ExploringHead
 from headrace.models.custom import ModelFactory
 from headrace.models.networks import Mlp, encoder_for
 from headrace.models.policy import Network, Policy
@@ -31,16 +31,16 @@ class ActorNetwork(nn.Module):
         return params, params.new_zeros(params.shape[:-1])
 
 
-class ContinuousPolicy(Policy):
+class ActorPolicy(Policy):
     """A policy whose head explores a continuous action."""
 
-    head: ContinuousHead
+    head: ExploringHead
 
     def __init__(
         self,
         spec: EnvSpec,
         network: Network,
-        head: ContinuousHead,
+        head: ExploringHead,
         model: ModelFactory | None = None,
     ) -> None:
         def own(spec: EnvSpec, network: Network) -> ActorNetwork:

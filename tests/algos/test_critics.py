@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 import headrace
-from headrace.algos.continuous import sac, td3
-from headrace.algos.continuous.sac import SAC, TQC
-from headrace.algos.continuous.shared import critics_loss
-from headrace.algos.continuous.td3 import DDPG, TD3
+from headrace.algos.critics import sac, sac_of_choices, td3
+from headrace.algos.critics.sac import SAC, TQC
+from headrace.algos.critics.shared import critics_loss
+from headrace.algos.critics.td3 import DDPG, TD3
 from headrace.config.algorithms import ALGORITHMS
 from headrace.device_seeding import batch_noise
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.errors import ConfigError, UsageError
-from headrace.models.continuous.critics import Critics
-from headrace.models.continuous.estimates import LeastValue, TruncatedQuantiles
-from headrace.models.continuous.heads import NoisyAction, SquashedGaussian
+from headrace.models.critics.critics import Critics
+from headrace.models.critics.estimates import LeastValue, TruncatedQuantiles
+from headrace.models.critics.heads import ExploringChoice, NoisyAction, SquashedGaussian
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
 from headrace.storage import checkpoint
@@ -67,6 +67,8 @@ class Critic:
     def __call__(self, obs, action, **_):
         self.action = action
         return self.outputs
+
+    of_action = __call__
 
 
 def test_targets_of_sac_by_hand():
@@ -289,11 +291,73 @@ class Unbounded(Reach):
 
 
 @pytest.mark.parametrize("algo", ["sac", "tqc", "td3", "ddpg"])
-def test_actions_without_bounds_are_refused_in_words(tmp_path, algo):
+def test_other_actions_are_refused_in_words(tmp_path, algo):
     with pytest.raises(ConfigError, match=r"(?s)finite bounds.*without.*--algo ppo"):
         headrace.train(Unbounded, algo=algo, run_dir=tmp_path / "run", **SMALL)
-    with pytest.raises(ConfigError, match=r"(?s)Box action space.*Discrete\(2\).*--algo dqn"):
-        headrace.train("CartPole-v1", algo=algo, run_dir=tmp_path / "run", **SMALL)
+    if algo != "sac":
+        with pytest.raises(ConfigError, match=r"(?s)Box action space.*Discrete\(2\).*--algo sac"):
+            headrace.train("CartPole-v1", algo=algo, run_dir=tmp_path / "run", **SMALL)
+    quantiles = SAC(num_quantiles=5)
+    with pytest.raises(ConfigError, match=r"(?s)num_quantiles=5.*choices"):
+        headrace.train("CartPole-v1", algo=quantiles, run_dir=tmp_path / "run", **SMALL)
+
+
+CHOICES = EnvSpec("choices", BOX, Space("discrete", (), "int64", nvec=(3,)))
+
+
+def test_sac_of_choices_by_hand():
+    modules, config = modules_of("sac", CHOICES, ent_coef=0.5)
+    policy, temperature = modules["policy"], modules["temperature"]
+    rows = rows_of(2) | {"reward": torch.tensor([1.0, 2.0]), "discount": torch.tensor([0.5, 0.0])}
+    with torch.no_grad():
+        probability = policy(rows["obs"])[0].softmax(-1)
+        after = policy(rows["next_obs"])[0].softmax(-1)
+    outputs = torch.tensor([[[1.0, 5.0, 3.0]] * 2, [[2.0, 4.0, 9.0]] * 2]).unsqueeze(-1)
+    least = torch.tensor([1.0, 4.0, 3.0])
+
+    def critic(obs):
+        return outputs
+
+    found = sac_of_choices.targets(policy, critic, temperature, rows)["target"]
+    value = (after * (least - 0.5 * after.log())).sum(-1)
+    assert found[:, 0].tolist() == pytest.approx([1 + 0.5 * float(value[0]), 2.0])
+    of = {"critics": critic, "temperature": temperature, "target_share": 0.7}
+    total, metrics = sac_of_choices.actor_loss(policy, rows, config, **of)
+    entropy = -(probability * probability.log()).sum(-1)
+    expected = -(0.5 * entropy + (probability * least).sum(-1)).mean()
+    assert float(total.detach()) == pytest.approx(float(expected))
+    missing = 0.7 * math.log(3) - entropy
+    assert metrics["missing_entropy"].tolist() == pytest.approx(missing.tolist())
+    critics = modules["critics"]
+    chosen = torch.tensor([2, 0])
+    of_each = critics(rows["obs"])
+    taken = critics.of_action(rows["obs"], chosen)
+    assert torch.equal(taken[:, 0], of_each[:, 0, 2])
+    assert torch.equal(taken[:, 1], of_each[:, 1, 0])
+
+
+def test_choices_that_are_not_allowed_are_never_taken_and_count_for_nothing():
+    head, noise = ExploringChoice(4), torch.rand(500, 1)
+    params = head.masked(torch.randn(500, 4), torch.tensor([True, False, True, False]))
+    for is_random in (0.0, 1.0):
+        head.is_random.fill_(is_random)
+        taken = head.explore(params, noise)
+        assert set(taken.tolist()) == {0, 2}
+    assert int((taken == 0).sum()) == pytest.approx(250, abs=60)  # at random: as often as others
+    log_prob, entropy = head.evaluate(params, taken)
+    assert torch.isfinite(log_prob).all()
+    assert float(entropy.max()) <= math.log(2) + 1e-6
+
+
+def test_sac_learns_choices(tmp_path):
+    sizes = SIZES | {"lr": 1e-3, "learning_starts": 200, "replay_ratio": 0.5}
+    run = headrace.train(
+        "CartPole-v1", algo=SAC(**sizes), run_dir=tmp_path / "run",
+        **SMALL | {"total_env_steps": 4_000},
+    )  # fmt: skip
+    rows = read_metrics(run.dir)
+    assert np.mean(run.evaluate(episodes=10).returns) > 3 * rows[3]["mean_return"]
+    assert 0 < rows[-1]["entropy"] < math.log(2)
 
 
 class Own(nn.Module):

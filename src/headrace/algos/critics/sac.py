@@ -4,15 +4,15 @@ The settings, the losses of a minibatch, and the algorithm. docs/sac.md explains
 metrics.
 """
 
-import math
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from headrace.algos.base import LossSpec, Metrics, Modules, UpdateContext, mean_of
-from headrace.algos.continuous.shared import (
+from headrace.algos.base import LossSpec, Metrics, Modules, Share, UpdateContext, mean_of
+from headrace.algos.critics import sac_of_choices
+from headrace.algos.critics.shared import (
     CriticsConfig,
     WithCritics,
     critics_loss,
@@ -29,10 +29,12 @@ from headrace.algos.off_policy import (
 from headrace.batch import Fragment, Minibatch, Obs
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
-from headrace.models.continuous.actor import ContinuousPolicy
-from headrace.models.continuous.critics import Critics
-from headrace.models.continuous.estimates import Estimate, estimate
-from headrace.models.continuous.heads import SquashedGaussian
+from headrace.errors import ConfigError
+from headrace.models.critics.actor import ActorPolicy
+from headrace.models.critics.critics import Critics
+from headrace.models.critics.estimates import Estimate, estimate
+from headrace.models.critics.heads import ExploringChoice, SquashedGaussian
+from headrace.models.critics.temperature import Temperature
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network, Policy
 from headrace.spec import EnvSpec
@@ -47,7 +49,10 @@ class SAC(CriticsConfig):
     initial_ent_coef: NonNegative = 1.0
     """The weight of the entropy at first, where it is learned."""
     target_entropy: float = -1.0
-    """Entropy to aim at (nats), for each component of an action; its range is 2."""
+    """Entropy to aim at (nats), for each component of a continuous action; its range is 2."""
+    target_entropy_share: Share = 0.5
+    """Entropy to aim at where actions are choices, as a share of the largest one: the logarithm of
+    how many actions are allowed."""
     num_quantiles: PositiveInt = 1
     """Quantiles of the return that each critic learns; 1: its mean, by the least of the critics."""
     dropped_quantiles: NonNegativeInt = 0
@@ -62,21 +67,8 @@ class TQC(SAC):
     dropped_quantiles: NonNegativeInt = 2
 
 
-class Temperature(nn.Module):
-    """The weight α of the entropy; its logarithm is learned."""
-
-    def __init__(self, initial: float, target_entropy: float) -> None:
-        super().__init__()
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(initial)))
-        self.target_entropy = target_entropy
-
-    def forward(self) -> Tensor:
-        """Return α."""
-        return self.log_alpha.detach().exp()
-
-
 def actor_loss(
-    policy: ContinuousPolicy,
+    policy: ActorPolicy,
     minibatch: Minibatch,
     cfg: SAC,
     *,
@@ -89,7 +81,7 @@ def actor_loss(
         minibatch: rows of `obs`, `noise` and `weight`.
 
     Returns:
-        The metric `log_prob` is of each row, `[B]`.
+        The metric `missing_entropy` is of each row, `[B]`: the target's less the entropy.
     """
     obs, weight = minibatch["obs"], minibatch["weight"]
     size = policy.num_draws
@@ -99,21 +91,21 @@ def actor_loss(
     return total, {
         "actor_loss": total.detach(),
         "entropy": -(log_prob.detach() * weight).sum(),
-        "log_prob": log_prob.detach(),
+        "missing_entropy": log_prob.detach() + cfg.target_entropy * size,
     }
 
 
 def temperature_loss(
     temperature: Temperature, minibatch: Minibatch, cfg: SAC
 ) -> tuple[Tensor, Metrics]:
-    """Return the loss of log α: α falls where the entropy is above its target."""
-    above = minibatch["log_prob"] + temperature.target_entropy
-    return -(temperature.log_alpha * above * minibatch["weight"]).sum(), {}
+    """Return the loss of log α: α rises where entropy is missing."""
+    missing = minibatch["missing_entropy"]
+    return -(temperature.log_alpha * missing * minibatch["weight"]).sum(), {}
 
 
 @torch.no_grad()
 def targets(
-    policy: ContinuousPolicy, target: Critics, temperature: Temperature, rows: Minibatch
+    policy: ActorPolicy, target: Critics, temperature: Temperature, rows: Minibatch
 ) -> Minibatch:
     """Return the targets of transitions, and normalized observations."""
     # y = r + γ (min_i Q_target_i(s', a') - α log π(a' | s')),  a' ~ π(. | s');  TQC: a y for each
@@ -129,21 +121,25 @@ def targets(
     }
 
 
-def _draw(policy: ContinuousPolicy, obs: Obs, normal: Tensor) -> tuple[Tensor, Tensor]:
+def _draw(policy: ActorPolicy, obs: Obs, normal: Tensor) -> tuple[Tensor, Tensor]:
     assert isinstance(policy.head, SquashedGaussian)
     return policy.head.draw(policy(obs)[0], normal)
 
 
 class SACAlgorithm(WithCritics[SAC]):
-    """SAC: a stochastic policy of continuous actions that learns from replay."""
+    """SAC: a stochastic policy that learns from replay."""
 
-    name, Config = "sac", SAC
+    name, Config, takes_choices = "sac", SAC, True
 
     def build_policy(
         self, spec: EnvSpec, network: Network, config: SAC, model: ModelFactory | None = None
-    ) -> ContinuousPolicy:
-        head = SquashedGaussian(spec.action.size, is_random=config.learning_starts > 0)
-        return ContinuousPolicy(spec, network, head, model)
+    ) -> ActorPolicy:
+        is_random = config.learning_starts > 0
+        if spec.action.kind == "discrete":
+            choice = ExploringChoice(spec.action.nvec[0], is_random=is_random)
+            return ActorPolicy(spec, network, choice, model)
+        head = SquashedGaussian(spec.action.size, is_random=is_random)
+        return ActorPolicy(spec, network, head, model)
 
     def estimate(self, config: SAC) -> Estimate:
         return estimate(config.num_quantiles, config.dropped_quantiles)
@@ -157,16 +153,25 @@ class SACAlgorithm(WithCritics[SAC]):
         num_rows: int,
         ranks: Ranks,
     ) -> Modules:
+        if spec.action.kind == "discrete" and config.num_quantiles > 1:
+            raise ConfigError(
+                f"num_quantiles={config.num_quantiles}, but the actions of {spec.id} are choices: "
+                "critics learn their values alone.\nLeave --num-quantiles out."
+            )
         modules = super().build(policy, spec, network, config, num_rows, ranks)
-        initial = config.ent_coef or config.initial_ent_coef
-        target_entropy = config.target_entropy * spec.action.size
-        return modules | {"temperature": Temperature(initial, target_entropy)}
+        temperature = Temperature(config.ent_coef or config.initial_ent_coef)
+        return modules | {"temperature": temperature}
 
     def losses(self, modules: Modules, config: SAC) -> dict[str, LossSpec]:
         named: dict[str, Any] = dict(modules)
         policy, critics, temperature = named["policy"], named["critics"], named["temperature"]
-        of_rows = partial(targets, policy, named["target"], temperature)
-        of_actor = partial(actor_loss, critics=critics, temperature=temperature)
+        of: Any = {"critics": critics, "temperature": temperature}
+        of_actor, of_rows = partial(actor_loss, **of), targets
+        if isinstance(policy.head, ExploringChoice):
+            share = config.target_entropy_share
+            of_actor = partial(sac_of_choices.actor_loss, **of, target_share=share)
+            of_rows = sac_of_choices.targets
+        of_rows = partial(of_rows, policy, named["target"], temperature)
         most, eps = config.max_grad_norm, config.adam_eps
         return {
             "critics": LossSpec(critics_loss, critics, most, eps, prepare=of_rows),
@@ -174,24 +179,24 @@ class SACAlgorithm(WithCritics[SAC]):
             "temperature": LossSpec(temperature_loss, temperature, most, eps),
         }
 
-    def num_normal(self, size: int, config: SAC) -> int:
-        """Return the normal numbers for each row of a minibatch: those of two actions."""
-        return 2 * size
+    def num_normal(self, policy: Policy, config: SAC) -> int:
+        """Return the normal numbers for each row of a minibatch: those of two drawn actions."""
+        return 0 if isinstance(policy.head, ExploringChoice) else 2 * policy.num_draws
 
     def update(self, source: Fragment, ctx: UpdateContext[SAC]) -> Metrics:
         cfg, modules = ctx.config, ctx.modules
         store(ctx, source)
         seen: list[Metrics] = []
         drawn = None
-        for step, drawn, rows in due_steps(ctx, self.num_normal(ctx.policy.num_draws, cfg)):
+        for step, drawn, rows in due_steps(ctx, self.num_normal(ctx.policy, cfg)):
             metrics = ctx.step("critics", rows, ctx.lr)
             update_priorities(ctx, drawn, metrics.pop("error"))
             seen.append(metrics)
             if (step + 1) % cfg.policy_delay == 0:
                 metrics = step_policy(ctx, rows)
-                drawn_anew = {"log_prob": metrics.pop("log_prob"), "weight": rows["weight"]}
+                missing = {"missing_entropy": metrics.pop("missing_entropy")}
                 if not cfg.ent_coef:
-                    ctx.step("temperature", drawn_anew, ctx.lr)
+                    ctx.step("temperature", missing | {"weight": rows["weight"]}, ctx.lr)
                 seen.append(metrics)
             update_target(modules["target"], modules["critics"], cfg.tau)
         explore(ctx)
@@ -205,4 +210,4 @@ class SACAlgorithm(WithCritics[SAC]):
 class TQCAlgorithm(SACAlgorithm):
     """SAC whose settings begin with those of TQC."""
 
-    name, Config = "tqc", TQC
+    name, Config, takes_choices = "tqc", TQC, False

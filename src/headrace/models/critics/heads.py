@@ -1,7 +1,7 @@
-"""What the numbers of a network say of a continuous action, and exploration around it.
+"""What the numbers of a network say of an action, and exploration around it.
 
-Actions are in [-1, 1]; `spec.ActionCodec` gives them the range of the space. Left out: the network
-(`actor.py`), and what it is learned from (`algos/continuous/`).
+Continuous actions are in [-1, 1]; `spec.ActionCodec` gives them the range of the space. Left out:
+the network (`actor.py`), and what it is learned from (`algos/critics/`).
 """
 
 import math
@@ -10,13 +10,13 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from headrace.models.distributions import Head
+from headrace.models.distributions import Categorical, Head
 
 _LOG_STD = (-20.0, 2.0)  # bounds, as in Haarnoja's code and Stable-Baselines3
 _LARGEST = 1 - 2**-20  # of an action whose tanh is to be undone
 
 
-class ContinuousHead(Head):
+class ExploringHead(Head):
     """The base class of heads that may explore at random, until they are trained.
 
     Attributes:
@@ -48,7 +48,38 @@ class ContinuousHead(Head):
     def _explore(self, params: Tensor, noise: Tensor) -> Tensor: ...
 
 
-class SquashedGaussian(ContinuousHead):
+class ExploringChoice(ExploringHead):
+    """One choice among `num_choices`: logits `[..., num_choices]`, as `Categorical`."""
+
+    def __init__(self, num_choices: int, *, is_random: bool = False) -> None:
+        super().__init__(1, num_choices, is_random=is_random)
+        self.num_choices = num_choices
+        self._head = Categorical(num_choices)
+
+    def mode(self, params: Tensor) -> Tensor:
+        return self._head.mode(params)
+
+    def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        return self._head.evaluate(params, action)
+
+    def explore(self, params: Tensor, noise: Tensor) -> Tensor:
+        """Return choices from noise in (0, 1) `[..., 1]`: at first any that is allowed."""
+        alike = params.clamp(max=0.0).masked_fill(self.allowed(params), 0.0)
+        logits = torch.where(self.is_random > 0, alike, params)
+        return self._head.sample(logits, noise)[0]
+
+    def allowed(self, params: Tensor) -> Tensor:
+        """Return which choices the mask of `params` left, `[..., num_choices]` bool."""
+        return params > torch.finfo(params.dtype).min
+
+    def masked(self, params: Tensor, allowed: Tensor) -> Tensor:
+        return self._head.masked(params, allowed)
+
+    def _explore(self, params: Tensor, noise: Tensor) -> Tensor:
+        return self._head.sample(params, noise)[0]
+
+
+class SquashedGaussian(ExploringHead):
     """tanh of a Gaussian whose mean and deviation depend on the observation.
 
     Parameters are means and logarithms of deviations, `[..., 2 * size]`. Haarnoja et al. 2018,
@@ -84,7 +115,7 @@ class SquashedGaussian(ContinuousHead):
         return action
 
 
-class NoisyAction(ContinuousHead):
+class NoisyAction(ExploringHead):
     """An action, tanh of the parameters `[..., size]`, explored around by Gaussian noise.
 
     Args:

@@ -4,7 +4,7 @@ Left out: their targets and losses (`sac.py`, `td3.py`).
 """
 
 import copy
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from headrace.batch import Minibatch
 from headrace.configclass import NonNegative, PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
 from headrace.errors import ConfigError
-from headrace.models.continuous.actor import ContinuousPolicy
-from headrace.models.continuous.critics import Critics
-from headrace.models.continuous.estimates import Estimate, LeastValue
+from headrace.models.critics.actor import ActorPolicy
+from headrace.models.critics.critics import Critics
+from headrace.models.critics.estimates import Estimate, LeastValue
 from headrace.models.policy import Network, Policy
 from headrace.spec import ActionCodec, EnvSpec
 
@@ -44,19 +44,26 @@ ConfigT = TypeVar("ConfigT", bound=CriticsConfig)
 
 
 class WithCritics(Algorithm[ConfigT]):
-    """The base class of algorithms with a policy, critics, and critics of targets."""
+    """The base class of algorithms with a policy, critics, and critics of targets.
+
+    Attributes:
+        takes_choices: whether actions may be choices, besides continuous ones.
+    """
 
     data, several_learners = "replay", True
+    takes_choices: ClassVar[bool] = False
 
     def check(self, spec: EnvSpec) -> None:
-        if spec.action.kind != "box" or not ActionCodec(spec.action).is_bounded:
-            raise ConfigError(
-                f"algo={self.name!r} learns continuous actions within bounds: expected a Box "
-                f"action space with finite bounds, but that of {spec.id} is "
-                f"{spec.action.describe()}{_bounds(spec)}.\nUse --algo "
-                + ("dqn" if spec.action.kind == "discrete" else "ppo")
-                + ", for example."
-            )
+        is_choice = spec.action.kind == "discrete"
+        if ActionCodec(spec.action).is_bounded or (is_choice and self.takes_choices):
+            return
+        unbounded = " without finite bounds" if spec.action.kind == "box" else ""
+        raise ConfigError(
+            f"algo={self.name!r} expects a Box action space with finite bounds"
+            f"{' or a Discrete one' if self.takes_choices else ''}, but that of {spec.id} is "
+            f"{spec.action.describe()}{unbounded}.\n"
+            f"Use --algo {'sac' if is_choice else 'ppo'}, for example."
+        )
 
     def estimate(self, config: ConfigT) -> Estimate:
         """Return what the critics say of the return."""
@@ -85,10 +92,6 @@ class WithCritics(Algorithm[ConfigT]):
         }
 
 
-def _bounds(spec: EnvSpec) -> str:
-    return " without finite bounds" if spec.action.kind == "box" else ""
-
-
 def critics_loss(critics: Critics, minibatch: Minibatch, cfg: Any) -> tuple[Tensor, Metrics]:
     """Return the loss of critics, the sum of those of each, and its metrics.
 
@@ -98,7 +101,7 @@ def critics_loss(critics: Critics, minibatch: Minibatch, cfg: Any) -> tuple[Tens
     Returns:
         The metric `error` is of each row, `[B]`: the mean of the critics.
     """
-    outputs = critics(minibatch["seen"], minibatch["action"])
+    outputs = critics.of_action(minibatch["seen"], minibatch["action"])
     of, target, weight = critics.estimate, minibatch["target"], minibatch["weight"]
     total = (of.loss(outputs, target) * weight).sum()
     with torch.no_grad():
@@ -117,6 +120,6 @@ def step_policy(ctx: UpdateContext[Any], rows: Minibatch) -> Metrics:
 
 def explore(ctx: UpdateContext[Any]) -> None:
     """Let actions be random until the first gradient step is due, from the next weights on."""
-    assert isinstance(ctx.policy, ContinuousPolicy)
+    assert isinstance(ctx.policy, ActorPolicy)
     starts = ctx.config.learning_starts
     ctx.policy.head.is_random.fill_(float(ctx.env_steps + ctx.new_env_steps < starts))

@@ -1,6 +1,6 @@
 """Critics: several networks Q(s, a), computed as one.
 
-Left out: what they learn (`algos/continuous/`).
+Left out: what they learn (`algos/critics/`).
 """
 
 import itertools
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.batch import Obs
-from headrace.models.continuous.estimates import Estimate, LeastValue
+from headrace.models.critics.estimates import Estimate, LeastValue
 from headrace.models.networks import ACTIVATIONS, NORM_EPS, autocast, encoder_for
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec
@@ -41,6 +41,8 @@ class BatchedLinear(nn.Module):
 class Critics(nn.Module):
     """E networks Q(s, a), which share the encoder of observations with parts or pixels.
 
+    Of choices, the networks give the outputs of each one.
+
     Args:
         estimate: what their outputs say of the return; default: the least value.
         layer_norm: normalize the sums of each hidden layer, without learned factors.
@@ -58,20 +60,36 @@ class Critics(nn.Module):
         super().__init__()
         self.estimate = estimate or LeastValue()
         self.encoder = encoder_for(spec.seen, network.image_net)
-        num_in = self.encoder.num_features + spec.action.size
-        pairs = itertools.pairwise((num_in, *network.hidden_sizes, self.estimate.num_outputs))
+        self.num_choices = spec.action.nvec[0] if spec.action.kind == "discrete" else 0
+        num_in = self.encoder.num_features + (0 if self.num_choices else spec.action.size)
+        num_outputs = max(1, self.num_choices) * self.estimate.num_outputs
+        pairs = itertools.pairwise((num_in, *network.hidden_sizes, num_outputs))
         self.layers = nn.ModuleList(BatchedLinear(num_critics, *pair) for pair in pairs)
         self._layer_norm, self._is_bf16 = layer_norm, network.precision == "bf16"
         self._activation = ACTIVATIONS[network.activation]
 
+    def of_action(self, obs: Obs, action: Tensor) -> Tensor:
+        """Return outputs `[E, B, K]` of normalized observations and actions that were taken."""
+        if not self.num_choices:
+            outputs: Tensor = self(obs, action)
+            return outputs
+        outputs = self(obs)
+        chosen = action.view(1, -1, 1, 1).expand(len(outputs), -1, 1, outputs.shape[-1])
+        return outputs.gather(2, chosen).squeeze(2)
+
     def forward(
-        self, obs: Obs, action: Tensor, *, frozen: bool = False, first: int | None = None
+        self,
+        obs: Obs,
+        action: Tensor | None = None,
+        *,
+        frozen: bool = False,
+        first: int | None = None,
     ) -> Tensor:
-        """Return outputs `[E, B, K]`; see `estimate`.
+        """Return outputs `[E, B, K]`, see `estimate`; of choices those of each, `[E, B, A, K]`.
 
         Args:
             obs: `[B, ...]`, normalized.
-            action: `[B, size]`, in [-1, 1].
+            action: `[B, size]`, in [-1, 1]; None: choices.
             frozen: let no gradient flow to the weights; that of the action does flow.
             first: use only so many of the networks.
         """
@@ -79,9 +97,10 @@ class Critics(nn.Module):
         last: BatchedLinear = hidden.pop()
         weight = last.weight[:first]
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            features = self.encoder(obs)
-        with autocast(action.device, on=self._is_bf16):
-            joined = torch.cat((features.to(weight.dtype), action.to(weight.dtype)), -1)
+            joined = self.encoder(obs).to(weight.dtype)
+        with autocast(weight.device, on=self._is_bf16):
+            if action is not None:
+                joined = torch.cat((joined, action.to(weight.dtype)), -1)
             at = joined.expand(len(weight), *joined.shape)
             for layer in hidden:
                 at = layer(at, frozen=frozen, first=first)
@@ -89,4 +108,6 @@ class Critics(nn.Module):
                     at = nn.functional.layer_norm(at, at.shape[-1:], eps=NORM_EPS)
                 at = self._activation(at)
             outputs: Tensor = last(at, frozen=frozen, first=first)
+        if self.num_choices:
+            outputs = outputs.view(*outputs.shape[:2], self.num_choices, -1)
         return outputs.float() if self._is_bf16 else outputs

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.algos.base import LossSpec, Metrics, Modules, UpdateContext, mean_of
-from headrace.algos.continuous.shared import (
+from headrace.algos.critics.shared import (
     CriticsConfig,
     WithCritics,
     critics_loss,
@@ -28,9 +28,9 @@ from headrace.algos.off_policy import (
 from headrace.batch import Fragment, Minibatch
 from headrace.configclass import NonNegative, PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
-from headrace.models.continuous.actor import ContinuousPolicy
-from headrace.models.continuous.critics import Critics
-from headrace.models.continuous.heads import NoisyAction
+from headrace.models.critics.actor import ActorPolicy
+from headrace.models.critics.critics import Critics
+from headrace.models.critics.heads import NoisyAction
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network, Policy
 from headrace.spec import EnvSpec
@@ -60,7 +60,7 @@ class DDPG(TD3):
 
 
 def actor_loss(
-    policy: ContinuousPolicy, minibatch: Minibatch, cfg: TD3, *, critics: Critics
+    policy: ActorPolicy, minibatch: Minibatch, cfg: TD3, *, critics: Critics
 ) -> tuple[Tensor, Metrics]:
     """Return the loss of the policy, minus the first critic's value of its actions.
 
@@ -77,8 +77,8 @@ def actor_loss(
 
 @torch.no_grad()
 def targets(
-    policy: ContinuousPolicy,
-    target_policy: ContinuousPolicy,
+    policy: ActorPolicy,
+    target_policy: ActorPolicy,
     target: Critics,
     cfg: TD3,
     rows: Minibatch,
@@ -105,10 +105,10 @@ class TD3Algorithm(WithCritics[TD3]):
 
     def build_policy(
         self, spec: EnvSpec, network: Network, config: TD3, model: ModelFactory | None = None
-    ) -> ContinuousPolicy:
+    ) -> ActorPolicy:
         is_random = config.learning_starts > 0
         head = NoisyAction(spec.action.size, config.exploration_noise, is_random=is_random)
-        return ContinuousPolicy(spec, network, head, model)
+        return ActorPolicy(spec, network, head, model)
 
     def build(
         self,

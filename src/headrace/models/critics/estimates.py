@@ -1,7 +1,7 @@
 """What critics say of a return, as a whole: the least of their values, or quantiles of all of them.
 
 Critics give `[E, B, K]`: E networks, B rows, and K numbers each. Left out: the networks
-(`critics.py`), and the entropy that SAC adds (`algos/continuous/`).
+(`critics.py`), and the entropy that SAC adds (`algos/critics/`).
 """
 
 from abc import ABC, abstractmethod

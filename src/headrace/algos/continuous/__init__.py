@@ -1,1 +1,0 @@
-"""Algorithms for continuous actions that learn from replay."""

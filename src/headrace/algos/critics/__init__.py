@@ -1,0 +1,1 @@
+"""Algorithms whose policy learns from critics and a replay."""

@@ -1,1 +1,0 @@
-"""Policies and critics for continuous actions."""

@@ -1,0 +1,1 @@
+"""Policies without values of their own, and the critics that they learn from."""
