@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C
     from headrace.algos.appo import APPO as APPO
+    from headrace.algos.critics.sac import REDQ as REDQ
     from headrace.algos.critics.sac import SAC as SAC
     from headrace.algos.critics.sac import TQC as TQC
     from headrace.algos.critics.td3 import DDPG as DDPG
@@ -59,6 +60,7 @@ _HOME = {
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
     "PQN": "headrace.algos.pqn",
+    "REDQ": "headrace.algos.critics.sac",
     "Rainbow": "headrace.algos.dqn",
     "Run": "headrace.training.api",
     "SAC": "headrace.algos.critics.sac",

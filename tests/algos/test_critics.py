@@ -18,7 +18,7 @@ from headrace.device_seeding import batch_noise
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.errors import ConfigError, UsageError
 from headrace.models.critics.critics import Critics
-from headrace.models.critics.estimates import LeastValue, TruncatedQuantiles
+from headrace.models.critics.estimates import LeastOfSome, LeastValue, TruncatedQuantiles
 from headrace.models.critics.heads import ExploringChoice, NoisyAction, SquashedGaussian
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
@@ -104,6 +104,19 @@ def test_tqc_by_hand():
     assert float(loss) == pytest.approx((0.75 * 2.5 + 0.25 * 3.5) / 2)
     with pytest.raises(ConfigError, match=r"(?s)dropped_quantiles=25.*some are left"):
         modules_of("tqc", dropped_quantiles=25)
+
+
+def test_a_target_takes_the_least_of_critics_that_are_drawn_for_each_row():
+    of, outputs = LeastOfSome(4, 2), torch.randn(4, 3000, 1)
+    torch.manual_seed(0)
+    found = of.of_next(outputs, torch.randn(3000, 4))
+    order = outputs.squeeze(-1).sort(0).values
+    rank = (order < found.T).sum(0)  # of the one that was taken: 3 of 6 pairs have the least
+    share = torch.bincount(rank, minlength=4) / 3000
+    assert share.tolist() == pytest.approx([3 / 6, 2 / 6, 1 / 6, 0], abs=0.03)
+    assert torch.equal(of.to_improve(outputs), outputs.mean(0).squeeze(-1))
+    with pytest.raises(ConfigError, match=r"(?s)critics_in_target=5.*num_critics=2"):
+        modules_of("sac", critics_in_target=5)
 
 
 def test_targets_of_td3_and_ddpg_by_hand():
@@ -261,6 +274,7 @@ def test_temperature_nears_its_target_or_stays(tmp_path):
         (TD3, "target_noise_clip", 0.01),
         (TQC, "dropped_quantiles", 10),
         (TQC, "num_quantiles", 5),
+        (SAC, "critics_in_target", 1),
         (SAC, "layer_norm", True),
         (SAC, "tau", 0.1),
         (SAC, "policy_delay", 2),
@@ -298,7 +312,7 @@ def test_other_actions_are_refused_in_words(tmp_path, algo):
         with pytest.raises(ConfigError, match=r"(?s)Box action space.*Discrete\(2\).*--algo sac"):
             headrace.train("CartPole-v1", algo=algo, run_dir=tmp_path / "run", **SMALL)
     quantiles = SAC(num_quantiles=5)
-    with pytest.raises(ConfigError, match=r"(?s)num_quantiles=5.*choices"):
+    with pytest.raises(ConfigError, match=r"(?s)num_quantiles=5.*choices.*Leave both"):
         headrace.train("CartPole-v1", algo=quantiles, run_dir=tmp_path / "run", **SMALL)
 
 

@@ -26,6 +26,7 @@ CASES = {
     "parts": {"num_accumulation_steps": 3},
     "sac": {"algo": "sac", "n_step": 3},
     "tqc": {"algo": "tqc"},
+    "redq": {"algo": "redq", "num_critics": 3, "policy_delay": 2},
     "td3": {"algo": "td3", "priority_alpha": 0.6},
 }  # fmt: skip
 

@@ -32,7 +32,7 @@ from headrace.distributed.ranks import Ranks
 from headrace.errors import ConfigError
 from headrace.models.critics.actor import ActorPolicy
 from headrace.models.critics.critics import Critics
-from headrace.models.critics.estimates import Estimate, estimate
+from headrace.models.critics.estimates import Estimate, LeastValue, estimate
 from headrace.models.critics.heads import ExploringChoice, SquashedGaussian
 from headrace.models.critics.temperature import Temperature
 from headrace.models.custom import ModelFactory
@@ -53,8 +53,11 @@ class SAC(CriticsConfig):
     target_entropy_share: Share = 0.5
     """Entropy to aim at where actions are choices, as a share of the largest one: the logarithm of
     how many actions are allowed."""
+    critics_in_target: NonNegativeInt = 0
+    """Critics, drawn for each transition, whose least value a target takes; the policy then
+    improves the mean of all critics. 0: all, and the policy improves their least value."""
     num_quantiles: PositiveInt = 1
-    """Quantiles of the return that each critic learns; 1: its mean, by the least of the critics."""
+    """Quantiles of the return that each critic learns; 1: its mean."""
     dropped_quantiles: NonNegativeInt = 0
     """Largest quantiles that targets leave out, for each critic."""
 
@@ -65,6 +68,16 @@ class TQC(SAC):
 
     num_quantiles: PositiveInt = 25
     dropped_quantiles: NonNegativeInt = 2
+
+
+@configclass
+class REDQ(SAC):
+    """Settings of SAC with a randomized ensemble (Chen et al. 2021, arXiv:2101.05982)."""
+
+    num_critics: PositiveInt = 10
+    critics_in_target: NonNegativeInt = 2
+    replay_ratio: NonNegative = 20.0
+    policy_delay: PositiveInt = 20
 
 
 def actor_loss(
@@ -113,7 +126,8 @@ def targets(
     next_obs = rows["next_obs"]
     action, log_prob = _draw(policy, next_obs, rows["noise"][:, : policy.num_draws])
     outputs = target(policy.normalized(next_obs), action)
-    value = target.estimate.of_next(outputs) - (temperature() * log_prob).unsqueeze(-1)
+    value = target.estimate.of_next(outputs, rows["noise"][:, 2 * policy.num_draws :])
+    value = value - (temperature() * log_prob).unsqueeze(-1)
     reward, discount = rows["reward"].unsqueeze(-1), rows["discount"].unsqueeze(-1)
     return {
         "target": torch.addcmul(reward, discount, value),
@@ -142,7 +156,12 @@ class SACAlgorithm(WithCritics[SAC]):
         return ActorPolicy(spec, network, head, model)
 
     def estimate(self, config: SAC) -> Estimate:
-        return estimate(config.num_quantiles, config.dropped_quantiles)
+        return estimate(
+            config.num_critics,
+            config.critics_in_target,
+            config.num_quantiles,
+            config.dropped_quantiles,
+        )
 
     def build(
         self,
@@ -153,10 +172,11 @@ class SACAlgorithm(WithCritics[SAC]):
         num_rows: int,
         ranks: Ranks,
     ) -> Modules:
-        if spec.action.kind == "discrete" and config.num_quantiles > 1:
+        if spec.action.kind == "discrete" and type(self.estimate(config)) is not LeastValue:
             raise ConfigError(
-                f"num_quantiles={config.num_quantiles}, but the actions of {spec.id} are choices: "
-                "critics learn their values alone.\nLeave --num-quantiles out."
+                f"num_quantiles={config.num_quantiles}, critics_in_target="
+                f"{config.critics_in_target}, but the actions of {spec.id} are choices: expected 1 "
+                "and 0.\nLeave both out."
             )
         modules = super().build(policy, spec, network, config, num_rows, ranks)
         temperature = Temperature(config.ent_coef or config.initial_ent_coef)
@@ -180,8 +200,10 @@ class SACAlgorithm(WithCritics[SAC]):
         }
 
     def num_normal(self, policy: Policy, config: SAC) -> int:
-        """Return the normal numbers for each row of a minibatch: those of two drawn actions."""
-        return 0 if isinstance(policy.head, ExploringChoice) else 2 * policy.num_draws
+        """Return the normal numbers for each row of a minibatch: first those of two actions."""
+        if isinstance(policy.head, ExploringChoice):
+            return 0
+        return 2 * policy.num_draws + self.estimate(config).num_normal
 
     def update(self, source: Fragment, ctx: UpdateContext[SAC]) -> Metrics:
         cfg, modules = ctx.config, ctx.modules
@@ -211,3 +233,9 @@ class TQCAlgorithm(SACAlgorithm):
     """SAC whose settings begin with those of TQC."""
 
     name, Config, takes_choices = "tqc", TQC, False
+
+
+class REDQAlgorithm(SACAlgorithm):
+    """SAC whose settings begin with those of REDQ."""
+
+    name, Config, takes_choices = "redq", REDQ, False

@@ -90,7 +90,7 @@ def targets(
     if cfg.target_noise:
         most = cfg.target_noise_clip
         action = (action + (cfg.target_noise * rows["noise"]).clamp(-most, most)).clamp(-1, 1)
-    value = target.estimate.of_next(target(policy.normalized(next_obs), action))
+    value = target(policy.normalized(next_obs), action).amin(0)
     reward, discount = rows["reward"].unsqueeze(-1), rows["discount"].unsqueeze(-1)
     return {
         "target": torch.addcmul(reward, discount, value),

@@ -57,7 +57,7 @@ def other_actions(policy: ActorPolicy, rows: Minibatch, cfg: CQL) -> Minibatch:
     head, count = policy.head, cfg.num_sampled_actions
     assert isinstance(head, SquashedGaussian)
     size = head.num_draws
-    normal: Tensor = rows["noise"][:, 2 * size :].reshape(-1, 3, count, size)
+    normal: Tensor = rows["noise"][:, -3 * count * size :].reshape(-1, 3, count, size)
     uniform = 2 * torch.special.ndtr(normal[:, 0]) - 1
     actions, densities = [uniform], [torch.full_like(uniform[..., 0], -size * math.log(2))]
     for part, name in enumerate(("obs", "next_obs"), start=1):

@@ -17,9 +17,11 @@ class Estimate(nn.Module, ABC):
 
     Attributes:
         num_outputs: K.
+        num_normal: normal numbers that `of_next` takes for each row.
     """
 
     num_outputs: int
+    num_normal: int = 0
 
     @abstractmethod
     def mean(self, outputs: Tensor) -> Tensor:
@@ -30,8 +32,13 @@ class Estimate(nn.Module, ABC):
         """Return the values `[B]` that the policy is to make larger."""
 
     @abstractmethod
-    def of_next(self, outputs: Tensor) -> Tensor:
-        """Return what a target is made of, from the critics of targets: `[B, K']`."""
+    def of_next(self, outputs: Tensor, normal: Tensor) -> Tensor:
+        """Return what a target is made of, `[B, K']`.
+
+        Args:
+            outputs: of the critics of targets.
+            normal: `[B, num_normal]`.
+        """
 
     @abstractmethod
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -49,11 +56,42 @@ class LeastValue(Estimate):
     def to_improve(self, outputs: Tensor) -> Tensor:
         return outputs.amin(0).squeeze(-1)
 
-    def of_next(self, outputs: Tensor) -> Tensor:
+    def of_next(self, outputs: Tensor, normal: Tensor) -> Tensor:
         return outputs.amin(0)
 
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         return (outputs - target).square().sum((0, -1))
+
+
+class LeastOfSome(LeastValue):
+    """The least value of a few critics, drawn anew for each row; the policy improves the mean.
+
+    Randomized ensembled double Q-learning (Chen et al. 2021, arXiv:2101.05982), which draws them
+    for each minibatch.
+
+    Args:
+        num_critics: E.
+        num_used: so many of them make a target.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+
+    def __init__(self, num_critics: int, num_used: int) -> None:
+        super().__init__()
+        if num_used > num_critics:
+            raise ConfigError(
+                f"critics_in_target={num_used}, but num_critics={num_critics}: expected no more.\n"
+                f"Use --critics-in-target {num_critics} or less."
+            )
+        self.num_normal, self._num_used = num_critics, num_used
+
+    def to_improve(self, outputs: Tensor) -> Tensor:
+        return outputs.mean(0).squeeze(-1)
+
+    def of_next(self, outputs: Tensor, normal: Tensor) -> Tensor:
+        used = normal.T.topk(self._num_used, 0).indices.unsqueeze(-1)
+        return outputs.gather(0, used).amin(0)
 
 
 class TruncatedQuantiles(Estimate):
@@ -88,7 +126,7 @@ class TruncatedQuantiles(Estimate):
     def to_improve(self, outputs: Tensor) -> Tensor:
         return outputs.mean((0, -1))
 
-    def of_next(self, outputs: Tensor) -> Tensor:
+    def of_next(self, outputs: Tensor, normal: Tensor) -> Tensor:
         num_critics = len(outputs)
         together = outputs.movedim(0, -1).flatten(-2).sort(-1).values
         return together[..., : together.shape[-1] - self._num_dropped * num_critics]
@@ -105,8 +143,14 @@ class TruncatedQuantiles(Estimate):
         return loss
 
 
-def estimate(num_quantiles: int, num_dropped: int) -> Estimate:
-    """Return the estimate of critics with so many quantiles; 1: they give values."""
-    if num_quantiles == 1:
-        return LeastValue()
-    return TruncatedQuantiles(num_quantiles, num_dropped)
+def estimate(num_critics: int, num_used: int, num_quantiles: int, num_dropped: int) -> Estimate:
+    """Return the estimate of critics.
+
+    Args:
+        num_used: of them in a target; 0: all.
+        num_quantiles: of each; 1: they give values.
+        num_dropped: quantiles that targets leave out, for each critic.
+    """
+    if num_quantiles > 1:
+        return TruncatedQuantiles(num_quantiles, num_dropped)
+    return LeastOfSome(num_critics, num_used) if num_used else LeastValue()
