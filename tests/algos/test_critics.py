@@ -363,6 +363,7 @@ def test_choices_that_are_not_allowed_are_never_taken_and_count_for_nothing():
     assert float(entropy.max()) <= math.log(2) + 1e-6
 
 
+@pytest.mark.more
 def test_sac_learns_choices(tmp_path):
     sizes = SIZES | {"lr": 1e-3, "learning_starts": 200, "replay_ratio": 0.5}
     run = headrace.train(

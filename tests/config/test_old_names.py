@@ -57,8 +57,9 @@ def test_words_that_are_no_flags_stay():
 
 def test_a_flag_of_another_library_is_refused_with_its_name_here(capsys):
     flat = resolve({"env": "X", "algo": "appo"}).flat()
-    of_dqn = set(resolve({"env": "X", "algo": "dqn"}).flat())
-    assert set(PEER_NAMES.values()) <= set(flat) | of_dqn and not set(PEER_NAMES) & set(flat)
+    of_dqn, of_td3 = (set(resolve({"env": "X", "algo": algo}).flat()) for algo in ("dqn", "td3"))
+    assert set(PEER_NAMES.values()) <= set(flat) | of_dqn | of_td3
+    assert not set(PEER_NAMES) & set(flat)
     assert set(PEER_NAMES) & of_dqn == {"batch_size"}
     assert _main(["train", "CartPole-v1", "--learning-rate", "3"]) == 2
     assert "Did you mean --lr?" in capsys.readouterr().err
@@ -67,7 +68,9 @@ def test_a_flag_of_another_library_is_refused_with_its_name_here(capsys):
 
 
 def test_a_setting_of_another_algorithm_names_it():
-    with pytest.raises(ConfigError, match=r"--priority-alpha is a setting of dqn, rainbow: exp"):
+    with pytest.raises(
+        ConfigError, match=r"--priority-alpha is a setting of dqn, .*sac,.*: exp.*--algo dqn\."
+    ):
         parse("train", "", FLAGS["train"], ["CartPole-v1", "--priority-alpha", "0.5"])
     with pytest.raises(ConfigError, match=r"--double-q is a setting of dqn, rainbow"):
         parse("train", "", FLAGS["train"], ["CartPole-v1", "--no-double-q"])

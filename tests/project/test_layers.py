@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parents[2] / "src/headrace"
 PAGE = Path(__file__).parents[2] / "docs/architecture.md"
 # Third-party packages that only these files may import.
 ONLY_IN = {
+    "minari": ("datasets/minari.py",),
     "mujoco": ("envs/gym/mujoco.py",),
     "numba": ("envs/kernels/compiler.py",),
     "pettingzoo": ("envs/kernels/pettingzoo_adapter.py",),

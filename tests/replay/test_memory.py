@@ -13,12 +13,14 @@ from headrace.replay.memory import check_memory, row_bytes
 from tests.replay.test_buffer import SPEC
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_a_row_takes_what_the_buffer_takes(prioritized):
+@pytest.mark.parametrize(
+    "more", [{}, {"prioritized": True}, {"hindsight": True}], ids=lambda more: str(*more)
+)
+def test_a_row_takes_what_the_buffer_takes(more):
     rows = (64_000, 128_000)
-    sizes = [ReplayBuffer(SPEC, size, 1, prioritized=prioritized) for size in rows]
+    sizes = [ReplayBuffer(SPEC, size, 1, **more) for size in rows]
     small, large = (sum(b.nbytes for b in each.buffers()) for each in sizes)
-    expected = 64_000 * row_bytes(SPEC, prioritized=prioritized)
+    expected = 64_000 * row_bytes(SPEC, **more)
     assert large - small == pytest.approx(expected, rel=0.01)  # sums of 64 come on top
 
 

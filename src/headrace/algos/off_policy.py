@@ -105,7 +105,7 @@ def store(ctx: UpdateContext[Any], source: Fragment) -> None:
 
 
 Draws = Iterator[tuple[int, Rows, Minibatch]]
-"""The number of a gradient step since the start, the rows that it learns from, and what they say"""
+"""Of each gradient step its number since the start, the rows it learns from, and their contents."""
 
 
 def due_steps(ctx: UpdateContext[Any], num_normal: int = 0) -> Draws:
@@ -182,8 +182,9 @@ def _minibatches(
     ctx.lap("learn")
     columns = replay_of(ctx).transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
     columns["weight"] = torch.full_like(columns["reward"], _row_weight(ctx))
-    steps = torch.arange(first, first + len(sizes)).repeat_interleave(torch.tensor(sizes))
-    steps = steps.to(drawn.slot.device, non_blocking=True)
+    if num_normal or cfg.hindsight:
+        steps = torch.arange(first, first + len(sizes)).repeat_interleave(torch.tensor(sizes))
+        steps = steps.to(drawn.slot.device, non_blocking=True)
     if num_normal:
         columns["noise"] = batch_noise(ctx.seed, steps, drawn.slot, num_normal)
     if cfg.hindsight:

@@ -104,8 +104,8 @@ def _refuse_settings_elsewhere(verb: str, names: Iterable[str], known: set[str])
             )
         if owners and name not in PEER_NAMES:
             raise ConfigError(
-                f"{flag(name)} is a setting of {', '.join(owners)}: expected --algo "
-                f"{' or --algo '.join(owners)} beside it."
+                f"{flag(name)} is a setting of {', '.join(owners)}: expected one of them beside "
+                f"it, such as --algo {owners[0]}."
             )
 
 

@@ -6,6 +6,7 @@ Left out: where the steps come from (`datasets/`).
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from headrace import batch
 from headrace.collectors.api import Collected, Collector, SamplingPlan, ShouldStop
@@ -13,6 +14,8 @@ from headrace.errors import ConfigError
 from headrace.models.policy import Policy
 from headrace.replay.steps import Reader, Steps
 from headrace.spec import Array
+
+_PREFIX = "data_"
 
 
 class DataCollector(Collector):
@@ -42,11 +45,12 @@ class DataCollector(Collector):
                 f"num_envs={num_streams}, but the data have only {steps.num_episodes} episodes, "
                 f"which make {len(streams)} streams.\nUse --num-envs {len(streams)} or fewer."
             )
-        self._name = f"data_{plan.first_env}"
+        self._name = f"{_PREFIX}{plan.first_env}"
         own = streams[plan.first_env : plan.first_env + plan.num_envs]
         self._reader = Reader(steps, own)
-        if state:
-            self._reader.position = torch.from_numpy(state[self._name])
+        positions = _positions(state)
+        if len(positions) == num_streams:
+            self._reader.position = positions[plan.first_env : plan.first_env + plan.num_envs]
         self._fragment = batch.allocate(batch.columns(plan.spec, {}, plan.num_steps, plan.num_envs))
         self._fragment.env_id.copy_(torch.arange(plan.num_envs) + plan.first_env)
 
@@ -72,3 +76,14 @@ class DataCollector(Collector):
 
     def close(self) -> None:
         return
+
+
+def _positions(state: Mapping[str, Array]) -> Tensor:
+    """Return the positions of all streams that are saved, of all ranks in order; `[0]` if none."""
+    saved = {
+        int(name.removeprefix(_PREFIX)): torch.from_numpy(position)
+        for name, position in state.items()
+        if name.startswith(_PREFIX)
+    }
+    none = torch.zeros(0, dtype=torch.int64)
+    return torch.cat([none, *(saved[first] for first in sorted(saved))])

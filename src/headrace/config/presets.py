@@ -39,7 +39,7 @@ def defaults(spec: EnvSpec, algo: str, core: str = "none") -> tuple[str, dict[st
     if algo not in ALGORITHMS:
         return kind, {}
     names = [kind] if kind == SEVERAL else ["one agent", kind]
-    if has_goals(spec):
+    if has_goals(spec) and kind != SEVERAL:
         names.append("goals")
     if core != "none" and kind != SEVERAL:
         names.append("recurrent cores")

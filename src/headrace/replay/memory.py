@@ -20,14 +20,15 @@ def obs_bytes(spec: EnvSpec) -> int:
     return sum(math.prod(layout[name][0][2:]) * layout[name][1].itemsize for name in names)
 
 
-def row_bytes(spec: EnvSpec, *, prioritized: bool = False) -> int:
+def row_bytes(spec: EnvSpec, *, prioritized: bool = False, hindsight: bool = False) -> int:
     """Return the memory of one row, in bytes; that of a priority's sums is left out."""
     layout = columns(spec, {}, 1, 1, capacity=0)
     names = "action", "reward", "terminated", "truncated"
     sizes = [math.prod(layout[name][0][2:]) * layout[name][1].itemsize for name in names]
     in_list = torch.int64.itemsize  # of the transitions
     frame = obs_bytes(spec) // frames_in(spec)
-    return frame + sum(sizes) + in_list + (torch.float64.itemsize if prioritized else 0)
+    more = torch.float64.itemsize * prioritized + 2 * torch.int64.itemsize * hindsight
+    return frame + sum(sizes) + in_list + more
 
 
 def frames_in(spec: EnvSpec) -> int:
@@ -42,6 +43,7 @@ def check_memory(
     directory: str = "",
     *,
     prioritized: bool,
+    hindsight: bool = False,
     taken: int = 0,
     num_ranks: int = 1,
     num_local: int = 1,
@@ -61,7 +63,8 @@ def check_memory(
     Returns:
         The bytes that this rank's buffer will take.
     """
-    row, is_cpu = row_bytes(spec, prioritized=prioritized), device.type == "cpu"
+    row = row_bytes(spec, prioritized=prioritized, hindsight=hindsight)
+    is_cpu = device.type == "cpu"
     if directory and not is_cpu:
         raise ConfigError(
             f"replay_dir={directory!r}, but the learner is on {device}, and its buffer is in the "

@@ -163,6 +163,7 @@ def build_learner(
                 device,
                 algo.replay_dir,
                 prioritized=algo.priority_alpha > 0,
+                hindsight=algo.hindsight > 0,
                 taken=taken,
                 num_ranks=ranks.size,
                 num_local=ranks.gather_bytes(host).count(host),
