@@ -150,7 +150,8 @@ def values_for_resume(
     to fit. Workers whose number was found for a machine with other cores are found anew, since they
     change no bits. A run that leaves its cluster loses what the cluster's machines had to have.
     """
-    values, sources = config["settings"] | changes, dict(config["origin"])
+    values = config["settings"] | changes
+    sources = dict.fromkeys(values, "") | config["origin"]  # a damaged file may lack some
     sources |= dict.fromkeys(changes, "given to resume")
     if values["num_learners"] == -1:
         values["num_learners"] = max(1, visible_gpus(values["device"]))

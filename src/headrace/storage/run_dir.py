@@ -21,6 +21,7 @@ _CONFIG = "config.json"
 _MARK = ".running"
 _SIZES = ("num_envs", "num_learners", "envs_per_vector")
 _KINDS = {"env": str, "env_kwargs": dict, "algo": str, "seed": int, "num_workers": int}
+_KINDS |= {"lag": int, "device": str, "cluster": str}
 _KINDS |= {"wrapper": list, "model": str, **dict.fromkeys(_SIZES, int)}
 _MAX_CONFIG_BYTES = 1 << 20
 
