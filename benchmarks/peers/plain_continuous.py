@@ -16,6 +16,7 @@ from torch import nn
 
 from benchmarks.peers import continuous_works as work
 from benchmarks.peers.make_env import make_env
+from benchmarks.peers.plain_dqn import Replay
 from benchmarks.peers.result import Stopwatch
 
 
@@ -32,28 +33,6 @@ class Critic(nn.Module):
 
     def forward(self, obs, action):
         return self.net(torch.cat([obs, action], 1))[:, 0]
-
-
-class Replay:
-    """The newest transitions."""
-
-    def __init__(self, size, num_obs, num_actions):
-        self.obs = np.zeros((size, num_obs), np.float32)
-        self.next_obs = np.zeros_like(self.obs)
-        self.action = np.zeros((size, num_actions), np.float32)
-        self.reward, self.goes_on = np.zeros(size, np.float32), np.zeros(size, np.float32)
-        self.size, self.count = size, 0
-
-    def add(self, obs, action, reward, terminated, next_obs):
-        at = (self.count + np.arange(len(obs))) % self.size
-        self.obs[at], self.next_obs[at] = obs, next_obs
-        self.action[at], self.reward[at], self.goes_on[at] = action, reward, ~terminated
-        self.count += len(obs)
-
-    def draw(self, rng, num_rows):
-        rows = rng.integers(min(self.count, self.size), size=num_rows)
-        columns = self.obs, self.action, self.reward, self.goes_on, self.next_obs
-        return [torch.from_numpy(column[rows]) for column in columns]
 
 
 class Learner:
@@ -158,7 +137,8 @@ def main():
     envs = gym.vector.SyncVectorEnv(makers, autoreset_mode=mode)
     num_obs, num_actions = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
     learner = {"sac": SAC, "td3": TD3}[args.algo](num_obs, num_actions)
-    replay, stopwatch = Replay(work.REPLAY_SIZE, num_obs, num_actions), Stopwatch()
+    like = np.zeros(num_obs, np.float32), np.zeros(num_actions, np.float32)
+    replay, stopwatch = Replay(work.REPLAY_SIZE, *like), Stopwatch()
     returns, running = collections.deque(maxlen=100), np.zeros(work.NUM_ENVS)
     env_steps = 0
     obs = envs.reset(seed=0)[0].astype(np.float32)

@@ -51,10 +51,11 @@ def make_vector(settings, threads):
 class Replay:
     """The newest transitions."""
 
-    def __init__(self, size, space):
-        shape = (size, *space.shape)
-        self.obs, self.next_obs = np.zeros(shape, space.dtype), np.zeros(shape, space.dtype)
-        self.action, self.reward = np.zeros(size, np.int64), np.zeros(size, np.float32)
+    def __init__(self, size, obs, action):
+        """Make room for `size` steps with observations and actions like these arrays."""
+        self.obs, self.next_obs = (np.zeros((size, *obs.shape), obs.dtype) for _ in range(2))
+        self.action = np.zeros((size, *action.shape), action.dtype)
+        self.reward = np.zeros(size, np.float32)
         self.goes_on = np.zeros(size, np.float32)
         self.size, self.count = size, 0
 
@@ -85,7 +86,8 @@ def main():
     online, target = network(space.shape, num_actions), network(space.shape, num_actions)
     target.load_state_dict(online.state_dict())
     optimizer = torch.optim.Adam(online.parameters(), lr=settings.lr)
-    replay, stopwatch = Replay(settings.replay_size, space), Stopwatch()
+    like = np.zeros(space.shape, space.dtype), np.zeros((), np.int64)
+    replay, stopwatch = Replay(settings.replay_size, *like), Stopwatch()
     returns, running = collections.deque(maxlen=100), np.zeros(settings.num_envs)
     env_steps = gradient_steps = 0
     obs, _ = envs.reset(seed=0)

@@ -60,9 +60,10 @@ def _of_env(buffer: ReplayBuffer, env: int) -> Steps | None:
     at, of = number % buffer.capacity, torch.full_like(number, env)
     found = buffer.transitions(Rows(number, of, of), 1, 1.0, lambda reward: reward)
     terminated = buffer.terminated[at, of]
-    # The newest step may go on, and lost steps are missing after others: the data are cut there.
+    # The numbers of steps have a gap where an episode was cut off or steps were lost. What follows
+    # the newest step is not known.
     goes_on = torch.diff(number, append=number[-1:]) == 1
-    truncated = ~terminated & (buffer.truncated[at, of] | ~goes_on)
+    truncated = ~(terminated | goes_on)
     return Steps(
         found["obs"],
         found["action"],
