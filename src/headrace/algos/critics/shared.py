@@ -1,4 +1,4 @@
-"""What algorithms share that learn a policy of continuous actions by critics and a replay.
+"""What algorithms share whose policy learns from critics and a replay.
 
 Left out: their targets and losses (`sac.py`, `td3.py`).
 """
@@ -24,7 +24,7 @@ from headrace.spec import ActionCodec, EnvSpec
 
 @configclass
 class CriticsConfig(ReplayConfig, AlgorithmConfig):
-    """Settings of algorithms for continuous actions that learn from replay."""
+    """Settings of algorithms whose policy learns from critics and a replay."""
 
     batch_size: PositiveInt = 256
     max_grad_norm: NonNegative = 0.0
@@ -44,7 +44,7 @@ ConfigT = TypeVar("ConfigT", bound=CriticsConfig)
 
 
 class WithCritics(Algorithm[ConfigT]):
-    """The base class of algorithms with a policy, critics, and critics of targets.
+    """The base class of algorithms with a policy, critics, and target critics.
 
     Attributes:
         takes_choices: whether actions may be choices, besides continuous ones.
@@ -115,7 +115,8 @@ def critics_loss(critics: Critics, minibatch: Minibatch, cfg: Any) -> tuple[Tens
 def step_policy(ctx: UpdateContext[Any], rows: Minibatch) -> Metrics:
     """Take a gradient step of the policy. Return its metrics, apart from those of the critics."""
     metrics = ctx.step("policy", rows, ctx.lr)
-    return metrics | {"actor_grad_norm": metrics.pop("grad_norm")}
+    metrics["actor_grad_norm"] = metrics.pop("grad_norm")
+    return metrics
 
 
 def explore(ctx: UpdateContext[Any]) -> None:

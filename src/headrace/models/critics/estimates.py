@@ -36,7 +36,7 @@ class Estimate(nn.Module, ABC):
         """Return what a target is made of, `[B, K']`.
 
         Args:
-            outputs: of the critics of targets.
+            outputs: of the target critics.
             normal: `[B, num_normal]`.
         """
 
