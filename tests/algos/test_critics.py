@@ -352,7 +352,8 @@ def test_sac_of_choices_by_hand():
 
 def test_choices_that_are_not_allowed_are_never_taken_and_count_for_nothing():
     head, noise = ExploringChoice(4), torch.rand(500, 1)
-    params = head.masked(torch.randn(500, 4), torch.tensor([True, False, True, False]))
+    likes_0 = torch.randn(500, 4) + torch.tensor([3.0, 0.0, 0.0, 0.0])
+    params = head.masked(likes_0, torch.tensor([True, False, True, False]))
     for is_random in (0.0, 1.0):
         head.is_random.fill_(is_random)
         taken = head.explore(params, noise)

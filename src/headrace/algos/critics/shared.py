@@ -28,7 +28,6 @@ class CriticsConfig(ReplayConfig, AlgorithmConfig):
 
     batch_size: PositiveInt = 256
     max_grad_norm: NonNegative = 0.0
-    """Gradients longer than this (L2) are shortened to it; 0: never."""
     adam_eps: NonNegative = 1e-8
     num_critics: PositiveInt = 2
     """Networks that learn the value of an action; a target takes the least of theirs."""

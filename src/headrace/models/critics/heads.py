@@ -34,8 +34,8 @@ class ExploringHead(Head):
 
     def explore(self, params: Tensor, noise: Tensor) -> Tensor:
         """Return actions to explore by, from noise in (0, 1) `[..., size]`."""
-        uniform = 2 * noise - 1
-        return torch.where(self.is_random > 0, uniform, self._explore(params, noise))
+        at_random, by_params = self._at_random(params, noise), self._explore(params, noise)
+        return torch.where(self.is_random > 0, at_random, by_params)
 
     def sample(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         action = self.explore(params, noise)
@@ -43,6 +43,9 @@ class ExploringHead(Head):
 
     def masked(self, params: Tensor, allowed: Tensor) -> Tensor:
         return params
+
+    def _at_random(self, params: Tensor, noise: Tensor) -> Tensor:
+        return 2 * noise - 1
 
     @abstractmethod
     def _explore(self, params: Tensor, noise: Tensor) -> Tensor: ...
@@ -62,18 +65,16 @@ class ExploringChoice(ExploringHead):
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         return self._head.evaluate(params, action)
 
-    def explore(self, params: Tensor, noise: Tensor) -> Tensor:
-        """Return choices from noise in (0, 1) `[..., 1]`: at first any that is allowed."""
-        alike = params.clamp(max=0.0).masked_fill(self.allowed(params), 0.0)
-        logits = torch.where(self.is_random > 0, alike, params)
-        return self._head.sample(logits, noise)[0]
-
     def allowed(self, params: Tensor) -> Tensor:
         """Return which choices the mask of `params` left, `[..., num_choices]` bool."""
         return params > torch.finfo(params.dtype).min
 
     def masked(self, params: Tensor, allowed: Tensor) -> Tensor:
         return self._head.masked(params, allowed)
+
+    def _at_random(self, params: Tensor, noise: Tensor) -> Tensor:
+        alike = self.masked(torch.zeros_like(params), self.allowed(params))
+        return self._explore(alike, noise)
 
     def _explore(self, params: Tensor, noise: Tensor) -> Tensor:
         return self._head.sample(params, noise)[0]
