@@ -128,7 +128,7 @@ def wanted_seeds(task, args, folders, more):
     for seed in seeds or range(1, 1 + task.num_seeds):
         settings = runs.settings_of(task, seed, more)
         under_way = runs.is_under_way(folders.run_dir(task, seed), settings)
-        if args.again or under_way or not results.same_settings(done.get(seed), settings):
+        if args.again or under_way or not runs.is_as_now(task, done.get(seed), seed, more):
             yield seed
 
 

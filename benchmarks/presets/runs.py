@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from benchmarks.harness.machine import ROOT, machine
@@ -24,8 +24,11 @@ from benchmarks.presets.results import same_settings
 from benchmarks.presets.tasks import tasks
 from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
+from headrace.config.algorithms import load_algorithm
 from headrace.config.resolve import read_settings
+from headrace.config.run_config import RunConfig
 from headrace.errors import RunDirError
+from headrace.models.policy import Network
 from headrace.storage.files import write_whole
 from headrace.training.job import RunRequest, inspect_request
 from headrace.training.log import read_metrics
@@ -102,6 +105,17 @@ def _spec(env):
     return inspect_request(RunRequest({"env": env})).spec
 
 
+def is_as_now(task, settings, seed, more=()):
+    """Whether settings of a result, or None, learn as those that the task and `more` have now.
+
+    What was set to the default of its class is the same as what is not set.
+    """
+    classes = (RunConfig, Network, load_algorithm(task.algo).Config)
+    unset = {f.name: f.default for each in classes for f in fields(each)}
+    now = settings_of(task, seed, more)
+    return settings is not None and same_settings(unset | settings, unset | now)
+
+
 def outdated(found, more=()):
     """Names of results that were made with other settings than their task, and `more`, have now."""
     return {
@@ -109,7 +123,7 @@ def outdated(found, more=()):
         for task in tasks()
         if task.name in found
         and any(
-            not same_settings(run["settings"], settings_of(task, run["seed"], more))
+            not is_as_now(task, run["settings"], run["seed"], more)
             for run in found[task.name]["runs"]
         )
     }

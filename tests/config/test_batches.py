@@ -7,6 +7,7 @@ import pytest
 
 from headrace.config.batches import fitting_minibatches, fitting_steps
 from headrace.config.derive import derive
+from headrace.config.preset_tables import preset_tables
 from headrace.config.presets import defaults, kind_of, preset
 from headrace.config.resolve import read_config_file, read_settings
 from headrace.envs.factory import EnvMaker, env_spec
@@ -165,6 +166,22 @@ def test_what_is_for_an_algorithm_overrides_what_is_for_all():
     assert "num_steps" not in preset("MountainCar-v0", "a2c")[1]
     mixed = preset("CartPole-v1", "appo")[1]
     assert (mixed["num_epochs"], mixed["lr"]) == (5, 1e-3)
+
+
+def test_what_was_found_with_ppo_reaches_no_algorithm_that_learns_from_replay():
+    own = {"total_env_steps", "env_kwargs", "image_net", "clip_reward", "hidden_sizes"}
+    for env in preset_tables():
+        for algo in ("dqn", "rainbow", "sac", "tqc", "redq", "td3", "ddpg", "bc", "cql", "iql"):
+            table = preset_tables()[env][1].get(algo, {})
+            assert preset(env, algo)[1].keys() <= own | table.keys(), (env, algo)
+    assert preset("HalfCheetah-v5", "ppo")[1]["gamma"] == 0.98
+    assert preset("HalfCheetah-v5", "examples.own_algorithm:Reinforce")[1].keys() == {
+        "total_env_steps", "initial_log_std",
+    }  # fmt: skip
+    assert preset("Pendulum-v1", "sac")[1] == {"total_env_steps": 19_968}
+    choices = replace(CONTINUOUS, action=Space("discrete", (), "int64", nvec=(5,), start=(0,)))
+    assert "ent_coef" in defaults(choices, "ppo")[1]
+    assert "ent_coef" not in defaults(choices, "sac")[1]  # of SAC it would fix the temperature
 
 
 def test_rainbow_has_dqn_s_defaults_but_for_its_parts():

@@ -15,7 +15,7 @@ from headrace.cli.commands import RunVerb
 from headrace.cli.flags import with_changes
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.preset_tables import preset_table, preset_tables
-from headrace.config.presets import preset
+from headrace.config.presets import GROUPS, preset
 from headrace.config.resolve import MAY_CHANGE, read_config_file, resolve
 from headrace.config.run_config import RunConfig
 from headrace.configclass import explicit_values
@@ -62,7 +62,12 @@ def test_every_preset_resolves(env):
 def test_every_preset_serves_every_algorithm():
     known = {f.name for group in (RunConfig, Network, APPO) for f in dataclasses.fields(group)}
     for pattern, (_, table) in preset_tables().items():
-        assert set(table) <= known | set(ALGORITHMS), pattern  # no name is misspelled
+        tables = {name for name, value in table.items() if isinstance(value, dict)}
+        assert tables <= {*GROUPS, *ALGORITHMS, "env_kwargs"}, pattern  # no name is misspelled
+        for name in tables - {"env_kwargs"}:
+            own = ALGORITHMS[name].Config if name in ALGORITHMS else APPO
+            assert set(table[name]) <= known | {f.name for f in dataclasses.fields(own)}, pattern
+        assert set(table) - tables <= known, pattern
         for algo in ALGORITHMS:
             settings = resolve({"env": pattern.replace("*", "Empty-5x5-v0"), "algo": algo})
             assert any(source.startswith("preset") for source in settings.source.values())

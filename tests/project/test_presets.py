@@ -153,6 +153,7 @@ def test_what_is_not_published_stands_beside_a_peer_that_had_as_many_env_steps(t
     for change, is_outdated in (
         ({"num_workers": 9, "envs_per_vector": 1}, False),
         ({"lr": 1}, True),
+        ({"max_grad_norm": 0.5}, False),  # the default of its class, and nothing sets it
     ):
         other = seed(1, -0.04, settings=settings | change)
         assert runs.outdated({task.name: {"runs": [other]}}) == (

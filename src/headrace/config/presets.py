@@ -1,8 +1,9 @@
 """The shipped settings: presets of environments, and defaults by the kind of an environment.
 
 Both are TOML tables of settings that every algorithm takes where it has them. A table inside a
-table is for the algorithm that it is named after, and for those whose config extends that one's
-(APPO takes PPO's). Left out: how settings of all sources are merged (`resolve.py`).
+table is for some algorithms: `off_policy` for those that learn from replay, `on_policy` for all
+others, or for the algorithm that it is named after, and those whose config extends that one's (APPO
+takes PPO's). Left out: how settings of all sources are merged (`resolve.py`).
 """
 
 import functools
@@ -12,7 +13,7 @@ from dataclasses import fields
 from importlib import resources
 from typing import Any
 
-from headrace.config.algorithms import ALGORITHMS
+from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.preset_tables import preset_table
 from headrace.config.run_config import RunConfig
 from headrace.models.networks import image_layout
@@ -22,6 +23,8 @@ from headrace.spec import EnvSpec, Space
 
 Tables = Mapping[str, Mapping[str, Any]]
 SEVERAL = "several agents"
+GROUPS = ("on_policy", "off_policy")
+"""The tables for several algorithms, by what these learn from."""
 
 
 def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
@@ -65,10 +68,13 @@ def _is_continuous(action: Space) -> bool:
 
 
 def _settings_of(tables: Sequence[Mapping[str, Any]], algo: str) -> dict[str, Any]:
-    """Merge tables, the later over the earlier, and what is for `algo` over what is for all."""
+    """Merge tables, the later over the earlier, and the special ones over those for all."""
     config = [ALGORITHMS[algo].Config] if algo in ALGORITHMS else []
     names = {f.name for group in (RunConfig, Network, *config) for f in fields(group)}
-    values = {key: value for table in tables for key, value in table.items() if key in names}
+    group = GROUPS[load_algorithm(algo).data == "replay"]
+    values = dict[str, Any]()
+    for table in (*tables, *(table.get(group, {}) for table in tables)):
+        values |= {key: value for key, value in table.items() if key in names}
     for name, other in ALGORITHMS.items():
         if any(issubclass(each, other.Config) for each in config):
             for table in tables:
