@@ -38,7 +38,10 @@ def test_what_is_given_is_kept():
         ({"distribution": "qr", "v_min": 5.0}, "has no effect with distribution='qr'"),
         ({"num_atoms": 5}, "Use --distribution qr, or leave --num-atoms out"),
         ({"priority_beta": 0.6}, "has no effect with priority_alpha=0.0"),
-        ({"num_steps": 8, "learning_starts": 2_000, "replay_size": 1_000}, "replay_size=1000: expected 2000"),
+        (
+            {"num_steps": 8, "learning_starts": 2_000, "replay_size": 1_000},
+            "replay_size=1000: expected 2000",
+        ),
         ({"num_envs": 64, "num_steps": 16, "replay_size": 2_000}, "expected 2048 or more"),
     ],
 )

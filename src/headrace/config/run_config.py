@@ -159,8 +159,9 @@ class LearnerConfig:
     learner_threads: Annotated[
         int, Between(0, auto=AUTO_THREADS), _number_or_auto(AUTO_THREADS)
     ] = AUTO_THREADS
-    """CPU threads of the learner's math. 0: one for each core. auto: the same for ppo, a2c and dqn
-    with images, and for sac and td3, else 1. A run can be repeated exactly only with the same value."""
+    """CPU threads of the learner's math. 0: one for each core. auto: the same for sac and td3,
+    and for ppo, a2c and dqn with images, else 1. A run can be repeated exactly only with the same
+    value."""
     compile: bool = False
     """Compile the loss with torch.compile. Needs a C++ compiler, and half a minute in the first
     update. Replaces the gradient that --arithmetic auto has for small networks."""
