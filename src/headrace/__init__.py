@@ -8,11 +8,18 @@ The public names are loaded when they are first used, so that `import headrace` 
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+# Threads of a math library that wait for each other give their core up, in place of spinning: where
+# another process has a core as well, a learner on all cores would otherwise be several times as
+# slow as on one. The library reads this when torch loads it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C
     from headrace.algos.appo import APPO as APPO
+    from headrace.algos.critics.sac import DROQ as DROQ
     from headrace.algos.critics.sac import REDQ as REDQ
     from headrace.algos.critics.sac import SAC as SAC
     from headrace.algos.critics.sac import TQC as TQC
@@ -52,6 +59,7 @@ _HOME = {
     "CQL": "headrace.algos.offline.cql",
     "DDPG": "headrace.algos.critics.td3",
     "DQN": "headrace.algos.dqn",
+    "DROQ": "headrace.algos.critics.sac",
     "EnvSpec": "headrace.spec",
     "HeadraceError": "headrace.errors",
     "IMPALA": "headrace.algos.impala",

@@ -18,6 +18,7 @@ from headrace.device_seeding import batch_noise
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.errors import ConfigError, UsageError
 from headrace.models.critics.critics import Critics
+from headrace.models.critics.dropout import USES, Dropout, row_keys
 from headrace.models.critics.estimates import LeastOfSome, LeastValue, TruncatedQuantiles
 from headrace.models.critics.heads import ExploringChoice, NoisyAction, SquashedGaussian
 from headrace.models.policy import Network
@@ -68,7 +69,8 @@ class Critic:
         self.action = action
         return self.outputs
 
-    of_action = __call__
+    def of_action(self, obs, action, key):
+        return self(obs, action)
 
 
 def test_targets_of_sac_by_hand():
@@ -312,8 +314,64 @@ def test_other_actions_are_refused_in_words(tmp_path, algo):
         with pytest.raises(ConfigError, match=r"(?s)Box action space.*Discrete\(2\).*--algo sac"):
             headrace.train("CartPole-v1", algo=algo, run_dir=tmp_path / "run", **SMALL)
     quantiles = SAC(num_quantiles=5)
-    with pytest.raises(ConfigError, match=r"(?s)num_quantiles=5.*choices.*Leave both"):
+    with pytest.raises(ConfigError, match=r"(?s)num_quantiles=5.*choices.*Leave them"):
         headrace.train("CartPole-v1", algo=quantiles, run_dir=tmp_path / "run", **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("algo", "settings", "words"),
+    [
+        ("sac", {"ent_coef": 0.1, "target_entropy": -2.0}, "target_entropy=-2.0.*ent_coef=0.1"),
+        ("sac", {"ent_coef": 0.1, "initial_ent_coef": 0.5}, "initial_ent_coef.*Use --ent-coef 0,"),
+        ("sac", {"dropped_quantiles": 1}, "dropped_quantiles=1.*num_quantiles=1"),
+        ("sac", {"priority_beta": 0.5}, "priority_beta=0.5.*priority_alpha=0.0"),
+        ("ddpg", {"target_noise_clip": 0.1}, "target_noise_clip=0.1.*target_noise=0.0"),
+        ("sac", {"dropout": 1.0}, "dropout=1.0: expected less than 1"),
+    ],
+)
+def test_settings_without_effect_are_refused(tmp_path, algo, settings, words):
+    with pytest.raises(ConfigError, match=rf"(?s){words}"):
+        headrace.train(
+            Reach, algo=algo, run_dir=tmp_path / "run", total_env_steps=640, learning_starts=64,
+            **SMALL, **settings,
+        )  # fmt: skip
+
+
+def test_dropout_drops_its_share_of_the_units_by_the_keys_of_rows():
+    torch.manual_seed(0)
+    layer = Dropout(0.1, 2, 300)
+    keys = row_keys(batch_noise(1, 5, torch.arange(2000), USES))
+    units = torch.rand(2, 2000, 300) + 1
+    dropped = layer(units, keys[:, 0]) == 0
+    torch.testing.assert_close(layer(units, keys[:, 0])[~dropped], (units / 0.9)[~dropped])
+    assert torch.equal(layer(units[:1], keys[:, 0]) == 0, dropped[:1])  # the first network alone
+    share = dropped.float()
+    assert share.mean() == pytest.approx(0.1, abs=0.001)
+    assert share.mean((0, 2)).std() == pytest.approx((0.1 * 0.9 / 600) ** 0.5, rel=0.2)  # of rows
+    assert share.mean(1).std() == pytest.approx((0.1 * 0.9 / 2000) ** 0.5, rel=0.2)  # of units
+    # Two units, two rows and two passes are dropped together as often as by chance
+    for axis in (1, 2):
+        pair = share.roll(1, axis) * share
+        assert pair.mean() == pytest.approx(0.01, abs=0.0005)
+    for other in keys.T[1:]:
+        assert (share * (layer(units, other) == 0)).mean() == pytest.approx(0.01, abs=0.0005)
+
+
+def test_each_pass_of_critics_drops_other_units():
+    modules, config = modules_of("droq", dropout=0.5)
+    policy, critics, target = (modules[name] for name in ("policy", "critics", "target"))
+    rows = rows_of(4, 2 * 2 + 2)
+    used = []
+    for layer in (critics.dropout[0], target.dropout[0]):
+        layer.register_forward_pre_hook(lambda _, args: used.append(args[1]))
+    rows["row_keys"] = row_keys(torch.randn(4, USES))
+    rows |= sac.targets(policy, target, modules["temperature"], rows)
+    critics_loss(critics, rows, config)
+    of = {"critics": critics, "temperature": modules["temperature"]}
+    sac.actor_loss(policy, rows, config, **of)
+    assert torch.equal(torch.stack(used, 1), rows["row_keys"])
+    same = critics.of_action(rows["seen"], rows["action"], rows["row_keys"][:, 1])
+    assert not torch.equal(same, critics.of_action(rows["seen"], rows["action"]))
 
 
 CHOICES = EnvSpec("choices", BOX, Space("discrete", (), "int64", nvec=(3,)))

@@ -27,6 +27,7 @@ CASES = {
     "sac": {"algo": "sac", "n_step": 3},
     "tqc": {"algo": "tqc"},
     "redq": {"algo": "redq", "num_critics": 3, "policy_delay": 2},
+    "droq": {"algo": "droq", "policy_delay": 2, "dropout": 0.1},
     "td3": {"algo": "td3", "priority_alpha": 0.6},
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from headrace.algos import dqn, dqn_manual_gradient, ppo, ppo_manual_gradient
 from headrace.algos.a2c import A2CAlgorithm
 from headrace.algos.appo import APPOAlgorithm
 from headrace.algos.base import Algorithm, AlgorithmConfig
-from headrace.algos.critics.sac import REDQAlgorithm, SACAlgorithm, TQCAlgorithm
+from headrace.algos.critics.sac import DROQAlgorithm, REDQAlgorithm, SACAlgorithm, TQCAlgorithm
 from headrace.algos.critics.td3 import DDPGAlgorithm, TD3Algorithm
 from headrace.algos.impala import IMPALAAlgorithm
 from headrace.algos.offline.bc import BCAlgorithm
@@ -33,6 +33,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         SACAlgorithm(),
         TQCAlgorithm(),
         REDQAlgorithm(),
+        DROQAlgorithm(),
         TD3Algorithm(),
         DDPGAlgorithm(),
         BCAlgorithm(),

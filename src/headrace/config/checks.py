@@ -9,6 +9,8 @@ from dataclasses import fields
 from typing import Any
 
 from headrace.algos.base import ActorCriticConfig, Algorithm
+from headrace.algos.critics.sac import SAC
+from headrace.algos.critics.td3 import TD3
 from headrace.algos.dqn import DQN
 from headrace.algos.off_policy import ReplayConfig
 from headrace.config.algorithms import ALGORITHMS
@@ -224,16 +226,27 @@ def check_replay(run: RunConfig, algo: Any) -> None:
 
 
 def check_effects(algo: Any, sources: Mapping[str, str]) -> None:
-    """Refuse settings of DQN that were asked for, and have no effect."""
-    if not isinstance(algo, DQN):
+    """Refuse settings of a replay's algorithms that were asked for, and have no effect."""
+    if not isinstance(algo, ReplayConfig):
         return
-    is_c51 = algo.distribution == "c51"
-    needs = {
-        "v_min": ("distribution", "c51", is_c51),
-        "v_max": ("distribution", "c51", is_c51),
-        "num_atoms": ("distribution", "qr", algo.distribution != "none"),
-        "priority_beta": ("priority_alpha", "0.5", algo.priority_alpha > 0),
-    }
+    needs = {"priority_beta": ("priority_alpha", "0.5", algo.priority_alpha > 0)}
+    if isinstance(algo, DQN):
+        is_c51 = algo.distribution == "c51"
+        needs |= {
+            "v_min": ("distribution", "c51", is_c51),
+            "v_max": ("distribution", "c51", is_c51),
+            "num_atoms": ("distribution", "qr", algo.distribution != "none"),
+        }
+    if isinstance(algo, SAC):
+        is_learned = not algo.ent_coef
+        needs |= {
+            "initial_ent_coef": ("ent_coef", "0", is_learned),
+            "target_entropy": ("ent_coef", "0", is_learned),
+            "target_entropy_share": ("ent_coef", "0", is_learned),
+            "dropped_quantiles": ("num_quantiles", "25", algo.num_quantiles > 1),
+        }
+    if isinstance(algo, TD3):
+        needs |= {"target_noise_clip": ("target_noise", "0.2", algo.target_noise > 0)}
     defaults = type(algo)()
     for name, (other, value, has_effect) in needs.items():
         was_given = sources.get(name, "").startswith(("given", "config "))

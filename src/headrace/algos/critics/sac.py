@@ -32,6 +32,7 @@ from headrace.distributed.ranks import Ranks
 from headrace.errors import ConfigError
 from headrace.models.critics.actor import ActorPolicy
 from headrace.models.critics.critics import Critics
+from headrace.models.critics.dropout import USES, key_of, row_keys
 from headrace.models.critics.estimates import Estimate, LeastValue, estimate
 from headrace.models.critics.heads import ExploringChoice, SquashedGaussian
 from headrace.models.critics.temperature import Temperature
@@ -60,6 +61,8 @@ class SAC(CriticsConfig):
     """Quantiles of the return that each critic learns; 1: its mean."""
     dropped_quantiles: NonNegativeInt = 0
     """Largest quantiles that targets leave out, for each critic."""
+    dropout: Share = 0.0
+    """Share of the units of the critics' hidden layers that each pass drops."""
 
 
 @configclass
@@ -78,6 +81,15 @@ class REDQ(SAC):
     critics_in_target: NonNegativeInt = 2
     replay_ratio: NonNegative = 20.0
     policy_delay: PositiveInt = 20
+
+
+@configclass
+class DROQ(REDQ):
+    """Settings of SAC with dropout (Hiraoka et al. 2022, arXiv:2110.02034)."""
+
+    num_critics: PositiveInt = 2
+    layer_norm: bool = True
+    dropout: Share = 0.01
 
 
 def actor_loss(
@@ -99,7 +111,9 @@ def actor_loss(
     obs, weight = minibatch["obs"], minibatch["weight"]
     size = policy.num_draws
     action, log_prob = _draw(policy, obs, minibatch["noise"][:, size : 2 * size])
-    value = critics.estimate.to_improve(critics(policy.normalized(obs), action, frozen=True))
+    key = key_of(minibatch, 2)
+    outputs = critics(policy.normalized(obs), action, frozen=True, key=key)
+    value = critics.estimate.to_improve(outputs)
     total = ((temperature() * log_prob - value) * weight).sum()
     return total, {
         "actor_loss": total.detach(),
@@ -125,8 +139,9 @@ def targets(
     # quantile that is left, in place of the least value
     next_obs = rows["next_obs"]
     action, log_prob = _draw(policy, next_obs, rows["noise"][:, : policy.num_draws])
-    outputs = target(policy.normalized(next_obs), action)
-    value = target.estimate.of_next(outputs, rows["noise"][:, 2 * policy.num_draws :])
+    outputs = target(policy.normalized(next_obs), action, key=key_of(rows, 0))
+    normal = rows["noise"][:, 2 * policy.num_draws :][:, : target.estimate.num_normal]
+    value = target.estimate.of_next(outputs, normal)
     value = value - (temperature() * log_prob).unsqueeze(-1)
     reward, discount = rows["reward"].unsqueeze(-1), rows["discount"].unsqueeze(-1)
     return {
@@ -163,6 +178,9 @@ class SACAlgorithm(WithCritics[SAC]):
             config.dropped_quantiles,
         )
 
+    def dropout(self, config: SAC) -> float:
+        return config.dropout
+
     def build(
         self,
         policy: Policy,
@@ -172,11 +190,12 @@ class SACAlgorithm(WithCritics[SAC]):
         num_rows: int,
         ranks: Ranks,
     ) -> Modules:
-        if spec.action.kind == "discrete" and type(self.estimate(config)) is not LeastValue:
+        is_plain = type(self.estimate(config)) is LeastValue and not config.dropout
+        if spec.action.kind == "discrete" and not is_plain:
             raise ConfigError(
                 f"num_quantiles={config.num_quantiles}, critics_in_target="
-                f"{config.critics_in_target}, but the actions of {spec.id} are choices: expected 1 "
-                "and 0.\nLeave both out."
+                f"{config.critics_in_target} and dropout={config.dropout}, but the actions of "
+                f"{spec.id} are choices: expected 1, 0 and 0.\nLeave them out."
             )
         modules = super().build(policy, spec, network, config, num_rows, ranks)
         temperature = Temperature(config.ent_coef or config.initial_ent_coef)
@@ -200,17 +219,21 @@ class SACAlgorithm(WithCritics[SAC]):
         }
 
     def num_normal(self, policy: Policy, config: SAC) -> int:
-        """Return the normal numbers for each row of a minibatch: first those of two actions."""
+        """Return the normal numbers for each row: of two actions, the estimate, and dropout."""
         if isinstance(policy.head, ExploringChoice):
             return 0
-        return 2 * policy.num_draws + self.estimate(config).num_normal
+        of_dropout = USES * (config.dropout > 0)
+        return 2 * policy.num_draws + self.estimate(config).num_normal + of_dropout
 
     def update(self, source: Fragment, ctx: UpdateContext[SAC]) -> Metrics:
         cfg, modules = ctx.config, ctx.modules
         store(ctx, source)
         seen: list[Metrics] = []
         drawn = None
+        before_keys = 2 * ctx.policy.num_draws + self.estimate(cfg).num_normal
         for step, drawn, rows in due_steps(ctx, self.num_normal(ctx.policy, cfg)):
+            if cfg.dropout:
+                rows["row_keys"] = row_keys(rows["noise"][:, before_keys : before_keys + USES])
             metrics = ctx.step("critics", rows, ctx.lr)
             update_priorities(ctx, drawn, metrics.pop("error"))
             seen.append(metrics)
@@ -239,3 +262,9 @@ class REDQAlgorithm(SACAlgorithm):
     """SAC whose settings begin with those of REDQ."""
 
     name, Config, takes_choices = "redq", REDQ, False
+
+
+class DROQAlgorithm(SACAlgorithm):
+    """SAC whose settings begin with those of DroQ."""
+
+    name, Config, takes_choices = "droq", DROQ, False

@@ -17,6 +17,7 @@ from headrace.distributed.ranks import Ranks
 from headrace.errors import ConfigError
 from headrace.models.critics.actor import ActorPolicy
 from headrace.models.critics.critics import Critics
+from headrace.models.critics.dropout import key_of
 from headrace.models.critics.estimates import Estimate, LeastValue
 from headrace.models.policy import Network, Policy
 from headrace.spec import ActionCodec, EnvSpec
@@ -68,6 +69,10 @@ class WithCritics(Algorithm[ConfigT]):
         """Return what the critics say of the return."""
         return LeastValue()
 
+    def dropout(self, config: ConfigT) -> float:
+        """Return the share of the critics' units that a pass drops."""
+        return 0.0
+
     def minibatch_rows(self, run: object, config: ConfigT) -> int:
         return config.batch_size
 
@@ -81,8 +86,10 @@ class WithCritics(Algorithm[ConfigT]):
         ranks: Ranks,
     ) -> Modules:
         critics = Critics(
-            spec, network, config.num_critics, self.estimate(config), layer_norm=config.layer_norm
-        )
+            spec, network, config.num_critics, self.estimate(config),
+            layer_norm=config.layer_norm,
+            dropout=self.dropout(config),
+        )  # fmt: skip
         return {
             "policy": policy,
             "critics": critics,
@@ -100,7 +107,7 @@ def critics_loss(critics: Critics, minibatch: Minibatch, cfg: Any) -> tuple[Tens
     Returns:
         The metric `error` is of each row, `[B]`: the mean of the critics.
     """
-    outputs = critics.of_action(minibatch["seen"], minibatch["action"])
+    outputs = critics.of_action(minibatch["seen"], minibatch["action"], key_of(minibatch, 1))
     of, target, weight = critics.estimate, minibatch["target"], minibatch["weight"]
     total = (of.loss(outputs, target) * weight).sum()
     with torch.no_grad():

@@ -17,6 +17,7 @@ from headrace.batch import Minibatch, each
 from headrace.configclass import NonNegative, PositiveInt, configclass
 from headrace.models.critics.actor import ActorPolicy
 from headrace.models.critics.critics import Critics
+from headrace.models.critics.dropout import key_of
 from headrace.models.critics.heads import SquashedGaussian
 from headrace.models.policy import Policy
 
@@ -43,10 +44,11 @@ def conservative_loss(critics: Critics, minibatch: Minibatch, cfg: CQL) -> tuple
     others, weight = minibatch["others"], minibatch["weight"]
     num_others = others.shape[1]
     seen = each(lambda obs: obs.repeat_interleave(num_others, 0), minibatch["seen"])
-    of = critics.estimate
-    values = of.mean(critics(seen, others.flatten(0, 1))).reshape(-1, *others.shape[:2])
+    of, key = critics.estimate, key_of(minibatch, 1)
+    keys = None if key is None else key.repeat_interleave(num_others)
+    values = of.mean(critics(seen, others.flatten(0, 1), key=keys)).reshape(-1, *others.shape[:2])
     soft_most = (values - minibatch["density"]).logsumexp(-1) - math.log(num_others)
-    recorded = of.mean(critics(minibatch["seen"], minibatch["action"]))
+    recorded = of.mean(critics(minibatch["seen"], minibatch["action"], key=key))
     gap = ((soft_most - recorded).sum(0) * weight).sum()
     return total + cfg.conservative_weight * gap, metrics | {"conservative_gap": gap.detach()}
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.batch import Obs
+from headrace.models.critics.dropout import Dropout
 from headrace.models.critics.estimates import Estimate, LeastValue
 from headrace.models.networks import ACTIVATIONS, NORM_EPS, autocast, encoder_for
 from headrace.models.policy import Network
@@ -46,6 +47,7 @@ class Critics(nn.Module):
     Args:
         estimate: what their outputs say of the return; default: the least value.
         layer_norm: normalize the sums of each hidden layer, without learned factors.
+        dropout: share of the units of each hidden layer to drop.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Critics(nn.Module):
         estimate: Estimate | None = None,
         *,
         layer_norm: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.estimate = estimate or LeastValue()
@@ -65,15 +68,17 @@ class Critics(nn.Module):
         num_outputs = max(1, self.num_choices) * self.estimate.num_outputs
         pairs = itertools.pairwise((num_in, *network.hidden_sizes, num_outputs))
         self.layers = nn.ModuleList(BatchedLinear(num_critics, *pair) for pair in pairs)
+        sizes = network.hidden_sizes if dropout else ()
+        self.dropout = nn.ModuleList(Dropout(dropout, num_critics, size) for size in sizes)
         self._layer_norm, self._is_bf16 = layer_norm, network.precision == "bf16"
         self._activation = ACTIVATIONS[network.activation]
 
-    def of_action(self, obs: Obs, action: Tensor) -> Tensor:
+    def of_action(self, obs: Obs, action: Tensor, key: Tensor | None = None) -> Tensor:
         """Return outputs `[E, B, K]` of normalized observations and actions that were taken."""
         if not self.num_choices:
-            outputs: Tensor = self(obs, action)
+            outputs: Tensor = self(obs, action, key=key)
             return outputs
-        outputs = self(obs)
+        outputs = self(obs, key=key)
         chosen = action.view(1, -1, 1, 1).expand(len(outputs), -1, 1, outputs.shape[-1])
         return outputs.gather(2, chosen).squeeze(2)
 
@@ -84,6 +89,7 @@ class Critics(nn.Module):
         *,
         frozen: bool = False,
         first: int | None = None,
+        key: Tensor | None = None,
     ) -> Tensor:
         """Return outputs `[E, B, K]`, see `estimate`; of choices those of each, `[E, B, A, K]`.
 
@@ -92,6 +98,7 @@ class Critics(nn.Module):
             action: `[B, size]`, in [-1, 1]; None: choices.
             frozen: let no gradient flow to the weights; that of the action does flow.
             first: use only so many of the networks.
+            key: of each row, `[B]`, for dropout; None: nothing is dropped.
         """
         hidden: list[Any] = [*self.layers]
         last: BatchedLinear = hidden.pop()
@@ -102,8 +109,10 @@ class Critics(nn.Module):
             if action is not None:
                 joined = torch.cat((joined, action.to(weight.dtype)), -1)
             at = joined.expand(len(weight), *joined.shape)
-            for layer in hidden:
+            for i, layer in enumerate(hidden):
                 at = layer(at, frozen=frozen, first=first)
+                if key is not None:
+                    at = self.dropout[i](at, key)
                 if self._layer_norm:
                     at = nn.functional.layer_norm(at, at.shape[-1:], eps=NORM_EPS)
                 at = self._activation(at)
