@@ -108,7 +108,8 @@ def tasks():
 
 def _preset(family, env, algo):
     if env not in AN_HOUR:
-        return Task(family, env, algo)
+        takes_hours = algo in ("sac", "td3", "tqc") and env != "Pendulum-v1"
+        return Task(family, env, algo, num_seeds=1 if takes_hours else SEEDS)
     return Task(family, env, algo, ("--total-env-steps", str(AN_HOUR[env])), num_seeds=1)
 
 
