@@ -29,8 +29,10 @@ SIZES_ENVS = ("Hopper-v5", "LunarLander-v3")
 APPO_ENVS = ("Hopper-v5", "LunarLander-v3", "CartPole-v1")
 A2C_ENVS = ("CartPole-v1", "LunarLander-v3")
 DQN_ENVS = ("Acrobot-v1", "LunarLander-v3", OWN[1], OWN[4])
+CRITICS_ENVS = ("Hopper-v5", "BipedalWalker-v3")
+CRITICS = ("sac", "td3")
 REPLAY_STEPS = 100_000
-"""Env steps of a run of DQN: its published returns are of as many."""
+"""Env steps of a run of DQN, SAC or TD3."""
 TWO_WORKERS = ("--num-workers", "2")
 ABLATION = {
     "initial log std 0": ("--initial-log-std", "0"),
@@ -64,8 +66,9 @@ class Case:
         return " ".join((short(self.env), self.who, self.algo, *self.flags))
 
     def env_steps(self, wanted):
-        most = REPLAY_STEPS if self.algo == "dqn" else SLOW_STEPS if self.env in SLOW else wanted
-        return min(wanted, most)
+        if self.algo in ("dqn", *CRITICS):
+            return min(wanted, REPLAY_STEPS)
+        return min(wanted, SLOW_STEPS) if self.env in SLOW else wanted
 
     def file_name(self, wanted):
         """Of its results: runs of other lengths have files of their own."""
@@ -109,6 +112,12 @@ PARTS = {
         )
     ],
     "dqn": [Case(env, who, "dqn") for env in DQN_ENVS for who in ("headrace", "sb3")],
+    "critics": [
+        Case(env, who, algo)
+        for env in CRITICS_ENVS
+        for algo in CRITICS
+        for who in ("headrace", "sb3")
+    ],
     "ablation": [
         *(Case(env) for env in ABLATION_ENVS),
         *(case for what in ABLATION for case in ablation(what).values()),

@@ -14,7 +14,6 @@ from benchmarks.defaults.cases import (
     ABLATION_ENVS,
     APPO_ENVS,
     CUT_RATIOS,
-    DQN_ENVS,
     ENVS,
     OWN,
     PARTS,
@@ -37,7 +36,8 @@ INTRODUCTION = """\
 
 Made by `python -m benchmarks.defaults`; do not edit. Headrace without presets, and
 Stable-Baselines3, with no settings but the environment, a seed, env steps ({env_steps:,}; {slow}:
-at most {slow_steps:,}; DQN: {replay_steps:,}), and the flags or workers that a table names.
+at most {slow_steps:,}; DQN, SAC and TD3: {replay_steps:,}), and the flags or workers that a table
+names.
 Stable-Baselines3 has no flags in any table, and sees MiniGrid by `FlatObsWrapper`. Ferry, House,
 Orchard, Courier and Crane are in `benchmarks/own_envs.py`: nobody tuned anything for them.
 
@@ -171,12 +171,13 @@ def render(results, env_steps):
             rows.append([short(env), case.algo, *judged(case, peer)])
     head = ["environment", "algorithm", *three[:3], "Stable-Baselines3's A2C", *three[4:], "passes"]
     lines += table("A2C and IMPALA", head, rows)
-    rows = []
-    for env in DQN_ENVS:
-        ours, theirs = (Case(env, who, "dqn") for who in ("headrace", "sb3"))
-        rows.append([short(env), random(env), *judged(ours, theirs)])
-    head = ["environment", "random", *three[:3], "Stable-Baselines3's DQN", *three[4:], "passes"]
-    lines += table("DQN", head, rows)
+    rows = [
+        [short(ours.env), ours.algo, random(ours.env), *judged(ours, theirs)]
+        for part in (PARTS["dqn"], PARTS["critics"])
+        for ours, theirs in zip(part[::2], part[1::2], strict=True)
+    ]
+    head = ["environment", "algorithm", "random", *three, "passes"]
+    lines += table("DQN, SAC and TD3", head, rows)
     changed = {"none": {env: Case(env) for env in ABLATION_ENVS}} | {
         w: ablation(w) for w in ABLATION
     }

@@ -51,7 +51,7 @@ def mean_return(model):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("env")
-    parser.add_argument("--algo", choices=["ppo", "a2c", "dqn"], default="ppo")
+    parser.add_argument("--algo", choices=["ppo", "a2c", "dqn", "sac", "td3"], default="ppo")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--env-steps", type=int, default=500_000)
     parser.add_argument("--episodes", type=int, default=EPISODES, help="of the evaluation")

@@ -18,6 +18,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C
+    from headrace.algos.action_values.dqn import DQN as DQN
+    from headrace.algos.action_values.dqn import Rainbow as Rainbow
+    from headrace.algos.action_values.pqn import PQN as PQN
     from headrace.algos.appo import APPO as APPO
     from headrace.algos.critics.sac import DROQ as DROQ
     from headrace.algos.critics.sac import REDQ as REDQ
@@ -25,15 +28,12 @@ if TYPE_CHECKING:
     from headrace.algos.critics.sac import TQC as TQC
     from headrace.algos.critics.td3 import DDPG as DDPG
     from headrace.algos.critics.td3 import TD3 as TD3
-    from headrace.algos.dqn import DQN as DQN
-    from headrace.algos.dqn import Rainbow as Rainbow
     from headrace.algos.impala import IMPALA as IMPALA
     from headrace.algos.offline.bc import BC as BC
     from headrace.algos.offline.cql import CQL as CQL
     from headrace.algos.offline.iql import IQL as IQL
     from headrace.algos.offline.td3_bc import TD3BC as TD3BC
     from headrace.algos.ppo import PPO as PPO
-    from headrace.algos.pqn import PQN as PQN
     from headrace.envs.changes import call_envs as call_envs
     from headrace.envs.changes import set_envs as set_envs
     from headrace.envs.check.checker import check_env as check_env
@@ -58,7 +58,7 @@ _HOME = {
     "BC": "headrace.algos.offline.bc",
     "CQL": "headrace.algos.offline.cql",
     "DDPG": "headrace.algos.critics.td3",
-    "DQN": "headrace.algos.dqn",
+    "DQN": "headrace.algos.action_values.dqn",
     "DROQ": "headrace.algos.critics.sac",
     "EnvSpec": "headrace.spec",
     "HeadraceError": "headrace.errors",
@@ -67,9 +67,9 @@ _HOME = {
     "KernelEnv": "headrace.envs.kernels.env",
     "Network": "headrace.models.policy",
     "PPO": "headrace.algos.ppo",
-    "PQN": "headrace.algos.pqn",
+    "PQN": "headrace.algos.action_values.pqn",
     "REDQ": "headrace.algos.critics.sac",
-    "Rainbow": "headrace.algos.dqn",
+    "Rainbow": "headrace.algos.action_values.dqn",
     "Run": "headrace.training.api",
     "SAC": "headrace.algos.critics.sac",
     "TD3": "headrace.algos.critics.td3",

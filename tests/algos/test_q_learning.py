@@ -1,17 +1,22 @@
 """The pages of PQN and DQN: losses and targets by hand, and every setting seen to do something."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import headrace
-from headrace.algos import dqn, pqn
-from headrace.algos.dqn import DQN
+from headrace.algos.action_values import dqn, pqn
+from headrace.algos.action_values.dqn import DQN
+from headrace.algos.action_values.pqn import PQN
 from headrace.algos.off_policy import update_target
-from headrace.algos.pqn import PQN
 from headrace.device_seeding import normal_noise
+from headrace.errors import ConfigError
+from headrace.models.action_values.q_policy import QPolicy
 from headrace.models.action_values.value_distributions import MeanOnly
+from headrace.models.policy import Network
+from headrace.spec import EnvSpec, Space
 from headrace.storage import checkpoint
 from headrace.training.log import read_metrics
 from tests.marks import repeats
@@ -251,3 +256,66 @@ def test_rainbow_is_dqn_with_its_parts(tmp_path):
     assert weights[0].keys() == weights[1].keys() != weights[2].keys()
     for name, tensor in weights[0].items():
         assert torch.equal(tensor, weights[1][name]), name
+
+
+class Recall(gym.Env):
+    """The first observation shows which of two actions is right four steps later."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cue, self.t = int(self.np_random.integers(2)), 0
+        return np.array([2 * self.cue - 1, 1], np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        is_over = self.t == 4
+        reward = float(is_over and action == self.cue)
+        return np.zeros(2, np.float32), reward, is_over, False, {}
+
+
+RECURRENT = {
+    "core": "gru", "core_size": 16, "hidden_sizes": (32,), "n_step": 1, "lr": 3e-3,
+    "lr_schedule": "constant", "num_workers": 0, "seed": 1, "quiet": True,
+}  # fmt: skip
+
+
+@pytest.mark.more
+def test_a_recurrent_core_remembers_what_it_saw(tmp_path):
+    run = headrace.train(
+        Recall, algo="dqn", run_dir=tmp_path / "run", total_env_steps=6_000, learning_starts=500,
+        replay_ratio=0.25, sequence_length=8, burn_in=4, **RECURRENT,
+    )  # fmt: skip
+    assert np.mean(run.evaluate(episodes=50).returns) > 0.9  # without a memory: 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"priority_alpha": 0.6}, "priority_alpha=0.6.*sequences are drawn.*--priority-alpha 0"),
+        ({"num_learners": 2}, "num_learners=2.*one learner.*--num-learners 1"),
+    ],
+)
+def test_what_sequences_cannot_have_is_refused(tmp_path, settings, words):
+    with pytest.raises(ConfigError, match=rf"(?s){words}"):
+        headrace.train(
+            Recall, algo="dqn", run_dir=tmp_path / "run", total_env_steps=640, learning_starts=64,
+            **RECURRENT | settings,
+        )  # fmt: skip
+
+
+def test_the_burn_in_of_a_sequence_gets_no_gradient():
+    spec = EnvSpec("x", Space("box", (3,), "float32"), Space("discrete", (), "int64", nvec=(2,)))
+    network = Network(core="lstm", core_size=4, hidden_sizes=(8,))
+    policy = QPolicy(spec, network, epsilon=0.0)
+    obs = torch.randn(7, 5, 3, requires_grad=True)
+    reset = torch.rand(7, 5) < 0.3
+    memory = torch.randn(5, 8), reset
+    outputs = policy.outputs_of_sequence(obs, *memory, burn_in=3)
+    whole = policy.outputs_of_sequence(obs, *memory, burn_in=0)
+    torch.testing.assert_close(outputs, whole[3:])
+    outputs.sum().backward()
+    assert (obs.grad[:3] == 0).all()
+    assert (obs.grad[3:] != 0).any()

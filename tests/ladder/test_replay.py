@@ -28,12 +28,13 @@ PRIORITIZED = dataclasses.replace(SETTINGS["algo"], priority_alpha=0.6)
 RAINBOW = dataclasses.replace(
     PRIORITIZED, dueling=True, noisy=True, distribution="c51", v_min=0.0, v_max=100.0
 )
+RECURRENT = dataclasses.replace(SETTINGS["algo"], sequence_length=6, burn_in=3)
 SIZES = {"learning_starts": 100, "batch_size": 24, "replay_size": 400, "replay_ratio": 0.2}
 SAC = headrace.SAC(lr=3e-3, n_step=3, **SIZES)
 TD3 = headrace.TD3(lr=3e-3, priority_alpha=0.6, **SIZES)
 ALGORITHMS = {
     "rainbow": RAINBOW, "sac": SAC, "td3": TD3, "prioritized": PRIORITIZED,
-    "even": SETTINGS["algo"],
+    "even": SETTINGS["algo"], "recurrent": RECURRENT,
 }  # fmt: skip
 
 
@@ -43,6 +44,8 @@ def env_of(algo):
 
 def train(path, updates=10, **more):
     settings = SETTINGS | more
+    if settings["algo"] is RECURRENT:
+        settings |= {"core": "lstm", "core_size": 8}
     env = env_of(settings["algo"])
     return headrace.train(env, run_dir=path, total_env_steps=updates * 64, **settings)
 

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from headrace.algos import dqn, dqn_manual_gradient
-from headrace.algos.dqn import DQN
+from headrace.algos.action_values import dqn, dqn_manual_gradient
+from headrace.algos.action_values.dqn import DQN
 from headrace.config.algorithms import GRADIENTS
 from headrace.learner.learner import Loss
 from headrace.learner.optimizer import Optimizer

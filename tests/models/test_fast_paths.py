@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import headrace
-from headrace.algos import dqn
-from headrace.algos.dqn import DQN
+from headrace.algos.action_values import dqn
+from headrace.algos.action_values.dqn import DQN
 from headrace.algos.ppo import PPO, PPOAlgorithm
 from headrace.config.algorithms import GRADIENTS
 from headrace.models.action_values.q_policy import QPolicy

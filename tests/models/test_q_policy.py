@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import headrace
-from headrace.algos import pqn
-from headrace.algos.q_learning import of_action
+from headrace.algos.action_values import pqn
+from headrace.algos.action_values.q_learning import of_action
 from headrace.errors import ConfigError
 from headrace.models.action_values.numpy_q_inference import NumpyQActor
 from headrace.models.action_values.q_policy import EpsilonGreedy, QPolicy

@@ -145,6 +145,7 @@ def test_no_import_cycles():
 def test_environment_variables_are_read_where_processes_start():
     users = {name_of(path) for path in FILES if "os.environ" in path.read_text()}
     assert users == {
+        "__init__.py",
         "cli/main.py",
         "collectors/backends/ray_worker.py",
         "envs/check/plays.py",

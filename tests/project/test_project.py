@@ -109,3 +109,14 @@ def test_readme_s_python_runs(tmp_path):
     code = re.sub(r"total_env_steps=[\d_]+", "total_env_steps=1024", code)
     done = python.run([sys.executable, "-c", code], cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("given", ["", "ACTIVE"])
+def test_threads_that_wait_give_their_core_up_unless_the_user_says_otherwise(given):
+    code = "import headrace, os, sys; assert 'torch' not in sys.modules; "
+    code += "print(os.environ['OMP_WAIT_POLICY'])"
+    rest = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    env = rest | ({"OMP_WAIT_POLICY": given} if given else {})
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == (given or "PASSIVE")

@@ -118,13 +118,18 @@ def due_steps(ctx: UpdateContext[Any], num_normal: int = 0) -> Draws:
         num_normal: normal numbers for each row: `noise`, `[B, num_normal]`. They belong to the
             gradient step and the row's place in its batch.
     """
-    cfg, replay = ctx.config, replay_of(ctx)
+    draw = _by_priority if replay_of(ctx).priorities else _uniformly
+    yield from draw(ctx, due(ctx), num_normal)
+
+
+def due(ctx: UpdateContext[Any]) -> range:
+    """Return the numbers of the gradient steps that are due."""
+    replay = replay_of(ctx)
     # Without any transition yet, the gradient steps are made up for.
     if replay.is_refilling or not len(replay):
-        return
+        return range(0)
     env_steps = ctx.env_steps + ctx.new_env_steps - replay.env_steps_of_refills
-    steps = range(ctx.learner_steps, cfg.learner_steps_after(env_steps))
-    yield from (_by_priority if replay.priorities else _uniformly)(ctx, steps, num_normal)
+    return range(ctx.learner_steps, ctx.config.learner_steps_after(env_steps))
 
 
 def _by_priority(ctx: UpdateContext[Any], steps: range, num_normal: int) -> Draws:

@@ -4,8 +4,10 @@ from typing import Any
 
 import torch
 
-from headrace.algos import dqn, dqn_manual_gradient, ppo, ppo_manual_gradient
+from headrace.algos import ppo, ppo_manual_gradient
 from headrace.algos.a2c import A2CAlgorithm
+from headrace.algos.action_values import dqn, dqn_manual_gradient
+from headrace.algos.action_values.pqn import PQNAlgorithm
 from headrace.algos.appo import APPOAlgorithm
 from headrace.algos.base import Algorithm, AlgorithmConfig
 from headrace.algos.critics.sac import DROQAlgorithm, REDQAlgorithm, SACAlgorithm, TQCAlgorithm
@@ -15,7 +17,6 @@ from headrace.algos.offline.bc import BCAlgorithm
 from headrace.algos.offline.cql import CQLAlgorithm
 from headrace.algos.offline.iql import IQLAlgorithm
 from headrace.algos.offline.td3_bc import TD3BCAlgorithm
-from headrace.algos.pqn import PQNAlgorithm
 from headrace.errors import ConfigError, did_you_mean
 from headrace.importing import load_callable
 from headrace.models.fast_paths import FastPath

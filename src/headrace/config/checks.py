@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from headrace.algos.action_values.dqn import DQN
 from headrace.algos.base import ActorCriticConfig, Algorithm
 from headrace.algos.critics.sac import SAC
 from headrace.algos.critics.td3 import TD3
-from headrace.algos.dqn import DQN
 from headrace.algos.off_policy import ReplayConfig
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.old_names import PEER_NAMES

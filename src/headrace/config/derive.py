@@ -9,8 +9,8 @@ import os
 import sys
 from dataclasses import replace
 
+from headrace.algos.action_values.dqn import DQN
 from headrace.algos.base import EpochsConfig
-from headrace.algos.dqn import DQN
 from headrace.algos.off_policy import ReplayConfig
 from headrace.config.batches import fitting_steps, minibatch_sizes
 from headrace.config.checks import (

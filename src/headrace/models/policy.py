@@ -11,7 +11,7 @@ from headrace.batch import Fragment, Obs, each
 from headrace.configclass import NonNegative, PositiveInt, PositiveInts, configclass
 from headrace.models.custom import ModelFactory, made, num_params
 from headrace.models.distributions import Head, head_for
-from headrace.models.networks import ImageNet, Mlp, autocast, encoder_for, linear
+from headrace.models.networks import Encoder, ImageNet, Mlp, autocast, encoder_for, linear
 from headrace.models.normalization import NormalizeObs, NormalizeReward, RunningMoments
 from headrace.models.recurrent import Core, CoreKind, state_size
 from headrace.spec import PLAIN, EnvSpec, nested
@@ -62,17 +62,44 @@ class Network:
         return state_size(self.core, self.core_size)
 
 
-class ActorCritic(nn.Module):
+class WithCore(nn.Module):
+    """The base class of networks that have an encoder, maybe a recurrent core, and heads.
+
+    Attributes:
+        num_features: numbers that the heads get.
+    """
+
+    actor: nn.Linear
+    core: Core | None
+
+    def __init__(self, encoder: Encoder, network: Network) -> None:
+        super().__init__()
+        self.encoder, self.core = encoder, None
+        self.num_features = encoder.num_features
+        if network.core != "none":
+            self.core = Core(network.core, self.num_features, network.core_size)
+            self.num_features = network.core_size
+
+    def features(self, obs: Obs) -> Tensor:
+        """Return the input of the core, or of the heads: `[..., features]`."""
+        features: Tensor = self.encoder(obs)
+        return features.to(self.actor.weight.dtype)
+
+    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        """Return parameters of the action distribution `[..., num_params]`, and values `[...]`."""
+        return self.heads(self.features(obs))
+
+    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of `forward` from the input of the heads."""
+        raise NotImplementedError
+
+
+class ActorCritic(WithCore):
     """Headrace's network: an encoder, maybe a recurrent core, and trunks of actor and critic."""
 
     def __init__(self, spec: EnvSpec, network: Network) -> None:
-        super().__init__()
-        self.encoder = encoder_for(spec.seen, network.image_net)
-        features = self.encoder.num_features
-        self.core: Core | None = None
-        if network.core != "none":
-            self.core = Core(network.core, features, network.core_size)
-            features = network.core_size
+        super().__init__(encoder_for(spec.seen, network.image_net), network)
+        features = self.num_features
 
         def trunk() -> Mlp:
             return Mlp(features, network.hidden_sizes, network.activation)
@@ -85,17 +112,7 @@ class ActorCritic(nn.Module):
         self.critic_trunk = None if network.shared_trunk else trunk()
         self.critic = linear(width, 1, 1.0)
 
-    def features(self, obs: Obs) -> Tensor:
-        """Return the input of the core, or of the trunks: `[..., features]`."""
-        features: Tensor = self.encoder(obs)
-        return features.to(self.actor.weight.dtype)
-
-    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Return parameters of the action distribution `[..., num_params]`, and values `[...]`."""
-        return self.heads(self.features(obs))
-
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs of `forward` from the input of the trunks."""
         hidden = self.actor_trunk(features)
         critic_hidden = hidden if self.critic_trunk is None else self.critic_trunk(features)
         return self.actor(hidden), self.critic(critic_hidden).squeeze(-1)
@@ -200,12 +217,12 @@ class Policy(nn.Module):
 
     @property
     def _core(self) -> Core:
-        assert isinstance(self.model, ActorCritic)
+        assert isinstance(self.model, WithCore)
         assert self.model.core is not None
         return self.model.core
 
     def _features(self, obs: Obs) -> Tensor:
-        assert isinstance(self.model, ActorCritic)
+        assert isinstance(self.model, WithCore)
         with self._precision():
             return self.model.features(self.normalized(obs))
 

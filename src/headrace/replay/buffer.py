@@ -102,8 +102,8 @@ class ReplayBuffer(OfEnvs):
         super().__init__()
         self.num_envs, self._ranks = num_envs, ranks
         # More than the transitions: the row where the next one begins, and its older frames
-        self._older = frames_in(spec) - 1
-        self.capacity = -(-size // (num_envs * ranks.size)) + 1 + self._older
+        self.older = frames_in(spec) - 1
+        self.capacity = -(-size // (num_envs * ranks.size)) + 1 + self.older
         self.obs_bytes = obs_bytes(spec)
         layout = columns(spec, {}, self.capacity, num_envs)
         self._obs_names = {
@@ -112,13 +112,13 @@ class ReplayBuffer(OfEnvs):
         }
         for key, name in self._obs_names.items():
             shape, dtype = layout[f"obs.{key}" if key else "obs"]
-            of_row = shape[3:] if self._older else shape[2:]
+            of_row = shape[3:] if self.older else shape[2:]
             zeros = partial(zeros_in_file, directory) if directory else torch.zeros
             self.register_buffer(name, zeros((self.capacity, num_envs, *of_row), dtype=dtype))
         for name in ("action", "reward", "terminated", "truncated"):
             shape, dtype = layout[name]
             self.register_buffer(name, torch.zeros(shape, dtype=dtype))
-        if self._older:  # the rows with an older frame alone
+        if self.older:  # the rows with an older frame alone
             self.register_buffer("only_frame", torch.zeros_like(self.truncated))
         # The number of each environment's next row, at which its observation is already stored.
         self.register_buffer("end", torch.zeros(num_envs, dtype=torch.int64))
@@ -133,7 +133,7 @@ class ReplayBuffer(OfEnvs):
         self._hindsight = hindsight
         self.goal_reward: GoalReward | None = None
 
-        flags = {"only_frame"} if self._older else set()
+        flags = {"only_frame"} if self.older else set()
         written_once = {"action", "reward", "terminated", *self._obs_names.values(), *flags}
         self.columns = frozenset(written_once)  # a later row may still truncate the one before
         self._saved_end = self._new_end = self.end.clone()
@@ -190,18 +190,18 @@ class ReplayBuffer(OfEnvs):
         # Whether a stack of frames does not continue the one before
         is_new = torch.zeros((batch.num_steps + 1, len(env)), dtype=torch.bool, device=device)
         last_is_new = torch.zeros_like(column, dtype=torch.bool)
-        if self._older:
+        if self.older:
             obs, last = _frames(batch.obs), _frames(last_obs)
             is_new[0] = lost | (before == 0)
             is_new[1:] = ~_continues(obs[1:], obs[:-1], 2)
             last_is_new = ~_continues(last, obs[last_step, column], 1)
         # Rows that are no steps: those of older frames, and that of an episode's last observation
-        extra = self._older * is_new.long()
-        extra[last_step + 1, column] += 1 + self._older * last_is_new
+        extra = self.older * is_new.long()
+        extra[last_step + 1, column] += 1 + self.older * last_is_new
         step = torch.arange(batch.num_steps + 1, device=device).unsqueeze(1)
         number = before + lost + step + extra.cumsum(0)
         self._write_obs(batch.obs, number, env, is_new)
-        last_at = number[last_step, column] + 1 + self._older * last_is_new
+        last_at = number[last_step, column] + 1 + self.older * last_is_new
         self._write_obs(last_obs, last_at, env[column], last_is_new)
         number, end = number[:-1], number[-1]
         if self.episodes is not None:
@@ -214,7 +214,7 @@ class ReplayBuffer(OfEnvs):
         at = number % self.capacity, env.expand_as(number)
         self.action[at], self.reward[at] = batch.action, batch.reward
         self.terminated[at], self.truncated[at] = batch.terminated, batch.truncated | is_new[1:]
-        self._list_transitions(env, number, batch.valid, before, end)
+        self._list(env, number, batch.valid, before, end)
 
     def _write_obs(self, obs: Obs, number: Tensor, env: Tensor, is_new: Tensor) -> None:
         """Write observations of rows. Of frames only the newest; where `is_new`, all of them."""
@@ -222,7 +222,7 @@ class ReplayBuffer(OfEnvs):
         at = number % self.capacity, env
         for key, name in self._obs_names.items():
             value, stored = obs[key] if isinstance(obs, dict) else obs, getattr(self, name)
-            if not self._older:
+            if not self.older:
                 stored[at] = value
                 continue
             frames = value.movedim(number.dim(), 0)  # [k, ..., *shape]
@@ -239,7 +239,7 @@ class ReplayBuffer(OfEnvs):
         """
         end, before = self.end[env], (self.end[env] - 1) % self.capacity
         goes_on = torch.ones_like(env, dtype=torch.bool)
-        stored = self._observations(end, env)
+        stored = self.observations(end, env)
         for key in self._obs_names:
             obs, was = (o[key] if isinstance(o, dict) else o for o in (first_obs, stored))
             goes_on &= (was == obs).flatten(1).all(1) if obs.dim() > 1 else was == obs
@@ -247,12 +247,12 @@ class ReplayBuffer(OfEnvs):
         self.truncated[before, env] |= lost | has_failed
         return lost
 
-    def _list_transitions(
+    def _list(
         self, env: Tensor, number: Tensor, valid: Tensor, before: Tensor, end: Tensor
     ) -> None:
         """Forget the transitions that were overwritten, and list the new ones in their places."""
         # The oldest row that has all of its frames
-        oldest, most = end - self.capacity + 1 + self._older, int((end - before).max())
+        oldest, most = end - self.capacity + 1 + self.older, int((end - before).max())
         candidate = self.num_gone[env] + torch.arange(most, device=env.device).unsqueeze(1)
         is_gone = self.starts[candidate % self.capacity, env] < oldest
         self.num_gone[env] += (is_gone & (candidate < self.num_starts[env])).sum(0)
@@ -262,9 +262,9 @@ class ReplayBuffer(OfEnvs):
         self.num_starts[env] += is_start.sum(0)
         self.end[env] = end
         if self.priorities is not None:
-            none = most + 1 + self._older  # nor is the next row one, or rows without all frames
+            none = most + 1 + self.older  # nor is the next row one, or rows without all frames
             written = before + torch.arange(none, device=env.device).unsqueeze(1)
-            written = torch.minimum(written, end + self._older)
+            written = torch.minimum(written, end + self.older)
             zero = torch.zeros(written.numel(), dtype=torch.float64, device=env.device)
             self.priorities.set(env.expand_as(written).flatten(), self._at(written), zero)
             of, at = env.expand_as(number)[valid], self._at(number[valid])
@@ -304,9 +304,9 @@ class ReplayBuffer(OfEnvs):
 
     def __len__(self) -> int:
         """Return the number of transitions that can be drawn, of all ranks."""
-        return int(self._left().sum())
+        return int(self.left().sum())
 
-    def _left(self) -> Tensor:
+    def left(self) -> Tensor:
         """Return the number of transitions of each environment of all ranks."""
         return self._ranks.gather(self.num_starts - self.num_gone).flatten()
 
@@ -316,7 +316,7 @@ class ReplayBuffer(OfEnvs):
         Args:
             drawn: this rank's rows of the last gradient step; None: there was none, on any rank.
         """
-        found = {"replay_rows": self._left().sum()}
+        found = {"replay_rows": self.left().sum()}
         if drawn is not None:
             age = self.end[drawn.env] - drawn.number
             of_rank = torch.stack([age.sum(), age.new_tensor(len(age))])
@@ -336,7 +336,7 @@ class ReplayBuffer(OfEnvs):
         Returns:
             The rows of this rank, step after step, and how many each step has.
         """
-        left = self._left()
+        left = self.left()
         ends = left.cumsum(0)
         total = ends[-1]
         uniform = replay_draws(seed, first_step, num_steps, batch_size, ends.device)
@@ -368,7 +368,7 @@ class ReplayBuffer(OfEnvs):
         uniform = replay_draws(seed, step, 1, batch_size, self.end.device)[0]
         env, place, slot, probability = self.priorities.draw(uniform)
         number = self.end[env] - (self.end[env] - place) % self.capacity
-        weight = (self._left().sum() * probability) ** -beta  # nothing waits for the device
+        weight = (self.left().sum() * probability) ** -beta  # nothing waits for the device
         largest = weight.max() if len(weight) else torch.zeros_like(self.priorities.greatest)
         return Rows(number, env, slot), (weight / self._ranks.gather(largest).max()).float()
 
@@ -392,8 +392,25 @@ class ReplayBuffer(OfEnvs):
             scaled: clips and normalizes rewards.
 
         Returns:
-            `obs, action, next_obs` of rows `[..., *shape]`; `reward`, the sum Σ_j γ^j r_j of m
-            steps; `discount`, γ^m, or 0 if the episode ended by then.
+            `obs, action, next_obs` of rows `[..., *shape]`; `reward` and `discount`, see `returns`.
+        """
+        reward, discount, following = self.returns(rows, n_step, gamma, scaled)
+        return {
+            "obs": self.observations(rows.number, rows.env),
+            "action": self.action[rows.number % self.capacity, rows.env],
+            "reward": reward,
+            "discount": discount,
+            "next_obs": self.observations(following, rows.env),
+        }
+
+    def returns(
+        self, rows: Rows, n_step: int, gamma: float, scaled: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sums over up to `n_step` steps from rows `[...]`, see `transitions`.
+
+        Returns:
+            The sum Σ_j γ^j r_j of m steps; γ^m, or 0 if the episode ended by then; and the number
+            of the row that has the observation after these steps.
         """
         ahead = torch.arange(n_step, device=rows.env.device)
         number, env = rows.number.unsqueeze(-1) + ahead, rows.env.unsqueeze(-1)
@@ -406,15 +423,9 @@ class ReplayBuffer(OfEnvs):
         terminated = (self.terminated[at, env] & counts).any(-1)
         discount = (gamma**m).masked_fill(terminated, 0.0)
         following = rows.number + m
-        if self._older:
-            following += self._older * self.only_frame[following % self.capacity, rows.env]
-        return {
-            "obs": self._observations(rows.number, rows.env),
-            "action": self.action[rows.number % self.capacity, rows.env],
-            "reward": reward,
-            "discount": discount.to(reward.dtype),
-            "next_obs": self._observations(following, rows.env),
-        }
+        if self.older:
+            following += self.older * self.only_frame[following % self.capacity, rows.env]
+        return reward, discount.to(reward.dtype), following
 
     @torch.no_grad()
     def relabel(
@@ -430,14 +441,15 @@ class ReplayBuffer(OfEnvs):
         ahead = self.episodes.newest_of(rows.number, rows.env, self.end) - rows.number + 1
         is_chosen = (uniform[0] < self._hindsight) & (ahead > 0)
         later = rows.number + (uniform[1] * ahead.clamp(min=1)).long() + 1
-        reached = self._observations(later, rows.env)
+        reached = self.observations(later, rows.env)
         assert isinstance(reached, dict)
         hindsight.relabel(columns, reached[hindsight.ACHIEVED], is_chosen, self.goal_reward)
         columns["reward"] = torch.where(is_chosen, scaled(columns["reward"]), columns["reward"])
 
-    def _observations(self, number: Tensor, env: Tensor) -> Obs:
-        if self._older:
-            age = torch.arange(self._older, -1, -1, device=number.device)
+    def observations(self, number: Tensor, env: Tensor) -> Obs:
+        """Return the observations of rows `[...]`, with all their frames."""
+        if self.older:
+            age = torch.arange(self.older, -1, -1, device=number.device)
             number, env = number.unsqueeze(-1) - age, env.unsqueeze(-1)
         at = number % self.capacity * self.num_envs + env
         named = {

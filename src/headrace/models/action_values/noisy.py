@@ -1,6 +1,6 @@
 """Layers with noise in their weights, which explore in place of random actions.
 
-Left out: when there is new noise (`algos/dqn.py`).
+Left out: when there is new noise (`algos/action_values/dqn.py`).
 """
 
 import math

@@ -8,14 +8,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from headrace.batch import Obs
+from headrace.batch import Obs, each
 from headrace.errors import ConfigError
 from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.value_distributions import MeanOnly, ValueDistribution
 from headrace.models.custom import ModelFactory
 from headrace.models.distributions import Head, at, inverse_cdf
 from headrace.models.networks import Mlp, encoder_for, linear
-from headrace.models.policy import Network, Policy
+from headrace.models.policy import Network, Policy, WithCore
 from headrace.spec import EnvSpec
 
 
@@ -54,8 +54,8 @@ class EpsilonGreedy(Head):
         return self.epsilon * uniform + (1 - self.epsilon) * greedy
 
 
-class QNetwork(nn.Module):
-    """An encoder, hidden layers, and the outputs of each action, which say its value.
+class QNetwork(WithCore):
+    """An encoder, maybe a core, hidden layers, and the outputs of each action, which say its value.
 
     Args:
         returns: what the outputs of an action say; default: its value alone.
@@ -75,10 +75,9 @@ class QNetwork(nn.Module):
         dueling: bool = False,
         noisy: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(encoder_for(spec.seen, network.image_net, layer_norm=layer_norm), network)
         self.returns = returns or MeanOnly()
-        self.encoder = encoder_for(spec.seen, network.image_net, layer_norm=layer_norm)
-        features, sizes = self.encoder.num_features, network.hidden_sizes
+        features, sizes = self.num_features, network.hidden_sizes
         width = (features, *sizes)[-1]
 
         def layer(num_in: int, num_out: int, gain: float = math.sqrt(2)) -> nn.Linear:
@@ -97,18 +96,22 @@ class QNetwork(nn.Module):
         if dueling:
             self.critic_trunk, self.critic = trunk(), layer(width, num_atoms, 1.0)
 
-    def outputs(self, obs: Obs) -> Tensor:
-        """Return the outputs of each action, `[..., num_choices, num_atoms]`."""
-        features = self.encoder(obs).to(self.actor.weight.dtype)
-        each: Tensor = self.actor(self.trunk(features)).unflatten(-1, (-1, self.returns.num_atoms))
+    def outputs(self, features: Tensor) -> Tensor:
+        """Return the outputs of each action, `[..., num_choices, num_atoms]`.
+
+        Args:
+            features: of observations, or outputs of the core.
+        """
+        of_each: Tensor = self.actor(self.trunk(features))
+        of_each = of_each.view(*of_each.shape[:-1], -1, self.returns.num_atoms)
         if self.critic_trunk is not None:
             value = self.critic(self.critic_trunk(features)).unsqueeze(-2)
-            each = value + (each - each.mean(-2, keepdim=True))
-        return each
+            of_each = value + (of_each - of_each.mean(-2, keepdim=True))
+        return of_each
 
-    def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
+    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of actions `[..., num_choices]`, and the largest `[...]`."""
-        values = self.returns.mean(self.outputs(obs))
+        values = self.returns.mean(self.outputs(features))
         return values, values.amax(-1)
 
 
@@ -165,9 +168,28 @@ class QPolicy(Policy):
         """Return the outputs of each action, `[..., num_choices, num_atoms]`; see `returns`."""
         with self._precision():
             if isinstance(self.model, QNetwork):
-                outputs = self.model.outputs(self._input(obs))
+                outputs = self.model.outputs(self.model.features(self._input(obs)))
             else:
                 outputs = self.model(self._input(obs))[0].unsqueeze(-1)
+        return outputs.float() if self._bf16 else outputs
+
+    def outputs_of_sequence(self, obs: Obs, state: Tensor, reset: Tensor, burn_in: int) -> Tensor:
+        """Return `outputs` of rows in sequence, with a core: `[T - burn_in, n, num_choices, K]`.
+
+        Args:
+            obs, state, reset: as in `forward`, `[T, n, ...]`.
+            burn_in: so many first rows only make the state, and get no gradient.
+        """
+        assert isinstance(self.model, QNetwork)
+        if burn_in:
+            with torch.no_grad():
+                first = each(lambda o: o[:burn_in], obs)
+                inputs = self._sequence(first, state, reset[:burn_in])
+                state = self._core.with_states(*inputs)[1][burn_in - 1]
+        rest = each(lambda o: o[burn_in:], obs)
+        hidden = self._core(*self._sequence(rest, state, reset[burn_in:]))
+        with self._precision():
+            outputs = self.model.outputs(hidden)
         return outputs.float() if self._bf16 else outputs
 
     def best(self, outputs: Tensor, obs: Obs) -> Tensor:
@@ -176,9 +198,9 @@ class QPolicy(Policy):
         return self._masked(obs, values, values[..., 0])[0].argmax(-1)
 
     def act(self, obs: Obs, noise: Tensor, state: Tensor | None = None) -> dict[str, Tensor]:
-        values, best = self(obs)
+        values, best, after = self.one_row(obs, state)
         action, _ = self.head.sample(values, noise)
-        return {"action": action, "value": best}
+        return {"action": action, "value": best} | after
 
     def act_at_random(self) -> None:
         self.head.epsilon.fill_(1.0)

@@ -1,7 +1,7 @@
 """What a network's outputs say of the return of an action: its mean alone, or its distribution.
 
 Each kind gives the mean, the target of a transition, and the loss towards it. Left out: the network
-(`q_policy.py`), and which transitions are learned from (`algos/dqn.py`).
+(`q_policy.py`), and which transitions are learned from (`algos/action_values/dqn.py`).
 """
 
 from abc import ABC, abstractmethod

@@ -7,7 +7,8 @@ This needs fewer operations, and one vector holds all parameters.
 import torch
 from torch import Tensor, nn
 
-from headrace.algos import dqn
+from headrace.algos.action_values import dqn
+from headrace.algos.action_values.q_learning import loss_of_outputs
 from headrace.batch import Minibatch
 from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
@@ -76,7 +77,7 @@ class Gradient:
         values = torch.addmm(bias, x, weight.t())
         action = minibatch["action"].unsqueeze(1)
         value = values.gather(1, action)
-        _, metrics = dqn.loss_of_outputs(self._policy.returns, value, minibatch)
+        _, metrics = loss_of_outputs(self._policy.returns, value, minibatch)
 
         # Huber's loss has the error, clipped to ±1, for its gradient.
         error = value - minibatch["target"].unsqueeze(1)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from headrace.algos.action_values.q_learning import QLearning, QLearningConfig, explore, value_of
 from headrace.algos.base import (
     Divides,
     EpochsConfig,
@@ -21,7 +22,6 @@ from headrace.algos.base import (
     mean_of,
     policy_loss,
 )
-from headrace.algos.q_learning import QLearning, QLearningConfig, explore, value_of
 from headrace.algos.targets import advantages, cuts, minibatches, value_metrics
 from headrace.batch import Fragment, Minibatch, StoredOutputs
 from headrace.configclass import NonNegative, configclass

@@ -11,6 +11,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from headrace.algos.action_values import recurrent_dqn
+from headrace.algos.action_values.q_learning import (
+    QLearning,
+    QLearningConfig,
+    explore,
+    loss_of_outputs,
+    of_action,
+    q_policy,
+)
+from headrace.algos.action_values.recurrent_dqn import (
+    SequenceConfig,
+    due_sequences,
+    sequence_buffer,
+)
 from headrace.algos.base import (
     LossSpec,
     Metrics,
@@ -29,15 +43,15 @@ from headrace.algos.off_policy import (
     update_priorities,
     update_target,
 )
-from headrace.algos.q_learning import QLearning, QLearningConfig, explore, of_action, q_policy
 from headrace.batch import Fragment, Minibatch
 from headrace.configclass import PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
 from headrace.models.action_values.noisy import renew_noise
 from headrace.models.action_values.q_policy import QPolicy
-from headrace.models.action_values.value_distributions import ValueDistribution, value_distribution
+from headrace.models.action_values.value_distributions import value_distribution
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network, Policy
+from headrace.replay.buffer import ReplayBuffer
 from headrace.spec import EnvSpec
 
 _ACTING, _LEARNING, _TARGETS = range(3)  # uses of noise in weights
@@ -45,7 +59,7 @@ _MOST_CLIPPED = 0.01  # share of targets outside of c51's range
 
 
 @configclass
-class DQN(ReplayConfig, QLearningConfig):
+class DQN(SequenceConfig, ReplayConfig, QLearningConfig):
     """Settings of DQN."""
 
     double_q: bool = True
@@ -93,22 +107,6 @@ def loss(policy: QPolicy, minibatch: Minibatch, cfg: DQN) -> tuple[Tensor, Metri
     return loss_of_outputs(policy.returns, outputs, minibatch)
 
 
-def loss_of_outputs(
-    of: ValueDistribution, outputs: Tensor, minibatch: Minibatch
-) -> tuple[Tensor, Metrics]:
-    """Return `loss` from the outputs `[B, K]` of the minibatch's actions."""
-    target, weight = minibatch["target"], minibatch["weight"]
-    total = (of.loss(outputs, target) * weight).sum()
-    with torch.no_grad():
-        value = of.mean(outputs)
-        of_rows = {"td_error": (value - minibatch["target_mean"]).abs(), "mean_value": value}
-        if "clipped" in minibatch:
-            of_rows["clipped_targets"] = minibatch["clipped"]
-        metrics = {name: (each * weight).sum() for name, each in of_rows.items()}
-        error = of.error(outputs, minibatch)
-    return total, metrics | {"loss": total.detach(), "error": error}
-
-
 @torch.no_grad()
 def targets(policy: QPolicy, target: QPolicy, rows: Minibatch, cfg: DQN) -> Minibatch:
     """Return the targets of transitions, from `ValueDistribution.target`."""
@@ -148,7 +146,7 @@ def _renew_for_learning(ctx: UpdateContext[DQN], step: int) -> None:
 class DQNAlgorithm(QLearning[DQN]):
     """DQN: acts greedily but for epsilon, and learns from replay."""
 
-    name, Config, data, several_learners = "dqn", DQN, "replay", True
+    name, Config, data, several_learners, recurrent = "dqn", DQN, "replay", True, True
 
     def build_policy(
         self, spec: EnvSpec, network: Network, config: DQN, model: ModelFactory | None = None
@@ -169,16 +167,23 @@ class DQNAlgorithm(QLearning[DQN]):
     ) -> Modules:
         target = copy.deepcopy(policy).requires_grad_(False)
         target.normalize_obs = policy.normalize_obs  # the same input for both
-        replay = replay_buffer(spec, config, num_rows, ranks)
+        replay: ReplayBuffer
+        if policy.state_size:
+            replay = sequence_buffer(spec, config, num_rows, ranks, policy.state_size)
+        else:
+            replay = replay_buffer(spec, config, num_rows, ranks)
         return {"policy": policy, "target": target, "replay": replay}
 
     def losses(self, modules: Modules, config: DQN) -> dict[str, LossSpec]:
         policy, target = modules["policy"], modules["target"]
         assert isinstance(policy, QPolicy)
         assert isinstance(target, QPolicy)
-        of_rows = partial(targets, policy, target, cfg=config)
+        of, targets_of = loss, targets
+        if policy.state_size:
+            of, targets_of = recurrent_dqn.loss, recurrent_dqn.targets
+        of_rows = partial(targets_of, policy, target, cfg=config)
         return {
-            "policy": LossSpec(loss, policy, config.max_grad_norm, config.adam_eps, prepare=of_rows)
+            "policy": LossSpec(of, policy, config.max_grad_norm, config.adam_eps, prepare=of_rows)
         }
 
     def warning(self, metrics: Mapping[str, float], config: DQN) -> str:
@@ -200,7 +205,7 @@ class DQNAlgorithm(QLearning[DQN]):
         seen: list[Metrics] = []
         drawn = None
         rows: Minibatch = {}
-        for step, drawn, rows in due_steps(ctx):
+        for step, drawn, rows in due_sequences(ctx) if policy.state_size else due_steps(ctx):
             if cfg.noisy:
                 _renew_for_learning(ctx, step)
             metrics = ctx.step("policy", rows, ctx.lr)
@@ -208,7 +213,7 @@ class DQNAlgorithm(QLearning[DQN]):
             seen.append(metrics)
             if (step + 1) % cfg.target_update_interval == 0:
                 update_target(target, policy, cfg.tau)
-        of_last = best_values(policy, target, rows) if seen else {}
+        of_last = best_values(policy, target, rows) if seen and not policy.state_size else {}
         if cfg.noisy:
             renew_noise(policy, ctx.seed, ctx.version, _ACTING)
         epsilon = cfg.epsilon(ctx.progress)

@@ -5,9 +5,11 @@ Left out: targets, and the data that is learned from (`pqn.py`, `dqn.py`).
 
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from headrace.algos.base import Algorithm, AlgorithmConfig, Share
+from headrace.algos.base import Algorithm, AlgorithmConfig, Metrics, Share
+from headrace.batch import Minibatch
 from headrace.configclass import NonNegative, configclass
 from headrace.errors import ConfigError
 from headrace.models.action_values.q_policy import QPolicy
@@ -88,6 +90,22 @@ def of_action(outputs: Tensor, action: Tensor) -> Tensor:
     """Return the outputs `[B, K]` of actions `[B]`, of those of all actions `[B, A, K]`."""
     at_action = action.view(-1, 1, 1).expand(-1, 1, outputs.shape[-1])
     return outputs.gather(-2, at_action).squeeze(-2)
+
+
+def loss_of_outputs(
+    of: ValueDistribution, outputs: Tensor, minibatch: Minibatch
+) -> tuple[Tensor, Metrics]:
+    """Return `dqn.loss` from the outputs `[B, K]` of the minibatch's actions."""
+    target, weight = minibatch["target"], minibatch["weight"]
+    total = (of.loss(outputs, target) * weight).sum()
+    with torch.no_grad():
+        value = of.mean(outputs)
+        of_rows = {"td_error": (value - minibatch["target_mean"]).abs(), "mean_value": value}
+        if "clipped" in minibatch:
+            of_rows["clipped_targets"] = minibatch["clipped"]
+        metrics = {name: (each * weight).sum() for name, each in of_rows.items()}
+        error = of.error(outputs, minibatch)
+    return total, metrics | {"loss": total.detach(), "error": error}
 
 
 def value_of(policy: nn.Module, obs: Any, action: Tensor) -> Tensor:

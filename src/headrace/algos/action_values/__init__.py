@@ -1,0 +1,1 @@
+"""Algorithms that learn the values of actions."""
