@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.algos.action_values.dqn import Rainbow as Rainbow
     from headrace.algos.action_values.pqn import PQN as PQN
     from headrace.algos.appo import APPO as APPO
+    from headrace.algos.critics.crossq import CROSSQ as CROSSQ
     from headrace.algos.critics.sac import DROQ as DROQ
     from headrace.algos.critics.sac import REDQ as REDQ
     from headrace.algos.critics.sac import SAC as SAC
@@ -57,6 +58,7 @@ _HOME = {
     "APPO": "headrace.algos.appo",
     "BC": "headrace.algos.offline.bc",
     "CQL": "headrace.algos.offline.cql",
+    "CROSSQ": "headrace.algos.critics.crossq",
     "DDPG": "headrace.algos.critics.td3",
     "DQN": "headrace.algos.action_values.dqn",
     "DROQ": "headrace.algos.critics.sac",

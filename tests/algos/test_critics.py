@@ -1,5 +1,6 @@
 """The pages of SAC and TD3: losses and targets by hand, critics, and what their settings do."""
 
+import copy
 import math
 
 import gymnasium as gym
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import headrace
-from headrace.algos.critics import sac, sac_of_choices, td3
+from headrace.algos.critics import crossq, sac, sac_of_choices, td3
 from headrace.algos.critics.sac import SAC, TQC
 from headrace.algos.critics.shared import critics_loss
 from headrace.algos.critics.td3 import DDPG, TD3
@@ -17,6 +18,7 @@ from headrace.config.algorithms import ALGORITHMS
 from headrace.device_seeding import batch_noise
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.errors import ConfigError, UsageError
+from headrace.models.critics.batch_norm import BatchNorm, by_batch
 from headrace.models.critics.critics import Critics
 from headrace.models.critics.dropout import USES, Dropout, row_keys
 from headrace.models.critics.estimates import LeastOfSome, LeastValue, TruncatedQuantiles
@@ -302,11 +304,75 @@ def test_every_setting_changes_what_is_learned(tmp_path, algo, setting, value):
     assert not all(torch.equal(learned[0][name], learned[1][name]) for name in learned[0])
 
 
+def test_a_batch_is_normalized_by_its_own_moments_only_while_it_is_learned_from():
+    torch.manual_seed(0)
+    layer = BatchNorm(2, 1, 3)
+    features = torch.randn(2, 400, 3) * torch.tensor([1.0, 2.0, 3.0]) + 5
+    assert torch.allclose(layer(features), features, rtol=1e-2)  # running moments of 0 and 1
+    with by_batch(layer):
+        for _ in range(600):
+            found = layer(features)
+    torch.testing.assert_close(found.mean(1), torch.zeros(2, 3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.std(1), torch.ones(2, 3), atol=1e-2, rtol=0)
+    torch.testing.assert_close(layer(features), found, atol=2e-2, rtol=0)
+    assert float(layer.num_batches) == 600
+    # Once running moments have settled, those of an odd batch are corrected towards them
+    layer.num_batches.fill_(1e6)
+    expected = layer(2 * features)
+    with by_batch(layer):
+        odd = layer(2 * features)
+    torch.testing.assert_close(odd.mean(1), expected.mean(1).clamp(max=5.0), atol=0.1, rtol=0)
+    torch.testing.assert_close(odd.std(1), expected.std(1), atol=0.1, rtol=0)
+    features.requires_grad_()
+    layer(features, frozen=True).sum().backward()
+    assert layer.weight.grad is None
+    assert features.grad.abs().min() > 0
+
+
+def test_crossq_takes_values_of_both_observations_from_one_pass():
+    modules, config = modules_of("crossq", ent_coef=0.5)
+    policy, critics = modules["policy"], modules["critics"]
+    rows = rows_of(6)
+    rows |= {"next_action": torch.rand(6, 2), "next_log_prob": torch.randn(6)}
+    before = critics.norms[0].mean.clone()
+    both = torch.cat((rows["obs"], rows["next_obs"]))
+    actions = torch.cat((rows["action"], rows["next_action"]))
+    other = copy.deepcopy(critics)
+    with torch.no_grad(), by_batch(other):
+        now, after = other(both, actions).squeeze(-1).chunk(2, 1)
+    value = after.amin(0) - 0.5 * rows["next_log_prob"]
+    target = rows["reward"] + rows["discount"] * value
+    expected = ((now - target).square().sum(0) / 6).sum()
+    of = {"policy": policy, "temperature": modules["temperature"]}
+    total, metrics = crossq.critics_loss(critics, rows, config, **of)
+    assert float(total.detach()) == pytest.approx(float(expected), rel=1e-5)
+    assert float(metrics["mean_value"]) == pytest.approx(float(now.mean()), rel=1e-4)
+    assert not torch.equal(critics.norms[0].mean, before)
+    assert "target" not in modules
+
+
+def test_the_policy_of_crossq_learns_moments_and_leaves_those_of_the_critics():
+    modules, config = modules_of("crossq")
+    policy, critics = modules["policy"], modules["critics"]
+    before = {name: buffer.clone() for name, buffer in critics.named_buffers()}
+    mean = policy.model.actor.norm.mean.clone()
+    of = {"critics": critics, "temperature": modules["temperature"]}
+    crossq.actor_loss(policy, rows_of(6), config, **of)[0].backward()
+    assert all(torch.equal(before[name], buffer) for name, buffer in critics.named_buffers())
+    assert all(parameter.grad is None for parameter in critics.parameters())
+    assert all(parameter.grad is not None for parameter in policy.parameters())
+    assert not torch.equal(policy.model.actor.norm.mean, mean)
+    noise = torch.rand(6, 2)
+    acted = policy.act(rows_of(6)["obs"], noise)["action"]
+    alone = policy.act(rows_of(6)["obs"][:1], noise[:1])["action"]
+    torch.testing.assert_close(alone, acted[:1])  # it acts by running moments
+
+
 class Unbounded(Reach):
     action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
-@pytest.mark.parametrize("algo", ["sac", "tqc", "td3", "ddpg"])
+@pytest.mark.parametrize("algo", ["sac", "tqc", "crossq", "td3", "ddpg"])
 def test_other_actions_are_refused_in_words(tmp_path, algo):
     with pytest.raises(ConfigError, match=r"(?s)finite bounds.*without.*--algo ppo"):
         headrace.train(Unbounded, algo=algo, run_dir=tmp_path / "run", **SMALL)
@@ -327,6 +393,7 @@ def test_other_actions_are_refused_in_words(tmp_path, algo):
         ("sac", {"priority_beta": 0.5}, "priority_beta=0.5.*priority_alpha=0.0"),
         ("ddpg", {"target_noise_clip": 0.1}, "target_noise_clip=0.1.*target_noise=0.0"),
         ("sac", {"dropout": 1.0}, "dropout=1.0: expected less than 1"),
+        ("crossq", {"tau": 0.01}, "tau=0.01 has no effect.*Leave --tau out"),
     ],
 )
 def test_settings_without_effect_are_refused(tmp_path, algo, settings, words):

@@ -31,9 +31,10 @@ RAINBOW = dataclasses.replace(
 RECURRENT = dataclasses.replace(SETTINGS["algo"], sequence_length=6, burn_in=3)
 SIZES = {"learning_starts": 100, "batch_size": 24, "replay_size": 400, "replay_ratio": 0.2}
 SAC = headrace.SAC(lr=3e-3, n_step=3, **SIZES)
+CROSSQ = headrace.CROSSQ(lr=3e-3, **SIZES)
 TD3 = headrace.TD3(lr=3e-3, priority_alpha=0.6, **SIZES)
 ALGORITHMS = {
-    "rainbow": RAINBOW, "sac": SAC, "td3": TD3, "prioritized": PRIORITIZED,
+    "rainbow": RAINBOW, "crossq": CROSSQ, "sac": SAC, "td3": TD3, "prioritized": PRIORITIZED,
     "even": SETTINGS["algo"], "recurrent": RECURRENT,
 }  # fmt: skip
 

@@ -96,6 +96,7 @@ class LossSpec:
             this module, or they are trained too.
         max_grad_norm: limit of the gradient's L2 norm; 0: none.
         adam_eps: added to Adam's root mean square of each gradient.
+        adam_beta1: of Adam's mean gradient, the share that is left of the one before.
         may_skip: whether a minibatch may leave some parameters without a gradient.
         prepare: minibatch -> more columns of it, such as targets that change with each step. They
             replace those of the same name. No gradient flows back through them.
@@ -105,6 +106,7 @@ class LossSpec:
     module: nn.Module
     max_grad_norm: float
     adam_eps: NonNegative
+    adam_beta1: float = 0.9
     may_skip: bool = False
     prepare: Callable[[Minibatch], Minibatch] | None = None
 

@@ -10,6 +10,7 @@ from headrace.algos.action_values import dqn, dqn_manual_gradient
 from headrace.algos.action_values.pqn import PQNAlgorithm
 from headrace.algos.appo import APPOAlgorithm
 from headrace.algos.base import Algorithm, AlgorithmConfig
+from headrace.algos.critics.crossq import CrossQAlgorithm
 from headrace.algos.critics.sac import DROQAlgorithm, REDQAlgorithm, SACAlgorithm, TQCAlgorithm
 from headrace.algos.critics.td3 import DDPGAlgorithm, TD3Algorithm
 from headrace.algos.impala import IMPALAAlgorithm
@@ -35,6 +36,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         TQCAlgorithm(),
         REDQAlgorithm(),
         DROQAlgorithm(),
+        CrossQAlgorithm(),
         TD3Algorithm(),
         DDPGAlgorithm(),
         BCAlgorithm(),

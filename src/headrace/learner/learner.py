@@ -143,6 +143,7 @@ class PolicyLearner:
             spec.max_grad_norm,
             run.num_accumulation_steps,
             eps=spec.adam_eps,
+            beta1=spec.adam_beta1,
             manual=None if path is None else path.make(*arguments),
             over_ranks=lambda gradient: ranks.mean(gradient, meter),
         )

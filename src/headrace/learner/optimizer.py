@@ -53,12 +53,13 @@ class Optimizer:
         manual: ManualGradient | None = None,
         over_ranks: Callable[[Tensor], None] = lambda gradient: None,
         eps: float = 1e-5,
+        beta1: float = 0.9,
     ) -> None:
         self._loss, self._num_parts = loss, num_accumulation_steps
         self._manual, self._over_ranks = manual, over_ranks
         self.max_grad_norm = max_grad_norm
         self._parameters = list(loss.parameters())
-        self._adam = _Adam(self._parameters, eps, manual)
+        self._adam = _Adam(self._parameters, eps, beta1, manual)
         device = self._parameters[0].device
         self.nonfinite = torch.zeros((), device=device)
         """Number of steps that were masked, since their gradient was not finite (on the device)."""
@@ -153,9 +154,13 @@ class _Adam:
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], eps: float, together: ManualGradient | None
+        self,
+        parameters: list[nn.Parameter],
+        eps: float,
+        beta1: float,
+        together: ManualGradient | None,
     ) -> None:
-        self._eps, self._shaped, self._together = eps, parameters, together
+        self._eps, self._beta1, self._shaped, self._together = eps, beta1, parameters, together
         self.parameters: list[Tensor] = [*parameters] if together is None else [together.parameters]
         self._count = torch.zeros((), device=parameters[0].device)
         self._mean = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
@@ -183,7 +188,7 @@ class _Adam:
                 [],
                 [self._count] * len(indices),
                 lr=lr,
-                beta1=0.9,
+                beta1=self._beta1,
                 beta2=0.999,
                 weight_decay=0.0,
                 eps=self._eps,

@@ -110,7 +110,7 @@ def actor_loss(
     """
     obs, weight = minibatch["obs"], minibatch["weight"]
     size = policy.num_draws
-    action, log_prob = _draw(policy, obs, minibatch["noise"][:, size : 2 * size])
+    action, log_prob = draw(policy, obs, minibatch["noise"][:, size : 2 * size])
     key = key_of(minibatch, 2)
     outputs = critics(policy.normalized(obs), action, frozen=True, key=key)
     value = critics.estimate.to_improve(outputs)
@@ -138,7 +138,7 @@ def targets(
     # y = r + γ (min_i Q_target_i(s', a') - α log π(a' | s')),  a' ~ π(. | s');  TQC: a y for each
     # quantile that is left, in place of the least value
     next_obs = rows["next_obs"]
-    action, log_prob = _draw(policy, next_obs, rows["noise"][:, : policy.num_draws])
+    action, log_prob = draw(policy, next_obs, rows["noise"][:, : policy.num_draws])
     outputs = target(policy.normalized(next_obs), action, key=key_of(rows, 0))
     normal = rows["noise"][:, 2 * policy.num_draws :][:, : target.estimate.num_normal]
     value = target.estimate.of_next(outputs, normal)
@@ -150,7 +150,8 @@ def targets(
     }
 
 
-def _draw(policy: ActorPolicy, obs: Obs, normal: Tensor) -> tuple[Tensor, Tensor]:
+def draw(policy: ActorPolicy, obs: Obs, normal: Tensor) -> tuple[Tensor, Tensor]:
+    """Return actions of the policy, from normal noise, and their log-probabilities."""
     assert isinstance(policy.head, SquashedGaussian)
     return policy.head.draw(policy(obs)[0], normal)
 
@@ -178,8 +179,12 @@ class SACAlgorithm(WithCritics[SAC]):
             config.dropped_quantiles,
         )
 
-    def dropout(self, config: SAC) -> float:
-        return config.dropout
+    def build_critics(self, spec: EnvSpec, network: Network, config: SAC) -> Critics:
+        return Critics(
+            spec, network, config.num_critics, self.estimate(config),
+            layer_norm=config.layer_norm,
+            dropout=config.dropout,
+        )  # fmt: skip
 
     def build(
         self,
@@ -211,11 +216,11 @@ class SACAlgorithm(WithCritics[SAC]):
             of_actor = partial(sac_of_choices.actor_loss, **of, target_share=share)
             of_rows = sac_of_choices.targets
         of_rows = partial(of_rows, policy, named["target"], temperature)
-        most, eps = config.max_grad_norm, config.adam_eps
+        spec = partial(LossSpec, max_grad_norm=config.max_grad_norm, adam_eps=config.adam_eps)
         return {
-            "critics": LossSpec(critics_loss, critics, most, eps, prepare=of_rows),
-            "policy": LossSpec(of_actor, policy, most, eps),
-            "temperature": LossSpec(temperature_loss, temperature, most, eps),
+            "critics": spec(critics_loss, critics, prepare=of_rows),
+            "policy": spec(of_actor, policy),
+            "temperature": spec(temperature_loss, temperature),
         }
 
     def num_normal(self, policy: Policy, config: SAC) -> int:
@@ -243,7 +248,8 @@ class SACAlgorithm(WithCritics[SAC]):
                 if not cfg.ent_coef:
                     ctx.step("temperature", missing | {"weight": rows["weight"]}, ctx.lr)
                 seen.append(metrics)
-            update_target(modules["target"], modules["critics"], cfg.tau)
+            if "target" in modules:
+                update_target(modules["target"], modules["critics"], cfg.tau)
         explore(ctx)
         return (
             mean_of(seen)

@@ -69,9 +69,11 @@ class WithCritics(Algorithm[ConfigT]):
         """Return what the critics say of the return."""
         return LeastValue()
 
-    def dropout(self, config: ConfigT) -> float:
-        """Return the share of the critics' units that a pass drops."""
-        return 0.0
+    def build_critics(self, spec: EnvSpec, network: Network, config: ConfigT) -> Critics:
+        """Build the critics; their targets begin as a copy."""
+        return Critics(
+            spec, network, config.num_critics, self.estimate(config), layer_norm=config.layer_norm
+        )
 
     def minibatch_rows(self, run: object, config: ConfigT) -> int:
         return config.batch_size
@@ -85,11 +87,7 @@ class WithCritics(Algorithm[ConfigT]):
         num_rows: int,
         ranks: Ranks,
     ) -> Modules:
-        critics = Critics(
-            spec, network, config.num_critics, self.estimate(config),
-            layer_norm=config.layer_norm,
-            dropout=self.dropout(config),
-        )  # fmt: skip
+        critics = self.build_critics(spec, network, config)
         return {
             "policy": policy,
             "critics": critics,
@@ -108,7 +106,13 @@ def critics_loss(critics: Critics, minibatch: Minibatch, cfg: Any) -> tuple[Tens
         The metric `error` is of each row, `[B]`: the mean of the critics.
     """
     outputs = critics.of_action(minibatch["seen"], minibatch["action"], key_of(minibatch, 1))
-    of, target, weight = critics.estimate, minibatch["target"], minibatch["weight"]
+    return loss_of_outputs(critics.estimate, outputs, minibatch["target"], minibatch["weight"])
+
+
+def loss_of_outputs(
+    of: Estimate, outputs: Tensor, target: Tensor, weight: Tensor
+) -> tuple[Tensor, Metrics]:
+    """Return `critics_loss` from the critics' outputs `[E, B, K]`."""
     total = (of.loss(outputs, target) * weight).sum()
     with torch.no_grad():
         values = of.mean(outputs)

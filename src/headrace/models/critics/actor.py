@@ -6,6 +6,7 @@ Left out: critics (`critics.py`), and what the policy learns from (`algos/critic
 from torch import Tensor, nn
 
 from headrace.batch import Obs
+from headrace.models.critics.batch_norm import BatchNorm
 from headrace.models.critics.heads import ExploringHead
 from headrace.models.custom import ModelFactory
 from headrace.models.networks import Mlp, encoder_for
@@ -13,16 +14,34 @@ from headrace.models.policy import Network, Policy
 from headrace.spec import EnvSpec
 
 
-class ActorNetwork(nn.Module):
-    """An encoder, hidden layers, and the parameters of the head."""
+class NormedLinear(nn.Linear):
+    """A linear layer whose input is normalized over the batch."""
 
-    def __init__(self, spec: EnvSpec, network: Network, num_params: int) -> None:
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__(num_in, num_out)
+        self.norm = BatchNorm(num_in)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(self.norm(input))
+
+
+class ActorNetwork(nn.Module):
+    """An encoder, hidden layers, and the parameters of the head.
+
+    Args:
+        batch_norm: normalize the input of each layer over the batch.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, network: Network, num_params: int, *, batch_norm: bool = False
+    ) -> None:
         super().__init__()
         self.encoder = encoder_for(spec.seen, network.image_net)
         features, sizes = self.encoder.num_features, network.hidden_sizes
         # PyTorch's own initial weights: published settings were found with them.
-        self.trunk = Mlp(features, sizes, network.activation, make=nn.Linear)
-        self.actor = nn.Linear((features, *sizes)[-1], num_params)
+        make = NormedLinear if batch_norm else nn.Linear
+        self.trunk = Mlp(features, sizes, network.activation, make=make)
+        self.actor = make((features, *sizes)[-1], num_params)
 
     def forward(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Return parameters of the head `[..., num_params]`, and values of 0 `[...]`."""
@@ -42,9 +61,11 @@ class ActorPolicy(Policy):
         network: Network,
         head: ExploringHead,
         model: ModelFactory | None = None,
+        *,
+        batch_norm: bool = False,
     ) -> None:
         def own(spec: EnvSpec, network: Network) -> ActorNetwork:
-            return ActorNetwork(spec, network, head.num_params)
+            return ActorNetwork(spec, network, head.num_params, batch_norm=batch_norm)
 
         super().__init__(spec, network, model, own=own, head=head)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.batch import Obs
+from headrace.models.critics.batch_norm import BatchNorm
 from headrace.models.critics.dropout import Dropout
 from headrace.models.critics.estimates import Estimate, LeastValue
 from headrace.models.networks import ACTIVATIONS, NORM_EPS, autocast, encoder_for
@@ -48,6 +49,7 @@ class Critics(nn.Module):
         estimate: what their outputs say of the return; default: the least value.
         layer_norm: normalize the sums of each hidden layer, without learned factors.
         dropout: share of the units of each hidden layer to drop.
+        batch_norm: normalize the input of each layer over the batch.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Critics(nn.Module):
         *,
         layer_norm: bool = False,
         dropout: float = 0.0,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         self.estimate = estimate or LeastValue()
@@ -68,6 +71,8 @@ class Critics(nn.Module):
         num_outputs = max(1, self.num_choices) * self.estimate.num_outputs
         pairs = itertools.pairwise((num_in, *network.hidden_sizes, num_outputs))
         self.layers = nn.ModuleList(BatchedLinear(num_critics, *pair) for pair in pairs)
+        inputs = (num_in, *network.hidden_sizes) if batch_norm else ()
+        self.norms = nn.ModuleList(BatchNorm(num_critics, 1, size) for size in inputs)
         sizes = network.hidden_sizes if dropout else ()
         self.dropout = nn.ModuleList(Dropout(dropout, num_critics, size) for size in sizes)
         self._layer_norm, self._is_bf16 = layer_norm, network.precision == "bf16"
@@ -109,6 +114,8 @@ class Critics(nn.Module):
             if action is not None:
                 joined = torch.cat((joined, action.to(weight.dtype)), -1)
             at = joined.expand(len(weight), *joined.shape)
+            if self.norms:
+                at = self.norms[0](at, frozen=frozen)
             for i, layer in enumerate(hidden):
                 at = layer(at, frozen=frozen, first=first)
                 if key is not None:
@@ -116,6 +123,8 @@ class Critics(nn.Module):
                 if self._layer_norm:
                     at = nn.functional.layer_norm(at, at.shape[-1:], eps=NORM_EPS)
                 at = self._activation(at)
+                if self.norms:
+                    at = self.norms[i + 1](at, frozen=frozen)
             outputs: Tensor = last(at, frozen=frozen, first=first)
         if self.num_choices:
             outputs = outputs.view(*outputs.shape[:2], self.num_choices, -1)
