@@ -31,11 +31,13 @@ RAINBOW = dataclasses.replace(
 RECURRENT = dataclasses.replace(SETTINGS["algo"], sequence_length=6, burn_in=3)
 SIZES = {"learning_starts": 100, "batch_size": 24, "replay_size": 400, "replay_ratio": 0.2}
 SAC = headrace.SAC(lr=3e-3, n_step=3, **SIZES)
+RECURRENT_SAC = headrace.SAC(lr=3e-3, n_step=3, sequence_length=6, burn_in=3, **SIZES)
 CROSSQ = headrace.CROSSQ(lr=3e-3, **SIZES)
 TD3 = headrace.TD3(lr=3e-3, priority_alpha=0.6, **SIZES)
 ALGORITHMS = {
     "rainbow": RAINBOW, "crossq": CROSSQ, "sac": SAC, "td3": TD3, "prioritized": PRIORITIZED,
     "even": SETTINGS["algo"], "recurrent": RECURRENT,
+    "recurrent sac": RECURRENT_SAC,
 }  # fmt: skip
 
 
@@ -45,7 +47,7 @@ def env_of(algo):
 
 def train(path, updates=10, **more):
     settings = SETTINGS | more
-    if settings["algo"] is RECURRENT:
+    if settings["algo"] in (RECURRENT, RECURRENT_SAC):
         settings |= {"core": "lstm", "core_size": 8}
     env = env_of(settings["algo"])
     return headrace.train(env, run_dir=path, total_env_steps=updates * 64, **settings)

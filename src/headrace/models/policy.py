@@ -210,6 +210,22 @@ class Policy(nn.Module):
         hidden, after = self._core.one_row(self._features(obs), state)
         return *self._from_core(obs, hidden), {"state": after}
 
+    def after_core(self, obs: Obs, state: Tensor, reset: Tensor, burn_in: int) -> Tensor:
+        """Return the core's outputs for rows in sequence, `[T - burn_in, n, core_size]`.
+
+        Args:
+            obs, state, reset: as in `forward`, `[T, n, ...]`.
+            burn_in: so many first rows only make the state, and get no gradient.
+        """
+        if burn_in:
+            with torch.no_grad():
+                first = each(lambda o: o[:burn_in], obs)
+                inputs = self._sequence(first, state, reset[:burn_in])
+                state = self._core.with_states(*inputs)[1][burn_in - 1]
+        rest = each(lambda o: o[burn_in:], obs)
+        hidden: Tensor = self._core(*self._sequence(rest, state, reset[burn_in:]))
+        return hidden
+
     def values(self, obs: Obs, state: Tensor, reset: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
         """Return values `[T, n]` of a sequence, and states by row, from `Core.with_states`."""
         hidden, after = self._core.with_states(*self._sequence(obs, state, reset))

@@ -20,11 +20,6 @@ from headrace.algos.action_values.q_learning import (
     of_action,
     q_policy,
 )
-from headrace.algos.action_values.recurrent_dqn import (
-    SequenceConfig,
-    due_sequences,
-    sequence_buffer,
-)
 from headrace.algos.base import (
     LossSpec,
     Metrics,
@@ -43,6 +38,7 @@ from headrace.algos.off_policy import (
     update_priorities,
     update_target,
 )
+from headrace.algos.sequences import SequenceConfig, due_sequences, sequence_buffer
 from headrace.batch import Fragment, Minibatch
 from headrace.configclass import PositiveInt, configclass
 from headrace.distributed.ranks import Ranks

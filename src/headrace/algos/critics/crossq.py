@@ -78,6 +78,7 @@ class CrossQAlgorithm(SACAlgorithm):
     """CrossQ: SAC whose critics and policy have batch normalization, and no targets."""
 
     name, Config, takes_choices = "crossq", CROSSQ, False
+    recurrent = False
     several_learners = False  # moments are of one learner's rows
 
     def build_policy(

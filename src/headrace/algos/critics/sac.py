@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from headrace.algos.base import LossSpec, Metrics, Modules, Share, UpdateContext, mean_of
-from headrace.algos.critics import sac_of_choices
+from headrace.algos.critics import recurrent_sac, sac_of_choices
 from headrace.algos.critics.shared import (
     CriticsConfig,
     WithCritics,
     critics_loss,
     explore,
+    soft_loss,
     step_policy,
 )
 from headrace.algos.off_policy import (
@@ -26,6 +27,7 @@ from headrace.algos.off_policy import (
     update_priorities,
     update_target,
 )
+from headrace.algos.sequences import SequenceConfig, due_sequences
 from headrace.batch import Fragment, Minibatch, Obs
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
@@ -42,7 +44,7 @@ from headrace.spec import EnvSpec
 
 
 @configclass
-class SAC(CriticsConfig):
+class SAC(SequenceConfig, CriticsConfig):
     """Settings of SAC."""
 
     ent_coef: NonNegative = 0.0
@@ -114,12 +116,7 @@ def actor_loss(
     key = key_of(minibatch, 2)
     outputs = critics(policy.normalized(obs), action, frozen=True, key=key)
     value = critics.estimate.to_improve(outputs)
-    total = ((temperature() * log_prob - value) * weight).sum()
-    return total, {
-        "actor_loss": total.detach(),
-        "entropy": -(log_prob.detach() * weight).sum(),
-        "missing_entropy": log_prob.detach() + cfg.target_entropy * size,
-    }
+    return soft_loss(temperature, log_prob, value, weight, cfg.target_entropy * size)
 
 
 def temperature_loss(
@@ -159,7 +156,7 @@ def draw(policy: ActorPolicy, obs: Obs, normal: Tensor) -> tuple[Tensor, Tensor]
 class SACAlgorithm(WithCritics[SAC]):
     """SAC: a stochastic policy that learns from replay."""
 
-    name, Config, takes_choices = "sac", SAC, True
+    name, Config, takes_choices, recurrent = "sac", SAC, True, True
 
     def build_policy(
         self, spec: EnvSpec, network: Network, config: SAC, model: ModelFactory | None = None
@@ -202,6 +199,11 @@ class SACAlgorithm(WithCritics[SAC]):
                 f"{config.critics_in_target} and dropout={config.dropout}, but the actions of "
                 f"{spec.id} are choices: expected 1, 0 and 0.\nLeave them out."
             )
+        if spec.action.kind == "discrete" and policy.state_size:
+            raise ConfigError(
+                f"core={network.core!r}, but the actions of {spec.id} are choices: with a core SAC "
+                "has continuous ones.\nUse --algo dqn, or --core none."
+            )
         modules = super().build(policy, spec, network, config, num_rows, ranks)
         temperature = Temperature(config.ent_coef or config.initial_ent_coef)
         return modules | {"temperature": temperature}
@@ -216,9 +218,14 @@ class SACAlgorithm(WithCritics[SAC]):
             of_actor = partial(sac_of_choices.actor_loss, **of, target_share=share)
             of_rows = sac_of_choices.targets
         of_rows = partial(of_rows, policy, named["target"], temperature)
+        of_critics = critics_loss
+        if policy.state_size:
+            of_actor = partial(recurrent_sac.actor_loss, **of)
+            of_critics = partial(recurrent_sac.critics_loss, policy=policy)
+            of_rows = partial(recurrent_sac.targets, policy, named["target"], temperature, config)
         spec = partial(LossSpec, max_grad_norm=config.max_grad_norm, adam_eps=config.adam_eps)
         return {
-            "critics": spec(critics_loss, critics, prepare=of_rows),
+            "critics": spec(of_critics, critics, prepare=of_rows),
             "policy": spec(of_actor, policy),
             "temperature": spec(temperature_loss, temperature),
         }
@@ -236,7 +243,8 @@ class SACAlgorithm(WithCritics[SAC]):
         seen: list[Metrics] = []
         drawn = None
         before_keys = 2 * ctx.policy.num_draws + self.estimate(cfg).num_normal
-        for step, drawn, rows in due_steps(ctx, self.num_normal(ctx.policy, cfg)):
+        due = due_sequences if ctx.policy.state_size else due_steps
+        for step, drawn, rows in due(ctx, self.num_normal(ctx.policy, cfg)):
             if cfg.dropout:
                 rows["row_keys"] = row_keys(rows["noise"][:, before_keys : before_keys + USES])
             metrics = ctx.step("critics", rows, ctx.lr)

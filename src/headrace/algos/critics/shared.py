@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headrace.algos.base import Algorithm, AlgorithmConfig, Metrics, Modules, Share, UpdateContext
 from headrace.algos.off_policy import ReplayConfig, replay_buffer
+from headrace.algos.sequences import sequence_buffer
 from headrace.batch import Minibatch
 from headrace.configclass import NonNegative, PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
@@ -19,7 +20,9 @@ from headrace.models.critics.actor import ActorPolicy
 from headrace.models.critics.critics import Critics
 from headrace.models.critics.dropout import key_of
 from headrace.models.critics.estimates import Estimate, LeastValue
+from headrace.models.critics.temperature import Temperature
 from headrace.models.policy import Network, Policy
+from headrace.replay.buffer import ReplayBuffer
 from headrace.spec import ActionCodec, EnvSpec
 
 
@@ -92,8 +95,15 @@ class WithCritics(Algorithm[ConfigT]):
             "policy": policy,
             "critics": critics,
             "target": copy.deepcopy(critics).requires_grad_(False),
-            "replay": replay_buffer(spec, config, num_rows, ranks),
+            "replay": self._replay(policy, spec, config, num_rows, ranks),
         }
+
+    def _replay(
+        self, policy: Policy, spec: EnvSpec, config: ConfigT, num_rows: int, ranks: Ranks
+    ) -> ReplayBuffer:
+        if policy.state_size:
+            return sequence_buffer(spec, config, num_rows, ranks, policy.state_size)
+        return replay_buffer(spec, config, num_rows, ranks)
 
 
 def critics_loss(critics: Critics, minibatch: Minibatch, cfg: Any) -> tuple[Tensor, Metrics]:
@@ -120,6 +130,23 @@ def loss_of_outputs(
         of_rows = {"td_error": error.abs().mean(0), "mean_value": values.mean(0)}
         metrics = {name: (each * weight).sum() for name, each in of_rows.items()}
     return total, metrics | {"loss": total.detach(), "error": of_rows["td_error"]}
+
+
+def soft_loss(
+    temperature: Temperature, log_prob: Tensor, value: Tensor, weight: Tensor, target: float
+) -> tuple[Tensor, Metrics]:
+    """Return SAC's loss of the policy, Σ weight (α log π(a | s) - Q(s, a)), and its metrics.
+
+    Args:
+        log_prob, value: of actions that the policy drew, `[B]`.
+        target: the entropy to aim at.
+    """
+    total = ((temperature() * log_prob - value) * weight).sum()
+    return total, {
+        "actor_loss": total.detach(),
+        "entropy": -(log_prob.detach() * weight).sum(),
+        "missing_entropy": log_prob.detach() + target,
+    }
 
 
 def step_policy(ctx: UpdateContext[Any], rows: Minibatch) -> Metrics:

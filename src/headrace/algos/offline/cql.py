@@ -73,7 +73,7 @@ def other_actions(policy: ActorPolicy, rows: Minibatch, cfg: CQL) -> Minibatch:
 class CQLAlgorithm(SACAlgorithm):
     """SAC whose critics give low values to actions that were not recorded."""
 
-    name, Config, takes_choices = "cql", CQL, False
+    name, Config, takes_choices, recurrent = "cql", CQL, False, False
 
     def losses(self, modules: Modules, config: SAC) -> dict[str, LossSpec]:
         assert isinstance(config, CQL)

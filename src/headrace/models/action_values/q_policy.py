@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from headrace.batch import Obs, each
+from headrace.batch import Obs
 from headrace.errors import ConfigError
 from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.value_distributions import MeanOnly, ValueDistribution
@@ -177,17 +177,10 @@ class QPolicy(Policy):
         """Return `outputs` of rows in sequence, with a core: `[T - burn_in, n, num_choices, K]`.
 
         Args:
-            obs, state, reset: as in `forward`, `[T, n, ...]`.
-            burn_in: so many first rows only make the state, and get no gradient.
+            obs, state, reset, burn_in: see `after_core`.
         """
         assert isinstance(self.model, QNetwork)
-        if burn_in:
-            with torch.no_grad():
-                first = each(lambda o: o[:burn_in], obs)
-                inputs = self._sequence(first, state, reset[:burn_in])
-                state = self._core.with_states(*inputs)[1][burn_in - 1]
-        rest = each(lambda o: o[burn_in:], obs)
-        hidden = self._core(*self._sequence(rest, state, reset[burn_in:]))
+        hidden = self.after_core(obs, state, reset, burn_in)
         with self._precision():
             outputs = self.model.outputs(hidden)
         return outputs.float() if self._bf16 else outputs

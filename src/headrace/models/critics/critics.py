@@ -16,6 +16,7 @@ from headrace.models.critics.dropout import Dropout
 from headrace.models.critics.estimates import Estimate, LeastValue
 from headrace.models.networks import ACTIVATIONS, NORM_EPS, autocast, encoder_for
 from headrace.models.policy import Network
+from headrace.models.recurrent import Core
 from headrace.spec import EnvSpec
 
 
@@ -41,7 +42,7 @@ class BatchedLinear(nn.Module):
 
 
 class Critics(nn.Module):
-    """E networks Q(s, a), which share the encoder of observations with parts or pixels.
+    """E networks Q(s, a), which share the encoder of observations, and maybe a recurrent core.
 
     Of choices, the networks give the outputs of each one.
 
@@ -67,7 +68,13 @@ class Critics(nn.Module):
         self.estimate = estimate or LeastValue()
         self.encoder = encoder_for(spec.seen, network.image_net)
         self.num_choices = spec.action.nvec[0] if spec.action.kind == "discrete" else 0
-        num_in = self.encoder.num_features + (0 if self.num_choices else spec.action.size)
+        num_features = self.encoder.num_features
+        self.core: Core | None = None
+        if network.core != "none":
+            self.core = Core(network.core, num_features, network.core_size)
+            num_features = network.core_size
+        self._state_size = network.state_size
+        num_in = num_features + (0 if self.num_choices else spec.action.size)
         num_outputs = max(1, self.num_choices) * self.estimate.num_outputs
         pairs = itertools.pairwise((num_in, *network.hidden_sizes, num_outputs))
         self.layers = nn.ModuleList(BatchedLinear(num_critics, *pair) for pair in pairs)
@@ -105,12 +112,42 @@ class Critics(nn.Module):
             first: use only so many of the networks.
             key: of each row, `[B]`, for dropout; None: nothing is dropped.
         """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            features = self.encoder(obs)
+        return self.outputs(features, action, frozen=frozen, first=first, key=key)
+
+    def after_core(self, obs: Obs, reset: Tensor, burn_in: int) -> Tensor:
+        """Return the core's outputs for rows in sequence, `[T - burn_in, n, core_size]`.
+
+        Args:
+            obs: `[T, n, ...]`, normalized. The state before the first row is zero.
+            reset, burn_in: as in `Policy.after_core`.
+        """
+        assert self.core is not None
+        features = self.encoder(obs).to(self.core.rnn.weight_ih_l0.dtype)
+        state = features.new_zeros((features.shape[1], self._state_size))
+        if burn_in:
+            with torch.no_grad():
+                _, after = self.core.with_states(features[:burn_in], state, reset[:burn_in])
+            state = after[burn_in - 1]
+        hidden: Tensor = self.core(features[burn_in:], state, reset[burn_in:])
+        return hidden
+
+    def outputs(
+        self,
+        features: Tensor,
+        action: Tensor | None = None,
+        *,
+        frozen: bool = False,
+        first: int | None = None,
+        key: Tensor | None = None,
+    ) -> Tensor:
+        """Return `forward` from features of observations, or outputs of the core."""
         hidden: list[Any] = [*self.layers]
         last: BatchedLinear = hidden.pop()
         weight = last.weight[:first]
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            joined = self.encoder(obs).to(weight.dtype)
         with autocast(weight.device, on=self._is_bf16):
+            joined = features.to(weight.dtype)
             if action is not None:
                 joined = torch.cat((joined, action.to(weight.dtype)), -1)
             at = joined.expand(len(weight), *joined.shape)
