@@ -390,6 +390,7 @@ def test_other_actions_are_refused_in_words(tmp_path, algo):
         ("sac", {"ent_coef": 0.1, "target_entropy": -2.0}, "target_entropy=-2.0.*ent_coef=0.1"),
         ("sac", {"ent_coef": 0.1, "initial_ent_coef": 0.5}, "initial_ent_coef.*Use --ent-coef 0,"),
         ("sac", {"dropped_quantiles": 1}, "dropped_quantiles=1.*num_quantiles=1"),
+        ("sac", {"burn_in": 3}, "burn_in=3 has no effect with core='none'.*Use --core lstm"),
         ("sac", {"priority_beta": 0.5}, "priority_beta=0.5.*priority_alpha=0.0"),
         ("ddpg", {"target_noise_clip": 0.1}, "target_noise_clip=0.1.*target_noise=0.0"),
         ("sac", {"dropout": 1.0}, "dropout=1.0: expected less than 1"),

@@ -170,10 +170,11 @@ def test_what_is_for_an_algorithm_overrides_what_is_for_all():
 
 def test_what_was_found_with_ppo_reaches_no_algorithm_that_learns_from_replay():
     own = {"total_env_steps", "env_kwargs", "image_net", "clip_reward", "hidden_sizes"}
-    for env in preset_tables():
+    for env, (_, table) in preset_tables().items():
         for algo in ("dqn", "rainbow", "sac", "tqc", "droq", "td3", "ddpg", "bc", "cql", "iql"):
-            table = preset_tables()[env][1].get(algo, {})
-            assert preset(env, algo)[1].keys() <= own | table.keys(), (env, algo)
+            # TQC has SAC's table as well, and so on
+            of_some = {key for name in ("dqn", "sac", "td3", algo) for key in table.get(name, {})}
+            assert preset(env, algo)[1].keys() <= own | of_some, (env, algo)
     assert preset("HalfCheetah-v5", "ppo")[1]["gamma"] == 0.98
     assert preset("HalfCheetah-v5", "examples.own_algorithm:Reinforce")[1].keys() == {
         "total_env_steps", "initial_log_std",

@@ -38,11 +38,9 @@ class Remembered(Stream):
         return dataclasses.replace(out, recurrent_state=state)
 
 
-def filled(seed, fragments, size=60, n_step=3):
+def filled(seed, fragments, size=60, length=LENGTH):
     stream = Remembered(seed)
-    replay = SequenceBuffer(
-        SPEC, size, N, state_size=1, burn_in=BURN_IN, length=LENGTH, n_step=n_step
-    )
+    replay = SequenceBuffer(SPEC, size, N, state_size=1, burn_in=BURN_IN, length=length, n_step=3)
     for number in range(fragments):
         lost = [number % N] if number % 7 == 6 else []
         replay.insert(stream.fragment(lost=lost))
@@ -84,16 +82,17 @@ def test_rows_states_and_next_rows_are_those_of_the_stream(seed, fragments):
     assert is_step[torch.isin(kept, torch.tensor(sorted(steps)))].all()
 
 
-def test_sequences_are_complete_apart_and_begin_with_batches():
-    _, replay = filled(4, 30)
+@pytest.mark.parametrize("length", [6, 14])  # half of it is less, or more, than a batch's steps
+def test_sequences_are_complete_apart_and_begin_with_batches(length):
+    _, replay = filled(4, 30, 200, length)
     first, _ = replay.draw(5, 0, 20, 50)
-    rows = BURN_IN + LENGTH + 3
+    rows = BURN_IN + length + 3
     assert (first.number + rows - 1 <= replay.end[first.env]).all()
     assert (first.number > replay.end[first.env] - replay.capacity).all()
     for env in range(N):
         begun = sorted(set(first.number[first.env == env].tolist()))
         assert len(begun) == int(replay.left()[env])
-        assert min(b - a for a, b in itertools.pairwise(begun)) >= LENGTH // 2
+        assert min(b - a for a, b in itertools.pairwise(begun)) >= length // 2
         kept = range(int(replay.num_gone[env]), int(replay.num_starts[env]))
         listed = [int(replay.starts[place % replay.capacity, env]) for place in kept]
         assert begun == [number for number in listed if number + rows - 1 <= replay.end[env]]

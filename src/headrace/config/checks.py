@@ -13,11 +13,13 @@ from headrace.algos.base import ActorCriticConfig, Algorithm
 from headrace.algos.critics.sac import SAC
 from headrace.algos.critics.td3 import TD3
 from headrace.algos.off_policy import ReplayConfig
+from headrace.algos.sequences import SequenceConfig
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.old_names import PEER_NAMES
 from headrace.config.run_config import RunConfig
 from headrace.configclass import check_values
 from headrace.errors import ConfigError, did_you_mean, flag
+from headrace.models.policy import Network
 
 
 def part_of(group: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,7 +227,7 @@ def check_replay(run: RunConfig, algo: Any) -> None:
         )
 
 
-def check_effects(algo: Any, sources: Mapping[str, str]) -> None:
+def check_effects(algo: Any, network: Network, sources: Mapping[str, str]) -> None:
     """Refuse settings of a replay's algorithms that were asked for, and have no effect."""
     if not isinstance(algo, ReplayConfig):
         return
@@ -245,6 +247,9 @@ def check_effects(algo: Any, sources: Mapping[str, str]) -> None:
             "target_entropy_share": ("ent_coef", "0", is_learned),
             "dropped_quantiles": ("num_quantiles", "25", algo.num_quantiles > 1),
         }
+    if isinstance(algo, SequenceConfig):
+        of_core = "core", "lstm", network.core != "none"
+        needs |= {"sequence_length": of_core, "burn_in": of_core}
     if isinstance(algo, TD3):
         needs |= {"target_noise_clip": ("target_noise", "0.2", algo.target_noise > 0)}
     defaults = type(algo)()
@@ -252,9 +257,10 @@ def check_effects(algo: Any, sources: Mapping[str, str]) -> None:
         was_given = sources.get(name, "").startswith(("given", "config "))
         is_other = getattr(algo, name) != getattr(defaults, name)  # a default may be repeated
         if was_given and is_other and not has_effect:
+            has = getattr(network if other == "core" else algo, other)
             raise ConfigError(
-                f"{name}={getattr(algo, name)} has no effect with {other}="
-                f"{getattr(algo, other)!r}.\nUse {flag(other)} {value}, or leave {flag(name)} out."
+                f"{name}={getattr(algo, name)} has no effect with {other}={has!r}.\n"
+                f"Use {flag(other)} {value}, or leave {flag(name)} out."
             )
 
 

@@ -83,7 +83,7 @@ def derive(
     for each in (settings, *map(settings.of, policy_settings(run.policies))):
         check_divisibility(run, each.network, each.algo, settings.algorithm)
         check_replay(run, each.algo)
-        check_effects(each.algo, each.source)
+        check_effects(each.algo, each.network, each.source)
     return settings
 
 
