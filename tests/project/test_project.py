@@ -77,7 +77,7 @@ def test_docs_name_files_that_exist_and_flags_that_do(path):
     fields = {
         node.target.id
         for folder in ("headrace/cli", "headrace/config", "headrace/algos", "headrace/models")
-        for path in (*(ROOT / "src" / folder).glob("*.py"), ROOT / "examples/own_algorithm.py")
+        for path in (*(ROOT / "src" / folder).rglob("*.py"), ROOT / "examples/own_algorithm.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
