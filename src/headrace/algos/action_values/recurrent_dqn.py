@@ -38,6 +38,6 @@ def targets(policy: QPolicy, target: QPolicy, rows: Minibatch, cfg: Any) -> Mini
     obs = each(lambda o: o[cfg.burn_in :], rows["obs"])
     after = of_action(outputs.flatten(0, 1), policy.best(own, obs).flatten())
     column = torch.arange(len(rows["state"]), device=outputs.device)
-    after = after.view(*outputs.shape[:2], -1)[rows["next_row"], column].flatten(0, 1)
+    after = after.view(*outputs.shape[:2], after.shape[-1])[rows["next_row"], column].flatten(0, 1)
     reward, discount = rows["reward"].flatten(), rows["discount"].flatten()
     return target.returns.target(after, reward, discount)

@@ -103,7 +103,9 @@ class QNetwork(WithCore):
             features: of observations, or outputs of the core.
         """
         of_each: Tensor = self.actor(self.trunk(features))
-        of_each = of_each.view(*of_each.shape[:-1], -1, self.returns.num_atoms)
+        # A rank may have no rows, so no size is left to be found.
+        num_atoms = self.returns.num_atoms
+        of_each = of_each.view(*of_each.shape[:-1], of_each.shape[-1] // num_atoms, num_atoms)
         if self.critic_trunk is not None:
             value = self.critic(self.critic_trunk(features)).unsqueeze(-2)
             of_each = value + (of_each - of_each.mean(-2, keepdim=True))
