@@ -4,8 +4,8 @@
     python -m benchmarks.offline --share 0.1
 
 For each seed, SAC learns Pendulum-v1 for 4,992 env steps, which begin with random actions. Then
-each algorithm learns from its replay alone, with 9,984 steps read. The table (docs/offline.md) has
-mean returns of 100 evaluated episodes: mean of the seeds ± its standard error. All have two hidden
+each algorithm learns from its replay alone, with 9,984 steps read. It prints a table of mean
+returns of 100 evaluated episodes: mean of the seeds ± its standard error. All have two hidden
 layers of 64 units. Left out: learning on in the environment.
 """
 
@@ -70,7 +70,7 @@ def main():
     path = RESULTS / "offline.json"
     path.write_text(json.dumps({"machine": machine(), "share": share, "seeds": found}))
     print(tables(json.loads(path.read_text())))
-    print(f"Written: {path}; python -m benchmarks.table tells it.")
+    print(f"Written: {path}")
 
 
 if __name__ == "__main__":

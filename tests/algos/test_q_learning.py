@@ -295,6 +295,7 @@ def test_a_recurrent_core_remembers_what_it_saw(tmp_path):
     ("settings", "words"),
     [
         ({"priority_alpha": 0.6}, "priority_alpha=0.6.*sequences are drawn.*--priority-alpha 0"),
+        ({"replay_size": 512}, "replay_size=512: 6. rows of each of 8.*2 \\* 49.*replay-size 784"),
         ({"num_learners": 2}, "num_learners=2.*one learner.*--num-learners 1"),
     ],
 )

@@ -38,7 +38,7 @@ class Remembered(Stream):
         return dataclasses.replace(out, recurrent_state=state)
 
 
-def filled(seed, fragments, size=60, length=LENGTH):
+def filled(seed, fragments, size=75, length=LENGTH):
     stream = Remembered(seed)
     replay = SequenceBuffer(SPEC, size, N, state_size=1, burn_in=BURN_IN, length=length, n_step=3)
     for number in range(fragments):

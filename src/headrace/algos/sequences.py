@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from headrace.algos.base import UpdateContext
-from headrace.algos.off_policy import Draws, due, replay_of
+from headrace.algos.off_policy import Draws, due, due_steps, replay_buffer, replay_of
 from headrace.batch import Minibatch, Obs
 from headrace.configclass import NonNegativeInt, PositiveInt, configclass
 from headrace.device_seeding import batch_noise
 from headrace.distributed.ranks import Ranks
 from headrace.errors import ConfigError
+from headrace.models.policy import Policy
+from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.sequences import SequenceBuffer
 from headrace.spec import EnvSpec
 
@@ -30,14 +32,16 @@ class SequenceConfig:
     """Env steps before these, which only renew the stored recurrent state."""
 
 
-def sequence_buffer(
-    spec: EnvSpec, config: Any, num_envs: int, ranks: Ranks, state_size: int
-) -> SequenceBuffer:
-    """Build the buffer of an algorithm whose policy has a recurrent core.
+def replay_for(
+    policy: Policy, spec: EnvSpec, config: Any, num_envs: int, ranks: Ranks
+) -> ReplayBuffer:
+    """Build the buffer of an algorithm: with a recurrent core, one of sequences.
 
     Raises:
-        ConfigError: settings that single transitions alone can have.
+        ConfigError: settings that single transitions alone can have; see also `replay_buffer`.
     """
+    if not policy.state_size:
+        return replay_buffer(spec, config, num_envs, ranks)
     for name in ("priority_alpha", "hindsight"):
         if value := getattr(config, name):
             raise ConfigError(
@@ -51,7 +55,7 @@ def sequence_buffer(
         )
     return SequenceBuffer(
         spec, config.replay_size, num_envs, ranks,
-        state_size=state_size,
+        state_size=policy.state_size,
         burn_in=config.burn_in,
         length=config.sequence_length,
         n_step=config.n_step,
@@ -61,17 +65,24 @@ def sequence_buffer(
     )  # fmt: skip
 
 
-def due_sequences(ctx: UpdateContext[Any], num_normal: int = 0) -> Draws:
-    """Yield the gradient steps that are due, and the sequences that they learn from.
-
-    A gradient step learns from `batch_size` transitions, in sequences.
+def due_draws(ctx: UpdateContext[Any], num_normal: int = 0) -> Draws:
+    """Yield the gradient steps that are due, and the transitions or sequences they learn from.
 
     Args:
-        num_normal: normal numbers for each row that is learned from, as `noise`, step after step.
+        num_normal: normal numbers for each row that is learned from, as `noise`; of sequences, step
+            after step.
     """
-    cfg, replay = ctx.config, replay_of(ctx)
-    assert isinstance(replay, SequenceBuffer)
-    count = num_sequences(cfg)
+    replay = replay_of(ctx)
+    if isinstance(replay, SequenceBuffer):
+        yield from _due_sequences(ctx, replay, num_normal)
+    else:
+        yield from due_steps(ctx, num_normal)
+
+
+def _due_sequences(ctx: UpdateContext[Any], replay: SequenceBuffer, num_normal: int) -> Draws:
+    cfg = ctx.config
+    # So many transitions as a gradient step has without a core
+    count = max(1, cfg.batch_size // cfg.sequence_length)
     for step in due(ctx):
         ctx.lap("learn")
         first, _ = replay.draw(ctx.seed, step, 1, count)
@@ -84,11 +95,6 @@ def due_sequences(ctx: UpdateContext[Any], num_normal: int = 0) -> Draws:
             minibatch["noise"] = batch_noise(ctx.seed, step, slot, num_normal)
         ctx.lap("replay")
         yield step, first, minibatch
-
-
-def num_sequences(config: Any) -> int:
-    """Return the sequences of a gradient step: at least one."""
-    return max(1, int(config.batch_size) // int(config.sequence_length))
 
 
 def sequence_of(minibatch: Minibatch) -> tuple[Obs, Tensor, Tensor]:

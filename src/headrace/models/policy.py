@@ -1,6 +1,7 @@
 """The policy: from observations to actions and values. Workers copy it and checkpoints save it."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
@@ -30,7 +31,8 @@ class Network:
     is always shared.)"""
     core: CoreKind = "none"
     """A recurrent core between the encoder of observations and the hidden layers, for policy and
-    value alike: memory within an episode. Minibatches are whole runs of envs then."""
+    value alike: memory within an episode. Minibatches are whole runs of envs then, or sequences of
+    a replay."""
     core_size: PositiveInt = 64
     """Width of the core's output (units)."""
     image_net: ImageNet = "auto"
@@ -62,7 +64,7 @@ class Network:
         return state_size(self.core, self.core_size)
 
 
-class WithCore(nn.Module):
+class WithCore(nn.Module, ABC):
     """The base class of networks that have an encoder, maybe a recurrent core, and heads.
 
     Attributes:
@@ -89,9 +91,9 @@ class WithCore(nn.Module):
         """Return parameters of the action distribution `[..., num_params]`, and values `[...]`."""
         return self.heads(self.features(obs))
 
+    @abstractmethod
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the outputs of `forward` from the input of the heads."""
-        raise NotImplementedError
 
 
 class ActorCritic(WithCore):

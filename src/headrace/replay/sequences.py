@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headrace.batch import Fragment, Minibatch
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
+from headrace.errors import ConfigError
 from headrace.replay.buffer import ReplayBuffer, Rows
 from headrace.spec import EnvSpec
 
@@ -29,6 +30,9 @@ class SequenceBuffer(ReplayBuffer):
         length: rows after these, which are learned from.
         n_step: env steps whose rewards a target sums.
         options: of the buffer.
+
+    Raises:
+        ConfigError: it is too small for sequences.
     """
 
     is_step: Tensor
@@ -52,6 +56,14 @@ class SequenceBuffer(ReplayBuffer):
         self._burn_in, self._length, self._n_step = burn_in, length, n_step
         self._num_rows = burn_in + length + n_step + self.older
         self._apart = max(1, length // 2)
+        if self.capacity < 2 * self._num_rows:  # else none may be whole before it is overwritten
+            least = 2 * self._num_rows * num_envs * ranks.size
+            raise ConfigError(
+                f"replay_size={size}: {self.capacity} rows of each of {num_envs * ranks.size} "
+                f"environments; expected twice those of a sequence, 2 * {self._num_rows} (burn_in="
+                f"{burn_in}, sequence_length={length}, n_step={n_step}).\n"
+                f"Use --replay-size {least} or more, or shorter sequences."
+            )
         rows = (self.capacity, num_envs)
         self.register_buffer("is_step", torch.zeros(rows, dtype=torch.bool))
         self.register_buffer("place", torch.zeros(rows, dtype=torch.int32))
@@ -71,9 +83,9 @@ class SequenceBuffer(ReplayBuffer):
         return self._ranks.gather(left).flatten()
 
     def _insert(self, batch: Fragment, env: Tensor) -> None:
-        place, had = self.num_starts[env], self.num_starts.clone()
+        place = self.num_starts[env]
         super()._insert(batch, env)
-        is_new = self.num_starts[env] > had[env]
+        is_new = self.num_starts[env] > place
         at = (place % len(self.state))[is_new], env[is_new]
         self.state[at] = batch.recurrent_state[0][is_new]
 

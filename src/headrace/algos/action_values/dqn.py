@@ -31,14 +31,12 @@ from headrace.algos.base import (
 )
 from headrace.algos.off_policy import (
     ReplayConfig,
-    due_steps,
-    replay_buffer,
     replay_of,
     store,
     update_priorities,
     update_target,
 )
-from headrace.algos.sequences import SequenceConfig, due_sequences, sequence_buffer
+from headrace.algos.sequences import SequenceConfig, due_draws, replay_for
 from headrace.batch import Fragment, Minibatch
 from headrace.configclass import PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
@@ -47,7 +45,6 @@ from headrace.models.action_values.q_policy import QPolicy
 from headrace.models.action_values.value_distributions import value_distribution
 from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network, Policy
-from headrace.replay.buffer import ReplayBuffer
 from headrace.spec import EnvSpec
 
 _ACTING, _LEARNING, _TARGETS = range(3)  # uses of noise in weights
@@ -163,11 +160,7 @@ class DQNAlgorithm(QLearning[DQN]):
     ) -> Modules:
         target = copy.deepcopy(policy).requires_grad_(False)
         target.normalize_obs = policy.normalize_obs  # the same input for both
-        replay: ReplayBuffer
-        if policy.state_size:
-            replay = sequence_buffer(spec, config, num_rows, ranks, policy.state_size)
-        else:
-            replay = replay_buffer(spec, config, num_rows, ranks)
+        replay = replay_for(policy, spec, config, num_rows, ranks)
         return {"policy": policy, "target": target, "replay": replay}
 
     def losses(self, modules: Modules, config: DQN) -> dict[str, LossSpec]:
@@ -201,7 +194,7 @@ class DQNAlgorithm(QLearning[DQN]):
         seen: list[Metrics] = []
         drawn = None
         rows: Minibatch = {}
-        for step, drawn, rows in due_sequences(ctx) if policy.state_size else due_steps(ctx):
+        for step, drawn, rows in due_draws(ctx):
             if cfg.noisy:
                 _renew_for_learning(ctx, step)
             metrics = ctx.step("policy", rows, ctx.lr)

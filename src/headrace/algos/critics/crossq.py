@@ -16,7 +16,6 @@ from headrace.algos.critics.sac import SAC, SACAlgorithm
 from headrace.algos.critics.shared import loss_of_outputs
 from headrace.batch import Minibatch, each
 from headrace.configclass import PositiveInt, configclass
-from headrace.distributed.ranks import Ranks
 from headrace.errors import ConfigError
 from headrace.models.critics.actor import ActorPolicy
 from headrace.models.critics.batch_norm import by_batch
@@ -24,7 +23,7 @@ from headrace.models.critics.critics import Critics
 from headrace.models.critics.heads import SquashedGaussian
 from headrace.models.critics.temperature import Temperature
 from headrace.models.custom import ModelFactory
-from headrace.models.policy import Network, Policy
+from headrace.models.policy import Network
 from headrace.spec import EnvSpec
 
 _BETA1 = 0.5  # of Adam, for critics and policy
@@ -78,7 +77,7 @@ class CrossQAlgorithm(SACAlgorithm):
     """CrossQ: SAC whose critics and policy have batch normalization, and no targets."""
 
     name, Config, takes_choices = "crossq", CROSSQ, False
-    recurrent = False
+    has_targets = recurrent = False
     several_learners = False  # moments are of one learner's rows
 
     def build_policy(
@@ -88,17 +87,6 @@ class CrossQAlgorithm(SACAlgorithm):
         return ActorPolicy(spec, network, head, model, batch_norm=True)
 
     def build_critics(self, spec: EnvSpec, network: Network, config: SAC) -> Critics:
-        return Critics(spec, network, config.num_critics, self.estimate(config), batch_norm=True)
-
-    def build(
-        self,
-        policy: Policy,
-        spec: EnvSpec,
-        network: Network,
-        config: SAC,
-        num_rows: int,
-        ranks: Ranks,
-    ) -> Modules:
         for name in _WITHOUT_EFFECT:
             if getattr(config, name) != getattr(CROSSQ(), name):
                 raise ConfigError(
@@ -106,8 +94,7 @@ class CrossQAlgorithm(SACAlgorithm):
                     f"batch normalization and no target critics.\nLeave --{name.replace('_', '-')} "
                     "out, or use --algo sac."
                 )
-        modules = super().build(policy, spec, network, config, num_rows, ranks)
-        return {name: module for name, module in modules.items() if name != "target"}
+        return Critics(spec, network, config.num_critics, batch_norm=True)
 
     def losses(self, modules: Modules, config: SAC) -> dict[str, LossSpec]:
         named: dict[str, Any] = dict(modules)

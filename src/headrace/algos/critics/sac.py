@@ -21,13 +21,12 @@ from headrace.algos.critics.shared import (
     step_policy,
 )
 from headrace.algos.off_policy import (
-    due_steps,
     replay_of,
     store,
     update_priorities,
     update_target,
 )
-from headrace.algos.sequences import SequenceConfig, due_sequences
+from headrace.algos.sequences import SequenceConfig, due_draws
 from headrace.batch import Fragment, Minibatch, Obs
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
@@ -243,8 +242,7 @@ class SACAlgorithm(WithCritics[SAC]):
         seen: list[Metrics] = []
         drawn = None
         before_keys = 2 * ctx.policy.num_draws + self.estimate(cfg).num_normal
-        due = due_sequences if ctx.policy.state_size else due_steps
-        for step, drawn, rows in due(ctx, self.num_normal(ctx.policy, cfg)):
+        for step, drawn, rows in due_draws(ctx, self.num_normal(ctx.policy, cfg)):
             if cfg.dropout:
                 rows["row_keys"] = row_keys(rows["noise"][:, before_keys : before_keys + USES])
             metrics = ctx.step("critics", rows, ctx.lr)
@@ -256,7 +254,7 @@ class SACAlgorithm(WithCritics[SAC]):
                 if not cfg.ent_coef:
                     ctx.step("temperature", missing | {"weight": rows["weight"]}, ctx.lr)
                 seen.append(metrics)
-            if "target" in modules:
+            if self.has_targets:
                 update_target(modules["target"], modules["critics"], cfg.tau)
         explore(ctx)
         return (

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from headrace.algos.base import Algorithm, AlgorithmConfig, Metrics, Modules, Share, UpdateContext
-from headrace.algos.off_policy import ReplayConfig, replay_buffer
-from headrace.algos.sequences import sequence_buffer
+from headrace.algos.off_policy import ReplayConfig
+from headrace.algos.sequences import replay_for
 from headrace.batch import Minibatch
 from headrace.configclass import NonNegative, PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
@@ -22,7 +22,6 @@ from headrace.models.critics.dropout import key_of
 from headrace.models.critics.estimates import Estimate, LeastValue
 from headrace.models.critics.temperature import Temperature
 from headrace.models.policy import Network, Policy
-from headrace.replay.buffer import ReplayBuffer
 from headrace.spec import ActionCodec, EnvSpec
 
 
@@ -51,10 +50,12 @@ class WithCritics(Algorithm[ConfigT]):
 
     Attributes:
         takes_choices: whether actions may be choices, besides continuous ones.
+        has_targets: whether there are target critics.
     """
 
     data, several_learners = "replay", True
     takes_choices: ClassVar[bool] = False
+    has_targets: ClassVar[bool] = True
 
     def check(self, spec: EnvSpec) -> None:
         is_choice = spec.action.kind == "discrete"
@@ -73,7 +74,7 @@ class WithCritics(Algorithm[ConfigT]):
         return LeastValue()
 
     def build_critics(self, spec: EnvSpec, network: Network, config: ConfigT) -> Critics:
-        """Build the critics; their targets begin as a copy."""
+        """Build the critics; their targets begin as a copy. ConfigError: they cannot be so."""
         return Critics(
             spec, network, config.num_critics, self.estimate(config), layer_norm=config.layer_norm
         )
@@ -91,19 +92,10 @@ class WithCritics(Algorithm[ConfigT]):
         ranks: Ranks,
     ) -> Modules:
         critics = self.build_critics(spec, network, config)
-        return {
-            "policy": policy,
-            "critics": critics,
-            "target": copy.deepcopy(critics).requires_grad_(False),
-            "replay": self._replay(policy, spec, config, num_rows, ranks),
-        }
-
-    def _replay(
-        self, policy: Policy, spec: EnvSpec, config: ConfigT, num_rows: int, ranks: Ranks
-    ) -> ReplayBuffer:
-        if policy.state_size:
-            return sequence_buffer(spec, config, num_rows, ranks, policy.state_size)
-        return replay_buffer(spec, config, num_rows, ranks)
+        modules: Modules = {"policy": policy, "critics": critics}
+        if self.has_targets:
+            modules["target"] = copy.deepcopy(critics).requires_grad_(False)
+        return modules | {"replay": replay_for(policy, spec, config, num_rows, ranks)}
 
 
 def critics_loss(critics: Critics, minibatch: Minibatch, cfg: Any) -> tuple[Tensor, Metrics]:
