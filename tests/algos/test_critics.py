@@ -351,6 +351,19 @@ def test_crossq_takes_values_of_both_observations_from_one_pass():
     assert "target" not in modules
 
 
+def test_the_mean_gradient_of_crossq_s_critics_is_younger_than_that_of_sac_s(tmp_path):
+    for algo, beta1 in ((headrace.CROSSQ, 0.5), (SAC, 0.9)):
+        config = algo(**SIZES | {"replay_ratio": 0.002})
+        run = train(tmp_path / algo.__name__, config)
+        assert run.summary["learner_steps"] == 1
+        state = checkpoint.newest(run.dir).tensors("learner_default")
+        means = [name for name in state if "critics" in name and name.endswith("exp_avg")]
+        for name in means:
+            gradient = (state[f"{name}_sq"] / 0.001).sqrt()
+            torch.testing.assert_close(state[name].abs(), (1 - beta1) * gradient)
+        assert len(means) >= 6
+
+
 def test_the_policy_of_crossq_learns_moments_and_leaves_those_of_the_critics():
     modules, config = modules_of("crossq")
     policy, critics = modules["policy"], modules["critics"]
