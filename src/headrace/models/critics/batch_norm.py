@@ -14,7 +14,7 @@ _MOST_SCALE, _MOST_SHIFT, _WARM_UP = 3.0, 5.0, 100_000  # of CrossQ's authors
 
 
 class BatchNorm(nn.Module):
-    """Normalizes features by running moments or, `of_batch`, by those of the batch.
+    """Normalizes features by running moments or, within `by_batch`, by those of the batch.
 
     Batch renormalization (Ioffe 2017, arXiv:1702.03275): the batch's own moments are corrected
     towards the running ones, once these have settled.
