@@ -3,9 +3,9 @@
 A batch of random experience, made once, is learned from again and again by PPO, so that nothing
 waits for an environment: Atari's images (NatureCNN) and CartPole's numbers, in fp32 and bf16, the
 batch whole and in four accumulated parts. Beside it, the same on this machine's CPU (one thread per
-core). Then a whole run of `headrace train CartPole-v1 --device cuda`, from `--json`, and kernel
-environments (`gpu_kernels.py`). The tables come last. Left out: gradient steps on few rows
-(`gpu_steps.py`).
+core). Then whole runs of `headrace train ... --device cuda`, from `--json` (PPO with workers, SAC
+and TD3 on a kernel environment), and kernel environments (`gpu_kernels.py`). The tables come last.
+Left out: gradient steps on few rows (`gpu_steps.py`).
 """
 
 import argparse
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -33,6 +33,34 @@ from headrace.spec import EnvSpec, Space
 NAME = "gpu"
 IMAGES = Space("box", (4, 84, 84), "uint8")
 NUMBERS = Space("box", (4,), "float32")
+CHOICE = Space("discrete", (), "int64", nvec=(6,), start=(0,))
+CONTINUOUS = Space("box", (6,), "float32", low=(-1.0,) * 6, high=(1.0,) * 6)
+RAINBOW = {
+    "dueling": True, "priority_alpha": 0.5, "noisy": True, "distribution": "c51",
+    "layer_norm": False,
+}  # fmt: skip
+REACHER = ("headrace/Reacher-v0", "--num-steps", "8", "--hidden-sizes", "256", "256")
+AT_RATIO_1 = ("--num-envs", "8", "--replay-ratio", "1", "--total-env-steps", "16384")
+PARALLEL = (
+    "--num-envs", "4096", "--replay-ratio", "0.000244140625", "--batch-size", "32768",
+    "--precision", "bf16", "--total-env-steps", "20971520",
+)  # fmt: skip
+"""8 gradient steps for each batch of 32,768 env steps, as FastTD3 has it (arXiv:2505.22642)."""
+RUNS = {
+    "headrace train CartPole-v1, 4 workers": (
+        "CartPole-v1", "--num-workers", "4", "--num-envs", "64", "--num-steps", "128",
+        "--envs-per-vector", "16", "--total-env-steps", "300000",
+    ),
+    **{
+        f"headrace train headrace/Reacher-v0 --algo {algo}, {name}": (*REACHER, "--algo", algo, *of)
+        for name, of in (
+            ("8 environments, a gradient step of 256 rows for each env step", AT_RATIO_1),
+            ("4,096 environments, 8 gradient steps of 32,768 rows for 32,768 env steps", PARALLEL),
+        )
+        for algo in ("sac", "td3")
+    },
+}  # fmt: skip
+"""Whole runs, by name: the words after `headrace train`."""
 
 
 @dataclass(frozen=True)
@@ -48,29 +76,26 @@ class Row:
     hidden_sizes: tuple[int, ...] = (64, 64)
     num_threads: int | None = None  # None: one per core
     arithmetic: str = "auto"
-    batch_size: int = 0  # of DQN; 0: PPO
-    is_rainbow: bool = False
+    algo: str = "ppo"
+    batch_size: int = 0  # of an algorithm with replay
+    also: dict = field(default_factory=dict)  # settings
 
     @property
     def settings(self):
         given = {"num_epochs": 2, "num_minibatches": 4}
         if self.batch_size:
             given = {
-                "algo": "dqn", "batch_size": self.batch_size, "replay_size": 20_000,
-                "replay_ratio": 1 / 32, "learning_starts": 0,
-                "layer_norm": self.observation is NUMBERS,
-            }  # fmt: skip
-        if self.is_rainbow:
-            given |= {
-                "dueling": True, "priority_alpha": 0.5, "noisy": True, "distribution": "c51",
-                "layer_norm": False,
+                "batch_size": self.batch_size, "replay_size": 20_000, "replay_ratio": 1 / 32,
+                "learning_starts": 0,
             }  # fmt: skip
         return resolve(
             {"env": "random", "num_envs": self.num_envs, "num_steps": 128}
             | {"envs_per_vector": self.num_envs, "device": self.device}
             | {"precision": self.precision, "num_accumulation_steps": self.num_parts}
             | {"hidden_sizes": self.hidden_sizes, "arithmetic": self.arithmetic}
+            | {"algo": self.algo}
             | given
+            | self.also
         )
 
     @property
@@ -96,7 +121,10 @@ def random_experience(spec, num_steps, num_envs):
         made.obs.random_(0, 256, generator=generator)
     else:
         made.obs.normal_(generator=generator)
-    made.action.random_(0, spec.action.nvec[0], generator=generator)
+    if spec.action is CHOICE:
+        made.action.random_(0, spec.action.nvec[0], generator=generator)
+    else:
+        made.action.uniform_(-1, 1, generator=generator)
     made.reward.normal_(generator=generator)
     made.terminated.copy_(torch.rand(num_steps, num_envs, generator=generator) < 0.01)
     made.valid.fill_(True)
@@ -109,7 +137,7 @@ def random_experience(spec, num_steps, num_envs):
 
 def measure(row, limit_s):
     """Rows per second over updates after the first, and the peak of memory on the device."""
-    action = Space("discrete", (), "int64", nvec=(6,), start=(0,))
+    action = CONTINUOUS if row.algo in ("sac", "td3") else CHOICE
     spec, settings = EnvSpec("random", row.observation, action), row.settings
     device, is_cuda = torch.device(row.device), row.device == "cuda"
     torch.set_num_threads(row.num_threads or len(os.sched_getaffinity(0)))
@@ -140,11 +168,9 @@ def measure(row, limit_s):
     }
 
 
-def whole_run(device):
+def whole_run(name, words, device):
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "headrace", "train", "CartPole-v1", "--device", device]
-        command += ["--num-workers", "4", "--num-envs", "64", "--num-steps", "128"]
-        command += ["--envs-per-vector", "16", "--total-env-steps", "300000", "--json"]
+        command = [sys.executable, "-m", "headrace", "train", *words, "--device", device, "--json"]
         done = subprocess.run(
             [*command, "--run-dir", str(Path(folder) / "run")],
             capture_output=True, text=True, timeout=200,
@@ -152,9 +178,8 @@ def whole_run(device):
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     summary = json.loads(done.stdout.splitlines()[-1])
-    return {"name": "headrace train CartPole-v1, 4 workers"} | {
-        name: summary[name] for name in ("env_steps_per_s", "mean_return", "meter")
-    }
+    kept = ("env_steps_per_s", "mean_return", "meter")
+    return {"name": name} | {each: summary[each] for each in kept}
 
 
 def tables(results):
@@ -205,7 +230,7 @@ def main():
     flags, results = begin(parser)
     parts = {
         "rows": lambda: [measure(row, flags.limit_s) for row in rows(flags.device)],
-        "run": lambda: [whole_run(flags.device)],
+        "run": lambda: [whole_run(*run, flags.device) for run in RUNS.items()],
         "kernels": lambda: list(gpu_kernels.rows(flags.device, flags.limit_s / 4, flags.most_envs)),
     }
     for part, measured in parts.items():

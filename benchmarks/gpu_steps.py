@@ -2,15 +2,15 @@
 
     python -m benchmarks.gpu_steps      # a minute, on a machine with a CUDA device
 
-By PPO: two epochs of four minibatches; by DQN: with what is drawn and inserted. A batch of random
-experience, made once, is learned from again and again. The table shows where a GPU begins to be
-faster (`LEAST_GPU_WORK`).
+By PPO: two epochs of four minibatches; by the others: with what is drawn and inserted. A batch of
+random experience, made once, is learned from again and again. The table shows where a GPU begins to
+be faster (`LEAST_GPU_WORK`).
 """
 
 import json
 from dataclasses import replace
 
-from benchmarks.gpu import IMAGES, NUMBERS, Row, begin, measure, options
+from benchmarks.gpu import IMAGES, NUMBERS, RAINBOW, Row, begin, measure, options
 
 NAME = "gpu_steps"
 
@@ -21,14 +21,21 @@ def rows(device):
         for size in (64, 512, 4096, 32768):  # 4 of 128 steps of so many environments
             name = f"PPO, 2 x {width}, {size:,} rows"
             yield from _each_way(name, device, NUMBERS, size // 32, hidden_sizes=(width, width))
+    wide = {"hidden_sizes": (256, 256)}
     for size in (128, 1024, 8192):
-        more = {"hidden_sizes": (256, 256), "batch_size": size}
-        yield from _each_way(f"DQN, 2 x 256, {size:,} rows", device, NUMBERS, 4, **more)
-    more = {"hidden_sizes": (256, 256), "batch_size": 128, "is_rainbow": True}
-    yield from _each_way("Rainbow, 2 x 256, 128 rows", device, NUMBERS, 4, **more)
+        dqn = {"algo": "dqn", "also": {"layer_norm": True}, "batch_size": size, **wide}
+        yield from _each_way(f"DQN, 2 x 256, {size:,} rows", device, NUMBERS, 4, **dqn)
+    rainbow = {"algo": "dqn", "also": RAINBOW, "batch_size": 128, **wide}
+    yield from _each_way("Rainbow, 2 x 256, 128 rows", device, NUMBERS, 4, **rainbow)
+    for algo in ("sac", "td3"):
+        for size in (256, 2048, 32768):
+            name, of = f"{algo.upper()}, 2 x 256, {size:,} rows", {"algo": algo, **wide}
+            yield from _each_way(name, device, NUMBERS, 4, batch_size=size, **of)
     for size in (32, 256):
-        more = {"hidden_sizes": (), "batch_size": size}
-        yield from _each_way(f"DQN, images, {size:,} rows", device, IMAGES, 1, **more)
+        of = {"algo": "dqn", "also": {"layer_norm": False}, "hidden_sizes": ()}
+        yield from _each_way(
+            f"DQN, images, {size:,} rows", device, IMAGES, 1, batch_size=size, **of
+        )
 
 
 def _each_way(name, device, observation, num_envs, **more):

@@ -21,6 +21,7 @@ from headrace.learner.recorded import Recorded
 from headrace.models.policy import Network
 from headrace.replay.buffer import ReplayBuffer
 from headrace.training.log import read_metrics
+from tests.algos.reach import Reach
 from tests.replay.test_buffer import Frames, Stream
 from tests.support import (
     RAINBOW,
@@ -302,6 +303,67 @@ def test_dqn_on_cuda_saves_and_resumes(tmp_path, parts):
     assert run.summary["learner_steps"] == (run.summary["env_steps"] - 500) // 10
     resumed = headrace.resume(tmp_path / "run", total_env_steps=8_000, quiet=True)
     assert resumed.summary["learner_steps"] == (resumed.summary["env_steps"] - 500) // 10 >= 750
+
+
+CRITICS = [
+    ("sac", {}), ("sac", {"priority_alpha": 0.6, "n_step": 3}), ("sac", {"precision": "bf16"}),
+    ("tqc", {}), ("redq", {"num_critics": 3, "policy_delay": 2}),
+    ("droq", {"dropout": 0.1, "policy_delay": 2}), ("crossq", {}),
+    ("td3", {}), ("td3", {"priority_alpha": 0.6}), ("ddpg", {}),
+]  # fmt: skip
+
+
+def learn_critics(algo, parts, device, arithmetic="auto"):
+    """Metrics of each of four updates, weights, and what is recorded."""
+    given = {key: value for key, value in REPLAY.items() if key != "target_update_interval"}
+    given |= {"algo": algo, "replay_ratio": 0.25, "learner_threads": 1, "arithmetic": arithmetic}
+    settings = resolve(given | parts)
+    plan = plan_for(Reach, num_steps=32, num_envs=4, envs_per_vector=4, settings=settings)
+    collector = inline(plan)
+    learner = learner_for(settings, plan.spec, device=device)
+    collector.publish(policies_for(plan), 0)
+    fragments = collector.collect().fragments
+    metrics = [learner.update(learner.assemble(fragments), 128 * i, 128) for i in range(4)]
+    collector.close()
+    weights = learner.policies["default"].cpu().state_dict()
+    return (*metrics, weights), learner.learners["default"]._graphs
+
+
+@pytest.mark.parametrize(("algo", "parts"), CRITICS)
+def test_recorded_gradient_steps_of_critics_are_those_of_single_operations(algo, parts):
+    recorded, graphs = learn_critics(algo, parts, "cuda")
+    single, none = learn_critics(algo, parts, "cuda", arithmetic="plain")
+    assert {"step of critics", "step of policy"} <= graphs.keys() and not none
+    assert_close(recorded, single, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("algo", "parts"), CRITICS[:2] + CRITICS[3:])
+def test_critics_on_cuda_learn_what_those_on_the_cpu_learn(algo, parts):
+    assert_close(
+        learn_critics(algo, parts, "cuda")[0], learn_critics(algo, parts, "cpu")[0],
+        rtol=1e-2, atol=1e-3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_critics_on_cuda_save_and_resume(tmp_path, algo):
+    run = headrace.train(
+        "Pendulum-v1", algo=algo, device="cuda", total_env_steps=2_000, replay_ratio=0.5,
+        learning_starts=1_000, run_dir=tmp_path / "run", quiet=True,
+    )  # fmt: skip
+    assert run.summary["learner_steps"] == (run.summary["env_steps"] - 1_000) // 2
+    resumed = headrace.resume(tmp_path / "run", total_env_steps=3_000, quiet=True)
+    assert resumed.summary["learner_steps"] == (resumed.summary["env_steps"] - 1_000) // 2
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_critics_learn_beside_thousands_of_kernel_environments_on_cuda(tmp_path, algo):
+    run = headrace.train(
+        "headrace/Reacher-v0", algo=algo, device="cuda", num_envs=4096, num_steps=8,
+        replay_ratio=1 / 4096, batch_size=32768, precision="bf16", total_env_steps=32768 * 60,
+        run_dir=tmp_path / "run", quiet=True,
+    )  # fmt: skip
+    assert run.summary["learner_steps"] == (32768 * 60 - 1_000) // 4096
 
 
 @pytest.mark.parametrize("algo", ["dqn", "pqn"])

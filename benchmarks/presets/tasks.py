@@ -108,7 +108,8 @@ def tasks():
 
 def _preset(family, env, algo):
     if env not in AN_HOUR:
-        takes_hours = algo in ("sac", "td3", "tqc") and env != "Pendulum-v1"
+        is_short = env.endswith("Pendulum-v1") or env.startswith("headrace/")
+        takes_hours = algo in ("sac", "td3", "tqc") and not is_short
         return Task(family, env, algo, num_seeds=1 if takes_hours else SEEDS)
     return Task(family, env, algo, ("--total-env-steps", str(AN_HOUR[env])), num_seeds=1)
 

@@ -29,6 +29,8 @@ CASES = {
     "redq": {"algo": "redq", "num_critics": 3, "policy_delay": 2},
     "droq": {"algo": "droq", "policy_delay": 2, "dropout": 0.1},
     "td3": {"algo": "td3", "priority_alpha": 0.6},
+    "sac, manual": {"algo": "sac", "arithmetic": "auto"},
+    "td3, manual": {"algo": "td3", "arithmetic": "auto", "num_accumulation_steps": 2},
 }  # fmt: skip
 
 

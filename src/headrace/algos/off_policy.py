@@ -235,7 +235,8 @@ def update_priorities(ctx: UpdateContext[Any], rows: Rows, error: Tensor) -> Non
 @torch.no_grad()
 def update_target(target: nn.Module, source: nn.Module, tau: float) -> None:
     """Move the target's weights towards those of `source`, by a share `tau`."""
-    for old, new in zip(target.parameters(), source.parameters(), strict=True):
-        old.lerp_(new, tau) if tau < 1 else old.copy_(new)
+    old: list[Tensor] = list(target.parameters())
+    new: list[Tensor] = list(source.parameters())
+    torch._foreach_lerp_(old, new, tau) if tau < 1 else torch._foreach_copy_(old, new)
     for before, now in zip(target.buffers(), source.buffers(), strict=True):
         before.copy_(now)

@@ -1,5 +1,6 @@
 """The algorithms by name, and loading one that lies outside the package."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +11,11 @@ from headrace.algos.action_values import dqn, dqn_manual_gradient
 from headrace.algos.action_values.pqn import PQNAlgorithm
 from headrace.algos.appo import APPOAlgorithm
 from headrace.algos.base import Algorithm, AlgorithmConfig
+from headrace.algos.critics import manual_gradient as of_critics
+from headrace.algos.critics import sac, td3
 from headrace.algos.critics.crossq import CrossQAlgorithm
 from headrace.algos.critics.sac import DROQAlgorithm, REDQAlgorithm, SACAlgorithm, TQCAlgorithm
+from headrace.algos.critics.shared import critics_loss
 from headrace.algos.critics.td3 import DDPGAlgorithm, TD3Algorithm
 from headrace.algos.impala import IMPALAAlgorithm
 from headrace.algos.offline.bc import BCAlgorithm
@@ -45,21 +49,17 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         IQLAlgorithm(),
     )
 }
+_WRITTEN_OUT: list[tuple[Callable[..., Any], Callable[..., str], Callable[..., Any]]] = [
+    (ppo.loss, ppo_manual_gradient.unsupported, ppo_manual_gradient.Gradient),
+    (dqn.loss, dqn_manual_gradient.unsupported, dqn_manual_gradient.Gradient),
+    (critics_loss, of_critics.unsupported, of_critics.CriticsGradient),
+    (sac.actor_loss, of_critics.policy_unsupported, of_critics.SACGradient),
+    (td3.actor_loss, of_critics.policy_unsupported, of_critics.TD3Gradient),
+    (sac.temperature_loss, of_critics.temperature_unsupported, of_critics.TemperatureGradient),
+]
 GRADIENTS = [
-    FastPath(
-        "manual",
-        ppo.loss,
-        ppo_manual_gradient.unsupported,
-        ppo_manual_gradient.Gradient,
-        {torch.float32: 1e-4, torch.float64: 1e-6},
-    ),
-    FastPath(
-        "manual",
-        dqn.loss,
-        dqn_manual_gradient.unsupported,
-        dqn_manual_gradient.Gradient,
-        {torch.float32: 1e-4, torch.float64: 1e-6},
-    ),
+    FastPath("manual", loss, unsupported, make, {torch.float32: 1e-4, torch.float64: 1e-6})
+    for loss, unsupported, make in _WRITTEN_OUT
 ]
 """Gradients that are written out, in place of autograd's of a loss."""
 

@@ -52,13 +52,13 @@ ACTING = [
 
 
 def choose(
-    paths: Sequence[FastPath], reference: Callable[..., Any], *arguments: Any
+    paths: Sequence[FastPath], reference: Callable[..., Any], *arguments: Any, **named: Any
 ) -> tuple[FastPath | None, str]:
     """Return the first path that can replace `reference`; else None and the last one's reason."""
     reason = ""
     for path in paths:
         if path.reference is reference:
-            reason = path.unsupported(*arguments)
+            reason = path.unsupported(*arguments, **named)
             if not reason:
                 return path, ""
     return None, reason

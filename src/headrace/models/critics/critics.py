@@ -65,6 +65,7 @@ class Critics(nn.Module):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
+        self.num_critics = num_critics
         self.estimate = estimate or LeastValue()
         self.encoder = encoder_for(spec.seen, network.image_net)
         self.num_choices = spec.action.nvec[0] if spec.action.kind == "discrete" else 0

@@ -44,6 +44,14 @@ class Estimate(nn.Module, ABC):
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Return the loss `[B]` of outputs against targets `[B, K']`, summed over critics."""
 
+    @abstractmethod
+    def loss_gradient(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Return the gradient `[E, B, K]` of each row's `loss` by its outputs."""
+
+    @abstractmethod
+    def improvement_gradient(self, outputs: Tensor) -> Tensor:
+        """Return the gradient `[E, B, K]` of each row's `to_improve` by its outputs."""
+
 
 class LeastValue(Estimate):
     """The least of the critics' values (Fujimoto et al. 2018, arXiv:1802.09477, section 4.2)."""
@@ -61,6 +69,12 @@ class LeastValue(Estimate):
 
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         return (outputs - target).square().sum((0, -1))
+
+    def loss_gradient(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return 2 * (outputs - target)
+
+    def improvement_gradient(self, outputs: Tensor) -> Tensor:
+        return torch.zeros_like(outputs).scatter_(0, outputs.argmin(0, keepdim=True), 1)
 
 
 class LeastOfSome(LeastValue):
@@ -88,6 +102,9 @@ class LeastOfSome(LeastValue):
 
     def to_improve(self, outputs: Tensor) -> Tensor:
         return outputs.mean(0).squeeze(-1)
+
+    def improvement_gradient(self, outputs: Tensor) -> Tensor:
+        return torch.full_like(outputs, 1 / len(outputs))
 
     def of_next(self, outputs: Tensor, normal: Tensor) -> Tensor:
         used = normal.T.topk(self._num_used, 0).indices.unsqueeze(-1)
@@ -134,13 +151,27 @@ class TruncatedQuantiles(Estimate):
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         # Eq. 8: the mean of |τ_m - 1{y_i < θ_m}| L(y_i - θ_m) over quantiles m and targets i, with
         # Huber's L
+        predicted, aims, weight = self._pairs(outputs, target)
+        huber = nn.functional.smooth_l1_loss(predicted, aims, reduction="none")
+        loss: Tensor = (weight * huber).mean((-2, -1)).sum(0)
+        return loss
+
+    def loss_gradient(self, outputs: Tensor, target: Tensor) -> Tensor:
+        predicted, aims, weight = self._pairs(outputs, target)
+        # Huber's loss has the error, clipped to ±1, for its gradient.
+        of_pairs = (predicted - aims).clamp_(-1, 1).mul_(weight)
+        return of_pairs.mean(-1).div_(self.num_outputs)
+
+    def improvement_gradient(self, outputs: Tensor) -> Tensor:
+        return torch.full_like(outputs, 1 / (len(outputs) * self.num_outputs))
+
+    def _pairs(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return each pair of a quantile and a target, and its weight, `[E, B, K, K']` each."""
         shape = *outputs.shape, target.shape[-1]
         predicted = outputs.unsqueeze(-1).expand(shape)
         aims = target.unsqueeze(-2).expand(shape)
-        huber = nn.functional.smooth_l1_loss(predicted, aims, reduction="none")
-        weight = (self.share.unsqueeze(-1) - (aims < predicted).to(huber.dtype)).abs()
-        loss: Tensor = (weight * huber).mean((-2, -1)).sum(0)
-        return loss
+        weight = (self.share.unsqueeze(-1) - (aims < predicted).to(outputs.dtype)).abs()
+        return predicted, aims, weight
 
 
 def estimate(num_critics: int, num_used: int, num_quantiles: int, num_dropped: int) -> Estimate:

@@ -99,6 +99,30 @@ class SquashedGaussian(ExploringHead):
         before = mean + log_std.exp() * normal
         return before.tanh(), _log_prob(before, normal, log_std)
 
+    def draw_gradient(
+        self,
+        params: Tensor,
+        normal: Tensor,
+        action: Tensor,
+        of_action: Tensor,
+        of_log_prob: Tensor,
+    ) -> Tensor:
+        """Return the gradient of `params`, from those of what `draw` returned.
+
+        Args:
+            action: what `draw` returned.
+            of_action: `[..., size]`.
+            of_log_prob: `[..., 1]`.
+        """
+        # With u = mean + std * normal and a = tanh u: da/du = 1 - a². The log-probability has
+        # -log(1 - tanh(u)²) and -log std, whose derivatives are 2 a (by u) and -1 (by log std).
+        log_std = params.chunk(2, -1)[1]
+        of_before = of_action * (1 - action.square()) + of_log_prob * (2 * action)
+        std = log_std.clamp(*_LOG_STD).exp()
+        of_log_std = of_before * std * normal - of_log_prob
+        inside = (log_std >= _LOG_STD[0]) & (log_std <= _LOG_STD[1])
+        return torch.cat((of_before, of_log_std * inside), -1)
+
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of `action`, and minus it: the entropy has no closed form."""
         mean, log_std = self._gaussian(params)

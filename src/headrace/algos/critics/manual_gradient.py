@@ -1,0 +1,179 @@
+"""The losses of SAC, TQC, REDQ and TD3 with explicit gradients, for the CPU.
+
+`critics_loss` (`shared.py`), and the losses of the policy and the temperature (`sac.py`, `td3.py`)
+are the references: results agree within rounding (`tests/models/test_critics_gradient.py`). These
+need fewer operations, and one vector holds all parameters of a module. Left out: targets, which
+need no gradient.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headrace.algos.critics.sac import SAC
+from headrace.algos.critics.shared import loss_of_outputs, soft_loss
+from headrace.algos.critics.td3 import TD3
+from headrace.batch import Minibatch, Obs
+from headrace.models.critics.actor import ActorNetwork, ActorPolicy
+from headrace.models.critics.critics import Critics
+from headrace.models.critics.heads import NoisyAction, SquashedGaussian
+from headrace.models.critics.temperature import Temperature
+from headrace.models.manual_mlp import FlatParameters, ManualMlp
+from headrace.models.networks import FlatEncoder
+from headrace.models.policy import Network
+
+
+def unsupported(critics: Critics, network: Network, cfg: Any) -> str:
+    """Return the reason why the gradients here cannot replace autograd's, or ""."""
+    reasons = {
+        "--arithmetic plain": network.arithmetic == "plain",
+        f"precision {network.precision}": network.precision != "fp32",
+        f"activation {network.activation}": network.activation != "relu",
+        "an observation that is no plain vector": not isinstance(critics.encoder, FlatEncoder),
+        "a recurrent core": critics.core is not None,
+        "actions that are choices": critics.num_choices > 0,
+        "--layer-norm": cfg.layer_norm,
+        "dropout": len(critics.dropout) > 0,
+        "on a GPU": any(p.is_cuda for p in critics.parameters()),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def policy_unsupported(
+    policy: ActorPolicy, network: Network, cfg: Any, *, critics: Critics, **_: Any
+) -> str:
+    """Return `unsupported` for the loss of a policy."""
+    if not isinstance(policy.model, ActorNetwork):
+        return "a network of your own"
+    if not isinstance(policy.head, SquashedGaussian | NoisyAction):
+        return "actions that are choices"
+    return unsupported(critics, network, cfg)
+
+
+class CriticsGradient(FlatParameters):
+    """A `ManualGradient` of `critics_loss`. All parameters become views of one vector."""
+
+    def __init__(self, critics: Critics, network: Network, cfg: Any) -> None:
+        super().__init__(list(critics.layers.parameters()))
+        self._critics, self._net = critics, ManualMlp([*critics.layers])
+
+    @torch.no_grad()
+    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Fill `flat`. `critics_loss` documents the minibatch and the metrics."""
+        critics, weight, target = self._critics, minibatch["weight"], minibatch["target"]
+        x = _joined(critics, minibatch["seen"], minibatch["action"], self.flat.dtype)
+        outputs = self._net.forward(x.expand(critics.num_critics, *x.shape))
+        _, metrics = loss_of_outputs(critics.estimate, outputs, target, weight)
+        signal = critics.estimate.loss_gradient(outputs, target).mul_(weight.unsqueeze(-1))
+        self._net.fill(signal, self.gradients)
+        return metrics
+
+
+class PolicyGradient(FlatParameters):
+    """What the losses of policies share: the networks, and values of the policy's actions.
+
+    Args:
+        first: the policy improves the value of so many of the critics; None: of all.
+    """
+
+    def __init__(self, policy: ActorPolicy, critics: Critics, first: int | None = None) -> None:
+        model = policy.model
+        assert isinstance(model, ActorNetwork)
+        layers = [*model.trunk.layers, model.actor]
+        super().__init__([p for layer in layers for p in (layer.weight, layer.bias)])
+        self._policy, self._critics, self._encoder = policy, critics, model.encoder
+        self._net, self._of_critics = ManualMlp(layers), ManualMlp([*critics.layers], first=first)
+        self._num_critics = first or critics.num_critics
+
+    def _params(self, obs: Obs) -> tuple[Obs, Tensor]:
+        """Return normalized observations, and the parameters of the head."""
+        seen = self._policy.normalized(obs)
+        return seen, self._net.forward(self._encoder(seen).to(self.flat.dtype))
+
+    def _value(self, seen: Obs, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values of actions, `[B]`, and their gradient, `[B, size]`."""
+        estimate, x = self._critics.estimate, _joined(self._critics, seen, action, self.flat.dtype)
+        outputs = self._of_critics.forward(x.expand(self._num_critics, *x.shape))
+        of_input = self._of_critics.of_input(estimate.improvement_gradient(outputs))
+        return estimate.to_improve(outputs), of_input.sum(0)[:, -action.shape[-1] :]
+
+
+class SACGradient(PolicyGradient):
+    """A `ManualGradient` of `sac.actor_loss`."""
+
+    def __init__(
+        self,
+        policy: ActorPolicy,
+        network: Network,
+        cfg: SAC,
+        *,
+        critics: Critics,
+        temperature: Temperature,
+    ) -> None:
+        super().__init__(policy, critics)
+        self._temperature, self._cfg = temperature, cfg
+
+    @torch.no_grad()
+    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Fill `flat`. `sac.actor_loss` documents the minibatch and the metrics."""
+        head, weight, size = self._policy.head, minibatch["weight"], self._policy.num_draws
+        assert isinstance(head, SquashedGaussian)
+        seen, params = self._params(minibatch["obs"])
+        normal = minibatch["noise"][:, size : 2 * size]
+        action, log_prob = head.draw(params, normal)
+        value, of_value = self._value(seen, action)
+        target = self._cfg.target_entropy * size
+        _, metrics = soft_loss(self._temperature, log_prob, value, weight, target)
+        weight = weight.unsqueeze(-1)
+        of_log_prob = self._temperature() * weight
+        self._net.fill(
+            head.draw_gradient(params, normal, action, -weight * of_value, of_log_prob),
+            self.gradients,
+        )
+        return metrics
+
+
+class TD3Gradient(PolicyGradient):
+    """A `ManualGradient` of `td3.actor_loss`."""
+
+    def __init__(
+        self, policy: ActorPolicy, network: Network, cfg: TD3, *, critics: Critics
+    ) -> None:
+        super().__init__(policy, critics, first=1)
+
+    @torch.no_grad()
+    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Fill `flat`. `td3.actor_loss` documents the minibatch and the metrics."""
+        weight = minibatch["weight"]
+        seen, params = self._params(minibatch["obs"])
+        action = params.tanh()
+        value, of_value = self._value(seen, action)
+        # tanh'(x) = 1 - tanh(x)²
+        signal = of_value * -weight.unsqueeze(-1) * (1 - action.square())
+        self._net.fill(signal, self.gradients)
+        return {"actor_loss": -(value * weight).sum()}
+
+
+class TemperatureGradient(FlatParameters):
+    """A `ManualGradient` of `sac.temperature_loss`."""
+
+    def __init__(self, temperature: Temperature, network: Network, cfg: SAC) -> None:
+        super().__init__([temperature.log_alpha])
+
+    @torch.no_grad()
+    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Fill `flat`. There are no metrics."""
+        self.flat.copy_(-(minibatch["missing_entropy"] * minibatch["weight"]).sum())
+        return {}
+
+
+def temperature_unsupported(temperature: nn.Module, network: Network, cfg: SAC) -> str:
+    """Return the reason why `TemperatureGradient` cannot replace autograd, or ""."""
+    return "--arithmetic plain" if network.arithmetic == "plain" else ""
+
+
+def _joined(critics: Critics, seen: Obs, action: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the input of the critics' layers, `[B, num_in]`."""
+    features: Tensor = critics.encoder(seen)
+    return torch.cat((features.to(dtype), action.to(dtype)), -1)

@@ -1,0 +1,209 @@
+"""Gradients of SAC's and TD3's losses that are written out, against autograd's."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from headrace.config.algorithms import ALGORITHMS, GRADIENTS
+from headrace.distributed.ranks import SINGLE_RANK
+from headrace.learner.learner import Loss
+from headrace.learner.optimizer import Optimizer
+from headrace.models.fast_paths import choose
+from headrace.models.policy import Network
+from headrace.spec import EnvSpec, Space
+from tests.models.test_manual_gradient import by_itself
+
+ROWS = 300
+SEEN = Space("box", (5,), "float32")
+ACTION = Space("box", (3,), "float32", low=(-1.0,) * 3, high=(1.0,) * 3)
+RELU = Network(activation="relu", hidden_sizes=(48, 24))
+
+
+def losses_for(algo, network=RELU, seen=SEEN, action=ACTION, dtype=torch.float32, **settings):
+    """The losses by name, and the algorithm's settings."""
+    algorithm, spec = ALGORITHMS[algo], EnvSpec("test", seen, action)
+    config = algorithm.Config(replay_size=100, learning_starts=0, **settings)
+    torch.manual_seed(0)
+    policy = algorithm.build_policy(spec, network, config)
+    modules = algorithm.build(policy, spec, network, config, 1, SINGLE_RANK)
+    for name, module in modules.items():
+        if name != "replay":
+            module.to(dtype)
+    if policy.normalize_obs is not None:
+        rows = 3 * torch.randn(50, *seen.shape) + 1
+        policy.normalize_obs.update(rows, torch.ones(50, dtype=torch.bool), SINGLE_RANK)
+    return algorithm.losses(modules, config), config
+
+
+def choice(spec, network, config):
+    """The fast path of a loss, or None; the reason; and what it is made of, as for the learner."""
+    function, named = spec.function, {}
+    if hasattr(function, "func"):
+        function, named = function.func, function.keywords
+    arguments = (spec.module, network, config)
+    path, reason = choose(GRADIENTS, function, *arguments, **named)
+    return path, reason, path and path.make(*arguments, **named)
+
+
+def minibatch_for(seen=SEEN, num_targets=1, rows=ROWS):
+    """Errors within ±1 and beyond, and large deviations of actions."""
+    generator = torch.Generator().manual_seed(7)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    obs = 4 * normal(rows, *seen.shape)
+    if seen.kind == "discrete":
+        obs = torch.randint(0, seen.nvec[0], (rows,), generator=generator)
+    return {
+        "obs": obs,
+        "seen": obs,
+        "action": normal(rows, 3).tanh(),
+        "noise": normal(rows, 16),
+        "target": 2 * normal(rows, num_targets),
+        "missing_entropy": normal(rows),
+        "weight": torch.rand(rows, generator=generator) / rows,
+    }
+
+
+CASES = {
+    "sac": ("sac", {}, {}),
+    "a fixed temperature": ("sac", {}, {"ent_coef": 0.2}),
+    "no hidden layer": ("sac", {"hidden_sizes": ()}, {}),
+    "three hidden layers": ("sac", {"hidden_sizes": (96, 64, 32)}, {}),
+    "normalized": ("sac", {"normalize_obs": True}, {}),
+    "tqc": ("tqc", {}, {}),
+    "redq": ("redq", {"hidden_sizes": (16,)}, {"num_critics": 4}),
+    "td3": ("td3", {}, {}),
+    "ddpg": ("ddpg", {"normalize_obs": True}, {}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_page(case, dtype):
+    algo, of_network, settings = CASES[case]
+    network = replace(RELU, **of_network)
+    losses, config = losses_for(algo, network, dtype=dtype, **settings)
+    minibatch = minibatch_for(num_targets=46 if algo == "tqc" else 1)
+    for name, spec in losses.items():
+        spec.module.zero_grad()
+        total, expected = spec.function(spec.module, minibatch, config)
+        total.backward()
+        gradients = {key: p.grad.clone() for key, p in spec.module.named_parameters()}
+        path, _, gradient = choice(spec, network, config)
+        found, own = by_itself(gradient, spec.module, minibatch)
+        limit = path.tolerance[dtype]
+        for got, wanted in ((found, expected), (own, gradients)):
+            assert got.keys() == wanted.keys()
+            for key, value in wanted.items():
+                torch.testing.assert_close(
+                    got[key], value.detach(), rtol=limit, atol=1e-6, msg=f"{name}: {key}"
+                )
+
+
+def test_a_deviation_at_its_bound_is_not_moved():
+    losses, config = losses_for("sac")
+    spec = losses["policy"]
+    with torch.no_grad():
+        spec.module.model.actor.bias[3:] = torch.tensor([50.0, -50.0, 0.0])
+    *_, gradient = choice(spec, RELU, config)
+    _, own = by_itself(gradient, spec.module, minibatch_for())
+    of_bias = own["model.actor.bias"]
+    assert of_bias[3] == of_bias[4] == 0 != of_bias[5]
+
+
+def test_choices_of_observations_are_seen():
+    seen = Space("discrete", (), "int64", nvec=(9,), start=(0,))
+    losses, config = losses_for("sac", seen=seen)
+    spec = losses["critics"]
+    minibatch = minibatch_for(seen)
+    total, _ = spec.function(spec.module, minibatch, config)
+    total.backward()
+    expected = {key: p.grad.clone() for key, p in spec.module.named_parameters()}
+    *_, gradient = choice(spec, RELU, config)
+    _, own = by_itself(gradient, spec.module, minibatch)
+    for key, value in expected.items():
+        torch.testing.assert_close(own[key], value, rtol=1e-4, atol=1e-7, msg=key)
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_the_optimizers_take_the_same_steps_with_either(algo):
+    weights = []
+    for is_manual in (False, True):
+        losses, config = losses_for(algo)
+        optimizers = {
+            name: Optimizer(
+                Loss(spec, config, compiled=False), 0.0, 3 if name != "temperature" else 1,
+                choice(spec, RELU, config)[2] if is_manual else None,
+            )
+            for name, spec in losses.items()
+        }  # fmt: skip
+        for _ in range(5):
+            for optimizer in optimizers.values():
+                optimizer.step(minibatch_for(), 1e-3)
+        weights.append(
+            {
+                (name, key): p.detach().clone()
+                for name, spec in losses.items()
+                for key, p in spec.module.named_parameters()
+            }
+        )
+    for key, expected in weights[0].items():
+        torch.testing.assert_close(weights[1][key], expected, rtol=1e-3, atol=1e-5, msg=str(key))
+
+
+@pytest.mark.parametrize("column", ["target", "weight"])
+def test_what_is_not_finite_comes_through(column):
+    losses, config = losses_for("sac")
+    minibatch = minibatch_for()
+    minibatch[column][3] = float("nan")
+    *_, gradient = choice(losses["critics"], RELU, config)
+    gradient(minibatch)
+    assert not torch.linalg.vector_norm(gradient.flat).isfinite()
+
+
+CHOICES = Space("discrete", (), "int64", nvec=(3,), start=(0,))
+IMAGE = Space("box", (16, 16, 3), "uint8")
+
+
+@pytest.mark.parametrize(
+    ("algo", "network", "settings", "spaces", "reason"),
+    [
+        ("sac", {"activation": "tanh"}, {}, {}, "activation tanh"),
+        ("sac", {"precision": "bf16"}, {}, {}, "precision bf16"),
+        ("td3", {"arithmetic": "plain"}, {}, {}, "--arithmetic plain"),
+        ("sac", {}, {"layer_norm": True}, {}, "--layer-norm"),
+        ("sac", {}, {"dropout": 0.1}, {}, "dropout"),
+        ("td3", {}, {}, {"seen": IMAGE}, "an observation that is no plain vector"),
+    ],
+    ids=lambda of: of if isinstance(of, str) else " ".join(of),
+)
+def test_other_networks_use_autograd(algo, network, settings, spaces, reason):
+    network = replace(RELU, **network)
+    losses, config = losses_for(algo, network, **spaces, **settings)
+    for name in ("critics", "policy"):
+        assert choice(losses[name], network, config)[:2] == (None, reason)
+
+
+@pytest.mark.parametrize(
+    ("algo", "core", "action", "written_out"),
+    [
+        ("sac", "none", ACTION, "critics policy temperature"),
+        ("td3", "none", ACTION, "critics policy"),
+        ("crossq", "none", ACTION, "temperature"),
+        ("sac", "gru", ACTION, "temperature"),
+        ("sac", "none", CHOICES, "temperature"),
+        ("bc", "none", ACTION, ""),
+        ("cql", "none", ACTION, "policy temperature"),
+        ("iql", "none", ACTION, "critics"),
+        ("td3bc", "none", ACTION, "critics"),
+    ],
+    ids=lambda of: of.kind if isinstance(of, Space) else of,
+)
+def test_which_losses_are_written_out(algo, core, action, written_out):
+    network = replace(RELU, core=core)
+    losses, config = losses_for(algo, network, action=action)
+    found = [name for name, spec in losses.items() if choice(spec, network, config)[0]]
+    assert " ".join(found) == written_out
