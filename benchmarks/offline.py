@@ -19,6 +19,7 @@ from benchmarks.defaults.runs import EPISODES, call
 from benchmarks.harness.machine import RESULTS, machine
 from benchmarks.presets.results import mean_and_error
 
+NAME = "offline"
 ENV = "Pendulum-v1"
 ALGORITHMS = ("bc", "td3bc", "cql", "iql")
 SEEDS = (1, 2, 3)
@@ -55,9 +56,7 @@ def tables(results):
         mean, error = mean_and_error([found[algo] for found in seeds])
         name = "SAC, which recorded" if algo == "sac" else f"`{algo}`"
         lines.append(f"| {name} | {mean:.1f} | {error:.1f} |")
-    where = results["machine"]
-    lines += ["", f"{ENV}, {len(seeds)} seeds; {where['cpu']}, commit {where['git_commit'][:7]}."]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"{ENV}, {len(seeds)} seeds."])
 
 
 def main():
@@ -67,7 +66,7 @@ def main():
     parser.add_argument("--share", type=float, default=1.0, help="of the env steps: for a look")
     share = parser.parse_args().share
     found = {str(seed): measure(seed, share) for seed in SEEDS}
-    path = RESULTS / "offline.json"
+    path = RESULTS / f"{NAME}.json"
     path.write_text(json.dumps({"machine": machine(), "share": share, "seeds": found}))
     print(tables(json.loads(path.read_text())))
     print(f"Written: {path}")

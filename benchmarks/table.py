@@ -7,6 +7,7 @@ contestants. Left out: measuring, drawing (`figure.py`, `front_page.py`).
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
 from benchmarks import (
@@ -19,6 +20,7 @@ from benchmarks import (
     front_page,
     gpu,
     gpu_steps,
+    offline,
     own_topology,
     predict,
     replay,
@@ -45,8 +47,11 @@ PARTS = {
     own_topology: "docs/scaling.md",
     gpu: "docs/scaling.md",
     gpu_steps: "docs/scaling.md",
+    offline: "docs/offline.md",
 }
 """Scripts whose tables stand in a page of their own, between markers with their name."""
+WHOLE = {"parallel": "docs/sac.md", "continuous": "docs/sac.md"}
+"""Comparisons whose tables of all contestants stand in such a page."""
 HEADLINES = {
     "PPO training, CartPole-v1": (
         "Headrace, 2 learners",
@@ -221,13 +226,19 @@ def pages(root=ROOT, results=RESULTS):
     whole_pages = {path: filled_in(path.read_text(), content) for path, content in made.items()}
     page = whole_pages[root / "benchmarks/README.md"]
     whole_pages[root / "benchmarks/README.md"] = filled_in(page, headlines(found), "headlines")
-    for part, page in PARTS.items():
-        if held := load(results, (part.NAME,)):
+    contents = [(part.NAME, page, partial(of_part, part)) for part, page in PARTS.items()]
+    contents += [(name, page, whole) for name, page in WHOLE.items()]
+    for name, page, content in contents:
+        if held := load(results, (name,)):
             path = root / page
-            content = "\n".join([part.tables(held[part.NAME]), "", *where(held)])
             before = whole_pages.get(path) or path.read_text()
-            whole_pages[path] = filled_in(before, content, part.NAME)
+            whole_pages[path] = filled_in(before, content(held), name)
     return whole_pages
+
+
+def of_part(part, found):
+    """What a script of `PARTS` shows, and where it was measured."""
+    return "\n".join([part.tables(found[part.NAME]), "", *where(found)])
 
 
 def main():

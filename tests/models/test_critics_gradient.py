@@ -187,6 +187,14 @@ def test_other_networks_use_autograd(algo, network, settings, spaces, reason):
         assert choice(losses[name], network, config)[:2] == (None, reason)
 
 
+def test_a_device_uses_autograd():
+    losses, config = losses_for("sac")
+    for spec in losses.values():
+        spec.module.to("meta")
+    for spec in losses.values():
+        assert choice(spec, RELU, config)[:2] == (None, "on a GPU")
+
+
 @pytest.mark.parametrize(
     ("algo", "core", "action", "written_out"),
     [

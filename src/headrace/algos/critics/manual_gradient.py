@@ -9,7 +9,7 @@ need no gradient.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headrace.algos.critics.sac import SAC
 from headrace.algos.critics.shared import loss_of_outputs, soft_loss
@@ -35,7 +35,7 @@ def unsupported(critics: Critics, network: Network, cfg: Any) -> str:
         "actions that are choices": critics.num_choices > 0,
         "--layer-norm": cfg.layer_norm,
         "dropout": len(critics.dropout) > 0,
-        "on a GPU": any(p.is_cuda for p in critics.parameters()),
+        "on a GPU": any(p.device.type != "cpu" for p in critics.parameters()),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -126,11 +126,9 @@ class SACGradient(PolicyGradient):
         target = self._cfg.target_entropy * size
         _, metrics = soft_loss(self._temperature, log_prob, value, weight, target)
         weight = weight.unsqueeze(-1)
-        of_log_prob = self._temperature() * weight
-        self._net.fill(
-            head.draw_gradient(params, normal, action, -weight * of_value, of_log_prob),
-            self.gradients,
-        )
+        of_action, of_log_prob = -weight * of_value, weight * self._temperature()
+        signal = head.draw_gradient(params, normal, action, of_action, of_log_prob)
+        self._net.fill(signal, self.gradients)
         return metrics
 
 
@@ -168,9 +166,11 @@ class TemperatureGradient(FlatParameters):
         return {}
 
 
-def temperature_unsupported(temperature: nn.Module, network: Network, cfg: SAC) -> str:
+def temperature_unsupported(temperature: Temperature, network: Network, cfg: SAC) -> str:
     """Return the reason why `TemperatureGradient` cannot replace autograd, or ""."""
-    return "--arithmetic plain" if network.arithmetic == "plain" else ""
+    if network.arithmetic == "plain":
+        return "--arithmetic plain"
+    return "" if temperature.log_alpha.device.type == "cpu" else "on a GPU"
 
 
 def _joined(critics: Critics, seen: Obs, action: Tensor, dtype: torch.dtype) -> Tensor:
