@@ -17,7 +17,7 @@ from headrace.algos.critics.td3 import TD3
 from headrace.batch import Minibatch, Obs
 from headrace.models.critics.actor import ActorNetwork, ActorPolicy
 from headrace.models.critics.critics import Critics
-from headrace.models.critics.heads import NoisyAction, SquashedGaussian
+from headrace.models.critics.heads import SquashedGaussian
 from headrace.models.critics.temperature import Temperature
 from headrace.models.manual_mlp import FlatParameters, ManualMlp
 from headrace.models.networks import FlatEncoder
@@ -25,13 +25,15 @@ from headrace.models.policy import Network
 
 
 def unsupported(critics: Critics, network: Network, cfg: Any) -> str:
-    """Return the reason why the gradients here cannot replace autograd's, or ""."""
+    """Return the reason why the gradients here cannot replace autograd's, or "".
+
+    With a recurrent core the losses are others.
+    """
     reasons = {
         "--arithmetic plain": network.arithmetic == "plain",
         f"precision {network.precision}": network.precision != "fp32",
         f"activation {network.activation}": network.activation != "relu",
         "an observation that is no plain vector": not isinstance(critics.encoder, FlatEncoder),
-        "a recurrent core": critics.core is not None,
         "actions that are choices": critics.num_choices > 0,
         "--layer-norm": cfg.layer_norm,
         "dropout": len(critics.dropout) > 0,
@@ -46,8 +48,6 @@ def policy_unsupported(
     """Return `unsupported` for the loss of a policy."""
     if not isinstance(policy.model, ActorNetwork):
         return "a network of your own"
-    if not isinstance(policy.head, SquashedGaussian | NoisyAction):
-        return "actions that are choices"
     return unsupported(critics, network, cfg)
 
 
