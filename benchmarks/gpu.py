@@ -42,10 +42,10 @@ RAINBOW = {
 REACHER = ("headrace/Reacher-v0", "--num-steps", "8", "--hidden-sizes", "256", "256")
 AT_RATIO_1 = ("--num-envs", "8", "--replay-ratio", "1", "--total-env-steps", "16384")
 PARALLEL = (
-    "--num-envs", "4096", "--replay-ratio", "0.000244140625", "--batch-size", "32768",
+    "--num-envs", "4096", "--replay-ratio", "0.00048828125", "--batch-size", "32768",
     "--precision", "bf16", "--total-env-steps", "20971520",
 )  # fmt: skip
-"""8 gradient steps for each batch of 32,768 env steps, as FastTD3 has it (arXiv:2505.22642)."""
+"""Two gradient steps for each step of all environments; FastTD3 has 2 to 8 (arXiv:2505.22642)."""
 RUNS = {
     "headrace train CartPole-v1, 4 workers": (
         "CartPole-v1", "--num-workers", "4", "--num-envs", "64", "--num-steps", "128",
@@ -55,7 +55,7 @@ RUNS = {
         f"headrace train headrace/Reacher-v0 --algo {algo}, {name}": (*REACHER, "--algo", algo, *of)
         for name, of in (
             ("8 environments, a gradient step of 256 rows for each env step", AT_RATIO_1),
-            ("4,096 environments, 8 gradient steps of 32,768 rows for 32,768 env steps", PARALLEL),
+            ("4,096 environments, 16 gradient steps of 32,768 rows for 32,768 env steps", PARALLEL),
         )
         for algo in ("sac", "td3")
     },
@@ -173,10 +173,10 @@ def whole_run(name, words, device):
         command = [sys.executable, "-m", "headrace", "train", *words, "--device", device, "--json"]
         done = subprocess.run(
             [*command, "--run-dir", str(Path(folder) / "run")],
-            capture_output=True, text=True, timeout=200,
+            capture_output=True, text=True,
         )  # fmt: skip
     if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
+        return {"name": name, "failed": done.stderr[-2000:]}
     summary = json.loads(done.stdout.splitlines()[-1])
     kept = ("env_steps_per_s", "mean_return", "meter")
     return {"name": name} | {each: summary[each] for each in kept}
@@ -201,7 +201,9 @@ def tables(results):
         lines.append(f"| {row['name']} | {' | '.join(cells)} |")
     lines += [""] + [f"{row['name']}: {row['failed']}" for row in kernels if "failed" in row]
     for row in results.get("run", []):
-        rate = f"{row['env_steps_per_s']:,.0f} env steps/s"
+        rate = (
+            f"{row['env_steps_per_s']:,.0f} env steps/s" if "failed" not in row else row["failed"]
+        )
         lines.append(f"{row['name']}, which learns on the GPU: {rate}.")
     return "\n".join(lines)
 

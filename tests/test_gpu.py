@@ -360,10 +360,10 @@ def test_critics_on_cuda_save_and_resume(tmp_path, algo):
 def test_critics_learn_beside_thousands_of_kernel_environments_on_cuda(tmp_path, algo):
     run = headrace.train(
         "headrace/Reacher-v0", algo=algo, device="cuda", num_envs=4096, num_steps=8,
-        replay_ratio=1 / 4096, batch_size=32768, precision="bf16", total_env_steps=32768 * 60,
+        replay_ratio=1 / 2048, batch_size=32768, precision="bf16", total_env_steps=32768 * 60,
         run_dir=tmp_path / "run", quiet=True,
     )  # fmt: skip
-    assert run.summary["learner_steps"] == (32768 * 60 - 1_000) // 4096
+    assert run.summary["learner_steps"] == (32768 * 60 - 1_000) // 2048
 
 
 @pytest.mark.parametrize("algo", ["dqn", "pqn"])

@@ -133,6 +133,20 @@ def test_a_run_goes_on_in_the_environment(tmp_path, recorded):
     assert went_on.summary["learner_steps"] == int(0.2 * (960 - 64))
 
 
+def test_a_run_goes_on_in_a_kernel_environment(tmp_path):
+    of_run = {"env": "headrace/Reacher-v0", "num_envs": 4, "num_steps": 16, "quiet": True}
+    algo = headrace.SAC(**SOME)
+    recorded = headrace.train(
+        algo=algo, total_env_steps=640, run_dir=tmp_path / "recorded", **of_run
+    )
+    run = headrace.train(
+        algo=algo, total_env_steps=640, run_dir=tmp_path / "run", data=str(recorded.dir), **of_run
+    )
+    went_on = headrace.resume(run.dir, total_env_steps=1280, data="", quiet=True)
+    assert went_on.summary["env_steps"] == 1280
+    assert went_on.summary["learner_steps"] == int(0.2 * (1280 - 64))
+
+
 def test_cloning_takes_the_recorded_actions(tmp_path):
     """Those of a network that is hardly trained, and acts greedily."""
     greedy = {"exploration_initial_eps": 0.0, "exploration_final_eps": 0.0}

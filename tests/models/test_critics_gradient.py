@@ -67,6 +67,21 @@ def minibatch_for(seen=SEEN, num_targets=1, rows=ROWS):
     }
 
 
+def assert_equals_autograd(spec, network, config, minibatch, dtype=torch.float32):
+    """Compare metrics and gradients of a loss."""
+    spec.module.zero_grad()
+    total, expected = spec.function(spec.module, minibatch, config)
+    total.backward()
+    gradients = {key: p.grad.clone() for key, p in spec.module.named_parameters()}
+    path, _, gradient = choice(spec, network, config)
+    found, own = by_itself(gradient, spec.module, minibatch)
+    limit = path.tolerance[dtype]
+    for got, wanted in ((found, expected), (own, gradients)):
+        assert got.keys() == wanted.keys()
+        for key, value in wanted.items():
+            torch.testing.assert_close(got[key], value.detach(), rtol=limit, atol=1e-6, msg=key)
+
+
 CASES = {
     "sac": ("sac", {}, {}),
     "a fixed temperature": ("sac", {}, {"ent_coef": 0.2}),
@@ -87,20 +102,8 @@ def test_equals_the_page(case, dtype):
     network = replace(RELU, **of_network)
     losses, config = losses_for(algo, network, dtype=dtype, **settings)
     minibatch = minibatch_for(num_targets=46 if algo == "tqc" else 1)
-    for name, spec in losses.items():
-        spec.module.zero_grad()
-        total, expected = spec.function(spec.module, minibatch, config)
-        total.backward()
-        gradients = {key: p.grad.clone() for key, p in spec.module.named_parameters()}
-        path, _, gradient = choice(spec, network, config)
-        found, own = by_itself(gradient, spec.module, minibatch)
-        limit = path.tolerance[dtype]
-        for got, wanted in ((found, expected), (own, gradients)):
-            assert got.keys() == wanted.keys()
-            for key, value in wanted.items():
-                torch.testing.assert_close(
-                    got[key], value.detach(), rtol=limit, atol=1e-6, msg=f"{name}: {key}"
-                )
+    for spec in losses.values():
+        assert_equals_autograd(spec, network, config, minibatch, dtype)
 
 
 def test_a_deviation_at_its_bound_is_not_moved():
@@ -117,15 +120,16 @@ def test_a_deviation_at_its_bound_is_not_moved():
 def test_choices_of_observations_are_seen():
     seen = Space("discrete", (), "int64", nvec=(9,), start=(0,))
     losses, config = losses_for("sac", seen=seen)
-    spec = losses["critics"]
-    minibatch = minibatch_for(seen)
-    total, _ = spec.function(spec.module, minibatch, config)
-    total.backward()
-    expected = {key: p.grad.clone() for key, p in spec.module.named_parameters()}
-    *_, gradient = choice(spec, RELU, config)
-    _, own = by_itself(gradient, spec.module, minibatch)
-    for key, value in expected.items():
-        torch.testing.assert_close(own[key], value, rtol=1e-4, atol=1e-7, msg=key)
+    for spec in losses.values():
+        assert_equals_autograd(spec, RELU, config, minibatch_for(seen))
+
+
+def test_critics_that_agree_share_the_gradient():
+    losses, config = losses_for("sac", num_critics=3)
+    with torch.no_grad():
+        for parameter in losses["critics"].module.layers.parameters():
+            parameter[1] = parameter[0]
+    assert_equals_autograd(losses["policy"], RELU, config, minibatch_for())
 
 
 @pytest.mark.parametrize("algo", ["sac", "td3"])

@@ -70,7 +70,7 @@ class DeviceCollector(Collector):
         self._version = self._steps = self._taken = 0
         self._before: list[Tensor] = []
         self._name = f"vector{plan.vectors.start}."
-        if state:
+        if state and "steps" in state:  # a run that has read recorded steps has none
             self._restore(state)
         where = f"while a batch was made of {plan.spec.id} on {device}"
         self._watchdog = Watchdog(meter, plan.guards, lambda: 0, lambda: where)

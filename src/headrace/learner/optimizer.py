@@ -1,6 +1,6 @@
 """The optimizer step: zero, backward (mean over ranks), clip, Adam. Only this calls `backward`.
 
-A manual gradient (`algos/ppo_manual_gradient.py`) replaces `backward`; the rest is the same.
+A manual gradient (as `algos/ppo_manual_gradient.py`) replaces `backward`; the rest is the same.
 """
 
 import contextlib

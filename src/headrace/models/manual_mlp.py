@@ -1,7 +1,6 @@
 """The forward and backward pass of linear layers with relu between them, without autograd.
 
-Autograd takes about as long as the products of such small layers do. Left out: losses (`algos/`),
-and layers with tanh (`manual_gradient.py`).
+Left out: losses (`algos/`), and layers with tanh (`models/manual_gradient.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +40,8 @@ class ManualMlp:
 
     Args:
         layers: `nn.Linear`, or layers whose weights are `[E, num_in, num_out]`.
-        norms: layer normalization before each relu, or none.
-        first: use only so many of the E networks.
+        norms: layer normalization before each relu of one network, or none.
+        first: use only so many of the E networks, which `fill` cannot.
     """
 
     def __init__(

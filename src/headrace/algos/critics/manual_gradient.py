@@ -37,6 +37,7 @@ def unsupported(critics: Critics, network: Network, cfg: Any) -> str:
         "actions that are choices": critics.num_choices > 0,
         "--layer-norm": cfg.layer_norm,
         "dropout": len(critics.dropout) > 0,
+        "batch normalization": len(critics.norms) > 0,
         "on a GPU": any(p.device.type != "cpu" for p in critics.parameters()),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -46,8 +47,10 @@ def policy_unsupported(
     policy: ActorPolicy, network: Network, cfg: Any, *, critics: Critics, **_: Any
 ) -> str:
     """Return `unsupported` for the loss of a policy."""
-    if not isinstance(policy.model, ActorNetwork):
+    if type(policy.model) is not ActorNetwork:
         return "a network of your own"
+    if type(policy) is not ActorPolicy:
+        return "a policy of its own kind"
     return unsupported(critics, network, cfg)
 
 
@@ -145,7 +148,7 @@ class TD3Gradient(PolicyGradient):
         """Fill `flat`. `td3.actor_loss` documents the minibatch and the metrics."""
         weight = minibatch["weight"]
         seen, params = self._params(minibatch["obs"])
-        action = params.tanh()
+        action = self._policy.head.mode(params)
         value, of_value = self._value(seen, action)
         # tanh'(x) = 1 - tanh(x)²
         signal = of_value * -weight.unsqueeze(-1) * (1 - action.square())

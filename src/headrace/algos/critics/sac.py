@@ -5,7 +5,7 @@ metrics.
 """
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,13 @@ from headrace.algos.off_policy import (
 )
 from headrace.algos.sequences import SequenceConfig, due_draws
 from headrace.batch import Fragment, Minibatch, Obs
-from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
+from headrace.configclass import (
+    Between,
+    NonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    configclass,
+)
 from headrace.distributed.ranks import Ranks
 from headrace.errors import ConfigError
 from headrace.models.critics.actor import ActorPolicy
@@ -47,8 +53,9 @@ class SAC(SequenceConfig, CriticsConfig):
     """Settings of SAC."""
 
     ent_coef: NonNegative = 0.0
-    """Weight of the entropy (the temperature); 0: learned, so that it nears target_entropy."""
-    initial_ent_coef: NonNegative = 1.0
+    """Weight of the entropy (the temperature); 0: learned, so that the entropy nears
+    target_entropy."""
+    initial_ent_coef: Annotated[float, Between(1e-6)] = 1.0
     """The weight of the entropy at first, where it is learned."""
     target_entropy: float = -1.0
     """Entropy to aim at (nats), for each component of a continuous action; its range is 2."""

@@ -74,7 +74,8 @@ class LeastValue(Estimate):
         return 2 * (outputs - target)
 
     def improvement_gradient(self, outputs: Tensor) -> Tensor:
-        return torch.zeros_like(outputs).scatter_(0, outputs.argmin(0, keepdim=True), 1)
+        is_least = (outputs == outputs.amin(0)).to(outputs.dtype)
+        return is_least / is_least.sum(0)
 
 
 class LeastOfSome(LeastValue):
