@@ -35,7 +35,8 @@ def read_minari(source: str, spec: EnvSpec) -> Steps:
         )
     except (FileNotFoundError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"data={source!r} is no directory of a run, and no Minari data set: {error}"
+            f"data={source!r} is no directory of a run, and no Minari data set ({error}).\n"
+            "Expected such a directory, or the id of a data set that is installed."
         ) from None
     return joined([_episode(episode, spec, source) for episode in data.iterate_episodes()])
 

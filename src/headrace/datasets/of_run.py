@@ -21,13 +21,17 @@ def read_run(run_dir: Path, spec: EnvSpec) -> Steps:
     """Return the steps in the buffer of a run, environment after environment.
 
     Raises:
-        ConfigError: the run has none.
-        CheckpointError: it is of another environment, or cannot be read.
+        ConfigError: the run has none, or its environment has other spaces.
+        CheckpointError: it cannot be read.
     """
     saved = checkpoint.newest(run_dir)
     with checkpoint.as_written(saved.path):
         of_run = EnvSpec.from_json(saved.manifest["policies"]["default"]["spec"])
-    checkpoint.check_fits(of_run, spec, run_dir)
+    if (of_run.observation, of_run.action) != (spec.observation, spec.action):
+        raise ConfigError(
+            f"data={str(run_dir)!r}: its steps are of another environment, {of_run.id}, whose "
+            f"spaces are not those of {spec.id}.\nName the environment of the data."
+        )
     if _NAME not in saved.manifest.get("rows", {}):
         raise ConfigError(
             f"data={str(run_dir)!r}: this run keeps no steps. Expected one of an algorithm that "
