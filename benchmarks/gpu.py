@@ -35,10 +35,6 @@ IMAGES = Space("box", (4, 84, 84), "uint8")
 NUMBERS = Space("box", (4,), "float32")
 CHOICE = Space("discrete", (), "int64", nvec=(6,), start=(0,))
 CONTINUOUS = Space("box", (6,), "float32", low=(-1.0,) * 6, high=(1.0,) * 6)
-RAINBOW = {
-    "dueling": True, "priority_alpha": 0.5, "noisy": True, "distribution": "c51",
-    "layer_norm": False,
-}  # fmt: skip
 REACHER = ("headrace/Reacher-v0", "--num-steps", "8", "--hidden-sizes", "256", "256")
 AT_RATIO_1 = ("--num-envs", "8", "--replay-ratio", "1", "--total-env-steps", "16384")
 PARALLEL = (
@@ -201,9 +197,7 @@ def tables(results):
         lines.append(f"| {row['name']} | {' | '.join(cells)} |")
     lines += [""] + [f"{row['name']}: {row['failed']}" for row in kernels if "failed" in row]
     for row in results.get("run", []):
-        rate = (
-            f"{row['env_steps_per_s']:,.0f} env steps/s" if "failed" not in row else row["failed"]
-        )
+        rate = row.get("failed") or f"{row['env_steps_per_s']:,.0f} env steps/s"
         lines.append(f"{row['name']}, which learns on the GPU: {rate}.")
     return "\n".join(lines)
 

@@ -37,13 +37,10 @@ def losses_for(algo, network=RELU, seen=SEEN, action=ACTION, dtype=torch.float32
 
 
 def choice(spec, network, config):
-    """The fast path of a loss, or None; the reason; and what it is made of, as for the learner."""
-    function, named = spec.function, {}
-    if hasattr(function, "func"):
-        function, named = function.func, function.keywords
+    """The fast path of a loss, or None; the reason; and what the path makes."""
     arguments = (spec.module, network, config)
-    path, reason = choose(GRADIENTS, function, *arguments, **named)
-    return path, reason, path and path.make(*arguments, **named)
+    path, reason = choose(GRADIENTS, spec.function, *arguments)
+    return path, reason, path and path.make(*arguments)
 
 
 def minibatch_for(seen=SEEN, num_targets=1, rows=ROWS):

@@ -131,12 +131,7 @@ class PolicyLearner:
         run, meter, ranks = self._settings.run, self._meter, self._ranks
         loss: nn.Module = Loss(spec, self._settings.algo, compiled=run.compile)
         arguments = spec.module, self._settings.network, self._settings.algo
-        function: Any = spec.function
-        is_partial = isinstance(function, partial)
-        named = function.keywords if is_partial else {}
-        path, reason = choose(
-            GRADIENTS, function.func if is_partial else function, *arguments, **named
-        )
+        path, reason = choose(GRADIENTS, spec.function, *arguments)
         if run.compile:
             path, reason = None, "--compile"
         graph = ", of small minibatches as a CUDA graph" if self._can_be_recorded else ""
@@ -149,7 +144,7 @@ class PolicyLearner:
             run.num_accumulation_steps,
             eps=spec.adam_eps,
             beta1=spec.adam_beta1,
-            manual=None if path is None else path.make(*arguments, **named),
+            manual=None if path is None else path.make(*arguments),
             over_ranks=lambda gradient: ranks.mean(gradient, meter),
         )
 

@@ -4,7 +4,8 @@ Only `choose` decides which one runs. `config/algorithms.py` lists the fast path
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,15 +53,21 @@ ACTING = [
 
 
 def choose(
-    paths: Sequence[FastPath], reference: Callable[..., Any], *arguments: Any, **named: Any
+    paths: Sequence[FastPath], reference: Callable[..., Any], *arguments: Any
 ) -> tuple[FastPath | None, str]:
-    """Return the first path that can replace `reference`; else None and the last one's reason."""
-    reason = ""
+    """Return the first path that can replace `reference`; else None and the last one's reason.
+
+    If the reference is a `partial`, the path has its keywords as well.
+    """
+    reason, named = "", {}
+    if isinstance(reference, partial):
+        named = reference.keywords
+        reference = reference.func
     for path in paths:
         if path.reference is reference:
             reason = path.unsupported(*arguments, **named)
             if not reason:
-                return path, ""
+                return replace(path, make=partial(path.make, **named)), ""
     return None, reason
 
 
