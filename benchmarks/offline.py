@@ -1,6 +1,6 @@
-"""Learning from recorded steps: four algorithms on the replay of an SAC that was half trained.
+"""Learning from recorded steps: four algorithms on the replay of an SAC that has just learned.
 
-    python -m benchmarks.offline             # a quarter of an hour on two cores
+    python -m benchmarks.offline             # half an hour on two cores
     python -m benchmarks.offline --share 0.1
 
 For each seed, SAC learns Pendulum-v1 for 4,992 env steps, which begin with random actions. Then

@@ -14,7 +14,7 @@ from benchmarks.harness.machine import cores
 from benchmarks.harness.one_turn import Work
 
 RETURNS = {"headrace/Pendulum-v1": -170, "headrace/Reacher-v0": -30}
-"""What is to be reached: about what PPO's preset ends with."""
+"""What is to be reached: near what PPO's preset ends with."""
 ALGORITHMS = ("ppo", "td3", "sac")
 
 
