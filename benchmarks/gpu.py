@@ -57,6 +57,7 @@ RUNS = {
     },
 }  # fmt: skip
 """Whole runs, by name: the words after `headrace train`."""
+RUN_LIMIT_S = 100
 
 
 @dataclass(frozen=True)
@@ -167,10 +168,13 @@ def measure(row, limit_s):
 def whole_run(name, words, device):
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "headrace", "train", *words, "--device", device, "--json"]
-        done = subprocess.run(
-            [*command, "--run-dir", str(Path(folder) / "run")],
-            capture_output=True, text=True,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [*command, "--run-dir", str(Path(folder) / "run")],
+                capture_output=True, text=True, timeout=RUN_LIMIT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {"name": name, "failed": f"no end after {RUN_LIMIT_S} s"}
     if done.returncode:
         return {"name": name, "failed": done.stderr[-2000:]}
     summary = json.loads(done.stdout.splitlines()[-1])

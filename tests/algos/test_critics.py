@@ -1,6 +1,7 @@
 """The pages of SAC and TD3: losses and targets by hand, critics, and what their settings do."""
 
 import copy
+import json
 import math
 
 import gymnasium as gym
@@ -407,7 +408,8 @@ def test_other_actions_are_refused_in_words(tmp_path, algo):
         ("sac", {"priority_beta": 0.5}, "priority_beta=0.5.*priority_alpha=0.0"),
         ("ddpg", {"target_noise_clip": 0.1}, "target_noise_clip=0.1.*target_noise=0.0"),
         ("sac", {"dropout": 1.0}, "dropout=1.0: expected less than 1"),
-        ("crossq", {"tau": 0.01}, "tau=0.01 has no effect.*Leave --tau out"),
+        ("crossq", {"tau": 0.01}, "tau=0.01 has no effect with algo='crossq'.*leave --tau out"),
+        ("sac", {"initial_ent_coef": 0.0}, "initial_ent_coef=0.0.*at least 1e-06"),
     ],
 )
 def test_settings_without_effect_are_refused(tmp_path, algo, settings, words):
@@ -416,6 +418,16 @@ def test_settings_without_effect_are_refused(tmp_path, algo, settings, words):
             Reach, algo=algo, run_dir=tmp_path / "run", total_env_steps=640, learning_starts=64,
             **SMALL, **settings,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("algo", ["crossq", "redq", "droq", "tqc", "ddpg"])
+def test_a_preset_of_sac_or_td3_serves_their_children(tmp_path, algo):
+    of_run = {"total_env_steps": 8, "num_envs": 2, "num_steps": 1, "learning_starts": 2}
+    run = headrace.train(
+        "headrace/Pendulum-v1", algo=algo, run_dir=tmp_path / "run", quiet=True, **of_run
+    )
+    settings = json.loads((run.dir / "config.json").read_text())["settings"]
+    assert settings["replay_ratio"] == (20 if algo in ("redq", "droq") else 1 / 16)
 
 
 def test_dropout_drops_its_share_of_the_units_by_the_keys_of_rows():

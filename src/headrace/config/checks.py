@@ -10,11 +10,12 @@ from typing import Any
 
 from headrace.algos.action_values.dqn import DQN
 from headrace.algos.base import ActorCriticConfig, Algorithm
+from headrace.algos.critics import crossq
 from headrace.algos.critics.sac import SAC
 from headrace.algos.critics.td3 import TD3
 from headrace.algos.off_policy import ReplayConfig
 from headrace.algos.sequences import SequenceConfig
-from headrace.config.algorithms import ALGORITHMS
+from headrace.config.algorithms import ALGORITHMS, name_of_config
 from headrace.config.old_names import PEER_NAMES
 from headrace.config.run_config import RunConfig
 from headrace.configclass import check_values
@@ -247,6 +248,8 @@ def check_effects(algo: Any, network: Network, sources: Mapping[str, str]) -> No
             "target_entropy_share": ("ent_coef", "0", is_learned),
             "dropped_quantiles": ("num_quantiles", "25", algo.num_quantiles > 1),
         }
+    if isinstance(algo, crossq.CROSSQ):
+        needs |= dict.fromkeys(crossq.WITHOUT_EFFECT, ("algo", "sac", False))
     if isinstance(algo, SequenceConfig):
         of_core = "core", "lstm", network.core != "none"
         needs |= {"sequence_length": of_core, "burn_in": of_core}
@@ -257,7 +260,8 @@ def check_effects(algo: Any, network: Network, sources: Mapping[str, str]) -> No
         was_given = sources.get(name, "").startswith(("given", "config "))
         is_other = getattr(algo, name) != getattr(defaults, name)  # a default may be repeated
         if was_given and is_other and not has_effect:
-            has = getattr(network if other == "core" else algo, other)
+            beside = {"core": network.core, "algo": name_of_config(algo)}
+            has = beside[other] if other in beside else getattr(algo, other)
             raise ConfigError(
                 f"{name}={getattr(algo, name)} has no effect with {other}={has!r}.\n"
                 f"Use {flag(other)} {value}, or leave {flag(name)} out."

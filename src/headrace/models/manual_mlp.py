@@ -40,8 +40,9 @@ class ManualMlp:
 
     Args:
         layers: `nn.Linear`, or layers whose weights are `[E, num_in, num_out]`.
-        norms: layer normalization before each relu of one network, or none.
-        first: use only so many of the E networks, which `fill` cannot.
+        norms: layer normalization before each relu of one network, or none. `of_input` is for
+            layers without it.
+        first: use only so many of the E networks; `fill` is for all of them.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class ManualMlp:
     @torch.no_grad()
     def fill(self, signal: Tensor, gradients: Mapping[Any, Tensor]) -> None:
         """Fill the gradients of all parameters from that of the output."""
+        assert self._first is None
         for number in reversed(range(len(self._layers))):
             layer, x = self._layers[number], self._inputs[number]
             of_weight, of_bias = gradients[layer.weight], gradients[layer.bias]
@@ -94,31 +96,29 @@ class ManualMlp:
                 torch.mm(signal.t(), x, out=of_weight)
                 torch.sum(signal, 0, out=of_bias)
             if number:
-                signal = self._below(number, signal, gradients)
+                signal = self._below(number, signal)
+                if self._norms:
+                    signal, *of_norm = torch.ops.aten.native_layer_norm_backward(
+                        signal, *self._sums[number - 1], [True] * 3
+                    )
+                    norm = self._norms[number - 1]
+                    gradients[norm.weight].copy_(of_norm[0])
+                    gradients[norm.bias].copy_(of_norm[1])
 
     @torch.no_grad()
     def of_input(self, signal: Tensor) -> Tensor:
         """Return the gradient of the input, `[(E,) B, num_in]`, from that of the output."""
+        assert not self._norms
         for number in reversed(range(1, len(self._layers))):
-            signal = self._below(number, signal, None)
+            signal = self._below(number, signal)
         return self._product(signal, self._weight(self._layers[0]).transpose(-1, -2))
 
-    def _below(self, number: int, signal: Tensor, gradients: Mapping[Any, Tensor] | None) -> Tensor:
-        """Return the gradient of the sums of the layer below `number`; fill that of its norm."""
+    def _below(self, number: int, signal: Tensor) -> Tensor:
+        """Return the gradient of what the relu below layer `number` was given."""
         weight = self._weight(self._layers[number])
         signal = self._product(signal, weight.transpose(-1, -2))
         # In place: from the gradient of relu(x) to that of x
         torch.ops.aten.threshold_backward.grad_input(
             signal, self._inputs[number], 0, grad_input=signal
         )
-        if self._norms:
-            signal, *of_norm = torch.ops.aten.native_layer_norm_backward(
-                signal,
-                *self._sums[number - 1],
-                [True, gradients is not None, gradients is not None],
-            )
-            if gradients is not None:
-                norm = self._norms[number - 1]
-                gradients[norm.weight].copy_(of_norm[0])
-                gradients[norm.bias].copy_(of_norm[1])
         return signal

@@ -16,7 +16,6 @@ from headrace.algos.critics.sac import SAC, SACAlgorithm
 from headrace.algos.critics.shared import loss_of_outputs
 from headrace.batch import Minibatch, each
 from headrace.configclass import PositiveInt, configclass
-from headrace.errors import ConfigError
 from headrace.models.critics.actor import ActorPolicy
 from headrace.models.critics.batch_norm import by_batch
 from headrace.models.critics.critics import Critics
@@ -27,7 +26,8 @@ from headrace.models.policy import Network
 from headrace.spec import EnvSpec
 
 _BETA1 = 0.5  # of Adam, for critics and policy
-_WITHOUT_EFFECT = ("tau", "layer_norm", "dropout", "critics_in_target", "num_quantiles")
+WITHOUT_EFFECT = ("tau", "layer_norm", "dropout", "critics_in_target", "num_quantiles")
+"""Settings of SAC that mean nothing with batch normalization and without target critics."""
 
 
 @configclass
@@ -87,13 +87,6 @@ class CrossQAlgorithm(SACAlgorithm):
         return ActorPolicy(spec, network, head, model, batch_norm=True)
 
     def build_critics(self, spec: EnvSpec, network: Network, config: SAC) -> Critics:
-        for name in _WITHOUT_EFFECT:
-            if getattr(config, name) != getattr(CROSSQ(), name):
-                raise ConfigError(
-                    f"{name}={getattr(config, name)} has no effect with algo='crossq', which has "
-                    f"batch normalization and no target critics.\nLeave --{name.replace('_', '-')} "
-                    "out, or use --algo sac."
-                )
         return Critics(spec, network, config.num_critics, batch_norm=True)
 
     def losses(self, modules: Modules, config: SAC) -> dict[str, LossSpec]:

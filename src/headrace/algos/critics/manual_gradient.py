@@ -16,7 +16,7 @@ from headrace.algos.critics.shared import loss_of_outputs, soft_loss
 from headrace.algos.critics.td3 import TD3
 from headrace.batch import Minibatch, Obs
 from headrace.models.critics.actor import ActorNetwork, ActorPolicy
-from headrace.models.critics.critics import Critics
+from headrace.models.critics.critics import Critics, join
 from headrace.models.critics.heads import SquashedGaussian
 from headrace.models.critics.temperature import Temperature
 from headrace.models.manual_mlp import FlatParameters, ManualMlp
@@ -65,7 +65,7 @@ class CriticsGradient(FlatParameters):
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Fill `flat`. `critics_loss` documents the minibatch and the metrics."""
         critics, weight, target = self._critics, minibatch["weight"], minibatch["target"]
-        x = _joined(critics, minibatch["seen"], minibatch["action"], self.flat.dtype)
+        x = join(critics.encoder(minibatch["seen"]), minibatch["action"], self.flat.dtype)
         outputs = self._net.forward(x.expand(critics.num_critics, *x.shape))
         _, metrics = loss_of_outputs(critics.estimate, outputs, target, weight)
         signal = critics.estimate.loss_gradient(outputs, target).mul_(weight.unsqueeze(-1))
@@ -96,7 +96,8 @@ class PolicyGradient(FlatParameters):
 
     def _value(self, seen: Obs, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of actions, `[B]`, and their gradient, `[B, size]`."""
-        estimate, x = self._critics.estimate, _joined(self._critics, seen, action, self.flat.dtype)
+        estimate = self._critics.estimate
+        x = join(self._critics.encoder(seen), action, self.flat.dtype)
         outputs = self._of_critics.forward(x.expand(self._num_critics, *x.shape))
         of_input = self._of_critics.of_input(estimate.improvement_gradient(outputs))
         return estimate.to_improve(outputs), of_input.sum(0)[:, -action.shape[-1] :]
@@ -157,7 +158,7 @@ class TD3Gradient(PolicyGradient):
 
 
 class TemperatureGradient(FlatParameters):
-    """A `ManualGradient` of `sac.temperature_loss`."""
+    """A `ManualGradient` of `sac.temperature_loss`: one number, for which autograd takes longer."""
 
     def __init__(self, temperature: Temperature, network: Network, cfg: SAC) -> None:
         super().__init__([temperature.log_alpha])
@@ -174,9 +175,3 @@ def temperature_unsupported(temperature: Temperature, network: Network, cfg: SAC
     if network.arithmetic == "plain":
         return "--arithmetic plain"
     return "" if temperature.log_alpha.device.type == "cpu" else "on a GPU"
-
-
-def _joined(critics: Critics, seen: Obs, action: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the input of the critics' layers, `[B, num_in]`."""
-    features: Tensor = critics.encoder(seen)
-    return torch.cat((features.to(dtype), action.to(dtype)), -1)

@@ -28,13 +28,7 @@ from headrace.algos.off_policy import (
 )
 from headrace.algos.sequences import SequenceConfig, due_draws
 from headrace.batch import Fragment, Minibatch, Obs
-from headrace.configclass import (
-    Between,
-    NonNegative,
-    NonNegativeInt,
-    PositiveInt,
-    configclass,
-)
+from headrace.configclass import Between, NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.distributed.ranks import Ranks
 from headrace.errors import ConfigError
 from headrace.models.critics.actor import ActorPolicy

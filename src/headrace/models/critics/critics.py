@@ -41,6 +41,12 @@ class BatchedLinear(nn.Module):
         return torch.baddbmm(bias, features, weight)
 
 
+def join(features: Tensor, action: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return what the first layer sees, `[B, num_in]`: features, and the action if there is one."""
+    features = features.to(dtype)
+    return features if action is None else torch.cat((features, action.to(dtype)), -1)
+
+
 class Critics(nn.Module):
     """E networks Q(s, a), which share the encoder of observations, and maybe a recurrent core.
 
@@ -148,9 +154,7 @@ class Critics(nn.Module):
         last: BatchedLinear = hidden.pop()
         weight = last.weight[:first]
         with autocast(weight.device, on=self._is_bf16):
-            joined = features.to(weight.dtype)
-            if action is not None:
-                joined = torch.cat((joined, action.to(weight.dtype)), -1)
+            joined = join(features, action, weight.dtype)
             at = joined.expand(len(weight), *joined.shape)
             if self.norms:
                 at = self.norms[0](at, frozen=frozen)
