@@ -115,7 +115,7 @@ class SquashedGaussian(ExploringHead):
             of_log_prob: `[..., 1]`.
         """
         # With u = mean + std * normal and a = tanh u: da/du = 1 - a². The log-probability has
-        # -log(1 - tanh(u)²) and -log std, whose derivatives are 2 a (by u) and -1 (by log std).
+        # -log(1 - tanh(u)²), with the derivative 2 a, and -log std, with -1.
         log_std = params.chunk(2, -1)[1]
         of_before = of_action * (1 - action.square()) + of_log_prob * (2 * action)
         std = log_std.clamp(*_LOG_STD).exp()
