@@ -46,11 +46,11 @@ class Estimate(nn.Module, ABC):
 
     @abstractmethod
     def loss_gradient(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Return the gradient `[E, B, K]` of each row's `loss` with respect to its outputs."""
+        """Return the gradient `[E, B, K]` of each row's `loss` by its outputs."""
 
     @abstractmethod
     def improvement_gradient(self, outputs: Tensor) -> Tensor:
-        """Return the gradient `[E, B, K]` of each row's `to_improve` with respect to its outputs."""
+        """Return the gradient `[E, B, K]` of each row's `to_improve` by its outputs."""
 
 
 class LeastValue(Estimate):
