@@ -33,6 +33,18 @@ def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
+def interruptible() -> contextlib.AbstractContextManager[None]:
+    """Raise KeyboardInterrupt within the `with` at the first signal that asks to stop."""
+    received: list[int] = []
+
+    def interrupt(number: int, _frame: object) -> None:
+        if not received:
+            received.append(number)
+            raise KeyboardInterrupt(number)
+
+    return handle_signals(interrupt)
+
+
 class StopSignals:
     """Whether the run is to stop: signals set it, the loop asks.
 

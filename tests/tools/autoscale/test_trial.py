@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.distributed import child_process
+from headrace.distributed import child_process, sessions
 from headrace.errors import ConfigError, EnvError
-from headrace.tools.autoscale import resources
 from headrace.tools.autoscale.trial import Progress, TrialSetup, run_trial
 from headrace.training.job import RunRequest
 from tests import python
@@ -43,10 +42,10 @@ def trial(env, *, seconds=60.0, measure_s=0.3, to_beat=0.0, max_bytes=None, **si
     try:
         return run_trial(setup, SIZES | sizes, BATCH, seconds=seconds, to_beat=to_beat)
     finally:
-        assert sessions(children() - before) == []
+        assert leaders(children() - before) == []
 
 
-def sessions(pids):
+def leaders(pids):
     """Of these processes, those that began a session of their own."""
     found = []
     for pid in pids:
@@ -142,7 +141,7 @@ def test_killed_trial_is_a_crash(number):
 
     def kill():
         while not done.wait(0.05):
-            for pid in sessions(children() - before):
+            for pid in leaders(children() - before):
                 done.wait(0.5)  # it has set up its own handlers, or not yet: both must do
                 os.kill(pid, number)
                 return
@@ -199,7 +198,7 @@ def test_signal_leaves_no_process_and_no_directory(tmp_path, number):
         text=True,
     )
     try:
-        while not (theirs := children() - before) or not set(sessions(theirs)) - {search.pid}:
+        while not (theirs := children() - before) or not set(leaders(theirs)) - {search.pid}:
             assert search.poll() is None
             time.sleep(0.05)  # there is no event of a trial's start to be seen from here
         search.send_signal(number)
@@ -216,7 +215,7 @@ def test_shared_memory_counts_once():
     ready, ready_w = os.pipe()
     stop, stop_w = os.pipe()
     shared = np.ones(1 << 27, np.uint8)
-    alone = resources.own_bytes([os.getpid()])
+    alone = sessions.own_bytes([os.getpid()])
     child = os.fork()
     if not child:
         os.write(ready_w, bytes([shared[::4096].min()]))
@@ -225,8 +224,8 @@ def test_shared_memory_counts_once():
     os.read(ready, 1)
     try:
         both = [os.getpid(), child]
-        assert resources.own_bytes(both) < alone + (1 << 26)
-        assert resources.resident_bytes(both) > alone + (1 << 26)
+        assert sessions.own_bytes(both) < alone + (1 << 26)
+        assert sessions.resident_bytes(both) > alone + (1 << 26)
     finally:
         os.close(stop_w)
         os.kill(child, signal.SIGKILL)

@@ -17,7 +17,7 @@ from headrace.distributed.ranks import visible_gpus
 from headrace.envs.factory import EnvLike
 from headrace.envs.vectors import is_one_vector
 from headrace.errors import ConfigError, HeadraceError
-from headrace.tools.autoscale import resources, result
+from headrace.tools.autoscale import result
 from headrace.tools.autoscale.result import AutoscaleResult
 from headrace.tools.autoscale.search import Search
 from headrace.tools.autoscale.sizes import SIZE_NAMES, SearchSpace, Sizes
@@ -25,6 +25,7 @@ from headrace.tools.autoscale.trial import Trial, TrialSetup, format_gib, run_tr
 from headrace.training.api import request_for
 from headrace.training.job import RunRequest, inspect_request
 from headrace.training.launch import check_alone
+from headrace.training.process import interruptible
 
 BUDGET_S = 80.0
 """Default duration of a whole search."""
@@ -126,7 +127,7 @@ def find_sizes(
         on_gpu=one_vector and gpus > 0,
         max_bytes=None if memory_gib is None else int(memory_gib * (1 << 30)),
     )
-    with resources.interruptible():
+    with interruptible():
         sizes = _Measurement(setup, inspected, space, began + budget_s, say, gpus).run()
     sizes = replace(sizes, budget_s=budget_s)
     if not use_cache:

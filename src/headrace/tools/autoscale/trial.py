@@ -6,12 +6,10 @@ that its children can be ended too. It reports the end of updates until it is st
 
 import contextlib
 import os
-import re
 import select
 import signal
 import tempfile
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +18,9 @@ from typing import Any, Literal
 import cloudpickle
 import torch
 
-from headrace.distributed import child_process
+from headrace.distributed import sessions
 from headrace.distributed.channel import pickled
-from headrace.errors import EnvError, HeadraceError, UsageError
-from headrace.tools.autoscale import resources
+from headrace.errors import EnvError
 from headrace.training.job import RunRequest
 from headrace.training.launch import Launch
 
@@ -104,9 +101,6 @@ _TRIAL_SETTINGS = {
     "total_env_steps": _NEVER, "stop_at_return": None, "stop_after_s": 0.0, "eval_every": 0,
     "checkpoint_every_s": float(_NEVER), "on_worker_loss": "fail",
 }  # fmt: skip
-_OUT_OF_MEMORY = re.compile(
-    r"^([\w.]*(MemoryError|OutOfMemoryError)\b.*|.*(can't|[Cc]annot) allocate memory.*)$", re.M
-)
 
 
 @dataclass(frozen=True)
@@ -131,7 +125,7 @@ class TrialSetup:
     def memory_limit(self) -> int:
         """Return the most bytes that the processes of a trial may use."""
         limit = None if self.on_gpu else self.max_bytes
-        return limit or int(MEMORY_SHARE * resources.available_bytes())
+        return limit or int(MEMORY_SHARE * sessions.available_bytes())
 
 
 @dataclass
@@ -183,13 +177,13 @@ def run_trial(
         UsageError: the run cannot be sent to another process.
         KeyboardInterrupt: the trial was interrupted; none of its processes is left.
     """
-    began, kills = time.perf_counter(), resources.out_of_memory_kills()
+    began, kills = time.perf_counter(), sessions.out_of_memory_kills()
     with tempfile.TemporaryDirectory(prefix="headrace-trial-") as folder:
         with contextlib.ExitStack() as stack:
             process = _TrialProcess(setup, sizes, Path(folder), stack)
             progress = Progress(batch, setup.compiles, setup.measure_s)
             trial = process.watch(progress, began + seconds, to_beat)
-        if trial.outcome == "crashed" and resources.out_of_memory_kills() > kills:
+        if trial.outcome == "crashed" and sessions.out_of_memory_kills() > kills:
             trial.outcome, trial.why = "memory", f"{trial.why}: the kernel was out of memory"
     trial.took_s = time.perf_counter() - began
     return trial
@@ -208,20 +202,14 @@ class _TrialProcess:
         self._folder, self._max_bytes = folder, setup.memory_limit()
         self._trial = Trial("crashed")  # until it is known better
         orders = pickled((setup, dict(sizes), str(folder)), "another process")
-        with child_process.context() as context:  # no signal comes before cleanup is registered
-            self._pipe, child_pipe = context.Pipe(duplex=False)
-            stack.callback(self._pipe.close)
-            self._process = context.Process(target=_main, args=(orders, child_pipe))
-            self._process.start()
-            stack.callback(self._end)
-            child_pipe.close()
+        self._process = sessions.SessionProcess(_main, orders, stack)
 
     def watch(self, progress: Progress, deadline: float, to_beat: float) -> Trial:
         """Wait until the rate is known or the trial fails; raise an EnvError of the trial."""
         trial, checked, start = self._trial, 0.0, (0.0, 0.0)
         while True:
             now = time.perf_counter()
-            select.select([self._pipe, self._process.sentinel], [], [], _CHECK_EVERY_S)
+            select.select(self._process.waitables, [], [], _CHECK_EVERY_S)
             if (failed := self._receive(progress)) is not None:
                 trial.outcome, trial.why = failed
                 return trial
@@ -239,44 +227,43 @@ class _TrialProcess:
                 trial.outcome, trial.rate = verdict
                 if trial.outcome == "slow":
                     trial.why = "no update in its time" if late else "clearly slower than the best"
-                trial.memory_bytes = resources.own_bytes(resources.members(self._process.pid))
+                trial.memory_bytes = sessions.own_bytes(self._members())
                 end, seconds = self._cpu_used()
                 if start[0]:
                     trial.busy_cores = (seconds - start[1]) / (end - start[0])
-                with contextlib.suppress(ProcessLookupError):  # it stops by itself, if it can
-                    os.kill(self._process.pid, signal.SIGTERM)
-                self._process.join(_STOP_TIMEOUT_S)
+                self._process.stop(_STOP_TIMEOUT_S)
                 return trial
 
     def _receive(self, progress: Progress) -> tuple[Outcome, str] | None:
         """Process its messages; return outcome and reason if it failed."""
         try:
-            while self._pipe.poll():
-                message: dict[str, Any] = self._pipe.recv()
+            for message in self._process.received():
                 self._trial.gpu_bytes = max(self._trial.gpu_bytes, message["gpu_bytes"])
                 self._trial.gpu_budget = message["gpu_budget"]
                 if "update" in message:
                     progress.updates.append(message["update"])
                     continue
-                outcome, why = message["failed"]
-                if outcome == "env":
+                kind, why = message["failed"]
+                if kind == "env":
                     raise EnvError(why)
-                return outcome, why
-        except (EOFError, OSError):
-            self._process.join()
-            return "crashed", child_process.cause_of_death(self._process.exitcode)[0]
+                return ("crashed" if kind == "diverged" else kind), why
+        except EOFError:
+            return "crashed", self._process.cause()
         return None
+
+    def _members(self) -> list[int]:
+        return sessions.members(self._process.session)
 
     def _check_memory(self) -> int:
         """Return the memory in use, exactly only if it may exceed the limit."""
-        pids = resources.members(self._process.pid)
-        if (resident := resources.resident_bytes(pids)) > self._max_bytes:
-            resident = self._trial.memory_bytes = resources.own_bytes(pids)
+        pids = self._members()
+        if (resident := sessions.resident_bytes(pids)) > self._max_bytes:
+            resident = self._trial.memory_bytes = sessions.own_bytes(pids)
         return resident
 
     def _cpu_used(self) -> tuple[float, float]:
         """Return the time and the CPU seconds used so far."""
-        return time.perf_counter(), resources.cpu_seconds(resources.members(self._process.pid))
+        return time.perf_counter(), sessions.cpu_seconds(self._members())
 
     def _start_time(self) -> float | None:
         """Return when its workers were up: the run writes its config file then."""
@@ -286,41 +273,16 @@ class _TrialProcess:
             return None
         return time.perf_counter() - age
 
-    def _end(self) -> None:
-        self._process.kill()
-        resources.end(self._process.pid)
-        self._process.join()
-        self._process.close()
-
 
 def format_gib(number: int) -> str:
     """Format bytes in GiB."""
     return f"{number / (1 << 30):.2f} GiB"
 
 
-def _failure(error: BaseException) -> tuple[Outcome | Literal["env"], str]:
-    """Return the outcome of an error in the trial, and its reason; "env" for an EnvError."""
-    text = str(error) if isinstance(error, HeadraceError) else traceback.format_exc()
-    if match := _OUT_OF_MEMORY.search(text):
-        return "memory", match[0].strip().partition(". ")[0]
-    if isinstance(error, EnvError):
-        return "env", text
-    lines = [line for line in text.splitlines() if line.strip()]
-    if isinstance(error, UsageError):
-        return "refused", lines[0]
-    # The error is the last line of a traceback, and the first line of our own errors.
-    return "crashed", lines[-1] if text.startswith("Traceback") else lines[0]
-
-
 def _main(orders: bytes, pipe: Any) -> None:
     """Run the trial's process."""
-    os.setsid()
-    child_process.end_with_learner()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, child_process.SIGNALS)
+    sessions.begin_session()
     setup, sizes, folder = cloudpickle.loads(orders)
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    for standard in (1, 2):
-        os.dup2(nothing, standard)
     reporter = _Reporter(pipe)
     try:
         if setup.on_gpu:
@@ -335,7 +297,7 @@ def _main(orders: bytes, pipe: Any) -> None:
         stopped_by = signal.Signals(ended.stopped_by).name
         reporter.send(failed=("crashed", f"It was stopped by {stopped_by}."))
     except BaseException as error:
-        reporter.send(failed=_failure(error))
+        reporter.send(failed=sessions.failure(error))
 
 
 class _Reporter:
