@@ -192,6 +192,17 @@ def children():
     return ours - {os.getpid(), *python.server_pids()}
 
 
+def leaders(pids):
+    """Of these processes, those that began a session of their own: trials."""
+    found = []
+    for pid in pids:
+        try:
+            found += [pid] if os.getsid(pid) == pid else []
+        except ProcessLookupError:
+            continue
+    return found
+
+
 def still_alive(pids, within_s):
     """Wait for processes to end, whoever's children they are; those that have not."""
     deadline = time.monotonic() + within_s

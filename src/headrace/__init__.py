@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from headrace.training.api import Run as Run
     from headrace.training.api import resume as resume
     from headrace.training.api import train as train
+    from headrace.tuning.api import Study as Study
+    from headrace.tuning.api import sweep as sweep
+    from headrace.tuning.api import tune as tune
 
 __version__ = "0.1.0"
 
@@ -74,6 +77,7 @@ _HOME = {
     "Rainbow": "headrace.algos.action_values.dqn",
     "Run": "headrace.training.api",
     "SAC": "headrace.algos.critics.sac",
+    "Study": "headrace.tuning.api",
     "TD3": "headrace.algos.critics.td3",
     "TD3BC": "headrace.algos.offline.td3_bc",
     "TQC": "headrace.algos.critics.sac",
@@ -85,7 +89,9 @@ _HOME = {
     "profile": "headrace.tools.profile.profiler",
     "resume": "headrace.training.api",
     "set_envs": "headrace.envs.changes",
+    "sweep": "headrace.tuning.api",
     "train": "headrace.training.api",
+    "tune": "headrace.tuning.api",
     "uniform": "headrace.envs.kernels.env",
 }
 __all__ = [*_HOME]

@@ -9,7 +9,7 @@ import pytest
 from headrace.cli.argv import is_on
 from headrace.cli.flags import explicit, parse
 from headrace.cli.list_command import _List
-from headrace.cli.main import TOOL_VERBS, VERBS
+from headrace.cli.main import TOOL_VERBS, TUNING_VERBS, VERBS
 from headrace.config.resolve import resolve
 from tests.project.test_project import ROOT, markdown
 
@@ -47,6 +47,7 @@ def flags_of(verb):
     if verb == "list":
         return {"list": _List}
     home = "tool_commands" if verb in TOOL_VERBS else "commands"
+    home = "tuning_commands" if verb in TUNING_VERBS else home
     return importlib.import_module(f"headrace.cli.{home}").FLAGS
 
 

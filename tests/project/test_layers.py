@@ -25,6 +25,8 @@ ONLY_IN = {
     "tensorboard": ("training/log.py",),
     "rich": ("training/log.py",),
     "scipy": ("tools/plan/integer_program.py",),
+    "optuna": ("tuning/samplers.py",),
+    "cmaes": ("tuning/samplers.py",),
     "tyro": ("cli/", "config/run_config.py"),
     "safetensors": ("storage/",),
     "cloudpickle": (
@@ -36,6 +38,7 @@ ONLY_IN = {
         "evaluation/process.py",
         "tools/autoscale/trial.py",
         "training/ray/learner_actor.py",
+        "tuning/trial_process.py",
     ),
     "matplotlib": ("tools/plotting.py",),
     "imageio_ffmpeg": ("envs/video.py",),

@@ -28,12 +28,16 @@ VERBS = {
     "profile": "Show where a run's time goes, what limits it, and what to change.",
     "simulate": "Predict the speed with other numbers of workers and learners, from a profile.",
     "autoscale": "Measure which sizes train fastest on this machine.",
+    "tune": "Search for settings that learn better than the preset.",
+    "sweep": "Train all combinations of some settings, each with several seeds.",
     "plan": "Find which machines to rent for a goal, and what they cost.",
     "report": "Write a run to one HTML page: curves, time, faults, settings.",
     "doctor": "Show what this machine has, and which packages each extra lacks.",
 }
 TOOL_VERBS = ("autoscale", "plan", "profile", "report", "simulate")
 """The verbs of `tool_commands.py`."""
+TUNING_VERBS = ("tune", "sweep")
+"""The verbs of `tuning_commands.py`."""
 
 
 def _help() -> str:
@@ -102,10 +106,13 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         if _may_start_processes(verb, argv):
             from headrace.distributed import child_process
 
-            child_process.warm_up()
+            child_process.warm_up(
+                *(["headrace.tuning.trial_process"] if verb in TUNING_VERBS else [])
+            )
         from headrace.cli.flags import parse
 
         home = "tool_commands" if verb in TOOL_VERBS else "commands"
+        home = "tuning_commands" if verb in TUNING_VERBS else home
         module = importlib.import_module(f"headrace.cli.{home}")
         argv = rename_flags(argv)
         return parse(verb, VERBS[verb], module.FLAGS[verb], argv).execute(argv) or 0
@@ -122,7 +129,7 @@ def _may_start_processes(verb: str, argv: list[str]) -> bool:
 
     A wrong guess only delays the start.
     """
-    if verb == "autoscale" or is_on(argv, "auto_scale"):
+    if verb in ("autoscale", *TUNING_VERBS) or is_on(argv, "auto_scale"):
         return True
     counts = (value_of(argv, name) for name in ("num_workers", "eval_every"))
     return verb == "train" and any(count not in (None, "0") for count in counts)

@@ -36,6 +36,7 @@ _BURY_WITHIN_S = 10.0  # a killed process may still be in the middle of reading 
 _STACK_WITHIN_S = 0.5
 _STACK_ENDS_S = 0.05  # a stack has no end mark: so long a silence ends it
 _ONE_AT_A_TIME = threading.Lock()  # what is changed below belongs to the whole process
+_PRELOADED = ["headrace.collectors.backends.worker_main"]  # what the server imports at its start
 
 
 def raise_open_files(count: int) -> int:
@@ -59,7 +60,7 @@ def context() -> Iterator[Any]:
     with _ONE_AT_A_TIME:
         raise_open_files(_OPEN_FILES)  # the server keeps one of each worker
         start_from = multiprocessing.get_context("forkserver")
-        start_from.set_forkserver_preload(["headrace.collectors.backends.worker_main"])
+        start_from.set_forkserver_preload(_PRELOADED)
         resource_tracker.ensure_running()  # here: starting it unblocks them
         main = sys.modules["__main__"]
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -106,6 +107,9 @@ def end_with_learner() -> None:
     """
     end_with_parent()
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    learner = multiprocessing.parent_process()
+    if learner is not None and not learner.is_alive():  # before the server could pass that on
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def begin(stack: int) -> None:
@@ -117,8 +121,13 @@ def begin(stack: int) -> None:
     faulthandler.register(STACK_SIGNAL, stack)
 
 
-def warm_up() -> None:
-    """Start the server now: its imports take as long as this process's, on another core."""
+def warm_up(*modules: str) -> None:
+    """Start the server now: its imports take as long as this process's, on another core.
+
+    Args:
+        modules: that it imports as well, unless it runs already.
+    """
+    _PRELOADED.extend(module for module in modules if module not in _PRELOADED)
     with context():
         forkserver.ensure_running()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.distributed import child_process
-from headrace.errors import EnvError, HeadraceError, NonFiniteError, UsageError
+from headrace.errors import EnvError, HeadraceError, NonFiniteError, RunDirError, UsageError
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _END_TIMEOUT_S = 10.0  # a killed process may still wait for a disk
@@ -25,9 +25,9 @@ _OUT_OF_MEMORY = re.compile(
     r"^([\w.]*(MemoryError|OutOfMemoryError)\b.*|.*(can't|[Cc]annot) allocate memory.*)$", re.M
 )
 
-Failure = Literal["memory", "env", "refused", "diverged", "crashed"]
+Failure = Literal["memory", "env", "refused", "diverged", "disk", "crashed"]
 """Why a process failed: it ran out of memory, its environment raised, its settings are invalid, a
-gradient was not finite, or anything else."""
+gradient was not finite, its directory cannot be written, or anything else."""
 
 
 class SessionProcess:
@@ -82,16 +82,17 @@ class SessionProcess:
         self._process.close()
 
 
-def begin_session(output: str = os.devnull) -> None:
-    """Begin a session in the process that `SessionProcess` started; it ends with its parent.
-
-    Args:
-        output: file that its standard output and error are appended to.
-    """
+def begin_session() -> None:
+    """Begin a session in the process that `SessionProcess` started; it ends with its parent."""
     os.setsid()
     child_process.end_with_learner()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, child_process.SIGNALS)
-    written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    write_output(os.devnull)
+
+
+def write_output(path: str) -> None:
+    """Append what this process prints to a file from now on."""
+    written = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard in (1, 2):
         os.dup2(written, standard)
     os.close(written)
@@ -104,6 +105,8 @@ def failure(error: BaseException) -> tuple[Failure, str]:
         return "memory", match[0].strip().partition(". ")[0]
     if isinstance(error, EnvError):
         return "env", text
+    if isinstance(error, RunDirError):
+        return "disk", text
     lines = [line for line in text.splitlines() if line.strip()]
     if isinstance(error, UsageError):
         return "refused", lines[0]

@@ -47,6 +47,8 @@ class Job:
         room_for: on a cluster: number of a rank's workers that fit at the start.
         rolled_back: on a cluster: env steps to learn from again after the loss of a learner; None:
             the first start.
+        pause_at: env steps after which this process saves and ends, although the run goes on; 0: it
+            goes on to the run's end.
         has_on_update: whether a caller gets each update, and may change environments.
     """
 
@@ -62,6 +64,7 @@ class Job:
     quiet: bool
     room_for: int = 0
     rolled_back: int | None = None
+    pause_at: int = 0
     has_on_update: bool = False
 
     @property

@@ -46,6 +46,7 @@ class Launch:
     Args:
         out: stream for the progress; None: no output.
         started: start of the process on the clock of `time.perf_counter`; default: now.
+        pause_at: see `Job`.
     """
 
     def __init__(
@@ -53,13 +54,15 @@ class Launch:
         on_update: OnUpdate | None = None,
         out: TextIO | None = None,
         started: float | None = None,
+        *,
+        pause_at: int = 0,
     ) -> None:
         self._meter = Meter(started)
         self._attempt = torchrun.joined(os.environ)
         self._rank = 0 if self._attempt is None else self._attempt.info.rank
         self._has_on_update = on_update is not None
         self._on_update = None if self._rank else on_update  # each of torchrun's ranks has one
-        self._out = out
+        self._out, self._pause_at = out, pause_at
 
     def start(self, request: RunRequest, run_dir: Path | None = None) -> RunResult:
         """Start a run and follow it to its end; `run_dir` is by default a new one below `runs/`."""
@@ -101,7 +104,7 @@ class Launch:
             return self._run(job_of_run(run_dir, request, saved=saved, quiet=quiet))
 
     def _run(self, job: Job, *, is_default_dir: bool = False) -> RunResult:
-        job = replace(job, has_on_update=self._has_on_update)
+        job = replace(job, has_on_update=self._has_on_update, pause_at=self._pause_at)
         stop, run = StopSignals(), job.settings.run
         out = None if self._rank else self._out
         display = Display() if out is None else TerminalDisplay(out, run.total_env_steps)

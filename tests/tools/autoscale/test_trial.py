@@ -17,7 +17,7 @@ from headrace.tools.autoscale.trial import Progress, TrialSetup, run_trial
 from headrace.training.job import RunRequest
 from tests import python
 from tests.marks import repeats
-from tests.support import Counting, children, still_alive
+from tests.support import Counting, children, leaders, still_alive
 
 SIZES = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 4, "num_workers": 0}
 BATCH = 64
@@ -43,17 +43,6 @@ def trial(env, *, seconds=60.0, measure_s=0.3, to_beat=0.0, max_bytes=None, **si
         return run_trial(setup, SIZES | sizes, BATCH, seconds=seconds, to_beat=to_beat)
     finally:
         assert leaders(children() - before) == []
-
-
-def leaders(pids):
-    """Of these processes, those that began a session of their own."""
-    found = []
-    for pid in pids:
-        try:
-            found += [pid] if os.getsid(pid) == pid else []
-        except ProcessLookupError:
-            continue
-    return found
 
 
 class OnStep(Counting):

@@ -246,7 +246,7 @@ class _TrialProcess:
                 kind, why = message["failed"]
                 if kind == "env":
                     raise EnvError(why)
-                return ("crashed" if kind == "diverged" else kind), why
+                return ("crashed" if kind in ("diverged", "disk") else kind), why
         except EOFError:
             return "crashed", self._process.cause()
         return None

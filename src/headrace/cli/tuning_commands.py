@@ -1,0 +1,136 @@
+"""The commands of many runs, `tune` and `sweep`, and their flags."""
+
+import ast
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from headrace.cli.flags import SettingsVerb, explicit
+from headrace.cli.verbs import OptionalPath, RunningVerb, Verb
+from headrace.config.resolve import read_config_file
+from headrace.errors import ConfigError
+from headrace.training.job import RunRequest
+from headrace.tuning import api
+
+_STUDY = tyro.conf.arg(metavar="DIR", help_behavior_hint="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StudyVerb(RunningVerb, SettingsVerb):
+    """A verb that runs a study."""
+
+    parallel: int = 0
+    """Runs at a time. 0: one for each CPU core."""
+    metric: tuple[str, ...] = ("eval_return",)
+    """What runs are compared by: eval_return (likeliest actions, the same 20 episodes for all),
+    mean_return (of the last 100 training episodes), steps_to RETURN or seconds_to RETURN."""
+    study: OptionalPath = None
+    """Directory of the study. Default: a new one below runs/."""
+    resume: Annotated[Path | None, _STUDY] = None
+    """Go on with the study in this directory."""
+    show: Annotated[Path | None, _STUDY] = None
+    """Show the study in this directory, which may still be running, and write its page
+    (study.html)."""
+
+    def execute(self, argv: list[str]) -> int:
+        if self.show is not None:
+            study = api.load_study(self.show)
+            self.say(f"{study.describe()}\nPage: {api.show(self.show)}")
+        elif self.resume is not None:
+            study = self.go_on(self.resume, self._request(argv), argv)
+        else:
+            study = api.begin(self._request(argv), self.options(), self.study, self.say)
+        if self.show is None:
+            self.say(study.describe())
+            self.say(f"Page: {api.show(study.dir)}")
+            if study.best is not None:
+                env, best = study.plan.env, study.dir / "best.toml"
+                self.say(f"To train with the best: headrace train {env} --config {best}")
+        if self.json:
+            print(json.dumps(study.to_json()))
+        return 0 if study.best is not None else 1
+
+    def _request(self, argv: list[str]) -> RunRequest:
+        return RunRequest(explicit(argv, self), config_file=read_config_file(self.config))
+
+    def options(self) -> api.Options:
+        """Return the options of a new study."""
+        raise NotImplementedError
+
+    def go_on(self, folder: Path, request: RunRequest, argv: list[str]) -> api.Study:
+        """Go on with a study."""
+        return api.go_on(folder, request, self.say)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tune(_StudyVerb):
+    trials: int = api.TRIALS
+    """How many settings are tried; the first is the preset."""
+    space: OptionalPath = None
+    """TOML file with the settings that vary, such as lr = { log = [1e-5, 1e-2] }. Default: those of
+    the algorithm, without what a flag fixes."""
+    sampler: str = "tpe"
+    """How settings are chosen: tpe, random, grid or cmaes."""
+    prune: str = "asha"
+    """Which trials go on after a ninth and a third of their env steps. asha: the best third;
+    median: those that are not below the median; none: all, and they are measured at the end."""
+    budget_s: float = 0.0
+    """Seconds for all, those of fresh seeds included. 0: no limit."""
+    seeds: int = 1
+    """Runs of each trial; its score is their mean."""
+    final_trials: int = 3
+    """The best so many trials are trained again with fresh seeds at the end, and the preset."""
+    final_seeds: int = 5
+    """How many fresh seeds. 0: none."""
+
+    def options(self) -> api.Options:
+        return api.Options(
+            self.trials, self.space, self.sampler, self.prune, self.metric, self.parallel,
+            self.budget_s, self.seeds, self.final_trials, self.final_seeds,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sweep(_StudyVerb):
+    grid: tuple[str, ...] = ()
+    """Settings and their values, as in --grid lr=1e-3,3e-4 hidden_sizes=[64,64],[256,256]: all
+    combinations are trained."""
+    seeds: int = 3
+    """Runs of each combination."""
+
+    def options(self) -> api.Options:
+        return api.sweep_options(parse_grid(self.grid), self.seeds, self.parallel, self.metric)
+
+
+def parse_grid(words: tuple[str, ...]) -> dict[str, list[Any]]:
+    """Return the settings and values of `name=value,value` words; ConfigError."""
+    grid: dict[str, list[Any]] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name.isidentifier() or not values:
+            raise ConfigError(f"--grid {word}: expected name=value,value, as in lr=1e-3,3e-4.")
+        if name in grid:
+            raise ConfigError(f"--grid has {name} twice: put all its values after one.")
+        try:
+            grid[name] = list(ast.literal_eval(f"[{values}]"))
+        except (ValueError, SyntaxError):
+            grid[name] = [_plain(each) for each in values.split(",")]
+    return grid
+
+
+def _plain(text: str) -> Any:
+    """Return a word as a number or a truth value, if it is one."""
+    words = {"true": True, "false": False}
+    if text.strip().lower() in words:
+        return words[text.strip().lower()]
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError):
+        return text.strip()
+
+
+FLAGS: dict[str, type[Verb]] = {"tune": _Tune, "sweep": _Sweep}

@@ -1,0 +1,1 @@
+"""`headrace tune` and `headrace sweep`: many runs that one command manages."""

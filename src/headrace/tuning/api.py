@@ -1,0 +1,453 @@
+"""`headrace.tune` and `headrace.sweep`: a study is planned, begun or gone on with, and returned.
+
+Left out: the loop (`study.py`), files (`plan.py`), the command line (`cli/tuning_commands.py`).
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import headrace
+from headrace.config.algorithms import ALGORITHMS
+from headrace.config.derive import cpu_cores
+from headrace.config.settings import EITHER, Settings
+from headrace.envs.factory import EnvLike
+from headrace.errors import ConfigError, RunDirError, flag
+from headrace.storage import run_dir as rundir
+from headrace.training.api import request_for
+from headrace.training.job import RunRequest, inspect_request
+from headrace.training.launch import check_alone
+from headrace.tuning import results
+from headrace.tuning.metric import Metric, parse_metric
+from headrace.tuning.page import write_page
+from headrace.tuning.plan import PLAN, Plan, Trial, read_plan, read_trials
+from headrace.tuning.pruning import PRUNERS, make_rungs
+from headrace.tuning.samplers import SAMPLERS, make_sampler
+from headrace.tuning.space import Space, default_space, parse_space, read_space, to_json
+from headrace.tuning.study import Say, Search, settings_of
+
+FRESH_SEEDS = 1000
+"""The first of the seeds that the best trials are measured with again."""
+TRIALS = 50
+EVAL_EPISODES = 20
+_SIZES = ("num_learners", "num_workers", "learner_threads")
+_OWN = ("seed", "stop_at_return", "stop_after_s", "run_dir")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `tune` is told besides the settings of training; see `headrace.tune`."""
+
+    trials: int = TRIALS
+    space: Path | Mapping[str, Any] | None = None
+    sampler: str = "tpe"
+    prune: str = "asha"
+    metric: Sequence[str] = ("eval_return",)
+    parallel: int = 0
+    budget_s: float = 0.0
+    seeds: int = 1
+    final_trials: int = 3
+    final_seeds: int = 5
+    verb: str = "tune"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study and its trials, as they are in its directory."""
+
+    dir: Path
+    plan: Plan
+    _trials: list[Trial]
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """Settings of the best trial besides those of all; None if no trial has a figure."""
+        best = results.best_of(self.plan, self._trials)
+        return None if best is None else dict(best.changes)
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        """Each trial: number, state, env steps, value, fresh value and interval, settings."""
+        return results.rows(self.plan, self._trials)
+
+    def table(self) -> dict[str, list[Any]]:
+        """Return the trials as columns, for `pandas.DataFrame` and its like."""
+        names = ("number", "state", "env_steps", "value", "fresh", "seconds", "reason")
+        columns = {name: [row[name] for row in self.trials] for name in names}
+        return columns | {
+            name: [row["values"].get(name) for row in self.trials] for name in self.plan.space
+        }
+
+    def describe(self) -> str:
+        """Format the best trials, failures, and the verdict as text."""
+        return results.describe(self.plan, self._trials)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `headrace tune --json` prints."""
+        best = results.best_of(self.plan, self._trials)
+        return {
+            "study": str(self.dir),
+            "metric": self.plan.metric.title,
+            "best": None if best is None else best.number,
+            "best_settings": self.best,
+            "verdict": results.verdict(self.plan, self._trials),
+            "trials": self.trials,
+        }
+
+
+def tune(
+    env: EnvLike | None = None,
+    *,
+    trials: int = TRIALS,
+    space: str | Path | Mapping[str, Any] | None = None,
+    sampler: str = "tpe",
+    prune: str = "asha",
+    metric: str = "eval_return",
+    parallel: int = 0,
+    budget_s: float = 0.0,
+    seeds: int = 1,
+    final_trials: int = 3,
+    final_seeds: int = 5,
+    study: str | Path | None = None,
+    quiet: bool = False,
+    **arguments: Any,
+) -> Study:
+    """Search for settings that learn better than the preset.
+
+    Args:
+        env: as in `headrace.train`.
+        trials: how many settings are tried, the preset included.
+        space: which settings vary: a TOML file, or a dict such as `{"lr": {"log": [1e-5, 1e-2]}}`.
+            Default: the algorithm's.
+        sampler: `tpe`, `random`, `grid` or `cmaes`.
+        prune: `asha`, `median` or `none`: see `headrace.tuning.pruning`.
+        metric: `eval_return`, `mean_return`, `steps_to RETURN` or `seconds_to RETURN`.
+        parallel: runs at a time; 0: one for each CPU core.
+        budget_s: seconds for all; what is left of it when the search ends is for fresh seeds.
+        seeds: runs of each trial.
+        final_trials, final_seeds: at the end so many of the best trials, and the preset, are
+            trained with so many seeds that the search has not seen.
+        study: directory; default: a new one below `runs/`. One that holds a study goes on with it;
+            then all but `trials`, `budget_s` and code is as it was.
+        **arguments: those of `headrace.train`, the same for all trials.
+
+    Raises:
+        ConfigError: an option or setting is invalid.
+        HeadraceError: the first trials all failed.
+        RunDirError: the directory is in use, or cannot be written.
+        KeyboardInterrupt: the study was interrupted; it can go on.
+    """
+    options = Options(
+        trials, Path(space) if isinstance(space, str) else space, sampler, prune, metric.split(),
+        parallel, budget_s, seeds, final_trials, final_seeds,
+    )  # fmt: skip
+    say = _say(quiet)
+    if study is not None and (Path(study) / PLAN).exists():
+        request = replace(request_for("", **arguments), env=env)
+        return go_on(Path(study), request, say, trials=trials, budget_s=budget_s)
+    if env is None:
+        raise ConfigError("tune() needs an environment, or study=DIR with a study to go on with.")
+    folder = None if study is None else Path(study)
+    return begin(request_for(env, **arguments), options, folder, say)
+
+
+def sweep(
+    env: EnvLike,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    seeds: int = 3,
+    parallel: int = 0,
+    metric: str = "eval_return",
+    study: str | Path | None = None,
+    quiet: bool = False,
+    **arguments: Any,
+) -> Study:
+    """Train all combinations of some settings, each with several seeds.
+
+    Args:
+        grid: settings and their values, such as `{"lr": [1e-3, 3e-4]}`.
+
+    The other arguments, and errors, are those of `tune`.
+    """
+    options = sweep_options(grid, seeds, parallel, metric.split())
+    folder = None if study is None else Path(study)
+    if folder is not None and (folder / PLAN).exists():
+        return go_on(folder, request_for(env, **arguments), _say(quiet))
+    return begin(request_for(env, **arguments), options, folder, _say(quiet))
+
+
+def sweep_options(
+    grid: Mapping[str, Sequence[Any]], seeds: int, parallel: int, metric: Sequence[str]
+) -> Options:
+    """Return the options of a sweep; ConfigError for an empty grid."""
+    if not grid or not all(grid.values()):
+        raise ConfigError(
+            "A sweep needs settings with values, such as --grid lr=1e-3,3e-4 ({'lr': [...]} in "
+            "Python)."
+        )
+    count = 1
+    for values in grid.values():
+        count *= len(values)
+    space = {name: {"choice": list(values)} for name, values in grid.items()}
+    return Options(
+        count, space, "grid", "none", metric, parallel, 0.0, seeds, 0, 0, verb="sweep"
+    )  # fmt: skip
+
+
+def begin(request: RunRequest, options: Options, folder: Path | None, say: Say) -> Study:
+    """Begin a study of a request, and follow it to its end; arguments as of `tune`."""
+    check_alone()
+    _check_options(options)
+    inspected = _with_code(inspect_request(_deterministic(request)))
+    plan = _plan_of(inspected, options)
+    folder = folder or _default_folder(plan)
+    with rundir.locked(folder):
+        if (folder / PLAN).exists():
+            raise RunDirError(
+                f"{folder} holds a study already.\nTo go on with it: headrace {plan.verb} "
+                f"--resume {folder}\nFor a new one choose another directory with --study."
+            )
+        with rundir.writable(folder):
+            (folder / "trials").mkdir(mode=0o700, exist_ok=True)
+        plan.write(folder)
+        return _follow(plan, inspected, folder, [], say)
+
+
+def go_on(
+    folder: Path,
+    request: RunRequest,
+    say: Say,
+    *,
+    trials: int | None = None,
+    budget_s: float | None = None,
+) -> Study:
+    """Go on with a study; `request` names its code again.
+
+    Raises:
+        ConfigError: some of the study's code is not named again.
+        RunDirError: there is no study, or it is in use.
+    """
+    check_alone()
+    plan = read_plan(folder)
+    changes: dict[str, Any] = {}
+    if trials is not None and plan.verb == "tune":
+        changes["trials"] = trials
+    if budget_s is not None:
+        changes["budget_s"] = budget_s
+    plan = replace(plan, **changes)
+    with rundir.locked(folder):
+        if changes:
+            plan.write(folder)
+        return _follow(
+            plan, _request_again(plan, request, folder), folder, read_trials(folder), say
+        )
+
+
+def load_study(folder: Path) -> Study:
+    """Read a study; RunDirError if there is none."""
+    return Study(folder, read_plan(folder), read_trials(folder))
+
+
+def show(folder: Path) -> Path:
+    """Write a study's page, and return its file; RunDirError if there is no study."""
+    study = load_study(folder)
+    return write_page(folder, study.plan, read_trials(folder))
+
+
+def _follow(plan: Plan, request: RunRequest, folder: Path, trials: list[Trial], say: Say) -> Study:
+    say(_describe_plan(plan, folder))
+    search = Search(plan, request, folder, trials, say)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        say(f"Stopped. To go on: headrace {plan.verb} --resume {folder}")
+        raise
+    results.write_best(folder, plan, search.trials)
+    return Study(folder, plan, search.trials)
+
+
+def _deterministic(request: RunRequest) -> RunRequest:
+    """Choose what is auto from cores alone: no measurement beside other runs decides."""
+    return request.change(deterministic=True)
+
+
+def _with_code(inspected: RunRequest) -> RunRequest:
+    """Keep the code with the request, so that a process can resume a run of it."""
+    run = inspected.settings.run
+    algorithm = inspected.algorithm or (run.algo if ":" in run.algo else None)
+    return replace(inspected, algorithm=algorithm)
+
+
+def _plan_of(inspected: RunRequest, options: Options) -> Plan:
+    parallel = options.parallel or cpu_cores()
+    cores = max(1, cpu_cores() // parallel)
+    job = inspected.job(Path(), cores=cores)
+    settings, run = job.settings, job.settings.run
+    if run.cluster:
+        raise ConfigError(
+            f"cluster={run.cluster!r}, but the runs of a study are on this machine.\n"
+            "Leave --cluster out."
+        )
+    fixed = {**inspected.config_file.settings, **inspected.explicit}
+    metric = parse_metric(options.metric)
+    if own := [name for name in _OWN[1:] if fixed.get(name)]:
+        raise ConfigError(
+            f"{', '.join(own)}: a study decides this itself.\nLeave {flag(own[0])} out"
+            + ("; --metric steps_to RETURN ends runs at a return." if "return" in own[0] else ".")
+        )
+    space = _space_of(options, settings, fixed)
+    sizes = {name: getattr(run, name) for name in _SIZES}
+    sizes["learner_threads"] = run.learner_threads or cores
+    # Environments of a vector follow from numbers that may be searched.
+    batch = run.num_envs * run.num_steps
+    starts = getattr(settings.algo, "learning_starts", 0)
+    code = [name for name in ("env", "eval_env") if ":" in str(fixed.get(name, ""))]
+    code += [name for name in ("wrapper", "model") if fixed.get(name)]
+    code += ["algo"] if ":" in run.algo else []
+    plan = Plan(
+        verb="sweep" if options.verb == "sweep" else "tune",
+        env=run.env,
+        algo=run.algo,
+        fixed={name: value for name, value in fixed.items() if name not in ("env", "seed")},
+        sizes=sizes,
+        code=code,
+        space=to_json(space),
+        sampler=options.sampler,
+        pruner=options.prune,
+        metric=metric,
+        trials=options.trials,
+        parallel=parallel,
+        seed=run.seed,
+        seeds=[run.seed + i for i in range(options.seeds)],
+        rungs=make_rungs(options.prune, run.total_env_steps, batch, starts),
+        eval_episodes=EVAL_EPISODES,
+        final_trials=options.final_trials,
+        final_seeds=[FRESH_SEEDS + run.seed + i for i in range(options.final_seeds)],
+        budget_s=options.budget_s,
+        about={"version": headrace.__version__, "cores": cpu_cores()},
+    )
+    _check_ends(inspected, space, plan)
+    # What cannot be written down cannot be gone on with.
+    return replace(plan, fixed=json.loads(json.dumps(plan.fixed)))
+
+
+def _space_of(options: Options, settings: Settings, fixed: Mapping[str, Any]) -> Space:
+    """Return the space; a setting that is fixed is left out of the algorithm's own."""
+    if options.space is None:
+        algo = settings.run.algo
+        if algo not in ALGORITHMS:
+            raise ConfigError(
+                f"algo={algo}: an algorithm of your own has no search space.\n"
+                "Give one: --space FILE.toml"
+            )
+        space = default_space(algo)
+        held = {*fixed, *(EITHER.get(name, name) for name in fixed)}
+        if settings.run.model:
+            held |= {"hidden_sizes", "activation"}
+        space = {name: each for name, each in space.items() if name not in held}
+        if not space:
+            raise ConfigError("All settings of the search space are fixed: nothing is left to try.")
+        return space
+    space = (
+        read_space(options.space)
+        if isinstance(options.space, Path)
+        else parse_space(options.space, "space")
+    )
+    if sizes := [name for name in space if name in (*_SIZES, *_OWN)]:
+        raise ConfigError(f"{', '.join(sizes)}: a study decides this itself. Take it out.")
+    if both := [name for name in space if name in fixed]:
+        raise ConfigError(
+            f"{', '.join(both)}: fixed by a flag or file, and in the space as well.\n"
+            f"Leave {flag(both[0])} out, or take it out of the space."
+        )
+    return space
+
+
+def _check_ends(inspected: RunRequest, space: Space, plan: Plan) -> None:
+    """Raise ConfigError for a setting that does not exist, or whose two ends are refused."""
+    for name, parameter in space.items():
+        refused = []
+        for share in (0.0, 1.0):
+            try:
+                settings_of(inspected, {name: parameter.at(share)} | plan.sizes)
+            except ConfigError as error:
+                refused.append(error)
+        if len(refused) == 2:
+            raise ConfigError(f"The space's {name}: {refused[0]}")
+    make_sampler(plan.sampler, space, plan.seed)  # its package may be missing
+
+
+def _check_options(options: Options) -> None:
+    least = {"trials": 1, "parallel": 0, "seeds": 1, "final_trials": 0, "final_seeds": 0}
+    for name, bound in least.items():
+        if (value := getattr(options, name)) < bound:
+            raise ConfigError(f"{name}={value}: expected at least {bound}.")
+    if not options.budget_s >= 0:
+        raise ConfigError(f"budget_s={options.budget_s}: expected seconds, or 0 for no limit.")
+    for name, known in (("sampler", SAMPLERS), ("prune", PRUNERS)):
+        if getattr(options, name) not in known:
+            raise ConfigError(
+                f"{name}={getattr(options, name)!r}: expected one of {', '.join(known)}."
+            )
+
+
+def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
+    """Return the request of a study that goes on: its settings, with the code of `request`."""
+    given = {**request.config_file.settings, **request.explicit}
+    named = {
+        "env": request.env or given.get("env"),
+        "eval_env": request.eval_env or given.get("eval_env"),
+        "wrapper": request.wrappers or given.get("wrapper"),
+        "model": request.model or given.get("model"),
+        "algo": request.algorithm or given.get("algo"),
+    }
+    if missing := [name for name in plan.code if not named[name]]:
+        raise ConfigError(
+            f"The study in {folder} has code of its own, and a file is not allowed to name code to "
+            f"run.\nName it again: {', '.join(missing)}, as it was given when the study began."
+        )
+    more = set(given) - set(named)
+    if more:
+        raise ConfigError(
+            f"{', '.join(sorted(more))}: a study goes on with the settings that it has.\n"
+            "Leave these out; --trials and --budget-s may change."
+        )
+    settings = plan.fixed | {"seed": plan.seed, "env": plan.env, "algo": plan.algo}
+    settings |= {name: given[name] for name in plan.code if name in given}
+    again = replace(request, explicit=settings, config_file=type(request.config_file)())
+    return _with_code(inspect_request(again))
+
+
+def _default_folder(plan: Plan) -> Path:
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"{plan.env}_{plan.algo}")
+    stem = f"{plan.verb}_{plain}_{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = Path("runs") / stem, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{stem}_{number}"
+    return path
+
+
+def _describe_plan(plan: Plan, folder: Path) -> str:
+    rungs = ", ".join(f"{rung:,}" for rung in plan.rungs)
+    seeds = f" with {len(plan.seeds)} seeds each" if len(plan.seeds) > 1 else ""
+    budget = f", {plan.budget_s:g} s at most" if plan.budget_s else ""
+    lines = [
+        f"{plan.verb}: {plan.algo} on {plan.env}, {plan.trials} trials{seeds} by {plan.sampler}, "
+        f"{plan.parallel} at a time{budget}. Measured by {plan.metric.title} at {rungs} env steps "
+        f"({plan.pruner}).",
+        f"  varies: {', '.join(plan.space)}",
+        f"  in all runs: {' '.join(f'{flag(n)} {v}' for n, v in plan.sizes.items())}",
+        f"  directory: {folder}",
+    ]
+    return "\n".join(lines)
+
+
+def _say(quiet: bool) -> Say:
+    return (lambda _: None) if quiet else (lambda text: print(text, flush=True))
+
+
+__all__ = ["Metric", "Options", "Study", "begin", "go_on", "load_study", "show", "sweep", "tune"]

@@ -1,0 +1,106 @@
+"""What trials are compared by. A score is always to be as large as possible."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import ConfigError, did_you_mean
+
+KINDS = ("eval_return", "mean_return", "steps_to", "seconds_to")
+_WITH_GOAL = ("steps_to", "seconds_to")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a run.
+
+    Attributes:
+        kind: `eval_return`: of the likeliest actions, over episodes that are the same for all
+            trials. `mean_return`: of the last 100 training episodes. `steps_to`, `seconds_to`: env
+            steps, and seconds of training, until that is `goal`; the run ends there.
+    """
+
+    kind: str = "eval_return"
+    goal: float | None = None
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether episodes are played besides training."""
+        return self.kind == "eval_return"
+
+    def value(self, measured: Mapping[str, Any]) -> float | None:
+        """Return the figure of one seed; None if it has none, such as a goal not reached."""
+        if self.kind not in _WITH_GOAL:
+            found: float | None = measured[self.kind]
+            return found
+        if not self._is_reached(measured):
+            return None
+        return float(measured["env_steps" if self.kind == "steps_to" else "seconds"])
+
+    def ends(self, measured: Mapping[str, Any]) -> bool:
+        """Return whether a run has its figure before all of its env steps."""
+        return self.kind in _WITH_GOAL and self._is_reached(measured)
+
+    def score(self, measured: Sequence[Mapping[str, Any]]) -> float:
+        """Return the mean score of seeds. Below -1 with a goal: some seed did not reach it.
+
+        A seed without a return, since no episode has ended, makes it -inf.
+        """
+        scores = [self._score(each) for each in measured]
+        return sum(scores) / len(scores)
+
+    def describe(self, value: float | None) -> str:
+        """Format a value."""
+        if value is None:
+            return "not reached" if self.kind in _WITH_GOAL else "no episode ended"
+        if self.kind == "steps_to":
+            return f"{value:,.0f} env steps"
+        return f"{value:.1f} s" if self.kind == "seconds_to" else f"{value:.1f}"
+
+    @property
+    def title(self) -> str:
+        """The name of the figure."""
+        goal = f" {self.goal:g}" if self.goal is not None else ""
+        return f"{self.kind}{goal}"
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether small values are good."""
+        return self.kind in _WITH_GOAL
+
+    def _is_reached(self, measured: Mapping[str, Any]) -> bool:
+        mean = measured["mean_return"]
+        return self.goal is not None and mean is not None and mean >= self.goal
+
+    def _score(self, measured: Mapping[str, Any]) -> float:
+        if self.kind not in _WITH_GOAL:
+            found = self.value(measured)
+            return -math.inf if found is None else found
+        if (value := self.value(measured)) is not None:
+            return -value / (1.0 + value)  # from 0 (at once) to -1
+        if (mean := measured["mean_return"]) is None:
+            return -math.inf
+        assert self.goal is not None
+        missing: float = self.goal - mean
+        return -1.0 - missing / (1.0 + missing)  # from -1 (nearly) to -2
+
+
+def parse_metric(words: Sequence[str]) -> Metric:
+    """Return the metric that words name, such as `steps_to 475`; ConfigError."""
+    kind, goal = (words[0] if words else "nothing"), words[1:]
+    if kind not in KINDS:
+        raise ConfigError(
+            f"metric={' '.join(words)}: there is no metric {kind!r}.{did_you_mean(kind, KINDS)} "
+            "Expected eval_return, mean_return, steps_to RETURN or seconds_to RETURN."
+        )
+    if len(goal) != (kind in _WITH_GOAL):
+        expected = f"a return after it, as in {kind} 475" if kind in _WITH_GOAL else "no more words"
+        raise ConfigError(f"metric={' '.join(words)}: expected {expected}.")
+    try:
+        number = float(goal[0]) if goal else None
+    except ValueError:
+        raise ConfigError(f"metric={' '.join(words)}: {goal[0]!r} is no number.") from None
+    if number is not None and not math.isfinite(number):
+        raise ConfigError(f"metric={' '.join(words)}: expected a finite return.")
+    return Metric(kind, number)

@@ -1,0 +1,232 @@
+"""What came out of a study: its best trial, tables, and `best.toml`.
+
+Left out: the page (`page.py`).
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.storage.files import write_whole
+from headrace.storage.run_dir import writable
+from headrace.tools.runs.statistics import bootstrap_interval
+from headrace.tuning.plan import Plan, Trial
+from headrace.tuning.study import finalists, ranked
+
+BEST = "best.toml"
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """What a trial reached with fresh seeds.
+
+    Attributes:
+        values: of the metric, by seed; None: it has none, or the run failed.
+        score: mean score; -inf if a run failed.
+        mean: of the values; None if one is missing.
+        interval: 95 % bootstrap interval of the mean; None with less than two seeds.
+    """
+
+    values: tuple[float | None, ...]
+    score: float
+    mean: float | None
+    interval: tuple[float, float] | None
+
+
+def fresh_of(plan: Plan, trial: Trial) -> Fresh | None:
+    """Return what a trial reached with fresh seeds; None unless all of them have ended."""
+    seeds = [str(seed) for seed in plan.final_seeds]
+    if not seeds or any(s not in trial.fresh and s not in trial.failures for s in seeds):
+        return None
+    measured = [trial.fresh.get(seed) for seed in seeds]
+    values = tuple(None if each is None else plan.metric.value(each) for each in measured)
+    whole = [each for each in measured if each is not None]
+    score = plan.metric.score(whole) if len(whole) == len(seeds) else -math.inf
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return Fresh(values, score, None, None)
+    return Fresh(values, score, sum(known) / len(known), _interval(np.array(known)))
+
+
+def gain(plan: Plan, trial: Trial, preset: Trial) -> tuple[float, tuple[float, float] | None]:
+    """Return how much more a trial reached than the preset, seed by seed: mean, 95 % interval."""
+    mine, theirs = fresh_of(plan, trial), fresh_of(plan, preset)
+    assert mine is not None and theirs is not None
+    differences = np.array(mine.values, float) - np.array(theirs.values, float)
+    return float(differences.mean()), _interval(differences)
+
+
+def best_of(plan: Plan, trials: list[Trial]) -> Trial | None:
+    """Return the best trial: by its fresh seeds, if it has been measured with them."""
+    again = {t.number: fresh for t in finalists(plan, trials) if (fresh := fresh_of(plan, t))}
+    if again:
+        return trials[max(again, key=lambda number: (again[number].score, -number))]
+    return next(iter(ranked(plan, trials)), None)
+
+
+def rows(plan: Plan, trials: list[Trial]) -> list[dict[str, Any]]:
+    """Return the table of trials as plain data, in the order of their numbers."""
+    return [_row(plan, trial) for trial in trials]
+
+
+def _row(plan: Plan, trial: Trial) -> dict[str, Any]:
+    count, metric = len(plan.seeds), plan.metric
+    rung = trial.rung(count)
+    measured = list(trial.measured[rung].values()) if rung >= 0 else []
+    values = [metric.value(each) for each in measured]
+    known = [value for value in values if value is not None]
+    fresh = fresh_of(plan, trial)
+    return {
+        "number": trial.number,
+        "state": trial.state,
+        "env_steps": max((each["env_steps"] for each in measured), default=0),
+        "value": sum(known) / len(known) if known and len(known) == len(values) else None,
+        "fresh": None if fresh is None else fresh.mean,
+        "fresh_interval": None if fresh is None else fresh.interval,
+        "seconds": round(trial.seconds, 1),
+        "reason": trial.reason,
+        "is_preset": trial.is_preset,
+        "values": trial.values,
+    }
+
+
+def describe(plan: Plan, trials: list[Trial], most: int = 10) -> str:
+    """Format the best trials, the preset and the failures as text."""
+    lines, order = [], ranked(plan, trials)
+    names = list(plan.space)
+    heads = [plan.metric.title, "env steps", *(["fresh seeds"] if plan.final_seeds else [])]
+    table = [["trial", *heads, *names]]
+    shown = order[:most] + [t for t in order[most:] if t.is_preset]
+    table += [_cells(plan, trial, names) for trial in shown]
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    lines += ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in table]
+    if len(order) > len(shown):
+        lines.append(f"and {len(order) - len(shown)} more")
+    failed = [trial for trial in trials if trial.state == "failed"]
+    lines += [f"trial {t.number} failed: {t.reason}" for t in failed[:most]]
+    if len(failed) > most:
+        lines.append(f"and {len(failed) - most} more failed")
+    return "\n".join([*lines, *verdict(plan, trials)])
+
+
+def verdict(plan: Plan, trials: list[Trial]) -> list[str]:
+    """Return the best trial against the preset, in sentences."""
+    best = best_of(plan, trials)
+    if best is None:
+        return ["No trial has a figure."]
+    preset = next((trial for trial in trials if trial.is_preset), None)
+    name = "the preset" if best.is_preset else f"trial {best.number}"
+    mine = fresh_of(plan, best)
+    if mine is None:
+        return [f"Best: {name}, {_value(plan, _row(plan, best)['value'])}."]
+    seeds = len(plan.final_seeds)
+    lines = [f"Best on {seeds} fresh seeds: {name}, {_fresh_words(plan, mine)}."]
+    theirs = None if preset is None else fresh_of(plan, preset)
+    if best is preset or preset is None or theirs is None:
+        return [*lines, "Tuning found nothing better than the preset."] if best is preset else lines
+    lines.append(f"The preset on the same seeds: {_fresh_words(plan, theirs)}.")
+    if mine.mean is None or theirs.mean is None:
+        return lines
+    more, interval = gain(plan, best, preset)
+    better = "less" if plan.metric.lower_is_better else "more"
+    amount = -more if plan.metric.lower_is_better else more
+    text = f"That is {amount:,.1f} {better} than the preset"
+    if interval is not None:
+        low, high = sorted(-x if plan.metric.lower_is_better else x for x in interval)
+        sure = "" if low > 0 else ": it may be chance"
+        text += f" (95 % interval {low:,.1f} to {high:,.1f}){sure}"
+    return [*lines, f"{text}."]
+
+
+def best_toml(plan: Plan, trials: list[Trial], best: Trial) -> str:
+    """Return the settings of the best trial for `headrace train ENV --config`, and how found."""
+    about = [
+        f"Found by headrace {plan.about.get('version', '')} {plan.verb} on {plan.env}: "
+        f"{len(trials)} trials, {sum(t.seconds for t in trials) / 60:.1f} minutes of training.",
+        f"Searched with seeds {_words(plan.seeds)}, {plan.sampler}, {plan.pruner}, by "
+        f"{plan.metric.title}.",
+    ]
+    if plan.final_seeds:
+        about.append(f"Measured again with seeds {_words(plan.final_seeds)}.")
+    about += verdict(plan, trials)
+    about.append(f"To train with it: headrace train {plan.env} --config {BEST}")
+    settings = plan.fixed | plan.sizes | best.changes | {"algo": plan.algo}
+    for name in ("env", "seed", "wrapper", "model", "run_dir"):
+        settings.pop(name, None)
+    settings.setdefault("total_env_steps", plan.total_env_steps)
+    if plan.metric.goal is not None:
+        settings["stop_at_return"] = plan.metric.goal
+    lines = [f"# {line}" for line in about]
+    lines += [f"{name} = {_toml(value)}" for name, value in sorted(settings.items())]
+    return "\n".join(lines) + "\n"
+
+
+def write_best(folder: Path, plan: Plan, trials: list[Trial]) -> Path | None:
+    """Write `best.toml`; None if no trial has a figure. RunDirError if there is no room."""
+    best = best_of(plan, trials)
+    if best is None:
+        return None
+    with writable(folder):
+        write_whole(folder / BEST, best_toml(plan, trials, best).encode())
+    return folder / BEST
+
+
+def _cells(plan: Plan, trial: Trial, names: list[str]) -> list[str]:
+    row = _row(plan, trial)
+    fresh = fresh_of(plan, trial)
+    again = [] if not plan.final_seeds else ["" if fresh is None else _fresh_words(plan, fresh)]
+    return [
+        "preset" if trial.is_preset else str(trial.number),
+        _value(plan, row["value"]),
+        f"{row['env_steps']:,}",
+        *again,
+        *(_short(trial.values.get(name)) for name in names),
+    ]
+
+
+def _value(plan: Plan, value: float | None) -> str:
+    return plan.metric.describe(value)
+
+
+def _fresh_words(plan: Plan, fresh: Fresh) -> str:
+    reached = sum(value is not None for value in fresh.values)
+    if fresh.mean is None:
+        return f"{reached} of {len(fresh.values)} seeds"
+    text = _value(plan, fresh.mean)
+    if fresh.interval is not None:
+        text += f" [{fresh.interval[0]:,.1f}, {fresh.interval[1]:,.1f}]"
+    return text
+
+
+def _interval(values: Any) -> tuple[float, float] | None:
+    if len(values) < 2:
+        return None
+    low, high = bootstrap_interval(values)
+    return float(low), float(high)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "x".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _words(numbers: list[int]) -> str:
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return " and ".join(map(str, numbers))
+
+
+def _toml(value: Any) -> str:
+    """Format plain data; TOML has lists, text and numbers as JSON has them."""
+    if isinstance(value, Mapping):
+        pairs = (f"{json.dumps(str(key))} = {_toml(each)}" for key, each in value.items())
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value)

@@ -1,0 +1,299 @@
+"""Tests of whole studies with real runs: what they end with, cuts, failures, and the files left."""
+
+import json
+import os
+import signal
+import subprocess
+import tomllib
+
+import pytest
+
+import headrace
+from headrace.errors import ConfigError, HeadraceError, RunDirError
+from headrace.training.log import read_metrics
+from headrace.tuning.plan import read_plan, read_trials
+from tests import python
+from tests.support import Counting, children, leaders, still_alive
+
+SPACE = {"lr": {"log": [1e-4, 1e-2]}, "num_epochs": {"choice": [1, 4]}}
+SETTINGS = {"total_env_steps": 1152, "num_envs": 4, "num_steps": 16, "num_workers": 0, "seed": 3}
+RUNGS = [384, 1152]
+SEARCH = {
+    "space": SPACE, "trials": 6, "sampler": "random", "parallel": 1,
+    "final_trials": 1, "final_seeds": 2, "quiet": True,
+}  # fmt: skip
+CLOCKS = ("wall_s", "env_steps_per_s")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A study that nothing cut."""
+    before = children()
+    folder = tmp_path_factory.mktemp("study") / "uncut"
+    found = headrace.tune("CartPole-v1", study=folder, **SEARCH, **SETTINGS)
+    assert still_alive(leaders(children() - before), 10) == []
+    return found
+
+
+def rows(run_dir):
+    """All that a run wrote down, but for what the clock says."""
+    return [
+        {
+            k: v
+            for k, v in row.items()
+            if k not in CLOCKS and not k.startswith(("seconds/", "ledger/"))
+        }
+        for row in read_metrics(run_dir)
+    ]
+
+
+def without_clocks(folder):
+    """All that is known of a study's trials, but for what the clock says."""
+
+    def plain(part):
+        return {k: v for k, v in part.items() if k not in ("seconds", "env_steps_per_s")}
+
+    return [
+        (
+            trial.number, trial.changes, trial.values, trial.state, trial.reason,
+            [{seed: plain(part) for seed, part in rung.items()} for rung in trial.measured],
+            {seed: plain(part) for seed, part in trial.fresh.items()},
+        )
+        for trial in read_trials(folder)
+    ]  # fmt: skip
+
+
+def test_a_study_trains_the_best_on_and_measures_them_again(study):
+    trials = read_trials(study.dir)
+    assert [trial.number for trial in trials] == list(range(6))
+    assert trials[0].changes == {}
+    assert trials[0].values == {"lr": 1e-3, "num_epochs": 5}  # the preset's
+    assert {len(trial.measured) for trial in trials} == {1, 2}
+    first = {t.number: t.measured[0]["3"]["eval_return"] for t in trials}
+    best = sorted(first, key=lambda number: (-first[number], number))
+    whole = [t.number for t in trials if t.state == "whole"]
+    assert len(whole) == 2
+    assert best[0] in whole
+    again = [t for t in trials if t.fresh]
+    assert 0 in [t.number for t in again]
+    assert {seed for t in again for seed in t.fresh} == {"1003", "1004"}
+
+
+def test_a_trial_that_went_on_is_as_one_that_was_run_through(study, tmp_path):
+    trial = next(t for t in read_trials(study.dir) if t.state == "whole" and t.changes)
+    parts = read_metrics(study.dir / f"trials/{trial.number:04d}")
+    steps = [row["env_steps"] for row in parts]
+    assert RUNGS[0] in steps
+    assert steps[-1] == RUNGS[1]
+    through = tmp_path / "through"
+    settings = SETTINGS | trial.changes | read_plan(study.dir).sizes
+    headrace.train("CartPole-v1", run_dir=through, quiet=True, deterministic=True, **settings)
+    assert rows(study.dir / f"trials/{trial.number:04d}") == rows(through)
+
+
+def test_best_toml_trains_what_was_measured(study, tmp_path):
+    path = study.dir / "best.toml"
+    text = path.read_text()
+    assert "# Measured again with seeds 1003 and 1004." in text
+    found = tomllib.loads(text)
+    assert {name: found[name] for name in study.best} == study.best
+    best = next(t for t in read_trials(study.dir) if t.changes == study.best)
+    run = headrace.train("CartPole-v1", config=path, seed=1004, run_dir=tmp_path / "r", quiet=True)
+    assert rows(run.dir) == rows(study.dir / f"fresh/{best.number:04d}-s1004")
+    assert run.mean_return == best.fresh["1004"]["mean_return"]
+
+
+def test_what_python_gets(study):
+    table = study.table()
+    assert table["number"] == list(range(6))
+    assert len({len(column) for column in table.values()}) == 1
+    assert table["lr"][0] == 1e-3
+    assert "fresh" in study.describe()
+    data = json.loads(json.dumps(study.to_json()))
+    assert data["best_settings"] == study.best
+    assert len(data["trials"]) == 6
+
+
+PROGRAM = """
+import sys, headrace
+headrace.tune(study=sys.argv[1], env="CartPole-v1", **{search} | {settings})
+"""
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(2, marks=pytest.mark.more), pytest.param(10, marks=pytest.mark.slow)]
+)
+def test_a_study_that_is_killed_goes_on_to_the_same_end(study, tmp_path, kills):
+    """Each process is killed as soon as it has said what one more part has measured."""
+    folder = tmp_path / "cut"
+    began = PROGRAM.format(search=SEARCH | {"quiet": False}, settings=SETTINGS)
+    went_on = "import sys, headrace; headrace.tune(study=sys.argv[1], trials=6)"
+    before = children()
+    for kill in range(kills):
+        program = went_on if (folder / "study.json").exists() else began
+        command = [python.sys.executable, "-c", program, str(folder)]
+        with python.Python(command, stdout=subprocess.PIPE, text=True) as process:
+            lines = (line for line in process.stdout if "env steps  " in line or "seed" in line)
+            next((line for _, line in zip(range(1 + kill % 2), lines, strict=False)), None)
+            os.kill(process.pid, signal.SIGKILL)
+    headrace.tune(study=folder, trials=6, quiet=True)
+    assert without_clocks(folder) == without_clocks(study.dir)
+    assert still_alive(leaders(children() - before), 10) == []
+
+
+def test_a_signal_saves_what_is_under_way(tmp_path):
+    folder = tmp_path / "stopped"
+    settings = SETTINGS | {"total_env_steps": 400_000}
+    program = PROGRAM.format(search=SEARCH | {"quiet": False, "prune": "none"}, settings=settings)
+    command = [python.sys.executable, "-c", program, str(folder)]
+    with python.Python(command, stdout=subprocess.PIPE, text=True) as process:
+        metrics = folder / "trials/0000/metrics.jsonl"
+        while not (metrics.exists() and metrics.stat().st_size):
+            process.stdout.readable()
+        process.send_signal(signal.SIGINT)
+        said = process.stdout.read()
+        assert process.wait(60) != 0
+    assert f"To go on: headrace tune --resume {folder}" in said
+    assert list((folder / "trials/0000/checkpoints").glob("step_*"))
+    (trial,) = read_trials(folder)
+    assert trial.state == "running"
+
+
+class Picky(Counting):
+    """Fails in its own way where there are more of it than 4."""
+
+    made = 0
+
+    def __init__(self, way):
+        super().__init__(truncate_at=10)
+        self.way, self.number = way, Picky.made
+        Picky.made += 1
+
+    def step(self, action):
+        if self.number > 16 and self.way == "raise":
+            raise ValueError("one too many")
+        if self.number > 16 and self.way == "memory":
+            raise MemoryError("no room")
+        if self.number > 16 and self.way == "die":
+            os._exit(3)
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        ("raise", "env: ValueError: one too many"),
+        ("memory", "memory: "),
+        ("die", "crashed: died (exit code 3)"),
+    ],
+)
+def test_a_trial_that_fails_is_in_the_table_and_the_study_goes_on(tmp_path, way, reason):
+    study = headrace.tune(
+        lambda: Picky(way), study=tmp_path / "s", space={"num_envs": {"choice": [4, 64]}},
+        sampler="grid", trials=3, parallel=1, prune="none", final_seeds=0, quiet=True,
+        metric="mean_return", total_env_steps=512, num_steps=8,
+    )  # fmt: skip
+    failed = [row for row in study.trials if row["state"] == "failed"]
+    assert [row["values"]["num_envs"] for row in failed] == [64]
+    assert failed[0]["reason"].startswith(reason)
+    assert [row["state"] for row in study.trials].count("whole") == 2
+    assert f"failed: {reason}" in study.describe()
+
+
+def test_a_study_whose_first_trials_all_fail_ends_with_their_reason(tmp_path):
+    def broken():
+        raise RuntimeError("no such file: maze.txt")
+
+    class Broken(Counting):
+        def step(self, action):
+            broken()
+
+    with pytest.raises(HeadraceError, match=r"The first 2 trials all failed[\s\S]*maze\.txt"):
+        headrace.tune(
+            Broken, study=tmp_path / "s", trials=2, parallel=1, sampler="random", quiet=True,
+            total_env_steps=512,
+        )  # fmt: skip
+
+
+def test_several_seeds_and_a_goal(tmp_path):
+    """All episodes have a return of 10: the smaller batch sees the hundredth of them sooner."""
+    study = headrace.tune(
+        "tests.tuning.test_study:short", study=tmp_path / "s", sampler="grid", trials=3, seeds=2,
+        space={"num_steps": {"choice": [8, 96]}}, metric="steps_to 10", prune="none",
+        final_seeds=0, quiet=True, num_envs=4, total_env_steps=100_000, seed=3,
+    )  # fmt: skip
+    assert {row["values"]["num_steps"]: row["value"] for row in study.trials[1:]} == {
+        8: 1024,
+        96: 1152,
+    }
+    assert study.best == {"num_steps": 8}
+    assert (tmp_path / "s/trials/0001-s3/config.json").exists()
+    assert (tmp_path / "s/trials/0001-s4/config.json").exists()
+    assert tomllib.loads((tmp_path / "s/best.toml").read_text())["stop_at_return"] == 10
+
+
+def test_a_sweep_trains_each_combination_with_each_seed(tmp_path):
+    study = headrace.sweep(
+        "CartPole-v1", {"lr": [1e-3, 1e-4], "num_epochs": [1, 2]}, seeds=2, study=tmp_path / "s",
+        metric="mean_return", quiet=True, **SETTINGS | {"total_env_steps": 1024},
+    )  # fmt: skip
+    assert [row["values"] for row in study.trials] == [
+        {"lr": lr, "num_epochs": epochs} for lr in (1e-3, 1e-4) for epochs in (1, 2)
+    ]
+    assert {row["state"] for row in study.trials} == {"whole"}
+    runs = sorted(path.parent.name for path in study.dir.glob("trials/*/config.json"))
+    assert runs == [f"{i:04d}-s{seed}" for i in range(4) for seed in (3, 4)]
+
+
+def test_a_budget_ends_the_search(tmp_path):
+    settings = SETTINGS | {"total_env_steps": 50_000_000}
+    search = SEARCH | {"budget_s": 4.0, "prune": "none", "final_seeds": 0}
+    study = headrace.tune("CartPole-v1", study=tmp_path / "s", **search, **settings)
+    assert [row["state"] for row in study.trials] == ["running"]
+    assert study.best is None
+    assert list((tmp_path / "s/trials/0000/checkpoints").glob("step_*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"space": {"lrr": {"log": [1e-5, 1e-2]}}}, "Did you mean lr"),
+        ({"space": {"lr": {"choice": [-1.0]}}}, "lr"),
+        ({"space": {"seed": {"int": [0, 5]}}}, "a study decides this itself"),
+        ({"lr": 1e-3}, "fixed by a flag or file, and in the space as well"),
+        ({"stop_at_return": 100}, "steps_to RETURN"),
+        ({"trials": 0}, "expected at least 1"),
+        ({"sampler": "bayes"}, "expected one of tpe"),
+        ({"prune": "hard"}, "expected one of asha"),
+        ({"metric": "speed"}, "there is no metric"),
+        ({"cluster": "local"}, "Leave --cluster out"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(tmp_path, changes, said):
+    arguments = SEARCH | SETTINGS | changes
+    with pytest.raises(ConfigError, match=said):
+        headrace.tune("CartPole-v1", study=tmp_path / "s", **arguments)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_study_goes_on_only_as_it_was(study, tmp_path):
+    with pytest.raises(ConfigError, match="a study goes on with the settings that it has"):
+        headrace.tune(study=study.dir, total_env_steps=5)
+    with pytest.raises(RunDirError, match="is no study"):
+        headrace.tuning.api.load_study(tmp_path)
+
+
+def test_code_must_be_named_again(tmp_path):
+    search = SEARCH | {"trials": 1, "final_seeds": 0, "prune": "none"}
+    settings = SETTINGS | {"total_env_steps": 512}
+    env = "tests.tuning.test_study:short"
+    headrace.tune(env, study=tmp_path / "s", **search, **settings)
+    with pytest.raises(ConfigError, match="Name it again: env"):
+        headrace.tune(study=tmp_path / "s", trials=2, quiet=True)
+    again = headrace.tune(env, study=tmp_path / "s", trials=2, quiet=True)
+    assert [row["state"] for row in again.trials] == ["whole", "whole"]
+
+
+def short():
+    """An environment that is code."""
+    return Counting(truncate_at=10)
