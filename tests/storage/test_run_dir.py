@@ -3,7 +3,6 @@
 import fcntl
 import os
 import shutil
-import threading
 
 import pytest
 
@@ -30,23 +29,23 @@ def test_error_is_raised_when_the_directory_has_been_removed(tmp_path):
     assert not path.exists()
 
 
-def test_whoever_looks_at_a_lock_keeps_nobody_out(tmp_path):
-    path, is_in, entered = tmp_path / "run", threading.Event(), []
+def test_whoever_looks_at_a_lock_keeps_nobody_out(tmp_path, monkeypatch):
+    path, takes, refused = tmp_path / "run", run_dir._takes, []
     with run_dir.locked(path):
         assert run_dir.is_locked(path)
         run_dir.write_config(path, {})
     assert not run_dir.is_locked(path)
-    fd = os.open(path / ".lock", os.O_RDONLY)
-    fcntl.flock(fd, fcntl.LOCK_SH)  # as `is_locked` does, for longer
+    looking = os.open(path / ".lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)  # as `is_locked` does
 
-    def enter():
-        is_in.set()
-        with run_dir.locked(path):
-            entered.append(run_dir.is_locked(path))
+    def until_refused(fd, kind):
+        took = takes(fd, kind)
+        if not took and not refused:
+            refused.append(kind)
+            os.close(looking)
+        return took
 
-    starter = threading.Thread(target=enter)
-    starter.start()
-    is_in.wait()
-    os.close(fd)
-    starter.join(60)
-    assert entered == [True]
+    monkeypatch.setattr(run_dir, "_takes", until_refused)
+    with run_dir.locked(path):
+        assert refused == [fcntl.LOCK_EX]
+        assert run_dir.is_locked(path)

@@ -64,9 +64,8 @@ def read_last_metrics(run_dir: Path) -> list[dict[str, Any]]:
         while True:
             begin = max(0, end - size)
             file.seek(begin)
-            lines = file.read(end - begin).split(b"\n")
-            whole = lines[1:] if begin else lines  # the first may have begun before
-            rows = [row for row in map(_parse, whole) if row is not None]
+            lines = file.read(end - begin).split(b"\n")  # of the first, an end is no row
+            rows = [row for row in map(_parse, lines) if row is not None]
             if rows or begin == 0 or size >= _MAX_TAIL_BYTES:
                 return rows
             size *= 4

@@ -16,6 +16,7 @@ from headrace.cli.main import _main
 from headrace.collectors.api import WINDOW
 from headrace.config.run_config import RunConfig
 from headrace.errors import RunDirError
+from headrace.storage import run_dir as rundir
 from headrace.storage.metrics import read_metrics
 from headrace.tools.runs import listing, records
 from headrace.tools.runs.comparison import EVALUATION, TRAINING, Pair, Result, _pairs, compare
@@ -122,7 +123,8 @@ def test_states(tmp_path):
     here, seen = tmp_path / "done", []
     train(here, on_update=lambda *_: seen.append(load_runs(here)[0].state))
     assert seen == ["running"] * 10
-    train(tmp_path / "stopped", stop_after_s=1e-6)
+    too_early = {"stop_at_return": 5.0, "num_steps": 64}  # a mean of fewer than 100 episodes
+    train(tmp_path / "stopped", SHORT, stop_after_s=1e-6, **too_early)
     train(tmp_path / "good", SHORT, stop_at_return=5.0, total_env_steps=4096)
     with pytest.raises(ZeroDivisionError):
         train(tmp_path / "ended", on_update=lambda *_: 1 // 0)
@@ -136,8 +138,11 @@ def test_states(tmp_path):
     states = {name: record.state for name, record in found.items()}
     assert states == {name: name for name in states} | {"good": "done"}
     assert found["good"].env_steps < found["good"].total_env_steps
+    assert found["stopped"].mean_return > 5.0
     assert set(states.values()) | {"running", "damaged"} == set(STATES)
     assert records.WINDOW == WINDOW
+    with rundir.locked(here):  # by a process that has not marked it yet
+        assert load_runs(here)[0].state == "running"
 
 
 def test_a_damaged_run_is_listed_with_its_reason(copied, made, capsys):
@@ -227,7 +232,7 @@ def test_wrong_words_are_refused(words, code, told, tmp_path, monkeypatch, capsy
 
 
 def test_ages_are_words():
-    ages = {0.4: "0 s", 59: "59 s", 200: "3 min", 7300: "2 h", 3 * 86400: "3 d", -5: "0 s"}
+    ages = {0.4: "0 s", 59: "59 s", 200: "3 min", 7000: "1 h", 3 * 86400: "3 d", -5: "0 s"}
     assert {seconds: listing.format_age(seconds) for seconds in ages} == ages
 
 
@@ -263,6 +268,13 @@ def test_compare_groups_by_settings_that_matter(made):
     ]
     assert pair.probability == pytest.approx(np.mean(wins))
     assert pair.interval[0] <= pair.probability <= pair.interval[1]
+
+
+def test_equal_seeds_in_a_group_are_told(made, copied):
+    with pytest.warns(UserWarning, match="ppo: more than one run has seed 0") as said:
+        comparison = compare([made[0] / "slow", copied])
+    assert len(said) == 1
+    assert comparison.results[0].seeds == (0, 0, 1, 2)
 
 
 def test_labels_say_environment_and_algorithm_where_these_differ(made, tmp_path):

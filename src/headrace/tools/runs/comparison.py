@@ -198,7 +198,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
 
     Args:
         paths: directories of runs, or folders with runs. Damaged runs below a folder, and runs
-            without an update, are left out with a warning.
+            without an update, are left out with a warning. Another warns of equal seeds in a group.
 
     Raises:
         ConfigError: nothing was given.
@@ -207,6 +207,13 @@ def compare(paths: Sequence[Path]) -> Comparison:
     if not paths:
         raise ConfigError("No run directory was given.\nExample: headrace compare runs/A runs/B")
     groups = group(_found(paths))
+    for of in groups:
+        if again := sorted({str(seed) for seed in of.seeds if of.seeds.count(seed) > 1}):
+            warnings.warn(
+                f"{of.label}: more than one run has seed {', '.join(again)}. Such runs are alike, "
+                "and the intervals are too narrow.",
+                stacklevel=2,
+            )
     rows = {each.dir: read_metrics(each.dir) for of in groups for each in of.records}
     # Not of games: an evaluation has no return of each policy.
     by_evaluation = all("eval_return" in _names(of) and not _is_game(of) for of in rows.values())
