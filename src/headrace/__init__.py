@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from headrace.spec import EnvSpec as EnvSpec
     from headrace.tools.autoscale.autoscale import autoscale as autoscale
     from headrace.tools.profile.profiler import profile as profile
+    from headrace.tools.runs.records import load_runs as load_runs
     from headrace.training.api import Run as Run
     from headrace.training.api import resume as resume
     from headrace.training.api import train as train
@@ -85,6 +86,7 @@ _HOME = {
     "call_envs": "headrace.envs.changes",
     "check_env": "headrace.envs.check.checker",
     "load_policy": "headrace.evaluation.trained_policies",
+    "load_runs": "headrace.tools.runs.records",
     "num_params": "headrace.models.custom",
     "profile": "headrace.tools.profile.profiler",
     "resume": "headrace.training.api",

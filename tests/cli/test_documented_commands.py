@@ -1,6 +1,5 @@
 """Each command that the documentation shows is one that `headrace` takes, word by word."""
 
-import importlib
 import re
 import shlex
 
@@ -8,8 +7,7 @@ import pytest
 
 from headrace.cli.argv import is_on
 from headrace.cli.flags import explicit, parse
-from headrace.cli.list_command import _List
-from headrace.cli.main import TOOL_VERBS, TUNING_VERBS, VERBS
+from headrace.cli.main import VERBS, flags_of
 from headrace.config.resolve import resolve
 from tests.project.test_project import ROOT, markdown
 
@@ -43,14 +41,6 @@ def words_of(command):
     return [{"W": "2", "N": "2"}.get(word, word) for word in words if word != "..."]
 
 
-def flags_of(verb):
-    if verb == "list":
-        return {"list": _List}
-    home = "tool_commands" if verb in TOOL_VERBS else "commands"
-    home = "tuning_commands" if verb in TUNING_VERBS else home
-    return importlib.import_module(f"headrace.cli.{home}").FLAGS
-
-
 COMMANDS = commands()
 
 
@@ -65,8 +55,8 @@ def test_a_documented_command_is_taken(command):
     verb, *argv = words_of(command)
     if is_on(argv, "help"):
         with pytest.raises(SystemExit, match="0"):
-            parse(verb, "", flags_of(verb)[verb], argv)
+            parse(verb, "", flags_of(verb), argv)
         return
-    parsed = parse(verb, "", flags_of(verb)[verb], argv)
+    parsed = parse(verb, "", flags_of(verb), argv)
     if verb == "train":
         resolve(explicit(argv, parsed), cores=2)

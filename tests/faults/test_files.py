@@ -26,6 +26,7 @@ from headrace.errors import (
     RunDirError,
 )
 from headrace.storage import checkpoint
+from headrace.storage.manifest import digest
 from headrace.storage.run_dir import read_config
 from headrace.training.job import RunRequest, settings_of_run
 from headrace.training.log import MetricsLog, read_metrics
@@ -383,7 +384,7 @@ def resealed(path, change):
     manifest = json.loads((path / "manifest.json").read_text())
     change(manifest)
     del manifest["sha256"]
-    manifest["sha256"] = checkpoint._digest(manifest)
+    manifest["sha256"] = digest(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 

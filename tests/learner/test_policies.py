@@ -266,7 +266,7 @@ def test_flags_name_policies(tmp_path, capsys):
     label = "tests.envs.kernels.support:Ring ppo seed 0"
     lines = list(plotting.curves(tmp_path / "r"))
     assert [line[0] for line in lines] == [f"{label}: a", f"{label}: b"]
-    assert [line[1] for line in lines] == [[64], [64]]
+    assert [line[1].env_steps.tolist() for line in lines] == [[64], [64]]
     assert main._main(["eval", here, "--episodes", "3", "--env", game]) == 0
     out, _ = capsys.readouterr()
     assert "\n  a: " in out

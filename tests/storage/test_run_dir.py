@@ -1,5 +1,7 @@
 """Two runs that want the same directory."""
 
+import fcntl
+import os
 import shutil
 
 import pytest
@@ -25,3 +27,25 @@ def test_error_is_raised_when_the_directory_has_been_removed(tmp_path):
     with run_dir.locked(path):
         pass
     assert not path.exists()
+
+
+def test_whoever_looks_at_a_lock_keeps_nobody_out(tmp_path, monkeypatch):
+    path, takes, refused = tmp_path / "run", run_dir._takes, []
+    with run_dir.locked(path):
+        assert run_dir.is_locked(path)
+        run_dir.write_config(path, {})
+    assert not run_dir.is_locked(path)
+    looking = os.open(path / ".lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)  # as `is_locked` does
+
+    def until_refused(fd, kind):
+        took = takes(fd, kind)
+        if not took and not refused:
+            refused.append(kind)
+            os.close(looking)
+        return took
+
+    monkeypatch.setattr(run_dir, "_takes", until_refused)
+    with run_dir.locked(path):
+        assert refused == [fcntl.LOCK_EX]
+        assert run_dir.is_locked(path)

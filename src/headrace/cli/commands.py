@@ -24,7 +24,6 @@ from headrace.models.custom import load_model
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.tools.doctor import describe, examine
-from headrace.tools.plotting import draw_curves
 from headrace.training.job import RunRequest, evaluated_of_run
 from headrace.training.launch import Launch, refuse_used
 from headrace.training.rank import RunResult
@@ -185,17 +184,6 @@ class _CheckEnv(JsonVerb):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Plot(Verb):
-    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
-    """Directories of runs."""
-    output: OptionalPath = None
-    """The picture (PNG); default: curve.png in the first directory."""
-
-    def execute(self, argv: list[str]) -> None:
-        print(f"Learning curve: {draw_curves(list(self.run_dirs), self.output)}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Doctor(JsonVerb):
     def execute(self, argv: list[str]) -> None:
         found = examine()
@@ -204,5 +192,5 @@ class _Doctor(JsonVerb):
 
 FLAGS: dict[str, type[Verb]] = {
     "train": _Train, "resume": _Resume, "eval": _Eval,
-    "check-env": _CheckEnv, "plot": _Plot, "doctor": _Doctor,
+    "check-env": _CheckEnv, "doctor": _Doctor,
 }  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from headrace.cli.verbs import JsonVerb, parse_flags
+from headrace.cli.verbs import JsonVerb, Verb
 from headrace.tools.listing import describe_env, describe_family, describe_list, facts, find
 
 
@@ -26,6 +26,4 @@ class _List(JsonVerb):
         self.answer(facts(family, env_id), text)
 
 
-def run_list(description: str, argv: list[str]) -> None:
-    """Run the verb with the flags in `argv`."""
-    parse_flags("list", description, _List, argv).execute(argv)
+FLAGS: dict[str, type[Verb]] = {"list": _List}

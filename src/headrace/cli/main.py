@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import warnings
+from typing import Any
 
 from headrace import __version__
 from headrace.catalog.families import advice_without_env
@@ -24,7 +25,9 @@ VERBS = {
     "resume": "Go on with a run from its newest checkpoint.",
     "eval": "Evaluate a trained agent over whole episodes, and film one.",
     "check-env": "Find what is wrong with an environment, before training on it.",
-    "plot": "Draw the learning curves of runs.",
+    "runs": "Show the runs below a folder: progress, returns, state.",
+    "compare": "Compare runs in groups: returns with intervals, curves, settings that differ.",
+    "plot": "Draw the learning curve of each run.",
     "profile": "Show where a run's time goes, what limits it, and what to change.",
     "simulate": "Predict the speed with other numbers of workers and learners, from a profile.",
     "autoscale": "Measure which sizes train fastest on this machine.",
@@ -34,10 +37,18 @@ VERBS = {
     "report": "Write a run to one HTML page: curves, time, faults, settings.",
     "doctor": "Show what this machine has, and which packages each extra lacks.",
 }
-TOOL_VERBS = ("autoscale", "plan", "profile", "report", "simulate")
-"""The verbs of `tool_commands.py`."""
-TUNING_VERBS = ("tune", "sweep")
-"""The verbs of `tuning_commands.py`."""
+QUICK_VERBS = {
+    "list": "list_command",
+    **dict.fromkeys(("compare", "plot", "runs"), "runs_commands"),
+}
+"""Verbs that answer at once, since their file imports nothing heavy -> their file in `cli/`."""
+HOMES = {
+    **QUICK_VERBS,
+    **dict.fromkeys(("autoscale", "plan", "profile", "report", "simulate"), "tool_commands"),
+    **dict.fromkeys(("check-env", "doctor", "eval", "resume", "train"), "commands"),
+    **dict.fromkeys(("sweep", "tune"), "tuning_commands"),
+}
+"""All verbs -> their file in `cli/`."""
 
 
 def _help() -> str:
@@ -73,7 +84,11 @@ def _main(argv: list[str]) -> int:
         return 0
     if argv[0] not in VERBS:
         hint = did_you_mean(argv[0], VERBS)
-        print(f"headrace: there is no verb {argv[0]!r}.{hint}\n{_help()}", file=sys.stderr)
+        print(
+            f"headrace: there is no verb {argv[0]!r}.{hint}\nExpected one of {', '.join(VERBS)}.\n"
+            "headrace --help says what each does.",
+            file=sys.stderr,
+        )
         return 2
     # Idle threads of the math libraries spin, and two processes that do halve each other. The
     # learner's own count is set later, by torch.
@@ -95,27 +110,22 @@ def _main(argv: list[str]) -> int:
 
 def _run_verb(verb: str, argv: list[str]) -> int:
     try:
-        # These two answer at once: nothing heavy is imported for them.
-        if verb == "list":
-            from headrace.cli.list_command import run_list
+        if verb in QUICK_VERBS:
+            from headrace.cli.verbs import parse_flags
 
-            run_list(VERBS[verb], argv)
-            return 0
+            return parse_flags(verb, VERBS[verb], flags_of(verb), argv).execute(argv) or 0
         if verb == "train" and not argv:
             raise ConfigError(advice_without_env())
         if _may_start_processes(verb, argv):
             from headrace.distributed import child_process
 
             child_process.warm_up(
-                *(["headrace.tuning.trial_process"] if verb in TUNING_VERBS else [])
+                *(["headrace.tuning.trial_process"] if HOMES[verb] == "tuning_commands" else [])
             )
         from headrace.cli.flags import parse
 
-        home = "tool_commands" if verb in TOOL_VERBS else "commands"
-        home = "tuning_commands" if verb in TUNING_VERBS else home
-        module = importlib.import_module(f"headrace.cli.{home}")
-        argv = rename_flags(argv)
-        return parse(verb, VERBS[verb], module.FLAGS[verb], argv).execute(argv) or 0
+        flags, argv = flags_of(verb), rename_flags(argv)
+        return parse(verb, VERBS[verb], flags, argv).execute(argv) or 0
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         print(f"headrace {verb}: {said}", file=sys.stderr)
@@ -124,12 +134,17 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         return 2 if isinstance(error, UsageError) else 1
 
 
+def flags_of(verb: str) -> Any:
+    """Load the class of a verb's flags."""
+    return importlib.import_module(f"headrace.cli.{HOMES[verb]}").FLAGS[verb]
+
+
 def _may_start_processes(verb: str, argv: list[str]) -> bool:
     """Guess before flags are parsed if a run starts workers, or a process for evaluations.
 
     A wrong guess only delays the start.
     """
-    if verb in ("autoscale", *TUNING_VERBS) or is_on(argv, "auto_scale"):
+    if verb in ("autoscale", "sweep", "tune") or is_on(argv, "auto_scale"):
         return True
     counts = (value_of(argv, name) for name in ("num_workers", "eval_every"))
     return verb == "train" and any(count not in (None, "0") for count in counts)

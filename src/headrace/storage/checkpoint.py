@@ -40,12 +40,10 @@ from headrace.storage.files import (
     write_flushed,
     write_whole,
 )
+from headrace.storage.manifest import FORMAT, MANIFEST, digest, read_manifest
 from headrace.storage.row_log import prune_rows, read_rows
 
-FORMAT = 1
-_MANIFEST = "manifest.json"
 _OLD_NAMES = {"workers": "samplers"}  # of files, before samplers were renamed to workers
-_MAX_MANIFEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,8 @@ def write(
             checksums[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
             write_flushed(new / f"{name}.safetensors", data)
         sealed = {"format": FORMAT, **manifest, "files": checksums}
-        sealed["sha256"] = _digest(sealed)
-        write_flushed(new / _MANIFEST, json.dumps(sealed, indent=1).encode())
+        sealed["sha256"] = digest(sealed)
+        write_flushed(new / MANIFEST, json.dumps(sealed, indent=1).encode())
         flush_dir(new)
         if final.exists():  # it was damaged, or `latest` was not written
             shutil.rmtree(final)
@@ -148,7 +146,7 @@ def prune(keep: int, written: Path) -> None:
         if path not in kept:
             shutil.rmtree(path)
     with contextlib.suppress(CheckpointError):  # of a damaged one, nobody knows what it needs
-        prune_rows(written.parent, [_manifest(path) for path in (*kept, written)])
+        prune_rows(written.parent, [read_manifest(path) for path in (*kept, written)])
 
 
 def newest(run_dir: Path) -> Checkpoint:
@@ -164,7 +162,7 @@ def newest(run_dir: Path) -> Checkpoint:
             f"There is no directory {run_dir}.\nExpected a run's, as `headrace train` makes them "
             "(see runs/), its best/, or a checkpoint's."
         )
-    if (run_dir / _MANIFEST).is_file():
+    if (run_dir / MANIFEST).is_file():
         return _read(run_dir)
     candidates = (*run_dir.glob("checkpoints/step_*"), *run_dir.glob("step_*"))
     for candidate in sorted(candidates, reverse=True):
@@ -180,33 +178,12 @@ def newest(run_dir: Path) -> Checkpoint:
     )
 
 
-def _manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint; CheckpointError if it is not as it was written."""
-    try:
-        manifest: dict[str, Any] = json.loads(
-            read_capped(path / _MANIFEST, _MAX_MANIFEST_BYTES, CheckpointError)
-        )
-        manifest["files"] = dict(manifest["files"])
-        number, digest = manifest["format"], manifest.pop("sha256")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path / _MANIFEST} is missing or damaged ({error}).") from None
-    if number != FORMAT:
-        raise CheckpointError(
-            f"{path} has checkpoint format {number}; this version of headrace reads {FORMAT}."
-        )
-    if digest != _digest(manifest):
-        raise CheckpointError(f"{path / _MANIFEST} is damaged: its SHA-256 does not match.")
-    return manifest
-
-
 def _read(path: Path) -> Checkpoint:
-    manifest = _manifest(path)
+    manifest = read_manifest(path)
     for name, expected in manifest["files"].items():
         file = path / name
         if file.name != name or file.suffix != ".safetensors":
-            raise CheckpointError(
-                f"{path / _MANIFEST} names a file that is none of ours: {name!r}."
-            )
+            raise CheckpointError(f"{path / MANIFEST} names a file that is none of ours: {name!r}.")
         try:
             if file.stat().st_size > memory_bytes():
                 raise CheckpointError(f"{file} is larger than this machine's memory.")
@@ -358,10 +335,6 @@ def check_shapes(module: nn.Module, saved: Checkpoint, name: str) -> dict[str, T
             + "\nUse the network's settings that it was trained with (in its config.json)."
         )
     return tensors
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _contiguous(tensor: Any) -> Tensor:

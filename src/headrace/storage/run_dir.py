@@ -16,6 +16,7 @@ from headrace.config.old_names import settings_of_file
 from headrace.distributed import stuck
 from headrace.errors import RunDirError
 from headrace.storage.files import read_capped, write_whole
+from headrace.storage.metrics import FILE as METRICS
 
 _CONFIG = "config.json"
 _MARK = ".running"
@@ -43,15 +44,13 @@ def locked(path: Path) -> Iterator[None]:
     with writable(path):
         path.mkdir(parents=True, mode=0o700, exist_ok=True)
         fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _lock(fd):
         owner = os.read(fd, 32).decode() or "unknown"
         os.close(fd)
         raise RunDirError(
             f"The run directory {path} is in use by process {owner}.\n"
             "Wait for it or stop it; a new run can have another directory: --run-dir."
-        ) from None
+        )
     try:
         with writable(path):
             os.ftruncate(fd, 0)
@@ -63,6 +62,35 @@ def locked(path: Path) -> Iterator[None]:
                 (path / ".lock").unlink(missing_ok=True)
                 path.rmdir()
         os.close(fd)  # the last: until the file is gone, nobody else may lock it
+
+
+def _lock(fd: int) -> bool:
+    """Lock a file; False if a run holds it. Whoever only looks (`is_locked`) is waited for."""
+    while not _takes(fd, fcntl.LOCK_EX):
+        if not _takes(fd, fcntl.LOCK_SH):
+            return False
+    return True
+
+
+def _takes(fd: int, kind: int) -> bool:
+    """Take a lock of a file, in place of one that `fd` has; False if another's is in the way."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the run's lock, without disturbing it or writing anything."""
+    try:
+        fd = os.open(path / ".lock", os.O_RDONLY)
+    except OSError:
+        return False  # a copy of a run has no lock
+    try:
+        return not _takes(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
 
 
 @dataclass(frozen=True)
@@ -106,26 +134,36 @@ def _place_of_stacks() -> str:
     return stderr if os.path.isfile(stderr) else "the standard error of that process"
 
 
+def is_marked(path: Path) -> bool:
+    """Return whether a mark is there: of a process under way, or of one that vanished."""
+    return (path / _MARK).exists()
+
+
 def left_mark(path: Path) -> Mark | None:
     """Return the mark of the last process if it vanished. Call it with the directory locked.
 
     Raises:
         RunDirError: the mark is damaged.
     """
-    mark = path / _MARK
-    if not mark.exists():
+    if not is_marked(path):
         return None
+    mark = path / _MARK
     try:
         return Mark(**json.loads(read_capped(mark, _MAX_CONFIG_BYTES, RunDirError)))
     except (ValueError, TypeError) as error:
         raise RunDirError(f"{mark} is damaged: {error!r}.\nRemove it.") from None
 
 
-def last_written(path: Path) -> str:
-    """Return the local time at which a run's mark, metrics or checkpoints were last written."""
-    files = [path / name for name in (_MARK, "metrics.jsonl", "checkpoints")]
-    latest = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(latest))
+def last_written(path: Path) -> float:
+    """Return when a run was last written to: its config, mark, metrics or checkpoints.
+
+    In seconds since 1970; 0 for a directory without any of these.
+    """
+    times = [0.0]
+    for name in (_CONFIG, _MARK, METRICS, "checkpoints"):
+        with contextlib.suppress(FileNotFoundError):  # a mark may go at any moment
+            times.append((path / name).stat().st_mtime)
+    return max(times)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,16 @@
-"""Draws learning curves of runs, and loads matplotlib."""
+"""Draws learning curves, and loads matplotlib."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, MissingExtraError, install_command
 from headrace.storage import run_dir as rundir
-from headrace.training.log import read_metrics, returns_by_policy
+from headrace.storage.metrics import read_metrics
+from headrace.tools.runs.curves import Curve, curves_by_policy
+
+MEAN_RETURN = "mean return of the last 100 training episodes"
+_MAX_COLUMNS = 2
 
 
 def library() -> Any:
@@ -44,16 +48,12 @@ def save(figure: Any, output: Path) -> None:
     figure.savefig(output, dpi=120)
 
 
-def curves(run_dir: Path) -> Iterator[tuple[str, list[int], list[float]]]:
-    """Yield the label, env steps and mean returns of each policy of a run; RunDirError."""
+def curves(run_dir: Path) -> Iterator[tuple[str, Curve]]:
+    """Yield the label and the mean returns of each policy of a run; RunDirError."""
     run = rundir.read_config(run_dir)["settings"]
     label = f"{run['env']} {run['algo']} seed {run['seed']}"
-    rows = [row for row in read_metrics(run_dir) if row.get("mean_return") is not None]
-    env_steps = [row["env_steps"] for row in rows]
-    names = returns_by_policy(rows[-1]) if rows else {}
-    columns = {f"{label}: {name}": f"{name}/mean_return" for name in names}
-    for line, column in (columns or {label: "mean_return"}).items():
-        yield line, env_steps, [row[column] for row in rows]
+    for policy, curve in curves_by_policy(read_metrics(run_dir)).items():
+        yield f"{label}: {policy}" if policy else label, curve
 
 
 def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
@@ -69,16 +69,35 @@ def draw_curves(run_dirs: list[Path], output: Path | None = None) -> Path:
     """
     if not run_dirs:
         raise ConfigError("No run directory was given.\nExample: headrace plot runs/*")
-    figure = library().figure.Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for run_dir in run_dirs:
-        for label, env_steps, mean_returns in curves(run_dir):
-            axes.plot(env_steps, mean_returns, label=label)
-    axes.set(
-        xlabel="env steps", ylabel="mean return of the last 100 training episodes", title="Training"
-    )
-    axes.grid(alpha=0.3)
-    axes.legend()
+    library()
+    lines = [line for run_dir in run_dirs for line in curves(run_dir)]
     output = output or run_dirs[0] / "curve.png"
-    save(figure, output)
+    draw_lines({"Training": lines}, output)
     return output
+
+
+def draw_lines(panels: Mapping[str, Iterable[tuple[str, Curve]]], output: Path) -> None:
+    """Draw labelled curves of mean return over env steps; raises as `check_output`.
+
+    Args:
+        panels: title of each picture within the picture -> its curves. The range of a curve is a
+            band around it.
+    """
+    columns = min(len(panels), _MAX_COLUMNS)
+    rows = -(-len(panels) // columns)
+    figure = library().figure.Figure(figsize=(8 * columns, 4.5 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, (title, lines) in zip(grid, panels.items(), strict=False):
+        for label, curve in lines:
+            (line,) = axes.plot(curve.env_steps, curve.mean, label=label)
+            if (curve.high > curve.low).any():
+                color = line.get_color()
+                axes.fill_between(
+                    curve.env_steps, curve.low, curve.high, color=color, alpha=0.2, linewidth=0
+                )
+        axes.set(xlabel="env steps", ylabel=MEAN_RETURN, title=title)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    for axes in grid:  # the places that are left
+        axes.remove()
+    save(figure, output)

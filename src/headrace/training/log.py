@@ -2,12 +2,9 @@
 
 import contextlib
 import json
-import math
 import os
 import platform
-import re
 import time
-import warnings
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,13 +16,16 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from headrace.errors import RunDirError
-from headrace.storage.files import AppendFile, RetriedWrite, read_capped, write_whole
+from headrace.storage.files import AppendFile, RetriedWrite, write_whole
+from headrace.storage.metrics import (
+    FILE,
+    format_means,
+    is_number,
+    read_metrics,
+    returns_by_policy,
+)
 from headrace.storage.run_dir import writable
 
-_MAX_METRICS_BYTES = 1 << 30
-_REQUIRED_KEYS = {"iteration", "env_steps"}
-_OLD_KEY = re.compile(r"^(seconds/)?samplers(?=[_/])")  # a worker was called a sampler first
 _PLAIN_EVERY_S = 5.0
 _LIVE_PER_S = 4
 
@@ -38,7 +38,7 @@ class MetricsLog:
 
     def __init__(self, run_dir: Path, version: int, env_steps: int) -> None:
         """Continue after update `version`. Rows of later updates are dropped."""
-        path, events = run_dir / "metrics.jsonl", run_dir / "tensorboard"
+        path, events = run_dir / FILE, run_dir / "tensorboard"
         kept = read_metrics(run_dir) if path.exists() else []
         lines = [_line(row) for row in kept if row["iteration"] <= version]
         with writable(run_dir), contextlib.ExitStack() as opened:
@@ -61,7 +61,7 @@ class MetricsLog:
 
     def write(self, metrics: dict[str, Any]) -> None:
         """Append the row of an update. None and NaN become null."""
-        finite = {k: v if _is_number(v) else None for k, v in metrics.items()}
+        finite = {k: v if is_number(v) else None for k, v in metrics.items()}
         self._rows.write(_line(finite))
         values = [Summary.Value(tag=k, simple_value=v) for k, v in finite.items() if v is not None]
         self._add(step=metrics["env_steps"], summary=Summary(value=values))
@@ -81,45 +81,6 @@ class MetricsLog:
 
 def _line(row: dict[str, Any]) -> bytes:
     return f"{json.dumps(row)}\n".encode()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the rows of `metrics.jsonl`, without damaged lines; or raise RunDirError."""
-    path = run_dir / "metrics.jsonl"
-    if not path.exists():
-        raise RunDirError(f"{run_dir} has no metrics.jsonl: no update has been made there.")
-    rows, damaged = [], []
-    lines = read_capped(path, _MAX_METRICS_BYTES, RunDirError).split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            if not all(_is_number(row[key]) for key in _REQUIRED_KEYS):
-                raise ValueError("none of ours")
-            rows.append({_OLD_KEY.sub(r"\1workers", key): value for key, value in row.items()})
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
-            damaged.append(number)
-    damaged = [number for number in damaged if number < len(lines)]  # the last has no end yet
-    if damaged:
-        listed = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
-        warnings.warn(f"{path} is damaged: left out line {listed}.", stacklevel=2)
-    return rows
-
-
-def returns_by_policy(row: dict[str, Any]) -> dict[str, float]:
-    """Return the mean return of each policy in a row of metrics; {} with one policy."""
-    ending = "/mean_return"
-    return {name.removesuffix(ending): v for name, v in row.items() if name.endswith(ending)}
-
-
-def format_means(mean_return: float | None, by_policy: dict[str, float], none: str) -> str:
-    """Return mean returns as text: of each policy, if there are several."""
-    if by_policy:
-        return ", ".join(f"{name} {mean:.1f}" for name, mean in by_policy.items())
-    return none if mean_return is None else f"{mean_return:.1f}"
 
 
 class Display:

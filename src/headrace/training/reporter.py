@@ -19,9 +19,10 @@ from headrace.errors import flag
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.storage import run_dir as rundir
+from headrace.storage.metrics import format_means, read_metrics
 from headrace.training.counters import Counters
 from headrace.training.job import Job, why_no_workers
-from headrace.training.log import Display, MetricsLog, format_means, read_metrics
+from headrace.training.log import Display, MetricsLog
 
 _FLUSH_EVERY_S = 1.0
 
@@ -270,7 +271,7 @@ def describe_vanished(run_dir: Path) -> str:
     lines = [
         f"The last process of the run in {run_dir} vanished: process {mark.pid} on {mark.host} "
         "wrote neither an end nor an error.",
-        f"It was last heard of at {rundir.last_written(run_dir)}, after "
+        f"It was last heard of at {_local_time(rundir.last_written(run_dir))}, after "
         f"{max(steps, default=0):,} env steps; "
         + (f"its last checkpoint is {saved[-1]}." if saved else "it had saved no checkpoint."),
         "Its code may have ended it (os._exit, or a crash of a library), something may have killed "
@@ -284,6 +285,10 @@ def describe_vanished(run_dir: Path) -> str:
             "their own: a worker that dies is reported and replaced."
         )
     return "\n".join(lines)
+
+
+def _local_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _describe_ledger(summary: dict[str, Any]) -> str:

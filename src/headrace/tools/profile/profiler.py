@@ -17,6 +17,7 @@ from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import gains, simulate
 from headrace.envs.factory import EnvLike
 from headrace.errors import ConfigError
+from headrace.storage.metrics import read_metrics
 from headrace.storage.timeline import read_timeline
 from headrace.tools.profile import advice
 from headrace.tools.profile.probe import Probe
@@ -26,7 +27,6 @@ from headrace.training.api import request_for
 from headrace.training.calibration import calibrated
 from headrace.training.job import Job, RunRequest, inspect_request, job_of_run
 from headrace.training.launch import Launch
-from headrace.training.log import read_metrics
 
 Print = Callable[[str], None]
 _NO_GOAL = 10**15  # more env steps than a profile takes

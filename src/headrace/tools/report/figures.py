@@ -16,7 +16,7 @@ from headrace.meter import SPANS, Laps
 from headrace.spec import Array
 from headrace.tools import plotting
 from headrace.tools.profile.timeline_plots import draw_timeline, fill_style
-from headrace.tools.report.history import Curve
+from headrace.tools.runs.curves import Curve
 
 # Placeholders for the names of the style sheet, which matplotlib does not know.
 _INK, _MUTED, _GRID = "#010101", "#010102", "#010103"
@@ -49,7 +49,7 @@ _SETTINGS = {
     "ytick.labelcolor": _MUTED,
     "ytick.major.size": 0.0,
 }
-_SMALL, _WIDER = (3.5, 1.75), (4.6, 1.75)
+_SMALL, _WIDER, _LARGE = (3.5, 1.75), (4.6, 1.75), (7.6, 3.6)
 
 
 def small(name: str, curves: Mapping[int, Curve], *, mark: Curve | None = None) -> Markup:
@@ -59,23 +59,40 @@ def small(name: str, curves: Mapping[int, Curve], *, mark: Curve | None = None) 
     """
 
     def draw(axes: Any) -> None:
-        for number, curve in curves.items():
-            color, x = _COLORS[line_color(number)], curve.env_steps
-            if len(curves) == 1 and (curve.high > curve.low).any():
-                axes.fill_between(
-                    x, curve.low, curve.high, color=color, alpha=0.18, linewidth=0, zorder=1
-                )
-            axes.plot(x, curve.mean, color=color, marker="." if len(x) == 1 else "", zorder=2)
+        _draw_curves(axes, curves, with_ranges=len(curves) == 1)
         if mark is not None:
             axes.plot(mark.env_steps, mark.mean, "o", color=_INK, markersize=2.6, zorder=3)
-        axes.grid(True)
-        axes.locator_params(axis="x", nbins=4)
-        axes.locator_params(axis="y", nbins=4)
-        axes.xaxis.set_major_formatter(_short)
-        axes.yaxis.set_major_formatter(_short)
-        axes.margins(x=0.01, y=0.08)
 
     return _svg(f"{name} over env steps", _SMALL, draw)
+
+
+def large(name: str, curves: Mapping[int, Curve]) -> Markup:
+    """Draw a metric of several groups of runs over env steps, each with its range."""
+
+    def draw(axes: Any) -> None:
+        _draw_curves(axes, curves, with_ranges=True)
+        axes.locator_params(nbins=8)
+        axes.set(xlabel="env steps")
+
+    return _svg(f"{name} over env steps", _LARGE, draw)
+
+
+def _draw_curves(axes: Any, curves: Mapping[int, Curve], *, with_ranges: bool) -> None:
+    for number, curve in curves.items():
+        color, x = _COLORS[line_color(number)], curve.env_steps
+        if with_ranges and (curve.high > curve.low).any():
+            axes.fill_between(
+                x, curve.low, curve.high, color=color, alpha=0.18, linewidth=0, zorder=1
+            )
+        marker = "." if len(x) == 1 else ""
+        style = "--" if _is_dashed(number) else "-"
+        axes.plot(x, curve.mean, color=color, linestyle=style, marker=marker, zorder=2)
+    axes.grid(True)
+    axes.locator_params(axis="x", nbins=4)
+    axes.locator_params(axis="y", nbins=4)
+    axes.xaxis.set_major_formatter(_short)
+    axes.yaxis.set_major_formatter(_short)
+    axes.margins(x=0.01, y=0.08)
 
 
 def over_time(name: str, wall_s: Array, seconds: Array) -> Markup:
@@ -110,6 +127,18 @@ def timeline(tracks: dict[str, Laps], begin: float, end: float) -> Markup:
 def line_color(number: int) -> str:
     """Return the style sheet's name of a policy's colour; the last one is for all policies."""
     return f"line-{-1 % _NUM_LINES if number < 0 else number % (_NUM_LINES - 1)}"
+
+
+def line_fill(number: int) -> str:
+    """Return the CSS background that stands for a line in a legend."""
+    color = f"var(--{line_color(number)})"
+    striped = f"repeating-linear-gradient(90deg, {color} 0 4px, transparent 4px 6px)"
+    return striped if _is_dashed(number) else color
+
+
+def _is_dashed(number: int) -> bool:
+    """Return whether a line is dashed: every other round of the colours."""
+    return number >= 0 and number // (_NUM_LINES - 1) % 2 == 1
 
 
 def _scale_time(wall_s: Array) -> tuple[Array, str]:

@@ -1,8 +1,6 @@
 """The history of a run, read from its files."""
 
 import contextlib
-import fcntl
-import os
 import re
 import warnings
 from dataclasses import dataclass
@@ -17,19 +15,11 @@ from headrace.meter import SPANS, Laps
 from headrace.spec import Array
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
+from headrace.storage.metrics import read_metrics, returns_by_policy
 from headrace.storage.timeline import read_timeline
-from headrace.training.log import read_metrics, returns_by_policy
+from headrace.tools.runs.curves import Curve, column
 
 _MAX_POINTS = 1000  # of a curve: with more rows each point is the mean of several
-
-
-class Curve(NamedTuple):
-    """A metric over env steps: mean and range over the rows of each of `[n]` points."""
-
-    env_steps: Array
-    mean: Array
-    low: Array
-    high: Array
 
 
 class Incident(NamedTuple):
@@ -60,8 +50,7 @@ class History:
 
     def values(self, name: str) -> Array:
         """Return `[rows]` values of a metric; NaN where a row has none."""
-        values = [row.get(name) for row in self.rows]
-        return np.array([v if isinstance(v, int | float) else np.nan for v in values], np.float64)
+        return column(self.rows, name)
 
     @cached_property
     def env_steps(self) -> Array:
@@ -180,22 +169,7 @@ def read_history(run_dir: Path) -> History:
     except RunDirError as error:
         timeline_error = str(error)
         warnings.warn(f"{error} The report is without it.", stacklevel=2)
-    return History(run_dir, config, rows, saved, laps, timeline_error, _is_locked(run_dir))
-
-
-def _is_locked(run_dir: Path) -> bool:
-    """Return True while a process holds the run's lock."""
-    try:
-        fd = os.open(run_dir / ".lock", os.O_RDONLY)
-    except OSError:
-        return False  # a copy of a run has no lock
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
+    return History(run_dir, config, rows, saved, laps, timeline_error, rundir.is_locked(run_dir))
 
 
 def _ledger(row: dict[str, Any]) -> dict[str, int]:

@@ -1,9 +1,9 @@
 """`headrace report`: a run on one page, which needs no network to open.
 
-Its layout is in `report.html` (a Jinja template), `report.css` and `report.js`.
+Its layout is in `report.html` (a Jinja template), `report.css` and `report.js`. What other pages
+share with it is in `base.html` and `macros.html`.
 """
 
-import json
 import math
 import re
 import shlex
@@ -19,6 +19,7 @@ from headrace.errors import ConfigError, flag
 from headrace.storage.files import write_whole
 from headrace.tools.report import figures, panels
 from headrace.tools.report.history import History, read_history
+from headrace.tools.runs.groups import format_setting
 
 _MAX_INCIDENTS = 20
 _NONE = "\N{EN DASH}"
@@ -52,20 +53,27 @@ def write_report(
     if usd_per_hour is not None and not 0 <= usd_per_hour < math.inf:
         raise ConfigError(f"usd_per_hour={usd_per_hour}: expected a price of 0 or more.")
     output = output or run_dir / "report.html"
-    page = _page(read_history(run_dir), usd_per_hour)
+    save_page(_page(read_history(run_dir), usd_per_hour), output)
+    return output
+
+
+def save_page(page: str, output: Path) -> None:
+    """Write a page; ConfigError if it cannot be written."""
     try:
         write_whole(output, page.encode())
     except OSError as error:
         raise ConfigError(
             f"The page {output} cannot be written: {error.strerror or error}.\n"
-            "Name a file in a folder that exists and has room: --output"
+            "Name another file, in a folder that exists and has room."
         ) from None
-    return output
 
 
-def _page(history: History, usd_per_hour: float | None) -> str:
+def render(package: str, template: str, **values: Any) -> str:
+    """Fill a template of a package that extends `base.html`; return the page."""
     templates = jinja2.Environment(
-        loader=jinja2.PackageLoader("headrace.tools.report", ""),
+        loader=jinja2.ChoiceLoader(
+            [jinja2.PackageLoader(name, "") for name in (package, "headrace.tools.report")]
+        ),
         autoescape=True,
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
@@ -74,13 +82,21 @@ def _page(history: History, usd_per_hour: float | None) -> str:
         "duration": _duration,
         "when": _when,
         "fill": panels.fill,
-        "setting": _setting,
+        "setting": format_setting,
         "with_fill": lambda span: (span, panels.fill(span)),
     }
+    return templates.get_template(template).render(
+        now=time.time(), headrace_version=headrace.__version__, **values
+    )
+
+
+def _page(history: History, usd_per_hour: float | None) -> str:
     config, ledger = history.config, history.ledger
     run, origin = config["settings"], config["origin"]
     curves, constant = panels.curves(history)
-    return templates.get_template("report.html").render(
+    return render(
+        "headrace.tools.report",
+        "report.html",
         history=history,
         run=run,
         origin=origin,
@@ -90,9 +106,7 @@ def _page(history: History, usd_per_hour: float | None) -> str:
         curves=curves,
         constant=constant,
         has_returns=any(panel.name == "mean_return" for panel in curves),
-        policy_colors=[
-            (policy, f"var(--{figures.line_color(i)})") for i, policy in enumerate(history.policies)
-        ],
+        policy_colors=[(policy, figures.line_fill(i)) for i, policy in enumerate(history.policies)],
         time=panels.time_spent(history),
         min_share=panels.MIN_SHARE,
         timeline=panels.timeline(history),
@@ -105,8 +119,6 @@ def _page(history: History, usd_per_hour: float | None) -> str:
         chosen=[name for name in run if origin.get(name) != "default"],
         defaults=[name for name in run if origin.get(name) == "default"],
         versions={"headrace": config.get("headrace"), **config.get("versions", {})},
-        now=time.time(),
-        headrace_version=headrace.__version__,
     )
 
 
@@ -177,7 +189,3 @@ def _commands(history: History) -> list[list[str]]:
     if (history.run_dir / "best").is_dir():
         lines.append(f"{lines[-1]} --best")
     return [re.split(r"(?= --)", line) for line in lines]
-
-
-def _setting(value: Any) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)

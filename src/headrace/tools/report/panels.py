@@ -9,7 +9,8 @@ from headrace.meter import SPANS
 from headrace.spec import Array
 from headrace.tools.profile import timeline_plots
 from headrace.tools.report import figures
-from headrace.tools.report.history import Curve, History
+from headrace.tools.report.history import History
+from headrace.tools.runs.curves import Curve
 
 MIN_SHARE = 0.001
 """Minimum share of the time of a span that is listed."""

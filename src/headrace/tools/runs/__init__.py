@@ -1,0 +1,1 @@
+"""Runs, many at a time: `headrace runs` and `headrace compare`."""
