@@ -10,6 +10,7 @@ from headrace.cli.argv import is_on
 from headrace.cli.flags import explicit, parse
 from headrace.cli.list_command import _List
 from headrace.cli.main import TOOL_VERBS, VERBS
+from headrace.cli.track_command import _Track
 from headrace.config.resolve import resolve
 from tests.project.test_project import ROOT, markdown
 
@@ -44,8 +45,8 @@ def words_of(command):
 
 
 def flags_of(verb):
-    if verb == "list":
-        return {"list": _List}
+    if verb in ("list", "track"):
+        return {"list": _List, "track": _Track}
     home = "tool_commands" if verb in TOOL_VERBS else "commands"
     return importlib.import_module(f"headrace.cli.{home}").FLAGS
 

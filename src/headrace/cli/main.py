@@ -30,6 +30,7 @@ VERBS = {
     "autoscale": "Measure which sizes train fastest on this machine.",
     "plan": "Find which machines to rent for a goal, and what they cost.",
     "report": "Write a run to one HTML page: curves, time, faults, settings.",
+    "track": "Send a run's metrics to Trackio, MLflow or Weights & Biases.",
     "doctor": "Show what this machine has, and which packages each extra lacks.",
 }
 TOOL_VERBS = ("autoscale", "plan", "profile", "report", "simulate")
@@ -91,11 +92,16 @@ def _main(argv: list[str]) -> int:
 
 def _run_verb(verb: str, argv: list[str]) -> int:
     try:
-        # These two answer at once: nothing heavy is imported for them.
+        # These three answer at once: nothing heavy is imported for them.
         if verb == "list":
             from headrace.cli.list_command import run_list
 
             run_list(VERBS[verb], argv)
+            return 0
+        if verb == "track":
+            from headrace.cli.track_command import run_track
+
+            run_track(VERBS[verb], argv)
             return 0
         if verb == "train" and not argv:
             raise ConfigError(advice_without_env())

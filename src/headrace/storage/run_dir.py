@@ -65,6 +65,21 @@ def locked(path: Path) -> Iterator[None]:
         os.close(fd)  # the last: until the file is gone, nobody else may lock it
 
 
+def is_locked(path: Path) -> bool:
+    """Return True while a process holds the lock of a run's directory."""
+    try:
+        fd = os.open(path / ".lock", os.O_RDONLY)
+    except OSError:
+        return False  # a copy of a run has no lock
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+
+
 @dataclass(frozen=True)
 class Mark:
     """What a running process says of itself in the run's directory.

@@ -2,12 +2,11 @@
 
 import contextlib
 import json
-import math
 import os
 import platform
-import re
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,11 +20,10 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from headrace.errors import RunDirError
 from headrace.storage.files import AppendFile, RetriedWrite, read_capped, write_whole
+from headrace.storage.metrics_rows import is_number, parse_row
 from headrace.storage.run_dir import writable
 
 _MAX_METRICS_BYTES = 1 << 30
-_REQUIRED_KEYS = {"iteration", "env_steps"}
-_OLD_KEY = re.compile(r"^(seconds/)?samplers(?=[_/])")  # a worker was called a sampler first
 _PLAIN_EVERY_S = 5.0
 _LIVE_PER_S = 4
 
@@ -61,7 +59,7 @@ class MetricsLog:
 
     def write(self, metrics: dict[str, Any]) -> None:
         """Append the row of an update. None and NaN become null."""
-        finite = {k: v if _is_number(v) else None for k, v in metrics.items()}
+        finite = {k: v if is_number(v) else None for k, v in metrics.items()}
         self._rows.write(_line(finite))
         values = [Summary.Value(tag=k, simple_value=v) for k, v in finite.items() if v is not None]
         self._add(step=metrics["env_steps"], summary=Summary(value=values))
@@ -83,10 +81,6 @@ def _line(row: dict[str, Any]) -> bytes:
     return f"{json.dumps(row)}\n".encode()
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Return the rows of `metrics.jsonl`, without damaged lines; or raise RunDirError."""
     path = run_dir / "metrics.jsonl"
@@ -95,13 +89,10 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     rows, damaged = [], []
     lines = read_capped(path, _MAX_METRICS_BYTES, RunDirError).split(b"\n")
     for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            if not all(_is_number(row[key]) for key in _REQUIRED_KEYS):
-                raise ValueError("none of ours")
-            rows.append({_OLD_KEY.sub(r"\1workers", key): value for key, value in row.items()})
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        if (row := parse_row(line)) is None:
             damaged.append(number)
+        else:
+            rows.append(row)
     damaged = [number for number in damaged if number < len(lines)]  # the last has no end yet
     if damaged:
         listed = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
@@ -123,13 +114,22 @@ def format_means(mean_return: float | None, by_policy: dict[str, float], none: s
 
 
 class Display:
-    """Shows the progress of a run. This one shows nothing."""
+    """Shows the progress of a run. This one shows nothing.
+
+    Attributes:
+        on_start: called when the run has its config.json, and is about to train; again if a cluster
+            begins again.
+    """
+
+    on_start: Callable[[], None] | None = None
 
     def say(self, text: str) -> None:
         """Show lines that stay."""
 
     def start(self) -> None:
         """Begin to show progress."""
+        if self.on_start is not None:
+            self.on_start()
 
     def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
         """Show an update, unless another was shown a moment ago. `shares`: of time, by span."""
@@ -162,6 +162,7 @@ class TerminalDisplay(Display):
         self._console.print(text, markup=False)
 
     def start(self) -> None:
+        super().start()
         if self._console.is_terminal:
             # Drawn again with each update that is shown: no thread runs beside the learner.
             self._live = Live(self._bar, console=self._console, auto_refresh=False)

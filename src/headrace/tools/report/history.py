@@ -1,8 +1,6 @@
 """The history of a run, read from its files."""
 
 import contextlib
-import fcntl
-import os
 import re
 import warnings
 from dataclasses import dataclass
@@ -180,22 +178,7 @@ def read_history(run_dir: Path) -> History:
     except RunDirError as error:
         timeline_error = str(error)
         warnings.warn(f"{error} The report is without it.", stacklevel=2)
-    return History(run_dir, config, rows, saved, laps, timeline_error, _is_locked(run_dir))
-
-
-def _is_locked(run_dir: Path) -> bool:
-    """Return True while a process holds the run's lock."""
-    try:
-        fd = os.open(run_dir / ".lock", os.O_RDONLY)
-    except OSError:
-        return False  # a copy of a run has no lock
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
+    return History(run_dir, config, rows, saved, laps, timeline_error, rundir.is_locked(run_dir))
 
 
 def _ledger(row: dict[str, Any]) -> dict[str, int]:
