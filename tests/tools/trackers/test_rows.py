@@ -73,9 +73,9 @@ def test_updates_that_a_resumed_run_makes_again_are_left_out(tmp_path, read_afte
     log.close()
     for _ in range(resumes):
         log = MetricsLog(tmp_path, 3, 30)
-        write(log, 4, 5, 6)
+        write(log, 4, 5, 6, 7)
         log.close()
-    assert updates(reader) == [6]
+    assert updates(reader) == [6, 7]
     assert updates(reader) == []
 
 
@@ -90,7 +90,7 @@ def test_a_file_that_was_cut_in_place_is_read_again(tmp_path, read_after):
         file.truncate(len("".join(lines[:2])))
     assert updates(reader) == []
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write("".join(f"{json.dumps(row(update))}\n" for update in (3, 4, 5)))
+        file.write(f"{json.dumps(row(5))}\n")
     assert updates(reader) == [5]
 
 
