@@ -125,7 +125,7 @@ def test_doctor_finds_what_an_extra_of_an_extra_asks_for(monkeypatch):
 
 def test_a_misspelled_verb_is_answered_with_the_nearest(capsys):
     assert _main(["traim", "CartPole-v1"]) == 2
-    assert "Did you mean train?" in capsys.readouterr().err
+    assert "Did you mean train or track?" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path):
@@ -272,7 +272,7 @@ def test_bad_input_gets_a_few_lines_and_an_exit_code(args, code, words, tmp_path
     out, err = capfd.readouterr()
     assert actual == code, err
     assert "Traceback" not in err
-    assert len(err.splitlines()) <= 20
+    assert len(err.splitlines()) <= len(VERBS) + 8  # the longest names all verbs
     for word in words:
         assert word in err + out
     assert not list(tmp_path.rglob("checkpoints"))
