@@ -1,6 +1,6 @@
 """Runs sent to real trackers, and read back from what each has written.
 
-A tracker whose package is not installed is skipped: `pip install 'headrace[trackio,mlflow,wandb]'`.
+A tracker whose package is not installed is skipped: `make test-trackers` installs all.
 """
 
 import contextlib
@@ -295,11 +295,28 @@ def test_a_run_is_tracked_beside_its_training(trackio, tmp_path):
     assert learned(rows["alone"]) == learned(rows["tracked"])
     fd = os.pidfd_open(pid)
     os.kill(pid, signal.SIGCONT)
-    assert select.select([fd], [], [], WITHIN_S)[0], "the tracker did not end by itself"
-    os.close(fd)
+    wait_for_end(fd)
     log = (tmp_path / "tracked/trackers/trackio.log").read_text()
     assert "which has" in log, log
     assert_all_there(trackio, tmp_path / "tracked")
+
+
+def test_a_resumed_run_is_tracked_beside_its_training(trackio, run_dir):
+    assert track(run_dir, "trackio", trackio)["rows"] == 64
+    command = ["resume", run_dir, "--total-env-steps", 2560, "--track", "trackio"]
+    with started(*command, cwd=run_dir.parent, store=trackio) as training:
+        wait_until(lambda: tracker_of(training.pid), "a tracker beside the training")
+        fd = os.pidfd_open(tracker_of(training.pid))
+        out, _ = training.communicate(timeout=WITHIN_S)
+    assert training.returncode == 0, out
+    wait_for_end(fd)
+    assert_all_there(trackio, run_dir)
+    assert len(trackio.rows()) == 80
+
+
+def wait_for_end(pidfd):
+    assert select.select([pidfd], [], [], WITHIN_S)[0], "the tracker did not end by itself"
+    os.close(pidfd)
 
 
 def learned(rows):
