@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NOW := $(shell date +%Y%m%d-%H%M%S)
 RUN ?= runs/demo-$(NOW)
 
-.PHONY: demo test test-more test-all test-faults browser gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
+.PHONY: demo test test-more test-all test-faults test-trackers browser gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
 .PHONY: presets bench-inference bench-lag bench-cluster bench-profile bench-autoscale
 
@@ -49,6 +49,10 @@ CLUSTERS := $(wildcard tests/faults/test_cluster*.py) tests/faults/test_network.
 test-faults: $(VENV)/.dev
 	$(BIN)/pytest -m "fault_a or faults" --fault-table=docs/faults.md $(CLUSTERS:%=--ignore=%)
 	$(BIN)/pytest -m faults --fault-table=docs/cluster.md $(CLUSTERS)
+
+## Trackers for real: `make test` skips those whose package is not installed, and `dev` asks for none.
+test-trackers: $(VENV)/.dev $(VENV)/.trackio $(VENV)/.mlflow $(VENV)/.wandb
+	$(BIN)/pytest tests/tools/trackers
 
 ## What only a CUDA device shows; needs an environment that has torch with CUDA.
 gpu:

@@ -65,6 +65,10 @@ class NonFiniteError(HeadraceError):
     """NaN or infinity in the loss, a gradient or a parameter; training stopped."""
 
 
+class TrackerError(HeadraceError):
+    """A tracker that cannot be reached, or refuses what it is given."""
+
+
 def install_command(extra: str) -> str:
     """Return the command that installs an extra. From a clone, it keeps the constraints."""
     clone = Path(__file__).parents[2]

@@ -12,6 +12,9 @@ SOURCE = Path(__file__).parents[2] / "src/headrace"
 PAGE = Path(__file__).parents[2] / "docs/architecture.md"
 # Third-party packages that only these files may import.
 ONLY_IN = {
+    "mlflow": ("tools/trackers/to_mlflow.py",),
+    "trackio": ("tools/trackers/to_trackio.py",),
+    "wandb": ("tools/trackers/to_wandb.py",),
     "minari": ("datasets/minari.py",),
     "mujoco": ("envs/gym/mujoco.py",),
     "numba": ("envs/kernels/compiler.py",),

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +24,7 @@ from headrace.models.custom import load_model
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.tools.doctor import describe, examine
+from headrace.tools.trackers.beside import Beside
 from headrace.training.job import RunRequest, evaluated_of_run
 from headrace.training.launch import Launch, refuse_used
 from headrace.training.rank import RunResult
@@ -39,8 +40,15 @@ def _started() -> float:
     return time.perf_counter() - age
 
 
-def _end(result: RunResult, as_json: bool) -> int:
-    if as_json and result.rank == 0:
+def _run(
+    verb: RunningVerb, started: float, beside: Beside | None, begin: Callable[[Launch], RunResult]
+) -> int:
+    """Run a training with its tracker's process; return the exit code."""
+    on_start = None if beside is None else beside.start
+    result = begin(Launch(out=verb.progress, started=started, on_start=on_start))
+    if beside is not None and (said := beside.end()):
+        verb.say(said)
+    if verb.json and result.rank == 0:
         print(json.dumps(result.summary))
     return 128 + result.stopped_by if result.stopped_by else 0
 
@@ -55,6 +63,7 @@ class _Train(RunningVerb, SettingsVerb):
 
     def execute(self, argv: list[str]) -> int:
         started = _started()
+        beside = Beside(self.track) if self.track else None
         request = RunRequest(explicit(argv, self), config_file=read_config_file(self.config))
         if self.auto_scale:
             from headrace.tools.autoscale.autoscale import find_sizes  # slow
@@ -65,8 +74,7 @@ class _Train(RunningVerb, SettingsVerb):
             sizes = find_sizes(request, say=self.say)
             self.say(sizes.describe())
             request = replace(request, measured=sizes.settings)
-        launch = Launch(out=self.progress, started=started)
-        return _end(launch.start(request, self.run_dir), self.json)
+        return _run(self, started, beside, lambda launch: launch.start(request, self.run_dir))
 
 
 _CODE_AGAIN = tyro.conf.arg(metavar="MODULE:CALLABLE", help_behavior_hint="")
@@ -101,9 +109,9 @@ class RunVerb(JsonVerb):
 class _Resume(RunningVerb, RunVerb):
     def execute(self, argv: list[str]) -> int:
         started = _started()
+        beside = Beside(self.track) if self.track else None
         request = self.request(explicit(argv, self))
-        launch = Launch(out=self.progress, started=started)
-        return _end(launch.resume(self.run_dir, request), self.json)
+        return _run(self, started, beside, lambda launch: launch.resume(self.run_dir, request))
 
 
 @dataclass(frozen=True, kw_only=True)

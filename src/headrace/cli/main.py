@@ -35,10 +35,12 @@ VERBS = {
     "sweep": "Train all combinations of some settings, each with several seeds.",
     "plan": "Find which machines to rent for a goal, and what they cost.",
     "report": "Write a run to one HTML page: curves, time, faults, settings.",
+    "track": "Send a run's metrics to Trackio, MLflow or Weights & Biases.",
     "doctor": "Show what this machine has, and which packages each extra lacks.",
 }
 QUICK_VERBS = {
     "list": "list_command",
+    "track": "track_command",
     **dict.fromkeys(("compare", "plot", "runs"), "runs_commands"),
 }
 """Verbs that answer at once, since their file imports nothing heavy -> their file in `cli/`."""

@@ -61,6 +61,11 @@ class RunningVerb(JsonVerb):
 
     quiet: bool = False
     """Print nothing but errors, warnings, and what --json asks for."""
+    track: Annotated[
+        str, tyro.conf.arg(metavar="{trackio,mlflow,wandb}", help_behavior_hint="")
+    ] = ""
+    """Send the metrics to this tracker meanwhile: `headrace track --follow`, in a process beside
+    the run, which it cannot delay."""
 
     @property
     def progress(self) -> TextIO | None:

@@ -16,6 +16,8 @@ from headrace.errors import RunDirError
 from headrace.storage.files import read_capped
 
 FILE = "metrics.jsonl"
+Row = dict[str, Any]
+"""The metrics of an update by their names: numbers, or None."""
 _MAX_BYTES = 1 << 30
 _TAIL_BYTES, _MAX_TAIL_BYTES = 1 << 16, 1 << 24
 _REQUIRED_KEYS = {"iteration", "env_steps"}
@@ -27,7 +29,7 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+def read_metrics(run_dir: Path) -> list[Row]:
     """Return the rows of `metrics.jsonl`, without damaged lines; or raise RunDirError."""
     path = run_dir / FILE
     if not path.exists():
@@ -35,7 +37,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     rows, damaged = [], []
     lines = read_capped(path, _MAX_BYTES, RunDirError).split(b"\n")
     for number, line in enumerate(lines, start=1):
-        row = _parse(line)
+        row = parse_row(line)
         if row is None:
             damaged.append(number)
         else:
@@ -47,7 +49,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read_last_metrics(run_dir: Path) -> list[dict[str, Any]]:
+def read_last_metrics(run_dir: Path) -> list[Row]:
     """Return the last rows of `metrics.jsonl`, at least one if it has any; [] without the file.
 
     Only the file's end is read: 64 KiB, and more where no row ends in them.
@@ -65,13 +67,13 @@ def read_last_metrics(run_dir: Path) -> list[dict[str, Any]]:
             begin = max(0, end - size)
             file.seek(begin)
             lines = file.read(end - begin).split(b"\n")  # of the first, an end is no row
-            rows = [row for row in map(_parse, lines) if row is not None]
+            rows = [row for row in map(parse_row, lines) if row is not None]
             if rows or begin == 0 or size >= _MAX_TAIL_BYTES:
                 return rows
             size *= 4
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_row(line: bytes) -> Row | None:
     """Return a row; None if the line is damaged, or has no end yet."""
     try:
         row = json.loads(line)

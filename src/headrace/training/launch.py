@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -47,6 +47,7 @@ class Launch:
         out: stream for the progress; None: no output.
         started: start of the process on the clock of `time.perf_counter`; default: now.
         pause_at: see `Job`.
+        on_start: called with the run's directory, on rank 0, when config.json is in it.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Launch:
         started: float | None = None,
         *,
         pause_at: int = 0,
+        on_start: Callable[[Path], None] | None = None,
     ) -> None:
         self._meter = Meter(started)
         self._attempt = torchrun.joined(os.environ)
@@ -63,6 +65,7 @@ class Launch:
         self._has_on_update = on_update is not None
         self._on_update = None if self._rank else on_update  # each of torchrun's ranks has one
         self._out, self._pause_at = out, pause_at
+        self._on_start = None if self._rank else on_start
 
     def start(self, request: RunRequest, run_dir: Path | None = None) -> RunResult:
         """Start a run and follow it to its end; `run_dir` is by default a new one below `runs/`."""
@@ -108,6 +111,8 @@ class Launch:
         stop, run = StopSignals(), job.settings.run
         out = None if self._rank else self._out
         display = Display() if out is None else TerminalDisplay(out, run.total_env_steps)
+        if (on_start := self._on_start) is not None:
+            display.on_start = lambda: on_start(job.run_dir)
         try:
             if run.cluster:
                 from headrace.training.ray import driver  # Ray is an extra

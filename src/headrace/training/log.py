@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -84,13 +85,22 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 class Display:
-    """Shows the progress of a run. This one shows nothing."""
+    """Shows the progress of a run. This one shows nothing.
+
+    Attributes:
+        on_start: called when the run has its config.json, and is about to train; again if a cluster
+            begins again.
+    """
+
+    on_start: Callable[[], None] | None = None
 
     def say(self, text: str) -> None:
         """Show lines that stay."""
 
     def start(self) -> None:
         """Begin to show progress."""
+        if self.on_start is not None:
+            self.on_start()
 
     def update(self, metrics: dict[str, Any], shares: dict[str, float]) -> None:
         """Show an update, unless another was shown a moment ago. `shares`: of time, by span."""
@@ -123,6 +133,7 @@ class TerminalDisplay(Display):
         self._console.print(text, markup=False)
 
     def start(self) -> None:
+        super().start()
         if self._console.is_terminal:
             # Drawn again with each update that is shown: no thread runs beside the learner.
             self._live = Live(self._bar, console=self._console, auto_refresh=False)

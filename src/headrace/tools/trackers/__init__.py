@@ -1,0 +1,1 @@
+"""`headrace track`: a run's metrics, sent to an experiment tracker."""
