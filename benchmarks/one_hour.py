@@ -24,7 +24,7 @@ from benchmarks.harness.machine import ROOT, machine
 from benchmarks.peers import install
 from benchmarks.peers.works import EVALUATED_EPISODES
 from headrace.storage.files import write_whole
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 
 RETURNS = {"HalfCheetah-v5": (5_000, 9_000), "LunarLanderContinuous-v3": (260,)}
 """Environment -> returns whose seconds are given."""

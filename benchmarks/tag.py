@@ -128,7 +128,7 @@ def meet(run, frozen, folder, episodes, *flags):
 
 def curves_of(folder):
     """By run, the lines of its learning: env steps and mean returns, by role; some of them."""
-    from headrace.training.log import read_metrics, returns_by_policy
+    from headrace.storage.metrics import read_metrics, returns_by_policy
 
     found = {}
     for run in RUNS:

@@ -20,7 +20,7 @@ from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
 from headrace.learner.recorded import Recorded
 from headrace.models.policy import Network
 from headrace.replay.buffer import ReplayBuffer
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from tests.algos.reach import Reach
 from tests.replay.test_buffer import Frames, Stream
 from tests.support import (

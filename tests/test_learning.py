@@ -9,7 +9,7 @@ import pytest
 
 import headrace
 from examples.cartpole_without_velocities import make as cartpole_without_velocities
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from tests.marks import repeats
 
 

@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 from headrace.replay.steps import Reader, Steps
 from headrace.spec import EnvSpec, Space
 from headrace.storage import checkpoint
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from tests.algos.reach import Reach
 from tests.marks import repeats
 from tests.support import short_cartpole

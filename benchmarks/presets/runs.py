@@ -30,8 +30,8 @@ from headrace.config.run_config import RunConfig
 from headrace.errors import RunDirError
 from headrace.models.policy import Network
 from headrace.storage.files import write_whole
+from headrace.storage.metrics import read_metrics
 from headrace.training.job import RunRequest, inspect_request
-from headrace.training.log import read_metrics
 
 POINTS = 50  # of a curve
 _PARSING = threading.Lock()  # tyro has state of its own while it parses

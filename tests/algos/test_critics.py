@@ -27,7 +27,7 @@ from headrace.models.critics.heads import ExploringChoice, NoisyAction, Squashed
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
 from headrace.storage import checkpoint
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from tests.algos.reach import Reach
 from tests.marks import repeats
 

@@ -19,7 +19,7 @@ from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.configclass import configclass
 from headrace.errors import CheckpointError, ConfigError
 from headrace.storage import checkpoint
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from headrace.training.reporter import resume_command
 from tests import python
 from tests.algos.replay_toy import ToyReplay, ToyReplayConfig

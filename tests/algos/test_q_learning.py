@@ -18,7 +18,7 @@ from headrace.models.action_values.value_distributions import MeanOnly
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
 from headrace.storage import checkpoint
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from tests.marks import repeats
 from tests.support import Counting, short_cartpole
 

@@ -18,9 +18,9 @@ from headrace.cli.main import VERBS, _main
 from headrace.cli.verbs import whole_number
 from headrace.errors import install_command
 from headrace.storage import checkpoint
+from headrace.storage.metrics import read_metrics
 from headrace.tools import doctor
 from headrace.tools.trackers.api import TRACKERS
-from headrace.training.log import read_metrics
 from tests import python
 from tests.marks import repeats
 from tests.support import still_alive

@@ -15,7 +15,7 @@ from headrace.errors import ConfigError
 from headrace.models.policy import Network
 from headrace.seeding import derive
 from headrace.storage import checkpoint
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from tests.collectors.test_worker_pool import Sleepy
 from tests.faults.test_env import assert_balanced, assert_same_run
 from tests.ladder.test_collect import equal

@@ -9,7 +9,7 @@ import pytest
 import headrace
 from headrace.cli import main
 from headrace.errors import ConfigError
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from tests.support import Counting
 
 TINY = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 2, "num_minibatches": 2, "quiet": True}

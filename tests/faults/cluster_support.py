@@ -20,7 +20,7 @@ from unittest import mock
 from ray.cluster_utils import Cluster
 
 from headrace.envs.faulty import Faulty
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from headrace.training.ray.connect import _closed_to_others
 from tests.faults.support import start, with_path
 from tests.python import command

@@ -27,9 +27,10 @@ from headrace.errors import (
 )
 from headrace.storage import checkpoint
 from headrace.storage.manifest import digest
+from headrace.storage.metrics import read_metrics
 from headrace.storage.run_dir import read_config
 from headrace.training.job import RunRequest, settings_of_run
-from headrace.training.log import MetricsLog, read_metrics
+from headrace.training.log import MetricsLog
 from tests.faults.support import FLAGS, TINY, UPDATE, heard, run, small_disk
 from tests.marks import repeats
 from tests.python import command

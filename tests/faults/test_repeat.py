@@ -7,7 +7,7 @@ import pytest
 
 import headrace
 from headrace.storage import checkpoint
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from tests.marks import repeats
 from tests.support import short_cartpole
 

@@ -9,7 +9,7 @@ import headrace
 from headrace.errors import ConfigError
 from headrace.replay.memory import zeros_in_file
 from headrace.storage import checkpoint
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from tests.algos.reach import Reach
 from tests.marks import repeats
 from tests.support import saved_rows, short_cartpole

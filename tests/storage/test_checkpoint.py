@@ -11,7 +11,7 @@ import torch
 import headrace
 from headrace.errors import CheckpointError, ConfigError, EnvError, RunDirError
 from headrace.storage import checkpoint
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from tests.support import Counting, short_cartpole
 
 TINY = {"num_envs": 2, "num_steps": 16, "envs_per_vector": 1, "quiet": True, "num_workers": 0}

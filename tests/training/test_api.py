@@ -11,7 +11,7 @@ from headrace.envs.factory import EnvMaker
 from headrace.errors import CheckpointError, ConfigError, EnvError, NonFiniteError, RunDirError
 from headrace.evaluation.evaluate import evaluate
 from headrace.storage import checkpoint
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from tests.envs.test_factory import Broken
 from tests.marks import repeats
 from tests.support import Counting, short_cartpole

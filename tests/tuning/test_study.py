@@ -10,7 +10,7 @@ import pytest
 
 import headrace
 from headrace.errors import ConfigError, HeadraceError, RunDirError
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from headrace.tuning.plan import read_plan, read_trials
 from tests import python
 from tests.support import Counting, children, leaders, still_alive

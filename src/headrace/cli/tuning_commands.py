@@ -2,20 +2,24 @@
 
 import ast
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from headrace.cli.argv import flag_names
 from headrace.cli.flags import SettingsVerb, explicit
 from headrace.cli.verbs import OptionalPath, RunningVerb, Verb
 from headrace.config.resolve import read_config_file
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, MissingExtraError, flag
 from headrace.training.job import RunRequest
 from headrace.tuning import api
+from headrace.tuning.results import BEST
 
 _STUDY = tyro.conf.arg(metavar="DIR", help_behavior_hint="")
+_MAY_CHANGE = ("trials", "budget_s")
+"""Options that may change when a study goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +42,27 @@ class _StudyVerb(RunningVerb, SettingsVerb):
     def execute(self, argv: list[str]) -> int:
         if self.show is not None:
             study = api.load_study(self.show)
-            self.say(f"{study.describe()}\nPage: {api.show(self.show)}")
         elif self.resume is not None:
             study = self.go_on(self.resume, self._request(argv), argv)
         else:
             study = api.begin(self._request(argv), self.options(), self.study, self.say)
-        if self.show is None:
-            self.say(study.describe())
-            self.say(f"Page: {api.show(study.dir)}")
-            if study.best is not None:
-                env, best = study.plan.env, study.dir / "best.toml"
-                self.say(f"To train with the best: headrace train {env} --config {best}")
+        self.say(study.describe())
+        self.say(self._page(study))
+        if study.best is not None and self.show is None:
+            self.say(
+                f"To train with the best: headrace train {study.plan.env} "
+                f"--config {study.dir / BEST}"
+            )
         if self.json:
             print(json.dumps(study.to_json()))
         return 0 if study.best is not None else 1
+
+    def _page(self, study: api.Study) -> str:
+        """Write the page, and say where it is; a study does not fail because it has no picture."""
+        try:
+            return f"Page: {api.write_page_of(study.dir)}"
+        except MissingExtraError as error:
+            return f"No page: {error}"
 
     def _request(self, argv: list[str]) -> RunRequest:
         return RunRequest(explicit(argv, self), config_file=read_config_file(self.config))
@@ -61,8 +72,15 @@ class _StudyVerb(RunningVerb, SettingsVerb):
         raise NotImplementedError
 
     def go_on(self, folder: Path, request: RunRequest, argv: list[str]) -> api.Study:
-        """Go on with a study."""
-        return api.go_on(folder, request, self.say)
+        """Go on with a study; ConfigError for an option that cannot change."""
+        given = {f.name for f in (*fields(_Tune), *fields(_Sweep))} & set(flag_names(argv))
+        if fixed := given - {"resume", "json", "quiet", "config", *_MAY_CHANGE}:
+            raise ConfigError(
+                f"{', '.join(map(flag, sorted(fixed)))}: a study goes on as it began.\n"
+                "Leave these out; --trials and --budget-s may change."
+            )
+        changes = {n: getattr(self, n) for n in _MAY_CHANGE if n in flag_names(argv)}
+        return api.go_on(folder, request, self.say, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)

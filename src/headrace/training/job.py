@@ -72,6 +72,16 @@ class Job:
         """Whether all environments are one vector on the learner's device."""
         return not self.settings.run.num_workers and is_one_vector(self.maker, self.spec)
 
+    @property
+    def run_of_loop(self) -> RunConfig:
+        """The run's settings as the loop has them: it ends at `pause_at`.
+
+        All else has those of the whole run, whose schedules and sizes follow from its env steps.
+        """
+        run = self.settings.run
+        until = min(run.total_env_steps, self.pause_at or run.total_env_steps)
+        return replace(run, total_env_steps=until)
+
     def marked(self) -> contextlib.AbstractContextManager[None]:
         """Mark the run directory while this process, which has locked it, runs the job."""
         run = self.settings.run

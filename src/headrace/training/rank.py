@@ -4,7 +4,7 @@ import contextlib
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,10 +115,8 @@ def run_rank(
         reporter = Reporter(job, counters, learner, meter, collector, log, display, on_update)
         stack.callback(display.stop)
         display.start()
-        # All else is the whole run's: its settings, schedules and limits are those of its end.
-        until = min(run.total_env_steps, job.pause_at or run.total_env_steps)
         train(
-            replace(run, total_env_steps=until), collector, learner, counters, meter, ranks=ranks,
+            job.run_of_loop, collector, learner, counters, meter, ranks=ranks,
             saver=saver, evaluate=evaluate, on_update=reporter,
             may_change_envs=any(gather_json(ranks, job.has_on_update)),  # torchrun's ranks differ
         )  # fmt: skip

@@ -21,7 +21,7 @@ from headrace.training.api import request_for
 from headrace.training.job import RunRequest, inspect_request
 from headrace.training.launch import check_alone
 from headrace.tuning import results
-from headrace.tuning.metric import Metric, parse_metric
+from headrace.tuning.metric import parse_metric
 from headrace.tuning.page import write_page
 from headrace.tuning.plan import PLAN, Plan, Trial, read_plan, read_trials
 from headrace.tuning.pruning import PRUNERS, make_rungs
@@ -251,10 +251,14 @@ def load_study(folder: Path) -> Study:
     return Study(folder, read_plan(folder), read_trials(folder))
 
 
-def show(folder: Path) -> Path:
-    """Write a study's page, and return its file; RunDirError if there is no study."""
-    study = load_study(folder)
-    return write_page(folder, study.plan, read_trials(folder))
+def write_page_of(folder: Path) -> Path:
+    """Write a study's page, and return its file.
+
+    Raises:
+        MissingExtraError: the `plot` extra is missing.
+        RunDirError: there is no study.
+    """
+    return write_page(folder, read_plan(folder), read_trials(folder))
 
 
 def _follow(plan: Plan, request: RunRequest, folder: Path, trials: list[Trial], say: Say) -> Study:
@@ -448,6 +452,3 @@ def _describe_plan(plan: Plan, folder: Path) -> str:
 
 def _say(quiet: bool) -> Say:
     return (lambda _: None) if quiet else (lambda text: print(text, flush=True))
-
-
-__all__ = ["Metric", "Options", "Study", "begin", "go_on", "load_study", "show", "sweep", "tune"]

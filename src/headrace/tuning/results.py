@@ -3,6 +3,7 @@
 Left out: the page (`page.py`).
 """
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -50,7 +51,7 @@ def fresh_of(plan: Plan, trial: Trial) -> Fresh | None:
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return Fresh(values, score, None, None)
-    return Fresh(values, score, sum(known) / len(known), _interval(np.array(known)))
+    return Fresh(values, score, sum(known) / len(known), _interval(tuple(known)))
 
 
 def gain(plan: Plan, trial: Trial, preset: Trial) -> tuple[float, tuple[float, float] | None]:
@@ -58,7 +59,7 @@ def gain(plan: Plan, trial: Trial, preset: Trial) -> tuple[float, tuple[float, f
     mine, theirs = fresh_of(plan, trial), fresh_of(plan, preset)
     assert mine is not None and theirs is not None
     differences = np.array(mine.values, float) - np.array(theirs.values, float)
-    return float(differences.mean()), _interval(differences)
+    return float(differences.mean()), _interval(tuple(differences.tolist()))
 
 
 def best_of(plan: Plan, trials: list[Trial]) -> Trial | None:
@@ -98,11 +99,8 @@ def _row(plan: Plan, trial: Trial) -> dict[str, Any]:
 def describe(plan: Plan, trials: list[Trial], most: int = 10) -> str:
     """Format the best trials, the preset and the failures as text."""
     lines, order = [], ranked(plan, trials)
-    names = list(plan.space)
-    heads = [plan.metric.title, "env steps", *(["fresh seeds"] if plan.final_seeds else [])]
-    table = [["trial", *heads, *names]]
     shown = order[:most] + [t for t in order[most:] if t.is_preset]
-    table += [_cells(plan, trial, names) for trial in shown]
+    table = [heads(plan), *(cells(plan, trial) for trial in shown)]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     lines += ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in table]
     if len(order) > len(shown):
@@ -176,7 +174,14 @@ def write_best(folder: Path, plan: Plan, trials: list[Trial]) -> Path | None:
     return folder / BEST
 
 
-def _cells(plan: Plan, trial: Trial, names: list[str]) -> list[str]:
+def heads(plan: Plan) -> list[str]:
+    """Return the names of a table's columns."""
+    again = ["fresh seeds"] if plan.final_seeds else []
+    return ["trial", plan.metric.title, "env steps", *again, *plan.space]
+
+
+def cells(plan: Plan, trial: Trial) -> list[str]:
+    """Return the row of a trial in a table, as text."""
     row = _row(plan, trial)
     fresh = fresh_of(plan, trial)
     again = [] if not plan.final_seeds else ["" if fresh is None else _fresh_words(plan, fresh)]
@@ -185,7 +190,7 @@ def _cells(plan: Plan, trial: Trial, names: list[str]) -> list[str]:
         _value(plan, row["value"]),
         f"{row['env_steps']:,}",
         *again,
-        *(_short(trial.values.get(name)) for name in names),
+        *(_short(trial.values.get(name)) for name in plan.space),
     ]
 
 
@@ -203,10 +208,11 @@ def _fresh_words(plan: Plan, fresh: Fresh) -> str:
     return text
 
 
-def _interval(values: Any) -> tuple[float, float] | None:
+@functools.cache  # a table asks several times
+def _interval(values: tuple[float, ...]) -> tuple[float, float] | None:
     if len(values) < 2:
         return None
-    low, high = bootstrap_interval(values)
+    low, high = bootstrap_interval(np.array(values))
     return float(low), float(high)
 
 

@@ -9,7 +9,7 @@ arXiv:1604.00772). Left out: what becomes of a trial (`pruning.py`).
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,12 +136,12 @@ class CmaEsSampler(Sampler):
 
 def make_sampler(name: str, space: Space, seed: int) -> Sampler:
     """Return the sampler of a name; ConfigError, or MissingExtraError without its package."""
-    kinds = (TpeSampler, RandomSampler, GridSampler, CmaEsSampler)
-    known = dict(zip(SAMPLERS, kinds, strict=True))
+    known: dict[str, Callable[[Space, int], Sampler]] = {
+        "tpe": TpeSampler, "random": RandomSampler, "grid": GridSampler, "cmaes": CmaEsSampler,
+    }  # fmt: skip
     if name not in known:
         raise ConfigError(f"sampler={name!r}: expected one of {', '.join(SAMPLERS)}.")
-    sampler: Sampler = known[name](space, seed)
-    return sampler
+    return known[name](space, seed)
 
 
 def as_optuna(optuna: Any, space: Space, observed: Sequence[Observed]) -> list[Any]:

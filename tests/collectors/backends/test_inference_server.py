@@ -28,7 +28,7 @@ from headrace.envs.api import Guards
 from headrace.errors import ConfigError, EnvError, WorkerError
 from headrace.models.policy import Network
 from headrace.seeding import derive
-from headrace.training.log import read_metrics
+from headrace.storage.metrics import read_metrics
 from headrace.weights import Published
 from tests.collectors.test_lag import slow
 from tests.collectors.test_worker_pool import Sleepy, StopLater

@@ -6,7 +6,7 @@ light and dark schemes. Spans have the colours of `timeline_plots.py`.
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,15 +66,46 @@ def small(name: str, curves: Mapping[int, Curve], *, mark: Curve | None = None) 
     return _svg(f"{name} over env steps", _SMALL, draw)
 
 
-def large(name: str, curves: Mapping[int, Curve]) -> Markup:
-    """Draw a metric of several groups of runs over env steps, each with its range."""
+def large(name: str, curves: Mapping[int, Curve], faint: Iterable[Curve] = ()) -> Markup:
+    """Draw a metric of several groups of runs over env steps, each with its range.
+
+    Args:
+        faint: curves that are drawn below these without a colour.
+    """
 
     def draw(axes: Any) -> None:
+        for curve in faint:
+            axes.plot(curve.env_steps, curve.mean, color=_MUTED, alpha=0.35, linewidth=0.8)
         _draw_curves(axes, curves, with_ranges=True)
         axes.locator_params(nbins=8)
         axes.set(xlabel="env steps")
 
     return _svg(f"{name} over env steps", _LARGE, draw)
+
+
+def parallel(
+    name: str, axis_names: Sequence[str], lines: Mapping[int, Sequence[float]], faint: Any
+) -> Markup:
+    """Draw parallel coordinates: an upright axis for each name, a line for each point.
+
+    Args:
+        lines: number of a colour -> places on the axes, from 0 (the lower end) to 1.
+        faint: such places, of lines that are drawn without a colour.
+    """
+
+    def draw(axes: Any) -> None:
+        x = range(len(axis_names))
+        for places in faint:
+            axes.plot(x, places, color=_MUTED, alpha=0.3, linewidth=0.8)
+        for number, places in lines.items():
+            style = "--" if _is_dashed(number) else "-"
+            axes.plot(x, places, color=_COLORS[line_color(number)], linestyle=style, zorder=2)
+        axes.set_xticks(list(x), axis_names, rotation=25, ha="right")
+        axes.set_yticks([])
+        axes.set(ylim=(-0.04, 1.04), xlim=(-0.1, len(axis_names) - 0.9))
+        axes.grid(True, axis="x")
+
+    return _svg(name, _LARGE, draw)
 
 
 def _draw_curves(axes: Any, curves: Mapping[int, Curve], *, with_ranges: bool) -> None:
