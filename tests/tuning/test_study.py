@@ -1,5 +1,6 @@
 """Tests of whole studies with real runs: what they end with, cuts, failures, and the files left."""
 
+import contextlib
 import json
 import os
 import signal
@@ -116,7 +117,7 @@ def test_what_python_gets(study):
 
 PROGRAM = """
 import sys, headrace
-headrace.tune(study=sys.argv[1], env="CartPole-v1", **{search} | {settings})
+headrace.tune(study=sys.argv[1], env="{env}", **{search} | {settings})
 """
 
 
@@ -126,30 +127,47 @@ headrace.tune(study=sys.argv[1], env="CartPole-v1", **{search} | {settings})
 def test_a_study_that_is_killed_goes_on_to_the_same_end(study, tmp_path, kills):
     """Each process is killed as soon as it has said what one more part has measured."""
     folder = tmp_path / "cut"
-    began = PROGRAM.format(search=SEARCH | {"quiet": False}, settings=SETTINGS)
+    began = PROGRAM.format(env="CartPole-v1", search=SEARCH | {"quiet": False}, settings=SETTINGS)
     went_on = "import sys, headrace; headrace.tune(study=sys.argv[1], trials=6)"
     before = children()
     for kill in range(kills):
         program = went_on if (folder / "study.json").exists() else began
         command = [python.sys.executable, "-c", program, str(folder)]
         with python.Python(command, stdout=subprocess.PIPE, text=True) as process:
-            lines = (line for line in process.stdout if "env steps  " in line or "seed" in line)
+            lines = (line for line in process.stdout if " after " in line)
             next((line for _, line in zip(range(1 + kill % 2), lines, strict=False)), None)
             os.kill(process.pid, signal.SIGKILL)
-    headrace.tune(study=folder, trials=6, quiet=True)
+    headrace.tune(study=folder, quiet=True)
     assert without_clocks(folder) == without_clocks(study.dir)
     assert still_alive(leaders(children() - before), 10) == []
 
 
+class Announcing(Counting):
+    """Opens a pipe at its 40th step, if somebody reads it."""
+
+    def __init__(self, pipe):
+        super().__init__(truncate_at=100)
+        self.pipe = pipe
+
+    def step(self, action):
+        if self.t == 40:
+            with contextlib.suppress(OSError):
+                os.close(os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK))
+        return super().step(action)
+
+
 def test_a_signal_saves_what_is_under_way(tmp_path):
-    folder = tmp_path / "stopped"
-    settings = SETTINGS | {"total_env_steps": 400_000}
-    program = PROGRAM.format(search=SEARCH | {"quiet": False, "prune": "none"}, settings=settings)
+    folder, pipe = tmp_path / "stopped", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    settings = SETTINGS | {"total_env_steps": 10**9, "env_kwargs": {"pipe": str(pipe)}}
+    program = PROGRAM.format(
+        env="tests.tuning.test_study:Announcing",
+        search=SEARCH | {"quiet": False, "prune": "none"},
+        settings=settings,
+    )
     command = [python.sys.executable, "-c", program, str(folder)]
     with python.Python(command, stdout=subprocess.PIPE, text=True) as process:
-        metrics = folder / "trials/0000/metrics.jsonl"
-        while not (metrics.exists() and metrics.stat().st_size):
-            process.stdout.readable()
+        pipe.read_bytes()  # until the pipe was opened and closed
         process.send_signal(signal.SIGINT)
         said = process.stdout.read()
         assert process.wait(60) != 0
@@ -279,6 +297,10 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path, changes, said)
 def test_a_study_goes_on_only_as_it_was(study, tmp_path):
     with pytest.raises(ConfigError, match="a study goes on with the settings that it has"):
         headrace.tune(study=study.dir, total_env_steps=5)
+    with pytest.raises(ConfigError, match=r"sampler, seeds: the study in .* goes on as it began"):
+        headrace.tune(study=study.dir, sampler="grid", seeds=2)
+    with pytest.raises(RunDirError, match="holds a study already"):
+        headrace.sweep("CartPole-v1", {"lr": [1e-3]}, study=study.dir, quiet=True)
     with pytest.raises(RunDirError, match="is no study"):
         headrace.tuning.api.load_study(tmp_path)
 

@@ -6,7 +6,7 @@ Left out: the loop (`study.py`), files (`plan.py`), the command line (`cli/tunin
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from headrace.tuning.metric import parse_metric
 from headrace.tuning.page import write_page
 from headrace.tuning.plan import PLAN, Plan, Trial, read_plan, read_trials
 from headrace.tuning.pruning import PRUNERS, make_rungs
-from headrace.tuning.samplers import SAMPLERS, make_sampler
+from headrace.tuning.samplers import SAMPLERS, GridSampler, make_sampler
 from headrace.tuning.space import Space, default_space, parse_space, read_space, to_json
 from headrace.tuning.study import Say, Search, settings_of
 
@@ -52,6 +52,10 @@ class Options:
     final_trials: int = 3
     final_seeds: int = 5
     verb: str = "tune"
+
+    def changed(self) -> list[str]:
+        """Return the names of options that are not the defaults."""
+        return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
 
 
 @dataclass(frozen=True)
@@ -101,13 +105,13 @@ class Study:
 def tune(
     env: EnvLike | None = None,
     *,
-    trials: int = TRIALS,
+    trials: int | None = None,
     space: str | Path | Mapping[str, Any] | None = None,
     sampler: str = "tpe",
     prune: str = "asha",
     metric: str = "eval_return",
     parallel: int = 0,
-    budget_s: float = 0.0,
+    budget_s: float | None = None,
     seeds: int = 1,
     final_trials: int = 3,
     final_seeds: int = 5,
@@ -119,19 +123,19 @@ def tune(
 
     Args:
         env: as in `headrace.train`.
-        trials: how many settings are tried, the preset included.
+        trials: how many settings are tried, the preset included; 50 by default.
         space: which settings vary: a TOML file, or a dict such as `{"lr": {"log": [1e-5, 1e-2]}}`.
             Default: the algorithm's.
         sampler: `tpe`, `random`, `grid` or `cmaes`.
         prune: `asha`, `median` or `none`: see `headrace.tuning.pruning`.
         metric: `eval_return`, `mean_return`, `steps_to RETURN` or `seconds_to RETURN`.
         parallel: runs at a time; 0: one for each CPU core.
-        budget_s: seconds for all; what is left of it when the search ends is for fresh seeds.
+        budget_s: seconds for all, those of fresh seeds included; 0 (the default): no limit.
         seeds: runs of each trial.
         final_trials, final_seeds: at the end so many of the best trials, and the preset, are
             trained with so many seeds that the search has not seen.
-        study: directory; default: a new one below `runs/`. One that holds a study goes on with it;
-            then all but `trials`, `budget_s` and code is as it was.
+        study: directory; default: a new one below `runs/`. If it holds a study, that goes on: then
+            give `trials`, `budget_s` and code alone.
         **arguments: those of `headrace.train`, the same for all trials.
 
     Raises:
@@ -141,16 +145,23 @@ def tune(
         KeyboardInterrupt: the study was interrupted; it can go on.
     """
     options = Options(
-        trials, Path(space) if isinstance(space, str) else space, sampler, prune, metric.split(),
-        parallel, budget_s, seeds, final_trials, final_seeds,
+        TRIALS, Path(space) if isinstance(space, str) else space, sampler, prune,
+        tuple(metric.split()), parallel, 0.0, seeds, final_trials, final_seeds,
     )  # fmt: skip
-    say = _say(quiet)
-    if study is not None and (Path(study) / PLAN).exists():
+    folder, say = None if study is None else Path(study), _say(quiet)
+    if folder is not None and (folder / PLAN).exists():
+        if fixed := options.changed():
+            raise ConfigError(
+                f"{', '.join(fixed)}: the study in {folder} goes on as it began.\n"
+                "Leave these out; trials and budget_s may change."
+            )
         request = replace(request_for("", **arguments), env=env)
-        return go_on(Path(study), request, say, trials=trials, budget_s=budget_s)
+        return go_on(folder, request, say, trials=trials, budget_s=budget_s)
     if env is None:
         raise ConfigError("tune() needs an environment, or study=DIR with a study to go on with.")
-    folder = None if study is None else Path(study)
+    options = replace(
+        options, trials=TRIALS if trials is None else trials, budget_s=budget_s or 0.0
+    )
     return begin(request_for(env, **arguments), options, folder, say)
 
 
@@ -170,12 +181,11 @@ def sweep(
     Args:
         grid: settings and their values, such as `{"lr": [1e-3, 3e-4]}`.
 
-    The other arguments, and errors, are those of `tune`.
+    The other arguments, and errors, are those of `tune`, which also goes on with one that was cut:
+    `headrace.tune(study=DIR)`.
     """
-    options = sweep_options(grid, seeds, parallel, metric.split())
+    options = sweep_options(grid, seeds, parallel, tuple(metric.split()))
     folder = None if study is None else Path(study)
-    if folder is not None and (folder / PLAN).exists():
-        return go_on(folder, request_for(env, **arguments), _say(quiet))
     return begin(request_for(env, **arguments), options, folder, _say(quiet))
 
 
@@ -322,7 +332,7 @@ def _plan_of(inspected: RunRequest, options: Options) -> Plan:
         sampler=options.sampler,
         pruner=options.prune,
         metric=metric,
-        trials=options.trials,
+        trials=_num_trials(options, space),
         parallel=parallel,
         seed=run.seed,
         seeds=[run.seed + i for i in range(options.seeds)],
@@ -336,6 +346,13 @@ def _plan_of(inspected: RunRequest, options: Options) -> Plan:
     _check_ends(inspected, space, plan)
     # What cannot be written down cannot be gone on with.
     return replace(plan, fixed=json.loads(json.dumps(plan.fixed)))
+
+
+def _num_trials(options: Options, space: Space) -> int:
+    """Return the number of trials; a grid has no more than its points, and the preset."""
+    if options.verb == "tune" and options.sampler == "grid":
+        return min(options.trials, 1 + len(GridSampler(space, 0)))
+    return options.trials
 
 
 def _space_of(options: Options, settings: Settings, fixed: Mapping[str, Any]) -> Space:

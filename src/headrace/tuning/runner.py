@@ -46,13 +46,15 @@ class _Running:
 class Runner:
     """Processes of parts, at most `slots` at a time; to be closed.
 
-    Each may take its share of 80 % of the memory that is free at the start.
+    Args:
+        max_bytes: memory of each; 0: its share of 80 % of what is free at the start.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, max_bytes: int = 0) -> None:
         self.slots = slots
         self._running: list[_Running] = []
-        self._max_bytes = int(_MEMORY_SHARE * sessions.available_bytes() / slots)
+        share = int(_MEMORY_SHARE * sessions.available_bytes() / slots)
+        self._max_bytes = max_bytes or share
         self._kills = sessions.out_of_memory_kills()
 
     @property

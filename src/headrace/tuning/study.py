@@ -270,8 +270,9 @@ class Search:
         part = measured[str(key.seed)]
         value = plan.metric.describe(plan.metric.value(part))
         text = f"{name}: {plan.metric.title} {value} after {part['env_steps']:,} env steps"
-        words = " ".join(f"{flag(n)} {v}" for n, v in trial.changes.items())
-        return text if key.rung or key.is_fresh else f"{text}  {words}"
+        is_first = not (key.rung or key.is_fresh)
+        words = [f"{flag(n)} {v}" for n, v in trial.changes.items()] if is_first else []
+        return " ".join([text, *words])
 
 
 def _sampler_of(plan: Plan) -> Sampler:
