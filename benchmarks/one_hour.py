@@ -105,7 +105,7 @@ def write():
             for name, curve in curves.items()
         }
         for name in curves:
-            last = tables[env][name]["curve"][-1]
+            last = tables[env][name]["curve"][-1:] or "no evaluation yet"
             print(f"{env}  {name:18} {last}  seconds to: {tables[env][name]['seconds_to']}")
     write_whole(RESULT, json.dumps(tables, indent=1).encode())
 

@@ -14,6 +14,7 @@ from headrace.errors import ConfigError, HeadraceError, RunDirError
 from headrace.storage.metrics import read_metrics
 from headrace.tuning.plan import read_plan, read_trials
 from tests import python
+from tests.faults.support import small_disk
 from tests.support import Counting, children, leaders, still_alive
 
 SPACE = {"lr": {"log": [1e-4, 1e-2]}, "num_epochs": {"choice": [1, 4]}}
@@ -261,6 +262,19 @@ def test_a_sweep_trains_each_combination_with_each_seed(tmp_path):
     assert {row["state"] for row in study.trials} == {"whole"}
     runs = sorted(path.parent.name for path in study.dir.glob("trials/*/config.json"))
     assert runs == [f"{i:04d}-s{seed}" for i in range(4) for seed in (3, 4)]
+
+
+@pytest.mark.more
+def test_a_full_disk_ends_a_study_in_words_and_it_goes_on_when_there_is_room(study, tmp_path):
+    with small_disk(tmp_path / "disk", 8 << 20) as disk:
+        disk.fill(leave_bytes=400 << 10)  # room for some of its runs
+        folder = disk.path / "s"
+        with pytest.raises(RunDirError, match="No space left on device"):
+            headrace.tune("CartPole-v1", study=folder, **SEARCH, **SETTINGS)
+        assert 0 < sum(bool(trial.measured) for trial in read_trials(folder)) < 6
+        disk.clear()
+        headrace.tune(study=folder, quiet=True)
+        assert without_clocks(folder) == without_clocks(study.dir)
 
 
 def test_a_budget_ends_the_search(tmp_path):

@@ -69,9 +69,10 @@ class Runner:
 
     def start(self, key: Any, part: Part) -> None:
         """Start a part; UsageError if it cannot be sent to another process."""
-        stack = contextlib.ExitStack()
         orders = pickled(part, "another process", "give the environment by a name, module:callable")
-        self._running.append(_Running(key, sessions.SessionProcess(run_part, orders, stack), stack))
+        with contextlib.ExitStack() as stack:  # a signal may come before it is listed
+            process = sessions.SessionProcess(run_part, orders, stack)
+            self._running.append(_Running(key, process, stack.pop_all()))
 
     def wait(self, deadline: float) -> list[Ended]:
         """Wait until parts have ended, or until `deadline` (`time.monotonic`); return them."""

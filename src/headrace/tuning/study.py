@@ -203,8 +203,8 @@ class Search:
             return  # it was saved, and goes on from there
         if ended.outcome == "disk":
             raise RunDirError(
-                f"Trial {trial.number} cannot be saved: {ended.why}\n"
-                f"All that was saved is kept. Make room, and go on: "
+                f"Trial {trial.number} cannot go on: {ended.why}\n"
+                "All that was saved is kept. When that is mended: "
                 f"headrace {self.plan.verb} --resume {self.folder}"
             )
         if ended.outcome == "measured":
@@ -234,8 +234,8 @@ class Search:
 
     def _fail(self, trial: Trial, key: Key, ended: Ended, runner: Runner) -> None:
         lines = [line for line in ended.why.splitlines() if line.strip()]
-        # An environment's text begins with its traceback, whose last line is the error.
-        reason = next((x for x in lines if "Error" in x and not x.startswith(" ")), lines[0])
+        # An environment's text begins with its traceback, which ends with the error's line.
+        reason = next((x for x in lines if not x.startswith((" ", "Traceback"))), lines[0])
         reason = f"{ended.outcome}: {reason if ended.outcome == 'env' else lines[0]}"
         if key.is_fresh:
             trial.failures[str(key.seed)] = reason
