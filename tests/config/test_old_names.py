@@ -153,6 +153,7 @@ def test_help_shows_no_former_name(verb, capsys):
     assert "usage" in out
     for name in NAMES:
         assert name.replace("_", "-") not in out
-    assert not re.search(r"\bsampler\b", out)
+    if verb != "tune":  # there it is the field's word for what chooses settings
+        assert not re.search(r"\bsampler\b", out)
     if verb == "resume":
         assert all(f"--{name.replace('_', '-')}" in out for name in MAY_CHANGE)

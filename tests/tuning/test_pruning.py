@@ -35,17 +35,15 @@ def test_asha_promotes_the_best_third_as_soon_as_it_is_known():
 
 
 def test_asha_takes_the_highest_rung_first_and_counts_those_that_went_on():
-    standings = [
-        at(0, 9.0, 2.0),
-        at(1, 8.0, 3.0),
-        at(2, 7.0, 1.0),
-        *(at(i, 1.0) for i in range(3, 9)),
-    ]
-    assert promoted("asha", 3, standings).number == 1
+    gone = [at(0, 9.0, 2.0), at(1, 8.0, 3.0), at(2, 7.0, 1.0)]
+    below = [at(i, 1.0) for i in range(3, 12)]
+    assert promoted("asha", 3, [*gone, *below]).number == 1  # one could leave the first rung, too
     # All three of the best nine are at the second rung: nobody else leaves the first.
-    on = [at(0, 9.0, 2.0), at(1, 8.0, 3.0, 5.0, waits=False), at(2, 7.0, 1.0), *standings[3:]]
-    assert promoted("asha", 3, on) is None
-    assert promoted("asha", 3, [*on, at(9, 7.5), at(10, 0.5), at(11, 0.1)]).number == 9
+    gone[1] = at(1, 8.0, 3.0, 5.0, waits=False)
+    assert promoted("asha", 3, [*gone, *below[:6]]) is None
+    assert (
+        promoted("asha", 3, [*gone, *below[:6], at(9, 7.5), at(10, 0.5), at(11, 0.1)]).number == 9
+    )
 
 
 def test_ties_go_to_the_older_trial():

@@ -317,6 +317,8 @@ def test_a_study_goes_on_only_as_it_was(study, tmp_path):
         headrace.sweep("CartPole-v1", {"lr": [1e-3]}, study=study.dir, quiet=True)
     with pytest.raises(RunDirError, match="is no study"):
         headrace.tuning.api.load_study(tmp_path)
+    with pytest.raises(ConfigError, match="No environment was given"):
+        headrace.tune(study=tmp_path / "new", sampler="random")
 
 
 def test_code_must_be_named_again(tmp_path):

@@ -149,20 +149,18 @@ def tune(
         tuple(metric.split()), parallel, 0.0, seeds, final_trials, final_seeds,
     )  # fmt: skip
     folder, say = None if study is None else Path(study), _say(quiet)
+    request = replace(request_for("", **arguments), env=env)
     if folder is not None and (folder / PLAN).exists():
         if fixed := options.changed():
             raise ConfigError(
                 f"{', '.join(fixed)}: the study in {folder} goes on as it began.\n"
                 "Leave these out; trials and budget_s may change."
             )
-        request = replace(request_for("", **arguments), env=env)
         return go_on(folder, request, say, trials=trials, budget_s=budget_s)
-    if env is None:
-        raise ConfigError("tune() needs an environment, or study=DIR with a study to go on with.")
     options = replace(
         options, trials=TRIALS if trials is None else trials, budget_s=budget_s or 0.0
     )
-    return begin(request_for(env, **arguments), options, folder, say)
+    return begin(request, options, folder, say)
 
 
 def sweep(

@@ -40,7 +40,7 @@ class Metric:
 
     def ends(self, measured: Mapping[str, Any]) -> bool:
         """Return whether a run has its figure before all of its env steps."""
-        return self.kind in _WITH_GOAL and self._is_reached(measured)
+        return self._is_reached(measured)
 
     def score(self, measured: Sequence[Mapping[str, Any]]) -> float:
         """Return the mean score of seeds. Below -1 with a goal: some seed did not reach it.
