@@ -8,8 +8,9 @@ from headrace.errors import ConfigError
 from headrace.tuning.metric import Metric, parse_metric
 
 
-def measured(mean_return, env_steps=1000, seconds=2.0, eval_return=None):
+def measured(mean_return, env_steps=1000, seconds=2.0, eval_return=None, episodes=100):
     return {
+        "episodes": episodes,
         "mean_return": mean_return,
         "env_steps": env_steps,
         "seconds": seconds,
@@ -34,6 +35,22 @@ def test_the_sooner_a_goal_is_reached_the_better_and_returns_decide_before_it(ki
     assert len(set(scores)) == len(scores)
     assert [metric.value(run) for run in (reached[0], missed[0])] == [10, None]
     assert [metric.ends(run) for run in (reached[0], missed[0])] == [True, False]
+
+
+def test_seeds_count_by_their_mean_figure():
+    metric = Metric("steps_to", 100.0)
+    even = [measured(100.0, 50_000), measured(100.0, 50_000)]
+    uneven = [measured(100.0, 10_000), measured(100.0, 190_000)]
+    half = [measured(100.0, 10), measured(99.9, 10)]
+    assert metric.score(even) > metric.score(uneven) > metric.score(half)
+
+
+def test_a_goal_counts_from_a_hundred_episodes_on():
+    metric = Metric("steps_to", 100.0)
+    early = measured(120.0, episodes=99)
+    assert metric.value(early) is None
+    assert not metric.ends(early)
+    assert metric.score([early]) < metric.score([measured(100.0, 10**9)])
 
 
 def test_only_a_goal_ends_a_run_early():

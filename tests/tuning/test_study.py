@@ -277,12 +277,14 @@ def test_a_full_disk_ends_a_study_in_words_and_it_goes_on_when_there_is_room(stu
         assert without_clocks(folder) == without_clocks(study.dir)
 
 
-def test_a_budget_ends_the_search(tmp_path):
+@pytest.mark.parametrize("final_seeds", [0, 2])
+def test_a_budget_ends_the_search(tmp_path, final_seeds):
     settings = SETTINGS | {"total_env_steps": 50_000_000}
-    search = SEARCH | {"budget_s": 4.0, "prune": "none", "final_seeds": 0}
+    search = SEARCH | {"budget_s": 4.0, "prune": "none", "final_seeds": final_seeds}
     study = headrace.tune("CartPole-v1", study=tmp_path / "s", **search, **settings)
     assert [row["state"] for row in study.trials] == ["running"]
     assert study.best is None
+    assert read_trials(tmp_path / "s")[0].spent_s >= 4.0
     assert list((tmp_path / "s/trials/0000/checkpoints").glob("step_*"))
 
 
@@ -292,8 +294,10 @@ def test_a_budget_ends_the_search(tmp_path):
         ({"space": {"lrr": {"log": [1e-5, 1e-2]}}}, "Did you mean lr"),
         ({"space": {"lr": {"choice": [-1.0]}}}, "lr"),
         ({"space": {"seed": {"int": [0, 5]}}}, "a study decides this itself"),
+        ({"space": {"total_env_steps": {"int": [1, 5000]}}}, "a study decides this itself"),
+        ({"space": {"model": {"choice": ["m:a"]}}}, "a study decides this itself"),
         ({"lr": 1e-3}, "fixed by a flag or file, and in the space as well"),
-        ({"stop_at_return": 100}, "steps_to RETURN"),
+        ({"stop_at_return": 0.0}, "steps_to RETURN"),
         ({"trials": 0}, "expected at least 1"),
         ({"sampler": "bayes"}, "expected one of tpe"),
         ({"prune": "hard"}, "expected one of asha"),
@@ -311,6 +315,11 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path, changes, said)
 def test_a_study_goes_on_only_as_it_was(study, tmp_path):
     with pytest.raises(ConfigError, match="a study goes on with the settings that it has"):
         headrace.tune(study=study.dir, total_env_steps=5)
+    for other in ({"env": "Acrobot-v1"}, {"algo": "dqn"}):
+        with pytest.raises(ConfigError, match="a study goes on with the settings that it has"):
+            headrace.tune(study=study.dir, **other)
+    with pytest.raises(ConfigError, match="trials=0"):
+        headrace.tune(study=study.dir, trials=0)
     with pytest.raises(ConfigError, match=r"sampler, seeds: the study in .* goes on as it began"):
         headrace.tune(study=study.dir, sampler="grid", seeds=2)
     with pytest.raises(RunDirError, match="holds a study already"):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from headrace.cli.flags import SettingsVerb, explicit
-from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, RunningVerb, Verb
+from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, TrackedVerb, Verb
 from headrace.config.resolve import read_config_file
 from headrace.config.run_config import Frozen, KeyValues
 from headrace.envs.check.checker import check_env as check
@@ -41,7 +41,7 @@ def _started() -> float:
 
 
 def _run(
-    verb: RunningVerb, started: float, beside: Beside | None, begin: Callable[[Launch], RunResult]
+    verb: TrackedVerb, started: float, beside: Beside | None, begin: Callable[[Launch], RunResult]
 ) -> int:
     """Run a training with its tracker's process; return the exit code."""
     on_start = None if beside is None else beside.start
@@ -54,7 +54,7 @@ def _run(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Train(RunningVerb, SettingsVerb):
+class _Train(TrackedVerb, SettingsVerb):
     run_dir: OptionalPath = None
     """Directory of the run. Default: a new one below runs/."""
     auto_scale: bool = False
@@ -106,7 +106,7 @@ class RunVerb(JsonVerb):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Resume(RunningVerb, RunVerb):
+class _Resume(TrackedVerb, RunVerb):
     def execute(self, argv: list[str]) -> int:
         started = _started()
         beside = Beside(self.track) if self.track else None

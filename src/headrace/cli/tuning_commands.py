@@ -12,7 +12,7 @@ from headrace.cli.argv import flag_names
 from headrace.cli.flags import SettingsVerb, explicit
 from headrace.cli.verbs import OptionalPath, RunningVerb, Verb
 from headrace.config.resolve import read_config_file
-from headrace.errors import ConfigError, MissingExtraError, flag
+from headrace.errors import ConfigError, UsageError, flag
 from headrace.training.job import RunRequest
 from headrace.tuning import api
 from headrace.tuning.results import BEST
@@ -61,7 +61,7 @@ class _StudyVerb(RunningVerb, SettingsVerb):
         """Write the page, and say where it is; a study does not fail because it has no picture."""
         try:
             return f"Page: {api.write_page_of(study.dir)}"
-        except MissingExtraError as error:
+        except UsageError as error:
             return f"No page: {error}"
 
     def _request(self, argv: list[str]) -> RunRequest:
@@ -77,7 +77,7 @@ class _StudyVerb(RunningVerb, SettingsVerb):
         if fixed := given - {"resume", "json", "quiet", "config", *_MAY_CHANGE}:
             raise ConfigError(
                 f"{', '.join(map(flag, sorted(fixed)))}: a study goes on as it began.\n"
-                "Leave these out; --trials and --budget-s may change."
+                "Leave these out; of tune, --trials and --budget-s may change."
             )
         changes = {n: getattr(self, n) for n in _MAY_CHANGE if n in flag_names(argv)}
         return api.go_on(folder, request, self.say, **changes)
@@ -100,7 +100,8 @@ class _Tune(_StudyVerb):
     seeds: int = 1
     """Runs of each trial; its score is their mean."""
     final_trials: int = 3
-    """The best so many trials are trained again with fresh seeds at the end, and the preset."""
+    """How many of the best trials are trained again with fresh seeds at the end, beside the
+    preset."""
     final_seeds: int = 5
     """How many fresh seeds. 0: none."""
 

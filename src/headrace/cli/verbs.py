@@ -61,11 +61,6 @@ class RunningVerb(JsonVerb):
 
     quiet: bool = False
     """Print nothing but errors, warnings, and what --json asks for."""
-    track: Annotated[
-        str, tyro.conf.arg(metavar="{trackio,mlflow,wandb}", help_behavior_hint="")
-    ] = ""
-    """Send the metrics to this tracker meanwhile: `headrace track --follow`, in a process beside
-    the run, which it cannot delay."""
 
     @property
     def progress(self) -> TextIO | None:
@@ -76,6 +71,17 @@ class RunningVerb(JsonVerb):
         """Print a text for people, unless they want none."""
         if not self.quiet:
             super().say(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedVerb(RunningVerb):
+    """A verb that runs one training, whose metrics a tracker may have."""
+
+    track: Annotated[
+        str, tyro.conf.arg(metavar="{trackio,mlflow,wandb}", help_behavior_hint="")
+    ] = ""
+    """Send the metrics to this tracker meanwhile: `headrace track --follow`, in a process beside
+    the run, which it cannot delay."""
 
 
 _NUMBERS = tyro.constructors.ConstructorRegistry()

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.distributed import child_process
-from headrace.errors import EnvError, HeadraceError, NonFiniteError, RunDirError, UsageError
+from headrace.errors import (
+    CheckpointError,
+    EnvError,
+    HeadraceError,
+    NonFiniteError,
+    RunDirError,
+    UsageError,
+)
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _END_TIMEOUT_S = 10.0  # a killed process may still wait for a disk
@@ -105,7 +112,7 @@ def failure(error: BaseException) -> tuple[Failure, str]:
         return "memory", match[0].strip().partition(". ")[0]
     if isinstance(error, EnvError):
         return "env", text
-    if isinstance(error, RunDirError):
+    if isinstance(error, RunDirError) and not isinstance(error, CheckpointError):
         return "disk", text
     lines = [line for line in text.splitlines() if line.strip()]
     if isinstance(error, UsageError):

@@ -13,8 +13,10 @@ from typing import Any
 import headrace
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.derive import cpu_cores
+from headrace.config.resolve import NO_FILE
 from headrace.config.settings import EITHER, Settings
-from headrace.envs.factory import EnvLike
+from headrace.envs.factory import EnvLike, EnvMaker
+from headrace.envs.registry import newest_version
 from headrace.errors import ConfigError, RunDirError, flag
 from headrace.storage import run_dir as rundir
 from headrace.training.api import request_for
@@ -34,7 +36,9 @@ FRESH_SEEDS = 1000
 TRIALS = 50
 EVAL_EPISODES = 20
 _SIZES = ("num_learners", "num_workers", "learner_threads")
-_OWN = ("seed", "stop_at_return", "stop_after_s", "run_dir")
+_OWN = ("stop_at_return", "stop_after_s")
+_NO_PARAMETER = (*_SIZES, *_OWN, "seed", "total_env_steps", "env", "eval_env", "wrapper", "model")
+"""Settings that cannot vary: the study decides them, or they are of all its runs."""
 
 
 @dataclass(frozen=True)
@@ -191,10 +195,10 @@ def sweep_options(
     grid: Mapping[str, Sequence[Any]], seeds: int, parallel: int, metric: Sequence[str]
 ) -> Options:
     """Return the options of a sweep; ConfigError for an empty grid."""
-    if not grid or not all(grid.values()):
+    if not grid or not all(isinstance(v, list | tuple | range) and len(v) for v in grid.values()):
         raise ConfigError(
-            "A sweep needs settings with values, such as --grid lr=1e-3,3e-4 ({'lr': [...]} in "
-            "Python)."
+            f"grid={dict(grid)}: expected settings, each with a list of values, such as --grid "
+            "lr=1e-3,3e-4 ({'lr': [1e-3, 3e-4]} in Python)."
         )
     count = 1
     for values in grid.values():
@@ -240,11 +244,14 @@ def go_on(
     """
     check_alone()
     plan = read_plan(folder)
-    changes: dict[str, Any] = {}
-    if trials is not None and plan.verb == "tune":
-        changes["trials"] = trials
-    if budget_s is not None:
-        changes["budget_s"] = budget_s
+    given: dict[str, Any] = {"trials": trials, "budget_s": budget_s}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if changes and plan.verb == "sweep":
+        raise ConfigError(f"{', '.join(changes)}: the sweep in {folder} goes on as it began.")
+    options = Options(sampler=plan.sampler, **changes)
+    _check_options(options)
+    if "trials" in changes:
+        changes["trials"] = _num_trials(options, parse_space(plan.space, "the study"))
     plan = replace(plan, **changes)
     with rundir.locked(folder):
         if changes:
@@ -305,7 +312,7 @@ def _plan_of(inspected: RunRequest, options: Options) -> Plan:
         )
     fixed = {**inspected.config_file.settings, **inspected.explicit}
     metric = parse_metric(options.metric)
-    if own := [name for name in _OWN[1:] if fixed.get(name)]:
+    if own := [n for n in _OWN if fixed.get(n) is not None and (fixed[n] or n == _OWN[0])]:
         raise ConfigError(
             f"{', '.join(own)}: a study decides this itself.\nLeave {flag(own[0])} out"
             + ("; --metric steps_to RETURN ends runs at a return." if "return" in own[0] else ".")
@@ -316,7 +323,8 @@ def _plan_of(inspected: RunRequest, options: Options) -> Plan:
     # Environments of a vector follow from numbers that may be searched.
     batch = run.num_envs * run.num_steps
     starts = getattr(settings.algo, "learning_starts", 0)
-    code = [name for name in ("env", "eval_env") if ":" in str(fixed.get(name, ""))]
+    envs = {"env": inspected.env, "eval_env": inspected.eval_env}
+    code = [name for name, env in envs.items() if env is not None and EnvMaker(env).is_code]
     code += [name for name in ("wrapper", "model") if fixed.get(name)]
     code += ["algo"] if ":" in run.algo else []
     plan = Plan(
@@ -337,7 +345,10 @@ def _plan_of(inspected: RunRequest, options: Options) -> Plan:
         rungs=make_rungs(options.prune, run.total_env_steps, batch, starts),
         eval_episodes=EVAL_EPISODES,
         final_trials=options.final_trials,
-        final_seeds=[FRESH_SEEDS + run.seed + i for i in range(options.final_seeds)],
+        final_seeds=[
+            FRESH_SEEDS + run.seed + i
+            for i in range(options.final_seeds if options.final_trials else 0)
+        ],
         budget_s=options.budget_s,
         about={"version": headrace.__version__, "cores": cpu_cores()},
     )
@@ -364,7 +375,7 @@ def _space_of(options: Options, settings: Settings, fixed: Mapping[str, Any]) ->
             )
         space = default_space(algo)
         held = {*fixed, *(EITHER.get(name, name) for name in fixed)}
-        if settings.run.model:
+        if settings.run.model or settings.run.init_from:
             held |= {"hidden_sizes", "activation"}
         space = {name: each for name, each in space.items() if name not in held}
         if not space:
@@ -375,7 +386,7 @@ def _space_of(options: Options, settings: Settings, fixed: Mapping[str, Any]) ->
         if isinstance(options.space, Path)
         else parse_space(options.space, "space")
     )
-    if sizes := [name for name in space if name in (*_SIZES, *_OWN)]:
+    if sizes := [name for name in space if name in _NO_PARAMETER]:
         raise ConfigError(f"{', '.join(sizes)}: a study decides this itself. Take it out.")
     if both := [name for name in space if name in fixed]:
         raise ConfigError(
@@ -428,7 +439,10 @@ def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
             f"The study in {folder} has code of its own, and a file is not allowed to name code to "
             f"run.\nName it again: {', '.join(missing)}, as it was given when the study began."
         )
-    more = set(given) - set(named)
+    known = plan.fixed | {"env": plan.env, "algo": plan.algo}
+    named["env"] = newest_version(named["env"]) if isinstance(named["env"], str) else named["env"]
+    other = {name for name, value in named.items() if value and name not in plan.code}
+    more = (set(given) - set(named)) | {name for name in other if named[name] != known.get(name)}
     if more:
         raise ConfigError(
             f"{', '.join(sorted(more))}: a study goes on with the settings that it has.\n"
@@ -436,7 +450,11 @@ def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
         )
     settings = plan.fixed | {"seed": plan.seed, "env": plan.env, "algo": plan.algo}
     settings |= {name: given[name] for name in plan.code if name in given}
-    again = replace(request, explicit=settings, config_file=type(request.config_file)())
+    env, eval_env = (
+        each if name in plan.code else None
+        for name, each in (("env", request.env), ("eval_env", request.eval_env))
+    )
+    again = replace(request, explicit=settings, config_file=NO_FILE, env=env, eval_env=eval_env)
     return _with_code(inspect_request(again))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.collectors.api import WINDOW
 from headrace.errors import ConfigError, did_you_mean
 
 KINDS = ("eval_return", "mean_return", "steps_to", "seconds_to")
@@ -43,12 +44,21 @@ class Metric:
         return self._is_reached(measured)
 
     def score(self, measured: Sequence[Mapping[str, Any]]) -> float:
-        """Return the mean score of seeds. Below -1 with a goal: some seed did not reach it.
+        """Return the score of a trial's seeds, which is as their mean figure.
 
-        A seed without a return, since no episode has ended, makes it -inf.
+        With a goal it is between 0 (at once) and -1 if all seeds reached it; else between -1 and
+        -2, by how much their mean returns lack. -inf if a seed has no return: no episode ended.
         """
-        scores = [self._score(each) for each in measured]
-        return sum(scores) / len(scores)
+        values = [self.value(each) for each in measured]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            mean = sum(known) / len(known)
+            return mean if self.goal is None else -mean / (1.0 + mean)
+        means = [each["mean_return"] for each in measured]
+        if self.goal is None or None in means:
+            return -math.inf
+        missing: float = sum(max(0.0, self.goal - mean) for mean in means) / len(means)
+        return -1.0 - missing / (1.0 + missing)
 
     def describe(self, value: float | None) -> str:
         """Format a value."""
@@ -71,19 +81,8 @@ class Metric:
 
     def _is_reached(self, measured: Mapping[str, Any]) -> bool:
         mean = measured["mean_return"]
-        return self.goal is not None and mean is not None and mean >= self.goal
-
-    def _score(self, measured: Mapping[str, Any]) -> float:
-        if self.kind not in _WITH_GOAL:
-            found = self.value(measured)
-            return -math.inf if found is None else found
-        if (value := self.value(measured)) is not None:
-            return -value / (1.0 + value)  # from 0 (at once) to -1
-        if (mean := measured["mean_return"]) is None:
-            return -math.inf
-        assert self.goal is not None
-        missing: float = self.goal - mean
-        return -1.0 - missing / (1.0 + missing)  # from -1 (nearly) to -2
+        is_full = measured["episodes"] >= WINDOW  # a run ends at a goal only then
+        return is_full and self.goal is not None and mean is not None and mean >= self.goal
 
 
 def parse_metric(words: Sequence[str]) -> Metric:

@@ -64,9 +64,10 @@ def gain(plan: Plan, trial: Trial, preset: Trial) -> tuple[float, tuple[float, f
 
 def best_of(plan: Plan, trials: list[Trial]) -> Trial | None:
     """Return the best trial: by its fresh seeds, if it has been measured with them."""
-    again = {t.number: fresh for t in finalists(plan, trials) if (fresh := fresh_of(plan, t))}
-    if again:
-        return trials[max(again, key=lambda number: (again[number].score, -number))]
+    again = {t.number: fresh_of(plan, t) for t in finalists(plan, trials)}
+    scores = {number: fresh.score for number, fresh in again.items() if fresh is not None}
+    if again and len(scores) == len(again):  # else some are still to come
+        return trials[max(scores, key=lambda number: (scores[number], -number))]
     return next(iter(ranked(plan, trials)), None)
 
 
@@ -116,7 +117,7 @@ def verdict(plan: Plan, trials: list[Trial]) -> list[str]:
     """Return the best trial against the preset, in sentences."""
     best = best_of(plan, trials)
     if best is None:
-        return ["No trial has a figure."]
+        return ["No trial was measured."]
     preset = next((trial for trial in trials if trial.is_preset), None)
     name = "the preset" if best.is_preset else f"trial {best.number}"
     mine = fresh_of(plan, best)
@@ -146,21 +147,20 @@ def best_toml(plan: Plan, trials: list[Trial], best: Trial) -> str:
     about = [
         f"Found by headrace {plan.about.get('version', '')} {plan.verb} on {plan.env}: "
         f"{len(trials)} trials, {sum(t.seconds for t in trials) / 60:.1f} minutes of training.",
-        f"Searched with seeds {_words(plan.seeds)}, {plan.sampler}, {plan.pruner}, by "
-        f"{plan.metric.title}.",
+        f"Searched with seeds {_words(plan.seeds)}, sampler {plan.sampler}, pruning {plan.pruner}, "
+        f"compared by {plan.metric.title}.",
     ]
     if plan.final_seeds:
         about.append(f"Measured again with seeds {_words(plan.final_seeds)}.")
     about += verdict(plan, trials)
     about.append(f"To train with it: headrace train {plan.env} --config {BEST}")
-    settings = plan.fixed | plan.sizes | best.changes | {"algo": plan.algo}
-    for name in ("env", "seed", "wrapper", "model", "run_dir"):
-        settings.pop(name, None)
-    settings.setdefault("total_env_steps", plan.total_env_steps)
+    settings = {"algo": plan.algo, "total_env_steps": plan.total_env_steps}
+    settings |= plan.fixed | plan.sizes | best.changes
     if plan.metric.goal is not None:
         settings["stop_at_return"] = plan.metric.goal
     lines = [f"# {line}" for line in about]
-    lines += [f"{name} = {_toml(value)}" for name, value in sorted(settings.items())]
+    known = {name: value for name, value in sorted(settings.items()) if value is not None}
+    lines += [f"{name} = {_toml(value)}" for name, value in known.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -235,4 +235,4 @@ def _toml(value: Any) -> str:
         return f"{{ {', '.join(pairs)} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)

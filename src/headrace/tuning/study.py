@@ -29,7 +29,7 @@ from headrace.tuning.trial_process import Part, run_part
 
 Say = Callable[[str], None]
 
-_MOST_FAILURES = 3  # with which a study ends, if nothing was measured before
+_MOST_FAILURES = 3  # of the first trials, with which a study ends
 _LARGEST_RESERVE = 0.5  # share of the budget for measuring again
 _START_S = 3.0  # of a run: assumed until one is known
 _FOREVER_S = 1e9
@@ -74,12 +74,13 @@ class Search:
         with interruptible(), contextlib.closing(Runner(slots)) as runner:
             try:
                 self._work(runner, self._next_of_search, self._search_ends)
-                self._work(runner, self._next_of_final, lambda: _FOREVER_S)
+                self._work(runner, self._next_of_final, lambda: self.plan.budget_s or _FOREVER_S)
             except KeyboardInterrupt:
-                for ended in runner.stop():
-                    if ended.outcome == "measured":
-                        self._finish(ended, runner)
+                self._stop(runner)
                 raise
+            finally:
+                if self.trials:  # with the seconds until now
+                    self._write(self.trials[-1])
 
     @property
     def spent_s(self) -> float:
@@ -95,9 +96,17 @@ class Search:
                 runner.start(key, self._part(key))
             if not runner.keys:
                 return
-            ended = runner.wait(time.monotonic() + left) if left > 0 else runner.stop()
-            for each in ended:
-                self._finish(each, runner)
+            if left <= 0:
+                self._stop(runner)
+                return
+            for ended in runner.wait(time.monotonic() + left):
+                self._finish(ended, runner)
+
+    def _stop(self, runner: Runner) -> None:
+        """Stop all that is under way. What did not end by itself goes on from its checkpoint."""
+        for ended in runner.stop():
+            if ended.outcome == "measured":
+                self._finish(ended, runner)
 
     def _part(self, key: Key) -> Part:
         plan, trial = self.plan, self.trials[key.number]
@@ -144,7 +153,8 @@ class Search:
             if following is None and len(self.trials) < plan.trials:
                 self._begin_trial()
                 continue
-            if following is None and not runner.keys:
+            has_whole = any(trial.state == "whole" for trial in self.trials)
+            if following is None and not runner.keys and not has_whole:
                 following = last_promoted(len(plan.rungs), standings)
             if following is None:
                 return None
@@ -243,12 +253,12 @@ class Search:
         trial.state, trial.reason = "failed", reason
         for seed in self.plan.seeds:
             runner.cancel(Key(key.number, seed, key.rung))
-        failed = [t for t in self.trials if t.state == "failed"]
-        known = any(t.measured for t in self.trials)
-        if not known and len(failed) >= min(_MOST_FAILURES, self.plan.trials):
+        first = self.trials[: min(_MOST_FAILURES, self.plan.trials)]
+        is_hopeless = all(t.state == "failed" for t in first)
+        if is_hopeless and len(first) == min(_MOST_FAILURES, self.plan.trials):
             self._write(trial)
             raise HeadraceError(
-                f"The first {len(failed)} trials all failed. The last one said:\n{ended.why}\n"
+                f"The first {len(first)} trials all failed. The last one said:\n{ended.why}\n"
                 f"Each trial's output: {self.folder / 'trials'}/*.log"
             )
 

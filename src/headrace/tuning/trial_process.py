@@ -87,6 +87,7 @@ def _measure(part: Part, result: RunResult) -> dict[str, Any]:
     measured = {
         "env_steps": summary["env_steps"],
         "mean_return": summary["mean_return"],
+        "episodes": summary["episodes"],
         "seconds": summary["wall_s"],
         "env_steps_per_s": summary["env_steps_per_s"],
     }
