@@ -219,6 +219,16 @@ def test_a_trial_that_fails_is_in_the_table_and_the_study_goes_on(tmp_path, way,
     assert f"failed: {reason}" in study.describe()
 
 
+def test_a_gradient_that_is_not_finite_fails_its_trial_alone(tmp_path):
+    study = headrace.tune(
+        "CartPole-v1", study=tmp_path / "s", space={"lr": {"choice": [1e-3, 1e38]}}, trials=3,
+        sampler="grid", metric="mean_return", prune="none", final_seeds=0, quiet=True, **SETTINGS,
+    )  # fmt: skip
+    (failed,) = (row for row in study.trials if row["state"] == "failed")
+    assert failed["values"]["lr"] == 1e38
+    assert failed["reason"].startswith("diverged: Update ")
+
+
 def test_a_study_whose_first_trials_all_fail_ends_with_their_reason(tmp_path):
     def broken():
         raise RuntimeError("no such file: maze.txt")

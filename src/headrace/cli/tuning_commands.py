@@ -1,5 +1,6 @@
 """The commands of many runs, `tune` and `sweep`, and their flags."""
 
+import abc
 import ast
 import json
 from dataclasses import dataclass, fields
@@ -67,9 +68,9 @@ class _StudyVerb(RunningVerb, SettingsVerb):
     def _request(self, argv: list[str]) -> RunRequest:
         return RunRequest(explicit(argv, self), config_file=read_config_file(self.config))
 
+    @abc.abstractmethod
     def options(self) -> api.Options:
         """Return the options of a new study."""
-        raise NotImplementedError
 
     def go_on(self, folder: Path, request: RunRequest, argv: list[str]) -> api.Study:
         """Go on with a study; ConfigError for an option that cannot change."""

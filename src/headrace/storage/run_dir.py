@@ -29,8 +29,13 @@ _MAX_CONFIG_BYTES = 1 << 20
 
 def default(env: str, algo: str, seed: int) -> Path:
     """Return an unused name below `runs/`, with environment, algorithm, seed and time."""
-    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"{env}_{algo}")
-    stem = f"{plain}_s{seed}_{time.strftime('%Y%m%d-%H%M%S')}"
+    return unused(f"{env}_{algo}_s{seed}")
+
+
+def unused(words: str) -> Path:
+    """Return an unused name below `runs/`: the words, in letters that a file may have, and time."""
+    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in words)
+    stem = f"{plain}_{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = Path("runs") / stem, 1
     while path.exists():
         number += 1

@@ -4,7 +4,6 @@ Left out: the loop (`study.py`), files (`plan.py`), the command line (`cli/tunin
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from headrace.tuning.metric import parse_metric
 from headrace.tuning.page import write_page
 from headrace.tuning.plan import PLAN, Plan, Trial, read_plan, read_trials
 from headrace.tuning.pruning import PRUNERS, make_rungs
-from headrace.tuning.samplers import SAMPLERS, GridSampler, make_sampler
+from headrace.tuning.samplers import GridSampler, make_sampler
 from headrace.tuning.space import Space, default_space, parse_space, read_space, to_json
 from headrace.tuning.study import Say, Search, settings_of
 
@@ -215,15 +214,13 @@ def begin(request: RunRequest, options: Options, folder: Path | None, say: Say) 
     _check_options(options)
     inspected = _with_code(inspect_request(_deterministic(request)))
     plan = _plan_of(inspected, options)
-    folder = folder or _default_folder(plan)
+    folder = folder or rundir.unused(f"{plan.verb}_{plan.env}_{plan.algo}")
     with rundir.locked(folder):
         if (folder / PLAN).exists():
             raise RunDirError(
                 f"{folder} holds a study already.\nTo go on with it: headrace {plan.verb} "
                 f"--resume {folder}\nFor a new one choose another directory with --study."
             )
-        with rundir.writable(folder):
-            (folder / "trials").mkdir(mode=0o700, exist_ok=True)
         plan.write(folder)
         return _follow(plan, inspected, folder, [], say)
 
@@ -350,7 +347,7 @@ def _plan_of(inspected: RunRequest, options: Options) -> Plan:
             for i in range(options.final_seeds if options.final_trials else 0)
         ],
         budget_s=options.budget_s,
-        about={"version": headrace.__version__, "cores": cpu_cores()},
+        version=headrace.__version__,
     )
     _check_ends(inspected, space, plan)
     # What cannot be written down cannot be gone on with.
@@ -417,11 +414,8 @@ def _check_options(options: Options) -> None:
             raise ConfigError(f"{name}={value}: expected at least {bound}.")
     if not options.budget_s >= 0:
         raise ConfigError(f"budget_s={options.budget_s}: expected seconds, or 0 for no limit.")
-    for name, known in (("sampler", SAMPLERS), ("prune", PRUNERS)):
-        if getattr(options, name) not in known:
-            raise ConfigError(
-                f"{name}={getattr(options, name)!r}: expected one of {', '.join(known)}."
-            )
+    if options.prune not in PRUNERS:
+        raise ConfigError(f"prune={options.prune!r}: expected one of {', '.join(PRUNERS)}.")
 
 
 def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
@@ -456,16 +450,6 @@ def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
     )
     again = replace(request, explicit=settings, config_file=NO_FILE, env=env, eval_env=eval_env)
     return _with_code(inspect_request(again))
-
-
-def _default_folder(plan: Plan) -> Path:
-    plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"{plan.env}_{plan.algo}")
-    stem = f"{plan.verb}_{plain}_{time.strftime('%Y%m%d-%H%M%S')}"
-    path, number = Path("runs") / stem, 1
-    while path.exists():
-        number += 1
-        path = Path("runs") / f"{stem}_{number}"
-    return path
 
 
 def _describe_plan(plan: Plan, folder: Path) -> str:

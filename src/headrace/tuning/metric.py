@@ -35,13 +35,15 @@ class Metric:
         if self.kind not in _WITH_GOAL:
             found: float | None = measured[self.kind]
             return found
-        if not self._is_reached(measured):
+        if not self.ends(measured):
             return None
         return float(measured["env_steps" if self.kind == "steps_to" else "seconds"])
 
     def ends(self, measured: Mapping[str, Any]) -> bool:
         """Return whether a run has its figure before all of its env steps."""
-        return self._is_reached(measured)
+        mean = measured["mean_return"]
+        is_full = measured["episodes"] >= WINDOW  # a run ends at a goal only then
+        return is_full and self.goal is not None and mean is not None and mean >= self.goal
 
     def score(self, measured: Sequence[Mapping[str, Any]]) -> float:
         """Return the score of a trial's seeds, which is as their mean figure.
@@ -78,11 +80,6 @@ class Metric:
     def lower_is_better(self) -> bool:
         """Whether small values are good."""
         return self.kind in _WITH_GOAL
-
-    def _is_reached(self, measured: Mapping[str, Any]) -> bool:
-        mean = measured["mean_return"]
-        is_full = measured["episodes"] >= WINDOW  # a run ends at a goal only then
-        return is_full and self.goal is not None and mean is not None and mean >= self.goal
 
 
 def parse_metric(words: Sequence[str]) -> Metric:

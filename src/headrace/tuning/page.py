@@ -1,6 +1,6 @@
 """The page of a study (`study.html`): best trials, curves, parallel coordinates, importances.
 
-Its layout is in `study.html` beside this file, a Jinja template that extends the report's.
+Its layout is in `study_page.html`, a Jinja template that extends the report's.
 """
 
 import math
@@ -17,7 +17,7 @@ from headrace.tools.runs.curves import Curve, curve_of, mean_curve
 from headrace.tuning import results
 from headrace.tuning.plan import Plan, Trial, run_dir
 from headrace.tuning.samplers import importances
-from headrace.tuning.space import Space, parse_space
+from headrace.tuning.space import parse_space, places
 from headrace.tuning.study import observed, ranked
 
 PAGE = "study.html"
@@ -40,7 +40,7 @@ def write_page(folder: Path, plan: Plan, trials: list[Trial]) -> Path:
         folder=folder.resolve(),
         state=_state(plan, trials),
         verdict=results.verdict(plan, trials),
-        legend_entries=[(_name(t), figures.line_fill(i)) for i, t in enumerate(colored)],
+        legend_entries=[(t.name, figures.line_fill(i)) for i, t in enumerate(colored)],
         curves=_curves(folder, plan, colored, rest),
         coordinates=_coordinates(plan, colored, rest),
         importances=_importances(plan, trials),
@@ -50,10 +50,6 @@ def write_page(folder: Path, plan: Plan, trials: list[Trial]) -> Path:
     )
     save_page(page, folder / PAGE)
     return folder / PAGE
-
-
-def _name(trial: Trial) -> str:
-    return "preset" if trial.is_preset else f"trial {trial.number}"
 
 
 def _state(plan: Plan, trials: Sequence[Trial]) -> str:
@@ -88,21 +84,17 @@ def _coordinates(plan: Plan, colored: Sequence[Trial], rest: Sequence[Trial]) ->
     finite = [score for score in scores if math.isfinite(score)]
     if not finite:
         return None
-    least, most = min(finite), max(finite)
-    span = (most - least) or 1.0
-    places = [
-        _places(space, trial, max(0.0, (score - least) / span) if math.isfinite(score) else 0.0)
-        for trial, score in zip(trials, scores, strict=True)
-    ]
-    lines = {i: p for i, p in enumerate(places[: len(colored)]) if p is not None}
-    faint = [p for p in places[len(colored) :] if p is not None]
+    least = min(finite)
+    span = (max(finite) - least) or 1.0
+    known = {
+        i: [*at, (max(score, least) - least) / span]
+        for i, (trial, score) in enumerate(zip(trials, scores, strict=True))
+        if (at := places(space, trial.values)) is not None
+    }
+    lines = {i: at for i, at in known.items() if i < len(colored)}
+    faint = [at for i, at in known.items() if i >= len(colored)]
     names = [*space, plan.metric.title]
     return figures.parallel("Settings of the trials", names, lines, faint) if lines else None
-
-
-def _places(space: Space, trial: Trial, score: float) -> list[float] | None:
-    places = [each.place(trial.values.get(name)) for name, each in space.items()]
-    return None if None in places else [*(p for p in places if p is not None), score]
 
 
 def _importances(plan: Plan, trials: list[Trial]) -> list[tuple[str, float]] | str:

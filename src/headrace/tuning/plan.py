@@ -60,7 +60,7 @@ class Plan:
     final_trials: int
     final_seeds: list[int]
     budget_s: float
-    about: dict[str, Any] = field(default_factory=dict)
+    version: str
 
     @property
     def total_env_steps(self) -> int:
@@ -104,6 +104,11 @@ class Trial:
         """Whether nothing is changed."""
         return not self.changes
 
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return "preset" if self.is_preset else f"trial {self.number}"
+
     def rung(self, num_seeds: int) -> int:
         """Return the last rung that all seeds have reached; -1: none."""
         return sum(len(each) == num_seeds for each in self.measured) - 1
@@ -124,8 +129,6 @@ def run_dir(folder: Path, plan: Plan, number: int, seed: int, *, fresh: bool = F
 
 def write_trial(folder: Path, trial: Trial) -> None:
     """Write what is known of a trial; RunDirError if there is no room."""
-    with writable(folder):
-        (folder / "trials").mkdir(mode=0o700, exist_ok=True)
     _write(folder / "trials" / f"{trial.number:04d}.json", asdict(trial))
 
 
@@ -160,6 +163,7 @@ def read_trials(folder: Path) -> list[Trial]:
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
     with writable(path.parent):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
 
 

@@ -119,12 +119,11 @@ def verdict(plan: Plan, trials: list[Trial]) -> list[str]:
     if best is None:
         return ["No trial was measured."]
     preset = next((trial for trial in trials if trial.is_preset), None)
-    name = "the preset" if best.is_preset else f"trial {best.number}"
     mine = fresh_of(plan, best)
     if mine is None:
-        return [f"Best: {name}, {_value(plan, _row(plan, best)['value'])}."]
+        return [f"Best: {best.name}, {plan.metric.describe(_row(plan, best)['value'])}."]
     seeds = len(plan.final_seeds)
-    lines = [f"Best on {seeds} fresh seeds: {name}, {_fresh_words(plan, mine)}."]
+    lines = [f"Best on {seeds} fresh seeds: {best.name}, {_fresh_words(plan, mine)}."]
     theirs = None if preset is None else fresh_of(plan, preset)
     if best is preset or preset is None or theirs is None:
         return [*lines, "Tuning found nothing better than the preset."] if best is preset else lines
@@ -145,7 +144,7 @@ def verdict(plan: Plan, trials: list[Trial]) -> list[str]:
 def best_toml(plan: Plan, trials: list[Trial], best: Trial) -> str:
     """Return the settings of the best trial for `headrace train ENV --config`, and how found."""
     about = [
-        f"Found by headrace {plan.about.get('version', '')} {plan.verb} on {plan.env}: "
+        f"Found by headrace {plan.version} {plan.verb} on {plan.env}: "
         f"{len(trials)} trials, {sum(t.seconds for t in trials) / 60:.1f} minutes of training.",
         f"Searched with seeds {_words(plan.seeds)}, sampler {plan.sampler}, pruning {plan.pruner}, "
         f"compared by {plan.metric.title}.",
@@ -186,23 +185,19 @@ def cells(plan: Plan, trial: Trial) -> list[str]:
     fresh = fresh_of(plan, trial)
     again = [] if not plan.final_seeds else ["" if fresh is None else _fresh_words(plan, fresh)]
     return [
-        "preset" if trial.is_preset else str(trial.number),
-        _value(plan, row["value"]),
+        trial.name.removeprefix("trial "),
+        plan.metric.describe(row["value"]),
         f"{row['env_steps']:,}",
         *again,
         *(_short(trial.values.get(name)) for name in plan.space),
     ]
 
 
-def _value(plan: Plan, value: float | None) -> str:
-    return plan.metric.describe(value)
-
-
 def _fresh_words(plan: Plan, fresh: Fresh) -> str:
     reached = sum(value is not None for value in fresh.values)
     if fresh.mean is None:
         return f"{reached} of {len(fresh.values)} seeds"
-    text = _value(plan, fresh.mean)
+    text = plan.metric.describe(fresh.mean)
     if fresh.interval is not None:
         text += f" [{fresh.interval[0]:,.1f}, {fresh.interval[1]:,.1f}]"
     return text

@@ -40,7 +40,6 @@ class _Running:
     key: Any
     process: sessions.SessionProcess
     stack: contextlib.ExitStack
-    progress: dict[str, Any] = field(default_factory=dict)
 
 
 class Runner:
@@ -129,10 +128,8 @@ class Runner:
                     return Ended(running.key, "measured", message["measured"])
                 if "stopped" in message:
                     return Ended(running.key, "stopped")
-                if "failed" in message:
-                    kind, why = message["failed"]
-                    return Ended(running.key, kind, why=why)
-                running.progress = message["progress"]
+                kind, why = message["failed"]
+                return Ended(running.key, kind, why=why)
         except EOFError:
             cause = running.process.cause()
             kills, self._kills = self._kills, sessions.out_of_memory_kills()

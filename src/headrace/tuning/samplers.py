@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import ConfigError, MissingExtraError, install_command
-from headrace.tuning.space import Parameter, Space
-
-SAMPLERS = ("tpe", "random", "grid", "cmaes")
+from headrace.tuning.space import Parameter, Space, places
 
 
 @dataclass(frozen=True)
@@ -111,13 +109,15 @@ class CmaEsSampler(Sampler):
         self._cmaes = cmaes
 
     def ask(self, number: int, observed: Sequence[Observed]) -> dict[str, Any]:
-        dimensions = len(self.space)
-        # Two is the least that it takes.
-        bounds = np.array([[0.0, 1.0]] * max(2, dimensions))
+        bounds = np.array([[0.0, 1.0]] * max(2, len(self.space)))  # it takes no fewer
         seed = int(self._generator(number).integers(1 << 31))
         cma = self._cmaes.CMA(np.full(len(bounds), 0.5), 0.3, bounds=bounds, seed=seed)
-        ended = [(self._places(each), each) for each in observed if each.env_steps]
-        known = [(place, _cost(each)) for place, each in ended if place is not None]
+        ended = [(places(self.space, each.values), each) for each in observed if each.env_steps]
+        known = [
+            (np.array([*place, 0.5][: len(bounds)]), _cost(each))
+            for place, each in ended
+            if place is not None
+        ]
         size = cma.population_size
         for first in range(0, len(known) - size + 1, size):
             cma.tell(known[first : first + size])
@@ -127,21 +127,17 @@ class CmaEsSampler(Sampler):
             for (name, each), share in zip(self.space.items(), point, strict=False)
         }
 
-    def _places(self, trial: Observed) -> Any:
-        places = [each.place(trial.values.get(name)) for name, each in self.space.items()]
-        if any(place is None for place in places):
-            return None  # the preset may lie outside of the space
-        return np.array([*places, 0.5][: max(2, len(places))], float)
+
+SAMPLERS: dict[str, Callable[[Space, int], Sampler]] = {
+    "tpe": TpeSampler, "random": RandomSampler, "grid": GridSampler, "cmaes": CmaEsSampler,
+}  # fmt: skip
 
 
 def make_sampler(name: str, space: Space, seed: int) -> Sampler:
     """Return the sampler of a name; ConfigError, or MissingExtraError without its package."""
-    known: dict[str, Callable[[Space, int], Sampler]] = {
-        "tpe": TpeSampler, "random": RandomSampler, "grid": GridSampler, "cmaes": CmaEsSampler,
-    }  # fmt: skip
-    if name not in known:
+    if name not in SAMPLERS:
         raise ConfigError(f"sampler={name!r}: expected one of {', '.join(SAMPLERS)}.")
-    return known[name](space, seed)
+    return SAMPLERS[name](space, seed)
 
 
 def as_optuna(optuna: Any, space: Space, observed: Sequence[Observed]) -> list[Any]:
@@ -153,9 +149,8 @@ def as_optuna(optuna: Any, space: Space, observed: Sequence[Observed]) -> list[A
     states, worst = optuna.trial.TrialState, _worst(observed)
     trials = []
     for each in observed:
-        places = {name: p.place(each.values.get(name)) for name, p in space.items()}
-        if None in places.values():
-            continue  # the preset may lie outside of the space
+        if places(space, each.values) is None:
+            continue
         score = worst if each.score is None else max(each.score, worst)
         state = states.COMPLETE if each.is_whole or each.score is None else states.PRUNED
         if not each.env_steps and each.score is not None:
@@ -229,10 +224,7 @@ def _to_optuna(parameter: Parameter, value: Any) -> Any:
 def _from_optuna(parameter: Parameter, value: Any) -> Any:
     if parameter.kind == "choice":
         return parameter.of[value]
-    if parameter.kind == "int":
-        return value
-    rounded = float(f"{value:.4g}")
-    return round(1.0 - rounded, 12) if parameter.kind == "one_minus_log" else rounded
+    return value if parameter.kind == "int" else parameter.value(value)
 
 
 def _worst(observed: Sequence[Observed]) -> float:

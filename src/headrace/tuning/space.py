@@ -44,9 +44,13 @@ class Parameter:
         if self.kind == "int":
             return least + min(int(share * (most - least + 1)), most - least)
         if self.kind == "uniform":
-            return _rounded(least + share * (most - least))
-        number = _rounded(math.exp(math.log(least) + share * (math.log(most) - math.log(least))))
-        return round(1.0 - number, 12) if self.kind == "one_minus_log" else number
+            return self.value(least + share * (most - least))
+        return self.value(math.exp(math.log(least) + share * (math.log(most) - math.log(least))))
+
+    def value(self, number: float) -> float:
+        """Return the value that a number within the range stands for, in four digits."""
+        rounded = float(f"{number:.{_DIGITS}g}")
+        return round(1.0 - rounded, 12) if self.kind == "one_minus_log" else rounded
 
     def place(self, value: Any) -> float | None:
         """Return the place of a value between 0 and 1; None if it is not in the range."""
@@ -76,6 +80,12 @@ class Parameter:
 
 
 Space = dict[str, Parameter]
+
+
+def places(space: Space, values: Mapping[str, Any]) -> list[float] | None:
+    """Return the places of values; None if one is not in its range, as those of a preset may be."""
+    found = [each.place(values.get(name)) for name, each in space.items()]
+    return None if None in found else [place for place in found if place is not None]
 
 
 def parse_space(tables: Mapping[str, Any], source: str) -> Space:
@@ -137,7 +147,3 @@ def _parameter(name: str, table: Any, source: str) -> Parameter:
     if kind in ("log", "one_minus_log") and of[0] <= 0:
         raise ConfigError(f"{name} ({source}): {kind} = {of!r}: expected numbers above 0.")
     return Parameter(name, kind, tuple(of))
-
-
-def _rounded(number: float) -> float:
-    return float(f"{number:.{_DIGITS}g}")

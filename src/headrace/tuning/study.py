@@ -78,9 +78,6 @@ class Search:
             except KeyboardInterrupt:
                 self._stop(runner)
                 raise
-            finally:
-                if self.trials:  # with the seconds until now
-                    self._write(self.trials[-1])
 
     @property
     def spent_s(self) -> float:
@@ -107,6 +104,8 @@ class Search:
         for ended in runner.stop():
             if ended.outcome == "measured":
                 self._finish(ended, runner)
+        if self.trials:
+            self._write(self.trials[-1])  # with the seconds until now
 
     def _part(self, key: Key) -> Part:
         plan, trial = self.plan, self.trials[key.number]
@@ -268,7 +267,7 @@ class Search:
 
     def _line(self, trial: Trial, key: Key) -> str:
         plan = self.plan
-        name = "preset" if trial.is_preset else f"trial {trial.number}"
+        name = trial.name
         if key.is_fresh:
             name += f", fresh seed {key.seed}"
         elif len(plan.seeds) > 1:

@@ -5,8 +5,6 @@ Left out: which part is run next (`study.py`).
 
 import contextlib
 import shutil
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,6 @@ from headrace.learner.frozen import random_names
 from headrace.training.job import RunRequest
 from headrace.training.launch import Launch
 from headrace.training.rank import RunResult
-
-_REPORT_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ def run_part(orders: bytes, pipe: Any) -> None:
             pipe.send(message)
 
     try:
-        result = _train(part, run_dir, send)
+        result = _train(part, run_dir)
         if result.stopped_by:
             send(stopped=result.stopped_by)
         else:
@@ -64,17 +60,8 @@ def run_part(orders: bytes, pipe: Any) -> None:
         send(failed=sessions.failure(error))
 
 
-def _train(part: Part, run_dir: Path, send: Any) -> RunResult:
-    reported_at = 0.0
-
-    def on_update(_: int, metrics: Mapping[str, Any]) -> None:
-        nonlocal reported_at
-        now = time.perf_counter()
-        if now - reported_at >= _REPORT_EVERY_S:
-            reported_at = now
-            send(progress={name: metrics[name] for name in ("env_steps", "mean_return")})
-
-    launch = Launch(on_update, pause_at=part.until)
+def _train(part: Part, run_dir: Path) -> RunResult:
+    launch = Launch(pause_at=part.until)
     if any(run_dir.glob("checkpoints/step_*")):
         return launch.resume(run_dir, replace(part.request, explicit={}))
     if run_dir.exists():  # a process was killed before its first checkpoint
