@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import tomllib
 
 import pytest
@@ -71,6 +72,7 @@ def test_a_study_trains_the_best_on_and_measures_them_again(study):
     assert trials[0].changes == {}
     assert trials[0].values == {"lr": 1e-3, "num_epochs": 5}  # the preset's
     assert {len(trial.measured) for trial in trials} == {1, 2}
+    assert {t.measured[0]["3"]["env_steps"] for t in trials} == {RUNGS[0]}
     first = {t.number: t.measured[0]["3"]["eval_return"] for t in trials}
     best = sorted(first, key=lambda number: (-first[number], number))
     whole = [t.number for t in trials if t.state == "whole"]
@@ -219,11 +221,43 @@ def test_a_trial_that_fails_is_in_the_table_and_the_study_goes_on(tmp_path, way,
     assert f"failed: {reason}" in study.describe()
 
 
+class InTurns(Counting):
+    """Of the processes that step it, the first waits for ever, and the second raises."""
+
+    def __init__(self, folder):
+        super().__init__(truncate_at=10)
+        self.folder, self.turn = folder, None
+
+    def step(self, action):
+        while self.turn is None:
+            turn = len(list(self.folder.iterdir()))
+            with contextlib.suppress(FileExistsError):
+                (self.folder / str(turn)).touch(exist_ok=False)
+                self.turn = turn
+        if self.turn == 0:
+            threading.Event().wait()
+        if self.turn == 1:
+            raise ValueError("not this seed")
+        return super().step(action)
+
+
+def test_other_seeds_of_a_trial_that_failed_end_with_it(tmp_path):
+    turns = tmp_path / "turns"
+    turns.mkdir()
+    study = headrace.tune(
+        lambda: InTurns(turns), study=tmp_path / "s", space={"lr": {"choice": [1e-3]}}, trials=2,
+        sampler="grid", seeds=2, parallel=2, metric="mean_return", prune="none", final_seeds=0,
+        quiet=True, num_envs=1, num_steps=64, num_workers=0, total_env_steps=128,
+    )  # fmt: skip
+    assert [row["state"] for row in study.trials] == ["failed", "whole"]
+
+
 def test_a_gradient_that_is_not_finite_fails_its_trial_alone(tmp_path):
     study = headrace.tune(
-        "CartPole-v1", study=tmp_path / "s", space={"lr": {"choice": [1e-3, 1e38]}}, trials=3,
+        "CartPole-v1", study=tmp_path / "s", space={"lr": {"choice": [1e-3, 1e38]}}, trials=9,
         sampler="grid", metric="mean_return", prune="none", final_seeds=0, quiet=True, **SETTINGS,
     )  # fmt: skip
+    assert len(study.trials) == 3  # the preset, and the points of the grid
     (failed,) = (row for row in study.trials if row["state"] == "failed")
     assert failed["values"]["lr"] == 1e38
     assert failed["reason"].startswith("diverged: Update ")
@@ -248,13 +282,14 @@ def test_several_seeds_and_a_goal(tmp_path):
     """All episodes have a return of 10: the smaller batch sees the hundredth of them sooner."""
     study = headrace.tune(
         "tests.tuning.test_study:short", study=tmp_path / "s", sampler="grid", trials=3, seeds=2,
-        space={"num_steps": {"choice": [8, 96]}}, metric="steps_to 10", prune="none",
-        final_seeds=0, quiet=True, num_envs=4, total_env_steps=100_000, seed=3,
+        space={"num_steps": {"choice": [8, 96]}}, metric="steps_to 10", final_seeds=0,
+        quiet=True, num_envs=4, total_env_steps=100_000, seed=3,
     )  # fmt: skip
     assert {row["values"]["num_steps"]: row["value"] for row in study.trials[1:]} == {
         8: 1024,
         96: 1152,
     }
+    assert {row["state"] for row in study.trials} == {"whole"}  # at the first rung
     assert study.best == {"num_steps": 8}
     assert (tmp_path / "s/trials/0001-s3/config.json").exists()
     assert (tmp_path / "s/trials/0001-s4/config.json").exists()
