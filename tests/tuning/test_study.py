@@ -14,6 +14,7 @@ import headrace
 from headrace.errors import ConfigError, HeadraceError, RunDirError
 from headrace.storage.metrics import read_metrics
 from headrace.tuning.plan import read_plan, read_trials
+from headrace.tuning.results import best_toml
 from tests import python
 from tests.faults.support import small_disk
 from tests.support import Counting, children, leaders, still_alive
@@ -96,15 +97,16 @@ def test_a_trial_that_went_on_is_as_one_that_was_run_through(study, tmp_path):
 
 
 def test_best_toml_trains_what_was_measured(study, tmp_path):
-    path = study.dir / "best.toml"
-    text = path.read_text()
+    text = (study.dir / "best.toml").read_text()
     assert "# Measured again with seeds 1003 and 1004." in text
-    found = tomllib.loads(text)
-    assert {name: found[name] for name in study.best} == study.best
-    best = next(t for t in read_trials(study.dir) if t.changes == study.best)
+    assert {name: tomllib.loads(text)[name] for name in study.best} == study.best
+    trials = read_trials(study.dir)
+    other = next(trial for trial in trials if trial.fresh and trial.changes)  # as if it were best
+    path = tmp_path / "best.toml"
+    path.write_text(best_toml(study.plan, trials, other))
     run = headrace.train("CartPole-v1", config=path, seed=1004, run_dir=tmp_path / "r", quiet=True)
-    assert rows(run.dir) == rows(study.dir / f"fresh/{best.number:04d}-s1004")
-    assert run.mean_return == best.fresh["1004"]["mean_return"]
+    assert rows(run.dir) == rows(study.dir / f"fresh/{other.number:04d}-s1004")
+    assert run.mean_return == other.fresh["1004"]["mean_return"]
 
 
 def test_what_python_gets(study):
@@ -247,7 +249,7 @@ def test_other_seeds_of_a_trial_that_failed_end_with_it(tmp_path):
     study = headrace.tune(
         lambda: InTurns(turns), study=tmp_path / "s", space={"lr": {"choice": [1e-3]}}, trials=2,
         sampler="grid", seeds=2, parallel=2, metric="mean_return", prune="none", final_seeds=0,
-        quiet=True, num_envs=1, num_steps=64, num_workers=0, total_env_steps=128,
+        quiet=True, num_envs=1, num_steps=64, num_workers=0, total_env_steps=128, guards=False,
     )  # fmt: skip
     assert [row["state"] for row in study.trials] == ["failed", "whole"]
 
