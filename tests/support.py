@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from headrace.algos.base import UpdateContext
+from headrace.algos.schedules import in_force
 from headrace.collectors.api import PolicyPlan, SamplingPlan
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.synchronous import SynchronousCollector
@@ -267,6 +268,7 @@ def saved_rows(run_dir, name="learner_default"):
 
 def learn_once(algorithm, policy, experience, config, order, *, step=None, progress=0.0):
     """One update as a learner makes it; `step` stands in for the optimizer's."""
+    config = in_force(config, round(1000 * progress), 1000)
     modules = {"policy": policy}
     spec = algorithm.losses(modules, config)["policy"]
     step = step or Optimizer(Loss(spec, config, compiled=False), spec.max_grad_norm).step

@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -15,6 +16,7 @@ from typing import (
     Any,
     Literal,
     TypeVar,
+    Union,
     dataclass_transform,
     get_args,
     get_origin,
@@ -26,8 +28,19 @@ from headrace.errors import ConfigError, did_you_mean
 T = TypeVar("T")
 
 
+class Bounds(ABC):
+    """What values a field takes, besides its type; its text says what is expected."""
+
+    @abstractmethod
+    def __str__(self) -> str: ...
+
+    @abstractmethod
+    def contain(self, value: Any) -> bool:
+        """Return whether a value of the field's type is allowed."""
+
+
 @dataclass(frozen=True)
-class Between:
+class Between(Bounds):
     """The finite bounds of a number, or of each number in a tuple; both are allowed as well."""
 
     least: float
@@ -112,7 +125,8 @@ def check_values(cls: Any, values: Mapping[str, Any], source: str = "") -> dict[
         metadata: tuple[Any, ...] = ()
         if get_origin(hint) is Annotated:
             hint, metadata = hint.__origin__, hint.__metadata__
-        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        is_union = get_origin(hint) in (Union, UnionType)  # of a Literal it is the former
+        kinds = get_args(hint) if is_union else (hint,)
         if value == "auto":
             autos = (item.auto for item in metadata if isinstance(item, Between))
             value = next((auto for auto in autos if auto is not None), value)
@@ -121,7 +135,7 @@ def check_values(cls: Any, values: Mapping[str, Any], source: str = "") -> dict[
         for item in metadata:
             if isinstance(item, Expected):
                 expected = item.words
-            elif isinstance(item, Between) and fits and not item.contain(fitting):
+            if isinstance(item, Bounds) and fits and not item.contain(fitting):
                 fits, expected = False, str(item)
         if not fits:
             # Users see the names of PPO and Network, not those of groups of a run's settings.
@@ -156,10 +170,14 @@ def _convert_one(kind: Any, value: Any) -> Any | None:
     if origin is Literal:
         return value if value in get_args(kind) else None
     if origin is tuple:
-        item = get_args(kind)[0]
-        items = (
-            [_convert_one(item, v) for v in value] if isinstance(value, list | tuple) else [None]
-        )
+        if not isinstance(value, list | tuple):
+            return None
+        kinds = get_args(kind)
+        if kinds[-1] is Ellipsis:
+            kinds = kinds[:1] * len(value)
+        if len(kinds) != len(value):
+            return None
+        items = [_convert_one(item, v) for item, v in zip(kinds, value, strict=True)]
         return None if None in items else tuple(items)
     if origin is dict:
         return value if isinstance(value, dict) and is_plain(value) else None

@@ -22,11 +22,10 @@ class TwoRows:
         return self.result
 
 
-def minibatch(**columns):
+def minibatch(ent_coef=0.0, **columns):
     rows = {"obs": torch.zeros(2, 1), "action": torch.zeros(2), "weight": torch.tensor([0.5, 0.5])}
-    return (
-        rows | {"clip_coef": torch.tensor(0.2)} | {k: torch.tensor(v) for k, v in columns.items()}
-    )
+    columns |= {"clip_coef": 0.2, "ent_coef": ent_coef}
+    return rows | {name: torch.tensor(column) for name, column in columns.items()}
 
 
 def test_the_loss_by_hand():
@@ -35,9 +34,10 @@ def test_the_loss_by_hand():
     # values 1 and 3 against targets 2 and 2: half the mean of 1 and 1 is 0.5; entropies 0.7, 0.3
     policy = TwoRows([math.log(1.5), math.log(0.5)], [0.7, 0.3], [1.0, 3.0])
     rows = minibatch(
-        log_prob=[0.0, 0.0], value=[1.0, 2.0], advantage=[2.0, -1.0], target=[2.0, 2.0]
-    )
-    total, metrics = ppo.loss(policy, rows, PPO(vf_coef=0.5, ent_coef=0.1))
+        log_prob=[0.0, 0.0], value=[1.0, 2.0], advantage=[2.0, -1.0], target=[2.0, 2.0],
+        ent_coef=0.1,
+    )  # fmt: skip
+    total, metrics = ppo.loss(policy, rows, PPO(vf_coef=0.5))
     assert float(total) == pytest.approx(-0.8 + 0.5 * 0.5 - 0.1 * 0.5)
     assert float(metrics["policy_loss"]) == pytest.approx(-0.8)
     assert float(metrics["value_loss"]) == pytest.approx(0.5)

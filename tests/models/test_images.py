@@ -93,7 +93,8 @@ def test_naturecnn_ppo_equals_a_plain_implementation():
         rows, Cuts(everything.unsqueeze(0), None, 1), SINGLE_RANK, normalize_advantage=True
     )
     minibatch = whole[0]
-    ours, metrics = ppo.loss(policy, minibatch | {"clip_coef": torch.tensor(0.1)}, cfg)
+    scalars = {"clip_coef": torch.tensor(0.1), "ent_coef": torch.tensor(0.01)}
+    ours, metrics = ppo.loss(policy, minibatch | scalars, cfg)
     ours.backward()
     plain = Plain(policy.state_dict())
     theirs = plain_loss(plain, fragment, cfg)

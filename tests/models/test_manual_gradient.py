@@ -42,6 +42,7 @@ def minibatch_for(policy, seen, cfg):
         "target": acted["value"] + normal(ROWS),
         "weight": weight / weight.sum(),
         "clip_coef": torch.tensor(cfg.clip_coef),
+        "ent_coef": torch.tensor(cfg.ent_coef),
     }
 
 

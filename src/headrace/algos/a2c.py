@@ -37,9 +37,9 @@ def loss(policy: Policy, minibatch: Minibatch, cfg: ActorCriticConfig) -> tuple[
     """Return the loss of a batch, and its metrics.
 
     Args:
-        minibatch: rows of `obs, action, advantage, target, weight`. The weights of all ranks add up
-            to the number of ranks. A recurrent core adds `reset` for each row and `state` for each
-            env; rows are sequences then.
+        minibatch: rows of `obs, action, advantage, target, weight`, and the scalar `ent_coef` of
+            this update. The weights of all ranks add up to the number of ranks. A recurrent core
+            adds `reset` for each row and `state` for each env; rows are sequences then.
     """
     weight = minibatch["weight"]
     memory = (minibatch["state"], minibatch["reset"]) if "state" in minibatch else ()
@@ -50,7 +50,7 @@ def loss(policy: Policy, minibatch: Minibatch, cfg: ActorCriticConfig) -> tuple[
     value_loss = 0.5 * ((value - minibatch["target"]).square() * weight).sum()
     mean_entropy = (entropy * weight).sum()
 
-    total = policy_loss + cfg.vf_coef * value_loss - cfg.ent_coef * mean_entropy
+    total = policy_loss + cfg.vf_coef * value_loss - minibatch["ent_coef"] * mean_entropy
     metrics = {
         "loss": total,
         "policy_loss": policy_loss,
@@ -79,5 +79,6 @@ def one_step(rows: Minibatch, ctx: UpdateContext[ActorCriticConfig]) -> Metrics:
     """Take one optimizer step on all rows. They hold the inputs of `loss`, and `valid`."""
     normalize = ctx.config.normalize_advantage
     whole = minibatches(rows, None, ctx.ranks, normalize_advantage=normalize)[0]
+    whole |= {"ent_coef": rows["advantage"].new_tensor(ctx.config.ent_coef)}
     metrics = ctx.step("policy", whole, ctx.lr)
     return metrics | value_metrics(rows, ctx.ranks) | {"lr": torch.tensor(ctx.lr)}

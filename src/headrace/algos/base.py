@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Proto
 import torch
 from torch import Tensor, nn
 
+from headrace.algos.schedules import Schedule, ScheduleByPoints
 from headrace.batch import Fragment, Minibatch, StoredOutputs
 from headrace.configclass import (
     Between,
@@ -33,8 +34,9 @@ class AlgorithmConfig:
 
     lr: NonNegative = 3e-4
     """Learning rate of Adam."""
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """Keep the learning rate, or let it fall to 0 over schedule_env_steps."""
+    lr_schedule: Schedule = "constant"
+    """Keep the learning rate; let it fall to 0 over schedule_env_steps; or go through points
+    [[env_steps, value], ...]."""
     gamma: Share = 0.99
     """Discount per env step."""
     max_grad_norm: NonNegative = 0.5
@@ -47,12 +49,18 @@ class AlgorithmConfig:
 class ActorCriticConfig(AlgorithmConfig):
     """Settings of algorithms that learn from advantages."""
 
+    gamma_schedule: ScheduleByPoints = "constant"
+    """Keep gamma, or change it at points."""
     gae_lambda: Share = 0.95
     """Decay of the advantage trace."""
+    gae_lambda_schedule: ScheduleByPoints = "constant"
+    """Keep gae_lambda, or go through points."""
     normalize_advantage: bool = False
     """Give the advantages of each minibatch mean 0 and deviation 1."""
     ent_coef: NonNegative = 0.0
     """Weight of the entropy bonus."""
+    ent_schedule: Schedule = "constant"
+    """The same as lr_schedule, of ent_coef."""
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
 
@@ -140,7 +148,8 @@ class UpdateContext(Generic[ConfigT_co]):
             include `grad_norm`, the norm before clipping.
         minibatch_order: number of epochs E -> `[E, T, N]`: permutations of the steps of each env;
             with a recurrent core `[E, N]`: the position of each env among those of all ranks.
-        progress: share of the schedules that has passed, in [0, 1].
+        config: the algorithm's settings; one with a schedule has its value of this update.
+        progress: share of schedule_env_steps that has passed, in [0, 1].
         seed: of the run.
         version: updates before this one.
         learner_steps: steps of the first loss before this update.
@@ -172,11 +181,7 @@ class UpdateContext(Generic[ConfigT_co]):
     @property
     def lr(self) -> float:
         """The learning rate of this update."""
-        return self.scheduled(self.config.lr, self.config.lr_schedule)
-
-    def scheduled(self, value: float, schedule: str) -> float:
-        """Return `value` after its schedule."""
-        return value * (1 - self.progress if schedule == "linear" else 1.0)
+        return self.config.lr
 
 
 def _as_it_is(function: Recordable) -> Recordable:

@@ -4,7 +4,7 @@ The settings, the loss of a minibatch, and the algorithm. docs/ppo.md numbers al
 sources.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from headrace.algos.base import (
     mean_of,
     policy_loss,
 )
+from headrace.algos.schedules import Schedule
 from headrace.algos.targets import advantages, cuts, minibatches, value_metrics
 from headrace.batch import Fragment, Minibatch, StoredOutputs
 from headrace.configclass import NonNegative, configclass
@@ -35,8 +36,8 @@ class PPO(EpochsConfig, ActorCriticConfig):
 
     clip_coef: NonNegative = 0.2
     """Distance from 1 at which the probability ratio is clipped."""
-    clip_schedule: Literal["constant", "linear"] = "constant"
-    """Keep clip_coef, or let it fall to 0 over schedule_env_steps."""
+    clip_schedule: Schedule = "constant"
+    """The same as lr_schedule, of clip_coef."""
     clip_value_loss: bool = False
     """Clip the value's change by clip_coef as well."""
     normalize_advantage: bool = True
@@ -44,14 +45,18 @@ class PPO(EpochsConfig, ActorCriticConfig):
     """Stop the epochs of an update once the mean KL of one exceeds this (nats; 0: never)."""
 
 
+_SCALARS = "clip_coef", "ent_coef"
+"""Settings that the loss reads from the minibatch, since they may have a schedule."""
+
+
 def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, Metrics]:
     """Return the loss of a minibatch, and its metrics.
 
     Args:
-        minibatch: rows of `obs, action, log_prob, value, advantage, target, weight`, and the scalar
-            `clip_coef` of this update. The weights of all ranks add up to the number of ranks. A
-            recurrent core adds `reset` for each row and `state` for each env (`Policy.forward`);
-            rows are sequences then.
+        minibatch: rows of `obs, action, log_prob, value, advantage, target, weight`, and the scalars
+            `clip_coef` and `ent_coef` of this update. The weights of all ranks add up to the number
+            of ranks. A recurrent core adds `reset` for each row and `state` for each env
+            (`Policy.forward`); rows are sequences then.
     """
     weight, clip = minibatch["weight"], minibatch["clip_coef"]
     memory = (minibatch["state"], minibatch["reset"]) if "state" in minibatch else ()
@@ -71,7 +76,7 @@ def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, Metric
     value_loss = 0.5 * (squared_error * weight).sum()
     mean_entropy = (entropy * weight).sum()
 
-    total = policy_loss + cfg.vf_coef * value_loss - cfg.ent_coef * mean_entropy
+    total = policy_loss + cfg.vf_coef * value_loss - minibatch["ent_coef"] * mean_entropy
     with torch.no_grad():
         metrics = {
             "loss": total,
@@ -117,8 +122,8 @@ def epochs(rows: Minibatch, ctx: UpdateContext[PPO]) -> Metrics:
         Metrics: means over the update's minibatches.
     """
     cfg, lr = ctx.config, ctx.lr
-    clip_coef = ctx.scheduled(cfg.clip_coef, cfg.clip_schedule)
-    clip = torch.tensor(clip_coef, device=rows["advantage"].device)
+    like = rows["advantage"]
+    now = {name: like.new_tensor(getattr(cfg, name)) for name in _SCALARS}
     cut = cuts(rows, ctx.minibatch_order(cfg.num_epochs), cfg.num_minibatches, ctx.ranks)
     picked = minibatches(rows, cut, ctx.ranks, normalize_advantage=cfg.normalize_advantage)
     seen: list[Metrics] = []
@@ -126,7 +131,7 @@ def epochs(rows: Minibatch, ctx: UpdateContext[PPO]) -> Metrics:
     for epoch in range(cfg.num_epochs):
         first = epoch * cfg.num_minibatches
         numbers = range(first, first + cfg.num_minibatches)
-        seen += [ctx.step("policy", picked[i] | {"clip_coef": clip}, lr) for i in numbers]
+        seen += [ctx.step("policy", picked[i] | now, lr) for i in numbers]
         if cfg.target_kl:
             kl = ctx.ranks.gather(mean_of(seen[first:])["approx_kl"]).mean()
             if kl > cfg.target_kl:
@@ -137,7 +142,7 @@ def epochs(rows: Minibatch, ctx: UpdateContext[PPO]) -> Metrics:
         | value_metrics(rows, ctx.ranks)
         | {
             "lr": torch.tensor(lr),
-            "clip_coef": clip,
+            "clip_coef": now["clip_coef"],
             "num_epochs": torch.tensor(float(epoch + 1)),
         }
     )

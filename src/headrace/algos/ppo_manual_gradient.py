@@ -38,6 +38,7 @@ class Gradient:
         net, cfg = self._net, self._cfg
         columns = {name: column.numpy() for name, column in minibatch.items()}
         weight, clip = columns["weight"], float(columns["clip_coef"])
+        ent_coef = float(columns["ent_coef"])
         params, value = net.forward(self._policy.normalized(minibatch["obs"]))
         log_prob, entropy, pull = manual_gradient.evaluate(
             self._policy.head,  # type: ignore[arg-type]
@@ -55,13 +56,13 @@ class Gradient:
         error = value - columns["target"]
         value_loss = 0.5 * ((error * error) @ weight)
         mean_entropy = entropy @ weight
-        total = policy_loss + cfg.vf_coef * value_loss - cfg.ent_coef * mean_entropy
+        total = policy_loss + cfg.vf_coef * value_loss - ent_coef * mean_entropy
         kl, far = (away - log_ratio) @ weight, (np.abs(away) > clip) @ weight
         metrics = [total, policy_loss, value_loss, mean_entropy, kl, far]
 
         # Where the loss is clipped, the gradient is 0. NaN passes through the comparison.
         d_log_prob = -weight * np.where(gain > clipped, 0, gain)
-        d_params, d_head = pull(d_log_prob, -cfg.ent_coef * weight)
+        d_params, d_head = pull(d_log_prob, -ent_coef * weight)
         net.fill_gradient(d_params, cfg.vf_coef * error * weight, d_head)
         values = torch.from_numpy(np.array(metrics, params.dtype))
         return dict(zip(_METRICS, values.unbind(), strict=True))

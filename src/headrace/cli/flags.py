@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import tyro
 
 from headrace.algos.off_policy import ReplayConfig
+from headrace.algos.ppo import PPO
 from headrace.cli.argv import flag_names, value_of
 from headrace.cli.verbs import JsonVerb, OptionalPath, Verb, help_texts, parse_flags
 from headrace.config.algorithms import ALGORITHMS, load_algorithm
@@ -55,7 +56,8 @@ def _extended(flags: type[Verb], more: Iterable[tuple[Any, ...]]) -> type[Any]:
 def with_changes(flags: type[Verb]) -> type[Any]:
     """Return `flags` with the settings that resume may change."""
     hints, texts = dict[str, Any](), dict[str, str]()
-    for group in (RunConfig, ReplayConfig):
+    groups = (RunConfig, ReplayConfig, PPO)
+    for group in groups:
         hints |= get_type_hints(group, include_extras=True)
         texts |= help_texts(group)
     as_before = tyro.conf.arg(help_behavior_hint="(default: as before)")
@@ -65,7 +67,7 @@ def with_changes(flags: type[Verb]) -> type[Any]:
             Annotated[hints[f.name], as_before],
             field(default=f.default, metadata={"help": texts[f.name]}),
         )
-        for f in (*fields(RunConfig), *fields(ReplayConfig))
+        for f in {f.name: f for group in groups for f in fields(group)}.values()
         if f.name in MAY_CHANGE
     ]
     return _extended(flags, changes)

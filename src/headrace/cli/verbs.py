@@ -14,10 +14,11 @@ import sys
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO, get_args
 
 import tyro
 
+from headrace.algos.schedules import Schedule
 from headrace.cli.argv import flag_names
 from headrace.errors import ConfigError, flag
 
@@ -113,6 +114,36 @@ def _whole_numbers(
         instance_from_str=lambda texts: whole_number(texts[0]),
         is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
         str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _schedule(texts: list[str]) -> Any:
+    """Return a schedule that is typed as a word, as `0:3e-4 500k:1e-4`, or as in a file."""
+    if len(texts) == 1 and not any(mark in texts[0] for mark in ":["):
+        return texts[0]  # a word, right or wrong
+    try:
+        if texts and texts[0].lstrip().startswith("["):
+            return ast.literal_eval(" ".join(texts))
+        pairs = [text.split(":") for text in texts]
+        return [(float(whole_number(env_steps)), float(value)) for env_steps, value in pairs]
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(
+            f"{' '.join(texts)!r}: expected constant, linear, or points such as 0:3e-4 500k:1e-4"
+        ) from error
+
+
+@_NUMBERS.primitive_rule
+def _schedules(
+    asked: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    if asked.type != get_args(Schedule)[0]:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="constant|linear|ENV_STEPS:VALUE ...",
+        instance_from_str=_schedule,
+        is_instance=lambda value: isinstance(value, str | tuple),
+        str_from_instance=lambda value: [value if isinstance(value, str) else str(value)],
     )
 
 

@@ -3,6 +3,7 @@
 A message has both values, the calculation, and what to do.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -14,6 +15,7 @@ from headrace.algos.critics import crossq
 from headrace.algos.critics.sac import SAC
 from headrace.algos.critics.td3 import TD3
 from headrace.algos.off_policy import ReplayConfig
+from headrace.algos.schedules import schedules_of
 from headrace.algos.sequences import SequenceConfig
 from headrace.config.algorithms import ALGORITHMS, name_of_config
 from headrace.config.old_names import PEER_NAMES
@@ -266,6 +268,33 @@ def check_effects(algo: Any, network: Network, sources: Mapping[str, str]) -> No
                 f"{name}={getattr(algo, name)} has no effect with {other}={has!r}.\n"
                 f"Use {flag(other)} {value}, or leave {flag(name)} out."
             )
+
+
+def check_schedules(settings: Any) -> None:
+    """Refuse points of a schedule that the setting cannot have, or beside another value for it."""
+    algo, source = settings.algo, settings.source
+    for name, schedule in schedules_of(algo).items():
+        points = getattr(algo, schedule)
+        if isinstance(points, str):
+            continue
+        for _, value in points:
+            check_values(type(algo), {name: value}, schedule)
+        if source.get(name, "").startswith(("given", "config ")):
+            raise ConfigError(
+                f"{name}={getattr(algo, name)} and {schedule} with points: the points are all the "
+                f"values that {name} has.\nLeave {flag(name)} out, or use {flag(schedule)} "
+                "constant."
+            )
+    gammas = getattr(algo, "gamma_schedule", "constant")
+    is_ramp = not isinstance(gammas, str) and any(
+        a[0] < b[0] and a[1] != b[1] for a, b in itertools.pairwise(gammas)
+    )
+    if is_ramp and settings.network.normalize_reward:
+        raise ConfigError(
+            f"gamma_schedule={gammas} changes gamma with each update, and normalize_reward begins "
+            "its running returns anew whenever gamma changes.\nUse steps, which are two points of "
+            "the same env steps, or --no-normalize-reward."
+        )
 
 
 def check_guards(run: RunConfig) -> None:

@@ -20,6 +20,7 @@ from headrace.config.checks import (
     check_effects,
     check_guards,
     check_replay,
+    check_schedules,
     check_workers,
     largest_divisor,
 )
@@ -84,6 +85,7 @@ def derive(
         check_divisibility(run, each.network, each.algo, settings.algorithm)
         check_replay(run, each.algo)
         check_effects(each.algo, each.network, each.source)
+        check_schedules(each)
     return settings
 
 

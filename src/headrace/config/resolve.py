@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from headrace.algos.schedules import SCHEDULES
 from headrace.catalog.families import advice_without_env
 from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.checks import checked_values, largest_divisor, part_of, without_cluster
@@ -23,7 +24,7 @@ from headrace.config.presets import defaults, preset
 from headrace.config.run_config import AUTO_THREADS, AUTO_WORKERS, RunConfig
 from headrace.config.settings import EITHER, FREE, SUGGESTED, Settings
 from headrace.distributed.ranks import visible_gpus
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, flag
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Interface
 
@@ -153,6 +154,7 @@ def values_for_resume(
     values = config["settings"] | changes
     sources = dict.fromkeys(values, "") | config["origin"]  # a damaged file may lack some
     sources |= dict.fromkeys(changes, "given to resume")
+    _replace_schedules(values, sources, changes)
     if values["num_learners"] == -1:
         values["num_learners"] = max(1, visible_gpus(values["device"]))
     if sources.get("num_learners", "").startswith("auto,") and "num_learners" not in changes:
@@ -200,6 +202,26 @@ def values_for_resume(
     return values | settled, sources | dict.fromkeys(settled, "default")
 
 
+def _replace_schedules(
+    values: dict[str, Any], sources: dict[str, str], changes: Mapping[str, Any]
+) -> None:
+    """Let points replace a value, and a value points; ConfigError if neither may change."""
+    for name, schedule in SCHEDULES.items():
+        has_schedule = schedule in values
+        if name in changes and name in values and not has_schedule and name != "gamma":
+            raise ConfigError(
+                f"{name}={changes[name]}: a run of {values['algo']} keeps the {name} that it has.\n"
+                f"Leave {flag(name)} out."
+            )
+        if isinstance(values.get(schedule, ""), str):
+            continue
+        if name in changes and schedule not in changes:
+            values[schedule], sources[schedule] = "constant", f"follows {name}"
+        elif name not in changes:
+            del values[name]
+            sources[name] = f"replaced by {schedule}"
+
+
 def _is_free(source: str) -> bool:
     """Return whether nobody asked for a value of this source."""
     return source.startswith((*FREE, "auto,"))
@@ -210,5 +232,6 @@ MAY_CHANGE = (
     "on_worker_loss", "env_timeout_s", "max_worker_restarts", "cluster", "stop_after_s",
     "replay_dir",
     "data",
+    *SCHEDULES, *SCHEDULES.values(),
 )  # fmt: skip
 """The settings that resume may change."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.algos.base import LossSpec, Named, Recordable, UpdateContext
+from headrace.algos.schedules import in_force
 from headrace.batch import Fragment, Minibatch, each, join, one_of_each, select
 from headrace.config.algorithms import GRADIENTS
 from headrace.config.policies import DEFAULT
@@ -126,6 +127,7 @@ class PolicyLearner:
         self._counted = next(iter(losses))
         self.version = self.learner_steps = 0
         self._return_so_far = torch.zeros(rows, device=device)
+        self._return_gamma: float | None = None  # that it was discounted by
 
     def _optimizer(self, name: str, spec: LossSpec) -> Optimizer:
         run, meter, ranks = self._settings.run, self._meter, self._ranks
@@ -202,8 +204,9 @@ class PolicyLearner:
             Metrics; `nonfinite` counts gradients and parameters that were not finite.
         """
         run = self._settings.run
+        config = in_force(self._settings.algo, env_steps, run.schedule_env_steps)
         context: UpdateContext[Any] = UpdateContext(
-            self.policy, self._modules, self._settings.algo,
+            self.policy, self._modules, config,
             step=self._step,
             recorded=self._recorded,
             minibatch_order=partial(self._minibatch_order, batch),
@@ -220,13 +223,13 @@ class PolicyLearner:
         # Later ones are merged after learning: at lag 0 it sees the same normalization as acting.
         is_first = self.version == 0 and self.policy.has_empty_normalizers
         if is_first:
-            self._update_normalizers(batch)
+            self._update_normalizers(batch, config.gamma)
         with self._ranks.meeting(), _without_denormals():
             metrics = dict(self._settings.algorithm.update(batch, context))
         if run.lag:
             metrics |= self._lag(batch)
         if not is_first:
-            self._update_normalizers(batch)
+            self._update_normalizers(batch, config.gamma)
         self.version += 1
         bad = [optimizer.num_nonfinite() for optimizer in self.optimizers.values()]
         metrics["nonfinite"] = sum(bad[1:], bad[0])
@@ -270,20 +273,23 @@ class PolicyLearner:
         return {"lag_learning": mean, "lag_learning_max": lag.max()}
 
     @torch.no_grad()
-    def _update_normalizers(self, batch: Fragment) -> None:
+    def _update_normalizers(self, batch: Fragment, gamma: float) -> None:
         """Merge the observations and the discounted returns of a batch into the normalizers."""
         valid = batch.valid
         if self.policy.normalize_obs is not None:
             seen = self.policy.seen(each(lambda o: o[:-1], batch.obs))
             self.policy.normalize_obs.update(seen, valid, self._ranks)
         if self.policy.normalize_reward is not None:
+            if self._return_gamma not in (None, gamma):
+                self._return_so_far.zero_()
+            self._return_gamma = gamma
             done = batch.terminated | batch.truncated
             reward = self.policy.clipped(batch.reward)
             total = torch.empty_like(reward)
             env = batch.env_id - len(self._return_so_far) * self._ranks.rank
             # An env is in a batch twice only if workers step during updates.
             for columns in one_of_each(env) if self._settings.run.lag else (slice(None),):
-                start, gamma = self._return_so_far[env[columns]], self._settings.algo.gamma
+                start = self._return_so_far[env[columns]]
                 sums = discounted_sum(reward[:, columns], done[:, columns], start, gamma)
                 total[:, columns], self._return_so_far[env[columns]] = sums[:-1], sums[-1]
             self.policy.normalize_reward.update(total[valid], self._ranks)
@@ -310,7 +316,7 @@ class PolicyLearner:
             axis = self._env_axis(key)
             of_all = () if axis is None else self._ranks.gather(tensor)
             state[key] = tensor if axis is None else torch.cat(tuple(of_all), axis)
-        return state, {}
+        return state, {"return_gamma": self._return_gamma}
 
     def _beside_policy(self) -> dict[str, Tensor]:
         """Return the state of all modules but the policy, by name."""
@@ -330,9 +336,10 @@ class PolicyLearner:
             return None
         return module.env_axis(of_module)
 
-    def _load_learned(self, tensors: dict[str, Tensor], _: dict[str, Any]) -> None:
+    def _load_learned(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         running = tensors["return_so_far"].chunk(self._ranks.size)
         self._return_so_far = running[self._ranks.rank].to(self._device)
+        self._return_gamma = values.get("return_gamma")  # old checkpoints lack it
         for name, optimizer in self.optimizers.items():
             optimizer.load_state(select(tensors, _prefix(name)))
         for key, tensor in self._beside_policy().items():

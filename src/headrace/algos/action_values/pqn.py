@@ -3,7 +3,7 @@
 The settings, the loss of a minibatch, and the algorithm. docs/pqn.md explains details and metrics.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from headrace.algos.base import (
     mean_of,
     policy_loss,
 )
+from headrace.algos.schedules import Schedule
 from headrace.algos.targets import advantages, cuts, minibatches, value_metrics
 from headrace.batch import Fragment, Minibatch, StoredOutputs
 from headrace.configclass import NonNegative, configclass
@@ -34,7 +35,7 @@ class PQN(EpochsConfig, QLearningConfig):
     """Settings of PQN."""
 
     lr: NonNegative = 2.5e-4
-    lr_schedule: Literal["constant", "linear"] = "linear"
+    lr_schedule: Schedule = "linear"
     q_lambda: Share = 0.65
     """Decay of the trace of later rewards; 0: targets look one step ahead."""
     exploration_fraction: Share = 0.5
