@@ -53,7 +53,7 @@ def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, Metric
     """Return the loss of a minibatch, and its metrics.
 
     Args:
-        minibatch: rows of `obs, action, log_prob, value, advantage, target, weight`, and the scalars
+        minibatch: rows of `obs, action, log_prob, value, advantage, target, weight`, and scalars
             `clip_coef` and `ent_coef` of this update. The weights of all ranks add up to the number
             of ranks. A recurrent core adds `reset` for each row and `state` for each env
             (`Policy.forward`); rows are sequences then.

@@ -105,11 +105,20 @@ class _Tune(_StudyVerb):
     preset."""
     final_seeds: int = 5
     """How many fresh seeds. 0: none."""
+    pbt: bool = False
+    """Train a population in place of a search: the worst quarter is replaced by copies of the best,
+    with other values of the settings that may change during a run. What comes out is a schedule of
+    them."""
+    population: int = api.POPULATION
+    """Members of the population."""
+    ready_env_steps: int = 0
+    """Env steps after which they are measured, and the worst replaced. 0: a tenth of all."""
 
     def options(self) -> api.Options:
         return api.Options(
             self.trials, self.space, self.sampler, self.prune, self.metric, self.parallel,
             self.budget_s, self.seeds, self.final_trials, self.final_seeds,
+            self.pbt, self.population, self.ready_env_steps,
         )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from headrace.tuning import results
 from headrace.tuning.metric import parse_metric
 from headrace.tuning.page import write_page
 from headrace.tuning.plan import PLAN, Plan, Trial, read_plan, read_trials
+from headrace.tuning.population import make_generations, population_space
 from headrace.tuning.pruning import PRUNERS, make_rungs
 from headrace.tuning.samplers import GridSampler, make_sampler
 from headrace.tuning.space import Space, default_space, parse_space, read_space, to_json
@@ -33,8 +34,11 @@ from headrace.tuning.study import Say, Search, settings_of
 FRESH_SEEDS = 1000
 """The first of the seeds that the best trials are measured with again."""
 TRIALS = 50
+POPULATION = 8
 EVAL_EPISODES = 20
 _SIZES = ("num_learners", "num_workers", "learner_threads")
+_OF_SEARCH = ("trials", "sampler", "prune")
+_OF_POPULATION = ("population", "ready_env_steps")
 _OWN = ("stop_at_return", "stop_after_s")
 _NO_PARAMETER = (*_SIZES, *_OWN, "seed", "total_env_steps", "env", "eval_env", "wrapper", "model")
 """Settings that cannot vary: the study decides them, or they are of all its runs."""
@@ -54,6 +58,9 @@ class Options:
     seeds: int = 1
     final_trials: int = 3
     final_seeds: int = 5
+    pbt: bool = False
+    population: int = POPULATION
+    ready_env_steps: int = 0
     verb: str = "tune"
 
     def changed(self) -> list[str]:
@@ -118,6 +125,9 @@ def tune(
     seeds: int = 1,
     final_trials: int = 3,
     final_seeds: int = 5,
+    pbt: bool = False,
+    population: int = POPULATION,
+    ready_env_steps: int = 0,
     study: str | Path | None = None,
     quiet: bool = False,
     **arguments: Any,
@@ -137,6 +147,10 @@ def tune(
         seeds: runs of each trial.
         final_trials, final_seeds: at the end so many of the best trials, and the preset, are
             trained with so many seeds that the search has not seen.
+        pbt: train a population in place of a search: see `headrace.tuning.population`.
+        population: its members.
+        ready_env_steps: after each of so many env steps they are measured, and the worst replaced;
+            0: a tenth of all.
         study: directory; default: a new one below `runs/`. If it holds a study, that goes on: then
             give `trials`, `budget_s` and code alone.
         **arguments: those of `headrace.train`, the same for all trials.
@@ -150,6 +164,7 @@ def tune(
     options = Options(
         TRIALS, Path(space) if isinstance(space, str) else space, sampler, prune,
         tuple(metric.split()), parallel, 0.0, seeds, final_trials, final_seeds,
+        pbt, population, ready_env_steps,
     )  # fmt: skip
     folder, say = None if study is None else Path(study), _say(quiet)
     request = replace(request_for("", **arguments), env=env)
@@ -245,6 +260,11 @@ def go_on(
     changes = {name: value for name, value in given.items() if value is not None}
     if changes and plan.verb == "sweep":
         raise ConfigError(f"{', '.join(changes)}: the sweep in {folder} goes on as it began.")
+    if "trials" in changes and plan.population:
+        raise ConfigError(
+            f"trials={trials}: the population in {folder} goes on with its {plan.population} "
+            "members.\nLeave --trials out."
+        )
     options = Options(sampler=plan.sampler, **changes)
     _check_options(options)
     if "trials" in changes:
@@ -332,14 +352,17 @@ def _plan_of(inspected: RunRequest, options: Options) -> Plan:
         sizes=sizes,
         code=code,
         space=to_json(space),
-        sampler=options.sampler,
-        pruner=options.prune,
+        sampler="random" if options.pbt else options.sampler,
+        pruner="pbt" if options.pbt else options.prune,
         metric=metric,
-        trials=_num_trials(options, space),
+        trials=options.population if options.pbt else _num_trials(options, space),
+        population=options.population if options.pbt else 0,
         parallel=parallel,
         seed=run.seed,
         seeds=[run.seed + i for i in range(options.seeds)],
-        rungs=make_rungs(options.prune, run.total_env_steps, batch, starts),
+        rungs=make_generations(run.total_env_steps, options.ready_env_steps, batch, starts)
+        if options.pbt
+        else make_rungs(options.prune, run.total_env_steps, batch, starts),
         eval_episodes=EVAL_EPISODES,
         final_trials=options.final_trials,
         final_seeds=[
@@ -377,7 +400,7 @@ def _space_of(options: Options, settings: Settings, fixed: Mapping[str, Any]) ->
         space = {name: each for name, each in space.items() if name not in held}
         if not space:
             raise ConfigError("All settings of the search space are fixed: nothing is left to try.")
-        return space
+        return population_space(space, settings.algo, is_default=True) if options.pbt else space
     space = (
         read_space(options.space)
         if isinstance(options.space, Path)
@@ -390,7 +413,7 @@ def _space_of(options: Options, settings: Settings, fixed: Mapping[str, Any]) ->
             f"{', '.join(both)}: fixed by a flag or file, and in the space as well.\n"
             f"Leave {flag(both[0])} out, or take it out of the space."
         )
-    return space
+    return population_space(space, settings.algo, is_default=False) if options.pbt else space
 
 
 def _check_ends(inspected: RunRequest, space: Space, plan: Plan) -> None:
@@ -409,6 +432,15 @@ def _check_ends(inspected: RunRequest, space: Space, plan: Plan) -> None:
 
 def _check_options(options: Options) -> None:
     least = {"trials": 1, "parallel": 0, "seeds": 1, "final_trials": 0, "final_seeds": 0}
+    least |= {"population": 2, "ready_env_steps": 0}
+    changed = options.changed()
+    not_beside = _OF_SEARCH if options.pbt else _OF_POPULATION
+    if others := [name for name in changed if name in not_beside]:
+        raise ConfigError(
+            f"{', '.join(others)}: no option of a population.\nLeave {flag(others[0])} out."
+            if options.pbt
+            else f"{', '.join(others)}: an option of population-based training. Add --pbt."
+        )
     for name, bound in least.items():
         if (value := getattr(options, name)) < bound:
             raise ConfigError(f"{name}={value}: expected at least {bound}.")
@@ -456,10 +488,12 @@ def _describe_plan(plan: Plan, folder: Path) -> str:
     rungs = ", ".join(f"{rung:,}" for rung in plan.rungs)
     seeds = f" with {len(plan.seeds)} seeds each" if len(plan.seeds) > 1 else ""
     budget = f", {plan.budget_s:g} s at most" if plan.budget_s else ""
+    who = f"{plan.trials} trials{seeds} by {plan.sampler}"
+    if plan.population:
+        who = f"a population of {plan.population}{seeds}"
     lines = [
-        f"{plan.verb}: {plan.algo} on {plan.env}, {plan.trials} trials{seeds} by {plan.sampler}, "
-        f"{plan.parallel} at a time{budget}. Measured by {plan.metric.title} at {rungs} env steps "
-        f"({plan.pruner}).",
+        f"{plan.verb}: {plan.algo} on {plan.env}, {who}, {plan.parallel} at a time{budget}. "
+        f"Measured by {plan.metric.title} at {rungs} env steps ({plan.pruner}).",
         f"  varies: {', '.join(plan.space)}",
         f"  in all runs: {' '.join(f'{flag(n)} {v}' for n, v in plan.sizes.items())}",
         f"  directory: {folder}",

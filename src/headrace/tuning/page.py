@@ -45,7 +45,7 @@ def write_page(folder: Path, plan: Plan, trials: list[Trial]) -> Path:
         coordinates=_coordinates(plan, colored, rest),
         importances=_importances(plan, trials),
         heads=results.heads(plan),
-        rows=[results.cells(plan, trial) for trial in order],
+        rows=[results.cells(plan, trial, results.fresh_seeds(plan, trials)) for trial in order],
         failed=[trial for trial in trials if trial.state == "failed"],
     )
     save_page(page, folder / PAGE)
@@ -54,10 +54,10 @@ def write_page(folder: Path, plan: Plan, trials: list[Trial]) -> Path:
 
 def _state(plan: Plan, trials: Sequence[Trial]) -> str:
     count = {state: sum(t.state == state for t in trials) for state in ("whole", "failed")}
-    return (
-        f"{len(trials)} of {plan.trials} trials, {count['whole']} trained to the end, "
-        f"{count['failed']} failed"
-    )
+    of = f"{len(trials)} of {plan.trials} trials"
+    if plan.population:
+        of = f"a population of {plan.population}, {len(trials)} trials"
+    return f"{of}, {count['whole']} trained to the end, {count['failed']} failed"
 
 
 def _curves(

@@ -12,7 +12,7 @@ Each file is written whole, so that a study goes on after any end. Left out: run
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ class Plan:
         rungs: env steps at which trials are measured; the last is the whole run.
         final_trials: the best so many, and the preset, are measured on `final_seeds` at the end.
         budget_s: seconds for all; 0: no limit.
+        population: members of population-based training; 0: a search.
     """
 
     verb: Literal["tune", "sweep"]
@@ -61,6 +62,7 @@ class Plan:
     final_seeds: list[int]
     budget_s: float
     version: str
+    population: int = 0
 
     @property
     def total_env_steps(self) -> int:
@@ -80,17 +82,19 @@ class Trial:
         changes: settings besides the plan's; none for the preset.
         values: of the space's parameters, as its runs have them.
         state: `running`: to its next rung; `waiting` at one; `whole`: it has its figure;
-            `failed`, for a `reason`.
+            `failed`, for a `reason`; `replaced` by another member of the population.
         measured: of each rung that it reached, what was measured, by seed.
         fresh: what was measured with fresh seeds, by seed.
         failures: why runs with fresh seeds failed, by seed.
         seconds: of all its processes.
+        parent, born, replaces: in a population, the trial that it is a copy of, at which rung, and
+            the trial that it took the place of; -1: none.
     """
 
     number: int
     changes: dict[str, Any]
     values: dict[str, Any]
-    state: Literal["running", "waiting", "whole", "failed"] = "running"
+    state: Literal["running", "waiting", "whole", "failed", "replaced"] = "running"
     reason: str = ""
     measured: list[dict[str, dict[str, Any]]] = field(default_factory=list)
     fresh: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -98,6 +102,9 @@ class Trial:
     seconds: float = 0.0
     spent_s: float = 0.0
     """Seconds of the study when this was written."""
+    parent: int = -1
+    born: int = -1
+    replaces: int = -1
 
     @property
     def is_preset(self) -> bool:
@@ -107,7 +114,12 @@ class Trial:
     @property
     def name(self) -> str:
         """What it is called."""
-        return "preset" if self.is_preset else f"trial {self.number}"
+        of = f" (of {self.parent})" if self.parent >= 0 else ""
+        return "preset" if self.is_preset else f"trial {self.number}{of}"
+
+    def has_fresh(self, seed: int) -> bool:
+        """Return whether its run with a fresh seed has ended."""
+        return str(seed) in self.fresh or str(seed) in self.failures
 
     def rung(self, num_seeds: int) -> int:
         """Return the last rung that all seeds have reached; -1: none."""
@@ -137,7 +149,7 @@ def read_plan(folder: Path) -> Plan:
     try:
         data = _read(folder / PLAN)
         data["metric"] = Metric(**data["metric"])
-        missing = {f.name for f in fields(Plan)} - data.keys()
+        missing = {f.name for f in fields(Plan) if f.default is MISSING} - data.keys()
         if missing:
             raise ValueError(f"no {', '.join(sorted(missing))}")
         return Plan(**data)

@@ -20,7 +20,7 @@ PRUNERS = ("asha", "median", "none")
 REDUCTION = 3
 """Of so many trials that reach a rung, one goes on."""
 _NUM_RUNGS = 3
-_LEAST_BATCHES = 5
+LEAST_BATCHES = 5
 _LEAST_TRIALS = 5
 
 
@@ -47,7 +47,7 @@ def make_rungs(pruner: str, total: int, batch: int, learning_starts: int = 0) ->
     """
     if pruner == "none":
         return [total]
-    least = max(_LEAST_BATCHES * batch, 2 * learning_starts)
+    least = max(LEAST_BATCHES * batch, 2 * learning_starts)
     rungs = [total // REDUCTION**i for i in reversed(range(1, _NUM_RUNGS))]
     return [*(rung for rung in rungs if rung >= least), total]
 

@@ -17,6 +17,7 @@ from headrace.storage.files import write_whole
 from headrace.storage.run_dir import writable
 from headrace.tools.runs.statistics import bootstrap_interval
 from headrace.tuning.plan import Plan, Trial
+from headrace.tuning.population import lineage
 from headrace.tuning.study import finalists, ranked
 
 BEST = "best.toml"
@@ -39,12 +40,21 @@ class Fresh:
     interval: tuple[float, float] | None
 
 
-def fresh_of(plan: Plan, trial: Trial) -> Fresh | None:
-    """Return what a trial reached with fresh seeds; None unless all of them have ended."""
-    seeds = [str(seed) for seed in plan.final_seeds]
-    if not seeds or any(s not in trial.fresh and s not in trial.failures for s in seeds):
+def fresh_seeds(plan: Plan, trials: list[Trial]) -> list[int]:
+    """Return the seeds that trials are compared on: those that the preset and the best have ended.
+
+    A budget may end before all; then there are two or more, or none.
+    """
+    first = finalists(plan, trials)[:2]
+    found = [seed for seed in plan.final_seeds if all(t.has_fresh(seed) for t in first)]
+    return found if len(found) >= min(2, len(plan.final_seeds)) else []
+
+
+def fresh_of(plan: Plan, trial: Trial, seeds: list[int]) -> Fresh | None:
+    """Return what a trial reached with fresh seeds; None unless all of `seeds` have ended."""
+    if not seeds or not all(map(trial.has_fresh, seeds)):
         return None
-    measured = [trial.fresh.get(seed) for seed in seeds]
+    measured = [trial.fresh.get(str(seed)) for seed in seeds]
     values = tuple(None if each is None else plan.metric.value(each) for each in measured)
     whole = [each for each in measured if each is not None]
     score = plan.metric.score(whole) if len(whole) == len(seeds) else -math.inf
@@ -54,35 +64,35 @@ def fresh_of(plan: Plan, trial: Trial) -> Fresh | None:
     return Fresh(values, score, sum(known) / len(known), _interval(tuple(known)))
 
 
-def gain(plan: Plan, trial: Trial, preset: Trial) -> tuple[float, tuple[float, float] | None]:
-    """Return how much more a trial reached than the preset, seed by seed: mean, 95 % interval."""
-    mine, theirs = fresh_of(plan, trial), fresh_of(plan, preset)
-    assert mine is not None and theirs is not None
+def gain(mine: Fresh, theirs: Fresh) -> tuple[float, tuple[float, float] | None]:
+    """Return how much more one trial reached than another, seed by seed: mean, 95 % interval."""
     differences = np.array(mine.values, float) - np.array(theirs.values, float)
     return float(differences.mean()), _interval(tuple(differences.tolist()))
 
 
 def best_of(plan: Plan, trials: list[Trial]) -> Trial | None:
     """Return the best trial: by its fresh seeds, if it has been measured with them."""
-    again = {t.number: fresh_of(plan, t) for t in finalists(plan, trials)}
+    seeds = fresh_seeds(plan, trials)
+    again = {t.number: fresh_of(plan, t, seeds) for t in finalists(plan, trials)}
     scores = {number: fresh.score for number, fresh in again.items() if fresh is not None}
-    if again and len(scores) == len(again):  # else some are still to come
+    if scores:
         return trials[max(scores, key=lambda number: (scores[number], -number))]
     return next(iter(ranked(plan, trials)), None)
 
 
 def rows(plan: Plan, trials: list[Trial]) -> list[dict[str, Any]]:
     """Return the table of trials as plain data, in the order of their numbers."""
-    return [_row(plan, trial) for trial in trials]
+    seeds = fresh_seeds(plan, trials)
+    return [_row(plan, trial, seeds) for trial in trials]
 
 
-def _row(plan: Plan, trial: Trial) -> dict[str, Any]:
+def _row(plan: Plan, trial: Trial, seeds: list[int]) -> dict[str, Any]:
     count, metric = len(plan.seeds), plan.metric
     rung = trial.rung(count)
     measured = list(trial.measured[rung].values()) if rung >= 0 else []
     values = [metric.value(each) for each in measured]
     known = [value for value in values if value is not None]
-    fresh = fresh_of(plan, trial)
+    fresh = fresh_of(plan, trial, seeds)
     return {
         "number": trial.number,
         "state": trial.state,
@@ -99,9 +109,9 @@ def _row(plan: Plan, trial: Trial) -> dict[str, Any]:
 
 def describe(plan: Plan, trials: list[Trial], most: int = 10) -> str:
     """Format the best trials, the preset and the failures as text."""
-    lines, order = [], ranked(plan, trials)
+    lines, order, seeds = [], ranked(plan, trials), fresh_seeds(plan, trials)
     shown = order[:most] + [t for t in order[most:] if t.is_preset]
-    table = [heads(plan), *(cells(plan, trial) for trial in shown)]
+    table = [heads(plan), *(cells(plan, trial, seeds) for trial in shown)]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     lines += ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in table]
     if len(order) > len(shown):
@@ -119,18 +129,28 @@ def verdict(plan: Plan, trials: list[Trial]) -> list[str]:
     if best is None:
         return ["No trial was measured."]
     preset = next((trial for trial in trials if trial.is_preset), None)
-    mine = fresh_of(plan, best)
+    copied = [
+        f"{env_steps:,} env steps of trial {n}" for n, env_steps in lineage(best, trials, plan)
+    ]
+    ancestry = [f"Trial {best.number} went on from {', from '.join(copied)}."] if copied else []
+    seeds = fresh_seeds(plan, trials)
+    mine = fresh_of(plan, best, seeds)
     if mine is None:
-        return [f"Best: {best.name}, {plan.metric.describe(_row(plan, best)['value'])}."]
-    seeds = len(plan.final_seeds)
-    lines = [f"Best on {seeds} fresh seeds: {best.name}, {_fresh_words(plan, mine)}."]
-    theirs = None if preset is None else fresh_of(plan, preset)
+        value = plan.metric.describe(_row(plan, best, seeds)["value"])
+        return [f"Best: {best.name}, {value}.", *ancestry]
+    lacking = len(plan.final_seeds) - len(seeds)
+    cut = f" (the budget ended before {lacking} more)" if lacking else ""
+    lines = [
+        f"Best on {len(seeds)} fresh seeds{cut}: {best.name}, {_fresh_words(plan, mine)}.",
+        *ancestry,
+    ]
+    theirs = None if preset is None else fresh_of(plan, preset, seeds)
     if best is preset or preset is None or theirs is None:
         return [*lines, "Tuning found nothing better than the preset."] if best is preset else lines
     lines.append(f"The preset on the same seeds: {_fresh_words(plan, theirs)}.")
     if mine.mean is None or theirs.mean is None:
         return lines
-    more, interval = gain(plan, best, preset)
+    more, interval = gain(mine, theirs)
     better = "less" if plan.metric.lower_is_better else "more"
     amount = -more if plan.metric.lower_is_better else more
     text = f"That is {amount:,.1f} {better} than the preset"
@@ -149,8 +169,8 @@ def best_toml(plan: Plan, trials: list[Trial], best: Trial) -> str:
         f"Searched with seeds {_words(plan.seeds)}, sampler {plan.sampler}, pruning {plan.pruner}, "
         f"compared by {plan.metric.title}.",
     ]
-    if plan.final_seeds:
-        about.append(f"Measured again with seeds {_words(plan.final_seeds)}.")
+    if seeds := fresh_seeds(plan, trials):
+        about.append(f"Measured again with seeds {_words(seeds)}.")
     about += verdict(plan, trials)
     about.append(f"To train with it: headrace train {plan.env} --config {BEST}")
     settings = {"algo": plan.algo, "total_env_steps": plan.total_env_steps}
@@ -179,10 +199,10 @@ def heads(plan: Plan) -> list[str]:
     return ["trial", plan.metric.title, "env steps", *again, *plan.space]
 
 
-def cells(plan: Plan, trial: Trial) -> list[str]:
-    """Return the row of a trial in a table, as text."""
-    row = _row(plan, trial)
-    fresh = fresh_of(plan, trial)
+def cells(plan: Plan, trial: Trial, seeds: list[int]) -> list[str]:
+    """Return the row of a trial in a table, as text; `seeds` are the fresh ones."""
+    row = _row(plan, trial, seeds)
+    fresh = fresh_of(plan, trial, seeds)
     again = [] if not plan.final_seeds else ["" if fresh is None else _fresh_words(plan, fresh)]
     return [
         trial.name.removeprefix("trial "),

@@ -1,12 +1,13 @@
 """The loop of a study: what is run next, until nothing is left; then the best on fresh seeds.
 
     repeat:  a process is free   -> the next seed of a trial under way; else a trial that goes on to
-                                    its next rung; else a new trial
+                                    its next rung; else a new trial (or, once all members of a
+                                    population have ended, their next generation)
              a process has ended -> what it measured, or why it failed, is written down
 
 All that is decided follows from the files of the directory (`plan.py`), so that a study that was
 cut goes on as it would have. Left out: which settings (`samplers.py`), which trials go on
-(`pruning.py`), processes (`runner.py`), what is shown of it (`results.py`).
+(`pruning.py`, `population.py`), processes (`runner.py`), what is shown of it (`results.py`).
 """
 
 import contextlib
@@ -18,8 +19,10 @@ from typing import Any, NamedTuple
 
 from headrace.distributed import child_process
 from headrace.errors import ConfigError, HeadraceError, RunDirError, flag
+from headrace.storage.run_dir import writable
 from headrace.training.job import RunRequest
 from headrace.training.process import interruptible
+from headrace.tuning import population
 from headrace.tuning.plan import Plan, Trial, run_dir, write_trial
 from headrace.tuning.pruning import Standing, last_promoted, promoted
 from headrace.tuning.runner import Ended, Runner
@@ -119,6 +122,9 @@ class Search:
             plan.rungs[key.rung],
             plan.eval_episodes if plan.metric.is_evaluated else 0,
             plan.seed + key.is_fresh,
+            {}
+            if key.is_fresh or trial.parent < 0
+            else population.schedules_in_force(trial.changes),
         )
 
     # The search
@@ -147,6 +153,10 @@ class Search:
             for trial in self.trials:
                 if trial.state == "running" and (key := self._next_seed(trial, runner)):
                     return key
+            if plan.population:
+                if runner.keys or not self._next_generation():
+                    return None
+                continue
             standings = self._standings()
             following = promoted(plan.pruner, len(plan.rungs), standings)
             if following is None and len(self.trials) < plan.trials:
@@ -160,6 +170,51 @@ class Search:
             trial = self.trials[following.number]
             trial.state = "running"
             self._write(trial)
+
+    def _next_generation(self) -> bool:
+        """Begin a population, or let it go on from the rung that all have reached; False: never."""
+        plan = self.plan
+        if len(self.trials) < plan.population:
+            for _ in range(plan.population - len(self.trials)):
+                self._begin_trial()
+            return True
+        living = [trial for trial in self.trials if trial.state == "waiting"]
+        if not living:
+            return False
+        generation = min(trial.rung(len(plan.seeds)) for trial in living)
+        # Those of a study that was cut may be ahead: then all that is replaced has been.
+        for exchange in population.exchanges(plan, self.trials, generation):
+            self._replace(exchange, generation)
+        for trial in self.trials:
+            if trial.state == "waiting" and trial.rung(len(plan.seeds)) == generation:
+                trial.state = "running"
+                self._write(trial)
+        return True
+
+    def _replace(self, exchange: population.Exchange, generation: int) -> None:
+        """Replace a member by a copy of another, unless that has been done."""
+        plan, (loser, donor) = self.plan, (exchange.loser, exchange.donor)
+        if not any(trial.replaces == loser.number for trial in self.trials):
+            job = self._request.change(**donor.changes, **plan.sizes).job(Path())
+            number, space = len(self.trials), parse_space(plan.space, "the study")
+            child = population.child_of(exchange, number, plan, space, job.settings, generation)
+            with writable(self.folder):
+                for seed in plan.seeds:
+                    source, target = (
+                        run_dir(self.folder, plan, trial.number, seed) for trial in (donor, child)
+                    )
+                    population.copy_run(source, target)
+            self.trials.append(child)
+            self._write(child)
+            replay = population.describe_replay(job.settings.algo)
+            self._say(
+                f"{child.name} replaces {loser.name} after {plan.rungs[generation]:,} env steps: "
+                + " ".join(f"{flag(name)} {value:.4g}" for name, value in child.values.items())
+                + (f"; {replay}" if replay else "")
+            )
+        if loser.state != "failed":
+            loser.state = "replaced"
+            self._write(loser)
 
     def _next_seed(self, trial: Trial, runner: Runner) -> Key | None:
         rung = trial.rung(len(self.plan.seeds)) + 1
@@ -196,13 +251,14 @@ class Search:
     # The best again, on fresh seeds
 
     def _next_of_final(self, runner: Runner) -> Key | None:
-        for trial in finalists(self.plan, self.trials):
-            for seed in self.plan.final_seeds:
-                key = Key(trial.number, seed, len(self.plan.rungs) - 1, is_fresh=True)
-                known = str(seed) in trial.fresh or str(seed) in trial.failures
-                if not known and key not in runner.keys:
-                    return key
-        return None
+        plan, last = self.plan, len(self.plan.rungs) - 1
+        again = finalists(plan, self.trials)
+        first, rest = again[:2], again[2:]  # the preset and the best one, then others
+        # Seed by seed, so that a budget that ends too early leaves some to compare.
+        pairs = [(trial, seed) for seed in plan.final_seeds for trial in first]
+        pairs += [(trial, seed) for trial in rest for seed in plan.final_seeds]
+        keys = [Key(t.number, s, last, is_fresh=True) for t, s in pairs if not t.has_fresh(s)]
+        return next((key for key in keys if key not in runner.keys), None)
 
     # What has ended
 

@@ -28,6 +28,7 @@ class Part:
         until: env steps at which it ends.
         episodes: of the evaluation after it; 0: none.
         eval_seed: of these, the same for all that are compared.
+        schedules: settings by which the run goes on, if it is the copy of another.
     """
 
     request: RunRequest
@@ -35,6 +36,7 @@ class Part:
     until: int
     episodes: int
     eval_seed: int
+    schedules: dict[str, Any]
 
 
 def run_part(orders: bytes, pipe: Any) -> None:
@@ -63,7 +65,7 @@ def run_part(orders: bytes, pipe: Any) -> None:
 def _train(part: Part, run_dir: Path) -> RunResult:
     launch = Launch(pause_at=part.until)
     if any(run_dir.glob("checkpoints/step_*")):
-        return launch.resume(run_dir, replace(part.request, explicit={}))
+        return launch.resume(run_dir, replace(part.request, explicit=part.schedules))
     if run_dir.exists():  # a process was killed before its first checkpoint
         shutil.rmtree(run_dir)
     return launch.start(part.request, run_dir)

@@ -1,0 +1,177 @@
+"""Population-based training (Jaderberg et al. 2017, arXiv:1711.09846).
+
+All members of a population train at the same time, in turns if there are more than cores. Each few
+env steps they are measured, and each of the worst quarter is replaced by a copy of one of the best
+quarter, with other values of its settings. A copy is a trial of its own: its directory begins as
+the other's, so it holds one whole run, whose settings are schedules by points
+(`algos/schedules.py`). Training with these schedules from the start makes the same run. Left out:
+running the trials (`study.py`).
+"""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.algos.schedules import SCHEDULES, points_of, schedules_of, value_at
+from headrace.config.settings import Settings
+from headrace.errors import ConfigError
+from headrace.tuning.plan import Plan, Trial
+from headrace.tuning.pruning import LEAST_BATCHES
+from headrace.tuning.space import Space
+
+NUM_GENERATIONS = 10
+_SHARE = 4  # one of so many is replaced
+_FACTORS = (0.8, 1.25)
+_RESAMPLED = 0.25
+"""Probability that a value is drawn anew, and not multiplied."""
+
+
+def make_generations(total: int, ready: int, batch: int, learning_starts: int = 0) -> list[int]:
+    """Return the env steps at which members are measured; the last is `total`.
+
+    Args:
+        ready: env steps between them; 0: a tenth of all, and at least five batches.
+        learning_starts: env steps without learning, after which the first come.
+
+    Raises:
+        ConfigError: there would be one generation only.
+    """
+    each = ready or max(-(-total // NUM_GENERATIONS), LEAST_BATCHES * batch)
+    found = [at for at in range(each, total, each) if at >= 2 * learning_starts]
+    if not found:
+        raise ConfigError(
+            f"total_env_steps={total}, and a population is compared every {each} env steps "
+            "(ready_env_steps): nothing would be replaced.\nUse fewer --ready-env-steps, or more "
+            "--total-env-steps."
+        )
+    return [*found, total]
+
+
+def population_space(space: Space, algo: Any, *, is_default: bool) -> Space:
+    """Return what a population varies: settings that may change during a run.
+
+    Args:
+        algo: the settings of the algorithm.
+        is_default: whether the space came with the algorithm; then gamma and settings that cannot
+            change are left out, else the latter are refused.
+
+    Raises:
+        ConfigError: nothing is left, or a setting cannot change.
+    """
+    able = schedules_of(algo)
+    if is_default:
+        space = {name: each for name, each in space.items() if name in able and name != "gamma"}
+    fixed = [name for name in space if name not in able]
+    if fixed or not space:
+        raise ConfigError(
+            f"{', '.join(fixed) or 'The space'}: a population varies settings that may change "
+            f"during a run, of this algorithm {', '.join(able)}.\nTake others out of the space."
+        )
+    return space
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A member that is replaced, and the one that is copied."""
+
+    loser: Trial
+    donor: Trial
+
+
+def exchanges(plan: Plan, trials: Sequence[Trial], generation: int) -> list[Exchange]:
+    """Return who is replaced by whom, once all living members have reached a generation's rung.
+
+    The answer is the same before, while, and after it has been carried out. A member that failed is
+    replaced as well.
+    """
+    replaced_before = {t.replaces for t in trials if t.born < generation}
+    members = [t for t in trials if t.born < generation and t.number not in replaced_before]
+    failed = [t for t in members if t.state == "failed"]
+    there = [t for t in members if t.state != "failed" and t.rung(len(plan.seeds)) >= generation]
+    order = sorted(there, key=lambda t: (-_score(plan, t, generation), t.number))
+    count = max(1, len(order) // _SHARE) if len(order) > 1 else len(order)
+    best, worst = order[:count], order[count:][-count:]
+    rng = np.random.default_rng([plan.seed, generation])
+    found = [Exchange(loser, best[int(rng.integers(count))]) for loser in failed if best]
+    for loser in worst:
+        donor = best[int(rng.integers(count))]
+        if _score(plan, loser, generation) < _score(plan, donor, generation):
+            found.append(Exchange(loser, donor))
+    return found
+
+
+def _score(plan: Plan, trial: Trial, rung: int) -> float:
+    return trial.scores(plan.metric, len(plan.seeds))[rung]
+
+
+def child_of(
+    exchange: Exchange, number: int, plan: Plan, space: Space, settings: Settings, generation: int
+) -> Trial:
+    """Return the trial that replaces another: a copy of the donor with other values.
+
+    Args:
+        settings: of the donor's runs.
+    """
+    donor, env_steps = exchange.donor, plan.rungs[generation]
+    rng = np.random.default_rng([plan.seed, number, generation])
+    changes, values = dict(donor.changes), dict[str, Any]()
+    for name, parameter in space.items():
+        points = points_of(settings.algo, name, settings.run.schedule_env_steps)
+        now = value_at(points, env_steps)
+        if rng.random() < _RESAMPLED:
+            new = parameter.at(float(rng.random()))
+        else:
+            new = parameter.times(now, _FACTORS[int(rng.integers(2))])
+        before = [list(point) for point in points if point[0] < env_steps]
+        changes.pop(name, None)
+        changes[SCHEDULES[name]] = [*before, [float(env_steps), now], [float(env_steps), new]]
+        values[name] = new
+    measured = [dict(rung) for rung in donor.measured[: generation + 1]]
+    return Trial(
+        number, changes, values, "waiting", measured=measured, parent=donor.number,
+        replaces=exchange.loser.number, born=generation,
+    )  # fmt: skip
+
+
+def copy_run(source: Path, target: Path) -> None:
+    """Copy a run's directory, whole or not at all. Checkpoints are linked: nobody changes them."""
+    unfinished = target.with_name(f"{target.name}.copy")
+    for old in (unfinished, target):
+        if old.exists():  # of a process that was killed
+            shutil.rmtree(old)
+
+    def copy(of: str, to: str) -> None:
+        if "checkpoints" in Path(of).relative_to(source).parts:
+            os.link(of, to)
+        else:
+            shutil.copy2(of, to)
+
+    ignored = shutil.ignore_patterns(".lock", ".running")
+    shutil.copytree(source, unfinished, copy_function=copy, ignore=ignored)
+    unfinished.rename(target)
+
+
+def describe_replay(algo: Any) -> str:
+    """Return what becomes of the replay in a copy; "" without one."""
+    if not hasattr(algo, "save_replay"):
+        return ""
+    return "its replay is linked" if algo.save_replay else "its replay is filled anew"
+
+
+def lineage(trial: Trial, trials: Sequence[Trial], plan: Plan) -> list[tuple[int, int]]:
+    """Return whom a trial was copied from, and so on: (number, env steps), the last first."""
+    found = []
+    while trial.parent >= 0:
+        found.append((trial.parent, plan.rungs[trial.born]))
+        trial = trials[trial.parent]
+    return found
+
+
+def schedules_in_force(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes of a trial that resume is told: its schedules."""
+    return {name: changes[name] for name in SCHEDULES.values() if name in changes}

@@ -1,0 +1,202 @@
+"""Population-based training: who replaces whom, and whole studies with real runs."""
+
+import signal
+import subprocess
+import tomllib
+
+import pytest
+
+import headrace
+from headrace.errors import ConfigError
+from headrace.storage.metrics import read_metrics
+from headrace.tuning.metric import Metric
+from headrace.tuning.plan import Plan, Trial, read_trials
+from headrace.tuning.population import exchanges, make_generations
+from headrace.tuning.results import best_toml
+from headrace.tuning.space import Parameter
+from tests import python
+from tests.tuning.test_study import SETTINGS, rows, without_clocks
+
+READY = 192
+SEARCH = {
+    "pbt": True, "population": 4, "ready_env_steps": READY, "parallel": 1,
+    "final_trials": 1, "final_seeds": 1, "quiet": True,
+}  # fmt: skip
+SETTINGS = SETTINGS | {"total_env_steps": 3 * READY}
+
+
+def plan_of(population, generations=4):
+    return Plan(
+        "tune", "CartPole-v1", "ppo", {}, {}, [], {}, "random", "pbt", Metric(), population, 1, 0,
+        [0], [100 * (i + 1) for i in range(generations)], 0, 0, [], 0.0, "0", population,
+    )  # fmt: skip
+
+
+def member(number, *scores, state="waiting", **more):
+    measured = [{"0": {"eval_return": score}} for score in scores]
+    return Trial(number, {"lr": 1.0}, {}, state, measured=measured, **more)
+
+
+def test_the_worst_quarter_is_replaced_by_the_best_quarter():
+    scores = [5.0, 9.0, 1.0, 7.0, 3.0, 8.0, 2.0, 6.0]
+    trials = [member(i, score) for i, score in enumerate(scores)]
+    found = exchanges(plan_of(8), trials, 0)
+    assert {each.loser.number for each in found} == {2, 6}
+    assert {each.donor.number for each in found} <= {1, 5}
+
+
+def test_what_has_been_replaced_changes_nothing_of_who_is():
+    trials = [member(i, float(i)) for i in range(4)]
+    (before,) = exchanges(plan_of(4), trials, 0)
+    assert (before.loser.number, before.donor.number) == (0, 3)
+    trials[0].state = "replaced"
+    trials.append(member(4, 3.0, parent=3, born=0, replaces=0))
+    (after,) = exchanges(plan_of(4), trials, 0)
+    assert (after.loser.number, after.donor.number) == (0, 3)
+    for trial, score in zip(trials[1:], (1.0, 2.0, 4.0, 3.0), strict=True):
+        trial.measured.append({"0": {"eval_return": score}})
+    (later,) = exchanges(plan_of(4), trials, 1)
+    assert (later.loser.number, later.donor.number) == (1, 3)
+
+
+def test_equals_stay_and_the_failed_are_replaced():
+    trials = [member(i, 5.0) for i in range(4)]
+    assert exchanges(plan_of(4), trials, 0) == []
+    trials[1] = member(1, state="failed")
+    (one,) = exchanges(plan_of(4), trials, 0)
+    assert (one.loser.number, one.donor.number) == (1, 0)
+    trials.append(member(4, 5.0, parent=0, born=0, replaces=1))
+    for trial in (trials[0], *trials[2:]):
+        trial.measured.append({"0": {"eval_return": 5.0}})
+    assert exchanges(plan_of(4), trials, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "factor", "expected"),
+    [
+        (Parameter("lr", "log", (1e-5, 1e-2)), 1e-3, 1.25, 1.25e-3),
+        (Parameter("lr", "log", (1e-5, 1e-2)), 9e-3, 1.25, 1e-2),
+        (Parameter("lr", "log", (1e-5, 1e-2)), 0.5, 1.25, 0.5),  # a preset's, outside
+        (Parameter("lr", "log", (1e-5, 1e-2)), 0.5, 0.8, 0.4),
+        (Parameter("gamma", "one_minus_log", (1e-3, 0.1)), 0.99, 1.25, 0.9875),
+        (Parameter("c", "uniform", (0.3, 1.0)), 0.5, 0.8, 0.4),
+        (Parameter("c", "choice", (0.1, 0.2, 0.3)), 0.2, 0.8, 0.1),
+        (Parameter("c", "choice", (0.1, 0.2, 0.3)), 0.3, 1.25, 0.3),
+    ],
+    ids=str,
+)
+def test_a_value_times_a_factor_stays_in_its_range(parameter, value, factor, expected):
+    assert parameter.times(value, factor) == pytest.approx(expected)
+
+
+def test_generations():
+    assert make_generations(1000, 300, 10) == [300, 600, 900, 1000]
+    assert make_generations(1000, 0, 10) == [100 * i for i in range(1, 11)]
+    assert make_generations(1000, 0, 64) == [320, 640, 960, 1000]
+    assert make_generations(1000, 0, 10, learning_starts=150) == [100 * i for i in range(3, 11)]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A population that nothing cut."""
+    folder = tmp_path_factory.mktemp("population") / "uncut"
+    return headrace.tune("CartPole-v1", study=folder, **SEARCH, **SETTINGS)
+
+
+def children_of(trials):
+    return [trial for trial in trials if trial.parent >= 0]
+
+
+@pytest.mark.more
+def test_a_population_replaces_its_worst_in_each_generation(study):
+    trials = read_trials(study.dir)
+    assert study.plan.rungs == [READY, 2 * READY, 3 * READY]
+    assert trials[0].changes == {}
+    assert set(study.plan.space) == {"lr", "gae_lambda", "clip_coef", "ent_coef"}
+    born = [trial.born for trial in children_of(trials)]
+    assert born
+    assert set(born) <= {0, 1}
+    for child in children_of(trials):
+        loser, donor = trials[child.replaces], trials[child.parent]
+        rung = child.born
+        values = [t.measured[rung]["3"]["eval_return"] for t in (loser, donor, child)]
+        assert values[0] < values[1] == values[2]
+        assert loser.state == "replaced"
+        assert loser.rung(1) == rung
+    living = [trial for trial in trials if trial.state == "whole"]
+    assert len(living) == 4
+    assert f"(of {children_of(trials)[0].parent})" in study.describe() or study.best == {}
+
+
+@pytest.mark.more
+def test_a_copied_member_learns_by_its_own_values_from_the_next_update_on(study):
+    """Ray's open fault: values that were perturbed are overwritten by the checkpoint's."""
+    for child in children_of(read_trials(study.dir)):
+        at = study.plan.rungs[child.born]
+        (*_, before), *_ = child.changes["lr_schedule"]
+        last = child.changes["lr_schedule"][-1][1]
+        rates = {
+            r["env_steps"]: r["lr"] for r in read_metrics(study.dir / f"trials/{child.number:04d}")
+        }
+        after = [rate for env_steps, rate in rates.items() if env_steps > at]
+        assert after == pytest.approx([last] * len(after))
+        assert next(iter(rates.values())) == pytest.approx(before)
+        assert last == child.values["lr"]
+
+
+@pytest.mark.more
+def test_a_member_is_one_run_by_its_schedules(study, tmp_path):
+    """Its directory holds the metrics of a run from the start with `best.toml`, to the bit."""
+    trials = read_trials(study.dir)
+    child = max(children_of(trials), key=lambda trial: trial.rung(1))
+    path = tmp_path / "best.toml"
+    path.write_text(best_toml(study.plan, trials, child))
+    assert tomllib.loads(path.read_text())["lr_schedule"] == child.changes["lr_schedule"]
+    until = study.plan.rungs[child.rung(1)]
+    assert until > study.plan.rungs[child.born]
+    run = headrace.train(
+        "CartPole-v1", config=path, seed=3, run_dir=tmp_path / "run", quiet=True,
+        total_env_steps=until, schedule_env_steps=SETTINGS["total_env_steps"],
+    )  # fmt: skip
+    assert rows(run.dir) == rows(study.dir / f"trials/{child.number:04d}")
+
+
+PROGRAM = """
+import sys, headrace
+headrace.tune(study=sys.argv[1], env="CartPole-v1", **{search} | {settings})
+"""
+
+
+@pytest.mark.slow
+def test_a_population_that_is_killed_goes_on_to_the_same_end(study, tmp_path):
+    """It is killed as soon as it has said that a member replaces another."""
+    folder = tmp_path / "cut"
+    program = PROGRAM.format(search=SEARCH | {"quiet": False}, settings=SETTINGS)
+    command = [python.sys.executable, "-c", program, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert any(" replaces " in line for line in process.stdout)
+        process.send_signal(signal.SIGKILL)
+    assert without_clocks(folder) != without_clocks(study.dir)
+    headrace.tune(study=folder, quiet=True)
+    assert without_clocks(folder) == without_clocks(study.dir)
+    with pytest.raises(ConfigError, match="goes on with its 4 members"):
+        headrace.tune(study=folder, trials=9, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pbt": True, "trials": 9}, "trials: no option of a population"),
+        ({"pbt": True, "sampler": "grid"}, "sampler: no option of a population"),
+        ({"population": 9}, "population: an option of population-based training. Add --pbt"),
+        ({"pbt": True, "population": 1}, "population=1: expected at least 2"),
+        ({"pbt": True, "ready_env_steps": 576}, "nothing would be replaced"),
+        ({"pbt": True, "space": {"num_epochs": {"choice": [1, 2]}}}, "num_epochs: a population"),
+        ({"pbt": True, "lr": 1e-3, "gae_lambda": 0.9, "clip_coef": 0.2, "ent_coef": 0.0}, "The sp"),
+    ],
+    ids=str,
+)
+def test_what_a_population_cannot_be(tmp_path, options, words):
+    with pytest.raises(ConfigError, match=words):
+        headrace.tune("CartPole-v1", study=tmp_path / "s", quiet=True, **options, **SETTINGS)
+    assert not (tmp_path / "s").exists()
