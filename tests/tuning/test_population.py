@@ -80,7 +80,7 @@ def test_equals_stay_and_the_failed_are_replaced():
         (Parameter("lr", "log", (1e-5, 1e-2)), 0.5, 0.8, 0.4),
         (Parameter("gamma", "one_minus_log", (1e-3, 0.1)), 0.99, 1.25, 0.9875),
         (Parameter("c", "uniform", (0.3, 1.0)), 0.5, 0.8, 0.4),
-        (Parameter("c", "choice", (0.1, 0.2, 0.3)), 0.2, 0.8, 0.1),
+        (Parameter("c", "choice", (0.1, 0.2, 0.3)), 0.2, 0.8, 0.16),
         (Parameter("c", "choice", (0.1, 0.2, 0.3)), 0.3, 1.25, 0.3),
     ],
     ids=str,

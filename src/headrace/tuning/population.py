@@ -10,7 +10,7 @@ running the trials (`study.py`).
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,7 @@ def describe_replay(algo: Any) -> str:
 
 
 def lineage(trial: Trial, trials: Sequence[Trial], plan: Plan) -> list[tuple[int, int]]:
-    """Return whom a trial was copied from, and so on: (number, env steps), the last first."""
+    """Return which trial a copy went on from, and that one, and so on: (number, env steps)."""
     found = []
     while trial.parent >= 0:
         found.append((trial.parent, plan.rungs[trial.born]))
@@ -172,6 +172,8 @@ def lineage(trial: Trial, trials: Sequence[Trial], plan: Plan) -> list[tuple[int
     return found
 
 
-def schedules_in_force(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes of a trial that resume is told: its schedules."""
-    return {name: changes[name] for name in SCHEDULES.values() if name in changes}
+def schedules_of_copy(trial: Trial) -> dict[str, Any]:
+    """Return the settings by which the run of a copy goes on: {} if the trial is no copy."""
+    if trial.parent < 0:
+        return {}
+    return {name: trial.changes[name] for name in SCHEDULES.values() if name in trial.changes}

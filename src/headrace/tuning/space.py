@@ -52,18 +52,13 @@ class Parameter:
         rounded = float(f"{number:.{_DIGITS}g}")
         return round(1.0 - rounded, 12) if self.kind == "one_minus_log" else rounded
 
-    def times(self, value: Any, factor: float) -> Any:
-        """Return a value times a factor, within the range; of `one_minus_log` 1 - value is.
+    def times(self, value: float, factor: float) -> float:
+        """Return a number times a factor, within the range; of `one_minus_log` 1 - value is.
 
-        Of a `choice` it is the option before (a factor below 1) or after. A value outside the range
-        may stay there, but goes no farther.
+        A number outside the range may stay there, but goes no farther.
         """
-        if self.kind == "choice":
-            known = list(self.of)
-            at = known.index(value) if value in known else 0
-            return known[min(max(at + (1 if factor > 1 else -1), 0), len(known) - 1)]
         number = round(1.0 - value, 12) if self.kind == "one_minus_log" else value
-        least, most = min(self.of[0], number), max(self.of[1], number)
+        least, most = min(*self.of, number), max(*self.of, number)
         return self.value(min(max(number * factor, least), most))
 
     def place(self, value: Any) -> float | None:

@@ -122,9 +122,7 @@ class Search:
             plan.rungs[key.rung],
             plan.eval_episodes if plan.metric.is_evaluated else 0,
             plan.seed + key.is_fresh,
-            {}
-            if key.is_fresh or trial.parent < 0
-            else population.schedules_in_force(trial.changes),
+            {} if key.is_fresh else population.schedules_of_copy(trial),
         )
 
     # The search
@@ -172,7 +170,7 @@ class Search:
             self._write(trial)
 
     def _next_generation(self) -> bool:
-        """Begin a population, or let it go on from the rung that all have reached; False: never."""
+        """Begin a population, or let its members go on. Return whether there is more to run."""
         plan = self.plan
         if len(self.trials) < plan.population:
             for _ in range(plan.population - len(self.trials)):
