@@ -80,7 +80,7 @@ def actors(kind, below=None):
 
 
 class Run:
-    """`headrace train`, or another verb, in a process (a session of its own), and what it says, as it says it.
+    """`headrace train`, or another verb, in a process (a session of its own), and what it says.
 
     Args:
         folder: where it runs; its run directory is `folder/run`.

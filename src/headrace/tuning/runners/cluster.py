@@ -148,7 +148,8 @@ class ClusterRunner(Runner):
         deadline = time.monotonic() + STOP_TIMEOUT_S + _ANSWER_WITHIN_S
         while self._running and time.monotonic() < deadline:
             ended += self.wait(deadline)
-        self.close()
+        self._end(list(self._running))
+        self._is_stopping = False
         return ended
 
     def cancel(self, key: Any) -> None:
@@ -184,13 +185,13 @@ class ClusterRunner(Runner):
         except RayError as error:
             yield from self._lost(running, error)
             return
-        if running.is_leaving:
+        if not (running.is_leaving or self._is_stopping):
+            self._idle.append(running.place)
+        else:  # it was told to end
             running.place.close()
             if ended.outcome == "stopped" and not self._is_stopping:
                 self._begin_elsewhere(running)
                 return
-        else:
-            self._idle.append(running.place)
         self._running.remove(running)
         yield replace(ended, key=running.key)
 
