@@ -47,6 +47,12 @@ def pid_of(run, number):
     return None
 
 
+def has_learned(run, number):
+    """Whether a trial has written the metrics of an update."""
+    file = run.dir / f"trials/{number:04d}/metrics.jsonl"
+    return file.exists() and file.stat().st_size > 0
+
+
 def saved(run, number):
     """Env steps of a trial's newest checkpoint."""
     folder = run.dir / f"trials/{number:04d}"
@@ -116,7 +122,7 @@ def test_f20_a_part_leaves_a_machine_before_it_is_taken_away(tmp_path):
         study(cluster.address, tmp_path, "--checkpoint-every-s", 1e6, "--parallel", 1) as run,
     ):
         pid = until(lambda: pid_of(run, 0), 150, lambda: run.text)
-        until((run.dir / "trials/0000/metrics.jsonl").exists, 150, lambda: run.text)
+        until(lambda: has_learned(run, 0), 150, lambda: run.text)
         drain(cluster, machine_of(cluster, pid), 60)
         run.heard("0000: its machine is about to be taken away")
         until(lambda: saved(run, 0), 60, lambda: run.text)
@@ -130,8 +136,7 @@ def test_f12_ctrl_c_saves_a_study_on_a_cluster_of_its_own_and_leaves_nothing(tmp
     before = children()
     words = ["--parallel", 2, "--checkpoint-every-s", 1e6]
     with study("local", tmp_path, *words) as run:
-        for number in (0, 1):
-            until((run.dir / f"trials/{number:04d}/metrics.jsonl").exists, 150, lambda: run.text)
+        until(lambda: has_learned(run, 0) and has_learned(run, 1), 150, lambda: run.text)
         whole = group_of(run) | (children() - before)
         assert {pid_of(run, 0), pid_of(run, 1)} <= whole
         run.signal(signal.SIGINT, group=True)

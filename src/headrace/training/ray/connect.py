@@ -77,7 +77,7 @@ def room_for(run: RunConfig, taken: Mapping[str, float]) -> int:
 
 def describe_machines() -> str:
     """Return what the machines of the cluster have, as text."""
-    return "; ".join(
+    machines = (
         ", ".join(
             f"{name} {amount:g}"
             for name, amount in sorted(node["Resources"].items())
@@ -86,6 +86,7 @@ def describe_machines() -> str:
         for node in _ray().nodes()
         if node["Alive"]
     )
+    return "; ".join(filter(None, machines)) or "nothing"
 
 
 def _check_reachable(cluster: str) -> None:

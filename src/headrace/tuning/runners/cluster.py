@@ -185,14 +185,15 @@ class ClusterRunner(Runner):
         except RayError as error:
             yield from self._lost(running, error)
             return
-        if not (running.is_leaving or self._is_stopping):
-            self._idle.append(running.place)
-        else:  # it was told to end
+        if running.is_leaving and ended.outcome == "stopped" and not self._is_stopping:
             running.place.close()
-            if ended.outcome == "stopped" and not self._is_stopping:
-                self._begin_elsewhere(running)
-                return
+            self._begin(running, self._free_place())
+            return
         self._running.remove(running)
+        if running.is_leaving or self._is_stopping:  # it was told to end
+            running.place.close()
+        else:
+            self._use_again(running.place)
         yield replace(ended, key=running.key)
 
     def _lost(self, running: _Running, error: RayError) -> Iterator[Ended]:
@@ -209,11 +210,20 @@ class ClusterRunner(Runner):
             f"{running.run_dir.name}: its process or machine was lost ({cause}). It goes on "
             "elsewhere, from its newest checkpoint."
         )
-        self._begin_elsewhere(running)
+        self._begin(running, self._free_place())
 
-    def _begin_elsewhere(self, running: _Running) -> None:
-        running.place = self._free_place()
-        running.call = running.place.run(running.orders, running.run_dir)
+    def _use_again(self, place: _Place) -> None:
+        """Give a place to a part that waits for a machine, which it may wait for in vain."""
+        for each in self._running:
+            if not each.place.machine:
+                each.place.close()
+                self._begin(each, place)
+                return
+        self._idle.append(place)
+
+    def _begin(self, running: _Running, place: _Place) -> None:
+        running.place = place
+        running.call = place.run(running.orders, running.run_dir)
         running.since, running.is_leaving = time.monotonic(), False
 
     def _leave_machines(self) -> None:

@@ -42,7 +42,6 @@ class PartActor:
         self._folder, self._token, self._cores = Path(folder), token, cores
         self._max_bytes = 0
         self._ending, self._saves = threading.Event(), False
-        child_process.ignore_signals()  # of a terminal: the study decides what follows
         work_in(working_dir)
         with environment({"CUDA_VISIBLE_DEVICES": ""}):  # without a GPU, Ray lets it see all
             child_process.warm_up(run_part.__module__)
