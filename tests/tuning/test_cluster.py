@@ -4,10 +4,12 @@ Left out: machines that are lost (`tests/faults/test_cluster_studies.py`).
 """
 
 import os
+import signal
 import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +23,7 @@ from headrace.training.ray import connect
 from headrace.tuning.plan import read_plan
 from headrace.tuning.runners.part import Part
 from headrace.tuning.runners.part_actor import TOKEN, check_sees, wait_until_free
-from tests.support import children, still_alive
+from tests.support import Counting, children, still_alive
 from tests.tuning.test_study import rows, without_clocks
 
 SEARCH = {
@@ -165,6 +167,27 @@ def test_a_part_is_saved_or_ended_and_the_runner_goes_on(runner, tmp_path):
     runner.cancel("cancelled")
     assert runner.keys == []
     assert not run_dir.is_locked(tmp_path / "trials/1")
+
+
+class Doomed(Counting):
+    """Kills the actor that its process belongs to."""
+
+    def step(self, action):
+        server = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+        os.kill(int(server[1]), signal.SIGKILL)
+        threading.Event().wait()
+
+
+@pytest.mark.more
+def test_a_part_that_is_lost_too_often_has_failed(runner, tmp_path, capfd):
+    settings = {"num_envs": 1, "num_workers": 0, "num_learners": 1}
+    request = RunRequest(settings, "tests.tuning.test_cluster:Doomed")
+    runner.start("key", Part(request, str(tmp_path / "trials/0"), 64, 0, 0))
+    (ended,) = runner.wait(time.monotonic() + 100)
+    assert (ended.key, ended.outcome) == ("key", "crashed")
+    assert ended.why.startswith("its process or machine was lost 4 times. The last time: ")
+    assert capfd.readouterr().out.count("0: its process or machine was lost (") == 3
+    assert runner.keys == []
 
 
 @pytest.mark.more
