@@ -80,7 +80,7 @@ def actors(kind, below=None):
 
 
 class Run:
-    """`headrace train` in a process (a session of its own), and what it says, as it says it.
+    """`headrace train`, or another verb, in a process (a session of its own), and what it says.
 
     Args:
         folder: where it runs; its run directory is `folder/run`.
@@ -90,9 +90,9 @@ class Run:
 
     def __init__(self, folder, *words, verb="train", within=()):
         self.dir = Path(folder) / "run"
-        where = [self.dir] if verb == "resume" else ["--run-dir", self.dir]
+        flags = {"resume": [], "tune": ["--study"]}.get(verb, ["--run-dir"])
         self.began = time.monotonic()
-        self.process = start([*within, *command(verb, *where, "--json", *words)], folder)
+        self.process = start([*within, *command(verb, *flags, self.dir, "--json", *words)], folder)
         self.said, self.err = [], []  # (when, line)
         self._readers = [
             threading.Thread(target=self._read, args=[self.process.stdout]),

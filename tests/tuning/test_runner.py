@@ -7,8 +7,8 @@ import numpy as np
 
 from headrace.distributed import child_process
 from headrace.training.job import RunRequest
-from headrace.tuning.runner import Runner
-from headrace.tuning.trial_process import Part
+from headrace.tuning.runners.local import LocalRunner
+from headrace.tuning.runners.part import Part
 from tests.support import Counting, children, leaders, still_alive
 
 LIMIT = 1 << 30
@@ -26,7 +26,7 @@ class Hoarding(Counting):
 def test_a_part_that_takes_too_much_memory_is_ended(tmp_path):
     child_process.warm_up()
     before = children()
-    runner = Runner(1, max_bytes=LIMIT)
+    runner = LocalRunner(1, max_bytes=LIMIT)
     settings = {"total_env_steps": 64, "num_workers": 0, "num_learners": 1}
     part = Part(RunRequest(settings, Hoarding), str(tmp_path / "run"), 64, 0, 0)
     runner.start("key", part)

@@ -349,7 +349,8 @@ def test_a_budget_ends_the_search(tmp_path, final_seeds):
         ({"sampler": "bayes"}, "expected one of tpe"),
         ({"prune": "hard"}, "expected one of asha"),
         ({"metric": "speed"}, "there is no metric"),
-        ({"cluster": "local"}, "Leave --cluster out"),
+        ({"cluster": "127.0.0.1:1"}, "There is no Ray cluster at this address"),
+        ({"cluster": "local", "cpus_per_worker": 2.0}, "Leave --cpus-per-worker out"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(tmp_path, changes, said):

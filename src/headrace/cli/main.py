@@ -122,7 +122,7 @@ def _run_verb(verb: str, argv: list[str]) -> int:
             from headrace.distributed import child_process
 
             child_process.warm_up(
-                *(["headrace.tuning.trial_process"] if HOMES[verb] == "tuning_commands" else [])
+                *(["headrace.tuning.runners.part"] if HOMES[verb] == "tuning_commands" else [])
             )
         from headrace.cli.flags import parse
 

@@ -28,7 +28,8 @@ class _StudyVerb(RunningVerb, SettingsVerb):
     """A verb that runs a study."""
 
     parallel: int = 0
-    """Runs at a time. 0: one for each CPU core."""
+    """Runs at a time. 0: one for each CPU core, or as many as the cluster has room for
+    (--cluster: the runs of a study are tasks on any of its machines)."""
     metric: tuple[str, ...] = ("eval_return",)
     """What runs are compared by: eval_return (likeliest actions, the same 20 episodes for all),
     mean_return (of the last 100 training episodes), steps_to RETURN or seconds_to RETURN."""
@@ -78,7 +79,7 @@ class _StudyVerb(RunningVerb, SettingsVerb):
         if fixed := given - {"resume", "json", "quiet", "config", *_MAY_CHANGE}:
             raise ConfigError(
                 f"{', '.join(map(flag, sorted(fixed)))}: a study goes on as it began.\n"
-                "Leave these out; of tune, --trials and --budget-s may change."
+                "Leave these out; --cluster may change, and of tune --trials and --budget-s."
             )
         changes = {n: getattr(self, n) for n in _MAY_CHANGE if n in flag_names(argv)}
         return api.go_on(folder, request, self.say, **changes)

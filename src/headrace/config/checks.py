@@ -149,20 +149,21 @@ def _check_recurrent(run: Any, network: Any, algorithm: Algorithm[Any]) -> None:
 
 
 _OF_SEVERAL = ("worker_resources", "learner_resources")  # of clusters with several machines
-_OF_CLUSTER = ("gpus_per_learner", "cpus_per_worker", *_OF_SEVERAL)
+OF_CLUSTER = ("gpus_per_learner", "cpus_per_worker", *_OF_SEVERAL)
+"""Settings of a run whose learners and workers are on a cluster."""
 _DEFAULTS = RunConfig()
 
 
 def without_cluster(cluster: str | None) -> dict[str, Any]:
     """Return the settings that a run loses when it leaves its cluster ("", or "local")."""
-    names = _OF_CLUSTER if cluster == "" else _OF_SEVERAL if cluster == "local" else ()
+    names = OF_CLUSTER if cluster == "" else _OF_SEVERAL if cluster == "local" else ()
     return {name: getattr(_DEFAULTS, name) for name in names}
 
 
 def check_cluster(run: RunConfig) -> None:
     """Refuse a cluster's settings without a cluster, and settings that a cluster cannot have."""
     if not run.cluster:
-        for name in _OF_CLUSTER:
+        for name in OF_CLUSTER:
             if getattr(run, name) != getattr(_DEFAULTS, name):
                 raise ConfigError(
                     f"{name}={getattr(run, name)}, but this run is not on a cluster.\n"

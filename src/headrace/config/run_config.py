@@ -200,7 +200,8 @@ class ClusterConfig:
     cluster: Annotated[str, tyro.conf.arg(metavar="local|auto|ADDRESS")] = ""
     """Train on a Ray cluster: learners and workers are actors on any of its machines. local: start
     Ray here, for this run. auto: the cluster of this machine. Or the address of a cluster. The
-    machines of learners must see the run directory."""
+    machines of learners must see the run directory. With tune and sweep: each run is whole on one
+    of the machines, which must see the study's directory."""
     gpus_per_learner: Annotated[int, Between(-1)] = -1
     """On a cluster: GPUs of each learner. -1: one, where the cluster has enough, else none."""
     cpus_per_worker: NonNegative = 1.0

@@ -2,7 +2,7 @@
 
 A session's processes are its first one and all that it starts: workers, other learners, an
 environment's programs. Left out: what runs in them (`tools/autoscale/trial.py`,
-`tuning/trial_process.py`).
+`tuning/runners/part.py`).
 """
 
 import contextlib

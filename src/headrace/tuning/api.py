@@ -11,6 +11,7 @@ from typing import Any
 
 import headrace
 from headrace.config.algorithms import ALGORITHMS
+from headrace.config.checks import OF_CLUSTER
 from headrace.config.derive import cpu_cores
 from headrace.config.resolve import NO_FILE
 from headrace.config.settings import EITHER, Settings
@@ -27,6 +28,7 @@ from headrace.tuning.page import write_page
 from headrace.tuning.plan import PLAN, Plan, Trial, read_plan, read_trials
 from headrace.tuning.population import make_generations, population_space
 from headrace.tuning.pruning import PRUNERS, make_rungs
+from headrace.tuning.runners.choice import connected
 from headrace.tuning.samplers import GridSampler, make_sampler
 from headrace.tuning.space import Space, default_space, parse_space, read_space, to_json
 from headrace.tuning.study import Say, Search, settings_of
@@ -142,7 +144,7 @@ def tune(
         sampler: `tpe`, `random`, `grid` or `cmaes`.
         prune: `asha`, `median` or `none`: see `headrace.tuning.pruning`.
         metric: `eval_return`, `mean_return`, `steps_to RETURN` or `seconds_to RETURN`.
-        parallel: runs at a time; 0: one for each CPU core.
+        parallel: runs at a time; 0: one for each CPU core, or as many as the cluster has room for.
         budget_s: seconds for all, those of fresh seeds included; 0 (the default): no limit.
         seeds: runs of each trial.
         final_trials, final_seeds: at the end so many of the best trials, and the preset, are
@@ -152,8 +154,9 @@ def tune(
         ready_env_steps: after each of so many env steps they are measured, and the worst replaced;
             0: a tenth of all.
         study: directory; default: a new one below `runs/`. If it holds a study, that goes on: then
-            give `trials`, `budget_s` and code alone.
-        **arguments: those of `headrace.train`, the same for all trials.
+            give `trials`, `budget_s`, `cluster` and code alone.
+        **arguments: those of `headrace.train`, the same for all trials. `cluster` is where the
+            runs are: each is on one machine of it, whole. Default: on this machine.
 
     Raises:
         ConfigError: an option or setting is invalid.
@@ -227,10 +230,11 @@ def begin(request: RunRequest, options: Options, folder: Path | None, say: Say) 
     """Begin a study of a request, and follow it to its end; arguments as of `tune`."""
     check_alone()
     _check_options(options)
+    request, cluster = _off_cluster(request)
     inspected = _with_code(inspect_request(_deterministic(request)))
-    plan = _plan_of(inspected, options)
+    plan = _plan_of(inspected, options, cluster or "")
     folder = folder or rundir.unused(f"{plan.verb}_{plan.env}_{plan.algo}")
-    with rundir.locked(folder):
+    with rundir.locked(folder), connected(plan):
         if (folder / PLAN).exists():
             raise RunDirError(
                 f"{folder} holds a study already.\nTo go on with it: headrace {plan.verb} "
@@ -267,10 +271,12 @@ def go_on(
         )
     options = Options(sampler=plan.sampler, **changes)
     _check_options(options)
+    request, cluster = _off_cluster(request)
+    changes |= {} if cluster is None else {"cluster": cluster}
     if "trials" in changes:
         changes["trials"] = _num_trials(options, parse_space(plan.space, "the study"))
     plan = replace(plan, **changes)
-    with rundir.locked(folder):
+    with rundir.locked(folder), connected(plan):
         if changes:
             plan.write(folder)
         return _follow(
@@ -305,6 +311,25 @@ def _follow(plan: Plan, request: RunRequest, folder: Path, trials: list[Trial], 
     return Study(folder, plan, search.trials)
 
 
+def _off_cluster(request: RunRequest) -> tuple[RunRequest, str | None]:
+    """Return the request of runs that are each on one machine, and the study's cluster if given."""
+    file = request.config_file
+    given = {**file.settings, **request.explicit}
+    if names := [name for name in OF_CLUSTER if name in given]:
+        raise ConfigError(
+            f"{', '.join(names)}: each run of a study is on one machine, learners and workers.\n"
+            f"Leave {flag(names[0])} out."
+        )
+    cluster = given.get("cluster")
+    if cluster and given.get("num_learners", -1) == -1:
+        request = request.change(num_learners=1)  # not by the GPUs of this machine
+    explicit, in_file = (
+        {name: value for name, value in each.items() if name != "cluster"}
+        for each in (request.explicit, file.settings)
+    )
+    return replace(request, explicit=explicit, config_file=replace(file, settings=in_file)), cluster
+
+
 def _deterministic(request: RunRequest) -> RunRequest:
     """Choose what is auto from cores alone: no measurement beside other runs decides."""
     return request.change(deterministic=True)
@@ -317,16 +342,11 @@ def _with_code(inspected: RunRequest) -> RunRequest:
     return replace(inspected, algorithm=algorithm)
 
 
-def _plan_of(inspected: RunRequest, options: Options) -> Plan:
-    parallel = options.parallel or cpu_cores()
-    cores = max(1, cpu_cores() // parallel)
+def _plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
+    is_here = options.parallel and not cluster
+    cores = max(1, cpu_cores() // options.parallel) if is_here else 1
     job = inspected.job(Path(), cores=cores)
     settings, run = job.settings, job.settings.run
-    if run.cluster:
-        raise ConfigError(
-            f"cluster={run.cluster!r}, but the runs of a study are on this machine.\n"
-            "Leave --cluster out."
-        )
     fixed = {**inspected.config_file.settings, **inspected.explicit}
     metric = parse_metric(options.metric)
     if own := [n for n in _OWN if fixed.get(n) is not None and (fixed[n] or n == _OWN[0])]:
@@ -357,7 +377,8 @@ def _plan_of(inspected: RunRequest, options: Options) -> Plan:
         metric=metric,
         trials=options.population if options.pbt else _num_trials(options, space),
         population=options.population if options.pbt else 0,
-        parallel=parallel,
+        parallel=options.parallel,
+        cluster=cluster,
         seed=run.seed,
         seeds=[run.seed + i for i in range(options.seeds)],
         rungs=make_generations(run.total_env_steps, options.ready_env_steps, batch, starts)
@@ -472,7 +493,7 @@ def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
     if more:
         raise ConfigError(
             f"{', '.join(sorted(more))}: a study goes on with the settings that it has.\n"
-            "Leave these out; --trials and --budget-s may change."
+            "Leave these out; --trials, --budget-s and --cluster may change."
         )
     settings = plan.fixed | {"seed": plan.seed, "env": plan.env, "algo": plan.algo}
     settings |= {name: given[name] for name in plan.code if name in given}
@@ -491,8 +512,10 @@ def _describe_plan(plan: Plan, folder: Path) -> str:
     who = f"{plan.trials} trials{seeds} by {plan.sampler}"
     if plan.population:
         who = f"a population of {plan.population}{seeds}"
+    count = plan.parallel or ("as many as there is room for" if plan.cluster else cpu_cores())
+    place = f" on the cluster {plan.cluster!r}" if plan.cluster else ""
     lines = [
-        f"{plan.verb}: {plan.algo} on {plan.env}, {who}, {plan.parallel} at a time{budget}. "
+        f"{plan.verb}: {plan.algo} on {plan.env}, {who}, {count} at a time{place}{budget}. "
         f"Measured by {plan.metric.title} at {rungs} env steps ({plan.pruner}).",
         f"  varies: {', '.join(plan.space)}",
         f"  in all runs: {' '.join(f'{flag(n)} {v}' for n, v in plan.sizes.items())}",

@@ -1,6 +1,6 @@
 """What a study is to do, and what it has done: the files of its directory.
 
-    study.json           the plan; it does not change, but for trials and budget when it goes on
+    study.json           the plan; trials, budget and cluster may change when it goes on
     trials/0007.json     a trial: its settings, its state, what was measured at its rungs
     trials/0007          its run, an ordinary run directory; with several seeds 0007-s1, ...
     fresh/0007-s1000     its run with a fresh seed, once the search has ended
@@ -35,10 +35,12 @@ class Plan:
         sizes: of processes, decided once for all runs of the study.
         code: which of the settings are code, and must be named again to go on.
         space: the parameters (`space.to_json`).
+        parallel: runs at a time; 0: as many as there is room for.
         seeds: of each trial's runs.
         rungs: env steps at which trials are measured; the last is the whole run.
         final_trials: the best so many, and the preset, are measured on `final_seeds` at the end.
         budget_s: seconds for all; 0: no limit.
+        cluster: on which the runs are; "": on this machine.
         population: members of population-based training; 0: a search.
     """
 
@@ -62,12 +64,19 @@ class Plan:
     final_seeds: list[int]
     budget_s: float
     version: str
+    cluster: str = ""
     population: int = 0
 
     @property
     def total_env_steps(self) -> int:
         """Env steps of a whole run."""
         return self.rungs[-1]
+
+    @property
+    def cores(self) -> int:
+        """CPU cores that a run takes on a cluster."""
+        sizes = self.sizes
+        return int(sizes["num_learners"] * sizes["learner_threads"] + sizes["num_workers"])
 
     def write(self, folder: Path) -> None:
         """Write the plan; RunDirError if there is no room."""

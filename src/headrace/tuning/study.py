@@ -7,17 +7,17 @@
 
 All that is decided follows from the files of the directory (`plan.py`), so that a study that was
 cut goes on as it would have. Left out: which settings (`samplers.py`), which trials go on
-(`pruning.py`, `population.py`), processes (`runner.py`), what is shown of it (`results.py`).
+(`pruning.py`, `population.py`), processes (`runners/`), what is shown of it (`results.py`).
 """
 
 import contextlib
+import functools
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.distributed import child_process
 from headrace.errors import ConfigError, HeadraceError, RunDirError, flag
 from headrace.storage.run_dir import writable
 from headrace.training.job import RunRequest
@@ -25,10 +25,11 @@ from headrace.training.process import interruptible
 from headrace.tuning import population
 from headrace.tuning.plan import Plan, Trial, run_dir, write_trial
 from headrace.tuning.pruning import Standing, last_promoted, promoted
-from headrace.tuning.runner import Ended, Runner
+from headrace.tuning.runners.api import Ended, Runner
+from headrace.tuning.runners.choice import make_runner
+from headrace.tuning.runners.part import Part
 from headrace.tuning.samplers import GridSampler, Observed, Sampler, make_sampler
 from headrace.tuning.space import parse_space
-from headrace.tuning.trial_process import Part, run_part
 
 Say = Callable[[str], None]
 
@@ -72,11 +73,13 @@ class Search:
             RunDirError: the directory cannot be written.
             KeyboardInterrupt: at a signal; what was under way is saved.
         """
-        child_process.warm_up(run_part.__module__)
-        slots = self.plan.parallel
-        with interruptible(), contextlib.closing(Runner(slots)) as runner:
+        with (
+            interruptible(),
+            contextlib.closing(make_runner(self.plan, self.folder, self._say)) as runner,
+        ):
             try:
-                self._work(runner, self._next_of_search, self._search_ends)
+                ends = functools.partial(self._search_ends, runner)
+                self._work(runner, self._next_of_search, ends)
                 self._work(runner, self._next_of_final, lambda: self.plan.budget_s or _FOREVER_S)
             except KeyboardInterrupt:
                 self._stop(runner)
@@ -127,7 +130,7 @@ class Search:
 
     # The search
 
-    def _search_ends(self) -> float:
+    def _search_ends(self, runner: Runner) -> float:
         """Return the seconds of the study at which the search ends, if there is a budget."""
         plan = self.plan
         if not plan.budget_s:
@@ -142,7 +145,7 @@ class Search:
         if not runs or not per_step:
             return plan.budget_s
         each = _START_S + statistics.median(per_step) * plan.total_env_steps
-        reserve: float = each * -(-runs // plan.parallel)
+        reserve: float = each * -(-runs // runner.slots)
         return plan.budget_s - min(reserve, _LARGEST_RESERVE * plan.budget_s)
 
     def _next_of_search(self, runner: Runner) -> Key | None:

@@ -25,26 +25,38 @@ _CONNECT_WITHIN_S = 10.0
 @contextlib.contextmanager
 def connected(run: RunConfig) -> Iterator[int]:
     """Connect to the run's cluster, or raise ConfigError; yield how many workers it can have."""
+    workers = max(cpu_cores(), run.num_workers) * run.cpus_per_worker
+    learners = max(1, run.num_learners) * max(1, run.learner_threads)
+    with to_cluster(run.cluster, math.ceil(workers + learners)):
+        yield cpu_cores() if run.cluster == "local" else room_for(run, taken={})
+
+
+@contextlib.contextmanager
+def to_cluster(cluster: str, cores: int) -> Iterator[None]:
+    """Connect to a cluster; a local one is started, and has so many cores.
+
+    Raises:
+        ConfigError: it cannot be reached.
+        MissingExtraError: Ray is missing.
+    """
     with contextlib.ExitStack() as stack:
         if not ("ray" in sys.modules and _ray().is_initialized()):  # else the caller has connected
-            if run.cluster == "local":
+            if cluster == "local":
                 stack.enter_context(_closed_to_others())
             ray = _ray()
-            options: dict[str, Any] = {"address": run.cluster}
-            if run.cluster == "local":
-                workers = max(cpu_cores(), run.num_workers) * run.cpus_per_worker
-                learners = max(1, run.num_learners) * max(1, run.learner_threads)
-                options |= {"num_cpus": math.ceil(workers + learners), "include_dashboard": False}
+            options: dict[str, Any] = {"address": cluster}
+            if cluster == "local":
+                options |= {"num_cpus": cores, "include_dashboard": False}
             stack.callback(ray.shutdown)
             try:
-                if run.cluster != "local":
-                    _check_reachable(run.cluster)
+                if cluster != "local":
+                    _check_reachable(cluster)
                 ray.init(**options, log_to_driver=False, logging_level="ERROR")
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                raise ConfigError(_refusal(run.cluster, error)) from error
-            if run.cluster == "local":
+                raise ConfigError(_refusal(cluster, error)) from error
+            if cluster == "local":
                 stack.enter_context(_ends_with_this_process(ray))
-        yield cpu_cores() if run.cluster == "local" else room_for(run, taken={})
+        yield
 
 
 def room_for(run: RunConfig, taken: Mapping[str, float]) -> int:
@@ -61,6 +73,20 @@ def room_for(run: RunConfig, taken: Mapping[str, float]) -> int:
         fits = [math.floor(has.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()]
         total += max(0, min(fits, default=run.num_workers))
     return total
+
+
+def describe_machines() -> str:
+    """Return what the machines of the cluster have, as text."""
+    machines = (
+        ", ".join(
+            f"{name} {amount:g}"
+            for name, amount in sorted(node["Resources"].items())
+            if not (name.startswith("node:") or "memory" in name)
+        )
+        for node in _ray().nodes()
+        if node["Alive"]
+    )
+    return "; ".join(filter(None, machines)) or "nothing"
 
 
 def _check_reachable(cluster: str) -> None:

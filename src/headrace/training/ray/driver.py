@@ -31,7 +31,7 @@ from headrace.training.job import Job
 from headrace.training.log import Display
 from headrace.training.process import StopSignals
 from headrace.training.rank import RunResult
-from headrace.training.ray.connect import room_for
+from headrace.training.ray.connect import describe_machines, room_for
 from headrace.training.ray.learner_actor import LearnerActor
 from headrace.training.reporter import OnUpdate
 
@@ -110,7 +110,8 @@ def _wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> 
         waited = time.monotonic() - began
         needs = (
             f"{run.num_learners} learners need machines that have "
-            f"{_bundle(run) | run.learner_resources} for each; the cluster's have {_nodes()}"
+            f"{_bundle(run) | run.learner_resources} for each; the cluster's have "
+            f"{describe_machines()}"
         )
         if waited > _PLACE_WITHIN_S:
             raise ConfigError(f"{needs}.\nWaited {waited:,.0f} s for them.")
@@ -151,18 +152,6 @@ def _is_placed(placement: Any) -> bool:
         if "does not exist" not in str(error):
             raise
         return False  # Ray forgets one if a machine was just about to have room, or has gone
-
-
-def _nodes() -> str:
-    return "; ".join(
-        ", ".join(
-            f"{name} {amount:g}"
-            for name, amount in sorted(node["Resources"].items())
-            if not (name.startswith("node:") or "memory" in name)
-        )
-        for node in _ray.nodes()
-        if node["Alive"]
-    )
 
 
 class _LearnerGroup:

@@ -1,38 +1,24 @@
-"""Runs parts of runs at the same time, each in a process, and hears what becomes of them.
+"""Runs parts of runs on this machine, each in a process, and hears what becomes of them.
 
-Left out: what is run next (`study.py`), and what a part does (`trial_process.py`).
+Left out: what is run next (`tuning/study.py`), and what a part does (`part.py`).
 """
 
 import contextlib
 import select
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from headrace.distributed import sessions
 from headrace.distributed.channel import pickled
-from headrace.tuning.trial_process import Part, run_part
+from headrace.tuning.runners.api import BY_NAME, STOP_TIMEOUT_S, Ended, Runner
+from headrace.tuning.runners.part import Part, run_part
 
 _CHECK_EVERY_S = 0.5
 """Interval of memory checks."""
-_STOP_TIMEOUT_S = 20.0  # for a checkpoint, before the process is killed
-_MEMORY_SHARE = 0.8
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The end of a part.
-
-    Attributes:
-        key: what the part was started with.
-        outcome: `measured`; `stopped`: by a signal, and saved; or why it failed.
-    """
-
-    key: Any
-    outcome: Literal["measured", "stopped"] | sessions.Failure
-    measured: dict[str, Any] = field(default_factory=dict)
-    why: str = ""
+MEMORY_SHARE = 0.8
+"""Of what is free at the start, which all parts together may take."""
 
 
 @dataclass
@@ -42,7 +28,7 @@ class _Running:
     stack: contextlib.ExitStack
 
 
-class Runner:
+class LocalRunner(Runner):
     """Processes of parts, at most `slots` at a time; to be closed.
 
     Args:
@@ -50,31 +36,30 @@ class Runner:
     """
 
     def __init__(self, slots: int, max_bytes: int = 0) -> None:
-        self.slots = slots
+        self._slots = slots
         self._running: list[_Running] = []
-        share = int(_MEMORY_SHARE * sessions.available_bytes() / slots)
+        share = int(MEMORY_SHARE * sessions.available_bytes() / slots)
         self._max_bytes = max_bytes or share
         self._kills = sessions.out_of_memory_kills()
 
     @property
-    def keys(self) -> list[Any]:
-        """What the parts under way were started with."""
-        return [each.key for each in self._running]
+    def slots(self) -> int:
+        return self._slots
 
     @property
-    def is_full(self) -> bool:
-        """Whether no other part can be started now."""
-        return len(self._running) >= self.slots
+    def keys(self) -> list[Any]:
+        return [each.key for each in self._running]
 
     def start(self, key: Any, part: Part) -> None:
-        """Start a part; UsageError if it cannot be sent to another process."""
-        orders = pickled(part, "another process", "give the environment by a name, module:callable")
+        self.start_pickled(key, pickled(part, "another process", BY_NAME))
+
+    def start_pickled(self, key: Any, orders: bytes) -> None:
+        """Start a part that is pickled."""
         with contextlib.ExitStack() as stack:  # a signal may come before it is listed
             process = sessions.SessionProcess(run_part, orders, stack)
             self._running.append(_Running(key, process, stack.pop_all()))
 
     def wait(self, deadline: float) -> list[Ended]:
-        """Wait until parts have ended, or until `deadline` (`time.monotonic`); return them."""
         ended: list[Ended] = []
         while self._running and not ended:
             left = deadline - time.monotonic()
@@ -86,10 +71,9 @@ class Runner:
         return ended
 
     def stop(self) -> list[Ended]:
-        """Ask all to save and end; return how they did. What does not end in 20 s is killed."""
         for each in self._running:
             each.process.stop(0.0)
-        ends = time.monotonic() + _STOP_TIMEOUT_S
+        ends = time.monotonic() + STOP_TIMEOUT_S
         ended: list[Ended] = []
         while self._running and time.monotonic() < ends:
             ended += self.wait(ends)
@@ -97,12 +81,10 @@ class Runner:
         return ended
 
     def cancel(self, key: Any) -> None:
-        """Kill a part that nobody needs any more."""
         for each in [each for each in self._running if each.key == key]:
             self._remove(each)
 
     def close(self) -> None:
-        """Kill all that is left, with its children."""
         for each in list(self._running):
             self._remove(each)
 

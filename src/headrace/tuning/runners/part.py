@@ -1,6 +1,6 @@
 """A part of a run in a process of its own: to a rung, and what is measured there.
 
-Left out: which part is run next (`study.py`).
+Left out: which part is run next (`tuning/study.py`).
 """
 
 import contextlib

@@ -1,0 +1,1 @@
+"""Where the parts of a study run: on this machine, or on a Ray cluster."""
