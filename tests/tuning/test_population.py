@@ -46,17 +46,17 @@ def test_the_worst_quarter_is_replaced_by_the_best_quarter():
 
 
 def test_what_has_been_replaced_changes_nothing_of_who_is():
-    trials = [member(i, float(i)) for i in range(4)]
-    (before,) = exchanges(plan_of(4), trials, 0)
-    assert (before.loser.number, before.donor.number) == (0, 3)
+    trials = [member(i, float(i)) for i in range(7)]
+    (before,) = exchanges(plan_of(7), trials, 0)
+    assert (before.loser.number, before.donor.number) == (0, 6)
     trials[0].state = "replaced"
-    trials.append(member(4, 3.0, parent=3, born=0, replaces=0))
-    (after,) = exchanges(plan_of(4), trials, 0)
-    assert (after.loser.number, after.donor.number) == (0, 3)
-    for trial, score in zip(trials[1:], (1.0, 2.0, 4.0, 3.0), strict=True):
+    trials.append(member(7, 6.0, parent=6, born=0, replaces=0))
+    (after,) = exchanges(plan_of(7), trials, 0)
+    assert (after.loser.number, after.donor.number) == (0, 6)
+    for trial, score in zip(trials[1:], (1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 6.0), strict=True):
         trial.measured.append({"0": {"eval_return": score}})
-    (later,) = exchanges(plan_of(4), trials, 1)
-    assert (later.loser.number, later.donor.number) == (1, 3)
+    (later,) = exchanges(plan_of(7), trials, 1)
+    assert (later.loser.number, later.donor.number) == (1, 6)
 
 
 def test_equals_stay_and_the_failed_are_replaced():

@@ -5,7 +5,8 @@ Left out: which part is run next (`tuning/study.py`).
 
 import contextlib
 import shutil
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Part:
     until: int
     episodes: int
     eval_seed: int
-    schedules: dict[str, Any]
+    schedules: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_part(orders: bytes, pipe: Any) -> None:
