@@ -141,7 +141,7 @@ def runner(cluster, tmp_path):
     assert still_alive(ours, 10) == []
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_part_is_saved_or_ended_and_the_runner_goes_on(runner, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -178,7 +178,7 @@ class Doomed(Counting):
         threading.Event().wait()
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_part_that_is_lost_too_often_has_failed(runner, tmp_path, capfd):
     settings = {"num_envs": 1, "num_workers": 0, "num_learners": 1}
     request = RunRequest(settings, "tests.tuning.test_cluster:Doomed")
