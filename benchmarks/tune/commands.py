@@ -28,7 +28,7 @@ def run(command, folder, name, peer=False):
         surroundings["PYTHONPATH"] = str(ROOT)
     lines, began = [], time.perf_counter()
     with (
-        (folder / f"{name}.txt").open("w") as log,
+        (folder / f"{name}.txt").open("w", buffering=1) as log,
         subprocess.Popen(
             list(map(str, command)), cwd=folder, env=surroundings, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
