@@ -1,9 +1,9 @@
 """What a search for settings costs, beside RL Baselines3 Zoo's, and whether it helps.
 
-    python -m benchmarks.tune cartpole                    # 50 trials on CartPole, and the best again
+    python -m benchmarks.tune cartpole                    # 50 trials on CartPole, then the best
     python -m benchmarks.tune cartpole --only headrace    # one of the searches; others stay
     python -m benchmarks.tune cartpole --render           # the result of what is in runs/
-    python -m benchmarks.tune helped LunarLander-v3 HalfCheetah-v5    # twenty minutes each, and more
+    python -m benchmarks.tune helped LunarLander-v3 HalfCheetah-v5  # 20 minutes each, and more
     python -m benchmarks.tune helped LunarLander-v3 --study runs/NAME  # of a study that is there
 
 Needs two cores that nothing else uses. `--quick` does a few env steps of all of it, to see it work;

@@ -39,7 +39,7 @@ PARALLEL = 2
 EPISODES = 20
 FIRST_SEED = 2000
 SEARCH_SEED = 1
-"""Of the zoo, which else draws one: its random trials have fewer gradient steps than most seeds'."""
+"""Of the zoo, which else draws one: with this, its first trials are cheaper than the average."""
 SEARCHES = {
     "headrace": "Headrace",
     "headrace_whole": "Headrace, `--prune none`",
@@ -72,9 +72,9 @@ def main(size, only, render):
     for name in () if render else (only or SEARCHES):
         shutil.rmtree(folder / name, ignore_errors=True)
         print(f"{SEARCHES[name]}: searching", flush=True)
-        about = {"machine": machine(), "size": [size.trials, size.env_steps, size.seeds]} | (zoo if name.startswith("zoo") else ours)(
-            folder / name, size, name
-        )
+        about = {"machine": machine(), "size": [size.trials, size.env_steps, size.seeds]} | (
+            zoo if name.startswith("zoo") else ours
+        )(folder / name, size, name)
         print(f"{SEARCHES[name]}: {about['seconds']:.0f} s; training its best", flush=True)
         about["best_again"] = train_best(folder / name, size, name)
         write_whole(folder / name / "about.json", json.dumps(about, indent=1).encode())
