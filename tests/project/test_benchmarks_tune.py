@@ -51,7 +51,7 @@ def test_a_search_s_first_trial_stands_beside_the_best_on_fresh_seeds(tmp_path):
     )  # fmt: skip
     plan.write(tmp_path)
     fresh = {0: (100, 110), 1: (90, 100), 2: (140, 160)}  # the preset, the search's first, the best
-    for number, (score, values) in enumerate(zip((50, 90, 80), fresh.values(), strict=True)):
+    for number, (score, values) in enumerate(zip((95, 90, 80), fresh.values(), strict=True)):
         runs = [{"env_steps": 1000, "eval_return": value} for value in (score, *values)]
         changes = {"lr": number * 1e-3} if number else {}
         trial = Trial(number, changes, changes, "whole", measured=[{"0": runs[0]}], spent_s=40.0)
