@@ -39,7 +39,7 @@ PARALLEL = 2
 EPISODES = 20
 FIRST_SEED = 2000
 SEARCH_SEED = 1
-"""Of the zoo, which else draws one: with this, its first trials are cheaper than the average."""
+"""Of the zoo, which else draws one. With threads, one seed proposes other settings each time."""
 SEARCHES = {
     "headrace": "Headrace",
     "headrace_whole": "Headrace, `--prune none`",
