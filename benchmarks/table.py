@@ -31,6 +31,8 @@ from benchmarks import (
 )
 from benchmarks.harness.machine import RESULTS, ROOT
 from benchmarks.harness.turns import number, why_not
+from benchmarks.tune import cartpole as tune_cartpole
+from benchmarks.tune import helped as tune_helped
 
 FILES = (
     "limits", "cartpole", "cheetah", "atari", "uneven", "lag", "kernels", "start", "guards",
@@ -48,6 +50,8 @@ PARTS = {
     gpu: "docs/scaling.md",
     gpu_steps: "docs/scaling.md",
     offline: "docs/offline.md",
+    tune_cartpole: "benchmarks/README.md",
+    tune_helped: "benchmarks/README.md",
 }
 """Scripts whose tables stand in a page of their own, between markers with their name."""
 WHOLE = {"parallel": "docs/sac.md", "continuous": "docs/sac.md"}

@@ -44,6 +44,15 @@ PEERS = {
         *UNEVEN,
     ],
     "rllib": ["ray[rllib]==2.60.0", "gymnasium==1.2.2", "numpy==2.4.6", *UNEVEN],
+    # the search for settings of stable-baselines3's own zoo
+    "zoo": [
+        "rl_zoo3==2.9.2",
+        "stable-baselines3==2.9.2",
+        "optuna==5.0.0",
+        "pandas==2.3.3",  # for its report
+        "gymnasium==1.4.0",
+        "numpy==2.4.6",
+    ],
 }
 
 

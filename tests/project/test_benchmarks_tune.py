@@ -1,0 +1,72 @@
+"""The benchmarks of searches: what is made of their figures."""
+
+import json
+
+from benchmarks import table
+from benchmarks.harness.machine import ROOT
+from benchmarks.tune import cartpole, helped
+from headrace.tuning.metric import Metric
+from headrace.tuning.plan import Plan, Trial, write_trial
+
+MACHINE = {
+    "date": "2026-11-27", "git_commit": None, "git_uncommitted_changes": False, "cores": 2,
+    "cpu": "some",
+}  # fmt: skip
+
+
+def searched(folder, name, seconds):
+    size = cartpole.Size(3, 1000, 2, folder=str(folder), output=str(folder / "out.json"))
+    about = {
+        "machine": MACHINE, "size": [3, 1000, 2], "seconds": seconds, "whole": 1, "pruned": 2,
+        "failed": 0, "env_steps": 2000,
+        "best_again": {
+            "seeds": [{}, {}], "mean": 400.0, "interval": [300.0, 500.0], "least": 300.0,
+            "reached": 1, "mean_steps_to": 900.0,
+        },
+    }  # fmt: skip
+    (folder / name).mkdir(parents=True)
+    (folder / name / "about.json").write_text(json.dumps(about))
+    return size
+
+
+def test_searches_that_were_made_are_compared_with_the_zoo_s(tmp_path):
+    searched(tmp_path, "headrace", 4.0)
+    searched(tmp_path, "zoo_processes", 100.0)
+    size = searched(tmp_path, "zoo", 200.0)
+    cartpole.main(size, only=None, render=True)
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert list(result["searches"]) == [
+        cartpole.SEARCHES[name] for name in ("headrace", "zoo", "zoo_processes")
+    ]
+    lines = cartpole.tables(result).splitlines()
+    assert "| Headrace | 4 | 50.0 x | - | 1, 2, 0 | 2,000 | 500 |" in lines
+    assert "| Headrace | 400.0 | 300.0 to 500.0 | 300.0 | 1 of 2 | 900 |" in lines
+    assert "| RL Zoo, two processes | 100 | 2.0 x | - | 1, 2, 0 | 2,000 | 20 |" in lines
+
+
+def test_a_search_s_first_trial_stands_beside_the_best_on_fresh_seeds(tmp_path):
+    plan = Plan(
+        "tune", "CartPole-v1", "ppo", {}, {}, [], {"lr": {"log": [1e-4, 1e-2]}}, "random", "none",
+        Metric(), 3, 1, 0, [0], [1000], 20, 2, [1000, 1001], 60.0, "0.1.0",
+    )  # fmt: skip
+    plan.write(tmp_path)
+    fresh = {0: (100, 110), 1: (90, 100), 2: (140, 160)}  # the preset, the search's first, the best
+    for number, (score, values) in enumerate(zip((95, 90, 80), fresh.values(), strict=True)):
+        runs = [{"env_steps": 1000, "eval_return": value} for value in (score, *values)]
+        changes = {"lr": number * 1e-3} if number else {}
+        trial = Trial(number, changes, changes, "whole", measured=[{"0": runs[0]}], spent_s=40.0)
+        trial.fresh = {"1000": runs[1], "1001": runs[2]}
+        write_trial(tmp_path, trial)
+    about = helped.of_study(tmp_path, "CartPole-v1")
+    assert (about["best"], about["first_of_search"], about["runs_missing_then"]) == (2, 1, 0)
+    assert about["finalists"][2]["gain"] == 45.0
+    assert about["finalists"][1]["gain"] == -10.0
+    written = json.loads(json.dumps({"envs": {"CartPole-v1": about}}))
+    assert "trial 2: 150.0 [140.0, 160.0] | 45.0 [40.0, 50.0]" in helped.tables(written)
+    assert "trial 1: -10.0" in helped.tables(written)
+
+
+def test_the_page_has_places_for_both_tables():
+    page = (ROOT / "benchmarks/README.md").read_text()
+    for part in (cartpole, helped):
+        assert "some text" in table.filled_in(page, "some text", part.NAME)
