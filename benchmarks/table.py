@@ -33,6 +33,7 @@ from benchmarks.harness.machine import RESULTS, ROOT
 from benchmarks.harness.turns import number, why_not
 from benchmarks.tune import cartpole as tune_cartpole
 from benchmarks.tune import helped as tune_helped
+from benchmarks.tune import population as tune_population
 
 FILES = (
     "limits", "cartpole", "cheetah", "atari", "uneven", "lag", "kernels", "start", "guards",
@@ -52,6 +53,7 @@ PARTS = {
     offline: "docs/offline.md",
     tune_cartpole: "benchmarks/README.md",
     tune_helped: "benchmarks/README.md",
+    tune_population: "benchmarks/README.md",
 }
 """Scripts whose tables stand in a page of their own, between markers with their name."""
 WHOLE = {"parallel": "docs/sac.md", "continuous": "docs/sac.md"}

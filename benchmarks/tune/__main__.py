@@ -5,6 +5,7 @@
     python -m benchmarks.tune cartpole --render           # the result of what is in runs/
     python -m benchmarks.tune helped LunarLander-v3 HalfCheetah-v5  # 20 minutes each, and more
     python -m benchmarks.tune helped LunarLander-v3 --study runs/NAME  # of a study that is there
+    python -m benchmarks.tune population                  # --pbt, where fixed rates are poor
 
 Needs two cores that nothing else uses. `--quick` does a few env steps of all of it, to see it work;
 its result is in runs/ alone.
@@ -13,7 +14,7 @@ its result is in runs/ alone.
 import argparse
 from pathlib import Path
 
-from benchmarks.tune import cartpole, helped
+from benchmarks.tune import cartpole, helped, population
 
 
 def main():
@@ -27,12 +28,16 @@ def main():
     gains = verbs.add_parser("helped", help="tuned against preset")
     gains.add_argument("envs", nargs="+", metavar="ENV")
     gains.add_argument("--study", type=Path, help="of the one environment, in place of searching")
-    for each in (searches, gains):
+    members = verbs.add_parser("population", help="members of a population, and the same alone")
+    for each in (searches, gains, members):
         each.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     if args.verb == "cartpole":
         size = cartpole.QUICK if args.quick else cartpole.Size()
         cartpole.main(size, args.only, args.render)
+        return
+    if args.verb == "population":
+        population.main(args.quick)
         return
     if args.study and len(args.envs) > 1:
         parser.error("--study is of one environment")

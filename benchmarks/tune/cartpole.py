@@ -68,7 +68,8 @@ QUICK = Size(2, 2000, 2, "runs/tune_cartpole_quick", "runs/tune_cartpole_quick/r
 def main(size, only, render):
     """Search, train the best, and write all that is there."""
     folder = ROOT / size.folder
-    install.installed_python("zoo")  # before an hour is spent
+    if not render and {PEER, "zoo_processes"} & {*(only or SEARCHES)}:
+        install.installed_python("zoo")  # before an hour is spent
     for name in () if render else (only or SEARCHES):
         shutil.rmtree(folder / name, ignore_errors=True)
         print(f"{SEARCHES[name]}: searching", flush=True)

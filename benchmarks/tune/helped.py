@@ -86,7 +86,7 @@ def of_study(folder, env):
         "first_of_search": first.number,
         "finalists": {
             trial.number: {"name": trial.name, "settings": trial.changes}
-            | _fresh(plan, trial, preset)
+            | _fresh(plan, trial, preset, plan.final_seeds)
             for trial in finalists(plan, trials)
         },
         "verdict": results.verdict(plan, trials),
@@ -106,17 +106,15 @@ def _spent(trials):
 def _missing(plan, trials):
     """How many runs with fresh seeds have not ended."""
     return sum(
-        str(seed) not in trial.fresh and str(seed) not in trial.failures
-        for trial in finalists(plan, trials)
-        for seed in plan.final_seeds
+        not trial.has_fresh(seed) for trial in finalists(plan, trials) for seed in plan.final_seeds
     )
 
 
-def _fresh(plan, trial, preset):
-    fresh = results.fresh_of(plan, trial)
+def _fresh(plan, trial, preset, seeds):
+    fresh, of_preset = (results.fresh_of(plan, each, seeds) for each in (trial, preset))
     told = {"values": list(fresh.values), "mean": fresh.mean, "interval": fresh.interval}
-    if trial is not preset and None not in (*fresh.values, *results.fresh_of(plan, preset).values):
-        told["gain"], told["gain_interval"] = results.gain(plan, trial, preset)
+    if trial is not preset and None not in (*fresh.values, *of_preset.values):
+        told["gain"], told["gain_interval"] = results.gain(fresh, of_preset)
     return told
 
 

@@ -4,7 +4,7 @@ import json
 
 from benchmarks import table
 from benchmarks.harness.machine import ROOT
-from benchmarks.tune import cartpole, helped
+from benchmarks.tune import cartpole, helped, population
 from headrace.tuning.metric import Metric
 from headrace.tuning.plan import Plan, Trial, write_trial
 
@@ -66,7 +66,7 @@ def test_a_search_s_first_trial_stands_beside_the_best_on_fresh_seeds(tmp_path):
     assert "trial 1: -10.0" in helped.tables(written)
 
 
-def test_the_page_has_places_for_both_tables():
+def test_the_page_has_places_for_all_tables():
     page = (ROOT / "benchmarks/README.md").read_text()
-    for part in (cartpole, helped):
+    for part in (cartpole, helped, population):
         assert "some text" in table.filled_in(page, "some text", part.NAME)

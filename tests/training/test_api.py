@@ -173,6 +173,21 @@ def test_a_loss_that_is_not_finite_stops_and_is_not_saved(tmp_path):
         assert np.isfinite(tensor.numpy()).all()
 
 
+def test_the_rows_of_metrics_are_in_their_file_before_a_checkpoint_is(tmp_path):
+    """So whoever goes on after a kill has the rows of all that the checkpoint knows."""
+
+    def seen(version, _):
+        if version > 1:
+            saved = checkpoint.newest(tmp_path / "run")
+            assert read_metrics(tmp_path / "run")[-1]["env_steps"] >= 64 * (version - 1)
+            assert saved.path.name == f"step_{64 * (version - 1):012d}"
+
+    headrace.train(
+        short_cartpole, run_dir=tmp_path / "run", total_env_steps=320, num_envs=4, num_steps=16,
+        num_workers=0, checkpoint_every_s=0.0, on_update=seen, quiet=True,
+    )  # fmt: skip
+
+
 def test_wrong_names_are_refused():
     with pytest.raises(ConfigError, match="Did you mean num_envs"):
         headrace.train("CartPole-v1", num_env=3)

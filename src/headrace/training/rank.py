@@ -111,6 +111,7 @@ def run_rank(
             display.say(describe_resume(job, learner, counters, restored))
         meter.lap("checkpoint")
         log = MetricsLog(job.run_dir, learner.version, counters.env_steps) if is_first else None
+        saver.log = log
         stack.enter_context(contextlib.closing(log) if log else contextlib.nullcontext())
         reporter = Reporter(job, counters, learner, meter, collector, log, display, on_update)
         stack.callback(display.stop)

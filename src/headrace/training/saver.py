@@ -16,10 +16,17 @@ from headrace.storage.files import RetriedWrite, write_whole
 from headrace.storage.row_log import RowLog
 from headrace.training.counters import Counters
 from headrace.training.job import Job
+from headrace.training.log import MetricsLog
 
 
 class Saver:
-    """Writes checkpoints, and the best policy. A disk that is full does not end the run."""
+    """Writes checkpoints, and the best policy. A disk that is full does not end the run.
+
+    Attributes:
+        log: the run's metrics, whose rows are in their file before a checkpoint is.
+    """
+
+    log: MetricsLog | None = None
 
     def __init__(
         self, job: Job, sections: list[Section], counters: Counters, learner: Learner, ranks: Ranks
@@ -48,6 +55,8 @@ class Saver:
         """Write a checkpoint unless these weights have one; called on all ranks at once."""
         if self._learner.version == self._saved_version:
             return
+        if self.log is not None:
+            self.log.flush()
         states = {section.name: section.state() for section in self._sections}
         new = {name: log.collect(self._ranks) for name, log in self._row_logs.items()}
         self._saved_at = time.monotonic()
