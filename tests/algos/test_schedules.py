@@ -1,5 +1,7 @@
 """Schedules: values at env steps, the bits of a run with points, and what is refused."""
 
+import json
+
 import pytest
 import torch
 
@@ -7,7 +9,9 @@ import headrace
 from headrace.algos.critics.sac import SAC
 from headrace.algos.ppo import PPO
 from headrace.algos.schedules import SCHEDULES, in_force, points_of, schedules_of, value_at
-from headrace.config.resolve import resolve
+from headrace.cli.commands import FLAGS
+from headrace.cli.flags import explicit, parse
+from headrace.config.resolve import read_config_file, resolve
 from headrace.errors import ConfigError
 from headrace.storage import checkpoint
 from tests.support import short_cartpole
@@ -100,12 +104,68 @@ def test_what_comes_later_replaces_points_and_values(tmp_path):
 
     assert resumed(2, lr_schedule=[[0, 1e-4]]) == pytest.approx([1e-4])
     assert resumed(3) == pytest.approx([1e-4])
+    with pytest.raises(ConfigError, match=r"so far points .*\n.*--lr VALUE"):
+        resumed(4, lr_schedule="constant")
     assert resumed(4, lr=1e-2) == pytest.approx([1e-2])
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    for part in ("settings", "origin"):  # an older version's, without this schedule
+        del config[part]["ent_schedule"]
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    assert resumed(5, ent_coef=0.1) == pytest.approx([1e-2])
+
+
+def test_a_later_layer_replaces_points_and_values(tmp_path):
+    path = tmp_path / "config.toml"
+    for text, flags, lr, schedule in (
+        ("lr_schedule = [[0, 1e-4]]", {"lr": 1e-2}, 1e-2, "constant"),
+        ("lr = 1e-2", {"lr_schedule": [[0, 1e-4]]}, None, ((0.0, 1e-4),)),
+        ("lr = 1e-2", {"lr_schedule": "linear"}, 1e-2, "linear"),
+    ):
+        path.write_text(text)
+        algo = resolve({"env": "Something-v3"} | flags, read_config_file(path)).algo
+        assert algo.lr_schedule == schedule
+        assert lr is None or algo.lr == lr
+
+
+def test_a_policy_s_own_value_replaces_the_points_of_all_and_its_points_their_value():
+    given = {"env": "Something-v3", "policies": {"one": {"lr": 0.5}, "other": {"lr": 0.25}}}
+    settings = resolve(given | {"lr_schedule": [[0, 1e-4]]})
+    assert in_force(settings.of("one").algo, 5, 10).lr == 0.5
+    given["policies"] = {"one": {"lr_schedule": [[0, 1e-4]]}, "other": {}}
+    settings = resolve(given | {"lr": 0.5})  # as all is given, on resume
+    assert in_force(settings.of("one").algo, 5, 10).lr == 1e-4
+    assert in_force(settings.of("other").algo, 5, 10).lr == 0.5
+    with pytest.raises(ConfigError, match=r"lr=0\.1 and lr_schedule with points"):
+        resolve(given | {"policies": {"one": {"lr": 0.1, "lr_schedule": [[0, 1e-4]]}}})
+
+
+@pytest.mark.parametrize(
+    ("words", "schedule"),
+    [
+        ("linear", "linear"),
+        ("0:3e-4,500k:1e-4", ((0.0, 3e-4), (500_000.0, 1e-4))),
+        ("[[0, 3e-4], [5e5, 1e-4]]", ((0.0, 3e-4), (500_000.0, 1e-4))),
+    ],
+)
+def test_a_schedule_is_typed_as_one_word(words, schedule):
+    flags = parse("train", "", FLAGS["train"], ["--lr-schedule", words, "CartPole-v1"])
+    given = explicit(["--lr-schedule", words, "CartPole-v1"], flags)
+    assert resolve(given).algo.lr_schedule == schedule
+    assert given["env"] == "CartPole-v1"
+
+
+@pytest.mark.parametrize("words", ["0:x", "0:1:2", "[0", "cosine"])
+def test_a_schedule_that_is_typed_wrongly_is_refused(words, capsys):
+    with pytest.raises((ConfigError, SystemExit)):
+        given = ["--lr-schedule", words, "CartPole-v1"]
+        resolve(explicit(given, parse("train", "", FLAGS["train"], given)))
+    assert words == "cosine" or "expected constant, linear, or points" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"lr_schedule": [[0, 1e-3]], "lr_scale": "sqrt"}, "lr_scale='sqrt' multiplies lr"),
         ({"lr_schedule": "cosine"}, "lr_schedule='cosine'.*'constant', 'linear', or points"),
         ({"lr_schedule": []}, "or points"),
         ({"lr_schedule": [[0, 1e-3, 2]]}, "or points"),

@@ -20,7 +20,8 @@ from headrace.storage import checkpoint, run_dir
 from headrace.storage.files import write_whole
 from headrace.training.job import RunRequest
 from headrace.training.ray import connect
-from headrace.tuning.plan import read_plan
+from headrace.tuning.metric import Metric
+from headrace.tuning.plan import Plan, read_plan
 from headrace.tuning.runners.part import Part
 from headrace.tuning.runners.part_actor import TOKEN, check_sees, wait_until_free
 from tests.support import Counting, children, still_alive
@@ -98,6 +99,23 @@ def test_without_ray_a_study_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(MissingExtraError, match=r"Install it with: .*ray"):
         headrace.tune("CartPole-v1", study=tmp_path / "s", cluster="auto", **SEARCH)
     assert not (tmp_path / "s").exists()
+
+
+def test_going_on_elsewhere_is_asked_of_the_other_cluster_and_changes_nothing_if_refused(tmp_path):
+    folder = tmp_path / "study"
+    plan = Plan(
+        "tune", "CartPole-v1", "ppo", {"deterministic": True}, {"num_learners": 1}, [],
+        {"lr": {"log": [1e-4, 1e-2]}}, "random", "none", Metric(), 1, 1, 0, [0], [1000], 0, 0, [],
+        0.0, headrace.__version__,
+    )  # fmt: skip
+    folder.mkdir()
+    plan.write(folder)
+    before = (folder / "study.json").read_bytes()
+    with pytest.raises(ConfigError, match="cluster='localhost:1'"):
+        headrace.tune(study=folder, cluster="localhost:1", quiet=True)
+    with pytest.raises(ConfigError, match=r"^gamma: a study goes on"):
+        headrace.tune(study=folder, trials=9, gamma=0.5, quiet=True)
+    assert (folder / "study.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", OF_CLUSTER)

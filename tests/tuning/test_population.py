@@ -11,7 +11,13 @@ from headrace.errors import ConfigError
 from headrace.storage.metrics import read_metrics
 from headrace.tuning.metric import Metric
 from headrace.tuning.plan import Plan, Trial, read_trials
-from headrace.tuning.population import exchanges, make_generations
+from headrace.tuning.population import (
+    copy_run,
+    describe_replay,
+    exchanges,
+    is_exchanged,
+    make_generations,
+)
 from headrace.tuning.results import best_toml
 from headrace.tuning.space import Parameter
 from tests import python
@@ -59,6 +65,17 @@ def test_what_has_been_replaced_changes_nothing_of_who_is():
     assert (later.loser.number, later.donor.number) == (1, 6)
 
 
+def test_an_exchange_is_done_once_a_member_has_gone_on():
+    trials = [member(i, float(i)) for i in range(4)]
+    assert not is_exchanged(plan_of(4), trials, 0)
+    trials[0] = member(0, state="failed")  # on its way there
+    assert not is_exchanged(plan_of(4), trials, 0)
+    for gone_on in (
+        member(1, 1.0, 5.0), member(1, 1.0, state="running"), member(1, 1.0, state="failed")
+    ):  # fmt: skip
+        assert is_exchanged(plan_of(4), [trials[0], gone_on, *trials[2:]], 0)
+
+
 def test_equals_stay_and_the_failed_are_replaced():
     trials = [member(i, 5.0) for i in range(4)]
     assert exchanges(plan_of(4), trials, 0) == []
@@ -80,13 +97,58 @@ def test_equals_stay_and_the_failed_are_replaced():
         (Parameter("lr", "log", (1e-5, 1e-2)), 0.5, 0.8, 0.4),
         (Parameter("gamma", "one_minus_log", (1e-3, 0.1)), 0.99, 1.25, 0.9875),
         (Parameter("c", "uniform", (0.3, 1.0)), 0.5, 0.8, 0.4),
-        (Parameter("c", "choice", (0.1, 0.2, 0.3)), 0.2, 0.8, 0.16),
-        (Parameter("c", "choice", (0.1, 0.2, 0.3)), 0.3, 1.25, 0.3),
     ],
     ids=str,
 )
 def test_a_value_times_a_factor_stays_in_its_range(parameter, value, factor, expected):
     assert parameter.times(value, factor) == pytest.approx(expected)
+
+
+def test_a_copy_of_a_run_is_whole_and_shares_its_checkpoints(tmp_path):
+    source, target = tmp_path / "0001", tmp_path / "0009"
+    for name in ("config.json", "metrics.jsonl", ".lock", ".running", "checkpoints/step_1/weights"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name)
+    for left in (target, tmp_path / "0009.copy"):  # by a process that was killed
+        left.mkdir()
+        (left / "half").touch()
+    copy_run(source, target)
+    assert sorted(p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()) == [
+        "checkpoints/step_1/weights", "config.json", "metrics.jsonl"
+    ]  # fmt: skip
+    assert (target / "checkpoints/step_1/weights").samefile(source / "checkpoints/step_1/weights")
+    (target / "metrics.jsonl").write_text("more")
+    assert (source / "metrics.jsonl").read_text() == "metrics.jsonl"
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["0001", "0009"]
+
+
+def test_what_becomes_of_a_replay_is_said():
+    assert describe_replay(headrace.PPO()) == ""
+    assert describe_replay(headrace.DQN()) == "its replay is linked"
+    assert describe_replay(headrace.DQN(save_replay=False)) == "its replay is filled anew"
+
+
+@pytest.mark.slow
+def test_a_population_with_a_replay_goes_on_with_that_of_the_other(tmp_path, capsys):
+    """A copy is one run by its schedules: it learned from the other's transitions."""
+    algo = headrace.DQN(learning_starts=64, replay_size=2000)
+    sizes = {name: SETTINGS[name] for name in ("num_workers", "seed", "total_env_steps")}
+    study = headrace.tune(
+        "CartPole-v1", study=tmp_path / "s", algo=algo, **sizes | {"num_envs": 1, "num_steps": 4},
+        **SEARCH | {"quiet": False, "final_seeds": 0},
+    )  # fmt: skip
+    assert "; its replay is linked" in capsys.readouterr().out
+    assert set(study.plan.space) == {"lr"}
+    trials = read_trials(study.dir)
+    child = max(children_of(trials), key=lambda trial: trial.rung(1))
+    path = tmp_path / "best.toml"
+    path.write_text(best_toml(study.plan, trials, child))
+    until = study.plan.rungs[child.rung(1)]
+    run = headrace.train(
+        "CartPole-v1", config=path, seed=3, run_dir=tmp_path / "run", quiet=True,
+        total_env_steps=until, schedule_env_steps=SETTINGS["total_env_steps"],
+    )  # fmt: skip
+    assert rows(run.dir) == rows(study.dir / f"trials/{child.number:04d}")
 
 
 def test_generations():
@@ -125,7 +187,8 @@ def test_a_population_replaces_its_worst_in_each_generation(study):
         assert loser.rung(1) == rung
     living = [trial for trial in trials if trial.state == "whole"]
     assert len(living) == 4
-    assert f"(of {children_of(trials)[0].parent})" in study.describe() or study.best == {}
+    assert f"(of {children_of(trials)[0].parent})" in study.describe()
+    assert study.plan.space["clip_coef"] == {"uniform": [0.1, 0.3]}
 
 
 @pytest.mark.more
@@ -192,7 +255,11 @@ def test_a_population_that_is_killed_goes_on_to_the_same_end(study, tmp_path):
         ({"pbt": True, "population": 1}, "population=1: expected at least 2"),
         ({"pbt": True, "ready_env_steps": 576}, "nothing would be replaced"),
         ({"pbt": True, "space": {"num_epochs": {"choice": [1, 2]}}}, "num_epochs: a population"),
-        ({"pbt": True, "lr": 1e-3, "gae_lambda": 0.9, "clip_coef": 0.2, "ent_coef": 0.0}, "The sp"),
+        (
+            {"pbt": True, "lr": 1e-3, "gae_lambda": 0.9, "clip_coef": 0.2, "ent_coef": 0.0},
+            "All settings that a population could vary .* are fixed",
+        ),
+        ({"pbt": True, "metric": "steps_to 100"}, "a population is compared by a return"),
     ],
     ids=str,
 )

@@ -60,7 +60,7 @@ class ActorCriticConfig(AlgorithmConfig):
     ent_coef: NonNegative = 0.0
     """Weight of the entropy bonus."""
     ent_schedule: Schedule = "constant"
-    """The same as lr_schedule, of ent_coef."""
+    """Schedule of ent_coef, as lr_schedule."""
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
 
@@ -99,7 +99,8 @@ class LossSpec:
 
     Attributes:
         function: (module, minibatch, config) -> (loss, metrics); pure. Both are sums over rows; a
-            metric may be of each row instead.
+            metric may be of each row instead. `config` has no schedule in force: pass a value of
+            this update in the minibatch, as a scalar tensor.
         module: trained whole. The function may use other modules; do not make them submodules of
             this module, or they are trained too.
         max_grad_norm: limit of the gradient's L2 norm; 0: none.
@@ -148,7 +149,7 @@ class UpdateContext(Generic[ConfigT_co]):
             include `grad_norm`, the norm before clipping.
         minibatch_order: number of epochs E -> `[E, T, N]`: permutations of the steps of each env;
             with a recurrent core `[E, N]`: the position of each env among those of all ranks.
-        config: the algorithm's settings; one with a schedule has its value of this update.
+        config: the algorithm's settings; one with a schedule has its value at this update.
         progress: share of schedule_env_steps that has passed, in [0, 1].
         seed: of the run.
         version: updates before this one.

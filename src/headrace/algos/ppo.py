@@ -37,7 +37,7 @@ class PPO(EpochsConfig, ActorCriticConfig):
     clip_coef: NonNegative = 0.2
     """Distance from 1 at which the probability ratio is clipped."""
     clip_schedule: Schedule = "constant"
-    """The same as lr_schedule, of clip_coef."""
+    """Schedule of clip_coef, as lr_schedule."""
     clip_value_loss: bool = False
     """Clip the value's change by clip_coef as well."""
     normalize_advantage: bool = True

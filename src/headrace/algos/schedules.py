@@ -60,13 +60,12 @@ def schedules_of(config: Any) -> dict[str, str]:
 
 def points_of(config: Any, name: str, schedule_env_steps: int) -> Points:
     """Return the schedule of a setting as points."""
-    schedule, value = getattr(config, schedules_of(config)[name]), getattr(config, name)
-    if schedule == "constant":
-        return ((0.0, value),)
-    if schedule == "linear":
-        return ((0.0, value), (float(schedule_env_steps), 0.0))
-    points: Points = schedule
-    return points
+    schedule, value = getattr(config, SCHEDULES[name]), getattr(config, name)
+    if not isinstance(schedule, str):
+        points: Points = schedule
+        return points
+    end = ((float(schedule_env_steps), 0.0),) if schedule == "linear" else ()
+    return ((0.0, value), *end)
 
 
 def value_at(points: Points, env_steps: float) -> float:

@@ -79,7 +79,7 @@ class _StudyVerb(RunningVerb, SettingsVerb):
         if fixed := given - {"resume", "json", "quiet", "config", *_MAY_CHANGE}:
             raise ConfigError(
                 f"{', '.join(map(flag, sorted(fixed)))}: a study goes on as it began.\n"
-                "Leave these out; --cluster may change, and of tune --trials and --budget-s."
+                f"Leave these out; {api.MAY_CHANGE}."
             )
         changes = {n: getattr(self, n) for n in _MAY_CHANGE if n in flag_names(argv)}
         return api.go_on(folder, request, self.say, **changes)
@@ -110,8 +110,8 @@ class _Tune(_StudyVerb):
     """Train a population in place of a search: the worst quarter is replaced by copies of the best,
     with other values of the settings that may change during a run. What comes out is a schedule of
     them."""
-    population: int = api.POPULATION
-    """Members of the population."""
+    population: int = 0
+    """Members of the population. 0: 8."""
     ready_env_steps: int = 0
     """Env steps after which they are measured, and the worst replaced. 0: a tenth of all."""
 

@@ -117,18 +117,18 @@ def _whole_numbers(
     )
 
 
-def _schedule(texts: list[str]) -> Any:
-    """Return a schedule that is typed as a word, as `0:3e-4 500k:1e-4`, or as in a file."""
-    if len(texts) == 1 and not any(mark in texts[0] for mark in ":["):
-        return texts[0]  # a word, right or wrong
+def _schedule(text: str) -> Any:
+    """Return a schedule that is typed as a word, as `0:3e-4,500k:1e-4`, or as in a file."""
+    if not any(mark in text for mark in ":["):
+        return text  # a word, right or wrong
     try:
-        if texts and texts[0].lstrip().startswith("["):
-            return ast.literal_eval(" ".join(texts))
-        pairs = [text.split(":") for text in texts]
+        if text.lstrip().startswith("["):
+            return ast.literal_eval(text)
+        pairs = [pair.split(":") for pair in text.split(",")]
         return [(float(whole_number(env_steps)), float(value)) for env_steps, value in pairs]
     except (ValueError, SyntaxError) as error:
         raise ValueError(
-            f"{' '.join(texts)!r}: expected constant, linear, or points such as 0:3e-4 500k:1e-4"
+            f"{text!r}: expected constant, linear, or points such as 0:3e-4,500k:1e-4"
         ) from error
 
 
@@ -139,9 +139,9 @@ def _schedules(
     if asked.type != get_args(Schedule)[0]:
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="constant|linear|ENV_STEPS:VALUE ...",
-        instance_from_str=_schedule,
+        nargs=1,
+        metavar="constant|linear|ENV_STEPS:VALUE,...",
+        instance_from_str=lambda texts: _schedule(texts[0]),
         is_instance=lambda value: isinstance(value, str | tuple),
         str_from_instance=lambda value: [value if isinstance(value, str) else str(value)],
     )

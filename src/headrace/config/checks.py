@@ -280,6 +280,11 @@ def check_schedules(settings: Any) -> None:
             continue
         for _, value in points:
             check_values(type(algo), {name: value}, schedule)
+        if name == "lr" and settings.run.lr_scale != "none":
+            raise ConfigError(
+                f"lr_scale={settings.run.lr_scale!r} multiplies lr, and {schedule} has points.\n"
+                "Multiply the points yourself, and leave --lr-scale out."
+            )
         if source.get(name, "").startswith(("given", "config ")):
             raise ConfigError(
                 f"{name}={getattr(algo, name)} and {schedule} with points: the points are all the "

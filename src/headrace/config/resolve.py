@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from headrace.algos.schedules import SCHEDULES
+from headrace.algos.schedules import SCHEDULES, schedules_of
 from headrace.catalog.families import advice_without_env
 from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.checks import checked_values, largest_divisor, part_of, without_cluster
@@ -113,10 +113,9 @@ def read_settings(
     suggested_envs = RunConfig().num_envs
     for source, layer in layers:
         checked = checked_values(layer, classes, source)
-        for name, other in EITHER.items():  # what a later layer says replaces both
-            if name in checked:
-                values.pop(other, None)
-                sources[other] = "default"
+        for name in _replaced_by(checked, values):
+            values.pop(name, None)
+            sources[name] = "default"
         if source.startswith(SUGGESTED):
             suggested_envs = checked.get("num_envs", suggested_envs)
         is_word = checked.get("learner_threads") == AUTO_THREADS
@@ -133,6 +132,17 @@ def read_settings(
     run, network, config = (cls(**part_of(cls, values)) for cls in classes)
     num_inputs = _num_inputs(spec, kind, algo, network.core) if spec else 0
     return Settings(run, network, config, sources, algorithm, suggested_envs, num_inputs)
+
+
+def _replaced_by(layer: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """Return the settings of lower layers that a layer replaces by another setting."""
+    replaced = [other for name, other in EITHER.items() if name in layer]
+    for name, schedule in SCHEDULES.items():
+        if not isinstance(layer.get(schedule, ""), str):
+            replaced.append(name)
+        elif name in layer and not isinstance(values.get(schedule, ""), str):
+            replaced.append(schedule)
+    return replaced
 
 
 def _num_inputs(spec: EnvSpec, kind: str, algo: str, core: str) -> int:
@@ -206,19 +216,25 @@ def _replace_schedules(
     values: dict[str, Any], sources: dict[str, str], changes: Mapping[str, Any]
 ) -> None:
     """Let points replace a value, and a value points; ConfigError if neither may change."""
+    algorithm = ALGORITHMS.get(values["algo"])
+    known = values if algorithm is None else schedules_of(algorithm.Config).values()
     for name, schedule in SCHEDULES.items():
-        has_schedule = schedule in values
-        if name in changes and name in values and not has_schedule and name != "gamma":
+        if name in changes and name in values and schedule not in known and name != "gamma":
             raise ConfigError(
                 f"{name}={changes[name]}: a run of {values['algo']} keeps the {name} that it has.\n"
                 f"Leave {flag(name)} out."
             )
+        is_replaced = schedule in changes and sources.get(name) == f"replaced by {schedule}"
         if isinstance(values.get(schedule, ""), str):
-            continue
-        if name in changes and schedule not in changes:
+            if is_replaced and name not in changes:
+                raise ConfigError(
+                    f"{schedule}={changes[schedule]!r}: so far points were all the values that "
+                    f"{name} had.\nGive one beside it: {flag(name)} VALUE."
+                )
+        elif name in changes and schedule not in changes:
             values[schedule], sources[schedule] = "constant", f"follows {name}"
         elif name not in changes:
-            del values[name]
+            values.pop(name, None)
             sources[name] = f"replaced by {schedule}"
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headrace.algos.base import Algorithm
+from headrace.algos.schedules import schedules_of
 from headrace.config.algorithms import ALGORITHMS, algorithm_name
 from headrace.config.batches import minibatch_sizes
 from headrace.config.checks import checked_values, part_of
@@ -50,7 +51,14 @@ class Settings:
         if changes.keys() & EITHER.keys():
             size = changes.get("minibatch_size", 0)
             algo = replace(algo, **minibatch_sizes(self.run, network, algo.num_minibatches, size))
-        return replace(self, network=network, algo=algo)
+        source = self.source | dict.fromkeys(changes, "given")
+        for name, schedule in schedules_of(algo).items():  # its own replace those of all
+            is_points = not isinstance(getattr(algo, schedule), str)
+            if is_points and name in changes and schedule not in changes:
+                algo = replace(algo, **{schedule: "constant"})
+            elif is_points and name not in changes:
+                source[name] = f"replaced by {schedule}"
+        return replace(self, network=network, algo=algo, source=source)
 
     def ended_schedules(self) -> list[str]:
         """Return which schedules will have fallen to 0 before the run ends."""

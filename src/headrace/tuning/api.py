@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import headrace
+from headrace.algos.schedules import SCHEDULES
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.checks import OF_CLUSTER
 from headrace.config.derive import cpu_cores
@@ -41,6 +42,7 @@ EVAL_EPISODES = 20
 _SIZES = ("num_learners", "num_workers", "learner_threads")
 _OF_SEARCH = ("trials", "sampler", "prune")
 _OF_POPULATION = ("population", "ready_env_steps")
+MAY_CHANGE = "--cluster may change, and with tune also --trials and --budget-s"
 _OWN = ("stop_at_return", "stop_after_s")
 _NO_PARAMETER = (*_SIZES, *_OWN, "seed", "total_env_steps", "env", "eval_env", "wrapper", "model")
 """Settings that cannot vary: the study decides them, or they are of all its runs."""
@@ -61,7 +63,7 @@ class Options:
     final_trials: int = 3
     final_seeds: int = 5
     pbt: bool = False
-    population: int = POPULATION
+    population: int = 0
     ready_env_steps: int = 0
     verb: str = "tune"
 
@@ -128,7 +130,7 @@ def tune(
     final_trials: int = 3,
     final_seeds: int = 5,
     pbt: bool = False,
-    population: int = POPULATION,
+    population: int = 0,
     ready_env_steps: int = 0,
     study: str | Path | None = None,
     quiet: bool = False,
@@ -150,7 +152,7 @@ def tune(
         final_trials, final_seeds: at the end so many of the best trials, and the preset, are
             trained with so many seeds that the search has not seen.
         pbt: train a population in place of a search: see `headrace.tuning.population`.
-        population: its members.
+        population: its members; 0: 8.
         ready_env_steps: after each of so many env steps they are measured, and the worst replaced;
             0: a tenth of all.
         study: directory; default: a new one below `runs/`. If it holds a study, that goes on: then
@@ -231,6 +233,9 @@ def begin(request: RunRequest, options: Options, folder: Path | None, say: Say) 
     check_alone()
     _check_options(options)
     request, cluster = _off_cluster(request)
+    given = {**request.config_file.settings, **request.explicit}
+    if cluster and given.get("num_learners", -1) == -1:
+        request = request.change(num_learners=1)  # not by the GPUs of this machine
     inspected = _with_code(inspect_request(_deterministic(request)))
     plan = _plan_of(inspected, options, cluster or "")
     folder = folder or rundir.unused(f"{plan.verb}_{plan.env}_{plan.algo}")
@@ -276,12 +281,11 @@ def go_on(
     if "trials" in changes:
         changes["trials"] = _num_trials(options, parse_space(plan.space, "the study"))
     plan = replace(plan, **changes)
+    again = _request_again(plan, request, folder)
     with rundir.locked(folder), connected(plan):
         if changes:
             plan.write(folder)
-        return _follow(
-            plan, _request_again(plan, request, folder), folder, read_trials(folder), say
-        )
+        return _follow(plan, again, folder, read_trials(folder), say)
 
 
 def load_study(folder: Path) -> Study:
@@ -320,14 +324,12 @@ def _off_cluster(request: RunRequest) -> tuple[RunRequest, str | None]:
             f"{', '.join(names)}: each run of a study is on one machine, learners and workers.\n"
             f"Leave {flag(names[0])} out."
         )
-    cluster = given.get("cluster")
-    if cluster and given.get("num_learners", -1) == -1:
-        request = request.change(num_learners=1)  # not by the GPUs of this machine
     explicit, in_file = (
         {name: value for name, value in each.items() if name != "cluster"}
         for each in (request.explicit, file.settings)
     )
-    return replace(request, explicit=explicit, config_file=replace(file, settings=in_file)), cluster
+    alone = replace(request, explicit=explicit, config_file=replace(file, settings=in_file))
+    return alone, given.get("cluster")
 
 
 def _deterministic(request: RunRequest) -> RunRequest:
@@ -349,6 +351,11 @@ def _plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
     settings, run = job.settings, job.settings.run
     fixed = {**inspected.config_file.settings, **inspected.explicit}
     metric = parse_metric(options.metric)
+    if options.pbt and metric.goal is not None:
+        raise ConfigError(
+            f"metric={metric.title}: a population is compared by a return, since one that has "
+            "reached a goal has ended.\nUse --metric eval_return or mean_return with --pbt."
+        )
     if own := [n for n in _OWN if fixed.get(n) is not None and (fixed[n] or n == _OWN[0])]:
         raise ConfigError(
             f"{', '.join(own)}: a study decides this itself.\nLeave {flag(own[0])} out"
@@ -364,6 +371,7 @@ def _plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
     code = [name for name, env in envs.items() if env is not None and EnvMaker(env).is_code]
     code += [name for name in ("wrapper", "model") if fixed.get(name)]
     code += ["algo"] if ":" in run.algo else []
+    population = (options.population or POPULATION) if options.pbt else 0
     plan = Plan(
         verb="sweep" if options.verb == "sweep" else "tune",
         env=run.env,
@@ -375,8 +383,8 @@ def _plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
         sampler="random" if options.pbt else options.sampler,
         pruner="pbt" if options.pbt else options.prune,
         metric=metric,
-        trials=options.population if options.pbt else _num_trials(options, space),
-        population=options.population if options.pbt else 0,
+        trials=population or _num_trials(options, space),
+        population=population,
         parallel=options.parallel,
         cluster=cluster,
         seed=run.seed,
@@ -416,6 +424,8 @@ def _space_of(options: Options, settings: Settings, fixed: Mapping[str, Any]) ->
             )
         space = default_space(algo)
         held = {*fixed, *(EITHER.get(name, name) for name in fixed)}
+        points = [s for s in SCHEDULES.values() if not isinstance(fixed.get(s, ""), str)]
+        held |= {name for name, schedule in SCHEDULES.items() if schedule in points}
         if settings.run.model or settings.run.init_from:
             held |= {"hidden_sizes", "activation"}
         space = {name: each for name, each in space.items() if name not in held}
@@ -453,7 +463,7 @@ def _check_ends(inspected: RunRequest, space: Space, plan: Plan) -> None:
 
 def _check_options(options: Options) -> None:
     least = {"trials": 1, "parallel": 0, "seeds": 1, "final_trials": 0, "final_seeds": 0}
-    least |= {"population": 2, "ready_env_steps": 0}
+    least |= {"population": 2 if options.population else 0, "ready_env_steps": 0}
     changed = options.changed()
     not_beside = _OF_SEARCH if options.pbt else _OF_POPULATION
     if others := [name for name in changed if name in not_beside]:
@@ -493,7 +503,7 @@ def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
     if more:
         raise ConfigError(
             f"{', '.join(sorted(more))}: a study goes on with the settings that it has.\n"
-            "Leave these out; --trials, --budget-s and --cluster may change."
+            f"Leave these out; {MAY_CHANGE}."
         )
     settings = plan.fixed | {"seed": plan.seed, "env": plan.env, "algo": plan.algo}
     settings |= {name: given[name] for name in plan.code if name in given}

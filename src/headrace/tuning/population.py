@@ -8,10 +8,10 @@ the other's, so it holds one whole run, whose settings are schedules by points
 running the trials (`study.py`).
 """
 
-import os
+import errno
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +20,29 @@ import numpy as np
 from headrace.algos.schedules import SCHEDULES, points_of, schedules_of, value_at
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
+from headrace.storage.files import flush_dir, write_flushed
 from headrace.tuning.plan import Plan, Trial
 from headrace.tuning.pruning import LEAST_BATCHES
-from headrace.tuning.space import Space
+from headrace.tuning.space import Parameter, Space
 
 NUM_GENERATIONS = 10
 _SHARE = 4  # one of so many is replaced
 _FACTORS = (0.8, 1.25)
 _RESAMPLED = 0.25
-"""Probability that a value is drawn anew, and not multiplied."""
+"""Probability that a value is drawn anew, and not multiplied. One of 0 always is."""
 
 
 def make_generations(total: int, ready: int, batch: int, learning_starts: int = 0) -> list[int]:
     """Return the env steps at which members are measured; the last is `total`.
 
     Args:
-        ready: env steps between them; 0: a tenth of all, and at least five batches.
+        ready: env steps between them, at least a batch; 0: a tenth of all, at least five batches.
         learning_starts: env steps without learning, after which the first come.
 
     Raises:
         ConfigError: there would be one generation only.
     """
-    each = ready or max(-(-total // NUM_GENERATIONS), LEAST_BATCHES * batch)
+    each = max(ready, batch) if ready else max(-(-total // NUM_GENERATIONS), LEAST_BATCHES * batch)
     found = [at for at in range(each, total, each) if at >= 2 * learning_starts]
     if not found:
         raise ConfigError(
@@ -66,13 +67,24 @@ def population_space(space: Space, algo: Any, *, is_default: bool) -> Space:
     able = schedules_of(algo)
     if is_default:
         space = {name: each for name, each in space.items() if name in able and name != "gamma"}
-    fixed = [name for name in space if name not in able]
-    if fixed or not space:
+        if not space:
+            raise ConfigError(
+                f"All settings that a population could vary ({', '.join(able)}) are fixed.\n"
+                "Leave one of them out, such as --lr."
+            )
+    if fixed := [name for name in space if name not in able]:
         raise ConfigError(
-            f"{', '.join(fixed) or 'The space'}: a population varies settings that may change "
-            f"during a run, of this algorithm {', '.join(able)}.\nTake others out of the space."
+            f"{', '.join(fixed)}: a population varies settings that may change during a run, of "
+            f"this algorithm {', '.join(able)}.\nTake others out of the space."
         )
-    return space
+    return {name: _as_range(parameter) for name, parameter in space.items()}
+
+
+def _as_range(parameter: Parameter) -> Parameter:
+    """Return the range of a choice of numbers: values are multiplied, and leave the options."""
+    if parameter.kind != "choice" or len(set(parameter.of)) == 1:
+        return parameter
+    return replace(parameter, kind="uniform", of=(min(parameter.of), max(parameter.of)))
 
 
 @dataclass(frozen=True)
@@ -83,11 +95,21 @@ class Exchange:
     donor: Trial
 
 
-def exchanges(plan: Plan, trials: Sequence[Trial], generation: int) -> list[Exchange]:
-    """Return who is replaced by whom, once all living members have reached a generation's rung.
+def is_exchanged(plan: Plan, trials: Sequence[Trial], generation: int) -> bool:
+    """Return whether a generation's exchange is done: a member has gone on from its rung."""
 
-    The answer is the same before, while, and after it has been carried out. A member that failed is
-    replaced as well.
+    def has_gone_on(trial: Trial) -> bool:
+        rung = trial.rung(len(plan.seeds))
+        return rung > generation or (rung == generation and trial.state in ("running", "failed"))
+
+    return any(map(has_gone_on, trials))
+
+
+def exchanges(plan: Plan, trials: Sequence[Trial], generation: int) -> list[Exchange]:
+    """Return the exchanges of a generation, before any of its members goes on.
+
+    Each member that has not failed must have reached the generation's rung. One that failed is
+    replaced as well. If some exchanges have been made, the answer is still the same.
     """
     replaced_before = {t.replaces for t in trials if t.born < generation}
     members = [t for t in trials if t.born < generation and t.number not in replaced_before]
@@ -123,7 +145,7 @@ def child_of(
     for name, parameter in space.items():
         points = points_of(settings.algo, name, settings.run.schedule_env_steps)
         now = value_at(points, env_steps)
-        if rng.random() < _RESAMPLED:
+        if rng.random() < _RESAMPLED or not now:  # 0 times a factor is 0
             new = parameter.at(float(rng.random()))
         else:
             new = parameter.times(now, _FACTORS[int(rng.integers(2))])
@@ -139,21 +161,41 @@ def child_of(
 
 
 def copy_run(source: Path, target: Path) -> None:
-    """Copy a run's directory, whole or not at all. Checkpoints are linked: nobody changes them."""
+    """Copy a run's directory, whole or not at all. Its checkpoints, which never change, are linked.
+
+    Where the disk has no links, they are copied.
+    """
     unfinished = target.with_name(f"{target.name}.copy")
     for old in (unfinished, target):
         if old.exists():  # of a process that was killed
             shutil.rmtree(old)
-
-    def copy(of: str, to: str) -> None:
-        if "checkpoints" in Path(of).relative_to(source).parts:
-            os.link(of, to)
+    unfinished.mkdir(mode=0o700)
+    folders = [unfinished]
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source)
+        to, is_saved = unfinished / name, name.parts[0] == "checkpoints"
+        if path.is_dir():
+            to.mkdir(mode=0o700)
+            folders.append(to)
+        elif path.name in (".lock", ".running") or (is_saved and _linked(path, to)):
+            continue
         else:
-            shutil.copy2(of, to)
-
-    ignored = shutil.ignore_patterns(".lock", ".running")
-    shutil.copytree(source, unfinished, copy_function=copy, ignore=ignored)
+            write_flushed(to, path.read_bytes())
+    for folder in folders:
+        flush_dir(folder)
     unfinished.rename(target)
+    flush_dir(target.parent)
+
+
+def _linked(path: Path, to: Path) -> bool:
+    """Link a file to another name; False if the disk has no links, or no more for this file."""
+    try:
+        to.hardlink_to(path)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV):
+            return False
+        raise
+    return True
 
 
 def describe_replay(algo: Any) -> str:

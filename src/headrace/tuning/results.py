@@ -43,7 +43,7 @@ class Fresh:
 def fresh_seeds(plan: Plan, trials: list[Trial]) -> list[int]:
     """Return the seeds that trials are compared on: those that the preset and the best have ended.
 
-    A budget may end before all; then there are two or more, or none.
+    If the budget ended too early, they are at least two of those that were planned, or none.
     """
     first = finalists(plan, trials)[:2]
     found = [seed for seed in plan.final_seeds if all(t.has_fresh(seed) for t in first)]

@@ -53,12 +53,14 @@ class Parameter:
         return round(1.0 - rounded, 12) if self.kind == "one_minus_log" else rounded
 
     def times(self, value: float, factor: float) -> float:
-        """Return a number times a factor, within the range; of `one_minus_log` 1 - value is.
+        """Return a number times a factor, kept within the range.
+
+        With `one_minus_log`, 1 - value is multiplied.
 
         A number outside the range may stay there, but goes no farther.
         """
         number = round(1.0 - value, 12) if self.kind == "one_minus_log" else value
-        least, most = min(*self.of, number), max(*self.of, number)
+        least, most = min(self.of[0], number), max(self.of[1], number)
         return self.value(min(max(number * factor, least), most))
 
     def place(self, value: Any) -> float | None:

@@ -183,9 +183,10 @@ class Search:
         if not living:
             return False
         generation = min(trial.rung(len(plan.seeds)) for trial in living)
-        # Those of a study that was cut may be ahead: then all that is replaced has been.
-        for exchange in population.exchanges(plan, self.trials, generation):
-            self._replace(exchange, generation)
+        # A study may have been cut when some members had gone on: after this exchange.
+        if not population.is_exchanged(plan, self.trials, generation):
+            for exchange in population.exchanges(plan, self.trials, generation):
+                self._replace(exchange, generation)
         for trial in self.trials:
             if trial.state == "waiting" and trial.rung(len(plan.seeds)) == generation:
                 trial.state = "running"
@@ -310,7 +311,7 @@ class Search:
         for seed in self.plan.seeds:
             runner.cancel(Key(key.number, seed, key.rung))
         first = self.trials[: min(_MOST_FAILURES, self.plan.trials)]
-        is_hopeless = all(t.state == "failed" for t in first)
+        is_hopeless = all(t.state == "failed" and not t.measured for t in first)
         if is_hopeless and len(first) == min(_MOST_FAILURES, self.plan.trials):
             self._write(trial)
             raise HeadraceError(
