@@ -9,6 +9,7 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from headrace.algos.schedules import SCHEDULES
 from headrace.cli.argv import flag_names, is_on, rename_flags, value_of, without_flags
 from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse, with_changes
@@ -40,6 +41,8 @@ def other_value(name, kind, default):
         kind = next(arg for arg in get_args(kind) if arg is not type(None))
     if name in TEXTS:
         return TEXTS[name]
+    if name in SCHEDULES.values():
+        return "0:0.5,1k:0.25"
     if get_origin(kind) is Literal:
         return next(word for word in get_args(kind) if word != default)
     if get_origin(kind) is tuple:

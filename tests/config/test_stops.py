@@ -28,6 +28,7 @@ BESIDES = {
     "config/checks.py": "checks what must divide",
     "config/algorithms.py": "finds the algorithm",
     "models/fast_paths.py": "chooses who computes the gradient",
+    "algos/schedules.py": "changes values that have a schedule",
     "algos/base.py": "is the algorithms' base",
     "algos/ppo_manual_gradient.py": "computes the gradient of the loss",
 }

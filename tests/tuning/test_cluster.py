@@ -27,6 +27,7 @@ from headrace.tuning.runners.part_actor import TOKEN, check_sees, wait_until_fre
 from tests.support import Counting, children, still_alive
 from tests.tuning.test_study import rows, without_clocks
 
+SIZES = {"num_learners": 1, "num_workers": 0, "learner_threads": 1}
 SEARCH = {
     "space": {"lr": {"log": [1e-4, 1e-2]}, "num_epochs": {"choice": [1, 4]}}, "trials": 3,
     "sampler": "random", "parallel": 1, "prune": "none", "final_trials": 1, "final_seeds": 1,
@@ -104,7 +105,7 @@ def test_without_ray_a_study_says_what_to_install(tmp_path, monkeypatch):
 def test_going_on_elsewhere_is_asked_of_the_other_cluster_and_changes_nothing_if_refused(tmp_path):
     folder = tmp_path / "study"
     plan = Plan(
-        "tune", "CartPole-v1", "ppo", {"deterministic": True}, {"num_learners": 1}, [],
+        "tune", "CartPole-v1", "ppo", {"deterministic": True}, SIZES, [],
         {"lr": {"log": [1e-4, 1e-2]}}, "random", "none", Metric(), 1, 1, 0, [0], [1000], 0, 0, [],
         0.0, headrace.__version__,
     )  # fmt: skip
