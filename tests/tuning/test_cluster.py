@@ -209,7 +209,7 @@ def test_a_part_that_is_lost_too_often_has_failed(runner, tmp_path, capfd):
     assert runner.keys == []
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_machine_that_does_not_see_the_study_ends_it_in_words(runner, tmp_path):
     """As if it were on another disk: machines made of processes have the same one."""
     (tmp_path / TOKEN).unlink()

@@ -40,7 +40,7 @@ def test_show_writes_a_page(folder):
     assert f"Page: {folder / 'study.html'}" in done.stdout
     assert page.count("<svg") == 2  # curves, and parallel coordinates
     assert "Too few trials were trained to the end" in page
-    assert "Best on 1 fresh seeds" in page
+    assert "Best on 1 fresh seed" in page
 
 
 def test_go_on_with_more_trials(folder):

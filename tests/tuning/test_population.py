@@ -187,7 +187,7 @@ def test_a_population_replaces_its_worst_in_each_generation(study):
         assert loser.rung(1) == rung
     living = [trial for trial in trials if trial.state == "whole"]
     assert len(living) == 4
-    assert f"(of {children_of(trials)[0].parent})" in study.describe()
+    assert f", copy of {children_of(trials)[0].parent}" in study.describe()
     assert study.plan.space["clip_coef"] == {"uniform": [0.1, 0.3]}
 
 

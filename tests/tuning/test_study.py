@@ -11,8 +11,12 @@ import tomllib
 import pytest
 
 import headrace
+from headrace.config.derive import cpu_cores
 from headrace.errors import ConfigError, HeadraceError, RunDirError
 from headrace.storage.metrics import read_metrics
+from headrace.training.api import request_for
+from headrace.training.job import inspect_request
+from headrace.tuning.api import Options, plan_of
 from headrace.tuning.plan import read_plan, read_trials
 from headrace.tuning.results import best_toml
 from tests import python
@@ -176,7 +180,8 @@ def test_a_signal_saves_what_is_under_way(tmp_path):
         process.send_signal(signal.SIGINT)
         said = process.stdout.read()
         assert process.wait(60) != 0
-    assert f"To go on: headrace tune --resume {folder}" in said
+    code = "tests.tuning.test_study:Announcing"
+    assert f"To go on: headrace tune {code} --resume {folder}" in said
     assert list((folder / "trials/0000/checkpoints").glob("step_*"))
     (trial,) = read_trials(folder)
     assert trial.state == "running"
@@ -383,7 +388,7 @@ def test_code_must_be_named_again(tmp_path):
     settings = SETTINGS | {"total_env_steps": 512}
     env = "tests.tuning.test_study:short"
     headrace.tune(env, study=tmp_path / "s", **search, **settings)
-    with pytest.raises(ConfigError, match="Name it again: env"):
+    with pytest.raises(ConfigError, match=r"Name it again \(env\)"):
         headrace.tune(study=tmp_path / "s", trials=2, quiet=True)
     again = headrace.tune(env, study=tmp_path / "s", trials=2, quiet=True)
     assert [row["state"] for row in again.trials] == ["whole", "whole"]
@@ -392,3 +397,24 @@ def test_code_must_be_named_again(tmp_path):
 def short():
     """An environment that is code."""
     return Counting(truncate_at=10)
+
+
+@pytest.mark.parametrize(
+    ("algo", "given", "parallel", "threads"),
+    [
+        ("ppo", {}, 0, 1), ("ppo", {}, 1, 1),  # no more than without a study
+        ("sac", {}, 0, 1), ("sac", {}, 1, cpu_cores()), ("sac", {"learner_threads": 3}, 0, 3),
+    ],
+)  # fmt: skip
+def test_a_run_has_its_share_of_the_cores(algo, given, parallel, threads):
+    request = inspect_request(request_for("Pendulum-v1", algo=algo, deterministic=True, **given))
+    plan = plan_of(request, Options(parallel=parallel), "")
+    assert plan.sizes["learner_threads"] == threads
+
+
+def test_the_command_that_goes_on_names_an_environment_that_is_code(tmp_path):
+    name = "tests.tuning.test_study:Counting"
+    plan = plan_of(inspect_request(request_for(name, deterministic=True)), Options(), "")
+    assert plan.command(tmp_path) == f"headrace tune {name} --resume {tmp_path}"
+    plan = plan_of(inspect_request(request_for("CartPole-v1", deterministic=True)), Options(), "")
+    assert plan.command(tmp_path) == f"headrace tune --resume {tmp_path}"

@@ -232,7 +232,7 @@ def _replace_schedules(
                     f"{name} had.\nGive one beside it: {flag(name)} VALUE."
                 )
         elif name in changes and schedule not in changes:
-            values[schedule], sources[schedule] = "constant", f"follows {name}"
+            values[schedule], sources[schedule] = "constant", f"replaced by {name}"
         elif name not in changes:
             values.pop(name, None)
             sources[name] = f"replaced by {schedule}"

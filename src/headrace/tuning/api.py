@@ -237,7 +237,7 @@ def begin(request: RunRequest, options: Options, folder: Path | None, say: Say) 
     if cluster and given.get("num_learners", -1) == -1:
         request = request.change(num_learners=1)  # not by the GPUs of this machine
     inspected = _with_code(inspect_request(_deterministic(request)))
-    plan = _plan_of(inspected, options, cluster or "")
+    plan = plan_of(inspected, options, cluster or "")
     folder = folder or rundir.unused(f"{plan.verb}_{plan.env}_{plan.algo}")
     with rundir.locked(folder), connected(plan):
         if (folder / PLAN).exists():
@@ -309,7 +309,7 @@ def _follow(plan: Plan, request: RunRequest, folder: Path, trials: list[Trial], 
     try:
         search.run()
     except KeyboardInterrupt:
-        say(f"Stopped. To go on: headrace {plan.verb} --resume {folder}")
+        say(f"Stopped. To go on: {plan.command(folder)}")
         raise
     results.write_best(folder, plan, search.trials)
     return Study(folder, plan, search.trials)
@@ -344,7 +344,8 @@ def _with_code(inspected: RunRequest) -> RunRequest:
     return replace(inspected, algorithm=algorithm)
 
 
-def _plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
+def plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
+    """Return the plan of a study; ConfigError if an option or setting is invalid."""
     is_here = options.parallel and not cluster
     cores = max(1, cpu_cores() // options.parallel) if is_here else 1
     job = inspected.job(Path(), cores=cores)
@@ -363,7 +364,8 @@ def _plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
         )
     space = _space_of(options, settings, fixed)
     sizes = {name: getattr(run, name) for name in _SIZES}
-    sizes["learner_threads"] = run.learner_threads or cores
+    if not settings.source["learner_threads"].startswith(("given", "config ")):
+        sizes["learner_threads"] = min(run.learner_threads or cores, cores)
     # Environments of a vector follow from numbers that may be searched.
     batch = run.num_envs * run.num_steps
     starts = getattr(settings.algo, "learning_starts", 0)
@@ -494,7 +496,8 @@ def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
     if missing := [name for name in plan.code if not named[name]]:
         raise ConfigError(
             f"The study in {folder} has code of its own, and a file is not allowed to name code to "
-            f"run.\nName it again: {', '.join(missing)}, as it was given when the study began."
+            f"run.\nName it again ({', '.join(missing)}), as when the study began: "
+            f"{plan.command(folder)}"
         )
     known = plan.fixed | {"env": plan.env, "algo": plan.algo}
     named["env"] = newest_version(named["env"]) if isinstance(named["env"], str) else named["env"]
@@ -524,11 +527,22 @@ def _describe_plan(plan: Plan, folder: Path) -> str:
         who = f"a population of {plan.population}{seeds}"
     count = plan.parallel or ("as many as there is room for" if plan.cluster else cpu_cores())
     place = f" on the cluster {plan.cluster!r}" if plan.cluster else ""
+    pruner = plan.pruner
+    if pruner in ("asha", "median") and len(plan.rungs) == 1:
+        pruner += ": too few env steps to prune"
     lines = [
         f"{plan.verb}: {plan.algo} on {plan.env}, {who}, {count} at a time{place}{budget}. "
-        f"Measured by {plan.metric.title} at {rungs} env steps ({plan.pruner}).",
+        f"Measured by {plan.metric.title} at {rungs} env steps ({pruner}).",
         f"  varies: {', '.join(plan.space)}",
         f"  in all runs: {' '.join(f'{flag(n)} {v}' for n, v in plan.sizes.items())}",
+        *(
+            [
+                f"  then, on fresh seeds: the preset and the best {plan.final_trials}, "
+                f"{len(plan.final_seeds)} runs each"
+            ]
+            if plan.final_seeds
+            else []
+        ),
         f"  directory: {folder}",
     ]
     return "\n".join(lines)

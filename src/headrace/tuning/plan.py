@@ -78,6 +78,11 @@ class Plan:
         sizes = self.sizes
         return int(sizes["num_learners"] * sizes["learner_threads"] + sizes["num_workers"])
 
+    def command(self, folder: Path) -> str:
+        """Return the command that goes on; it names an environment that is code."""
+        env = f"{self.env} " if "env" in self.code and ":" in self.env else ""
+        return f"headrace {self.verb} {env}--resume {folder}"
+
     def write(self, folder: Path) -> None:
         """Write the plan; RunDirError if there is no room."""
         _write(folder / PLAN, asdict(self))
@@ -123,7 +128,7 @@ class Trial:
     @property
     def name(self) -> str:
         """What it is called."""
-        of = f" (of {self.parent})" if self.parent >= 0 else ""
+        of = f", copy of {self.parent}" if self.parent >= 0 else ""
         return "preset" if self.is_preset else f"trial {self.number}{of}"
 
     def has_fresh(self, seed: int) -> bool:

@@ -46,8 +46,9 @@ def make_generations(total: int, ready: int, batch: int, learning_starts: int = 
     found = [at for at in range(each, total, each) if at >= 2 * learning_starts]
     if not found:
         raise ConfigError(
-            f"total_env_steps={total}, and a population is compared every {each} env steps "
-            "(ready_env_steps): nothing would be replaced.\nUse fewer --ready-env-steps, or more "
+            f"total_env_steps={total}, and a population is compared every {each:,} env steps (a "
+            f"tenth of all, or {LEAST_BATCHES} batches of {batch:,} if these are more): nothing "
+            f"would be replaced.\nUse --ready-env-steps {batch}, for example, or more "
             "--total-env-steps."
         )
     return [*found, total]

@@ -140,8 +140,9 @@ def verdict(plan: Plan, trials: list[Trial]) -> list[str]:
         return [f"Best: {best.name}, {value}.", *ancestry]
     lacking = len(plan.final_seeds) - len(seeds)
     cut = f" (the budget ended before {lacking} more)" if lacking else ""
+    on = f"{len(seeds)} fresh seed{'s' * (len(seeds) > 1)}{cut}"
     lines = [
-        f"Best on {len(seeds)} fresh seeds{cut}: {best.name}, {_fresh_words(plan, mine)}.",
+        f"Best on {on}: {best.name}, {_fresh_words(plan, mine)}.",
         *ancestry,
     ]
     theirs = None if preset is None else fresh_of(plan, preset, seeds)
@@ -154,7 +155,9 @@ def verdict(plan: Plan, trials: list[Trial]) -> list[str]:
     better = "less" if plan.metric.lower_is_better else "more"
     amount = -more if plan.metric.lower_is_better else more
     text = f"That is {amount:,.1f} {better} than the preset"
-    if interval is not None:
+    if interval is None:
+        text += " with one seed: it may be chance"
+    else:
         low, high = sorted(-x if plan.metric.lower_is_better else x for x in interval)
         sure = "" if low > 0 else ": it may be chance"
         text += f" (95 % interval {low:,.1f} to {high:,.1f}){sure}"

@@ -272,7 +272,7 @@ class Search:
             raise RunDirError(
                 f"Trial {trial.number} cannot go on: {ended.why}\n"
                 "All that was saved is kept. When that is mended: "
-                f"headrace {self.plan.verb} --resume {self.folder}"
+                f"{self.plan.command(self.folder)}"
             )
         if ended.outcome == "measured":
             trial.seconds += ended.measured["seconds"]
