@@ -99,6 +99,8 @@ def _coordinates(plan: Plan, colored: Sequence[Trial], rest: Sequence[Trial]) ->
 
 def _importances(plan: Plan, trials: list[Trial]) -> list[tuple[str, float]] | str:
     """Return what each parameter decides, or why that is not known."""
+    if plan.population:
+        return "Settings change while a population trains: no share is any one value's."
     try:
         found = importances(parse_space(plan.space, "the study"), observed(plan, trials))
     except MissingExtraError as error:

@@ -139,7 +139,7 @@ def verdict(plan: Plan, trials: list[Trial]) -> list[str]:
         value = plan.metric.describe(_row(plan, best, seeds)["value"])
         return [f"Best: {best.name}, {value}.", *ancestry]
     lacking = len(plan.final_seeds) - len(seeds)
-    cut = f" (the budget ended before {lacking} more)" if lacking else ""
+    cut = f" ({lacking} more have not ended)" if lacking else ""
     on = f"{len(seeds)} fresh seed{'s' * (len(seeds) > 1)}{cut}"
     lines = [
         f"Best on {on}: {best.name}, {_fresh_words(plan, mine)}.",
@@ -175,6 +175,11 @@ def best_toml(plan: Plan, trials: list[Trial], best: Trial) -> str:
     if seeds := fresh_seeds(plan, trials):
         about.append(f"Measured again with seeds {_words(seeds)}.")
     about += verdict(plan, trials)
+    if plan.metric.is_evaluated:
+        about.append(
+            "These returns are of the likeliest actions, as headrace eval RUN_DIR measures them; "
+            "the mean return of training is that of exploring ones."
+        )
     about.append(f"To train with it: headrace train {plan.env} --config {BEST}")
     settings = {"algo": plan.algo, "total_env_steps": plan.total_env_steps}
     settings |= plan.fixed | plan.sizes | best.changes

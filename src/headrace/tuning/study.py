@@ -314,6 +314,7 @@ class Search:
         is_hopeless = all(t.state == "failed" and not t.measured for t in first)
         if is_hopeless and len(first) == min(_MOST_FAILURES, self.plan.trials):
             self._write(trial)
+            self._say(self._line(trial, key))
             raise HeadraceError(
                 f"The first {len(first)} trials all failed. The last one said:\n{ended.why}\n"
                 f"Each trial's output: {self.folder / 'trials'}/*.log"
