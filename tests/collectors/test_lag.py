@@ -335,10 +335,10 @@ def test_reward_normalization_follows_each_env_through_a_batch_of_mixed_fragment
     (in_turn, plan), (mixed, _) = (learner_of_mixed(normalize_reward=True) for _ in range(2))
     batches = two_batches(plan, in_turn.policy)
     for fragments in batches:
-        in_turn._update_normalizers(in_turn.assemble(fragments))
+        in_turn._update_normalizers(in_turn.assemble(fragments), 0.99)
     # A batch of one vector's two fragments, then one of the other's.
     for fragments in zip(*batches, strict=True):
-        mixed._update_normalizers(mixed.assemble(list(fragments)))
+        mixed._update_normalizers(mixed.assemble(list(fragments)), 0.99)
     assert torch.equal(in_turn._return_so_far, mixed._return_so_far)
     for name, tensor in in_turn.policy.normalize_reward.state_dict().items():
         torch.testing.assert_close(tensor, mixed.policy.normalize_reward.state_dict()[name])
