@@ -486,8 +486,10 @@ def test_run_ended_by_an_environment_resumes_with_restart(tmp_path):
     )
     assert resumed.summary["ledger"]["dropped_episodes"] > 0
     assert_balanced(resumed.summary)
-    with pytest.raises(UsageError, match="goes on with the lr that it has; resume takes total_env"):
-        headrace.resume(where, env=env, lr=1.0)
+    with pytest.raises(
+        UsageError, match="goes on with the seed that it has; resume takes total_env"
+    ):
+        headrace.resume(where, env=env, seed=3)
     with pytest.raises(UsageError, match="on_env_error='perhaps'"):
         headrace.resume(where, env=env, on_env_error="perhaps")
 

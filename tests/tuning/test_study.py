@@ -16,8 +16,8 @@ from headrace.errors import ConfigError, HeadraceError, RunDirError
 from headrace.storage.metrics import read_metrics
 from headrace.training.api import request_for
 from headrace.training.job import inspect_request
-from headrace.tuning.api import Options, plan_of
 from headrace.tuning.plan import read_plan, read_trials
+from headrace.tuning.planning import Options, plan_of
 from headrace.tuning.results import best_toml
 from tests import python
 from tests.faults.support import small_disk

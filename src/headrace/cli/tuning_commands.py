@@ -15,7 +15,7 @@ from headrace.cli.verbs import OptionalPath, RunningVerb, Verb
 from headrace.config.resolve import read_config_file
 from headrace.errors import ConfigError, UsageError, flag
 from headrace.training.job import RunRequest
-from headrace.tuning import api
+from headrace.tuning import api, planning
 from headrace.tuning.results import BEST
 
 _STUDY = tyro.conf.arg(metavar="DIR", help_behavior_hint="")
@@ -70,7 +70,7 @@ class _StudyVerb(RunningVerb, SettingsVerb):
         return RunRequest(explicit(argv, self), config_file=read_config_file(self.config))
 
     @abc.abstractmethod
-    def options(self) -> api.Options:
+    def options(self) -> planning.Options:
         """Return the options of a new study."""
 
     def go_on(self, folder: Path, request: RunRequest, argv: list[str]) -> api.Study:
@@ -79,7 +79,7 @@ class _StudyVerb(RunningVerb, SettingsVerb):
         if fixed := given - {"resume", "json", "quiet", "config", *_MAY_CHANGE}:
             raise ConfigError(
                 f"{', '.join(map(flag, sorted(fixed)))}: a study goes on as it began.\n"
-                f"Leave these out; {api.MAY_CHANGE}."
+                f"Leave these out; {planning.MAY_CHANGE}."
             )
         changes = {n: getattr(self, n) for n in _MAY_CHANGE if n in flag_names(argv)}
         return api.go_on(folder, request, self.say, **changes)
@@ -87,7 +87,7 @@ class _StudyVerb(RunningVerb, SettingsVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class _Tune(_StudyVerb):
-    trials: int = api.TRIALS
+    trials: int = planning.TRIALS
     """How many settings are tried; the first is the preset."""
     space: OptionalPath = None
     """TOML file with the settings that vary, such as lr = { log = [1e-5, 1e-2] }. Default: those of
@@ -115,8 +115,8 @@ class _Tune(_StudyVerb):
     ready_env_steps: int = 0
     """Env steps after which they are measured, and the worst replaced. 0: a tenth of all."""
 
-    def options(self) -> api.Options:
-        return api.Options(
+    def options(self) -> planning.Options:
+        return planning.Options(
             self.trials, self.space, self.sampler, self.prune, self.metric, self.parallel,
             self.budget_s, self.seeds, self.final_trials, self.final_seeds,
             self.pbt, self.population, self.ready_env_steps,
@@ -131,8 +131,8 @@ class _Sweep(_StudyVerb):
     seeds: int = 3
     """Runs of each combination."""
 
-    def options(self) -> api.Options:
-        return api.sweep_options(parse_grid(self.grid), self.seeds, self.parallel, self.metric)
+    def options(self) -> planning.Options:
+        return planning.sweep_options(parse_grid(self.grid), self.seeds, self.parallel, self.metric)
 
 
 def parse_grid(words: tuple[str, ...]) -> dict[str, list[Any]]:

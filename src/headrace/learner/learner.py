@@ -1,8 +1,7 @@
 """The learner of one rank: updates each policy of the run from its batch."""
 
-import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import CheckpointError, ConfigError, RankError
 from headrace.learner.frozen import load_frozen, seed_of_weights, untrained_policy
-from headrace.learner.optimizer import Optimizer
+from headrace.learner.optimizer import Optimizer, without_denormals
 from headrace.learner.recorded import Recorded
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
@@ -65,21 +64,6 @@ def _check_compiler() -> None:
             "compile=True, but torch.compile finds no C++ compiler that works.\n"
             "Install g++ (or name one by CXX), or train without --compile."
         ) from error
-
-
-@contextlib.contextmanager
-def _without_denormals() -> Iterator[None]:
-    """Take numbers below 1e-38 as 0 within the `with`, where the CPU can.
-
-    Adam's moments of units that are never active decay to such numbers, and most CPUs compute with
-    them some ten times slower. Environments that this process steps are not affected.
-    """
-    before = bool(torch.tensor(1e-40) * 1 == 0)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(before)
 
 
 class PolicyLearner:
@@ -224,7 +208,7 @@ class PolicyLearner:
         is_first = self.version == 0 and self.policy.has_empty_normalizers
         if is_first:
             self._update_normalizers(batch, config.gamma)
-        with self._ranks.meeting(), _without_denormals():
+        with self._ranks.meeting(), without_denormals():
             metrics = dict(self._settings.algorithm.update(batch, context))
         if run.lag:
             metrics |= self._lag(batch)

@@ -107,8 +107,7 @@ def run_rank(
         if is_first:
             rundir.write_config(job.run_dir, _describe(job))
         if job.saved is not None:
-            restored = _restored_on_all(ranks, collector)
-            display.say(describe_resume(job, learner, counters, restored))
+            display.say(describe_resume(job, learner, counters, _restored_on_all(ranks, collector)))
         meter.lap("checkpoint")
         log = MetricsLog(job.run_dir, learner.version, counters.env_steps) if is_first else None
         saver.log = log
