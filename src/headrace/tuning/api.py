@@ -107,8 +107,8 @@ def tune(
     Args:
         env: as in `headrace.train`.
         trials: how many settings are tried, the preset included; 50 by default.
-        space: which settings vary: a TOML file, or a dict such as `{"lr": {"log": [1e-5, 1e-2]}}`.
-            Default: the algorithm's.
+        space: settings that vary: a TOML file, or a dict as `{"lr": {"log": [1e-5, 1e-2]}}`; None:
+            the algorithm's.
         sampler: `tpe`, `random`, `grid` or `cmaes`.
         prune: `asha`, `median` or `none`: see `headrace.tuning.pruning`.
         metric: `eval_return`, `mean_return`, `steps_to RETURN` or `seconds_to RETURN`.
@@ -119,12 +119,10 @@ def tune(
             trained with so many seeds that the search has not seen.
         pbt: train a population in place of a search: see `headrace.tuning.population`.
         population: its members; 0: 8.
-        ready_env_steps: after each of so many env steps they are measured, and the worst replaced;
-            0: a tenth of all.
+        ready_env_steps: env steps after which the worst are replaced; 0: a tenth of all.
         study: directory; default: a new one below `runs/`. If it holds a study, that goes on: then
             give `trials`, `budget_s`, `cluster` and code alone.
-        **arguments: those of `headrace.train`, the same for all trials. `cluster` is where the
-            runs are: each is on one machine of it, whole. Default: on this machine.
+        **arguments: those of `headrace.train`, of all trials; `cluster` is where the runs are.
 
     Raises:
         ConfigError: an option or setting is invalid.
@@ -140,16 +138,18 @@ def tune(
     folder, say = None if study is None else Path(study), _say(quiet)
     request = replace(request_for("", **arguments), env=env)
     if folder is not None and (folder / PLAN).exists():
-        if fixed := options.changed():
-            raise ConfigError(
-                f"{', '.join(fixed)}: the study in {folder} goes on as it began.\n"
-                "Leave these out; trials and budget_s may change."
-            )
+        _refuse_changed(options, folder)
         return go_on(folder, request, say, trials=trials, budget_s=budget_s)
-    options = replace(
-        options, trials=TRIALS if trials is None else trials, budget_s=budget_s or 0.0
-    )
-    return begin(request, options, folder, say)
+    trials = TRIALS if trials is None else trials
+    return begin(request, replace(options, trials=trials, budget_s=budget_s or 0.0), folder, say)
+
+
+def _refuse_changed(options: Options, folder: Path) -> None:
+    if fixed := options.changed():
+        raise ConfigError(
+            f"{', '.join(fixed)}: the study in {folder} goes on as it began.\n"
+            "Leave these out; trials, budget_s and cluster may change."
+        )
 
 
 def sweep(

@@ -18,7 +18,7 @@ from headrace.config.settings import EITHER, Settings
 from headrace.envs.factory import EnvMaker
 from headrace.errors import ConfigError, flag
 from headrace.training.job import RunRequest
-from headrace.tuning.metric import parse_metric
+from headrace.tuning.metric import Metric, parse_metric
 from headrace.tuning.plan import Plan
 from headrace.tuning.population import make_generations, population_space
 from headrace.tuning.pruning import PRUNERS, make_rungs
@@ -118,12 +118,7 @@ def plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
     job = inspected.job(Path(), cores=cores)
     settings, run = job.settings, job.settings.run
     fixed = {**inspected.config_file.settings, **inspected.explicit}
-    metric = parse_metric(options.metric)
-    if options.pbt and metric.goal is not None:
-        raise ConfigError(
-            f"metric={metric.title}: a population is compared by a return, since one that has "
-            "reached a goal has ended.\nUse --metric eval_return or mean_return with --pbt."
-        )
+    metric = _metric_of(options)
     if own := [n for n in _OWN if fixed.get(n) is not None and (fixed[n] or n == _OWN[0])]:
         raise ConfigError(
             f"{', '.join(own)}: a study decides this itself.\nLeave {flag(own[0])} out"
@@ -136,10 +131,6 @@ def plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
     # Environments of a vector follow from numbers that may be searched.
     batch = run.num_envs * run.num_steps
     starts = getattr(settings.algo, "learning_starts", 0)
-    envs = {"env": inspected.env, "eval_env": inspected.eval_env}
-    code = [name for name, env in envs.items() if env is not None and EnvMaker(env).is_code]
-    code += [name for name in ("wrapper", "model") if fixed.get(name)]
-    code += ["algo"] if ":" in run.algo else []
     population = (options.population or POPULATION) if options.pbt else 0
     plan = Plan(
         verb="sweep" if options.verb == "sweep" else "tune",
@@ -147,7 +138,7 @@ def plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
         algo=run.algo,
         fixed={name: value for name, value in fixed.items() if name not in ("env", "seed")},
         sizes=sizes,
-        code=code,
+        code=_code_of(inspected, fixed),
         space=to_json(space),
         sampler="random" if options.pbt else options.sampler,
         pruner="pbt" if options.pbt else options.prune,
@@ -173,6 +164,24 @@ def plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
     _check_ends(inspected, space, plan)
     # What cannot be written down cannot be gone on with.
     return replace(plan, fixed=json.loads(json.dumps(plan.fixed)))
+
+
+def _metric_of(options: Options) -> Metric:
+    metric = parse_metric(options.metric)
+    if options.pbt and metric.goal is not None:
+        raise ConfigError(
+            f"metric={metric.title}: a population is compared by a return, since a member that has "
+            "reached a goal has ended.\nUse --metric eval_return or mean_return with --pbt."
+        )
+    return metric
+
+
+def _code_of(inspected: RunRequest, fixed: Mapping[str, Any]) -> list[str]:
+    """Return which of the settings are code, and must be named again to go on."""
+    envs = {"env": inspected.env, "eval_env": inspected.eval_env}
+    code = [name for name, env in envs.items() if env is not None and EnvMaker(env).is_code]
+    code += [name for name in ("wrapper", "model") if fixed.get(name)]
+    return code + (["algo"] if ":" in inspected.settings.run.algo else [])
 
 
 def num_trials(options: Options, space: Space) -> int:
