@@ -83,4 +83,4 @@ class Reinforce(Algorithm[ReinforceConfig]):
             "advantage": (target - value).flatten(),
         }
         whole = minibatches(rows, None, ctx.ranks, normalize_advantage=True)[0]
-        return ctx.step("policy", whole, ctx.lr) | {"lr": torch.tensor(ctx.lr)}
+        return ctx.step("policy", whole, ctx.config.lr) | {"lr": torch.tensor(ctx.config.lr)}

@@ -77,14 +77,16 @@ def test_one_update_on_cuda_is_the_cpu_s(collected):
 RECORDED = [
     ("ppo", {"clip_schedule": "linear"}), ("ppo", {"precision": "bf16", "target_kl": 1.0}),
     ("ppo", {"normalize_obs": True, "normalize_reward": True}),
-    ("a2c", {}), ("appo", {}), ("impala", {}), ("pqn", {}),
+    ("ppo", {"ent_schedule": [[0, 0.0], [512, 0.5]], "clip_schedule": [[0, 0.2], [512, 0.01]]}),
+    ("a2c", {}), ("a2c", {"ent_schedule": [[0, 0.0], [512, 0.5]]}),
+    ("appo", {}), ("impala", {}), ("pqn", {}),
     ("dqn", {}), ("dqn", RAINBOW), ("dqn", {"distribution": "qr", "normalize_obs": True}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("algo", "parts"), RECORDED)
 def test_a_recorded_gradient_step_is_the_one_of_single_operations(collected, algo, parts):
-    """Over updates whose learning rates differ; `--arithmetic plain` starts each operation."""
+    """Over updates with schedules; `--arithmetic plain` starts each operation."""
     spec, fragments = collected
     given = {"env": "short", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "algo": algo}
     given |= {"lr_schedule": "linear", "schedule_env_steps": 1000, "num_workers": 0}

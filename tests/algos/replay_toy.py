@@ -105,5 +105,5 @@ class ToyReplay(Algorithm[ToyReplayConfig]):
                 future = target(rows["next_obs"])[0].amax(1)
             rows["weight"] = torch.full((cfg.batch_size,), 1 / cfg.batch_size)
             rows["target"] = rows["reward"] + cfg.gamma * future * ~rows["terminated"]
-            metrics = ctx.step("q", rows, ctx.lr)
+            metrics = ctx.step("q", rows, ctx.config.lr)
         return metrics

@@ -228,7 +228,7 @@ def test_tiny_numbers_are_zero_in_updates_alone(tmp_path):
 def test_mistakes_of_an_algorithm_are_explained(tmp_path):
     class Misspelled(Reinforce):
         def update(self, source, ctx):
-            return ctx.step("value", {}, ctx.lr)
+            return ctx.step("value", {}, ctx.config.lr)
 
     class Other(ToyReplay):
         def build(self, policy, spec, network, config, num_rows, ranks):

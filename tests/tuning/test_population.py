@@ -33,7 +33,7 @@ SETTINGS = SETTINGS | {"total_env_steps": 3 * READY}
 
 def plan_of(population, generations=4):
     return Plan(
-        "tune", "CartPole-v1", "ppo", {}, {}, [], {}, "random", "pbt", Metric(), population, 1, 0,
+        "tune", "CartPole-v1", "ppo", {}, {}, [], {}, "random", "none", Metric(), population, 1, 0,
         [0], [100 * (i + 1) for i in range(generations)], 0, 0, [], 0.0, "0", population,
     )  # fmt: skip
 

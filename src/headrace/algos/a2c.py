@@ -79,6 +79,6 @@ def one_step(rows: Minibatch, ctx: UpdateContext[ActorCriticConfig]) -> Metrics:
     """Take one optimizer step on all rows. They hold the inputs of `loss`, and `valid`."""
     normalize = ctx.config.normalize_advantage
     whole = minibatches(rows, None, ctx.ranks, normalize_advantage=normalize)[0]
-    whole |= {"ent_coef": rows["advantage"].new_tensor(ctx.config.ent_coef)}
-    metrics = ctx.step("policy", whole, ctx.lr)
-    return metrics | value_metrics(rows, ctx.ranks) | {"lr": torch.tensor(ctx.lr)}
+    whole |= ctx.scalars(rows["advantage"], "ent_coef")
+    metrics = ctx.step("policy", whole, ctx.config.lr)
+    return metrics | value_metrics(rows, ctx.ranks) | {"lr": torch.tensor(ctx.config.lr)}

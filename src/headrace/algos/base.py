@@ -179,10 +179,13 @@ class UpdateContext(Generic[ConfigT_co]):
     lap: Callable[[str], None] = lambda span: None
     recorded: Callable[[str], Callable[[Recordable], Recordable]] = lambda _: _as_it_is
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of this update."""
-        return self.config.lr
+    def scalars(self, like: Tensor, *names: str) -> Minibatch:
+        """Return settings as scalar tensors, for a minibatch whose loss reads them there.
+
+        Args:
+            like: has their dtype and device.
+        """
+        return {name: like.new_full((), getattr(self.config, name)) for name in names}
 
 
 def _as_it_is(function: Recordable) -> Recordable:

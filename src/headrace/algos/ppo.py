@@ -45,10 +45,6 @@ class PPO(EpochsConfig, ActorCriticConfig):
     """Stop the epochs of an update once the mean KL of one exceeds this (nats; 0: never)."""
 
 
-_SCALARS = "clip_coef", "ent_coef"
-"""Settings that the loss reads from the minibatch, since they may have a schedule."""
-
-
 def loss(policy: Policy, minibatch: Minibatch, cfg: PPO) -> tuple[Tensor, Metrics]:
     """Return the loss of a minibatch, and its metrics.
 
@@ -121,9 +117,8 @@ def epochs(rows: Minibatch, ctx: UpdateContext[PPO]) -> Metrics:
     Returns:
         Metrics: means over the update's minibatches.
     """
-    cfg, lr = ctx.config, ctx.lr
-    like = rows["advantage"]
-    now = {name: like.new_tensor(getattr(cfg, name)) for name in _SCALARS}
+    cfg = ctx.config
+    scalars = ctx.scalars(rows["advantage"], "clip_coef", "ent_coef")
     cut = cuts(rows, ctx.minibatch_order(cfg.num_epochs), cfg.num_minibatches, ctx.ranks)
     picked = minibatches(rows, cut, ctx.ranks, normalize_advantage=cfg.normalize_advantage)
     seen: list[Metrics] = []
@@ -131,7 +126,7 @@ def epochs(rows: Minibatch, ctx: UpdateContext[PPO]) -> Metrics:
     for epoch in range(cfg.num_epochs):
         first = epoch * cfg.num_minibatches
         numbers = range(first, first + cfg.num_minibatches)
-        seen += [ctx.step("policy", picked[i] | now, lr) for i in numbers]
+        seen += [ctx.step("policy", picked[i] | scalars, cfg.lr) for i in numbers]
         if cfg.target_kl:
             kl = ctx.ranks.gather(mean_of(seen[first:])["approx_kl"]).mean()
             if kl > cfg.target_kl:
@@ -141,8 +136,8 @@ def epochs(rows: Minibatch, ctx: UpdateContext[PPO]) -> Metrics:
         mean_of(seen)
         | value_metrics(rows, ctx.ranks)
         | {
-            "lr": torch.tensor(lr),
-            "clip_coef": now["clip_coef"],
+            "lr": torch.tensor(cfg.lr),
+            "clip_coef": scalars["clip_coef"],
             "num_epochs": torch.tensor(float(epoch + 1)),
         }
     )

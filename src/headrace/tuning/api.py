@@ -148,7 +148,7 @@ def _refuse_changed(options: Options, folder: Path) -> None:
     if fixed := options.changed():
         raise ConfigError(
             f"{', '.join(fixed)}: the study in {folder} goes on as it began.\n"
-            "Leave these out; trials, budget_s and cluster may change."
+            f"Leave these out; {MAY_CHANGE}."
         )
 
 

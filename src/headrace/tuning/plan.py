@@ -73,6 +73,13 @@ class Plan:
         return self.rungs[-1]
 
     @property
+    def method(self) -> str:
+        """How settings are searched for, as text."""
+        if self.population:
+            return f"a population of {self.population}"
+        return f"sampler {self.sampler}, pruning {self.pruner}"
+
+    @property
     def cores(self) -> int:
         """CPU cores that a run takes on a cluster."""
         sizes = self.sizes

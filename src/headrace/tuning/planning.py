@@ -141,7 +141,7 @@ def plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
         code=_code_of(inspected, fixed),
         space=to_json(space),
         sampler="random" if options.pbt else options.sampler,
-        pruner="pbt" if options.pbt else options.prune,
+        pruner="none" if options.pbt else options.prune,
         metric=metric,
         trials=population or num_trials(options, space),
         population=population,
@@ -265,17 +265,17 @@ def describe_plan(plan: Plan, folder: Path) -> str:
     rungs = ", ".join(f"{rung:,}" for rung in plan.rungs)
     seeds = f" with {len(plan.seeds)} seeds each" if len(plan.seeds) > 1 else ""
     budget = f", {plan.budget_s:g} s at most" if plan.budget_s else ""
-    who = f"{plan.trials} trials{seeds} by {plan.sampler}"
-    if plan.population:
-        who = f"a population of {plan.population}{seeds}"
+    who = plan.method if plan.population else f"{plan.trials} trials by {plan.sampler}"
     count = plan.parallel or ("as many as there is room for" if plan.cluster else cpu_cores())
     place = f" on the cluster {plan.cluster!r}" if plan.cluster else ""
-    pruner = plan.pruner
-    if pruner in ("asha", "median") and len(plan.rungs) == 1:
-        pruner += ": too few env steps to prune"
+    how = f" ({plan.pruner})"
+    if plan.population:
+        how = ""
+    elif plan.pruner != "none" and len(plan.rungs) == 1:
+        how = f" ({plan.pruner}: too few env steps to prune)"
     lines = [
-        f"{plan.verb}: {plan.algo} on {plan.env}, {who}, {count} at a time{place}{budget}. "
-        f"Measured by {plan.metric.title} at {rungs} env steps ({pruner}).",
+        f"{plan.verb}: {plan.algo} on {plan.env}, {who}{seeds}, {count} at a time{place}{budget}. "
+        f"Measured by {plan.metric.title} at {rungs} env steps{how}.",
         f"  varies: {', '.join(plan.space)}",
         f"  in all runs: {' '.join(f'{flag(n)} {v}' for n, v in plan.sizes.items())}",
         *(

@@ -169,8 +169,8 @@ def best_toml(plan: Plan, trials: list[Trial], best: Trial) -> str:
     about = [
         f"Found by headrace {plan.version} {plan.verb} on {plan.env}: "
         f"{len(trials)} trials, {sum(t.seconds for t in trials) / 60:.1f} minutes of training.",
-        f"Searched with seeds {_words(plan.seeds)}, sampler {plan.sampler}, pruning {plan.pruner}, "
-        f"compared by {plan.metric.title}.",
+        f"Searched with seeds {_words(plan.seeds)}, {plan.method}, compared by "
+        f"{plan.metric.title}.",
     ]
     if seeds := fresh_seeds(plan, trials):
         about.append(f"Measured again with seeds {_words(seeds)}.")

@@ -197,7 +197,7 @@ class DQNAlgorithm(QLearning[DQN]):
         for step, drawn, rows in due_draws(ctx):
             if cfg.noisy:
                 _renew_for_learning(ctx, step)
-            metrics = ctx.step("policy", rows, ctx.lr)
+            metrics = ctx.step("policy", rows, ctx.config.lr)
             update_priorities(ctx, drawn, metrics.pop("error"))
             seen.append(metrics)
             if (step + 1) % cfg.target_update_interval == 0:
@@ -211,7 +211,7 @@ class DQNAlgorithm(QLearning[DQN]):
             mean_of(seen)
             | of_last
             | replay_of(ctx).metrics(drawn)
-            | {"lr": torch.tensor(ctx.lr), "epsilon": torch.tensor(epsilon)}
+            | {"lr": torch.tensor(ctx.config.lr), "epsilon": torch.tensor(epsilon)}
         )
 
 

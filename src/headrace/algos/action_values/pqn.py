@@ -81,11 +81,11 @@ class PQNAlgorithm(QLearning[PQN]):
         cut = cuts(rows, ctx.minibatch_order(cfg.num_epochs), cfg.num_minibatches, ctx.ranks)
         picked = minibatches(rows, cut, ctx.ranks, normalize_advantage=False)
         numbers = range(cfg.num_epochs * cfg.num_minibatches)
-        seen = [ctx.step("policy", picked[i], ctx.lr) for i in numbers]
+        seen = [ctx.step("policy", picked[i], ctx.config.lr) for i in numbers]
         epsilon = cfg.epsilon(ctx.progress)
         explore(ctx.policy, epsilon)
         return (
             mean_of(seen)
             | value_metrics(rows, ctx.ranks)
-            | {"lr": torch.tensor(ctx.lr), "epsilon": torch.tensor(epsilon)}
+            | {"lr": torch.tensor(ctx.config.lr), "epsilon": torch.tensor(epsilon)}
         )

@@ -246,14 +246,14 @@ class SACAlgorithm(WithCritics[SAC]):
         for step, drawn, rows in due_draws(ctx, self.num_normal(ctx.policy, cfg)):
             if cfg.dropout:
                 rows["row_keys"] = row_keys(rows["noise"][:, before_keys : before_keys + USES])
-            metrics = ctx.step("critics", rows, ctx.lr)
+            metrics = ctx.step("critics", rows, ctx.config.lr)
             update_priorities(ctx, drawn, metrics.pop("error"))
             seen.append(metrics)
             if (step + 1) % cfg.policy_delay == 0:
                 metrics = step_policy(ctx, rows)
                 missing = {"missing_entropy": metrics.pop("missing_entropy")}
                 if not cfg.ent_coef:
-                    ctx.step("temperature", missing | {"weight": rows["weight"]}, ctx.lr)
+                    ctx.step("temperature", missing | {"weight": rows["weight"]}, ctx.config.lr)
                 seen.append(metrics)
             if self.has_targets:
                 update_target(modules["target"], modules["critics"], cfg.tau)
@@ -261,7 +261,7 @@ class SACAlgorithm(WithCritics[SAC]):
         return (
             mean_of(seen)
             | replay_of(ctx).metrics(drawn)
-            | {"lr": torch.tensor(ctx.lr), "ent_coef": modules["temperature"]()}
+            | {"lr": torch.tensor(ctx.config.lr), "ent_coef": modules["temperature"]()}
         )
 
 

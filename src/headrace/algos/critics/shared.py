@@ -143,7 +143,7 @@ def soft_loss(
 
 def step_policy(ctx: UpdateContext[Any], rows: Minibatch) -> Metrics:
     """Take a gradient step of the policy. Return its metrics, apart from those of the critics."""
-    metrics = ctx.step("policy", rows, ctx.lr)
+    metrics = ctx.step("policy", rows, ctx.config.lr)
     metrics["actor_grad_norm"] = metrics.pop("grad_norm")
     return metrics
 

@@ -142,7 +142,7 @@ class TD3Algorithm(WithCritics[TD3]):
         drawn = None
         num_normal = ctx.policy.num_draws if cfg.target_noise else 0
         for step, drawn, rows in due_steps(ctx, num_normal=num_normal):
-            metrics = ctx.step("critics", rows, ctx.lr)
+            metrics = ctx.step("critics", rows, ctx.config.lr)
             update_priorities(ctx, drawn, metrics.pop("error"))
             seen.append(metrics)
             if (step + 1) % cfg.policy_delay == 0:
@@ -150,7 +150,7 @@ class TD3Algorithm(WithCritics[TD3]):
                 update_target(modules["target"], modules["critics"], cfg.tau)
                 update_target(modules["target_policy"], modules["policy"], cfg.tau)
         explore(ctx)
-        return mean_of(seen) | replay_of(ctx).metrics(drawn) | {"lr": torch.tensor(ctx.lr)}
+        return mean_of(seen) | replay_of(ctx).metrics(drawn) | {"lr": torch.tensor(ctx.config.lr)}
 
 
 class DDPGAlgorithm(TD3Algorithm):

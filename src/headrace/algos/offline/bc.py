@@ -69,5 +69,5 @@ class BCAlgorithm(Algorithm[BC]):
 
     def update(self, source: Fragment, ctx: UpdateContext[BC]) -> Metrics:
         store(ctx, source)
-        seen = [ctx.step("policy", rows, ctx.lr) for _, _, rows in due_steps(ctx)]
-        return mean_of(seen) | replay_of(ctx).metrics(None) | {"lr": torch.tensor(ctx.lr)}
+        seen = [ctx.step("policy", rows, ctx.config.lr) for _, _, rows in due_steps(ctx)]
+        return mean_of(seen) | replay_of(ctx).metrics(None) | {"lr": torch.tensor(ctx.config.lr)}

@@ -158,12 +158,12 @@ class IQLAlgorithm(WithCritics[IQL]):
         seen: list[Metrics] = []
         drawn = None
         for step, drawn, rows in due_steps(ctx):
-            ctx.step("value", rows, ctx.lr)
-            metrics = ctx.step("critics", rows, ctx.lr)
+            ctx.step("value", rows, ctx.config.lr)
+            metrics = ctx.step("critics", rows, ctx.config.lr)
             update_priorities(ctx, drawn, metrics.pop("error"))
             seen.append(metrics)
             if (step + 1) % cfg.policy_delay == 0:
                 seen.append(step_policy(ctx, rows))
             update_target(modules["target"], modules["critics"], cfg.tau)
         explore(ctx)
-        return mean_of(seen) | replay_of(ctx).metrics(drawn) | {"lr": torch.tensor(ctx.lr)}
+        return mean_of(seen) | replay_of(ctx).metrics(drawn) | {"lr": torch.tensor(ctx.config.lr)}
