@@ -2,6 +2,7 @@
 
     python -m benchmarks.tune cartpole                    # 50 trials on CartPole, then the best
     python -m benchmarks.tune cartpole --only headrace    # one of the searches; others stay
+    python -m benchmarks.tune cartpole --cut-zoo-s 1500   # Ctrl-C for the zoo, which takes hours
     python -m benchmarks.tune cartpole --render           # the result of what is in runs/
     python -m benchmarks.tune helped LunarLander-v3 HalfCheetah-v5  # 20 minutes each, and more
     python -m benchmarks.tune helped LunarLander-v3 --study runs/NAME  # of a study that is there
@@ -25,6 +26,7 @@ def main():
     searches = verbs.add_parser("cartpole", help="seconds of 50 trials, and what came out")
     searches.add_argument("--only", action="append", choices=list(cartpole.SEARCHES))
     searches.add_argument("--render", action="store_true", help="search and train nothing")
+    searches.add_argument("--cut-zoo-s", type=float, metavar="S", help="end the zoo's search then")
     gains = verbs.add_parser("helped", help="tuned against preset")
     gains.add_argument("envs", nargs="+", metavar="ENV")
     gains.add_argument("--study", type=Path, help="of the one environment, in place of searching")
@@ -34,7 +36,7 @@ def main():
     args = parser.parse_args()
     if args.verb == "cartpole":
         size = cartpole.QUICK if args.quick else cartpole.Size()
-        cartpole.main(size, args.only, args.render)
+        cartpole.main(size, args.only, args.render, args.cut_zoo_s)
         return
     if args.verb == "population":
         population.main(args.quick)

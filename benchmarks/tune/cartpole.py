@@ -9,13 +9,17 @@ as well. It has one torch thread (`--num-threads 1`, "makes things run faster on
 
 Then the best setting of each is trained by its own trainer with seeds that no search has seen, two
 at a time: the mean return of 20 episodes with the likeliest actions, and env steps until the mean
-return of the last 100 training episodes is 475, looked at after each update. Left out: other
-environments (`helped.py`).
+return of the last 100 training episodes is 475, looked at after each update.
+
+The zoo's search takes hours. `--cut-zoo-s` sends it Ctrl-C, upon which it ends the trials that run
+and writes its report. Its row then has the trials and seconds until its end, and "at least" how
+many times as long it took as the others, which have made all of theirs. Left out: other environments (`helped.py`).
 """
 
 import json
 import re
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -65,17 +69,22 @@ class Size:
 QUICK = Size(2, 2000, 2, "runs/tune_cartpole_quick", "runs/tune_cartpole_quick/result.json")
 
 
-def main(size, only, render):
+def main(size, only, render, cut_zoo_s=None):
     """Search, train the best, and write all that is there."""
     folder = ROOT / size.folder
+    if cut_zoo_s:
+        # A shell lets what it starts in the background, and all that it starts, ignore Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not render and {PEER, "zoo_processes"} & {*(only or SEARCHES)}:
         install.installed_python("zoo")  # before an hour is spent
     for name in () if render else (only or SEARCHES):
         shutil.rmtree(folder / name, ignore_errors=True)
         print(f"{SEARCHES[name]}: searching", flush=True)
-        about = {"machine": machine(), "size": [size.trials, size.env_steps, size.seeds]} | (
-            zoo if name.startswith("zoo") else ours
-        )(folder / name, size, name)
+        about = {"machine": machine(), "size": [size.trials, size.env_steps, size.seeds]}
+        if name.startswith("zoo"):
+            about |= zoo(folder / name, size, name, cut_zoo_s)
+        else:
+            about |= ours(folder / name, size, name)
         print(f"{SEARCHES[name]}: {about['seconds']:.0f} s; training its best", flush=True)
         about["best_again"] = train_best(folder / name, size, name)
         write_whole(folder / name / "about.json", json.dumps(about, indent=1).encode())
@@ -160,8 +169,8 @@ def train_ours(folder, size, seed):
 # RL Zoo
 
 
-def zoo(folder, size, name):
-    """Search as the zoo's documentation has it."""
+def zoo(folder, size, name, cut_s):
+    """Search as the zoo's documentation has it; until then, if it is cut."""
     python, apart = install.installed_python("zoo"), name == "zoo_processes"
     common = [
         "-m", "rl_zoo3.train", "--algo", ALGO, "--env", ENV, "-n", size.env_steps, "-optimize",
@@ -177,7 +186,7 @@ def zoo(folder, size, name):
     with ThreadPoolExecutor(len(commands)) as pool:
         took = list(
             pool.map(
-                lambda each: run([python, *each[1]], folder, f"search-{each[0]}", peer=True),
+                lambda each: run([python, *each[1]], folder, f"search-{each[0]}", True, cut_s),
                 enumerate(commands),
             )
         )
@@ -232,18 +241,24 @@ def tables(result):
     """Format the result for people."""
     searches = result["searches"]
     peer = searches.get(SEARCHES[PEER])
+    asked = result["trials"]
     lines = [
-        f"| {result['trials']} trials of {result['env_steps_of_a_trial']:,} env steps "
+        f"| {asked} trials of {result['env_steps_of_a_trial']:,} env steps "
         "| s | RL Zoo's s / these | s with fresh seeds | trials whole, pruned, failed "
         "| env steps | env steps/s |",
         "|---|---|---|---|---|---|---|",
     ]
     for title, about in searches.items():
-        ratio = f"{peer['seconds'] / about['seconds']:.1f} x" if peer else "-"
+        # What was cut bounds what was not; of two that were cut, nothing is known.
+        ratio, is_cut = "-", about["trials"] < asked
+        if peer and not is_cut:
+            least = "≥ " if peer["trials"] < asked else ""
+            ratio = f"{least}{peer['seconds'] / about['seconds']:.1f} x"
         fresh = about.get("seconds_with_fresh_seeds")
         ends = ", ".join(str(about[key]) for key in ("whole", "pruned", "failed"))
+        cut = f", cut after {about['trials']} trials" if is_cut else ""
         lines.append(
-            f"| {title} | {about['seconds']:,.0f} | {ratio} | {f'{fresh:,.0f}' if fresh else '-'} "
+            f"| {title}{cut} | {about['seconds']:,.0f} | {ratio} | {f'{fresh:,.0f}' if fresh else '-'} "
             f"| {ends} | {about['env_steps']:,} | {about['env_steps'] / about['seconds']:,.0f} |"
         )
     seeds = max(len(about["best_again"]["seeds"]) for about in searches.values())

@@ -4,8 +4,10 @@ Left out: which commands (`cartpole.py`, `helped.py`).
 """
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 from benchmarks.harness.machine import ROOT
@@ -13,8 +15,10 @@ from benchmarks.harness.machine import ROOT
 HEADRACE = [sys.executable, "-m", "headrace"]
 
 
-def run(command, folder, name, peer=False):
+def run(command, folder, name, peer=False, cut_s=None):
     """Run it in a folder, which holds its output in NAME.txt afterwards.
+
+    With `cut_s`, it is sent Ctrl-C after so many seconds, and ends in its own way.
 
     Returns:
         Its wall time in seconds; and its lines, each with the seconds at which it came.
@@ -34,6 +38,9 @@ def run(command, folder, name, peer=False):
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         ) as process,
     ):  # fmt: skip
+        cut = threading.Timer(cut_s or 0, process.send_signal, [signal.SIGINT])
+        if cut_s:
+            cut.start()
         try:
             for line in process.stdout:
                 lines.append((time.perf_counter() - began, line.rstrip("\n")))
@@ -42,6 +49,8 @@ def run(command, folder, name, peer=False):
         except BaseException:
             process.terminate()  # Headrace ends what it has started
             raise
+        finally:
+            cut.cancel()
     seconds = time.perf_counter() - began
     if process.returncode:
         last = "\n".join(text for _, text in lines[-15:])

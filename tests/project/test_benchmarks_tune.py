@@ -1,10 +1,11 @@
 """The benchmarks of searches: what is made of their figures."""
 
 import json
+import sys
 
 from benchmarks import table
 from benchmarks.harness.machine import ROOT
-from benchmarks.tune import cartpole, helped, population
+from benchmarks.tune import cartpole, commands, helped, population
 from headrace.tuning.metric import Metric
 from headrace.tuning.plan import Plan, Trial, write_trial
 
@@ -14,11 +15,11 @@ MACHINE = {
 }  # fmt: skip
 
 
-def searched(folder, name, seconds):
+def searched(folder, name, seconds, trials=3):
     size = cartpole.Size(3, 1000, 2, folder=str(folder), output=str(folder / "out.json"))
     about = {
-        "machine": MACHINE, "size": [3, 1000, 2], "seconds": seconds, "whole": 1, "pruned": 2,
-        "failed": 0, "env_steps": 2000,
+        "machine": MACHINE, "size": [3, 1000, 2], "seconds": seconds, "trials": trials,
+        "whole": trials - 2, "pruned": 2, "failed": 0, "env_steps": 2000,
         "best_again": {
             "seeds": [{}, {}], "mean": 400.0, "interval": [300.0, 500.0], "least": 300.0,
             "reached": 1, "mean_steps_to": 900.0,
@@ -42,6 +43,27 @@ def test_searches_that_were_made_are_compared_with_the_zoo_s(tmp_path):
     assert "| Headrace | 4 | 50.0 x | - | 1, 2, 0 | 2,000 | 500 |" in lines
     assert "| Headrace | 400.0 | 300.0 to 500.0 | 300.0 | 1 of 2 | 900 |" in lines
     assert "| RL Zoo, two processes | 100 | 2.0 x | - | 1, 2, 0 | 2,000 | 20 |" in lines
+
+
+def test_a_search_that_was_cut_bounds_the_ratio(tmp_path):
+    searched(tmp_path, "headrace", 4.0)
+    searched(tmp_path, "zoo_processes", 100.0, trials=2)
+    size = searched(tmp_path, "zoo", 200.0, trials=2)
+    cartpole.main(size, only=None, render=True)
+    lines = cartpole.tables(json.loads((tmp_path / "out.json").read_text())).splitlines()
+    assert "| Headrace | 4 | ≥ 50.0 x | - | 1, 2, 0 | 2,000 | 500 |" in lines
+    cut = "RL Zoo, `--n-jobs 2`, cut after 2 trials"
+    assert f"| {cut} | 200 | - | - | 0, 2, 0 | 2,000 | 10 |" in lines
+
+
+def test_a_command_that_is_cut_ends_in_its_own_way(tmp_path):
+    script = (
+        "import time\n"
+        "try:\n    print('began', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('ended')"
+    )
+    _, lines = commands.run([sys.executable, "-c", script], tmp_path, "cut", cut_s=3.0)
+    assert [text for _, text in lines] == ["began", "ended"]
 
 
 def test_a_search_s_first_trial_stands_beside_the_best_on_fresh_seeds(tmp_path):
