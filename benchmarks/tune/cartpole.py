@@ -52,7 +52,7 @@ SEARCHES = {
 }
 """Their folders, and names in tables."""
 PEER = "zoo"  # the others are compared with it
-FRESH = re.compile(r", fresh seed \d+: ")
+FRESH = re.compile(r", fresh seed \d+ ")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The errors. Their messages say what was given, what was expected and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 
 class HeadraceError(Exception):
@@ -80,6 +81,21 @@ def install_command(extra: str) -> str:
 def flag(name: str) -> str:
     """Return the flag of a setting, as it is typed."""
     return f"--{name.replace('_', '-')}"
+
+
+def flags_of(settings: Mapping[str, Any]) -> str:
+    """Return settings as flags with their values, as they are typed."""
+    return " ".join(_typed(name, value) for name, value in settings.items())
+
+
+def _typed(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return flag(name) if value else flag(f"no_{name}")
+    if isinstance(value, list | tuple):
+        points = [each for each in value if isinstance(each, list | tuple)]
+        words = [str(each) for each in value]
+        value = ",".join(f"{steps:g}:{y:.4g}" for steps, y in points) or " ".join(words)
+    return f"{flag(name)} {value}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

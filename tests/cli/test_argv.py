@@ -19,7 +19,7 @@ from headrace.cli.verbs import help_texts
 from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.resolve import read_settings
 from headrace.config.run_config import GROUPS
-from headrace.errors import ConfigError, flag
+from headrace.errors import ConfigError, flag, flags_of
 from headrace.models.policy import Network
 from tests import python
 
@@ -55,6 +55,16 @@ def other_value(name, kind, default):
         return str((default or 0.25) * 2.0 if name == "rank_timeout_s" else (default or 0.25) / 2.0)
     assert kind is str, (name, kind)
     return "my_module:other"
+
+
+def test_settings_that_are_printed_as_flags_can_be_typed():
+    settings = {
+        "lr": 3.5e-4, "hidden_sizes": (64, 32), "normalize_obs": False, "activation": "relu",
+        "lr_schedule": ((0.0, 3e-4), (1_500_000.0, 1.25e-4)), "normalize_reward": True,
+    }  # fmt: skip
+    words = ["CartPole-v1", *flags_of(settings).split()]
+    given = explicit(words, parse("train", "", FLAGS["train"], words))
+    assert {name: given[name] for name in settings} == settings
 
 
 def all_flags(algo):

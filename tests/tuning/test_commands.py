@@ -31,6 +31,8 @@ def folder(tmp_path_factory):
     result = json.loads(done.stdout)
     assert [trial["is_preset"] for trial in result["trials"]] == [True, False]
     assert f"headrace train CartPole-v1 --config {folder / 'best.toml'}" in done.stderr
+    assert "fresh seed 1000 (1 of 2)" in done.stderr
+    assert "fresh seed 1000 (2 of 2)" in done.stderr
     return folder
 
 
@@ -54,6 +56,12 @@ def test_go_on_with_more_trials(folder):
 def test_what_cannot_change_is_refused(folder, words):
     done = run("tune", "--resume", folder, *words, rc=2)
     assert "Leave these out" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval", "report"])
+def test_a_study_is_no_run(folder, verb):
+    done = run(verb, folder, rc=1)
+    assert f"It is a study: headrace tune --resume {folder} goes on with it" in done.stderr
 
 
 def test_best_toml_is_a_config_file(folder, tmp_path):

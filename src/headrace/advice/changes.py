@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.config.checks import largest_divisor
 from headrace.config.settings import Settings
-from headrace.errors import flag
+from headrace.errors import flags_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Change:
     @property
     def flags(self) -> str:
         """The change as flags of the command line."""
-        return " ".join(f"{flag(name)} {value}" for name, value in self.settings.items())
+        return flags_of(self.settings)
 
 
 def candidates(settings: Settings, cores: int, *, on_device: bool) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from headrace.storage.files import read_capped, write_whole
 from headrace.storage.metrics import FILE as METRICS
 
 _CONFIG = "config.json"
+STUDY = "study.json"  # in the directory of a study, which has many runs below it
 _MARK = ".running"
 _SIZES = ("num_envs", "num_learners", "envs_per_vector")
 _KINDS = {"env": str, "env_kwargs": dict, "algo": str, "seed": int, "num_workers": int}
@@ -217,9 +218,14 @@ def read_config(path: Path) -> dict[str, Any]:
             raise ValueError(f"no usable {', '.join(wrong) or 'origin'}")
         config["origin"] = settings_of_file(config["origin"])
     except FileNotFoundError:
+        hint = "Expected one that `headrace train` has written to (see runs/)."
+        if (path / STUDY).exists():
+            hint = (
+                f"It is a study: headrace tune --resume {path} goes on with it, and --show shows "
+                f"it. Its runs are below {path / 'trials'}."
+            )
         raise RunDirError(
-            f"{path} is not a run directory: it has no {_CONFIG}.\n"
-            "Expected one that `headrace train` has written to (see runs/)."
+            f"{path} is not a run directory: it has no {_CONFIG}.\n{hint}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunDirError(f"{path / _CONFIG} is damaged: {error!r}.") from None

@@ -19,7 +19,7 @@ from headrace.training.job import RunRequest, inspect_request
 from headrace.training.launch import check_alone
 from headrace.tuning import results
 from headrace.tuning.page import write_page
-from headrace.tuning.plan import PLAN, Plan, Trial, read_plan, read_trials
+from headrace.tuning.plan import Plan, Trial, read_plan, read_trials
 from headrace.tuning.planning import (
     MAY_CHANGE,
     TRIALS,
@@ -137,7 +137,7 @@ def tune(
     )  # fmt: skip
     folder, say = None if study is None else Path(study), _say(quiet)
     request = replace(request_for("", **arguments), env=env)
-    if folder is not None and (folder / PLAN).exists():
+    if folder is not None and (folder / rundir.STUDY).exists():
         _refuse_changed(options, folder)
         return go_on(folder, request, say, trials=trials, budget_s=budget_s)
     trials = TRIALS if trials is None else trials
@@ -188,7 +188,7 @@ def begin(request: RunRequest, options: Options, folder: Path | None, say: Say) 
     plan = plan_of(inspected, options, cluster or "")
     folder = folder or rundir.unused(f"{plan.verb}_{plan.env}_{plan.algo}")
     with rundir.locked(folder), connected(plan):
-        if (folder / PLAN).exists():
+        if (folder / rundir.STUDY).exists():
             raise RunDirError(
                 f"{folder} holds a study already.\nTo go on with it: headrace {plan.verb} "
                 f"--resume {folder}\nFor a new one choose another directory with --study."

@@ -18,10 +18,9 @@ from typing import Any, Literal
 
 from headrace.errors import RunDirError
 from headrace.storage.files import read_capped, write_whole
-from headrace.storage.run_dir import writable
+from headrace.storage.run_dir import STUDY, writable
 from headrace.tuning.metric import Metric
 
-PLAN = "study.json"
 _MAX_BYTES = 1 << 24
 
 
@@ -92,7 +91,7 @@ class Plan:
 
     def write(self, folder: Path) -> None:
         """Write the plan; RunDirError if there is no room."""
-        _write(folder / PLAN, asdict(self))
+        _write(folder / STUDY, asdict(self))
 
 
 @dataclass
@@ -168,7 +167,7 @@ def write_trial(folder: Path, trial: Trial) -> None:
 def read_plan(folder: Path) -> Plan:
     """Read a study's plan; RunDirError if there is none, or it is damaged."""
     try:
-        data = _read(folder / PLAN)
+        data = _read(folder / STUDY)
         data["metric"] = Metric(**data["metric"])
         missing = {f.name for f in fields(Plan) if f.default is MISSING} - data.keys()
         if missing:
@@ -176,11 +175,11 @@ def read_plan(folder: Path) -> Plan:
         return Plan(**data)
     except FileNotFoundError:
         raise RunDirError(
-            f"{folder} is no study: it has no {PLAN}.\n"
+            f"{folder} is no study: it has no {STUDY}.\n"
             "Expected a directory that `headrace tune` or `headrace sweep` has written to."
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise RunDirError(f"{folder / PLAN} is damaged: {error!r}.") from None
+        raise RunDirError(f"{folder / STUDY} is damaged: {error!r}.") from None
 
 
 def read_trials(folder: Path) -> list[Trial]:

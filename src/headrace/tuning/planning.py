@@ -16,7 +16,7 @@ from headrace.config.checks import OF_CLUSTER
 from headrace.config.derive import cpu_cores
 from headrace.config.settings import EITHER, Settings
 from headrace.envs.factory import EnvMaker
-from headrace.errors import ConfigError, flag
+from headrace.errors import ConfigError, flag, flags_of
 from headrace.training.job import RunRequest
 from headrace.tuning.metric import Metric, parse_metric
 from headrace.tuning.plan import Plan
@@ -277,7 +277,7 @@ def describe_plan(plan: Plan, folder: Path) -> str:
         f"{plan.verb}: {plan.algo} on {plan.env}, {who}{seeds}, {count} at a time{place}{budget}. "
         f"Measured by {plan.metric.title} at {rungs} env steps{how}.",
         f"  varies: {', '.join(plan.space)}",
-        f"  in all runs: {' '.join(f'{flag(n)} {v}' for n, v in plan.sizes.items())}",
+        f"  in all runs: {flags_of(plan.sizes)}",
         *(
             [
                 f"  then, on fresh seeds: the preset and the best {plan.final_trials}, "

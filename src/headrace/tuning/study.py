@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.errors import ConfigError, HeadraceError, RunDirError, flag
+from headrace.errors import ConfigError, HeadraceError, RunDirError, flags_of
 from headrace.storage.run_dir import writable
 from headrace.training.job import RunRequest
 from headrace.training.process import interruptible
@@ -211,7 +211,7 @@ class Search:
             replay = population.describe_replay(job.settings.algo)
             self._say(
                 f"{child.name} replaces {loser.name} after {plan.rungs[generation]:,} env steps: "
-                + " ".join(f"{flag(name)} {value:.4g}" for name, value in child.values.items())
+                + flags_of({name: f"{value:.4g}" for name, value in child.values.items()})
                 + (f"; {replay}" if replay else "")
             )
         if loser.state != "failed":
@@ -328,7 +328,8 @@ class Search:
         plan = self.plan
         name = trial.name
         if key.is_fresh:
-            name += f", fresh seed {key.seed}"
+            ended = [t.has_fresh(s) for t in finalists(plan, self.trials) for s in plan.final_seeds]
+            name += f", fresh seed {key.seed} ({sum(ended)} of {len(ended)})"
         elif len(plan.seeds) > 1:
             name += f", seed {key.seed}"
         reason = trial.failures.get(str(key.seed)) if key.is_fresh else trial.reason
@@ -339,8 +340,7 @@ class Search:
         value = plan.metric.describe(plan.metric.value(part))
         text = f"{name}: {plan.metric.title} {value} after {part['env_steps']:,} env steps"
         is_first = not (key.rung or key.is_fresh)
-        words = [f"{flag(n)} {v}" for n, v in trial.changes.items()] if is_first else []
-        return " ".join([text, *words])
+        return f"{text} {flags_of(trial.changes)}".rstrip() if is_first else text
 
 
 def _sampler_of(plan: Plan) -> Sampler:

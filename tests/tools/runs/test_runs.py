@@ -209,6 +209,26 @@ def test_the_table_is_sorted_and_filtered(made, capsys):
     assert (code, out) == (0, f"No runs of that kind below {folder}.\n")
 
 
+def test_runs_of_a_study_have_one_row(made, tmp_path, capsys):
+    study = tmp_path / "lr"
+    shutil.copytree(made[0] / "slow", study / "trials")
+    shutil.copytree(made[0] / "other/deep", tmp_path / "deep")
+    (study / rundir.STUDY).write_text("{}")
+    highest = max(record.mean_return for record in load_runs(study))
+    _, out, _ = command(["runs", tmp_path], capsys)
+    _, alone, of_study = out.splitlines()
+    assert alone.startswith("deep/a2c ")
+    assert re.match(
+        rf"lr \(study\) +CartPole-v1 +ppo +- +1,920 +up to {highest:.1f} +- +- +3 done +\d+ ",
+        of_study,
+    )
+    for within in (study, study / "trials"):  # one looks at it
+        _, out, _ = command(["runs", within], capsys)
+        assert len(out.splitlines()) == 4
+    _, out, _ = command(["runs", tmp_path, "--json"], capsys)
+    assert len(json.loads(out)["runs"]) == 4
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [

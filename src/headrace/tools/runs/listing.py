@@ -1,6 +1,7 @@
 """`headrace runs`: which runs are shown, in which order, as a table. Imports nothing heavy."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
@@ -9,6 +10,7 @@ from typing import Any
 
 from headrace.errors import ConfigError, did_you_mean
 from headrace.storage.metrics import format_means
+from headrace.storage.run_dir import STUDY
 from headrace.tools.runs.records import STATES, RunRecord
 
 _KEYS: dict[str, Callable[[RunRecord], Any]] = {
@@ -78,10 +80,20 @@ def ordered(
 
 
 def describe(records: Sequence[RunRecord], folder: Path) -> str:
-    """Return a table of records, and what is wrong with those that are damaged."""
+    """Return a table of records, and what is wrong with those that are damaged.
+
+    The runs of a study have one row, unless `folder` is the study or a part of it.
+    """
     if not records:
         return f"No runs of that kind below {folder}."
-    lines = [format_table(_HEADS, [_cells(each, folder) for each in records], _TO_THE_RIGHT)]
+    rows: dict[Path, list[RunRecord]] = {}
+    for record in records:
+        rows.setdefault(_study_of(record, folder) or record.dir, []).append(record)
+    cells = [
+        _cells(each[0], folder) if path == each[0].dir else _cells_of_study(path, each, folder)
+        for path, each in rows.items()
+    ]
+    lines = [format_table(_HEADS, cells, _TO_THE_RIGHT)]
     damaged = [record for record in records if record.damage]
     lines += [f"\n{_name(each, folder)} is damaged: {each.damage}" for each in damaged]
     return "\n".join(lines)
@@ -99,6 +111,31 @@ def to_json(records: Iterable[RunRecord], folder: Path) -> dict[str, Any]:
 
 def _name(record: RunRecord, folder: Path) -> str:
     return str(record.dir.relative_to(folder))
+
+
+def _study_of(record: RunRecord, folder: Path) -> Path | None:
+    """Return the study below the folder that a run belongs to, if there is one."""
+    between = record.dir.relative_to(folder).parents[:-1]
+    return next((folder / each for each in between if (folder / each / STUDY).exists()), None)
+
+
+def _cells_of_study(path: Path, records: list[RunRecord], folder: Path) -> list[str]:
+    """Return the row of a study: sums of its runs, and the best of them."""
+    means = [each.mean_return for each in records if each.mean_return is not None]
+    bests = [each.best_return for each in records if each.best_return is not None]
+    counts = Counter(record.state for record in records)
+    return [
+        f"{path.relative_to(folder)} (study)",
+        records[0].env or NONE,
+        records[0].algo or NONE,
+        NONE,
+        f"{sum(each.env_steps for each in records):,}",
+        f"up to {format_means(max(means), {}, NONE)}" if means else NONE,
+        format_means(max(bests, default=None), {}, NONE),
+        NONE,
+        ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]),
+        format_age(time.time() - max(each.written_at for each in records)),
+    ]
 
 
 def _cells(record: RunRecord, folder: Path) -> list[str]:
