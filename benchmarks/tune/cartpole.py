@@ -12,8 +12,8 @@ at a time: the mean return of 20 episodes with the likeliest actions, and env st
 return of the last 100 training episodes is 475, looked at after each update.
 
 The zoo's search takes hours. `--cut-zoo-s` sends it Ctrl-C, upon which it ends the trials that run
-and writes its report. Its row then has the trials and seconds until its end, and "at least" how
-many times as long it took as the others, which have made all of theirs. Left out: other environments (`helped.py`).
+and writes its report. Its row then has the trials and seconds until its end, which bound how many
+times as long it takes. Left out: other environments (`helped.py`).
 """
 
 import json
@@ -258,8 +258,9 @@ def tables(result):
         ends = ", ".join(str(about[key]) for key in ("whole", "pruned", "failed"))
         cut = f", cut after {about['trials']} trials" if is_cut else ""
         lines.append(
-            f"| {title}{cut} | {about['seconds']:,.0f} | {ratio} | {f'{fresh:,.0f}' if fresh else '-'} "
-            f"| {ends} | {about['env_steps']:,} | {about['env_steps'] / about['seconds']:,.0f} |"
+            f"| {title}{cut} | {about['seconds']:,.0f} | {ratio} "
+            f"| {f'{fresh:,.0f}' if fresh else '-'} | {ends} | {about['env_steps']:,} "
+            f"| {about['env_steps'] / about['seconds']:,.0f} |"
         )
     seeds = max(len(about["best_again"]["seeds"]) for about in searches.values())
     lines += [

@@ -224,9 +224,7 @@ def read_config(path: Path) -> dict[str, Any]:
                 f"It is a study: headrace tune --resume {path} goes on with it, and --show shows "
                 f"it. Its runs are below {path / 'trials'}."
             )
-        raise RunDirError(
-            f"{path} is not a run directory: it has no {_CONFIG}.\n{hint}"
-        ) from None
+        raise RunDirError(f"{path} is not a run directory: it has no {_CONFIG}.\n{hint}") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunDirError(f"{path / _CONFIG} is damaged: {error!r}.") from None
     return config
