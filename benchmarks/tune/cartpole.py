@@ -3,9 +3,9 @@
 Each search is the command of its documentation, with all else its default. Headrace's search ends
 with its last trial; the fresh seeds that follow are counted apart. What differs: Headrace's default
 pruning (asha) stops most trials early. The zoo's (median) evaluates once for 100,000 env steps, so
-after all of them, and stops none; `--prune none` is beside it with as many. The zoo's `n_jobs` are
-threads of one process. Its documentation's other way, two processes with one storage, is measured
-as well. It has one torch thread (`--num-threads 1`, "makes things run faster on cpu").
+after all of them; what it prunes has been trained whole. `--prune none` is beside it. The zoo's
+`n_jobs` are threads of one process. Its documentation's other way, two processes with one storage,
+is measured as well. It has one torch thread (`--num-threads 1`, "makes things run faster on cpu").
 
 Then the best setting of each is trained by its own trainer with seeds that no search has seen, two
 at a time: the mean return of 20 episodes with the likeliest actions, and env steps until the mean
@@ -245,8 +245,8 @@ def tables(result):
     lines = [
         f"| {asked} trials of {result['env_steps_of_a_trial']:,} env steps "
         "| s | RL Zoo's s / these | s with fresh seeds | trials whole, pruned, failed "
-        "| env steps | env steps/s |",
-        "|---|---|---|---|---|---|---|",
+        "| env steps | env steps/s | commit |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for title, about in searches.items():
         # What was cut bounds what was not; of two that were cut, nothing is known.
@@ -260,7 +260,8 @@ def tables(result):
         lines.append(
             f"| {title}{cut} | {about['seconds']:,.0f} | {ratio} "
             f"| {f'{fresh:,.0f}' if fresh else '-'} | {ends} | {about['env_steps']:,} "
-            f"| {about['env_steps'] / about['seconds']:,.0f} |"
+            f"| {about['env_steps'] / about['seconds']:,.0f} "
+            f"| {about['machine']['git_commit']} |"
         )
     seeds = max(len(about["best_again"]["seeds"]) for about in searches.values())
     lines += [
@@ -273,8 +274,9 @@ def tables(result):
         again = about["best_again"]
         interval = " to ".join(f"{each:.1f}" for each in again["interval"])
         steps = again["mean_steps_to"]
+        best = " (the preset)" if about["best"].get("is_preset") else ""
         lines.append(
-            f"| {title} | {again['mean']:.1f} | {interval} | {again['least']:.1f} "
+            f"| {title}{best} | {again['mean']:.1f} | {interval} | {again['least']:.1f} "
             f"| {again['reached']} of {len(again['seeds'])} "
             f"| {f'{steps:,.0f}' if steps else '-'} |"
         )

@@ -10,7 +10,7 @@ from headrace.tuning.metric import Metric
 from headrace.tuning.plan import Plan, Trial, write_trial
 
 MACHINE = {
-    "date": "2026-11-27", "git_commit": None, "git_uncommitted_changes": False, "cores": 2,
+    "date": "2026-11-27", "git_commit": "0cd447a", "git_uncommitted_changes": False, "cores": 2,
     "cpu": "some",
 }  # fmt: skip
 
@@ -20,6 +20,7 @@ def searched(folder, name, seconds, trials=3):
     about = {
         "machine": MACHINE, "size": [3, 1000, 2], "seconds": seconds, "trials": trials,
         "whole": trials - 2, "pruned": 2, "failed": 0, "env_steps": 2000,
+        "best": {"is_preset": name == "headrace"},
         "best_again": {
             "seeds": [{}, {}], "mean": 400.0, "interval": [300.0, 500.0], "least": 300.0,
             "reached": 1, "mean_steps_to": 900.0,
@@ -40,9 +41,9 @@ def test_searches_that_were_made_are_compared_with_the_zoo_s(tmp_path):
         cartpole.SEARCHES[name] for name in ("headrace", "zoo", "zoo_processes")
     ]
     lines = cartpole.tables(result).splitlines()
-    assert "| Headrace | 4 | 50.0 x | - | 1, 2, 0 | 2,000 | 500 |" in lines
-    assert "| Headrace | 400.0 | 300.0 to 500.0 | 300.0 | 1 of 2 | 900 |" in lines
-    assert "| RL Zoo, two processes | 100 | 2.0 x | - | 1, 2, 0 | 2,000 | 20 |" in lines
+    assert "| Headrace | 4 | 50.0 x | - | 1, 2, 0 | 2,000 | 500 | 0cd447a |" in lines
+    assert "| Headrace (the preset) | 400.0 | 300.0 to 500.0 | 300.0 | 1 of 2 | 900 |" in lines
+    assert "| RL Zoo, two processes | 100 | 2.0 x | - | 1, 2, 0 | 2,000 | 20 | 0cd447a |" in lines
 
 
 def test_a_search_that_was_cut_bounds_the_ratio(tmp_path):
@@ -51,9 +52,9 @@ def test_a_search_that_was_cut_bounds_the_ratio(tmp_path):
     size = searched(tmp_path, "zoo", 200.0, trials=2)
     cartpole.main(size, only=None, render=True)
     lines = cartpole.tables(json.loads((tmp_path / "out.json").read_text())).splitlines()
-    assert "| Headrace | 4 | ≥ 50.0 x | - | 1, 2, 0 | 2,000 | 500 |" in lines
+    assert "| Headrace | 4 | ≥ 50.0 x | - | 1, 2, 0 | 2,000 | 500 | 0cd447a |" in lines
     cut = "RL Zoo, `--n-jobs 2`, cut after 2 trials"
-    assert f"| {cut} | 200 | - | - | 0, 2, 0 | 2,000 | 10 |" in lines
+    assert f"| {cut} | 200 | - | - | 0, 2, 0 | 2,000 | 10 | 0cd447a |" in lines
 
 
 def test_a_command_that_is_cut_ends_in_its_own_way(tmp_path):

@@ -58,6 +58,16 @@ def test_what_cannot_change_is_refused(folder, words):
     assert "Leave these out" in done.stderr
 
 
+def test_a_study_with_code_goes_on_by_the_command_that_it_prints(tmp_path):
+    wrapper = ["--wrapper", "gymnasium.wrappers:FlattenObservation"]
+    words = ["--trials", 1, "--final-seeds", 0, *SIZES, "--study", tmp_path / "s", *wrapper]
+    run("tune", "CartPole-v1", *words)
+    refused = run("tune", "--resume", tmp_path / "s", "--trials", 2, rc=2)
+    command = refused.stderr.strip().splitlines()[-1].partition(": ")[2].split()
+    assert command[0] == "headrace"
+    assert json.loads(run(*command[1:], "--json").stdout)
+
+
 @pytest.mark.parametrize("verb", ["resume", "eval", "report"])
 def test_a_study_is_no_run(folder, verb):
     done = run(verb, folder, rc=1)
@@ -82,6 +92,8 @@ def test_sweep(tmp_path):
         (["tune", "CartPole-v1", "--metric", "steps_to"], "expected a return after it"),
         (["tune", "CartPole-v1", "--space", "none.toml"], "cannot be read"),
         (["tune", "--show", "."], "is no study"),
+        (["tune", "--show", ".", "--trials", "5"], "--trials: no effect beside --show"),
+        (["tune", "CartPole-v1", "--no-deterministic"], "deterministic=False: a study chooses"),
         (["sweep", "CartPole-v1"], "--grid lr=1e-3,3e-4"),
     ],
 )

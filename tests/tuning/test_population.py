@@ -109,7 +109,7 @@ def test_a_copy_of_a_run_is_whole_and_shares_its_checkpoints(tmp_path):
     for name in ("config.json", "metrics.jsonl", ".lock", ".running", "checkpoints/step_1/weights"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(name)
-    for left in (target, tmp_path / "0009.copy"):  # by a process that was killed
+    for left in (target, tmp_path / ".0009.copy"):  # by a process that was killed
         left.mkdir()
         (left / "half").touch()
     copy_run(source, target)

@@ -1,5 +1,7 @@
 """What is made of fresh seeds when a budget ends before all of them have."""
 
+import tomllib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -67,3 +69,13 @@ def test_one_seed_is_no_proof():
     said = " ".join(results.verdict(plan, [trial_of(0, 5.0, 1.0), trial_of(1, 9.0, 2.0)]))
     assert "Best on 1 fresh seed: trial 1" in said
     assert "1.0 more than the preset with one seed: it may be chance." in said
+
+
+def test_best_toml_says_what_toml_cannot_hold():
+    plan = replace(plan_of(SEEDS), fixed={"env_kwargs": {"map": None}, "num_envs": 4})
+    trials = [trial_of(0, 5.0)]
+    text = results.best_toml(plan, trials, trials[0])
+    assert tomllib.loads(text) == {
+        "algo": "ppo", "total_env_steps": 1000, "num_envs": 4,
+    }  # fmt: skip
+    assert "# Give this yourself, since TOML has no None: env_kwargs={'map': None}" in text

@@ -77,25 +77,40 @@ def test_what_optuna_is_told():
         optuna,
         SPACE,
         [
-            Observed(0, values | {"x": 5.0}, 9.0, 100, True),  # a preset outside of the space
+            Observed(0, values | {"x": 5.0}, 9.0, 100, True),  # a preset outside the space
             Observed(1, values, 3.0, 100, True),
             Observed(2, values, 1.0, 10, False),
             Observed(3, values, None, 0, False),
             Observed(4, values, 0.0, 0, False),
             Observed(5, values, -math.inf, 100, True),
+            Observed(6, values | {"word": "d"}, 3.0, 100, True),  # no option is near
         ],
     )
     assert [t.state for t in told] == [
         states.COMPLETE,
-        states.PRUNED,
-        states.COMPLETE,  # it failed: as bad as the worst
-        states.RUNNING,
         states.COMPLETE,
+        states.PRUNED,
+        states.PRUNED,
+        states.RUNNING,
+        states.PRUNED,
     ]
-    assert told[0].value == 3.0
-    assert told[0].params == {"x": 0.0, "y": 1.0, "n": 2, "word": 2}
-    assert told[1].intermediate_values == {10: 1.0}
-    assert told[2].value == told[4].value == 0.0
+    assert [t.value for t in told] == [9.0, 3.0, None, None, None, None]
+    assert told[0].params == {"x": 1.0, "y": 1.0, "n": 2, "word": 2}  # the nearest
+    assert told[1].params == {"x": 0.0, "y": 1.0, "n": 2, "word": 2}
+    assert told[2].intermediate_values == {10: 1.0}
+    assert told[3].intermediate_values == told[5].intermediate_values == {}
+
+
+def test_tpe_stays_away_from_trials_that_failed():
+    """All that failed lie at x > 0; the few that were measured, and are as good, at x < 0."""
+    rng, known = np.random.default_rng(0), []
+    for number in range(1, 31):
+        values = SPACE["x"].at(0.5 * rng.random() + (0.5 if number % 3 else 0.0))
+        failed = values > 0
+        values = {"x": values, "y": 1.0, "n": 1, "word": "b"}
+        known.append(Observed(number, values, None if failed else 0.0, 100 * (not failed), True))
+    asked = [make_sampler("tpe", SPACE, seed).ask(31, known)["x"] for seed in range(20)]
+    assert sum(x < 0 for x in asked) >= 15
 
 
 def test_importances_name_what_decides():

@@ -44,13 +44,17 @@ def test_the_place_of_a_value_leads_back_to_it(name):
         assert again == (pytest.approx(value, rel=1e-3) if name in "abc" else value)
 
 
-def test_values_outside_have_no_place():
-    space = parse_space(ALL, "test")
-    assert space["a"].place(2.1) is None
+def test_the_place_of_a_value_outside_is_that_of_the_nearest():
+    space = parse_space(ALL | {"f": {"choice": [32, 64, 256]}}, "test")
+    assert [space["a"].place(x) for x in (-1.0, 2.1)] == [0.0, 1.0]
     assert space["b"].place("auto") is None
-    assert space["c"].place(0.9999) is None
+    assert space["b"].place(0.0) == 0.0
+    assert [space["c"].place(x) for x in (1.0, 0.5)] == [pytest.approx(0.0), pytest.approx(1.0)]
+    assert [space["d"].number(x) for x in (1, 3, 9)] == [2, 3, 4]
     assert space["e"].place([32, 32]) is None
     assert space["e"].place((64, 64)) == pytest.approx(1 / 6)  # settings have tuples
+    assert [space["f"].index(x) for x in (1, 50, 2048)] == [0, 1, 2]
+    assert space["f"].index("auto") is space["f"].index(True) is None
 
 
 def test_a_space_survives_json():

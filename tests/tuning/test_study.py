@@ -1,6 +1,7 @@
 """Tests of whole studies with real runs: what they end with, cuts, failures, and the files left."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -13,12 +14,13 @@ import pytest
 import headrace
 from headrace.config.derive import cpu_cores
 from headrace.errors import ConfigError, HeadraceError, RunDirError
-from headrace.storage.metrics import read_metrics
+from headrace.storage.metrics import read_metrics, starts, total_seconds
 from headrace.training.api import request_for
 from headrace.training.job import inspect_request
-from headrace.tuning.plan import read_plan, read_trials
+from headrace.tuning.plan import Trial, read_plan, read_trials
 from headrace.tuning.planning import Options, plan_of
 from headrace.tuning.results import best_toml
+from headrace.tuning.study import Search
 from tests import python
 from tests.faults.support import small_disk
 from tests.support import Counting, children, leaders, still_alive
@@ -86,6 +88,34 @@ def test_a_study_trains_the_best_on_and_measures_them_again(study):
     again = [t for t in trials if t.fresh]
     assert 0 in [t.number for t in again]
     assert {seed for t in again for seed in t.fresh} == {"1003", "1004"}
+
+
+def test_seconds_are_those_of_all_processes_of_a_run(study):
+    trials = read_trials(study.dir)
+    for trial in trials:
+        ends = [total_seconds(read_metrics(study.dir / f"trials/{trial.number:04d}"))[-1]]
+        if trial.fresh:
+            runs = [study.dir / f"fresh/{trial.number:04d}-s{seed}" for seed in trial.fresh]
+            ends += [total_seconds(read_metrics(run))[-1] for run in runs]
+        assert trial.measured[-1]["3"]["seconds"] == ends[0]
+        assert trial.seconds == pytest.approx(sum(ends))
+    parts = read_metrics(study.dir / "trials/0000")
+    assert sum(starts(parts)) == len(trials[0].measured)
+
+
+def test_a_study_keeps_its_lock_for_others_to_wait_at(study):
+    assert (study.dir / ".lock").exists()
+
+
+def test_the_command_that_goes_on_names_code_again(study):
+    plan = dataclasses.replace(
+        study.plan, env="m:Env", algo="m:Algo", code=["env", "wrapper", "model", "algo"],
+        fixed={"wrapper": ["m:one", "m:two"], "model": "m:net"},
+    )  # fmt: skip
+    assert plan.command(study.dir) == (
+        "headrace tune m:Env --wrapper m:one m:two --model m:net --algo m:Algo "
+        f"--resume {study.dir}"
+    )
 
 
 def test_a_trial_that_went_on_is_as_one_that_was_run_through(study, tmp_path):
@@ -285,6 +315,24 @@ def test_a_study_whose_first_trials_all_fail_ends_with_their_reason(tmp_path):
         )  # fmt: skip
 
 
+def test_a_sweep_whose_first_trials_are_all_refused_ends_with_the_reason(tmp_path):
+    with pytest.raises(HeadraceError, match=r"The first 3 trials all failed[\s\S]*lr=-3"):
+        headrace.sweep(
+            "CartPole-v1", {"lr": [-1.0, -2.0, -3.0, 1e-3]}, seeds=1, study=tmp_path / "s",
+            metric="mean_return", quiet=True, **SETTINGS,
+        )  # fmt: skip
+
+
+def test_a_study_in_which_something_was_measured_has_hope(study):
+    """As after a resume, once a fault of the environment has been mended."""
+    request = inspect_request(request_for("CartPole-v1", **SETTINGS))
+    failed = [Trial(i, {}, {}, "failed", "env: broken") for i in range(3)]
+    measured = read_trials(study.dir)[3:]
+    Search(study.plan, request, study.dir, failed + measured, print)._check_hope("another")
+    with pytest.raises(HeadraceError, match="The first 3 trials all failed"):
+        Search(study.plan, request, study.dir, failed, print)._check_hope("another")
+
+
 def test_several_seeds_and_a_goal(tmp_path):
     """All episodes have a return of 10: the smaller batch sees the hundredth of them sooner."""
     study = headrace.tune(
@@ -366,10 +414,10 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path, changes, said)
 
 
 def test_a_study_goes_on_only_as_it_was(study, tmp_path):
-    with pytest.raises(ConfigError, match="a study goes on with the settings that it has"):
+    with pytest.raises(ConfigError, match=r"the study in .* goes on as it began"):
         headrace.tune(study=study.dir, total_env_steps=5)
     for other in ({"env": "Acrobot-v1"}, {"algo": "dqn"}):
-        with pytest.raises(ConfigError, match="a study goes on with the settings that it has"):
+        with pytest.raises(ConfigError, match=r"the study in .* goes on as it began"):
             headrace.tune(study=study.dir, **other)
     with pytest.raises(ConfigError, match="trials=0"):
         headrace.tune(study=study.dir, trials=0)

@@ -3,6 +3,7 @@
 import abc
 import ast
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +44,7 @@ class _StudyVerb(RunningVerb, SettingsVerb):
 
     def execute(self, argv: list[str]) -> int:
         if self.show is not None:
+            refuse_beside("show", flag_names(argv), ("json", "quiet"))
             study = api.load_study(self.show)
         elif self.resume is not None:
             study = self.go_on(self.resume, self._request(argv), argv)
@@ -62,7 +64,7 @@ class _StudyVerb(RunningVerb, SettingsVerb):
     def _page(self, study: api.Study) -> str:
         """Write the page, and say where it is; a study does not fail because it has no picture."""
         try:
-            return f"Page: {api.write_page_of(study.dir)}"
+            return f"Page: {study.write_page()}"
         except UsageError as error:
             return f"No page: {error}"
 
@@ -76,11 +78,8 @@ class _StudyVerb(RunningVerb, SettingsVerb):
     def go_on(self, folder: Path, request: RunRequest, argv: list[str]) -> api.Study:
         """Go on with a study; ConfigError for an option that cannot change."""
         given = {f.name for f in (*fields(_Tune), *fields(_Sweep))} & set(flag_names(argv))
-        if fixed := given - {"resume", "json", "quiet", "config", *_MAY_CHANGE}:
-            raise ConfigError(
-                f"{', '.join(map(flag, sorted(fixed)))}: a study goes on as it began.\n"
-                f"Leave these out; {planning.MAY_CHANGE}."
-            )
+        fixed = given - {"resume", "json", "quiet", "config", *_MAY_CHANGE}
+        planning.refuse_changes([flag(name) for name in sorted(fixed)], folder)
         changes = {n: getattr(self, n) for n in _MAY_CHANGE if n in flag_names(argv)}
         return api.go_on(folder, request, self.say, **changes)
 
@@ -116,11 +115,8 @@ class _Tune(_StudyVerb):
     """Env steps after which they are measured, and the worst replaced. 0: a tenth of all."""
 
     def options(self) -> planning.Options:
-        return planning.Options(
-            self.trials, self.space, self.sampler, self.prune, self.metric, self.parallel,
-            self.budget_s, self.seeds, self.final_trials, self.final_seeds,
-            self.pbt, self.population, self.ready_env_steps,
-        )  # fmt: skip
+        names = {f.name for f in fields(planning.Options)} - {"verb"}
+        return planning.Options(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +129,14 @@ class _Sweep(_StudyVerb):
 
     def options(self) -> planning.Options:
         return planning.sweep_options(parse_grid(self.grid), self.seeds, self.parallel, self.metric)
+
+
+def refuse_beside(verb: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise ConfigError for flags that would have no effect beside another one."""
+    if more := sorted({*names} - {verb, *allowed}):
+        raise ConfigError(
+            f"{', '.join(map(flag, more))}: no effect beside {flag(verb)}.\nLeave these out."
+        )
 
 
 def parse_grid(words: tuple[str, ...]) -> dict[str, list[Any]]:

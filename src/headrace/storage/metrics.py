@@ -8,7 +8,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -82,6 +82,29 @@ def parse_row(line: bytes) -> Row | None:
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         pass
     return None
+
+
+def starts(rows: Sequence[Row]) -> list[bool]:
+    """Return which rows are the first ones of a process."""
+    found: list[bool] = []
+    before = math.inf
+    for row in rows:
+        wall_s, start_s = row.get("wall_s"), row.get("seconds/learner/start")
+        wall_s = wall_s if is_number(wall_s) else math.nan
+        found.append(not found or (is_number(start_s) and start_s > 0) or wall_s < before)
+        before = wall_s
+    return found
+
+
+def total_seconds(rows: Sequence[Row]) -> list[float]:
+    """Return the wall time at each row, added up over all processes of the run."""
+    found, earlier, before = [], 0.0, 0.0
+    for row, is_start in zip(rows, starts(rows), strict=True):
+        earlier += before if is_start else 0.0
+        wall_s = row.get("wall_s")
+        before = wall_s if is_number(wall_s) else 0.0
+        found.append(earlier + before)
+    return found
 
 
 def returns_by_policy(row: Mapping[str, Any]) -> dict[str, float]:

@@ -54,8 +54,8 @@ def locked(path: Path) -> Iterator[None]:
         owner = os.read(fd, 32).decode() or "unknown"
         os.close(fd)
         raise RunDirError(
-            f"The run directory {path} is in use by process {owner}.\n"
-            "Wait for it or stop it; a new run can have another directory: --run-dir."
+            f"The directory {path} is in use by process {owner}.\n"
+            "Wait for it, stop it, or choose another directory."
         )
     try:
         with writable(path):
@@ -63,7 +63,8 @@ def locked(path: Path) -> Iterator[None]:
             os.write(fd, str(os.getpid()).encode())
         yield
     finally:
-        if not (path / _CONFIG).exists():  # no run began: leave no trace
+        if not any((path / name).exists() for name in (_CONFIG, STUDY)):
+            # Nothing began: leave no trace.
             with contextlib.suppress(OSError):  # it is gone, or something else is in it
                 (path / ".lock").unlink(missing_ok=True)
                 path.rmdir()
@@ -179,8 +180,8 @@ def writable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunDirError(
-            f"The run directory {path} cannot be used: {error.strerror or error}.\n"
-            "Make it writable or make room, or choose another: --run-dir"
+            f"The directory {path} cannot be used: {error.strerror or error}.\n"
+            "Make it writable, make room, or choose another directory."
         ) from None
 
 

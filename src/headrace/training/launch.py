@@ -193,12 +193,12 @@ def refuse_used(run_dir: Path) -> None:
         raise
 
 
-def check_alone() -> None:
-    """Raise ConfigError in a rank started by torchrun: one process measures for all."""
+def check_alone(command: str) -> None:
+    """Raise ConfigError in a rank started by torchrun: the command starts processes itself."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         raise ConfigError(
-            "This process is one of torchrun's, and sizes are measured by one process for all.\n"
-            "Measure without torchrun: headrace autoscale ENV."
+            f"This process is one of torchrun's, and headrace {command} starts all processes "
+            f"itself.\nRun it without torchrun: headrace {command} ENV."
         )
 
 

@@ -21,7 +21,6 @@ from headrace.tuning import results
 from headrace.tuning.page import write_page
 from headrace.tuning.plan import Plan, Trial, read_plan, read_trials
 from headrace.tuning.planning import (
-    MAY_CHANGE,
     TRIALS,
     Options,
     check_options,
@@ -30,6 +29,7 @@ from headrace.tuning.planning import (
     num_trials,
     off_cluster,
     plan_of,
+    refuse_changes,
     sweep_options,
     with_code,
 )
@@ -48,7 +48,7 @@ class Study:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """Settings of the best trial besides those of all; None if no trial has a figure."""
+        """Settings of the best trial besides those of all; None if no trial was measured."""
         best = results.best_of(self.plan, self._trials)
         return None if best is None else dict(best.changes)
 
@@ -68,6 +68,15 @@ class Study:
     def describe(self) -> str:
         """Format the best trials, failures, and the verdict as text."""
         return results.describe(self.plan, self._trials)
+
+    def write_page(self) -> Path:
+        """Write the study's page (`study.html`), and return its file.
+
+        Raises:
+            MissingExtraError: the `plot` extra is missing.
+            RunDirError: there is no room.
+        """
+        return write_page(self.dir, self.plan, self._trials)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `headrace tune --json` prints."""
@@ -113,43 +122,35 @@ def tune(
         prune: `asha`, `median` or `none`: see `headrace.tuning.pruning`.
         metric: `eval_return`, `mean_return`, `steps_to RETURN` or `seconds_to RETURN`.
         parallel: runs at a time; 0: one for each CPU core, or as many as the cluster has room for.
-        budget_s: seconds for all, those of fresh seeds included; 0 (the default): no limit.
+        budget_s: seconds for all, those of fresh seeds included; 0 or None: no limit.
         seeds: runs of each trial.
         final_trials, final_seeds: at the end so many of the best trials, and the preset, are
             trained with so many seeds that the search has not seen.
-        pbt: train a population in place of a search: see `headrace.tuning.population`.
-        population: its members; 0: 8.
+        pbt, population: train so many members (0: 8) in place of a search, as
+            `headrace.tuning.population` says.
         ready_env_steps: env steps after which the worst are replaced; 0: a tenth of all.
-        study: directory; default: a new one below `runs/`. If it holds a study, that goes on: then
-            give `trials`, `budget_s`, `cluster` and code alone.
+        study: directory; default: a new one below `runs/`. If it holds a study, that study goes
+            on: then only `trials`, `budget_s`, `cluster` and the study's code may be given.
         **arguments: those of `headrace.train`, of all trials; `cluster` is where the runs are.
 
     Raises:
-        ConfigError: an option or setting is invalid.
+        ConfigError, MissingExtraError: an option is invalid, or needs an extra (`tpe`: `tune`).
         HeadraceError: the first trials all failed.
         RunDirError: the directory is in use, or cannot be written.
         KeyboardInterrupt: the study was interrupted; it can go on.
     """
     options = Options(
-        TRIALS, Path(space) if isinstance(space, str) else space, sampler, prune,
-        tuple(metric.split()), parallel, 0.0, seeds, final_trials, final_seeds,
-        pbt, population, ready_env_steps,
+        space=Path(space) if isinstance(space, str) else space, sampler=sampler, prune=prune,
+        metric=tuple(metric.split()), parallel=parallel, seeds=seeds, final_trials=final_trials,
+        final_seeds=final_seeds, pbt=pbt, population=population, ready_env_steps=ready_env_steps,
     )  # fmt: skip
     folder, say = None if study is None else Path(study), _say(quiet)
     request = replace(request_for("", **arguments), env=env)
     if folder is not None and (folder / rundir.STUDY).exists():
-        _refuse_changed(options, folder)
+        refuse_changes(options.changed(), folder)
         return go_on(folder, request, say, trials=trials, budget_s=budget_s)
     trials = TRIALS if trials is None else trials
     return begin(request, replace(options, trials=trials, budget_s=budget_s or 0.0), folder, say)
-
-
-def _refuse_changed(options: Options, folder: Path) -> None:
-    if fixed := options.changed():
-        raise ConfigError(
-            f"{', '.join(fixed)}: the study in {folder} goes on as it began.\n"
-            f"Leave these out; {MAY_CHANGE}."
-        )
 
 
 def sweep(
@@ -178,7 +179,7 @@ def sweep(
 
 def begin(request: RunRequest, options: Options, folder: Path | None, say: Say) -> Study:
     """Begin a study of a request, and follow it to its end; arguments as of `tune`."""
-    check_alone()
+    check_alone(options.verb)
     check_options(options)
     request, cluster = off_cluster(request)
     given = {**request.config_file.settings, **request.explicit}
@@ -211,8 +212,8 @@ def go_on(
         ConfigError: some of the study's code is not named again.
         RunDirError: there is no study, or it is in use.
     """
-    check_alone()
     plan = read_plan(folder)
+    check_alone(plan.verb)
     given: dict[str, Any] = {"trials": trials, "budget_s": budget_s}
     changes = {name: value for name, value in given.items() if value is not None}
     if changes and plan.verb == "sweep":
@@ -239,16 +240,6 @@ def go_on(
 def load_study(folder: Path) -> Study:
     """Read a study; RunDirError if there is none."""
     return Study(folder, read_plan(folder), read_trials(folder))
-
-
-def write_page_of(folder: Path) -> Path:
-    """Write a study's page, and return its file.
-
-    Raises:
-        MissingExtraError: the `plot` extra is missing.
-        RunDirError: there is no study.
-    """
-    return write_page(folder, read_plan(folder), read_trials(folder))
 
 
 def _follow(plan: Plan, request: RunRequest, folder: Path, trials: list[Trial], say: Say) -> Study:
@@ -283,11 +274,7 @@ def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
     named["env"] = newest_version(named["env"]) if isinstance(named["env"], str) else named["env"]
     other = {name for name, value in named.items() if value and name not in plan.code}
     more = (set(given) - set(named)) | {name for name in other if named[name] != known.get(name)}
-    if more:
-        raise ConfigError(
-            f"{', '.join(sorted(more))}: a study goes on with the settings that it has.\n"
-            f"Leave these out; {MAY_CHANGE}."
-        )
+    refuse_changes(sorted(more), folder)
     settings = plan.fixed | {"seed": plan.seed, "env": plan.env, "algo": plan.algo}
     settings |= {name: given[name] for name in plan.code if name in given}
     env, eval_env = (

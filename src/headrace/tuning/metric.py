@@ -14,7 +14,7 @@ _WITH_GOAL = ("steps_to", "seconds_to")
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a run.
+    """What is measured of a run, to compare it with others.
 
     Attributes:
         kind: `eval_return`: of the likeliest actions, over episodes that are the same for all
@@ -31,7 +31,7 @@ class Metric:
         return self.kind == "eval_return"
 
     def value(self, measured: Mapping[str, Any]) -> float | None:
-        """Return the figure of one seed; None if it has none, such as a goal not reached."""
+        """Return the value of one seed; None if it has none, such as a goal not reached."""
         if self.kind not in _WITH_GOAL:
             found: float | None = measured[self.kind]
             return found
@@ -40,16 +40,16 @@ class Metric:
         return float(measured["env_steps" if self.kind == "steps_to" else "seconds"])
 
     def ends(self, measured: Mapping[str, Any]) -> bool:
-        """Return whether a run has its figure before all of its env steps."""
+        """Return whether a run has reached the goal, so that it ends before its last env step."""
         mean = measured["mean_return"]
         is_full = measured["episodes"] >= WINDOW  # a run ends at a goal only then
         return is_full and self.goal is not None and mean is not None and mean >= self.goal
 
     def score(self, measured: Sequence[Mapping[str, Any]]) -> float:
-        """Return the score of a trial's seeds, which is as their mean figure.
+        """Return the score of a trial, from all of its seeds: their mean value.
 
-        With a goal it is between 0 (at once) and -1 if all seeds reached it; else between -1 and
-        -2, by how much their mean returns lack. -inf if a seed has no return: no episode ended.
+        With a goal it is 0 to -1 if all seeds reached it, else -1 to -2: the lower, the farther
+        their mean returns fall short. -inf if no episode of a seed has ended.
         """
         values = [self.value(each) for each in measured]
         known = [value for value in values if value is not None]
@@ -72,7 +72,7 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """The name of the figure."""
+        """The metric as it is typed."""
         goal = f" {self.goal:g}" if self.goal is not None else ""
         return f"{self.kind}{goal}"
 

@@ -16,7 +16,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.errors import RunDirError
+from headrace.errors import RunDirError, flags_of
 from headrace.storage.files import read_capped, write_whole
 from headrace.storage.run_dir import STUDY, writable
 from headrace.tuning.metric import Metric
@@ -85,9 +85,11 @@ class Plan:
         return int(sizes["num_learners"] * sizes["learner_threads"] + sizes["num_workers"])
 
     def command(self, folder: Path) -> str:
-        """Return the command that goes on; it names an environment that is code."""
+        """Return the command that goes on; it names code again, as far as that has a name."""
+        known = self.fixed | {"algo": self.algo}
+        flags = {name: known[name] for name in self.code if known.get(name)}
         env = f"{self.env} " if "env" in self.code and ":" in self.env else ""
-        return f"headrace {self.verb} {env}--resume {folder}"
+        return f"headrace {self.verb} {env}{flags_of(flags | {'resume': folder})}"
 
     def write(self, folder: Path) -> None:
         """Write the plan; RunDirError if there is no room."""
@@ -101,8 +103,9 @@ class Trial:
     Attributes:
         changes: settings besides the plan's; none for the preset.
         values: of the space's parameters, as its runs have them.
-        state: `running`: to its next rung; `waiting` at one; `whole`: it has its figure;
-            `failed`, for a `reason`; `replaced` by another member of the population.
+        state: `running`: to its next rung; `waiting` at one; `whole`: trained to its
+            end, or to its goal; `failed`, for a `reason`; `replaced` by another member of the
+            population.
         measured: of each rung that it reached, what was measured, by seed.
         fresh: what was measured with fresh seeds, by seed.
         failures: why runs with fresh seeds failed, by seed.

@@ -64,6 +64,15 @@ class Options:
         return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
 
 
+def refuse_changes(names: Sequence[str], folder: Path) -> None:
+    """Raise ConfigError if there is a name: of what is fixed when a study begins."""
+    if names:
+        raise ConfigError(
+            f"{', '.join(names)}: the study in {folder} goes on as it began.\n"
+            f"Leave these out; {MAY_CHANGE}."
+        )
+
+
 def sweep_options(
     grid: Mapping[str, Sequence[Any]], seeds: int, parallel: int, metric: Sequence[str]
 ) -> Options:
@@ -78,7 +87,8 @@ def sweep_options(
         count *= len(values)
     space = {name: {"choice": list(values)} for name, values in grid.items()}
     return Options(
-        count, space, "grid", "none", metric, parallel, 0.0, seeds, 0, 0, verb="sweep"
+        trials=count, space=space, sampler="grid", prune="none", metric=metric,
+        parallel=parallel, seeds=seeds, final_trials=0, final_seeds=0, verb="sweep",
     )  # fmt: skip
 
 
@@ -100,7 +110,16 @@ def off_cluster(request: RunRequest) -> tuple[RunRequest, str | None]:
 
 
 def deterministic(request: RunRequest) -> RunRequest:
-    """Choose what is auto from cores alone: no measurement beside other runs decides."""
+    """Choose what is auto from cores alone: no measurement beside other runs decides.
+
+    Raises:
+        ConfigError: the request asks for something else.
+    """
+    if {**request.config_file.settings, **request.explicit}.get("deterministic", True) is not True:
+        raise ConfigError(
+            "deterministic=False: a study chooses sizes from cores alone, the same for all runs.\n"
+            "Leave it out."
+        )
     return request.change(deterministic=True)
 
 
@@ -125,10 +144,10 @@ def plan_of(inspected: RunRequest, options: Options, cluster: str) -> Plan:
             + ("; --metric steps_to RETURN ends runs at a return." if "return" in own[0] else ".")
         )
     space = _space_of(options, settings, fixed)
+    # Not envs_per_vector: it follows from numbers that may be searched.
     sizes = {name: getattr(run, name) for name in _SIZES}
     if not settings.source["learner_threads"].startswith(("given", "config ")):
         sizes["learner_threads"] = min(run.learner_threads or cores, cores)
-    # Environments of a vector follow from numbers that may be searched.
     batch = run.num_envs * run.num_steps
     starts = getattr(settings.algo, "learning_starts", 0)
     population = (options.population or POPULATION) if options.pbt else 0

@@ -166,7 +166,7 @@ def copy_run(source: Path, target: Path) -> None:
 
     Where the disk has no links, they are copied.
     """
-    unfinished = target.with_name(f"{target.name}.copy")
+    unfinished = target.with_name(f".{target.name}.copy")
     for old in (unfinished, target):
         if old.exists():  # of a process that was killed
             shutil.rmtree(old)

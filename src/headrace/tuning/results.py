@@ -18,7 +18,7 @@ from headrace.storage.run_dir import writable
 from headrace.tools.runs.statistics import bootstrap_interval
 from headrace.tuning.plan import Plan, Trial
 from headrace.tuning.population import lineage
-from headrace.tuning.study import finalists, ranked
+from headrace.tuning.study import finalists, first_finalists, ranked
 
 BEST = "best.toml"
 
@@ -41,11 +41,11 @@ class Fresh:
 
 
 def fresh_seeds(plan: Plan, trials: list[Trial]) -> list[int]:
-    """Return the seeds that trials are compared on: those that the preset and the best have ended.
+    """Return the fresh seeds with which both the preset and the best trial have run.
 
-    If the budget ended too early, they are at least two of those that were planned, or none.
+    [] if the budget ended before there were two of several.
     """
-    first = finalists(plan, trials)[:2]
+    first = first_finalists(plan, trials)
     found = [seed for seed in plan.final_seeds if all(t.has_fresh(seed) for t in first)]
     return found if len(found) >= min(2, len(plan.final_seeds)) else []
 
@@ -185,14 +185,16 @@ def best_toml(plan: Plan, trials: list[Trial], best: Trial) -> str:
     settings |= plan.fixed | plan.sizes | best.changes
     if plan.metric.goal is not None:
         settings["stop_at_return"] = plan.metric.goal
-    lines = [f"# {line}" for line in about]
     known = {name: value for name, value in sorted(settings.items()) if value is not None}
+    for name in [name for name, value in known.items() if _has_none(value)]:
+        about.append(f"Give this yourself, since TOML has no None: {name}={known.pop(name)}")
+    lines = [f"# {line}" for line in about]
     lines += [f"{name} = {_toml(value)}" for name, value in known.items()]
     return "\n".join(lines) + "\n"
 
 
 def write_best(folder: Path, plan: Plan, trials: list[Trial]) -> Path | None:
-    """Write `best.toml`; None if no trial has a figure. RunDirError if there is no room."""
+    """Write `best.toml`; None if no trial was measured. RunDirError if there is no room."""
     best = best_of(plan, trials)
     if best is None:
         return None
@@ -249,6 +251,12 @@ def _words(numbers: list[int]) -> str:
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
         return f"{numbers[0]} to {numbers[-1]}"
     return " and ".join(map(str, numbers))
+
+
+def _has_none(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return any(map(_has_none, value)) if isinstance(value, list | tuple) else value is None
 
 
 def _toml(value: Any) -> str:

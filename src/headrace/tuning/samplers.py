@@ -98,7 +98,7 @@ class TpeSampler(Sampler):
 
 
 class CmaEsSampler(Sampler):
-    """CMA-ES on the unit cube; each generation is of trials that have ended, by their numbers."""
+    """CMA-ES on the unit cube; each generation is of trials that reached a rung, by number."""
 
     def __init__(self, space: Space, seed: int) -> None:
         super().__init__(space, seed)
@@ -144,25 +144,25 @@ def as_optuna(optuna: Any, space: Space, observed: Sequence[Observed]) -> list[A
     """Return trials as Optuna has them.
 
     One that waits at a rung, or was stopped there, counts as pruned, which is worse than all that
-    reached a later one. One that failed counts as the worst of all; one under way as running.
+    reached a later one. One that failed, or has no return, counts as pruned before any rung, which
+    is the worst of all; one under way as running.
     """
-    states, worst = optuna.trial.TrialState, _worst(observed)
-    trials = []
+    states, trials = optuna.trial.TrialState, []
     for each in observed:
         if places(space, each.values) is None:
             continue
-        score = worst if each.score is None else max(each.score, worst)
-        state = states.COMPLETE if each.is_whole or each.score is None else states.PRUNED
+        has_score = each.score is not None and math.isfinite(each.score)
+        state = states.COMPLETE if each.is_whole and has_score else states.PRUNED
         if not each.env_steps and each.score is not None:
             state = states.RUNNING
-        is_pruned = state == states.PRUNED
+        at_rung = has_score and state == states.PRUNED
         trials.append(
             optuna.trial.create_trial(
                 state=state,
-                value=score if state == states.COMPLETE else None,
+                value=each.score if state == states.COMPLETE else None,
                 params={name: _to_optuna(p, each.values[name]) for name, p in space.items()},
                 distributions={name: _distribution(optuna, p) for name, p in space.items()},
-                intermediate_values={each.env_steps: score} if is_pruned else None,
+                intermediate_values={each.env_steps: each.score} if at_rung else None,
             )
         )
     return trials
@@ -213,24 +213,15 @@ def _distribution(optuna: Any, parameter: Parameter) -> Any:
 
 def _to_optuna(parameter: Parameter, value: Any) -> Any:
     if parameter.kind == "choice":
-        place = parameter.place(value)
-        assert place is not None
-        return int(place * len(parameter.of))
-    if parameter.kind == "one_minus_log":
-        return min(max(1.0 - value, parameter.of[0]), parameter.of[1])
-    return value
+        return parameter.index(value)
+    number = parameter.number(value)
+    return int(number) if parameter.kind == "int" else number
 
 
 def _from_optuna(parameter: Parameter, value: Any) -> Any:
     if parameter.kind == "choice":
         return parameter.of[value]
     return value if parameter.kind == "int" else parameter.value(value)
-
-
-def _worst(observed: Sequence[Observed]) -> float:
-    """Return the least finite score, or 0."""
-    scores = [e.score for e in observed if e.score is not None and math.isfinite(e.score)]
-    return min(scores, default=0.0)
 
 
 def _cost(trial: Observed) -> float:

@@ -63,18 +63,31 @@ class Parameter:
         least, most = min(self.of[0], number), max(self.of[1], number)
         return self.value(min(max(number * factor, least), most))
 
-    def place(self, value: Any) -> float | None:
-        """Return the place of a value between 0 and 1; None if it is not in the range."""
-        if self.kind == "choice":
-            value = list(value) if isinstance(value, tuple) else value
-            known = [list(each) if isinstance(each, tuple) else each for each in self.of]
-            return (known.index(value) + 0.5) / len(known) if value in known else None
-        if isinstance(value, bool) or not isinstance(value, int | float):
+    def index(self, value: Any) -> int | None:
+        """Return the index of an option of a choice, or of the nearest number; None: no number."""
+        known: list[Any] = [list(x) if isinstance(x, tuple) else x for x in self.of]
+        given = list(value) if isinstance(value, tuple) else value
+        if given in known:
+            return known.index(given)
+        if not all(map(_is_number, [given, *known])):
             return None
+        distances = [abs(each - given) for each in known]
+        return distances.index(min(distances))
+
+    def number(self, value: float) -> float:
+        """Return the number within the range that stands for a value, or for the nearest."""
         least, most = self.of
-        number = round(1.0 - value, 12) if self.kind == "one_minus_log" else value
-        if not least <= number <= most:
+        given = round(1.0 - value, 12) if self.kind == "one_minus_log" else value
+        return float(min(max(given, least), most))
+
+    def place(self, value: Any) -> float | None:
+        """Return the place between 0 and 1 of a value, or of the nearest; None: none is near."""
+        if self.kind == "choice":
+            index = self.index(value)
+            return None if index is None else (index + 0.5) / len(self.of)
+        if not _is_number(value):
             return None
+        number, (least, most) = self.number(value), self.of
         if self.kind == "int":
             return float((number - least + 0.5) / (most - least + 1))
         if self.kind == "uniform":
@@ -94,7 +107,7 @@ Space = dict[str, Parameter]
 
 
 def places(space: Space, values: Mapping[str, Any]) -> list[float] | None:
-    """Return the places of values; None if one is not in its range, as those of a preset may be."""
+    """Return the places of values; None if one has none, as a preset's may."""
     found = [each.place(values.get(name)) for name, each in space.items()]
     return None if None in found else [place for place in found if place is not None]
 
@@ -132,6 +145,10 @@ def default_space(algo: str) -> Space:
 def to_json(space: Space) -> dict[str, Any]:
     """Return plain data that `parse_space` reads."""
     return {each.name: {each.kind: list(each.of)} for each in space.values()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _parameter(name: str, table: Any, source: str) -> Parameter:

@@ -249,13 +249,15 @@ class Search:
             trial.state, trial.reason = "failed", f"refused: {str(error).splitlines()[0]}"
         self.trials.append(trial)
         self._write(trial)
+        if trial.reason:
+            self._check_hope(trial.reason)
 
     # The best again, on fresh seeds
 
     def _next_of_final(self, runner: Runner) -> Key | None:
         plan, last = self.plan, len(self.plan.rungs) - 1
-        again = finalists(plan, self.trials)
-        first, rest = again[:2], again[2:]  # the preset and the best one, then others
+        first = first_finalists(plan, self.trials)
+        rest = finalists(plan, self.trials)[len(first) :]
         # Seed by seed, so that a budget that ends too early leaves some to compare.
         pairs = [(trial, seed) for seed in plan.final_seeds for trial in first]
         pairs += [(trial, seed) for trial in rest for seed in plan.final_seeds]
@@ -275,29 +277,31 @@ class Search:
                 f"{self.plan.command(self.folder)}"
             )
         if ended.outcome == "measured":
-            trial.seconds += ended.measured["seconds"]
             self._keep(trial, key, ended.measured)
         else:
             self._fail(trial, key, ended, runner)
         self._write(trial)
         self._say(self._line(trial, key))
+        if trial.state == "failed":
+            self._check_hope(ended.why)
 
     def _keep(self, trial: Trial, key: Key, measured: dict[str, Any]) -> None:
         plan = self.plan
+        trial.seconds += measured["seconds"]
         if key.is_fresh:
             trial.fresh[str(key.seed)] = measured
             return
         if key.rung == len(trial.measured):
             trial.measured.append({})
         before = trial.measured[key.rung - 1].get(str(key.seed)) if key.rung else None
-        if before is not None:  # each part counts its own seconds
-            measured["seconds"] += before["seconds"]
+        if before is not None:  # these seconds have been counted
+            trial.seconds -= before["seconds"]
         rung = trial.measured[key.rung]
         rung[str(key.seed)] = measured
         if len(rung) == len(plan.seeds):
-            has_figure = all(map(plan.metric.ends, rung.values()))
+            has_ended = all(map(plan.metric.ends, rung.values()))
             is_last = key.rung == len(plan.rungs) - 1
-            trial.state = "whole" if is_last or has_figure else "waiting"
+            trial.state = "whole" if is_last or has_ended else "waiting"
 
     def _fail(self, trial: Trial, key: Key, ended: Ended, runner: Runner) -> None:
         lines = [line for line in ended.why.splitlines() if line.strip()]
@@ -310,13 +314,14 @@ class Search:
         trial.state, trial.reason = "failed", reason
         for seed in self.plan.seeds:
             runner.cancel(Key(key.number, seed, key.rung))
-        first = self.trials[: min(_MOST_FAILURES, self.plan.trials)]
-        is_hopeless = all(t.state == "failed" and not t.measured for t in first)
-        if is_hopeless and len(first) == min(_MOST_FAILURES, self.plan.trials):
-            self._write(trial)
-            self._say(self._line(trial, key))
+
+    def _check_hope(self, why: str) -> None:
+        """Raise HeadraceError if several trials have failed, and none was ever measured."""
+        failed = [trial for trial in self.trials if trial.state == "failed"]
+        is_hopeless = not any(trial.measured for trial in self.trials)
+        if is_hopeless and len(failed) >= min(_MOST_FAILURES, self.plan.trials):
             raise HeadraceError(
-                f"The first {len(first)} trials all failed. The last one said:\n{ended.why}\n"
+                f"The first {len(failed)} trials all failed. The last one said:\n{why}\n"
                 f"Each trial's output: {self.folder / 'trials'}/*.log"
             )
 
@@ -370,7 +375,7 @@ def observed(plan: Plan, trials: list[Trial]) -> list[Observed]:
 def ranked(plan: Plan, trials: list[Trial]) -> list[Trial]:
     """Return the trials with a score, the best first: by the last rung, then by the score there.
 
-    A trial that has its figure before all env steps counts as one that reached the last rung.
+    A trial that reached its goal before all env steps counts as one that reached the last rung.
     """
     count, last = len(plan.seeds), len(plan.rungs) - 1
 
@@ -390,3 +395,8 @@ def finalists(plan: Plan, trials: list[Trial]) -> list[Trial]:
     best = [trial for trial in ranked(plan, trials) if not trial.is_preset][: plan.final_trials]
     presets = [trial for trial in trials if trial.is_preset and trial.state != "failed"]
     return [*presets, *best]
+
+
+def first_finalists(plan: Plan, trials: list[Trial]) -> list[Trial]:
+    """Return the preset and the best trial, which are measured before the others."""
+    return finalists(plan, trials)[:2]

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -72,6 +73,9 @@ class Mlflow:
 
     def settings(self):
         return dict(_query(self._file, "select key, value from params"))
+
+    def ids(self):
+        return [run_id for (run_id,) in _query(self._file, "select run_uuid from runs")]
 
     def status(self):
         return [status for (status,) in _query(self._file, "select status from runs")]
@@ -382,6 +386,19 @@ def test_of_two_runs_of_one_name_trackio_finds_the_newer(trackio, run_dir, tmp_p
     assert done.returncode == 1
     assert "two run directories have the same name" in done.stderr
     assert len(trackio.rows()) == 128
+
+
+@pytest.mark.slow
+def test_a_run_that_was_deleted_in_mlflow_is_sent_anew(run_dir, tmp_path):
+    pytest.importorskip("mlflow")
+    store = Mlflow(tmp_path)
+    track(run_dir, "mlflow", store)
+    (run_id,) = store.ids()
+    program = "import sys, mlflow; mlflow.MlflowClient().delete_run(sys.argv[1])"
+    command = [sys.executable, "-c", program, run_id]
+    assert python.run(command, env=os.environ | store.env).returncode == 0
+    track(run_dir, "mlflow", store)
+    assert len(store.ids()) == 2
 
 
 @pytest.mark.slow

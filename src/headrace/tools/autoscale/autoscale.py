@@ -93,7 +93,7 @@ def find_sizes(
     for name, value in (("budget_s", budget_s), ("memory_gib", memory_gib)):
         if value is not None and not value > 0.0:
             raise ConfigError(f"{name}={value}: expected more than 0.")
-    check_alone()
+    check_alone("autoscale")
     inspected = inspect_request(request)
     if cluster := inspected.settings.run.cluster:
         raise ConfigError(

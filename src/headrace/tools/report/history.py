@@ -15,7 +15,7 @@ from headrace.meter import SPANS, Laps
 from headrace.spec import Array
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
-from headrace.storage.metrics import read_metrics, returns_by_policy
+from headrace.storage.metrics import read_metrics, returns_by_policy, starts, total_seconds
 from headrace.storage.timeline import read_timeline
 from headrace.tools.runs.curves import Curve, column
 
@@ -60,18 +60,12 @@ class History:
     @cached_property
     def is_start(self) -> Array:
         """`[rows]`: True for the first row of each process."""
-        wall_s, start_s = self.values("wall_s"), self.values("seconds/learner/start")
-        starts: Array = (start_s > 0) | np.append(True, np.diff(wall_s) < 0)[: len(wall_s)]
-        starts[:1] = True
-        return starts
+        return np.array(starts(self.rows), bool)
 
     @cached_property
     def wall_s(self) -> Array:
         """`[rows]` wall time, added up over all processes of the run."""
-        wall_s = np.nan_to_num(self.values("wall_s"))
-        before = np.append(0.0, wall_s)[:-1]
-        earlier: Array = np.cumsum(np.where(self.is_start, before, 0.0))
-        return wall_s + earlier
+        return np.array(total_seconds(self.rows))
 
     def curve(self, name: str) -> Curve:
         """Return a metric where it is known."""

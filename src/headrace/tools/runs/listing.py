@@ -120,18 +120,21 @@ def _study_of(record: RunRecord, folder: Path) -> Path | None:
 
 
 def _cells_of_study(path: Path, records: list[RunRecord], folder: Path) -> list[str]:
-    """Return the row of a study: sums of its runs, and the best of them."""
-    means = [each.mean_return for each in records if each.mean_return is not None]
-    bests = [each.best_return for each in records if each.best_return is not None]
+    """Return the row of a study: from the least to the greatest value of its runs."""
     counts = Counter(record.state for record in records)
+
+    def span(values: Iterable[float | None], text: Callable[[float], str]) -> str:
+        ends = sorted({value for value in values if value is not None})
+        return " to ".join(dict.fromkeys(map(text, (ends[0], ends[-1])))) if ends else NONE
+
     return [
-        f"{path.relative_to(folder)} (study)",
+        f"{path.relative_to(folder)} (study, {len(records)} runs)",
         records[0].env or NONE,
         records[0].algo or NONE,
         NONE,
-        f"{sum(each.env_steps for each in records):,}",
-        f"up to {format_means(max(means), {}, NONE)}" if means else NONE,
-        format_means(max(bests, default=None), {}, NONE),
+        span((each.env_steps for each in records), "{:,}".format),
+        span((each.mean_return for each in records), "{:.1f}".format),
+        span((each.best_return for each in records), "{:.1f}".format),
         NONE,
         ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]),
         format_age(time.time() - max(each.written_at for each in records)),

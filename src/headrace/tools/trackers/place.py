@@ -43,7 +43,7 @@ def locked(run_dir: Path, tracker: str, *, wait: bool) -> Iterator[Path]:
     """Be the only process that sends rows of a run to a tracker; yield the file of its place.
 
     Args:
-        wait: until another process has ended that does.
+        wait: whether to wait for another process that does so to end.
 
     Raises:
         RunDirError: another process does, or the directory is not writable.
@@ -69,7 +69,7 @@ def locked(run_dir: Path, tracker: str, *, wait: bool) -> Iterator[Path]:
 
 
 def read(path: Path) -> Place | None:
-    """Return a run's place; None before the first row was sent; RunDirError if it is damaged."""
+    """Return a run's place; None if it was never opened there; RunDirError if it is damaged."""
     if not path.exists():
         return None
     try:

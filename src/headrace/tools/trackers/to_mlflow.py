@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
+from mlflow.entities import LifecycleStage, Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.utils.validation import (
     MAX_METRICS_PER_BATCH,
@@ -50,9 +50,10 @@ class MlflowRun(Tracker):
             self._client.update_run(run_id, status="RUNNING")
 
     def _find(self, run_id: str) -> Any:
-        """Return a run, None if there is no such one."""
+        """Return a run; None if there is no such one, or it was deleted, which only hides it."""
         try:
-            return self._client.get_run(run_id)
+            found = self._client.get_run(run_id)
+            return found if found.info.lifecycle_stage == LifecycleStage.ACTIVE else None
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise

@@ -185,7 +185,9 @@ class ClusterRunner(Runner):
         except RayError as error:
             yield from self._lost(running, error)
             return
-        if running.is_leaving and ended.outcome == "stopped" and not self._is_stopping:
+        # While it starts or evaluates, nothing heeds the signal, and it looks as if it crashed.
+        was_told = running.is_leaving and ended.outcome in ("stopped", "crashed")
+        if was_told and not self._is_stopping:
             running.place.close()
             self._begin(running, self._free_place())
             return

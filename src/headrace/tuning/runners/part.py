@@ -16,6 +16,7 @@ from headrace.distributed import sessions
 from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.trained_policies import load_policies
 from headrace.learner.frozen import random_names
+from headrace.storage.metrics import read_metrics, total_seconds
 from headrace.training.job import RunRequest
 from headrace.training.launch import Launch
 from headrace.training.rank import RunResult
@@ -78,7 +79,8 @@ def _measure(part: Part, result: RunResult) -> dict[str, Any]:
         "env_steps": summary["env_steps"],
         "mean_return": summary["mean_return"],
         "episodes": summary["episodes"],
-        "seconds": summary["wall_s"],
+        # Of all the run's processes: those that were cut, too.
+        "seconds": total_seconds(read_metrics(Path(part.run_dir)))[-1],
         "env_steps_per_s": summary["env_steps_per_s"],
     }
     if part.episodes:
