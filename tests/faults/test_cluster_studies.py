@@ -15,7 +15,7 @@ import headrace
 from headrace.storage import checkpoint
 from headrace.storage.metrics import read_metrics
 from headrace.tuning.plan import read_trials
-from tests.faults.cluster_support import Run, actors, machines, raylet_of, until
+from tests.faults.cluster_support import ROOT, Run, actors, machines, raylet_of, until
 from tests.faults.test_cluster_ends import ancestors, group_of
 from tests.faults.test_cluster_more import drain
 from tests.support import still_alive
@@ -132,7 +132,10 @@ def test_f20_a_part_leaves_a_machine_before_it_is_taken_away(tmp_path):
     assert_as_run_through(run, 0, tmp_path)
 
 
-def test_f12_ctrl_c_saves_a_study_on_a_cluster_of_its_own_and_leaves_nothing(tmp_path):
+def test_f12_ctrl_c_saves_a_study_on_a_cluster_of_its_own_and_leaves_nothing(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", ROOT)
     words = ["--parallel", 2, "--checkpoint-every-s", 1e6]
     with study("local", tmp_path, *words) as run:
         until(lambda: has_learned(run, 0) and has_learned(run, 1), 150, lambda: run.text)
