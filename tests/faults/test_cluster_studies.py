@@ -132,9 +132,7 @@ def test_f20_a_part_leaves_a_machine_before_it_is_taken_away(tmp_path):
     assert_as_run_through(run, 0, tmp_path)
 
 
-def test_f12_ctrl_c_saves_a_study_on_a_cluster_of_its_own_and_leaves_nothing(
-    tmp_path, monkeypatch
-):
+def test_f12_ctrl_c_saves_a_study_on_a_cluster_of_its_own_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ROOT)
     words = ["--parallel", 2, "--checkpoint-every-s", 1e6]
     with study("local", tmp_path, *words) as run:
