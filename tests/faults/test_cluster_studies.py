@@ -142,7 +142,7 @@ def test_f12_ctrl_c_saves_a_study_on_a_cluster_of_its_own_and_leaves_nothing(tmp
         run.signal(signal.SIGINT, group=True)
         run.ended(code=130)
     assert still_alive(whole, 20) == []
-    assert f"To go on: headrace tune --resume {run.dir}" in run.text
+    assert f"To go on: headrace tune {ENV} --resume {run.dir}" in run.text
     assert all(0 < saved(run, number) < GOAL for number in (0, 1))
     (tmp_path / "hurry").touch()
     headrace.tune(ENV, study=run.dir, cluster="", quiet=True)
