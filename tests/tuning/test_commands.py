@@ -71,7 +71,7 @@ def test_a_study_with_code_goes_on_by_the_command_that_it_prints(tmp_path):
 @pytest.mark.parametrize("verb", ["resume", "eval", "report"])
 def test_a_study_is_no_run(folder, verb):
     done = run(verb, folder, rc=1)
-    assert f"It is a study: headrace tune --resume {folder} goes on with it" in done.stderr
+    assert f"It is a study. To see it: headrace tune --show {folder}" in done.stderr
 
 
 def test_best_toml_is_a_config_file(folder, tmp_path):

@@ -61,14 +61,14 @@ def test_what_a_budget_left_is_compared(of_preset, of_best, compared):
         assert ("(2 more have not ended)" in said) == (compared == 2)
         assert f"That is {sum(of_best) / compared - 1:.1f} more than the preset" in said
     else:
-        assert said == "Best: trial 1, 9.0."
+        assert said == "Best: trial 1, eval_return 9.0."
 
 
 def test_one_seed_is_no_proof():
     plan = plan_of(SEEDS[:1])
     said = " ".join(results.verdict(plan, [trial_of(0, 5.0, 1.0), trial_of(1, 9.0, 2.0)]))
     assert "Best on 1 fresh seed: trial 1" in said
-    assert "1.0 more than the preset with one seed: it may be chance." in said
+    assert "1.0 more than the preset with 1 seed: it may be chance." in said
 
 
 def test_best_toml_says_what_toml_cannot_hold():
@@ -79,3 +79,50 @@ def test_best_toml_says_what_toml_cannot_hold():
         "algo": "ppo", "total_env_steps": 1000, "num_envs": 4,
     }  # fmt: skip
     assert "# Give this yourself, since TOML has no None: env_kwargs={'map': None}" in text
+
+
+def test_what_a_cut_study_has_not_done():
+    plan, trials = plan_of(SEEDS[:2]), [trial_of(0, 5.0, 1.0), trial_of(1, 9.0, 2.0, 2.0)]
+    assert results.unfinished(plan, trials) == [
+        "Not finished: 2 of 4 trials have not begun, 1 of 4 runs with fresh seeds have not ended."
+    ]
+    trials += [trial_of(2, 1.0), trial_of(3, 1.0)]
+    trials[2].state, trials[2].measured = "running", []
+    runs = {"1001": run(1.0)}
+    trials[0].fresh |= runs
+    assert results.unfinished(replace(plan, final_trials=1), trials) == [
+        "Not finished: 1 is under way."
+    ]
+    trials[2].state = "failed"
+    assert results.unfinished(replace(plan, final_trials=1), trials) == []
+    members = replace(plan, final_seeds=[], population=2)
+    trials[1].state = "waiting"
+    assert results.unfinished(members, trials[:2]) == ["Not finished: 1 is under way."]
+
+
+def test_the_best_comes_first_and_says_how_far_it_was_trained():
+    plan = plan_of(SEEDS[:2])
+    trials = [trial_of(0, 5.0, 1.0, 1.0), trial_of(1, 9.0, 0.0, 0.0), trial_of(2, 7.0, 2.0, 2.0)]
+    assert [t.number for t in results.best_first(plan, trials)] == [2, 1, 0]
+    early = trial_of(1, 9.0)
+    early.state = "waiting"
+    (said,) = results.verdict(plan, [early])
+    assert said == "Best: trial 1, eval_return 9.0 after 1,000 env steps."
+
+
+def test_a_failed_preset_is_said():
+    plan, preset = plan_of(SEEDS[:2]), Trial(0, {}, {}, "failed", "env: broken")
+    trials = [preset, trial_of(1, 9.0, 1.0, 1.0)]
+    assert "preset failed: env: broken" in results.describe(plan, trials)
+    assert "The preset failed, so there is nothing to compare with." in results.verdict(
+        plan, trials
+    )
+
+
+def test_how_to_train_with_the_best(tmp_path):
+    plan = plan_of(SEEDS)
+    assert plan.train_command(tmp_path) == f"headrace train CartPole-v1 --config {tmp_path}"
+    unnamed = replace(plan, env="Point", code=["env"])
+    assert unnamed.train_command(tmp_path) == (
+        f"headrace.train(Point, config='{tmp_path}') in Python"
+    )

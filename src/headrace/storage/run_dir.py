@@ -222,8 +222,9 @@ def read_config(path: Path) -> dict[str, Any]:
         hint = "Expected one that `headrace train` has written to (see runs/)."
         if (path / STUDY).exists():
             hint = (
-                f"It is a study: headrace tune --resume {path} goes on with it, and --show shows "
-                f"it. Its runs are below {path / 'trials'}."
+                f"It is a study. To see it: headrace tune --show {path}\n"
+                f"To go on with it: headrace tune --resume {path} (name an environment of your own "
+                "again)."
             )
         raise RunDirError(f"{path} is not a run directory: it has no {_CONFIG}.\n{hint}") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

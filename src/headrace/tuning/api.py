@@ -59,15 +59,22 @@ class Study:
 
     def table(self) -> dict[str, list[Any]]:
         """Return the trials as columns, for `pandas.DataFrame` and its like."""
-        names = ("number", "state", "env_steps", "value", "fresh", "seconds", "reason")
+        names = (
+            "number", "is_preset", "state", "env_steps", "value", "fresh", "fresh_interval",
+            "seconds", "reason",
+        )  # fmt: skip
         columns = {name: [row[name] for row in self.trials] for name in names}
         return columns | {
             name: [row["values"].get(name) for row in self.trials] for name in self.plan.space
         }
 
     def describe(self) -> str:
-        """Format the best trials, failures, and the verdict as text."""
-        return results.describe(self.plan, self._trials)
+        """Format the best trials, failures, the verdict, and what is left to do as text."""
+        lines = [results.describe(self.plan, self._trials)]
+        if cut := results.unfinished(self.plan, self._trials):
+            more = " --budget-s SECONDS" if self.plan.budget_s else ""
+            lines += [*cut, f"To go on: {self.plan.command(self.dir)}{more}"]
+        return "\n".join(lines)
 
     def write_page(self) -> Path:
         """Write the study's page (`study.html`), and return its file.

@@ -18,7 +18,7 @@ from headrace.tuning import results
 from headrace.tuning.plan import Plan, Trial, run_dir
 from headrace.tuning.samplers import importances
 from headrace.tuning.space import parse_space, places
-from headrace.tuning.study import observed, ranked
+from headrace.tuning.study import observed
 
 PAGE = "study.html"
 _NUM_COLORED = 5
@@ -31,7 +31,7 @@ def write_page(folder: Path, plan: Plan, trials: list[Trial]) -> Path:
         ConfigError: the page cannot be written.
         MissingExtraError: the `plot` extra is missing.
     """
-    order = ranked(plan, trials)
+    order = results.best_first(plan, trials)
     colored, rest = order[:_NUM_COLORED], order[_NUM_COLORED:]
     page = render(
         "headrace.tuning",
@@ -39,7 +39,7 @@ def write_page(folder: Path, plan: Plan, trials: list[Trial]) -> Path:
         plan=plan,
         folder=folder.resolve(),
         state=_state(plan, trials),
-        verdict=results.verdict(plan, trials),
+        verdict=[*results.verdict(plan, trials), *results.unfinished(plan, trials)],
         legend_entries=[(t.name, figures.line_fill(i)) for i, t in enumerate(colored)],
         curves=_curves(folder, plan, colored, rest),
         coordinates=_coordinates(plan, colored, rest),

@@ -91,6 +91,12 @@ class Plan:
         env = f"{self.env} " if "env" in self.code and ":" in self.env else ""
         return f"headrace {self.verb} {env}{flags_of(flags | {'resume': folder})}"
 
+    def train_command(self, config: Path) -> str:
+        """Return the command, or in Python the call, that trains with the settings of a file."""
+        if "env" in self.code and ":" not in self.env:  # code without a name
+            return f"headrace.train({self.env}, config={str(config)!r}) in Python"
+        return f"headrace train {self.env} --config {config}"
+
     def write(self, folder: Path) -> None:
         """Write the plan; RunDirError if there is no room."""
         _write(folder / STUDY, asdict(self))

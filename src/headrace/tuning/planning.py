@@ -300,7 +300,8 @@ def describe_plan(plan: Plan, folder: Path) -> str:
         *(
             [
                 f"  then, on fresh seeds: the preset and the best {plan.final_trials}, "
-                f"{len(plan.final_seeds)} runs each"
+                f"{len(plan.final_seeds)} runs each: up to "
+                f"{(1 + plan.final_trials) * len(plan.final_seeds)} more"
             ]
             if plan.final_seeds
             else []

@@ -21,6 +21,8 @@ from headrace.tuning.population import lineage
 from headrace.tuning.study import finalists, first_finalists, ranked
 
 BEST = "best.toml"
+MIN_FOR_INTERVAL = 3
+"""Values, below which a bootstrap interval says nothing."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Fresh:
         values: of the metric, by seed; None: it has none, or the run failed.
         score: mean score; -inf if a run failed.
         mean: of the values; None if one is missing.
-        interval: 95 % bootstrap interval of the mean; None with less than two seeds.
+        interval: 95 % bootstrap interval of the mean; None with fewer than three seeds.
     """
 
     values: tuple[float | None, ...]
@@ -80,6 +82,26 @@ def best_of(plan: Plan, trials: list[Trial]) -> Trial | None:
     return next(iter(ranked(plan, trials)), None)
 
 
+def best_first(plan: Plan, trials: list[Trial]) -> list[Trial]:
+    """Return the trials with a score: the best one, then others as the search ranks them."""
+    best = best_of(plan, trials)
+    return sorted(ranked(plan, trials), key=lambda trial: trial is not best)
+
+
+def unfinished(plan: Plan, trials: list[Trial]) -> list[str]:
+    """Return what a study that was cut has not done, in sentences; [] if nothing is left."""
+    states = ("running", "waiting") if plan.population else ("running",)
+    under_way = sum(trial.state in states for trial in trials)
+    absent = max(0, plan.trials - len(trials)) * (not plan.population)
+    again = finalists(plan, trials)
+    runs = len(again) * len(plan.final_seeds)
+    missing = runs - sum(trial.has_fresh(seed) for trial in again for seed in plan.final_seeds)
+    parts = [f"{absent} of {plan.trials} trials have not begun"] if absent else []
+    parts += [f"{under_way} {'is' if under_way == 1 else 'are'} under way"] if under_way else []
+    parts += [f"{missing} of {runs} runs with fresh seeds have not ended"] if missing else []
+    return [f"Not finished: {', '.join(parts)}."] if parts else []
+
+
 def rows(plan: Plan, trials: list[Trial]) -> list[dict[str, Any]]:
     """Return the table of trials as plain data, in the order of their numbers."""
     seeds = fresh_seeds(plan, trials)
@@ -109,7 +131,7 @@ def _row(plan: Plan, trial: Trial, seeds: list[int]) -> dict[str, Any]:
 
 def describe(plan: Plan, trials: list[Trial], most: int = 10) -> str:
     """Format the best trials, the preset and the failures as text."""
-    lines, order, seeds = [], ranked(plan, trials), fresh_seeds(plan, trials)
+    lines, order, seeds = [], best_first(plan, trials), fresh_seeds(plan, trials)
     shown = order[:most] + [t for t in order[most:] if t.is_preset]
     table = [heads(plan), *(cells(plan, trial, seeds) for trial in shown)]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
@@ -117,7 +139,7 @@ def describe(plan: Plan, trials: list[Trial], most: int = 10) -> str:
     if len(order) > len(shown):
         lines.append(f"and {len(order) - len(shown)} more")
     failed = [trial for trial in trials if trial.state == "failed"]
-    lines += [f"trial {t.number} failed: {t.reason}" for t in failed[:most]]
+    lines += [f"{trial.name} failed: {trial.reason}" for trial in failed[:most]]
     if len(failed) > most:
         lines.append(f"and {len(failed) - most} more failed")
     return "\n".join([*lines, *verdict(plan, trials)])
@@ -136,18 +158,24 @@ def verdict(plan: Plan, trials: list[Trial]) -> list[str]:
     seeds = fresh_seeds(plan, trials)
     mine = fresh_of(plan, best, seeds)
     if mine is None:
-        value = plan.metric.describe(_row(plan, best, seeds)["value"])
-        return [f"Best: {best.name}, {value}.", *ancestry]
+        row = _row(plan, best, seeds)
+        value = plan.metric.describe(row["value"])
+        early = "" if best.state == "whole" else f" after {row['env_steps']:,} env steps"
+        return [f"Best: {best.name}, {plan.metric.title} {value}{early}.", *ancestry]
     lacking = len(plan.final_seeds) - len(seeds)
     cut = f" ({lacking} more have not ended)" if lacking else ""
-    on = f"{len(seeds)} fresh seed{'s' * (len(seeds) > 1)}{cut}"
+    on = f"{_count(len(seeds), 'fresh seed')}{cut}"
     lines = [
         f"Best on {on}: {best.name}, {_fresh_words(plan, mine)}.",
         *ancestry,
     ]
     theirs = None if preset is None else fresh_of(plan, preset, seeds)
-    if best is preset or preset is None or theirs is None:
-        return [*lines, "Tuning found nothing better than the preset."] if best is preset else lines
+    if best is preset:
+        return [*lines, "Tuning found nothing better than the preset."]
+    if preset is not None and preset.state == "failed":
+        lines.append("The preset failed, so there is nothing to compare with.")
+    if theirs is None:
+        return lines
     lines.append(f"The preset on the same seeds: {_fresh_words(plan, theirs)}.")
     if mine.mean is None or theirs.mean is None:
         return lines
@@ -156,11 +184,11 @@ def verdict(plan: Plan, trials: list[Trial]) -> list[str]:
     amount = -more if plan.metric.lower_is_better else more
     text = f"That is {amount:,.1f} {better} than the preset"
     if interval is None:
-        text += " with one seed: it may be chance"
+        text += f" with {_count(len(seeds), 'seed')}: it may be chance"
     else:
         low, high = sorted(-x if plan.metric.lower_is_better else x for x in interval)
         sure = "" if low > 0 else ": it may be chance"
-        text += f" (95 % interval {low:,.1f} to {high:,.1f}){sure}"
+        text += f", seed by seed (95 % interval {low:,.1f} to {high:,.1f}){sure}"
     return [*lines, f"{text}."]
 
 
@@ -180,7 +208,7 @@ def best_toml(plan: Plan, trials: list[Trial], best: Trial) -> str:
             "These returns are of the likeliest actions, as headrace eval RUN_DIR measures them; "
             "the mean return of training is that of exploring ones."
         )
-    about.append(f"To train with it: headrace train {plan.env} --config {BEST}")
+    about.append(f"To train with it: {plan.train_command(Path(BEST))}")
     settings = {"algo": plan.algo, "total_env_steps": plan.total_env_steps}
     settings |= plan.fixed | plan.sizes | best.changes
     if plan.metric.goal is not None:
@@ -235,7 +263,7 @@ def _fresh_words(plan: Plan, fresh: Fresh) -> str:
 
 @functools.cache  # a table asks several times
 def _interval(values: tuple[float, ...]) -> tuple[float, float] | None:
-    if len(values) < 2:
+    if len(values) < MIN_FOR_INTERVAL:
         return None
     low, high = bootstrap_interval(np.array(values))
     return float(low), float(high)
@@ -245,6 +273,10 @@ def _short(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "x".join(map(str, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _words(numbers: list[int]) -> str:

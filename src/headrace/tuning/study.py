@@ -322,7 +322,8 @@ class Search:
         if is_hopeless and len(failed) >= min(_MOST_FAILURES, self.plan.trials):
             raise HeadraceError(
                 f"The first {len(failed)} trials all failed. The last one said:\n{why}\n"
-                f"Each trial's output: {self.folder / 'trials'}/*.log"
+                f"Each trial's output: {self.folder / 'trials'}/*.log\n"
+                "When that is mended, begin a new study: failed trials are not tried again."
             )
 
     def _write(self, trial: Trial) -> None:

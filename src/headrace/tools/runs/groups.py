@@ -4,6 +4,7 @@ Left out: their results (`comparison.py`).
 """
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ class Group:
 
     Attributes:
         label: environment and algorithm, if groups differ in them, and the settings in which those
-            of the same environment and algorithm differ.
+            of the same environment and algorithm differ; a directory, if these are many.
         settings: those that matter.
         records: the runs, ordered by seed.
     """
@@ -64,7 +65,7 @@ def group(records: Iterable[RunRecord]) -> list[Group]:
     settings = [_that_matter(each[0].settings) for each in members]
     return [
         Group(label, of, records)
-        for label, of, records in zip(_labels(settings), settings, members, strict=True)
+        for label, of, records in zip(_labels(settings, members), settings, members, strict=True)
     ]
 
 
@@ -102,16 +103,23 @@ def _seed(record: RunRecord) -> int:
     return int(record.settings["seed"])
 
 
-def _labels(settings: list[dict[str, Any]]) -> list[str]:
-    """Return a label for each group, all of them different."""
+def _labels(settings: list[dict[str, Any]], members: list[tuple[RunRecord, ...]]) -> list[str]:
+    """Return a label for each group, all of them different.
+
+    If groups differ in many settings, as trials of a study do, it is the directory of a run.
+    """
     apart = [name for name in ("env", "algo") if name in differences(settings)]
     labels = []
-    for own in settings:
+    above = os.path.commonpath([record.dir.parent for records in members for record in records])
+    for own, records in zip(settings, members, strict=True):
         alike = [each for each in settings if _place(each) == _place(own)]
         names = differences(alike)
         words = [str(own[name]) for name in apart]
-        words += [f"{name}={format_setting(own.get(name))}" for name in names[:_MAX_IN_LABEL]]
-        words += [f"and {len(names) - _MAX_IN_LABEL} more"] if len(names) > _MAX_IN_LABEL else []
+        if len(names) > _MAX_IN_LABEL:
+            more = f" and {len(records) - 1} more" if len(records) > 1 else ""
+            words.append(f"{os.path.relpath(records[0].dir, above)}{more}")
+        else:
+            words += [f"{name}={format_setting(own.get(name))}" for name in names]
         labels.append(" ".join(words) or f"{own['env']} {own['algo']}")
     numbers = {text: iter(range(1, len(labels) + 1)) for text in labels}
     return [
