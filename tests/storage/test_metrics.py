@@ -7,7 +7,7 @@ import pytest
 
 import headrace
 from headrace.errors import RunDirError
-from headrace.storage.metrics import read_last_metrics, read_metrics
+from headrace.storage.metrics import read_last_metrics, read_metrics, starts, total_seconds
 
 
 @pytest.fixture
@@ -46,3 +46,12 @@ def test_only_the_end_of_a_file_is_read(run_dir):
     file.write_bytes(whole + (json.dumps(rows[0] | {"note": "x" * 300_000}) + "\n").encode())
     (last,) = read_last_metrics(run_dir)[-1:]  # longer than what is read at first
     assert last["note"].startswith("xx")
+
+
+def test_seconds_are_added_up_over_processes():
+    rows = [{"wall_s": s} for s in (1.0, 2.0, 0.5, None, 1.5)]  # the second began at 0.5
+    assert starts(rows) == [True, False, True, False, False]
+    assert total_seconds(rows) == [1.0, 2.0, 2.5, 2.0, 3.5]
+    rows[4]["seconds/learner/start"] = 0.1  # a third one, which took longer to start
+    assert starts(rows)[4]
+    assert total_seconds([]) == []

@@ -64,6 +64,14 @@ def test_what_a_budget_left_is_compared(of_preset, of_best, compared):
         assert said == "Best: trial 1, eval_return 9.0."
 
 
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_two_seeds_have_no_interval(seeds):
+    values = (1.0, 3.0, 5.0)[:seeds]
+    fresh = results.fresh_of(plan_of(SEEDS[:seeds]), trial_of(0, 5.0, *values), SEEDS[:seeds])
+    assert fresh.mean == sum(values) / seeds
+    assert (fresh.interval is None) == (seeds == 2)
+
+
 def test_one_seed_is_no_proof():
     plan = plan_of(SEEDS[:1])
     said = " ".join(results.verdict(plan, [trial_of(0, 5.0, 1.0), trial_of(1, 9.0, 2.0)]))

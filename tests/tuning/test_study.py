@@ -17,6 +17,7 @@ from headrace.errors import ConfigError, HeadraceError, RunDirError
 from headrace.storage.metrics import read_metrics, starts, total_seconds
 from headrace.training.api import request_for
 from headrace.training.job import inspect_request
+from headrace.tuning.api import load_study
 from headrace.tuning.plan import Trial, read_plan, read_trials
 from headrace.tuning.planning import Options, plan_of
 from headrace.tuning.results import best_toml
@@ -215,6 +216,9 @@ def test_a_signal_saves_what_is_under_way(tmp_path):
     assert list((folder / "trials/0000/checkpoints").glob("step_*"))
     (trial,) = read_trials(folder)
     assert trial.state == "running"
+    told = load_study(folder).describe()
+    assert "Not finished: 5 of 6 trials have not begun, 1 is under way." in told
+    assert f"To go on: headrace tune {code} --resume {folder}" in told
 
 
 class Picky(Counting):

@@ -318,6 +318,16 @@ def test_labels_say_environment_and_algorithm_where_these_differ(made, tmp_path)
     ]
 
 
+def test_groups_that_differ_in_much_are_named_by_their_directories(tmp_path):
+    def record(name, value, seed=0):
+        names = ("lr", "gamma", "num_steps", "num_epochs", "clip_coef")
+        settings = {"env": "E", "algo": "ppo", "seed": seed} | dict.fromkeys(names, value)
+        return records.RunRecord(tmp_path / name, "E", "ppo", seed, settings=settings)
+
+    found = group([record("trials/0", 0), record("trials/1", 1), record("fresh/1", 1, seed=1)])
+    assert [each.label for each in found] == ["trials/0", "trials/1 and 1 more"]
+
+
 def test_settings_that_do_not_matter_are_settings():
     of_algorithms = {"arithmetic", "replay_dir", "save_replay"}
     assert NO_MATTER - of_algorithms < vars(RunConfig()).keys()
