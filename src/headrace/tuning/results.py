@@ -95,7 +95,8 @@ def unfinished(plan: Plan, trials: list[Trial]) -> list[str]:
     absent = max(0, plan.trials - len(trials)) * (not plan.population)
     again = finalists(plan, trials)
     runs = len(again) * len(plan.final_seeds)
-    missing = runs - sum(trial.has_fresh(seed) for trial in again for seed in plan.final_seeds)
+    ended = sum(trial.has_fresh(seed) for trial in again for seed in plan.final_seeds)
+    missing = runs - ended if ended or not (absent or under_way) else 0  # else they come later
     parts = [f"{absent} of {plan.trials} trials have not begun"] if absent else []
     parts += [f"{under_way} {'is' if under_way == 1 else 'are'} under way"] if under_way else []
     parts += [f"{missing} of {runs} runs with fresh seeds have not ended"] if missing else []
