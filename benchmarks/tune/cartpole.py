@@ -261,7 +261,7 @@ def tables(result):
             f"| {title}{cut} | {about['seconds']:,.0f} | {ratio} "
             f"| {f'{fresh:,.0f}' if fresh else '-'} | {ends} | {about['env_steps']:,} "
             f"| {about['env_steps'] / about['seconds']:,.0f} "
-            f"| {about['machine']['git_commit']} |"
+            f"| {about['machine']['git_commit'][:7]} |"
         )
     seeds = max(len(about["best_again"]["seeds"]) for about in searches.values())
     lines += [

@@ -55,7 +55,7 @@ def locked(path: Path) -> Iterator[None]:
         os.close(fd)
         raise RunDirError(
             f"The directory {path} is in use by process {owner}.\n"
-            "Wait for it, stop it, or choose another directory."
+            "Wait for it, stop it, or choose another directory: --run-dir, for a study --study."
         )
     try:
         with writable(path):
@@ -181,7 +181,7 @@ def writable(path: Path) -> Iterator[None]:
     except OSError as error:
         raise RunDirError(
             f"The directory {path} cannot be used: {error.strerror or error}.\n"
-            "Make it writable, make room, or choose another directory."
+            "Make it writable, make room, or choose another: --run-dir, for a study --study."
         ) from None
 
 

@@ -153,7 +153,7 @@ def test_invalid_searches_are_refused(given, more, words):
 def test_torchrun_ranks_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="Measure without torchrun"):
+    with pytest.raises(ConfigError, match="Run it without torchrun: headrace autoscale ENV"):
         find_sizes(RunRequest({"env": "CartPole-v1"}))
 
 
