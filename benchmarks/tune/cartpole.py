@@ -11,9 +11,9 @@ Then the best setting of each is trained by its own trainer with seeds that no s
 at a time: the mean return of 20 episodes with the likeliest actions, and env steps until the mean
 return of the last 100 training episodes is 475, looked at after each update.
 
-The zoo's search takes hours. `--cut-zoo-s` sends it Ctrl-C, upon which it ends the trials that run
-and writes its report. Its row then has the trials and seconds until its end, which bound how many
-times as long it takes. Left out: other environments (`helped.py`).
+`--cut-zoo-s` sends the zoo's search Ctrl-C. The search then ends the trials that run and writes its
+report. Its row has the trials and seconds until its end: the whole search would take at least as
+long. Left out: other environments (`helped.py`).
 """
 
 import json
@@ -170,7 +170,7 @@ def train_ours(folder, size, seed):
 
 
 def zoo(folder, size, name, cut_s):
-    """Search as the zoo's documentation has it; until then, if it is cut."""
+    """Search as the zoo's documentation has it, for `cut_s` seconds if that is given."""
     python, apart = install.installed_python("zoo"), name == "zoo_processes"
     common = [
         "-m", "rl_zoo3.train", "--algo", ALGO, "--env", ENV, "-n", size.env_steps, "-optimize",

@@ -22,8 +22,8 @@ from headrace.tuning.study import finalists, ranked
 NAME = "tune_helped"
 BUDGET_S = 1200
 RAISE = 1.25
-"""A new budget is this many times the seconds spent. Of a budget more than what this adds is kept
-for fresh seeds, so the search does not go on."""
+"""A new budget is this many times the seconds spent. What it adds is less than the share of a
+budget that is kept for fresh seeds, so the search does not go on."""
 FOLDER = ROOT / "runs/tune_helped"
 OUTPUT = RESULTS / f"{NAME}.json"
 QUICK = ("--total-env-steps", "4000", "--trials", "4")

@@ -59,8 +59,8 @@ def test_a_search_that_was_cut_bounds_the_ratio(tmp_path):
 
 def test_a_command_that_is_cut_ends_in_its_own_way(tmp_path):
     script = (
-        "import time\n"
-        "try:\n    print('began', flush=True); time.sleep(60)\n"
+        "import signal\n"
+        "try:\n    print('began', flush=True); signal.sigtimedwait([], 60)\n"
         "except KeyboardInterrupt:\n    print('ended')"
     )
     _, lines = commands.run([sys.executable, "-c", script], tmp_path, "cut", cut_s=3.0)

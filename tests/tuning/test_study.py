@@ -327,14 +327,14 @@ def test_a_sweep_whose_first_trials_are_all_refused_ends_with_the_reason(tmp_pat
         )  # fmt: skip
 
 
-def test_a_study_in_which_something_was_measured_has_hope(study):
+def test_a_study_in_which_something_was_measured_does_not_end_at_failures(study):
     """As after a resume, once a fault of the environment has been mended."""
     request = inspect_request(request_for("CartPole-v1", **SETTINGS))
     failed = [Trial(i, {}, {}, "failed", "env: broken") for i in range(3)]
     measured = read_trials(study.dir)[3:]
-    Search(study.plan, request, study.dir, failed + measured, print)._check_hope("another")
+    Search(study.plan, request, study.dir, failed + measured, print)._end_if_all_failed("another")
     with pytest.raises(HeadraceError, match="The first 3 trials all failed"):
-        Search(study.plan, request, study.dir, failed, print)._check_hope("another")
+        Search(study.plan, request, study.dir, failed, print)._end_if_all_failed("another")
 
 
 def test_several_seeds_and_a_goal(tmp_path):

@@ -49,7 +49,7 @@ class Metric:
         """Return the score of a trial, from all of its seeds: their mean value.
 
         With a goal it is 0 to -1 if all seeds reached it, else -1 to -2: the lower, the farther
-        their mean returns fall short. -inf if no episode of a seed has ended.
+        their mean returns fall short. -inf if a seed has ended no episode.
         """
         values = [self.value(each) for each in measured]
         known = [value for value in values if value is not None]

@@ -65,7 +65,7 @@ class Options:
 
 
 def refuse_changes(names: Sequence[str], folder: Path) -> None:
-    """Raise ConfigError if there is a name: of what is fixed when a study begins."""
+    """Raise ConfigError if options or settings are named that are fixed when a study begins."""
     if names:
         raise ConfigError(
             f"{', '.join(names)}: the study in {folder} goes on as it began.\n"

@@ -22,7 +22,7 @@ from headrace.tuning.study import finalists, first_finalists, ranked
 
 BEST = "best.toml"
 MIN_FOR_INTERVAL = 3
-"""Values, below which a bootstrap interval says nothing."""
+"""Number of values that a bootstrap interval needs: of two, it has only their own two ends."""
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,7 @@ class Search:
         self.trials.append(trial)
         self._write(trial)
         if trial.reason:
-            self._check_hope(trial.reason)
+            self._end_if_all_failed(trial.reason)
 
     # The best again, on fresh seeds
 
@@ -283,7 +283,7 @@ class Search:
         self._write(trial)
         self._say(self._line(trial, key))
         if trial.state == "failed":
-            self._check_hope(ended.why)
+            self._end_if_all_failed(ended.why)
 
     def _keep(self, trial: Trial, key: Key, measured: dict[str, Any]) -> None:
         plan = self.plan
@@ -315,11 +315,11 @@ class Search:
         for seed in self.plan.seeds:
             runner.cancel(Key(key.number, seed, key.rung))
 
-    def _check_hope(self, why: str) -> None:
+    def _end_if_all_failed(self, why: str) -> None:
         """Raise HeadraceError if several trials have failed, and none was ever measured."""
         failed = [trial for trial in self.trials if trial.state == "failed"]
-        is_hopeless = not any(trial.measured for trial in self.trials)
-        if is_hopeless and len(failed) >= min(_MOST_FAILURES, self.plan.trials):
+        is_unmeasured = not any(trial.measured for trial in self.trials)
+        if is_unmeasured and len(failed) >= min(_MOST_FAILURES, self.plan.trials):
             raise HeadraceError(
                 f"The first {len(failed)} trials all failed. The last one said:\n{why}\n"
                 f"Each trial's output: {self.folder / 'trials'}/*.log\n"
