@@ -1,6 +1,7 @@
 """Tests of the verbs `tune` and `sweep`, as they are typed."""
 
 import json
+import shutil
 
 import pytest
 
@@ -43,6 +44,16 @@ def test_show_writes_a_page(folder):
     assert page.count("<svg") == 2  # curves, and parallel coordinates
     assert "Too few trials were trained to the end" in page
     assert "Best on 1 fresh seed" in page
+
+
+def test_show_of_a_study_that_was_cut_writes_the_best_so_far(folder, tmp_path):
+    """The command that it prints must find its file."""
+    cut = tmp_path / "cut"
+    shutil.copytree(folder, cut)
+    (cut / "best.toml").unlink()
+    done = run("tune", "--show", cut)
+    assert f"--config {cut / 'best.toml'}" in done.stdout
+    assert (cut / "best.toml").read_text() == (folder / "best.toml").read_text()
 
 
 def test_go_on_with_more_trials(folder):

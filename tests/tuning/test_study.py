@@ -219,6 +219,12 @@ def test_a_signal_saves_what_is_under_way(tmp_path):
     told = load_study(folder).describe()
     assert "Not finished: 5 of 6 trials have not begun, 1 is under way." in told
     assert f"To go on: headrace tune {code} --resume {folder}" in told
+    known = load_study(folder)
+    plan = dataclasses.replace(known.plan, budget_s=60.0)
+    told = dataclasses.replace(known, plan=plan).describe()
+    assert f"{code} --resume {folder} --budget-s 120 (seconds of the whole study, which has" in told
+    with pytest.raises(RunDirError, match=f"go on with it: headrace tune {code} --resume {folder}"):
+        headrace.sweep("CartPole-v1", {"lr": [1e-3]}, study=folder, quiet=True)
 
 
 class Picky(Counting):
@@ -319,12 +325,20 @@ def test_a_study_whose_first_trials_all_fail_ends_with_their_reason(tmp_path):
         )  # fmt: skip
 
 
-def test_a_sweep_whose_first_trials_are_all_refused_ends_with_the_reason(tmp_path):
-    with pytest.raises(HeadraceError, match=r"The first 3 trials all failed[\s\S]*lr=-3"):
-        headrace.sweep(
-            "CartPole-v1", {"lr": [-1.0, -2.0, -3.0, 1e-3]}, seeds=1, study=tmp_path / "s",
-            metric="mean_return", quiet=True, **SETTINGS,
-        )  # fmt: skip
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"lr": {"choice": [1e-3, -1.0]}}, "The space's lr: lr=-1.0"),
+        ({"gamma": {"uniform": [0.9, 1.5]}}, "The space's gamma: gamma=1.5"),
+        ({"activation": {"choice": ["tanh", "gelu"]}}, "The space's activation: .*gelu"),
+    ],
+)
+def test_values_outside_a_setting_s_own_bounds_are_refused_at_the_start(tmp_path, space, words):
+    with pytest.raises(ConfigError, match=words):
+        headrace.tune("CartPole-v1", space=space, study=tmp_path / "s", quiet=True, **SETTINGS)
+    assert not (tmp_path / "s").exists()
+    with pytest.raises(ConfigError, match=r"The grid's lr: lr=-1\.0"):
+        headrace.sweep("CartPole-v1", {"lr": [1e-3, -1.0]}, study=tmp_path / "s", **SETTINGS)
 
 
 def test_a_study_in_which_something_was_measured_does_not_end_at_failures(study):
@@ -335,6 +349,18 @@ def test_a_study_in_which_something_was_measured_does_not_end_at_failures(study)
     Search(study.plan, request, study.dir, failed + measured, print)._end_if_all_failed("another")
     with pytest.raises(HeadraceError, match="The first 3 trials all failed"):
         Search(study.plan, request, study.dir, failed, print)._end_if_all_failed("another")
+    under_way = [Trial(3, {}, {}, "running")]
+    Search(study.plan, request, study.dir, failed + under_way, print)._end_if_all_failed("another")
+
+
+def test_a_study_is_not_told_to_have_less_than_it_has(study):
+    spent = max(trial.spent_s for trial in read_trials(study.dir))
+    for changes, words in (
+        ({"trials": 2}, "trials=2, but the study has"),
+        ({"budget_s": spent / 2}, "but the study has taken .* s already"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            headrace.tune(study=study.dir, quiet=True, **changes)
 
 
 def test_several_seeds_and_a_goal(tmp_path):

@@ -52,7 +52,7 @@ class _StudyVerb(RunningVerb, SettingsVerb):
             study = api.begin(self._request(argv), self.options(), self.study, self.say)
         self.say(study.describe())
         self.say(self._page(study))
-        if study.best is not None:
+        if study.write_best() is not None:
             self.say(f"To train with the best: {study.plan.train_command(study.dir / BEST)}")
         if self.json:
             print(json.dumps(study.to_json()))

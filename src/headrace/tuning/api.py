@@ -72,9 +72,17 @@ class Study:
         """Format the best trials, failures, the verdict, and what is left to do as text."""
         lines = [results.describe(self.plan, self._trials)]
         if cut := results.unfinished(self.plan, self._trials):
-            more = " --budget-s SECONDS" if self.plan.budget_s else ""
-            lines += [*cut, f"To go on: {self.plan.command(self.dir)}{more}"]
+            command, more = self.plan.command(self.dir), ""
+            if self.plan.budget_s:
+                command += f" --budget-s {2 * self.plan.budget_s:g}"
+                spent = max((trial.spent_s for trial in self._trials), default=0.0)
+                more = f" (seconds of the whole study, which has taken {spent:,.0f})"
+            lines += [*cut, f"To go on: {command}{more}"]
         return "\n".join(lines)
+
+    def write_best(self) -> Path | None:
+        """Write `best.toml`, as of now; None if no trial was measured. RunDirError: no room."""
+        return results.write_best(self.dir, self.plan, self._trials)
 
     def write_page(self) -> Path:
         """Write the study's page (`study.html`), and return its file.
@@ -198,8 +206,9 @@ def begin(request: RunRequest, options: Options, folder: Path | None, say: Say) 
     with rundir.locked(folder), connected(plan):
         if (folder / rundir.STUDY).exists():
             raise RunDirError(
-                f"{folder} holds a study already.\nTo go on with it: headrace {plan.verb} "
-                f"--resume {folder}\nFor a new one choose another directory with --study."
+                f"{folder} holds a study already.\nTo go on with it: "
+                f"{read_plan(folder).command(folder)}\n"
+                "For a new one choose another directory with --study."
             )
         plan.write(folder)
         return _follow(plan, inspected, folder, [], say)
@@ -236,12 +245,28 @@ def go_on(
     changes |= {} if cluster is None else {"cluster": cluster}
     if "trials" in changes:
         changes["trials"] = num_trials(options, parse_space(plan.space, "the study"))
+    _check_more(plan, read_trials(folder), changes)
     plan = replace(plan, **changes)
     again = _request_again(plan, request, folder)
     with rundir.locked(folder), connected(plan):
         if changes:
             plan.write(folder)
         return _follow(plan, again, folder, read_trials(folder), say)
+
+
+def _check_more(plan: Plan, trials: list[Trial], changes: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a study is to have less than it has had already."""
+    spent = max((trial.spent_s for trial in trials), default=0.0)
+    if 0 < changes.get("budget_s", 0) <= spent:
+        raise ConfigError(
+            f"budget_s={changes['budget_s']:g}, but the study has taken {spent:,.0f} s already: "
+            "expected more, since the budget is of the whole study."
+        )
+    if changes.get("trials", len(trials)) < len(trials):
+        raise ConfigError(
+            f"trials={changes['trials']}, but the study has {len(trials)} already: expected as "
+            "many or more."
+        )
 
 
 def load_study(folder: Path) -> Study:
@@ -257,8 +282,9 @@ def _follow(plan: Plan, request: RunRequest, folder: Path, trials: list[Trial], 
     except KeyboardInterrupt:
         say(f"Stopped. To go on: {plan.command(folder)}")
         raise
-    results.write_best(folder, plan, search.trials)
-    return Study(folder, plan, search.trials)
+    study = Study(folder, plan, search.trials)
+    study.write_best()
+    return study
 
 
 def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:

@@ -245,16 +245,27 @@ def _space_of(options: Options, settings: Settings, fixed: Mapping[str, Any]) ->
 
 
 def _check_ends(inspected: RunRequest, space: Space, plan: Plan) -> None:
-    """Raise ConfigError for a setting that does not exist, or whose two ends are refused."""
+    """Raise ConfigError for a setting that does not exist, or whose values are refused.
+
+    A value outside the setting's own bounds is always refused. One that does not fit other settings
+    may fit those of another trial; so both ends must be refused for that.
+    """
+    whose = "grid" if plan.verb == "sweep" else "space"
     for name, parameter in space.items():
         refused = []
+        options = parameter.of if parameter.kind == "choice" else map(parameter.at, (0.0, 1.0))
+        for value in options:
+            try:
+                _ = inspected.change(**{name: value}).settings
+            except ConfigError as error:
+                raise ConfigError(f"The {whose}'s {name}: {error}") from None
         for share in (0.0, 1.0):
             try:
                 settings_of(inspected, {name: parameter.at(share)} | plan.sizes)
             except ConfigError as error:
                 refused.append(error)
         if len(refused) == 2:
-            raise ConfigError(f"The space's {name}: {refused[0]}")
+            raise ConfigError(f"The {whose}'s {name}: {refused[0]}")
     make_sampler(plan.sampler, space, plan.seed)  # its package may be missing
 
 

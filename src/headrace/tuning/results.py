@@ -206,8 +206,9 @@ def best_toml(plan: Plan, trials: list[Trial], best: Trial) -> str:
     about += verdict(plan, trials)
     if plan.metric.is_evaluated:
         about.append(
-            "These returns are of the likeliest actions, as headrace eval RUN_DIR measures them; "
-            "the mean return of training is that of exploring ones."
+            "These returns are of the likeliest actions, as headrace eval RUN_DIR --seed "
+            f"{plan.seed} measures them (with fresh seeds: --seed {plan.seed + 1}); the mean "
+            "return of training is that of exploring ones."
         )
     about.append(f"To train with it: {plan.train_command(Path(BEST))}")
     settings = {"algo": plan.algo, "total_env_steps": plan.total_env_steps}

@@ -64,7 +64,7 @@ class Parameter:
         return self.value(min(max(number * factor, least), most))
 
     def index(self, value: Any) -> int | None:
-        """Return the index of an option of a choice, or of the nearest number; None without one."""
+        """Return the index of a choice's option, or of the nearest number; None if none is near."""
         known: list[Any] = [list(x) if isinstance(x, tuple) else x for x in self.of]
         given = list(value) if isinstance(value, tuple) else value
         if given in known:
@@ -107,7 +107,7 @@ Space = dict[str, Parameter]
 
 
 def places(space: Space, values: Mapping[str, Any]) -> list[float] | None:
-    """Return the places of values; None if a value has no place, as a preset's word may."""
+    """Return the places of values; None if one has no place, such as a word in the preset."""
     found = [each.place(values.get(name)) for name, each in space.items()]
     return None if None in found else [place for place in found if place is not None]
 

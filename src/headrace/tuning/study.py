@@ -318,7 +318,7 @@ class Search:
     def _end_if_all_failed(self, why: str) -> None:
         """Raise HeadraceError if several trials have failed, and none was ever measured."""
         failed = [trial for trial in self.trials if trial.state == "failed"]
-        is_unmeasured = not any(trial.measured for trial in self.trials)
+        is_unmeasured = not any(t.measured or t.state == "running" for t in self.trials)
         if is_unmeasured and len(failed) >= min(_MOST_FAILURES, self.plan.trials):
             raise HeadraceError(
                 f"The first {len(failed)} trials all failed. The last one said:\n{why}\n"
