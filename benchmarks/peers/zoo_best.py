@@ -1,21 +1,22 @@
 """What RL Baselines3 Zoo's search found: its trials; and the best of them, trained with a new seed.
 
-    benchmarks/.venvs/zoo/bin/python -m benchmarks.peers.zoo_best STUDY.pkl --env-steps 100000
-    ... STUDY.pkl --env-steps 100000 --seed 2000 --folder logs
+    benchmarks/.venvs/zoo/bin/python -m benchmarks.peers.zoo_best study.log --env-steps 100000
+    ... study.log --env-steps 100000 --seed 2000 --folder logs
 
-The study is the file that the zoo's search writes. Without a seed: how its trials ended, and their
-env steps. With one: the best trial's settings are trained by the zoo's own `ExperimentManager`, as
-`--trial-id` does, and evaluated. Left out: the search (`benchmarks/tune/cartpole.py` starts it).
+The study is the file that the zoo's search keeps (`--storage`). Without a seed: how its trials
+ended, and their env steps; a trial that had not ended when the search did is left out. With one:
+the best trial's settings are trained by the zoo's own `ExperimentManager`, as `--trial-id` does,
+and evaluated. Left out: the search (`benchmarks/tune/cartpole.py` starts it).
 """
 
 import argparse
 import importlib.metadata
 import json
-import pickle
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import optuna
 import torch
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER
@@ -68,7 +69,8 @@ def summary(study, args):
     evaluations = max(1, args.env_steps // 100_000)
     interval = max(int(args.env_steps / evaluations) // num_envs, 1) * num_envs
     ends, env_steps = Counter(), 0
-    for trial in study.trials:
+    trials = [trial for trial in study.trials if trial.state.is_finished()]
+    for trial in trials:
         batch = num_envs * 2 ** trial.params["n_steps_pow"]
         whole = -(-args.env_steps // batch) * batch
         if trial.state.name == "COMPLETE":
@@ -80,7 +82,7 @@ def summary(study, args):
         else:
             ends["failed"] += 1  # its weights were no numbers any more; env steps are not known
     return {
-        "trials": len(study.trials),
+        "trials": len(trials),
         **{name: ends[name] for name in ("whole", "pruned", "failed")},
         "env_steps": env_steps,
         "evaluations_of_a_trial": evaluations,
@@ -126,7 +128,9 @@ def main():
     parser.add_argument("--folder", default="logs")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    study = pickle.loads(args.study.read_bytes())
+    backend = optuna.storages.journal.JournalFileBackend(str(args.study))
+    storage = optuna.storages.JournalStorage(backend)
+    study = optuna.load_study(study_name=None, storage=storage)  # the file's only one
     result = summary(study, args) if args.seed is None else train(study, args)
     print(f"RESULT {json.dumps(result)}")
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.tune cartpole                    # 50 trials on CartPole, then the best
     python -m benchmarks.tune cartpole --only headrace    # one of the searches; others stay
-    python -m benchmarks.tune cartpole --cut-zoo-s 1500   # Ctrl-C for the zoo after so long
+    python -m benchmarks.tune cartpole --cut-zoo-s 1500   # kill the zoo's search then
     python -m benchmarks.tune cartpole --render           # the result of what is in runs/
     python -m benchmarks.tune helped LunarLander-v3 HalfCheetah-v5  # 20 minutes each, and more
     python -m benchmarks.tune helped LunarLander-v3 --study runs/NAME  # of a study that is there

@@ -11,15 +11,15 @@ Then the best setting of each is trained by its own trainer with seeds that no s
 at a time: the mean return of 20 episodes with the likeliest actions, and env steps until the mean
 return of the last 100 training episodes is 475, looked at after each update.
 
-`--cut-zoo-s` sends the zoo's search Ctrl-C. The search then ends the trials that run and writes its
-report. Its row has the trials and seconds until its end: the whole search would take at least as
-long. Left out: other environments (`helped.py`).
+The zoo keeps its study in a file (`--storage`). `--cut-zoo-s` kills the zoo's search after so many
+seconds. Its row has these seconds and the trials that had ended by then: the whole search would
+take at least as long. (After Ctrl-C it waits for its trials under way, which once took it more than
+20 minutes.) Left out: other environments (`helped.py`).
 """
 
 import json
 import re
 import shutil
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -52,6 +52,7 @@ SEARCHES = {
 }
 """Their folders, and names in tables."""
 PEER = "zoo"  # the others are compared with it
+STUDY = "study.log"  # where the zoo keeps its own
 FRESH = re.compile(r", fresh seed \d+ ")
 
 
@@ -72,9 +73,6 @@ QUICK = Size(2, 2000, 2, "runs/tune_cartpole_quick", "runs/tune_cartpole_quick/r
 def main(size, only, render, cut_zoo_s=None):
     """Search, train the best, and write all that is there."""
     folder = ROOT / size.folder
-    if cut_zoo_s:
-        # A shell lets what it starts in the background, and all that it starts, ignore Ctrl-C.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not render and {PEER, "zoo_processes"} & {*(only or SEARCHES)}:
         install.installed_python("zoo")  # before an hour is spent
     for name in () if render else (only or SEARCHES):
@@ -178,8 +176,8 @@ def zoo(folder, size, name, cut_s):
     ]  # fmt: skip
     flags = ["--n-trials", size.trials, "--n-jobs", PARALLEL]
     if apart:
-        storage = ["--storage", folder / "study.log", "--study-name", NAME]
-        flags = ["--max-total-trials", size.trials, *storage]
+        flags = ["--max-total-trials", size.trials]
+    flags += ["--storage", folder / STUDY, "--study-name", NAME]
     # Several processes with one seed would try the same settings.
     seeds = range(SEARCH_SEED, SEARCH_SEED + (PARALLEL if apart else 1))
     commands = [[*common, *flags, "--seed", seed] for seed in seeds]
@@ -199,11 +197,9 @@ def zoo(folder, size, name, cut_s):
 
 
 def of_peer(folder, size, *more):
-    """What a driver says of the search's study, the last that was written."""
-    reports = (folder / f"logs/{ALGO}").glob("report_*.pkl")
-    study = max(reports, key=lambda path: path.stat().st_mtime)
+    """What a driver says of the search's study."""
     command = [
-        install.installed_python("zoo"), "-m", "benchmarks.peers.zoo_best", study,
+        install.installed_python("zoo"), "-m", "benchmarks.peers.zoo_best", STUDY,
         "--env-steps", size.env_steps, "--episodes", EPISODES, "--until-return", GOAL, *more,
     ]  # fmt: skip
     _, lines = run(command, folder, "-".join(["best", *map(str, more[1:2])]), peer=True)

@@ -18,13 +18,13 @@ HEADRACE = [sys.executable, "-m", "headrace"]
 def run(command, folder, name, peer=False, cut_s=None):
     """Run it in a folder, which holds its output in NAME.txt afterwards.
 
-    With `cut_s`, it is sent Ctrl-C after so many seconds, and ends in its own way.
+    With `cut_s`, it is killed after so many seconds.
 
     Returns:
         Its wall time in seconds; and its lines, each with the seconds at which it came.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: it failed before it was killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     surroundings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -38,7 +38,7 @@ def run(command, folder, name, peer=False, cut_s=None):
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         ) as process,
     ):  # fmt: skip
-        cut = threading.Timer(cut_s or 0, process.send_signal, [signal.SIGINT])
+        cut = threading.Timer(cut_s or 0, process.kill)
         if cut_s:
             cut.start()
         try:
@@ -52,7 +52,8 @@ def run(command, folder, name, peer=False, cut_s=None):
         finally:
             cut.cancel()
     seconds = time.perf_counter() - began
-    if process.returncode:
+    was_cut = cut_s and process.returncode == -signal.SIGKILL
+    if process.returncode and not was_cut:
         last = "\n".join(text for _, text in lines[-15:])
         raise RuntimeError(f"{folder / name}.txt: ended with {process.returncode}:\n{last}")
     return seconds, lines

@@ -209,6 +209,7 @@ def test_schedules_run_over_the_first_total():
         ({}, ["No environment", "headrace train CartPole-v1"]),
         ({"env": "X", "num_env": 3}, ["Unknown setting 'num_env'", "num_envs"]),
         ({"env": "X", "learning_rate": 3}, ["Unknown setting 'learning_rate'", "Did you mean lr?"]),
+        ({"env": "X", "algo": "sac", "gae_lambda": 0.9}, ["It is a setting of ppo, a2c,"]),
         ({"env": "X", "ppo": {"lr": 3}}, ["Unknown setting 'ppo'", "leave the section [ppo] out"]),
         ({"env": "X", "algo": "none"}, ["algo='none'", "ppo"]),
         ({"env": "X", "lr": "fast"}, ["lr='fast'", "expected float"]),

@@ -3,6 +3,8 @@
 import json
 import sys
 
+import pytest
+
 from benchmarks import table
 from benchmarks.harness.machine import ROOT
 from benchmarks.tune import cartpole, commands, helped, population
@@ -57,14 +59,21 @@ def test_a_search_that_was_cut_bounds_the_ratio(tmp_path):
     assert f"| {cut} | 200 | - | - | 0, 2, 0 | 2,000 | 10 | 0cd447a |" in lines
 
 
-def test_a_command_that_is_cut_ends_in_its_own_way(tmp_path):
+def test_a_command_that_is_cut_ends_though_it_would_go_on(tmp_path):
     script = (
         "import signal\n"
-        "try:\n    print('began', flush=True); signal.sigtimedwait([], 60)\n"
-        "except KeyboardInterrupt:\n    print('ended')"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "print('began', flush=True)\n"
+        "signal.sigtimedwait([], 60)\n"
+        "print('ended')"
     )
     _, lines = commands.run([sys.executable, "-c", script], tmp_path, "cut", cut_s=3.0)
-    assert [text for _, text in lines] == ["began", "ended"]
+    assert [text for _, text in lines] == ["began"]
+
+
+def test_a_command_that_fails_before_it_is_cut_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        commands.run([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, "failed", cut_s=60.0)
 
 
 def test_a_search_s_first_trial_stands_beside_the_best_on_fresh_seeds(tmp_path):

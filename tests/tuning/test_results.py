@@ -99,13 +99,13 @@ def test_what_a_cut_study_has_not_done():
     runs = {"1001": run(1.0)}
     trials[0].fresh |= runs
     assert results.unfinished(replace(plan, final_trials=1), trials) == [
-        "Not finished: 1 is under way."
+        "Not finished: 1 has begun and not ended."
     ]
     trials[2].state = "failed"
     assert results.unfinished(replace(plan, final_trials=1), trials) == []
     members = replace(plan, final_seeds=[], population=2)
     trials[1].state = "waiting"
-    assert results.unfinished(members, trials[:2]) == ["Not finished: 1 is under way."]
+    assert results.unfinished(members, trials[:2]) == ["Not finished: 1 has begun and not ended."]
 
 
 def test_the_best_comes_first_and_says_how_far_it_was_trained():

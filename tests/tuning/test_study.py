@@ -217,7 +217,7 @@ def test_a_signal_saves_what_is_under_way(tmp_path):
     (trial,) = read_trials(folder)
     assert trial.state == "running"
     told = load_study(folder).describe()
-    assert "Not finished: 5 of 6 trials have not begun, 1 is under way." in told
+    assert "Not finished: 5 of 6 trials have not begun, 1 has begun and not ended." in told
     assert f"To go on: headrace tune {code} --resume {folder}" in told
     known = load_study(folder)
     plan = dataclasses.replace(known.plan, budget_s=60.0)

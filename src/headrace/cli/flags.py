@@ -12,7 +12,7 @@ from headrace.algos.off_policy import ReplayConfig
 from headrace.algos.ppo import PPO
 from headrace.cli.argv import flag_names, value_of
 from headrace.cli.verbs import JsonVerb, OptionalPath, Verb, help_texts, parse_flags
-from headrace.config.algorithms import ALGORITHMS, load_algorithm
+from headrace.config.algorithms import algorithms_with, load_algorithm
 from headrace.config.old_names import PEER_NAMES, refuse_peer_flags
 from headrace.config.resolve import MAY_CHANGE, read_config_file
 from headrace.config.run_config import GROUPS, EnvConfig, RunConfig
@@ -98,7 +98,7 @@ def _refuse_settings_elsewhere(verb: str, names: Iterable[str], known: set[str])
     for name in (name.removeprefix("no_") for name in names):
         if name in known or f"no_{name}" in known:
             continue
-        owners = [algo for algo, of in ALGORITHMS.items() if name in _field_names(of.Config)]
+        owners = algorithms_with(name)
         if verb == "resume" and (owners or name in shared):
             raise ConfigError(
                 f"{flag(name)} is fixed when a run begins. Leave it out: `headrace resume --help` "

@@ -1,6 +1,7 @@
 """The algorithms by name, and loading one that lies outside the package."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -98,6 +99,15 @@ def load_algorithm(algorithm: AlgorithmLike) -> Algorithm[Any]:
             "See examples/own_algorithm.py."
         )
     return loaded
+
+
+def algorithms_with(setting: str) -> list[str]:
+    """Return the names of the algorithms whose own settings include this one."""
+    return [
+        name
+        for name, algorithm in ALGORITHMS.items()
+        if setting in {f.name for f in fields(algorithm.Config)}
+    ]
 
 
 def algorithm_name(kind: type[Algorithm[Any]]) -> str:

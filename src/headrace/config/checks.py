@@ -17,7 +17,7 @@ from headrace.algos.critics.td3 import TD3
 from headrace.algos.off_policy import ReplayConfig
 from headrace.algos.schedules import schedules_of
 from headrace.algos.sequences import SequenceConfig
-from headrace.config.algorithms import ALGORITHMS, name_of_config
+from headrace.config.algorithms import ALGORITHMS, algorithms_with, name_of_config
 from headrace.config.old_names import PEER_NAMES
 from headrace.config.run_config import RunConfig
 from headrace.configclass import check_values
@@ -38,6 +38,8 @@ def checked_values(
     for name in values:
         if name not in known:
             hint = did_you_mean(PEER_NAMES.get(name, name), known)
+            if (owners := algorithms_with(name)) and name not in PEER_NAMES:
+                hint = f" It is a setting of {', '.join(owners)}."
             if isinstance(values[name], dict):
                 hint = f"\nSettings are flat: leave the section [{name}] out."
             raise ConfigError(f"Unknown setting {name!r} ({source}).{hint}")

@@ -91,14 +91,14 @@ def best_first(plan: Plan, trials: list[Trial]) -> list[Trial]:
 def unfinished(plan: Plan, trials: list[Trial]) -> list[str]:
     """Return what a study that was cut has not done, in sentences; [] if nothing is left."""
     states = ("running", "waiting") if plan.population else ("running",)
-    under_way = sum(trial.state in states for trial in trials)
+    begun = sum(trial.state in states for trial in trials)
     absent = max(0, plan.trials - len(trials)) * (not plan.population)
     again = finalists(plan, trials)
     runs = len(again) * len(plan.final_seeds)
     ended = sum(trial.has_fresh(seed) for trial in again for seed in plan.final_seeds)
-    missing = runs - ended if ended or not (absent or under_way) else 0  # else they come later
+    missing = runs - ended if ended or not (absent or begun) else 0  # else they come later
     parts = [f"{absent} of {plan.trials} trials have not begun"] if absent else []
-    parts += [f"{under_way} {'is' if under_way == 1 else 'are'} under way"] if under_way else []
+    parts += [f"{begun} {'has' if begun == 1 else 'have'} begun and not ended"] if begun else []
     parts += [f"{missing} of {runs} runs with fresh seeds have not ended"] if missing else []
     return [f"Not finished: {', '.join(parts)}."] if parts else []
 
