@@ -323,6 +323,11 @@ def test_a_study_whose_first_trials_all_fail_ends_with_their_reason(tmp_path):
             Broken, study=tmp_path / "s", trials=2, parallel=1, sampler="random", quiet=True,
             total_env_steps=512,
         )  # fmt: skip
+    told = load_study(tmp_path / "s").describe()
+    assert "begin a new study" in told
+    assert "To go on" not in told
+    with pytest.raises(ConfigError, match="The first 2 trials all failed"):
+        headrace.tune(Broken, study=tmp_path / "s", trials=3, quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -468,6 +473,8 @@ def test_code_must_be_named_again(tmp_path):
     headrace.tune(env, study=tmp_path / "s", **search, **settings)
     with pytest.raises(ConfigError, match=r"Name it again \(env\)"):
         headrace.tune(study=tmp_path / "s", trials=2, quiet=True)
+    with pytest.raises(ConfigError, match=r"env='tests.tuning.test_study:broken', but the study"):
+        headrace.tune("tests.tuning.test_study:broken", study=tmp_path / "s", trials=2, quiet=True)
     again = headrace.tune(env, study=tmp_path / "s", trials=2, quiet=True)
     assert [row["state"] for row in again.trials] == ["whole", "whole"]
 

@@ -35,7 +35,7 @@ from headrace.tuning.planning import (
 )
 from headrace.tuning.runners.choice import connected
 from headrace.tuning.space import parse_space
-from headrace.tuning.study import Say, Search
+from headrace.tuning.study import Say, Search, all_failed
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ class Study:
     def describe(self) -> str:
         """Format the best trials, failures, the verdict, and what is left to do as text."""
         lines = [results.describe(self.plan, self._trials)]
-        if cut := results.unfinished(self.plan, self._trials):
+        if ended := all_failed(self.plan, self._trials):
+            lines += ended
+        elif cut := results.unfinished(self.plan, self._trials):
             command, more = self.plan.command(self.dir), ""
             if self.plan.budget_s:
                 command += f" --budget-s {2 * self.plan.budget_s:g}"
@@ -246,6 +248,8 @@ def go_on(
     if "trials" in changes:
         changes["trials"] = num_trials(options, parse_space(plan.space, "the study"))
     _check_more(plan, read_trials(folder), changes)
+    if ended := all_failed(plan, read_trials(folder)):
+        raise ConfigError("\n".join(ended))
     plan = replace(plan, **changes)
     again = _request_again(plan, request, folder)
     with rundir.locked(folder), connected(plan):
@@ -303,6 +307,7 @@ def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
             f"run.\nName it again ({', '.join(missing)}), as when the study began: "
             f"{plan.command(folder)}"
         )
+    _check_same_code(plan, named, folder)
     known = plan.fixed | {"env": plan.env, "algo": plan.algo}
     named["env"] = newest_version(named["env"]) if isinstance(named["env"], str) else named["env"]
     other = {name for name, value in named.items() if value and name not in plan.code}
@@ -316,6 +321,18 @@ def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
     )
     again = replace(request, explicit=settings, config_file=NO_FILE, env=env, eval_env=eval_env)
     return with_code(inspect_request(again))
+
+
+def _check_same_code(plan: Plan, named: Mapping[str, Any], folder: Path) -> None:
+    """Raise ConfigError if another environment is named than that of the study."""
+    for name, before in (("env", plan.env), ("eval_env", plan.fixed.get("eval_env", ""))):
+        # What has no colon is the name of a callable: the same code may have another one.
+        text = named[name] if isinstance(named[name], str) else before
+        if ":" in before and text != before:
+            raise ConfigError(
+                f"{name}={text!r}, but the study in {folder} is of {before}, and goes on as it "
+                f"began: {plan.command(folder)}\nFor another one begin a new study."
+            )
 
 
 def _say(quiet: bool) -> Say:

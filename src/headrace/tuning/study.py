@@ -33,10 +33,10 @@ from headrace.tuning.space import parse_space
 
 Say = Callable[[str], None]
 
-_MOST_FAILURES = 3  # of the first trials, with which a study ends
 _LARGEST_RESERVE = 0.5  # share of the budget for measuring again
 _START_S = 3.0  # of a run: assumed until one is known
 _FOREVER_S = 1e9
+_MOST_FAILURES = 3  # of the first trials, with which a study ends
 
 
 class Key(NamedTuple):
@@ -46,6 +46,18 @@ class Key(NamedTuple):
     seed: int
     rung: int
     is_fresh: bool = False
+
+
+def all_failed(plan: Plan, trials: list[Trial]) -> list[str]:
+    """Return that the first trials all failed, in two sentences; [] if one was measured or runs."""
+    failed = [trial for trial in trials if trial.state == "failed"]
+    is_unmeasured = not any(trial.measured or trial.state == "running" for trial in trials)
+    if not is_unmeasured or len(failed) < min(_MOST_FAILURES, plan.trials):
+        return []
+    return [
+        f"The first {len(failed)} trials all failed.",
+        "When that is mended, begin a new study: failed trials are not tried again.",
+    ]
 
 
 class Search:
@@ -317,13 +329,10 @@ class Search:
 
     def _end_if_all_failed(self, why: str) -> None:
         """Raise HeadraceError if several trials have failed, and none was ever measured."""
-        failed = [trial for trial in self.trials if trial.state == "failed"]
-        is_unmeasured = not any(t.measured or t.state == "running" for t in self.trials)
-        if is_unmeasured and len(failed) >= min(_MOST_FAILURES, self.plan.trials):
+        if ended := all_failed(self.plan, self.trials):
             raise HeadraceError(
-                f"The first {len(failed)} trials all failed. The last one said:\n{why}\n"
-                f"Each trial's output: {self.folder / 'trials'}/*.log\n"
-                "When that is mended, begin a new study: failed trials are not tried again."
+                f"{ended[0]} The last one said:\n{why}\n"
+                f"Each trial's output: {self.folder / 'trials'}/*.log\n{ended[1]}"
             )
 
     def _write(self, trial: Trial) -> None:
