@@ -473,7 +473,7 @@ def test_code_must_be_named_again(tmp_path):
     headrace.tune(env, study=tmp_path / "s", **search, **settings)
     with pytest.raises(ConfigError, match=r"Name it again \(env\)"):
         headrace.tune(study=tmp_path / "s", trials=2, quiet=True)
-    with pytest.raises(ConfigError, match=r"env='tests.tuning.test_study:broken', but the study"):
+    with pytest.raises(ConfigError, match=r"^env: the study in .* goes on as it began"):
         headrace.tune("tests.tuning.test_study:broken", study=tmp_path / "s", trials=2, quiet=True)
     again = headrace.tune(env, study=tmp_path / "s", trials=2, quiet=True)
     assert [row["state"] for row in again.trials] == ["whole", "whole"]

@@ -247,8 +247,9 @@ def go_on(
     changes |= {} if cluster is None else {"cluster": cluster}
     if "trials" in changes:
         changes["trials"] = num_trials(options, parse_space(plan.space, "the study"))
-    _check_more(plan, read_trials(folder), changes)
-    if ended := all_failed(plan, read_trials(folder)):
+    trials_before = read_trials(folder)
+    _check_more(plan, trials_before, changes)
+    if ended := all_failed(plan, trials_before):
         raise ConfigError("\n".join(ended))
     plan = replace(plan, **changes)
     again = _request_again(plan, request, folder)
@@ -307,10 +308,12 @@ def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
             f"run.\nName it again ({', '.join(missing)}), as when the study began: "
             f"{plan.command(folder)}"
         )
-    _check_same_code(plan, named, folder)
     known = plan.fixed | {"env": plan.env, "algo": plan.algo}
     named["env"] = newest_version(named["env"]) if isinstance(named["env"], str) else named["env"]
-    other = {name for name, value in named.items() if value and name not in plan.code}
+    # An environment's code is known by the name that was typed; a callable has none that lasts.
+    envs = ("env", "eval_env")
+    typed = {n for n in envs if isinstance(named[n], str) and ":" in known.get(n, "")}
+    other = {n for n, value in named.items() if value and (n not in plan.code or n in typed)}
     more = (set(given) - set(named)) | {name for name in other if named[name] != known.get(name)}
     refuse_changes(sorted(more), folder)
     settings = plan.fixed | {"seed": plan.seed, "env": plan.env, "algo": plan.algo}
@@ -321,18 +324,6 @@ def _request_again(plan: Plan, request: RunRequest, folder: Path) -> RunRequest:
     )
     again = replace(request, explicit=settings, config_file=NO_FILE, env=env, eval_env=eval_env)
     return with_code(inspect_request(again))
-
-
-def _check_same_code(plan: Plan, named: Mapping[str, Any], folder: Path) -> None:
-    """Raise ConfigError if another environment is named than that of the study."""
-    for name, before in (("env", plan.env), ("eval_env", plan.fixed.get("eval_env", ""))):
-        # What has no colon is the name of a callable: the same code may have another one.
-        text = named[name] if isinstance(named[name], str) else before
-        if ":" in before and text != before:
-            raise ConfigError(
-                f"{name}={text!r}, but the study in {folder} is of {before}, and goes on as it "
-                f"began: {plan.command(folder)}\nFor another one begin a new study."
-            )
 
 
 def _say(quiet: bool) -> Say:
