@@ -100,7 +100,7 @@ ALGORITHMS = [
 NAMES = ["ppo", "a2c", "appo", "impala", "ppo at lag 1", "pqn", "dqn"]
 
 
-@repeats(("algo", "sizes"), ALGORITHMS, ids=NAMES, keep=4)
+@repeats(("algo", "sizes"), ALGORITHMS, ids=NAMES, keep=2)
 def test_identity(tmp_path, algo, sizes):
     run = headrace.train(
         Identity, algo=algo, total_env_steps=12_000, run_dir=tmp_path / "run", **SMALL | sizes
@@ -163,6 +163,7 @@ def test_cartpole(tmp_path, algo, at_least, greedy):
 
 
 @repeats("core", ["lstm", "gru", "none"])
+@pytest.mark.more
 def test_recall_takes_a_memory(tmp_path, core):
     """Four seeds of each core gave 1.0. At a rate of 1e-2 seeds fail by chance."""
     run = headrace.train(

@@ -118,6 +118,7 @@ def test_each_algorithm_learns_from_recorded_steps(tmp_path, recorded, algo):
     assert all(torch.equal(*pair) for pair in zip(*(w.values() for w in weights), strict=True))
 
 
+@pytest.mark.more
 def test_two_learners_read_on_where_one_stopped(tmp_path, recorded):
     part = train(tmp_path / "run", headrace.SAC(**SOME), data=str(recorded), total_env_steps=320)
     run = headrace.resume(part.dir, env=Reach, total_env_steps=640, num_learners=2, quiet=True)
@@ -133,6 +134,7 @@ def test_a_run_goes_on_in_the_environment(tmp_path, recorded):
     assert went_on.summary["learner_steps"] == int(0.2 * (960 - 64))
 
 
+@pytest.mark.more
 def test_a_run_goes_on_in_a_kernel_environment(tmp_path):
     of_run = {"env": "headrace/Reacher-v0", "num_envs": 4, "num_steps": 16, "quiet": True}
     algo = headrace.SAC(**SOME)

@@ -263,6 +263,7 @@ def train(path, algo, **more):
 SIZES = {"learning_starts": 64, "replay_ratio": 0.2, "batch_size": 32, "lr": 1e-2}
 
 
+@pytest.mark.more
 def test_temperature_nears_its_target_or_stays(tmp_path):
     for target, grows in ((-5.0, False), (1.0, True)):
         algo = SAC(**SIZES, target_entropy=target, initial_ent_coef=0.5)

@@ -181,6 +181,7 @@ def test_noise_is_that_of_the_weights_version_and_of_the_gradient_step(tmp_path)
         torch.testing.assert_close(tensors[name], expected)
 
 
+@pytest.mark.more
 def test_clipped_targets_are_counted_and_warned_of_once(tmp_path, capsys):
     """A return is some 20 here: v_max = 2 is too narrow, and 200 is not."""
     for v_max, expected in ((2.0, 1), (200.0, 0)):
@@ -212,6 +213,7 @@ def test_metrics_show_the_best_values_and_how_far_the_target_network_is(tmp_path
     assert any(row["max_value"] > row["mean_value"] for row in rows)
 
 
+@pytest.mark.more
 def test_metrics_show_how_much_is_stored_and_how_old_it_is_that_is_learned_from(tmp_path):
     run = train(tmp_path / "run", DQN(learning_starts=100, replay_size=200))
     rows = read_metrics(run.dir)
@@ -223,7 +225,8 @@ def test_metrics_show_how_much_is_stored_and_how_old_it_is_that_is_learned_from(
     assert run.summary["meter"]["replay"] > 0
 
 
-@repeats("algo", [DQN(n_step=3), PQN(), DQN(n_step=1)], ids=["3", "pqn", "1"], keep=1)
+@pytest.mark.more
+@pytest.mark.parametrize("algo", [DQN(n_step=3), PQN(), DQN(n_step=1)], ids=["3", "pqn", "1"])
 def test_time_limits_are_no_terminal_states(tmp_path, algo):
     """Reward 1 per step for ever, cut off every 5 steps: Q is 1 / (1 - 0.8) = 5 all the same."""
 
@@ -247,6 +250,7 @@ def test_time_limits_are_no_terminal_states(tmp_path, algo):
     assert 4.5 < values[-1] < 5.5
 
 
+@pytest.mark.more
 def test_rainbow_is_dqn_with_its_parts(tmp_path):
     parts = {"n_step": 3, "priority_alpha": 0.5, "dueling": True, "noisy": True}
     one = train(tmp_path / "a", headrace.Rainbow(**BASE["dqn"]))

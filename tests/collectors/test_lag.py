@@ -58,6 +58,7 @@ def at_lag_1(collector, plan, batches):
     assert (ledger.lost, ledger.collected) == (0, batches * plan.num_steps * plan.num_envs)
 
 
+@pytest.mark.more
 def test_lag_1_batch_is_made_with_the_weights_of_two_updates_before():
     plan = plan_for(short_cartpole, num_steps=20, num_envs=6, lag=1)
     # At lag 0, with the weights that each batch of lag 1 has: the same to the bit.

@@ -289,6 +289,7 @@ def test_environment_that_cannot_be_pickled_is_refused():
         workers(plan)
 
 
+@pytest.mark.more
 def test_process_with_unclosed_workers_ends(tmp_path):
     process = script(
         tmp_path,

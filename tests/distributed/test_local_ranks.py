@@ -113,6 +113,7 @@ def test_custom_networks_may_skip_parameters(tmp_path, parts):
     close(*runs)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("then", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_two_learners_resumed_as_one_or_four(tmp_path, then):
     own = SETTINGS | {"envs_per_vector": 8, "network": headrace.Network(normalize_reward=True)}

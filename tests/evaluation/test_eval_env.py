@@ -107,6 +107,7 @@ def test_the_form_of_a_kernel_environment_is_not_asked_of_another_one(tmp_path):
     assert back._job.eval_spec.interface == "kernel"
 
 
+@pytest.mark.more
 def test_resume_and_eval_keep_it(tmp_path, capsys):
     run = train(tmp_path, eval_env=Long, eval_env_kwargs={"steps": 7})
     with pytest.raises(ConfigError, match=r"--eval-env module:callable \(eval_env=\.\.\. in Pyth"):

@@ -16,6 +16,7 @@ from headrace.collectors.supervisor import Supervisor
 from headrace.errors import EnvError
 from tests.faults.test_env import SMALL, assert_balanced, train
 from tests.faults.test_workers import RUN, Chaos, losses
+from tests.marks import repeats
 
 __all__ = ["losses"]  # a fixture
 
@@ -215,7 +216,7 @@ class World:
 
 
 @pytest.mark.fault_a
-@pytest.mark.parametrize("first", range(0, len(SEEDS), 1000))
+@repeats("first", range(0, len(SEEDS), 1000), keep=3)
 def test_f26_all_asynchronous_schedules_keep_the_invariants(first):
     ended, uneven = {True: 0, False: 0}, 0
     for seed in SEEDS[first : first + 1000]:

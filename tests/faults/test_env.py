@@ -196,7 +196,7 @@ LIMITS_S = [1.0, pytest.param(3.0, marks=pytest.mark.faults)]
 @repeats(
     ("kind", "when"),
     [(kind, when) for when in ("step", "reset") for kind in ("hang", "spin", "hold")],
-    keep=3,
+    keep=1,
 )
 def test_f05_hanging_worker_is_killed_and_replaced(tmp_path, measured, kind, when, limit_s):
     """The other worker's fragment stays; the stack says where it hung."""
@@ -279,6 +279,7 @@ def test_f05_slow_environment_in_the_learner_s_process_goes_on(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.more
 def test_f05_slow_environment_in_a_worker_goes_on():
     """Each step shorter than the limit, all of a vector's together longer; so are resets."""
     plan = plan_for(

@@ -11,6 +11,7 @@ import random
 import pytest
 
 from headrace.collectors.supervisor import Supervisor
+from tests.marks import repeats
 
 pytestmark = pytest.mark.fault_a
 
@@ -170,7 +171,7 @@ class World:
                 self.now += self.rng.choice([3.0, 1000.0])
 
 
-@pytest.mark.parametrize("first", range(0, len(SEEDS), 1000))
+@repeats("first", range(0, len(SEEDS), 1000), keep=3)
 def test_f26_all_schedules_keep_the_invariants(first):
     ended = {True: 0, False: 0}
     for seed in SEEDS[first : first + 1000]:

@@ -73,7 +73,7 @@ MORE = [
     pytest.param(who, k, marks=pytest.mark.more)
     for who, k in (
         *(("inline", k) for k in (1, 50)),
-        *(("workers", k) for k in (1, 50)),
+        *(("workers", k) for k in (1, 7, 50)),
         ("learners", 7),
     )
 ]
@@ -81,7 +81,7 @@ MORE = [
 
 @pytest.mark.parametrize(
     ("who", "stop_after"),
-    [("inline", 7), ("workers", 7), *MORE],
+    [("inline", 7), *MORE],
 )
 def test_resumed_equals_uninterrupted(tmp_path, whole, who, stop_after, measured):
     """F16."""

@@ -125,7 +125,7 @@ def first_worker(collector):
 
 @pytest.mark.fault_a
 @pytest.mark.parametrize("limit_s", LIMITS_S)
-@pytest.mark.parametrize("replaced", [False, True])
+@repeats("replaced", [True, False])
 def test_f06_stopped_worker_is_replaced_after_the_limit(measured, limit_s, replaced):
     """Shorter than the limit it is a pause; longer, it is killed and another takes its place."""
     told = []

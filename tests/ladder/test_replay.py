@@ -69,7 +69,7 @@ def assert_same(one, other):
         assert one.summary[name] == other.summary[name], name
 
 
-@repeats("algo", ALGORITHMS.values(), keep=2, ids=ALGORITHMS)
+@repeats("algo", ALGORITHMS.values(), ids=ALGORITHMS)
 @repeats("lag", [0, 1])
 def test_workers_learn_what_inline_learns(tmp_path, lag, algo):
     inline = train(tmp_path / "inline", num_workers=0, lag=lag, algo=algo)
@@ -77,7 +77,7 @@ def test_workers_learn_what_inline_learns(tmp_path, lag, algo):
     assert_same(inline, train(tmp_path / "workers", num_workers=2, lag=lag, algo=algo))
 
 
-@repeats("algo", ALGORITHMS.values(), keep=2, ids=ALGORITHMS)
+@repeats("algo", ALGORITHMS.values(), ids=ALGORITHMS)
 @repeats("lag", [0, 1])
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, lag, algo):
     """The replay is full by then: it has 400 rows, and the run takes 640."""

@@ -258,7 +258,7 @@ def test_a_signal_saves_and_the_run_goes_on_as_if_nothing_had_been(tmp_path, num
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("vectorization", ["native", "python"])
+@repeats("vectorization", ["native", "python"])
 def test_a_kernel_environment_goes_on_where_it_was(tmp_path, capsys, num_workers, vectorization):
     settings = SETTINGS | {
         "num_workers": num_workers,

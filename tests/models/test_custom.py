@@ -193,6 +193,7 @@ def test_a_wrapper_makes_atari_step_its_python_form(tmp_path):
     assert (auto.run.vectorization, auto.run.envs_per_vector) == ("native", 8)
 
 
+@pytest.mark.more
 def test_a_run_can_begin_with_the_weights_of_another(tmp_path):
     network = headrace.Network(normalize_obs=True)
     first = headrace.train("CartPole-v1", run_dir=tmp_path / "a", total_env_steps=64,
@@ -218,6 +219,7 @@ def test_a_run_can_begin_with_the_weights_of_another(tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.more
 def test_evaluations_come_on_time_and_the_best_policy_is_kept(tmp_path, capsys):
     seen = []
     run = headrace.train(

@@ -129,6 +129,7 @@ def test_features_begin_no_larger_than_a_vector_beside_them(net, side):
             assert float(encoder(image).square().mean().sqrt()) < 3
 
 
+@pytest.mark.more
 def test_bf16_is_close_to_fp32_and_leaves_weights_and_outputs_fp32():
     policy, fragment = stored_batch()
     half, _ = stored_batch(precision="bf16")

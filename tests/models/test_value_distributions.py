@@ -74,6 +74,7 @@ def test_quantile_loss_as_a_loop_computes_it():
         assert found == pytest.approx(total, rel=1e-5)
 
 
+@pytest.mark.more
 def test_quantiles_are_learned():
     """From draws of a known distribution; the Huber part of the loss moves them a little."""
     torch.manual_seed(2)

@@ -388,6 +388,7 @@ def test_the_limit_of_training_is_stepping_and_then_multiplying():
     assert take_turn(alone, Work(None))["env_steps_per_s"] > 1000
 
 
+@pytest.mark.more
 def test_what_a_replay_costs_is_measured_without_learning():
     arguments = ["CartPole-v1", "--env-steps", "10240"]
     ours = contestants.headrace_driver("Headrace", "replay_cost", arguments)

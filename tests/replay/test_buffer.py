@@ -184,7 +184,7 @@ def test_without_ends_the_newest_are_kept():
     assert int(buffer.num_gone[0]) == 100 - 40
 
 
-@pytest.mark.parametrize("kind", [Stream, Frames])
+@repeats("kind", [Frames, Stream])
 @repeats("seed", range(3))
 def test_lost_fragments_are_cut_and_never_crossed(seed, kind):
     stream, buffer = kind(seed, p_end=0.1), ReplayBuffer(kind.spec, 60 * N, N)

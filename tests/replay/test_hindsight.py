@@ -163,6 +163,7 @@ def test_workers_and_resumed_runs_replace_the_same_goals(tmp_path):
     assert_equal(whole, resumed)
 
 
+@pytest.mark.more
 def test_goal_environments_have_hindsight_by_default(tmp_path):
     import json
 

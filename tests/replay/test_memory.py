@@ -24,6 +24,7 @@ def test_a_row_takes_what_the_buffer_takes(more):
     assert large - small == pytest.approx(expected, rel=0.01)  # sums of 64 come on top
 
 
+@pytest.mark.more
 def test_more_than_the_machine_has_is_refused_in_words(tmp_path):
     with pytest.raises(
         ConfigError, match=r"(?s)needs [\d.]+ GB, \d+ bytes.*Use --replay-size \d+ or"

@@ -93,6 +93,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.more
 def test_a_run_that_is_killed_goes_on_to_the_bit(tmp_path):
     train(tmp_path / "whole", 960)
     done = subprocess.run(

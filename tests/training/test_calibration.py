@@ -139,6 +139,7 @@ def test_nothing_is_measured_where_nothing_is_auto(monkeypatch):
         assert request(**given).costs is None
 
 
+@pytest.mark.more
 def test_resumed_elsewhere_a_run_has_as_many_workers_as_there_are_cores(tmp_path, monkeypatch):
     run = headrace.train(
         "tests.training.test_calibration:Sleeping", num_envs=4, num_steps=16, quiet=True,
@@ -309,6 +310,7 @@ def test_an_error_of_the_measurement_is_not_hidden(monkeypatch):
         request()
 
 
+@pytest.mark.more
 def test_what_is_chosen_runs_and_learns_the_same(tmp_path, monkeypatch):
     """Two learners, as on a machine where updates are dear."""
     dear = LinearCost(1e-3, 1.0)

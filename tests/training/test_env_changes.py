@@ -14,6 +14,7 @@ from headrace.envs.changes import UNKNOWN, record
 from headrace.errors import ConfigError, EnvChangeError
 from headrace.storage import checkpoint
 from tests.ladder.test_resume import SETTINGS, UPDATE, assert_same
+from tests.marks import repeats
 from tests.support import inline, plan_for, policies_for
 
 LAST = 8  # updates
@@ -138,7 +139,7 @@ def test_what_a_wrapper_has_is_set_there_and_all_else_further_inside(tmp_path):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("lag", [0, 1])
+@repeats("lag", [1, 0])
 def test_any_number_of_workers_makes_the_same_batches(tmp_path, whole, num_workers, lag):
     same = whole if lag == 0 else train(tmp_path / "inline", lag=1)
     run = train(tmp_path / "run", num_workers=num_workers, lag=lag)
@@ -154,7 +155,7 @@ def test_with_lag_a_change_comes_one_batch_later(tmp_path):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("updates", [2, 3, 5])
+@repeats("updates", [3, 2, 5])
 def test_a_resumed_run_equals_one_that_was_not_stopped(
     tmp_path, capsys, whole, num_workers, updates
 ):
@@ -213,6 +214,7 @@ def test_the_successor_of_a_killed_worker_has_the_changes(tmp_path, whole):
     assert_same(whole, run)
 
 
+@pytest.mark.more
 def test_new_episodes_after_two_losses_at_the_same_place_begin_with_the_changes(tmp_path):
     run = train(tmp_path / "run", lambda: Dies(tmp_path, times=2), updates=4, num_workers=1)
     assert run.summary["restarts"] == 2
@@ -262,6 +264,7 @@ def test_an_environment_made_anew_after_an_error_has_the_changes(tmp_path, num_w
     assert place == pytest.approx(3.0 * 45, abs=0.5 * 45), "with the wind, and not with speed 1"
 
 
+@pytest.mark.more
 def test_workers_that_never_stop_have_the_changes(tmp_path):
     run = train(
         tmp_path / "run", algo="appo", num_workers=2, updates=20,

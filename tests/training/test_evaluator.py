@@ -104,11 +104,11 @@ def same(a, b):
     return all(torch.equal(tensor, b[name]) for name, tensor in a.items())
 
 
-@pytest.mark.parametrize(
+@repeats(
     ("env", "settings"),
     [
-        ("CartPole-v1", {}),
         ("CartPole-v1", {"core": "lstm", "normalize_obs": True, "learner_threads": 2}),
+        ("CartPole-v1", {}),
         ("Pendulum-v1", {"normalize_obs": True, "normalize_reward": True, "num_workers": 2}),
         ("headrace/CartPole-v1", {"envs_per_vector": 4}),
         (Choice, {"algo": headrace.DQN(noisy=True, lr=0)}),  # with no noise
@@ -239,7 +239,8 @@ def test_an_environment_that_hangs_again_ends_the_run(tmp_path):
         train(tmp_path, env_timeout_s=LIMIT_S, **hanging(tmp_path, times=2))
 
 
-@repeats("is_waited_for", [False, True])
+@pytest.mark.more
+@pytest.mark.parametrize("is_waited_for", [False, True])
 def test_ctrl_c_gives_up_the_evaluation_and_resume_has_another(tmp_path, gate, is_waited_for):
     """While training goes on, and while the last update waits for it."""
     pids, every = [], 2 if is_waited_for else 4

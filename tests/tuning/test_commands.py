@@ -56,6 +56,7 @@ def test_show_of_a_study_that_was_cut_writes_the_best_so_far(folder, tmp_path):
     assert (cut / "best.toml").read_text() == (folder / "best.toml").read_text()
 
 
+@pytest.mark.more
 def test_go_on_with_more_trials(folder):
     done = run("tune", "--resume", folder, "--trials", 3, "--json")
     assert len(json.loads(done.stdout)["trials"]) == 3

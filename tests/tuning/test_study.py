@@ -24,6 +24,7 @@ from headrace.tuning.results import best_toml
 from headrace.tuning.study import Search
 from tests import python
 from tests.faults.support import small_disk
+from tests.marks import repeats
 from tests.support import Counting, children, leaders, still_alive
 
 SPACE = {"lr": {"log": [1e-4, 1e-2]}, "num_epochs": {"choice": [1, 4]}}
@@ -368,6 +369,7 @@ def test_a_study_is_not_told_to_have_less_than_it_has(study):
             headrace.tune(study=study.dir, quiet=True, **changes)
 
 
+@pytest.mark.more
 def test_several_seeds_and_a_goal(tmp_path):
     """All episodes have a return of 10: the smaller batch sees the hundredth of them sooner."""
     study = headrace.tune(
@@ -412,7 +414,7 @@ def test_a_full_disk_ends_a_study_in_words_and_it_goes_on_when_there_is_room(stu
         assert without_clocks(folder) == without_clocks(study.dir)
 
 
-@pytest.mark.parametrize("final_seeds", [0, 2])
+@repeats("final_seeds", [2, 0])
 def test_a_budget_ends_the_search(tmp_path, final_seeds):
     settings = SETTINGS | {"total_env_steps": 50_000_000}
     search = SEARCH | {"budget_s": 4.0, "prune": "none", "final_seeds": final_seeds}

@@ -122,7 +122,7 @@ def compare(plan, theirs, ours, batches=3):
 
 
 @repeats("arithmetic", ["plain", "auto"])
-@pytest.mark.parametrize(
+@repeats(
     ("env", "network"),
     [
         (short_cartpole, {}),
@@ -249,6 +249,7 @@ def test_error_of_the_network_reaches_the_user_unchanged(gate):
     collector.close()
 
 
+@pytest.mark.more
 def test_hanging_network_ends_the_run_with_its_stack(gate, monkeypatch):
     plan = learner_plan(Counting, model=Gated)
     collector = workers(plan)
@@ -261,6 +262,7 @@ def test_hanging_network_ends_the_run_with_its_stack(gate, monkeypatch):
     collector.close()
 
 
+@pytest.mark.more
 def test_worker_that_waits_long_for_the_network_is_not_killed(gate):
     plan, said = learner_plan(Counting, model=Gated, guards=Guards(env_timeout_s=0.5)), []
     collector = workers(plan, say=said.append)
@@ -319,6 +321,7 @@ def test_worker_killed_while_it_waits_is_replaced(gate):
     expected.close()
 
 
+@pytest.mark.more
 def test_a_round_may_take_as_long_as_a_step(gate, monkeypatch):
     """The pool waits for its end by --env-timeout-s, not by the default's least."""
     monkeypatch.setattr("headrace.collectors.backends.inference_server.LEAST_LIMIT_S", 0.0)
@@ -445,6 +448,7 @@ def test_closed_workers_leave_nothing_behind():
 
 
 @repeats(("algo", "lag", "least"), [(FAST, 0, 9.0), ("appo", 2, 7.0)])
+@pytest.mark.more
 def test_training_with_the_server_learns(tmp_path, algo, lag, least):
     more = {} if lag == 0 else {"lr": 3e-3, "gamma": 0.5, "num_epochs": 4, "num_minibatches": 4}
     run = headrace.train(

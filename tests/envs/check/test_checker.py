@@ -727,6 +727,7 @@ class Columns(Tensors):
         return obs, reward.unsqueeze(-1), *more
 
 
+@pytest.mark.more
 def test_pettingzoo_and_tensor_environments_are_stepped():
     for env in (Camp, Tensors):
         report = headrace.check_env(env)

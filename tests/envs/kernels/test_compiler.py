@@ -88,6 +88,7 @@ def test_one_of_several_processes_compiles(tmp_path, count):
     assert [sum(int(item[f]) for item in hits) for f in (0, 1)] == [count - 1] * 2
 
 
+@pytest.mark.more
 def test_cached_code_is_used_under_another_module_name(tmp_path):
     text = (Path(__file__).parents[3] / "examples/catch.py").read_text()
     script = (

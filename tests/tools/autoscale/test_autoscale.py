@@ -43,6 +43,7 @@ def headrace_(capsys):
     return run
 
 
+@pytest.mark.more
 def test_result_is_cached_and_reused(monkeypatch):
     said = []
 
@@ -78,6 +79,7 @@ def test_damaged_or_foreign_cache_file_is_ignored():
     assert result.read_cache(key) is None
 
 
+@pytest.mark.more
 def test_result_of_unnamed_environment_is_not_cached(tmp_path):
     found = headrace.autoscale(lambda: Counting(terminate_at=20), quiet=True, seed=3, **ONE)
     assert found.path is None

@@ -101,6 +101,7 @@ def test_trial_without_updates_is_slow_with_upper_bound():
     assert found.rate is None or found.rate > 2
 
 
+@pytest.mark.more
 def test_clearly_slower_trial_ends_early():
     found = trial(lambda: Sleeping(0.02), measure_s=0.5, to_beat=1e6)
     assert found.rate < 1e6

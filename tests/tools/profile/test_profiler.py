@@ -92,6 +92,7 @@ def test_sleeping_environments_have_small_cpu_share():
     assert 1 / 60 < computes.resets_per_step < 1 / 9
 
 
+@pytest.mark.more
 def test_one_vector_costs_are_divided_among_environments():
     def of(n):
         return probed(env="headrace/CartPole-v1", num_envs=n, num_steps=8, device="cpu")
@@ -198,6 +199,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(profiler, "_MIN_S", 1.0)
 
 
+@pytest.mark.more
 def test_run_with_timeline_can_be_profiled(run_dir, quick):
     found = profile_run(run_dir, RunRequest(env=FAULTY), 2.0)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -104,6 +104,7 @@ def _torch():
     return torch.__version__
 
 
+@pytest.mark.more
 def test_chosen_settings_come_before_defaults(workers):
     words = Reader(write_report(workers)).words
     assert words.index("num_workers 2 given") < words.index("settings at their defaults")
@@ -125,6 +126,7 @@ def test_names_of_a_run_are_escaped(workers, tmp_path):
     assert "alert(1)" not in page.words and page.words.count("alert('$1$')") >= 6
 
 
+@pytest.mark.more
 def test_asynchronous_run_shows_its_lag(tmp_path):
     run = headrace.train(
         "CartPole-v1", run_dir=tmp_path / "run", algo="appo", num_workers=2, lag=2,
@@ -166,6 +168,7 @@ def test_each_policy_has_a_curve(tmp_path):
     assert re.search(r"mean_return \S+ / \S+ ", page.words)
 
 
+@pytest.mark.more
 def test_time_of_resumed_run_is_that_of_all_processes(workers, tmp_path):
     run_dir = copied(workers, tmp_path / "r")
     before = read_history(run_dir)
@@ -178,6 +181,7 @@ def test_time_of_resumed_run_is_that_of_all_processes(workers, tmp_path):
     assert "started 2 times" in words and "env steps 1,920" in words
 
 
+@pytest.mark.more
 def test_running_run_without_episodes_has_a_page(workers, tmp_path):
     run_dir = copied(workers, tmp_path / "r")
     none = {"mean_return": None, "mean_length": None, "episodes": 0}
