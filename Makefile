@@ -24,7 +24,7 @@ demo: $(VENV)/.demo
 # Each file runs in one of three processes: tests wait for others, so two would leave the cores idle.
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
-## Lint, types, and each kind of test once: five minutes on two cores.
+## Lint, types, and each kind of test once: six minutes on two cores.
 test: $(VENV)/.dev browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

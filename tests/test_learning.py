@@ -162,8 +162,8 @@ def test_cartpole(tmp_path, algo, at_least, greedy):
     assert run.evaluate().to_json()["mean_return"] > greedy
 
 
-@repeats("core", ["lstm", "gru", "none"])
 @pytest.mark.more
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
 def test_recall_takes_a_memory(tmp_path, core):
     """Four seeds of each core gave 1.0. At a rate of 1e-2 seeds fail by chance."""
     run = headrace.train(

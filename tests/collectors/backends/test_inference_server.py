@@ -447,8 +447,8 @@ def test_closed_workers_leave_nothing_behind():
     assert len(os.listdir("/proc/self/fd")) <= len(files)
 
 
-@repeats(("algo", "lag", "least"), [(FAST, 0, 9.0), ("appo", 2, 7.0)])
 @pytest.mark.more
+@pytest.mark.parametrize(("algo", "lag", "least"), [(FAST, 0, 9.0), ("appo", 2, 7.0)])
 def test_training_with_the_server_learns(tmp_path, algo, lag, least):
     more = {} if lag == 0 else {"lr": 3e-3, "gamma": 0.5, "num_epochs": 4, "num_minibatches": 4}
     run = headrace.train(
