@@ -274,7 +274,15 @@ def test_a_mask_that_allows_nothing_is_an_environment_s_error():
     collector.close()
 
 
-@pytest.mark.parametrize("algo", [headrace.PPO(num_minibatches=2), headrace.A2C()])
+@pytest.mark.parametrize(
+    "algo",
+    [
+        headrace.PPO(num_minibatches=2),
+        headrace.A2C(),
+        headrace.DQN(learning_starts=16),
+        headrace.SAC(learning_starts=16),
+    ],
+)
 def test_a_masked_run_trains_evaluates_and_its_policy_asks_for_the_mask(tmp_path, algo):
     tiny = {k: v for k, v in TINY.items() if k != "num_minibatches"}
     run = headrace.train(Refusing, run_dir=tmp_path / "r", algo=algo, total_env_steps=64, **tiny)

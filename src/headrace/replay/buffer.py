@@ -106,12 +106,11 @@ class ReplayBuffer(OfEnvs):
         self.capacity = -(-size // (num_envs * ranks.size)) + 1 + self.older
         self.obs_bytes = obs_bytes(spec)
         layout = columns(spec, {}, self.capacity, num_envs)
-        self._obs_names = {
-            name.removeprefix("obs").removeprefix("."): f"obs{i}"
-            for i, name in enumerate(name for name in layout if name.startswith("obs"))
-        }
-        for key, name in self._obs_names.items():
-            shape, dtype = layout[f"obs.{key}" if key else "obs"]
+        self._obs_names = dict[str, str]()
+        for column in (name for name in layout if name.startswith("obs")):
+            name = f"obs{len(self._obs_names)}"
+            self._obs_names[column.removeprefix("obs").removeprefix(".")] = name
+            shape, dtype = layout[column]
             of_row = shape[3:] if self.older else shape[2:]
             zeros = partial(zeros_in_file, directory) if directory else torch.zeros
             self.register_buffer(name, zeros((self.capacity, num_envs, *of_row), dtype=dtype))
