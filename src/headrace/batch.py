@@ -13,7 +13,7 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,6 +111,22 @@ class Fragment:
         k = int(self.num_final)
         return each(lambda o: o[:k], self.final_obs), self.final_step[:k], self.final_row[:k]
 
+    def first_rows(self, num_steps: int) -> "Fragment":
+        """Return the first steps of a batch, with their final observations."""
+        final_obs, step, row = self.finals()
+        kept = (step < num_steps).nonzero().squeeze(-1)
+        of_rows = ("action", "reward", "terminated", "truncated", "valid", "policy_version")
+        return replace(
+            self,
+            obs=each(lambda o: o[: num_steps + 1], self.obs),
+            **{name: getattr(self, name)[:num_steps] for name in of_rows},
+            final_obs=each(lambda o: o[kept], final_obs),
+            final_step=step[kept],
+            final_row=row[kept],
+            num_final=torch.tensor([len(kept)]),
+            stored_outputs={name: x[:num_steps] for name, x in self.stored_outputs.items()},
+        )
+
     def take(self, part: Tensor) -> "Fragment":
         """Return a batch of the columns `part`, with their final observations."""
         final_obs, step, row = self.finals()
@@ -204,6 +220,28 @@ def allocate(
     if device is not None:
         arrays["num_final"] = torch.zeros(1, dtype=torch.int64)
     return from_named_tensors(arrays)
+
+
+Fragments = tuple[Fragment, ...]
+"""The fragments of one vector: one of each policy that acts in it."""
+
+
+def allocate_all(
+    layouts: Sequence[Mapping[str, Column]], buffer: Any = None, *, fresh: bool = True
+) -> Fragments:
+    """Lay a vector's fragments out side by side in one piece of memory; see `allocate`."""
+    if buffer is None:
+        return tuple(allocate(layout) for layout in layouts)
+    pieces = split_memory(layouts, memoryview(buffer))
+    return tuple(
+        allocate(layout, piece, fresh=fresh) for layout, piece in zip(layouts, pieces, strict=True)
+    )
+
+
+def split_memory(layouts: Sequence[Mapping[str, Column]], memory: Any) -> list[Any]:
+    """Return each fragment's slice of the memory that `allocate_all` lays out."""
+    ends = itertools.accumulate(map(num_bytes, layouts), initial=0)
+    return [memory[first:end] for first, end in itertools.pairwise(ends)]
 
 
 def named_tensors(fragment: Fragment) -> dict[str, Tensor]:

@@ -15,9 +15,10 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 _UNBOUNDED = 1e30
 
-Interface = Literal["gym", "kernel", "tensor", "parallel"]
+Interface = Literal["gym", "kernel", "tensor", "parallel", "turns"]
 """Gymnasium's environments, kernel environments, vectors that step tensors, and games in
-PettingZoo's parallel form."""
+PettingZoo's parallel form and in its AEC form, in which agents take turns."""
+GAMES: tuple[Interface, ...] = ("parallel", "turns")
 
 
 KeyPath = tuple[str | int, ...]
@@ -136,6 +137,15 @@ PLAIN = ""
 """The key of an observation that is no Dict, where a mask from `info` is stored beside it."""
 
 
+class AgentSpaces(NamedTuple):
+    """What one agent observes and takes; see `EnvSpec`."""
+
+    observation: Space
+    action: Space
+    mask_key: str = ""
+    mask_in_info: bool = False
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Description of an environment for the policy.
@@ -152,12 +162,17 @@ class EnvSpec:
     mask_key: str = ""  # of the observation, for the actions that are allowed; "": there is none
     mask_in_info: bool = False
     roles: tuple[tuple[str, int], ...] = ()  # (role, its agents), by their ids; (): one agent
-    agent_spaces: tuple[tuple[Space, Space], ...] = ()  # of each agent, where they differ
+    agent_spaces: tuple[AgentSpaces, ...] = ()  # of each agent, where they differ
     notes: tuple[str, ...] = field(default=(), compare=False)  # what was changed to fit, for people
     interface: Interface = field(default="gym", compare=False)
     # Where the first axis of observations is a stack of the newest frames: how many. It saves
     # memory where frames are stored, and nothing else depends on it.
     num_frames: int = field(default=0, compare=False)
+
+    @property
+    def added_keys(self) -> tuple[str, ...]:
+        """Keys of `observation` that the environment's own observation does not have."""
+        return (self.mask_key,) if self.mask_in_info else ()
 
     @property
     def num_agents(self) -> int:
@@ -168,8 +183,7 @@ class EnvSpec:
         """Return the spec for the policy of these agents, whose spaces are all the same."""
         if not self.agent_spaces:
             return self
-        observation, action = self.agent_spaces[agents.first]
-        return replace(self, observation=observation, action=action, agent_spaces=())
+        return replace(self, **self.agent_spaces[agents.first]._asdict(), agent_spaces=())
 
     @property
     def seen(self) -> Space:
@@ -192,7 +206,10 @@ class EnvSpec:
             "mask_key": self.mask_key,
             "mask_in_info": self.mask_in_info,
             "roles": [[role, size] for role, size in self.roles],
-            "of_each": [[space.to_json() for space in spaces] for spaces in self.agent_spaces],
+            "of_each": [
+                [of.observation.to_json(), of.action.to_json(), of.mask_key, of.mask_in_info]
+                for of in self.agent_spaces
+            ],
         }
 
     @classmethod
@@ -206,8 +223,8 @@ class EnvSpec:
             data["mask_in_info"],
             tuple((role, size) for role, size in data.get("roles", ())),
             tuple(
-                (Space.from_json(observation), Space.from_json(action))
-                for observation, action in data.get("of_each", ())
+                AgentSpaces(Space.from_json(observation), Space.from_json(action), *mask)
+                for observation, action, *mask in data.get("of_each", ())  # once without a mask
             ),
         )
 

@@ -171,8 +171,17 @@ def test_only_the_last_episodes_are_told_and_all_are_counted(tmp_path):
 def test_places_for_final_observations_that_were_not_needed_change_nothing():
     plan = plan_for(ShortCartPole, num_envs=5, num_steps=4, native=True)
     policy, (n, T) = policy_for(plan), (5, 4)
+    [acting] = plan.policies.values()
     one, other = (
-        allocate(columns(plan.spec, plan.policy.stored_outputs, T, n, capacity=capacity))
+        allocate(
+            columns(
+                plan.spec,
+                acting.stored_outputs,
+                T,
+                n,
+                capacity=capacity,
+            )
+        )
         for capacity in (3, 10)
     )
     generator = torch.Generator().manual_seed(1)

@@ -122,7 +122,7 @@ def test_a_run_with_a_recurrent_core_goes_on_with_what_it_remembers(tmp_path, co
         headrace.train(short_cartpole, run_dir=run, total_env_steps=updates * UPDATE, **settings)
         for run, updates in zip(runs, (4, 2), strict=True)
     ]
-    assert checkpoint.newest(runs[1]).arrays("workers")["vector0.core_state"].any()
+    assert checkpoint.newest(runs[1]).arrays("workers")["vector0.core_state.0"].any()
     assert_same(
         ended[0],
         headrace.resume(runs[1], env=short_cartpole, total_env_steps=4 * UPDATE, quiet=True),

@@ -239,7 +239,6 @@ def test_a_random_policy_plays_random_actions_where_others_are_greedy(tmp_path, 
     [
         ({"frozen": {"third": "random"}}, "there is no policy 'third', but first, second"),
         ({"frozen": {"first": "random", "second": "random"}}, "are frozen.\nLeave one out"),
-        ({"num_workers": 1}, "num_workers=1, but Ring has 3 agents"),
         ({"envs_per_vector": 2}, "envs_per_vector=2, but of Ring all .* one vector: all 4"),
         ({"lag": 1}, "lag=1, but of Ring all are stepped together"),
         ({"frozen": {"first": "nowhere"}}, "There is no directory nowhere"),

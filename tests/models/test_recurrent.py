@@ -296,7 +296,7 @@ class Flipping(gym.Env):
 def test_a_trained_policy_remembers_until_it_is_reset(core):
     """`evaluate` plays what calling the policy by hand does, over several of its fragments."""
     plan = plan_for(Flipping, network=Network(core=core))
-    policy = TrainedPolicy(plan.spec, policy_for(plan), plan.policy.network)
+    policy = TrainedPolicy(plan.spec, policy_for(plan), next(iter(plan.policies.values())).network)
     found = evaluate(policy, EnvMaker(Flipping), episodes=70, seed=4)
     env, returns = Flipping(), []
     quota = 3  # env 0 plays the first three
@@ -314,7 +314,7 @@ def test_a_trained_policy_remembers_until_it_is_reset(core):
 
 def test_a_trained_policy_s_memory_is_one_row_for_each_of_a_batch():
     plan = plan_for(Flipping, network=Network(core="gru"))
-    policy = TrainedPolicy(plan.spec, policy_for(plan), plan.policy.network)
+    policy = TrainedPolicy(plan.spec, policy_for(plan), next(iter(plan.policies.values())).network)
     module = policy.module
     obs = torch.randn(4, 3, 2)
     state = torch.zeros(3, 64)
@@ -346,7 +346,7 @@ def test_an_episode_begun_anew_forgets(tmp_path):
     headrace.train(**settings, total_env_steps=128)
     plan = plan_for(Counting, network=Network(core="gru"), num_steps=32)
     state = headrace.storage.checkpoint.newest(tmp_path / "run").arrays("workers")
-    assert abs(state["vector0.core_state"]).min() > 0, "all are in the middle of an episode"
+    assert abs(state["vector0.core_state.0"]).min() > 0, "all are in the middle of an episode"
     collector = inline(plan, state=state)
     collector.publish(policies_for(plan), 0)
     for fragment in collector.collect().fragments:

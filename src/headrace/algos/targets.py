@@ -108,6 +108,17 @@ def vtrace_targets(
     return flat, {"rho_clip_fraction": rho, "c_clip_fraction": c}
 
 
+def most_rows(valid: Tensor, ranks: Ranks, multiple_of: int) -> int:
+    """Return how many first rows of `[T, N]` have all valid ones, on any rank; at least one.
+
+    Args:
+        multiple_of: divides T, and the result.
+    """
+    has_valid = valid.any(1).nonzero()
+    last = has_valid[-1, 0] + 1 if len(has_valid) else has_valid.new_ones(())
+    return -(-int(ranks.gather(last).max()) // multiple_of) * multiple_of
+
+
 @dataclass(frozen=True)
 class Cuts:
     """The rows of a flattened batch `[T * n, ...]` in each minibatch.

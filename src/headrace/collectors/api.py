@@ -1,7 +1,7 @@
 """The interface between the training loop and the collectors."""
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -12,6 +12,7 @@ from headrace.envs.changes import Changes
 from headrace.envs.factory import EnvMaker
 from headrace.meter import Timings
 from headrace.models.policy import Network, Policy
+from headrace.seeding import action_noise
 from headrace.spec import Agents, Array, EnvSpec
 
 
@@ -61,17 +62,38 @@ class SamplingPlan:
         return {name: policy.build() for name, policy in self.policies.items()}
 
     @property
-    def policy(self) -> PolicyPlan:
-        """The only policy. Workers do not step environments with several policies."""
-        [policy] = self.policies.values()
-        return policy
+    def layouts(self) -> list[dict[str, Column]]:
+        """Arrays of the fragments of one vector, one of each policy."""
+        return [
+            columns(
+                policy.spec,
+                policy.stored_outputs,
+                self.num_steps,
+                self.envs_per_vector * policy.agents.size,
+                policy.network.state_size,
+            )
+            for policy in self.policies.values()
+        ]
 
     @property
-    def layout(self) -> dict[str, Column]:
-        """Arrays of one vector's fragment."""
-        policy, n = self.policy, self.envs_per_vector
-        state_size = policy.network.state_size
-        return columns(self.spec, policy.stored_outputs, self.num_steps, n, state_size)
+    def parts(self) -> tuple[Agents, ...]:
+        """The agents of each policy."""
+        return tuple(policy.agents for policy in self.policies.values())
+
+    def action_noise(self, env_id: Array, first_step: int, num_draws: Sequence[int]) -> list[Array]:
+        """Draw the noise of one fragment of each policy, `[T, n * agents, draws]`.
+
+        Args:
+            env_id: `[n]`, of the vector.
+            first_step: steps that each env has taken before.
+            num_draws: of each policy.
+        """
+        return [
+            action_noise(
+                self.seed, part.ids(env_id, self.spec.num_agents), first_step, self.num_steps, draws
+            )
+            for part, draws in zip(self.parts, num_draws, strict=True)
+        ]
 
     @property
     def num_vectors(self) -> int:
@@ -98,7 +120,8 @@ WINDOW = 100
 class Collected:
     """One batch."""
 
-    fragments: list[Fragment]  # one of each vector, in order; asynchronous: the first ones
+    # Of each vector, in order, one of each policy; asynchronous: of those that were the first
+    fragments: list[Fragment]
     env_steps: int
     episodes: list[Episode] = field(default_factory=list)  # that ended, at least the last `WINDOW`
     metrics: dict[str, float] = field(default_factory=dict)

@@ -93,7 +93,9 @@ class AsynchronousCollector(WorkerPool):
         # Sorting is stable: of one vector, the earlier fragment stays before the later.
         batch = sorted(self._queue.take(), key=lambda buffer: buffer[0])
         results = [self._queued.pop(buffer) for buffer in batch]
-        return self._batch([self.fragment(*buffer) for buffer in batch], results, self._queue.depth)
+        return self._batch(
+            [self.fragments(*buffer) for buffer in batch], results, self._queue.depth
+        )
 
     def release_batch(self, *, more: bool) -> None:
         """Free the batch's buffers and order them filled; `more` is ignored: workers never stop."""
@@ -122,6 +124,6 @@ class AsynchronousCollector(WorkerPool):
             if result.whole:
                 self._queue.deliver((v, buffer))
                 self._queued[v, buffer] = result
-                self._snapshots.stage({v: self.fragment(v, buffer)}, [result])
+                self._snapshots.stage({v: self.fragments(v, buffer)}, [result])
                 self._snapshots.accept()
         self._done.clear()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace import batch, device_seeding, seeding
+from headrace import batch, device_seeding
 from headrace.batch import Fragment
 from headrace.collectors.api import (
     WINDOW,
@@ -19,7 +19,7 @@ from headrace.collectors.api import (
     SamplingPlan,
     ShouldStop,
 )
-from headrace.collectors.rollout import FixedActors, at_once, remembered, rollout
+from headrace.collectors.rollout import FixedActors, at_once, recall, remembered, rollout
 from headrace.collectors.watchdog import Watchdog
 from headrace.envs.api import VectorContext
 from headrace.envs.vectors import device_vector
@@ -56,7 +56,7 @@ class DeviceCollector(Collector):
             meter,
             guards=plan.guards,
             reseed=plan.reseed_episodes,
-            parts=tuple(policy.agents for policy in self._acting),
+            parts=plan.parts,
             num_threads=plan.threads_per_worker,
             last_episodes=WINDOW,
         )
@@ -134,18 +134,27 @@ class DeviceCollector(Collector):
 
     def _make_noise(self) -> None:
         """Draw the noise of the next batch, always into the same memory."""
-        plan, noise = self._plan, []
-        for fragment, of, policy in zip(self._fragments, self._acting, self._policies, strict=True):
-            ids = of.agents.ids(self._vector.env_id, plan.spec.num_agents)
-            steps = self._steps, plan.num_steps, policy.num_draws
-            if fragment.reward.is_cuda:
-                on_device = torch.from_numpy(ids).to(fragment.reward.device)
-                noise.append(device_seeding.action_noise(plan.seed, on_device, *steps))
-            else:
-                noise.append(torch.from_numpy(seeding.action_noise(plan.seed, ids, *steps)))
+        plan, device = self._plan, self._fragments[0].reward.device
+        draws = [policy.num_draws for policy in self._policies]
+        if device.type == "cuda":
+            noise = [
+                device_seeding.action_noise(
+                    plan.seed,
+                    torch.from_numpy(part.ids(self._vector.env_id, plan.spec.num_agents)).to(
+                        device
+                    ),
+                    self._steps,
+                    plan.num_steps,
+                    count,
+                )
+                for part, count in zip(plan.parts, draws, strict=True)
+            ]
+        else:
+            drawn = plan.action_noise(self._vector.env_id, self._steps, draws)
+            noise = list(map(torch.from_numpy, drawn))
         self._noise = self._noise or [tensor.clone() for tensor in noise]
-        for memory, drawn in zip(self._noise, noise, strict=True):
-            memory.copy_(drawn)
+        for memory, fresh in zip(self._noise, noise, strict=True):
+            memory.copy_(fresh)
 
     def discard_batch(self) -> None:
         self._go_back()
@@ -158,9 +167,7 @@ class DeviceCollector(Collector):
 
     def state(self) -> dict[str, Array]:
         state = self._vector.state() | self._vector.obs()
-        for i, memory in enumerate(self._memory):  # a row for each environment, as in all state
-            of_env = memory.cpu().view(self._plan.num_envs, -1)
-            state |= {f"{name}.{i}": array for name, array in remembered(of_env).items()}
+        state |= remembered(self._memory, self._plan.num_envs)
         named = {self._name + name: array for name, array in state.items()}
         return {"steps": np.array(self._steps)} | named
 
@@ -171,9 +178,8 @@ class DeviceCollector(Collector):
             self.restored = self._vector.start_after(self._steps)
             return
         self.restored = self._vector.restore(saved)
-        for i, memory in enumerate(self._memory):
-            if memory.numel() and not self.restored.new_episode:
-                memory.copy_(torch.from_numpy(saved[f"core_state.{i}"]).view_as(memory))
+        if not self.restored.new_episode:
+            recall(saved, self._memory, torch.zeros(self._plan.num_envs, dtype=torch.bool))
 
     def _moving(self) -> list[Tensor]:
         """Return the tensors that a batch changes beside the batch, for `_go_back`."""

@@ -27,7 +27,7 @@ class InlineCollector(VectorCollector):
         say: Say = lambda text: None,
     ) -> None:
         super().__init__(plan, stop, state, say)
-        self._fragments = {v: batch.allocate(plan.layout) for v in plan.vectors}
+        self._fragments = {v: batch.allocate_all(plan.layouts) for v in plan.vectors}
         self._worker = RolloutWorker(plan, list(plan.vectors), meter, name="inline")
         self._published = Published(self._worker.policies)
         # Of the weights for the next batch, and the changes before it; None: the newest
@@ -38,7 +38,7 @@ class InlineCollector(VectorCollector):
         self._watchdog = Watchdog(
             meter,
             plan.guards,
-            lambda: sum(map(count_unwritten, self._fragments.values())),
+            lambda: sum(count_unwritten(plan, of) for of in self._fragments.values()),
             lambda: self._snapshots.describe_position(self._fragments, "inline"),
         )
 
@@ -52,8 +52,7 @@ class InlineCollector(VectorCollector):
         ordered, changes = self._ordered or (None, self._env_changes)
         version = self._published.pull(self._worker.policies, ordered)
         steps, self._ordered = self._snapshots.steps(), None
-        fragments = list(self._fragments.values())
-        mark_unwritten(fragments)
+        mark_unwritten(self._fragments.values())
         tasks = [RolloutTask(v, of, steps, changes) for v, of in self._fragments.items()]
         result = RolloutResult()
         with self._watchdog:
@@ -65,7 +64,7 @@ class InlineCollector(VectorCollector):
         self._snapshots.stage(self._fragments, [result])
         result.lag_max = self._published.newest - version
         result.lag_sum = result.lag_max * self._plan.num_steps * self._plan.num_vectors
-        return self._batch(fragments, [result])
+        return self._batch(list(self._fragments.values()), [result])
 
     def release_batch(self, *, more: bool) -> None:
         """Count the last batch. With lag, the next one is made as of now, as with workers."""

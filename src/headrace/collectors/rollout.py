@@ -1,7 +1,7 @@
 """The inner loop of all collectors: T steps of one vector into one fragment."""
 
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.batch import Fragment, select
+from headrace.batch import Fragment, Fragments, select
 from headrace.collectors.api import SamplingPlan, ShouldStop
 from headrace.envs.api import Episode, Restored, VectorContext, VectorEnv
 from headrace.envs.changes import Changes
@@ -17,7 +17,6 @@ from headrace.envs.vectors import make_vector
 from headrace.meter import Meter
 from headrace.models.fast_paths import actor_for
 from headrace.models.policy import Actor
-from headrace.seeding import action_noise
 from headrace.spec import Array
 
 
@@ -112,6 +111,7 @@ class RolloutResult:
     """A worker's report on the fragments of an order."""
 
     taken: int = 0  # env steps, lost ones included
+    agent_steps: int = 0  # rows of agents that are learned from, where these are not environments
     lost: int = 0  # env steps without a valid row, since an environment failed
     whole: bool = False  # all fragments are full; if not, the worker had to stop and none counts
     episodes: list[Episode] = field(default_factory=list)  # that ended
@@ -137,7 +137,7 @@ class RolloutTask(NamedTuple):
     """A fragment to fill."""
 
     vector: int  # its index in the run
-    fragment: Fragment
+    fragments: Fragments  # one of each policy
     steps: int  # that each env of the vector has taken before
     changes: Changes  # of its envs, before the fragment
 
@@ -161,8 +161,14 @@ class RolloutWorker:
         self.policies = plan.build_policies() if acts else {}
         n = plan.envs_per_vector
         self._vectors: dict[int, VectorEnv] = {}
-        # Recurrent states of each vector's envs
-        self._memory = {v: torch.zeros(n, plan.policy.network.state_size) for v in vectors}
+        # Recurrent states of each vector's envs (or agents), for each policy
+        self._memory = {
+            v: [
+                torch.zeros(n * policy.agents.size, policy.network.state_size)
+                for policy in plan.policies.values()
+            ]
+            for v in vectors
+        }
         for v in vectors:
             context = VectorContext(
                 plan.spec,
@@ -173,6 +179,7 @@ class RolloutWorker:
                 guards=plan.guards,
                 reseed=plan.reseed_episodes,
                 replay_limit_s=plan.replay_limit_s,
+                parts=plan.parts,
                 num_threads=plan.threads_per_worker,
             )
             self._vectors[v] = make_vector(plan.maker, context)
@@ -212,20 +219,24 @@ class RolloutWorker:
         """
         plan, vector = self._plan, self._vectors[task.vector]
         vector.change(task.changes)
-        memory, states = self._memory[task.vector], task.fragment.recurrent_state
-        states[0] = memory
+        fragments, memories = task.fragments, self._memory[task.vector]
+        for fragment, memory in zip(fragments, memories, strict=True):
+            fragment.recurrent_state[0] = memory
         # An inference server draws its own noise: then there is none here.
-        draws = max((policy.num_draws for policy in self.policies.values()), default=0)
-        noise = action_noise(plan.seed, vector.env_id, task.steps, plan.num_steps, draws)
+        draws = [policy.num_draws for policy in self.policies.values()] or [0] * len(fragments)
+        noise = plan.action_noise(vector.env_id, task.steps, draws)
         taken = yield from rollout(
-            vector, [task.fragment], weights, [torch.from_numpy(noise)], self._meter, stop
+            vector, fragments, weights, list(map(torch.from_numpy, noise)), self._meter, stop
         )
-        result.taken += int(task.fragment.valid[:taken].sum()) + vector.lost_steps
+        result.taken += vector.count_env_steps(taken) + vector.lost_steps
         result.lost += vector.lost_steps
         result.dropped += vector.dropped
         if taken == plan.num_steps:
-            memory.copy_(states[1])
+            for fragment, memory in zip(fragments, memories, strict=True):
+                memory.copy_(fragment.recurrent_state[1])
             result.episodes += vector.finish()
+            if plan.spec.num_agents > 1:
+                result.agent_steps += sum(int(fragment.valid.sum()) for fragment in fragments)
             result.states[task.vector] = vector.state()
             result.step_s[task.vector] = vector.step_s
         return taken
@@ -243,10 +254,8 @@ class RolloutWorker:
         for v, vector in self._vectors.items():
             if saved := select(state, f"vector{v}."):
                 restored.add(vector.restore(saved))
-                if (memory := self._memory[v]).numel():
-                    begun_anew = vector.state()["episode_step"] == 0
-                    memory.copy_(torch.from_numpy(saved["core_state"]))
-                    memory[torch.from_numpy(begun_anew)] = 0.0
+                begun_anew = torch.from_numpy(vector.state()["episode_step"] == 0)
+                recall(saved, self._memory[v], begun_anew)
             elif begin_after:
                 vector.change(changes)
                 restored.add(vector.start_after(begin_after))
@@ -255,7 +264,9 @@ class RolloutWorker:
     def states(self) -> dict[int, dict[str, Array]]:
         """Return each vector's state, observations and recurrent states, by index in the run."""
         return {
-            v: vector.state() | vector.obs() | remembered(self._memory[v])
+            v: vector.state()
+            | vector.obs()
+            | remembered(self._memory[v], self._plan.envs_per_vector)
             for v, vector in self._vectors.items()
         }
 
@@ -266,6 +277,24 @@ class RolloutWorker:
                 stack.callback(vector.close)
 
 
-def remembered(state: Tensor) -> dict[str, Array]:
-    """Return a copy of a vector's recurrent states `[n, S]`, as a named array."""
-    return {"core_state": state.numpy().copy()} if state.numel() else {}
+def remembered(states: Sequence[Tensor], num_envs: int) -> dict[str, Array]:
+    """Return copies of a vector's recurrent states, of each policy, as named arrays.
+
+    Args:
+        states: `[n * agents, S]` of each policy; the arrays are `[n, agents * S]`.
+    """
+    return {
+        f"core_state.{i}": state.cpu().numpy().reshape(num_envs, -1).copy()
+        for i, state in enumerate(states)
+        if state.numel()
+    }
+
+
+def recall(saved: Mapping[str, Array], states: Sequence[Tensor], begun_anew: Tensor) -> None:
+    """Undo `remembered`; states are zero in envs that have begun another episode, `[n]` bool."""
+    for i, state in enumerate(states):
+        if state.numel():
+            former = saved.get("core_state")  # once the name of that of the only policy
+            found = saved[f"core_state.{i}"] if former is None else former
+            state.copy_(torch.from_numpy(found).reshape(state.shape))
+            state.view(len(begun_anew), -1)[begun_anew.to(state.device)] = 0.0

@@ -8,16 +8,18 @@ once it is finished. Left out: restoring (`VectorEnv.restore`).
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.batch import Fragment, poison, select
+from headrace.batch import Fragments, poison, select
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.rollout import RolloutResult, remembered
 from headrace.envs.api import describe_position
 from headrace.envs.episode_replay import ActionLog
+from headrace.envs.games.vector import TAKEN
 from headrace.seeding import derive
 from headrace.spec import ActionCodec, Array
 
@@ -33,7 +35,8 @@ class EpisodeSnapshots:
         self._num_steps = plan.num_steps
         self._steps = dict.fromkeys(plan.vectors, int(state.get("steps", 0)))
         self._vectors = {v: _VectorSnapshot(plan, v, state) for v in plan.vectors}
-        self._staged: tuple[dict[int, Fragment], list[RolloutResult]] | None = None
+        self._plan = plan
+        self._staged: tuple[dict[int, Fragments], list[RolloutResult]] | None = None
 
     def steps(self, vectors: Iterable[int] | None = None) -> int:
         """Return how many steps each env has taken in fragments that count.
@@ -47,7 +50,7 @@ class EpisodeSnapshots:
         for v, state in states.items():
             self._vectors[v].begin(state)
 
-    def stage(self, fragments: dict[int, Fragment], results: list[RolloutResult]) -> None:
+    def stage(self, fragments: dict[int, Fragments], results: list[RolloutResult]) -> None:
         """Stage a whole batch until `accept` or `drop`."""
         self._staged = fragments, results
 
@@ -73,23 +76,24 @@ class EpisodeSnapshots:
             state |= self._vectors[v].state()
         return state
 
-    def describe_position(self, fragments: Mapping[int, Fragment], worker: str) -> str:
+    def describe_position(self, fragments: Mapping[int, Fragments], worker: str) -> str:
         """Describe where a worker is, by its rewards: NaN where it has not written yet."""
-        for v, fragment in fragments.items():
-            if count_unwritten(fragment):
-                return self._vectors[v].describe_position(fragment, worker)
+        for v, of_vector in fragments.items():
+            if count_unwritten(self._plan, of_vector):
+                return self._vectors[v].describe_position(of_vector, worker)
         return f"after the last step of a fragment, {worker}"
 
 
-def mark_unwritten(fragments: Iterable[Fragment]) -> None:
+def mark_unwritten(of_vectors: Iterable[Fragments]) -> None:
     """Mark all env steps as not written, by poison in the rewards."""
-    for fragment in fragments:
-        poison(fragment.reward)
+    for fragments in of_vectors:
+        for fragment in fragments:
+            poison(fragment.reward)
 
 
-def count_unwritten(fragment: Fragment) -> int:
-    """Return how many env steps of a marked fragment are not written."""
-    return int(np.isnan(fragment.reward.numpy()).sum())
+def count_unwritten(plan: SamplingPlan, fragments: Fragments) -> int:
+    """Return how many env steps of a vector's marked fragments are not written."""
+    return int(np.isnan(fragments[-1].reward.numpy()).sum()) // plan.parts[-1].size
 
 
 class _VectorSnapshot:
@@ -112,31 +116,52 @@ class _VectorSnapshot:
             and state["episode_step"][i]  # not begun anew
         }
         longest = max(map(len, kept.values()), default=0)
-        shape = self._plan.spec.action.shape
-        log = np.zeros((longest, len(self.env_id), *shape), self._plan.spec.action.dtype)
+        action = self._plan.spec.action
+        shape: tuple[int, ...] = action.shape
+        dtype: Any = action.dtype
+        if (taken := state.pop(TAKEN, None)) is not None:
+            shape, dtype = taken.shape[2:], taken.dtype
+        log = np.zeros((longest, len(self.env_id), *shape), dtype)
         for i, actions in kept.items():
             log[longest - len(actions) :, i] = actions.reshape(-1, *shape)
         self._log = ActionLog()
         self._log.commit(log, longest)
         self._known = state
 
-    def accept(self, fragment: Fragment, state: dict[str, Array], step_s: float) -> None:
-        """Enter a full fragment, and the vector's state after it.
+    def accept(self, fragments: Fragments, state: dict[str, Array], step_s: float) -> None:
+        """Enter full fragments, and the vector's state after them.
 
         `step_s`, the mean seconds of an env step, says what could be replayed in time.
         """
         if not self._plan.maker.native:  # such a form cannot be replayed
-            rows = fragment.action.numpy()
-            actions = self._codec.to_env(rows.reshape(-1, *rows.shape[2:]))
-            actions = actions.reshape(*rows.shape[:2], *self._plan.spec.action.shape)
             # No more is kept than could be replayed in time: an episode may be endless.
             longest = int(state["episode_step"].max())
             if longest * step_s > self._plan.replay_limit_s:
                 longest = int(self._plan.replay_limit_s / step_s)
-            self._log.commit(actions.astype(self._plan.spec.action.dtype), longest)
-        last = fragment.obs if isinstance(fragment.obs, dict) else {"": fragment.obs}
-        obs = {f"obs.{key}": o[-1].numpy().copy() for key, o in last.items()}
-        self._known = state | obs | remembered(fragment.recurrent_state[1])
+            self._log.commit(self._actions(fragments, state), longest)
+        known = {name: array for name, array in state.items() if name != TAKEN}
+        if not any(name.startswith("obs.") for name in known):
+            known |= self._last_obs(fragments)
+        states = [fragment.recurrent_state[1] for fragment in fragments]
+        self._known = known | remembered(states, len(self.env_id))
+
+    def _actions(self, fragments: Fragments, state: dict[str, Array]) -> Array:
+        """Return the actions of all env steps, `[T, n, ...]`, in the units of the environment."""
+        if TAKEN in state:
+            return state[TAKEN]
+        (fragment,) = fragments
+        rows, action = fragment.action.numpy(), self._plan.spec.action
+        values = self._codec.to_env(rows.reshape(-1, *rows.shape[2:]))
+        return values.reshape(*rows.shape[:2], *action.shape).astype(action.dtype)
+
+    def _last_obs(self, fragments: Fragments) -> dict[str, Array]:
+        """Return the last observations of each environment, as `VectorEnv.obs` does."""
+        if len(fragments) > 1 or self._plan.spec.num_agents > 1:
+            rows = [f.obs[-1].numpy().reshape(len(self.env_id), -1) for f in fragments]  # type: ignore[index]
+            return {"obs.": np.concatenate(rows, 1)}
+        obs = fragments[0].obs
+        last = obs if isinstance(obs, dict) else {"": obs}
+        return {f"obs.{key}": o[-1].numpy().copy() for key, o in last.items()}
 
     def state(self) -> dict[str, Array]:
         """Return it as named arrays; {} before the first fragment."""
@@ -152,21 +177,25 @@ class _VectorSnapshot:
                     state[f"env{i}.actions"] = actions
         return {self._name + name: array for name, array in state.items()}
 
-    def describe_position(self, fragment: Fragment, worker: str) -> str:
-        """Describe a worker's position in `fragment`, which is not full."""
-        t, i = (int(x) for x in np.argwhere(np.isnan(fragment.reward.numpy()))[0])
-        if t == 0 and _is_poison(fragment.action[0, i]):  # never written to
+    def describe_position(self, fragments: Fragments, worker: str) -> str:
+        """Describe a worker's position in fragments that are not full."""
+        fragment, spec = fragments[-1], self._plan.spec
+        t, column = (int(x) for x in np.argwhere(np.isnan(fragment.reward.numpy()))[0])
+        if t == 0 and _is_poison(fragment.action[0, column]):  # never written to
             return (
                 f"in the first reset, or the policy's first step, of envs {self.env_id.tolist()} "
-                f"of {self._plan.spec.id}, {worker}"
+                f"of {spec.id}, {worker}"
             )
+        i = column // self._plan.parts[-1].size
         ends = (fragment.terminated | fragment.truncated).numpy()
-        if i == 0 and t and ends[t - 1].any():
-            ended = " or ".join(map(str, self.env_id[ends[t - 1]]))
+        if column == 0 and t and ends[t - 1].any():
+            ended = " or ".join(map(str, self.env_id[self._envs_of(ends[t - 1])]))
             return (
-                f"in step {t + 1} of the fragment of env {self.env_id[0]} of {self._plan.spec.id}, "
+                f"in step {t + 1} of the fragment of env {self.env_id[0]} of {spec.id}, "
                 f"or in the reset before it, of env {ended}; {worker}"
             )
+        if spec.num_agents > 1:
+            return f"in step {t + 1} of the fragment of env {self.env_id[i]} of {spec.id}, {worker}"
         episode, steps = 0, t
         if self._known:
             episode, steps = (int(self._known[k][i]) for k in ("episode", "episode_step"))
@@ -176,7 +205,7 @@ class _VectorSnapshot:
         env = int(self.env_id[i])
         seeded = self._plan.reseed_episodes or episode == 0
         position = describe_position(
-            f"{env} of {self._plan.spec.id}",
+            f"{env} of {spec.id}",
             worker,
             episode,
             derive(self._plan.seed, "env", env, episode) if seeded else None,
@@ -184,6 +213,10 @@ class _VectorSnapshot:
             self._codec.elements(self._codec.to_env(fragment.action[t, i : i + 1].numpy()))[0],
         )
         return f"in {position}"
+
+    def _envs_of(self, columns: Array) -> Array:
+        """Return the envs, among these of the vector, of whose agents some are marked."""
+        return np.asarray(columns.reshape(len(self.env_id), -1).any(1))
 
 
 def _is_poison(action: Tensor) -> bool:

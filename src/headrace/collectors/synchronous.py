@@ -34,7 +34,7 @@ class SynchronousCollector(WorkerPool):
         results = self._take()
         if results is None:
             return None
-        fragments = {v: self.fragment(v, 0) for v in self._plan.vectors}
+        fragments = {v: self.fragments(v, 0) for v in self._plan.vectors}
         self._snapshots.stage(fragments, results)
         return self._batch(list(fragments.values()), results)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from headrace.batch import Fragment
+from headrace.batch import Fragments
 from headrace.collectors.api import Collected, Collector, SamplingPlan, Say, ShouldStop
 from headrace.collectors.rollout import RolloutResult
 from headrace.collectors.snapshots import EpisodeSnapshots
@@ -41,12 +41,15 @@ class VectorCollector(Collector):
         self.ledger.drop(result.dropped, self._say)
 
     def _batch(
-        self, fragments: list[Fragment], results: Sequence[RolloutResult], depth: float = 0.0
+        self, of_vectors: Sequence[Fragments], results: Sequence[RolloutResult], depth: float = 0.0
     ) -> Collected:
         """Return the batch that workers report on; `depth` batches are left in the queue."""
+        fragments = [fragment for fragments in of_vectors for fragment in fragments]
         self._held = results
         episodes = [episode for result in results for episode in result.episodes]
-        return Collected(fragments, kept(results), episodes, self._metrics(results, depth))
+        agent_steps = sum(result.agent_steps for result in results)
+        metrics = self._metrics(results, depth)
+        return Collected(fragments, kept(results), episodes, metrics, agent_steps)
 
     def _metrics(self, results: Sequence[RolloutResult], depth: float) -> dict[str, float]:
         """Return a batch's metrics of lag and waiting; none at lag 0."""

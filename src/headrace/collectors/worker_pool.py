@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from headrace import timeouts
-from headrace.batch import Fragment
+from headrace.batch import Fragments
 from headrace.collectors.api import SamplingPlan, Say, ShouldStop
 from headrace.collectors.backends.api import (
     BackendFactory,
@@ -94,9 +94,9 @@ class WorkerPool(VectorCollector):
     def publish(self, policies: Mapping[str, Policy], version: int) -> None:
         self._backend.publish(policies, version)
 
-    def fragment(self, vector: int, buffer: int) -> Fragment:
-        """Return a fragment of a vector."""
-        return self._worker_of(vector).fragment(vector, buffer)
+    def fragments(self, vector: int, buffer: int) -> Fragments:
+        """Return a vector's fragments, one of each policy."""
+        return self._worker_of(vector).fragments(vector, buffer)
 
     def submit(self, orders: Iterable[WorkOrder]) -> None:
         """Have fragments filled, each order by the worker that has its vectors."""

@@ -32,7 +32,7 @@ from headrace.cost_model.fastest import fastest
 from headrace.cost_model.model import Topology
 from headrace.distributed.ranks import may_start_ranks, visible_gpus
 from headrace.errors import ConfigError
-from headrace.spec import Interface
+from headrace.spec import GAMES, Interface
 
 SHORT_ENV_STEPS = 4_096
 """A run of no more env steps is a trial: it has one process, and nothing is measured for it."""
@@ -45,6 +45,10 @@ LEAST_GPU_WORK_UNRECORDED = 15_000_000
 
 CPU_LEARNERS = (2, 4, 8)
 """The numbers of learners to choose from on a machine without GPUs, besides one."""
+
+
+_STEPPED_ALONE: tuple[Interface, ...] = ("gym", *GAMES)
+"""Of environments that are stepped one by one, so that workers have a part of them each."""
 
 
 def derive(
@@ -301,7 +305,7 @@ def _derive_vectors(
     # One vector of all environments where nothing else steps any; or the vectors have threads of
     # their own, or cannot use any, so cores do not divide them.
     whole = (
-        interface in ("tensor", "parallel")
+        interface == "tensor"
         or (is_auto and run.num_workers == 0)
         or (form == "native" and not (run.cluster and run.num_workers))
     )
@@ -464,8 +468,8 @@ def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int 
     if run.data:
         return 0
     if run.cluster:
-        return -1 if interface == "gym" else 0
-    if interface != "gym":
+        return -1 if interface in _STEPPED_ALONE else 0
+    if interface not in _STEPPED_ALONE:
         return 0
     if settings.algorithm.is_asynchronous(run.lag) or run.inference == "learner":
         return -1  # they cannot be had without workers

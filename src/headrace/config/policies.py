@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import ConfigError, did_you_mean
-from headrace.spec import Agents, EnvSpec, Space
+from headrace.spec import Agents, AgentSpaces, EnvSpec
 
 DEFAULT = "default"
 """The policy of an environment that has one agent, or one role."""
@@ -105,8 +105,8 @@ def _check(shares: Mapping[str, Agents], spec: EnvSpec) -> None:
                 )
 
 
-def _spaces(of: tuple[Space, Space]) -> str:
-    return f"observation {of[0].describe()}, action {of[1].describe()}"
+def _spaces(of: AgentSpaces) -> str:
+    return f"observation {of.observation.describe()}, action {of.action.describe()}"
 
 
 def format_assignment(shares: Mapping[str, Agents]) -> str:

@@ -155,6 +155,10 @@ class VectorEnv(ABC):
     def step(self, t: int) -> None:
         """Step all envs, and begin the next episode where one ended; EnvError if an env fails."""
 
+    def count_env_steps(self, num_steps: int) -> int:
+        """Return the env steps in the first rows of the fragment, without those that failed."""
+        return num_steps * len(self.env_id)
+
     @abstractmethod
     def finish(self) -> list[Episode]:
         """Return the episodes that ended in the full fragment; EnvError for NaN and infinity."""
@@ -236,8 +240,11 @@ _FIELDS = {
 }
 
 
-def check_fields(method: str, result: Any, position: str) -> None:
-    """Raise EnvError unless `result` is what Gymnasium's `reset` or `step` returns."""
+def check_fields(method: str, result: Any, position: str, *, reward: bool = True) -> None:
+    """Raise EnvError unless `result` is what Gymnasium's `reset` or `step` returns.
+
+    `reward`: check that the reward is one number, and not one for each agent.
+    """
     fields = _FIELDS[method]
     if not isinstance(result, tuple | list) or len(result) != len(fields):
         length = f" of {len(result)}" if isinstance(result, tuple | list) else ""
@@ -247,7 +254,7 @@ def check_fields(method: str, result: Any, position: str) -> None:
             "Environments of Gym before 0.26 returned less: see "
             "https://gymnasium.farama.org/introduction/migration_guide/"
         )
-    if method == "step":
+    if method == "step" and reward:
         check_reward(result[1], position)
 
 

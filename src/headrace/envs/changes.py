@@ -101,11 +101,11 @@ def refuse_changes(changes: list[EnvChange], spec: EnvSpec, *, native: bool) -> 
     if not changes:
         return
     refused = f"on_update returned {changes[0].describe()}, but {spec.id}"
-    if spec.interface in ("tensor", "parallel"):
+    if spec.interface == "tensor":
         raise ConfigError(
-            f"{refused} is not changed by Headrace: it is no environment of Gymnasium's that is "
-            "stepped alone.\nIt is made in the process that calls on_update: keep a reference to "
-            "it in the callable that makes it."
+            f"{refused} is not changed by Headrace: it steps tensors, many at a time.\nIt is made "
+            "in the process that calls on_update: keep a reference to it in the callable that "
+            "makes it."
         )
     if native:
         raise ConfigError(

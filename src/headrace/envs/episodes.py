@@ -2,9 +2,8 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,62 +11,12 @@ from torch import Tensor
 
 from headrace.batch import Fragment, each
 from headrace.envs.api import Episode, VectorContext, VectorEnv
-from headrace.envs.spaces.masks import MASK, flat_mask, mask_array
+from headrace.envs.spaces.obs_reader import ObsReader, leaf
 from headrace.errors import EnvError
-from headrace.spec import PLAIN, ActionCodec, Agents, Array, KeyPath, Space, getter
+from headrace.spec import ActionCodec, Agents, Array
 
 COUNTS = "episode", "episode_step", "episode_reward"
 """What a `HostVector` counts, as its checkpoints name it."""
-
-
-def leaf(obs: Any, key: str) -> Array:
-    """Return the array of this key of `Space.leaves`."""
-    array: Array = obs[key] if isinstance(obs, dict) else obs
-    return array
-
-
-def misfit(name: str, space: Space, obs: Any) -> str:
-    """Describe a wrong shape or dtype, which storing would broadcast or round; "" if it fits."""
-    array = np.asarray(obs)
-    fits = array.shape == space.shape and (
-        np.can_cast(array.dtype, space.dtype, "same_kind")
-        # A list of small integers, where the space has smaller ones
-        or (array.dtype.kind in "iu" and np.array_equal(array.astype(space.dtype), array))
-    )
-    if fits:
-        return ""
-    return (
-        f"{name} of shape {array.shape} and dtype {array.dtype}, but the environment declares "
-        f"{space.describe()}"
-    )
-
-
-class _Part(NamedTuple):
-    """A part of an observation: its key in `Space.leaves`, and the way to it in an element."""
-
-    key: str
-    space: Space
-    path: KeyPath
-    get: Callable[[Any], Any]
-
-
-def _missing(obs: Any, path: KeyPath) -> str:
-    """Describe what is missing on the way to a part of an observation; "" if it is there."""
-    for depth, step in enumerate(path):
-        where = f" {'.'.join(map(str, path[:depth]))!r}" if depth else ""
-        if isinstance(step, int):
-            if not isinstance(obs, tuple | list) or len(obs) <= step:
-                size = f" of {len(obs)}" if isinstance(obs, tuple | list) else ""
-                return f"an observation{where} without the part {step} (a {_kind(obs)}{size})"
-        elif not hasattr(obs, "keys") or step not in obs:
-            keys = list(obs) if hasattr(obs, "keys") else _kind(obs)
-            return f"an observation{where} without the key {step!r} (it has {keys})"
-        obs = obs[step]
-    return ""
-
-
-def _kind(obs: Any) -> str:
-    return type(obs).__name__
 
 
 class HostVector(VectorEnv):
@@ -82,21 +31,11 @@ class HostVector(VectorEnv):
         super().__init__(context)
         n, space = len(self.env_id), self.spec.observation
         self._codec = ActionCodec(self.spec.action)
-        self._obs_parts = [
-            _Part(key, part, path, getter(path))
-            for (key, part), path in zip(space.leaves, space.key_paths, strict=True)
-            if not (self.spec.mask_in_info and key == self.spec.mask_key)
-        ]
+        self._reader = ObsReader(self.spec)
         self._episode = np.full(n, -1)
         self._episode_step, self._episode_reward = np.zeros(n, np.int64), np.zeros(n)
         self._leaves = {key: np.zeros((n, *part.shape), part.dtype) for key, part in space.leaves}
         self._current: Any = self._leaves if space.kind == "dict" else self._leaves[""]
-        self._choices = [
-            (key, first, first + np.reshape(part.nvec, part.shape))
-            for key, part in space.leaves
-            if part.nvec and context.guards.enabled
-            for first in [np.reshape(part.start, part.shape)]
-        ]
         self._finished: list[Episode] = []
         self._rows: Any = None
         self._begun = False
@@ -124,6 +63,9 @@ class HostVector(VectorEnv):
         finished, self._finished = self._finished, []
         return finished
 
+    def count_env_steps(self, num_steps: int) -> int:
+        return int(self._rows.valid[:num_steps].sum())
+
     def state(self) -> dict[str, Array]:
         return {name: getattr(self, f"_{name}").copy() for name in COUNTS}
 
@@ -137,31 +79,6 @@ class HostVector(VectorEnv):
     @abstractmethod
     def _describe_row(self, i: int, num_steps: int, before_reset: bool) -> str:
         """Describe env i's position after `num_steps` of a full fragment; see `_position_after`."""
-
-    def _put(self, rows: Any, i: int, obs: Any, info: Any, *, ended: bool) -> None:
-        """Write one environment's observation (and mask) to row i; KeyError if one is missing."""
-        for key, _, _, get in self._obs_parts:
-            target = rows[key] if isinstance(rows, dict) else rows
-            target[i] = self._stored(key, get(obs))
-        if self.spec.mask_in_info:
-            # There may be no mask at the end of an episode.
-            mask = info.get(MASK) if ended else info[MASK]
-            rows[MASK][i] = True if mask is None else flat_mask(mask, self.spec.action)
-
-    def _stored(self, key: str, value: Any) -> Any:
-        """Return a part of an observation as it is stored: a mask of several arrays as one."""
-        is_nested = key == self.spec.mask_key and isinstance(value, Mapping | tuple)
-        return mask_array(value, self.spec.action) if is_nested else value
-
-    def _misfit(self, obs: Any) -> str:
-        """Describe a wrong shape or dtype of an observation; "" if it is as declared."""
-        for key, space, path, get in self._obs_parts:
-            if problem := _missing(obs, path):
-                return problem
-            name = "an observation" if key == PLAIN else f"an observation {key!r}"
-            if problem := misfit(name, space, self._stored(key, get(obs))):
-                return problem
-        return ""
 
     def _obs_row(self, t: int) -> Any:
         return each(lambda o: o[t], self._rows.obs)
@@ -200,13 +117,10 @@ class HostVector(VectorEnv):
 
     def _invalid_choices(self, obs: Any) -> list[int]:
         """Return the envs whose observation, in `[n, ...]`, is no choice of its space."""
-        if not self._choices:
+        if not self.context.guards.enabled:
             return []
-        bad = np.zeros(len(self.env_id), bool)
-        for key, first, end in self._choices:
-            part = leaf(obs, key)
-            bad |= ((part < first) | (part >= end)).reshape(len(bad), -1).any(1)
-        return np.flatnonzero(bad).tolist()
+        bad = self._reader.no_choice(obs, (len(self.env_id),))
+        return [] if bad is None else np.flatnonzero(bad).tolist()
 
     def _position_after(self, i: int, num_steps: int, before_reset: bool) -> tuple[int, int]:
         """Return env i's episode, and its steps so far, after `num_steps` of a full fragment.
@@ -245,18 +159,16 @@ class HostVector(VectorEnv):
             )
 
     def _check_masks(self) -> None:
-        rows, first = self._rows, 0
-        mask = rows.obs[self.spec.mask_key][:-1]
-        for count in self.spec.action.nvec:
-            bits = mask.reshape(*rows.reward.shape, -1)[..., first : first + count]
-            none = ~bits.any(-1) & rows.valid
-            if none.any():
-                t, i = np.argwhere(none)[0]
+        rows = self._rows
+        seen = each(lambda o: o[:-1], rows.obs)
+        for choices, none in self._reader.without_action(seen, rows.reward.shape):
+            if (none & rows.valid).any():
+                t, i = np.argwhere(none & rows.valid)[0]
                 raise EnvError(
-                    f"The environment's action mask allows no action at all (choices {first} to "
-                    f"{first + count - 1})\n({self._describe_row(i, t, False)})."
+                    f"The environment's action mask allows no action at all (choices "
+                    f"{choices.start} to {choices.stop - 1})\n"
+                    f"({self._describe_row(i, t, False)})."
                 )
-            first += count
 
 
 class DeviceVector(VectorEnv):

@@ -115,11 +115,11 @@ class EnvMaker:
                     "headrace.envs.kernels.pettingzoo_adapter.KernelParallelEnv is interpreted."
                 )
             env = KernelGymEnv(env)
-        if specs.is_parallel(env):
+        if specs.game_form(env):
             if self.wrappers:
                 raise UsageError(
-                    f"{self.name} is a game in PettingZoo's parallel form, and is not wrapped here."
-                    "\nLeave --wrapper out, and let a callable of your own make it and wrap it."
+                    f"{self.name} is a game in PettingZoo's form, and is not wrapped here.\nLeave "
+                    "--wrapper out, and let a callable of your own make it and wrap it."
                 )
             return env
         _check_is_env(env, self.name)
@@ -255,9 +255,10 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
     if not is_vector:
         env = maker.make_wrapped(env)
     try:
-        if specs.is_parallel(env):
-            info = _first_info(maker, env, map(env.action_space, env.possible_agents))
-            return specs.read_parallel(maker.name, env, info, **options)
+        if (form := specs.game_form(env)) is not None:
+            actions = map(env.action_space, env.possible_agents)
+            info = _first_info(maker, env, actions, in_turns=form == "turns")
+            return specs.read_game(maker.name, env, info, **options)
         single = "single_" if is_vector else ""
         observation = getattr(env, f"{single}observation_space")
         action = getattr(env, f"{single}action_space")
@@ -269,13 +270,18 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         close_all([env], lambda _: f"{maker.name}, which was made for its spaces")
 
 
-def _first_info(maker: EnvMaker, env: Any, actions: Iterable[Any]) -> Mapping[str, Any]:
-    """Return the info of a reset, if there may be an action mask in it."""
+def _first_info(
+    maker: EnvMaker, env: Any, actions: Iterable[Any], *, in_turns: bool = False
+) -> Mapping[str, Any]:
+    """Return the info of a reset, if there may be an action mask in it; of games by agent."""
     if not any(map(gym_spaces.has_choices, actions)) or maker.action_mask not in ("auto", "info"):
         return {}
     position = f"env 0 of {maker.name}, episode 0, to see what it offers: reset(seed=0)"
     with explain_errors(f"in reset of {position}"):
         result = env.reset(seed=0)
+    if in_turns:
+        infos: Mapping[str, Any] = env.infos
+        return infos
     check_fields("reset", result, position)
     info: Mapping[str, Any] = result[1]
     return info

@@ -18,6 +18,7 @@ from headrace.config.derive import cpu_cores
 from headrace.config.policies import DEFAULT
 from headrace.envs.api import Episode, Guards, VectorContext, VectorEnv
 from headrace.envs.factory import EnvMaker, env_spec, make_all
+from headrace.envs.games.vector import GameVector
 from headrace.envs.gym.python_vector import GymVector
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.vector import KernelVector
@@ -28,7 +29,7 @@ from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.meter import Meter
 from headrace.models.policy import Act, Policy, PolicyActor
 from headrace.seeding import action_noise, check_seed
-from headrace.spec import Agents, Array, EnvSpec
+from headrace.spec import GAMES, Agents, Array, EnvSpec
 
 _NUM_STEPS = 64
 _MAX_ENVS = 32
@@ -177,18 +178,23 @@ def _vector(
     seed: int,
     video: Path | None,
 ) -> VectorEnv:
-    context = VectorContext(spec, np.arange(num_envs), seed, role="eval", worker="evaluation")
+    context = VectorContext(
+        spec, np.arange(num_envs), seed,
+        role="eval", worker="evaluation", parts=tuple(players.parts),
+    )  # fmt: skip
     if is_one_vector(maker, spec):
         if video is not None and spec.interface != "kernel":
             raise ConfigError(f"There is no film of {maker.name}: leave --video out.")
-        context = replace(context, parts=tuple(players.parts))
         return device_vector(maker, context, torch.device("cpu"))
-    named = replace(players.spec, id=spec.id)  # messages name the environment that is played
-    context = replace(context, spec=named, num_threads=cpu_cores())
+    is_game = spec.interface in GAMES
+    if not is_game:  # messages name the environment that is played
+        named = replace(players.spec, id=spec.id)
+        context = replace(context, spec=named, num_threads=cpu_cores())
     if video is None:
         return make_vector(maker, context)
     maker = replace(maker, native=False)
-    return GymVector([record_first_episode(maker, video), *make_all(maker, num_envs - 1)], context)
+    envs = [record_first_episode(maker, video), *make_all(maker, num_envs - 1)]
+    return GameVector(envs, context) if is_game else GymVector(envs, context)
 
 
 def play_episode(

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headrace.algos.base import LossSpec, Named, Recordable, UpdateContext
+from headrace.algos.base import EpochsConfig, LossSpec, Named, Recordable, UpdateContext
 from headrace.algos.schedules import in_force
+from headrace.algos.targets import most_rows
 from headrace.batch import Fragment, Minibatch, each, join, one_of_each, select
 from headrace.config.algorithms import GRADIENTS
 from headrace.config.policies import DEFAULT
@@ -94,6 +95,7 @@ class PolicyLearner:
     ) -> None:
         self._settings, self._device, self._meter, self._ranks = settings, device, meter, ranks
         self._name, self._own_model = name, model is not None
+        self._in_turns = spec.interface == "turns"
         self.policy = untrained_policy(settings, spec, model, name)
         self.gradients: dict[str, str] = {}
         rows = settings.run.num_envs // ranks.size * num_agents
@@ -189,6 +191,10 @@ class PolicyLearner:
         """
         run = self._settings.run
         config = in_force(self._settings.algo, env_steps, run.schedule_env_steps)
+        if self._in_turns:
+            # The last rows have no agent's move.
+            parts = config.num_minibatches if isinstance(config, EpochsConfig) else 1
+            batch = batch.first_rows(most_rows(batch.valid, self._ranks, parts))
         context: UpdateContext[Any] = UpdateContext(
             self.policy, self._modules, config,
             step=self._step,

@@ -15,13 +15,13 @@ import json
 import os
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import headrace
 from headrace import batch
@@ -39,7 +39,7 @@ from headrace.distributed.ranks import device_of, visible_gpus
 from headrace.errors import EnvError, UsageError
 from headrace.learner.learner import Learner
 from headrace.meter import SPANS, Laps, Meter
-from headrace.spec import Array
+from headrace.spec import Agents, Array
 from headrace.training.job import Job, RunRequest
 from headrace.training.process import math_threads
 from headrace.training.rank import build_learner, sampling_plan
@@ -151,16 +151,22 @@ class Learning:
         return LinearCost.fit(*means.items())
 
 
-def repeat_steps(few: dict[str, Tensor], plan: SamplingPlan) -> Fragment:
-    """Build a batch that repeats a few steps, of one environment or of no fewer than the plan's."""
-    fragment = batch.allocate(plan.layout)
-    for name, array in batch.named_tensors(fragment).items():
-        if not name.startswith(("final_", "num_final", "env_id")):
-            rows = torch.arange(array.shape[0]) % few[name].shape[0]
-            there = few[name][rows][tuple(slice(size) for size in array.shape)]
-            array.copy_(there.expand_as(array))
-    fragment.env_id.copy_(torch.arange(plan.num_envs))
-    return fragment
+def repeat_steps(few: Sequence[Fragment], plan: SamplingPlan) -> list[Fragment]:
+    """Build a batch, of each policy, that repeats a few steps, of one environment or more."""
+    fragments = batch.allocate_all(plan.layouts)
+    for fragment, source, part in zip(fragments, few, plan.parts, strict=True):
+        those = batch.named_tensors(source)
+        for name, array in batch.named_tensors(fragment).items():
+            if not name.startswith(("final_", "num_final", "env_id")):
+                rows = torch.arange(array.shape[0]) % those[name].shape[0]
+                columns = torch.arange(array.shape[1]) % those[name].shape[1]
+                array.copy_(those[name][rows][:, columns])
+        ids = Agents(0, part.size).ids(np.arange(plan.num_envs), part.size)
+        fragment.env_id.copy_(torch.from_numpy(ids))
+        if plan.spec.interface == "turns":  # of few steps, no move may be complete
+            share = -(-plan.num_steps // plan.spec.num_agents)
+            fragment.valid.copy_(torch.arange(plan.num_steps).unsqueeze(1) < share)
+    return list(fragments)
 
 
 def step_one_vector(
@@ -224,8 +230,7 @@ def calibrated(request: RunRequest) -> RunRequest:
     run = request.derived().run
     for rank in range(run.num_learners):
         device_of(run.device, rank)
-    several_agents = request.spec.num_agents > 1  # their updates are not measured
-    if several_agents or not needs_calibration(settings, request.spec.interface):
+    if not needs_calibration(settings, request.spec.interface):
         return request
     path = None if request.has_unnamed_code else _folder() / f"{_key(settings.flat())}.json"
     measured = None if path is None else _read(path)
@@ -288,7 +293,7 @@ class _Calibrator:
             with contextlib.closing(collector):
                 collector.publish(learner.policies, 0)
                 _, laps, fragments = step_one_vector(collector, meter, _STEPPING_S)
-                few = copy.deepcopy(fragments[0])
+                few = copy.deepcopy(fragments)
         timings, nothing = read_laps([laps]), TimeDistribution.from_samples([0.0])
         # Its threads use all cores: with several learners, a step takes as long as with one.
         vector = LinearCost(float(timings.steps.mean()) + timings.vector_s, 0.0)
@@ -297,7 +302,9 @@ class _Calibrator:
             step=nothing, reset=nothing, resets_per_step=0.0, cpu_share=1.0,
         )  # fmt: skip
 
-    def _costs(self, few: Fragment, vector: LinearCost, inference: float, **of_envs: Any) -> Costs:
+    def _costs(
+        self, few: list[Fragment], vector: LinearCost, inference: float, **of_envs: Any
+    ) -> Costs:
         """Add what updates cost, and what messages between processes are taken to cost."""
         learn = self._learn(few)
         allreduce = LinearCost(ALLREDUCE_S * self._epochs * self._minibatches, 0.0)
@@ -307,7 +314,7 @@ class _Calibrator:
             start=_START_S,
         )  # fmt: skip
 
-    def _stepping(self) -> tuple[Timings, Timings, int, Fragment]:
+    def _stepping(self) -> tuple[Timings, Timings, int, list[Fragment]]:
         """Step one environment, and several: timings, how many these are, and one real step."""
         began = time.perf_counter()
         single, few = self._step(1, 1)
@@ -327,8 +334,8 @@ class _Calibrator:
         fast = int(_FIRST_S / (num_envs * _mean_step(single) + single.vector_s))
         return max(2, min(self._job.settings.run.num_steps, fast))
 
-    def _step(self, num_envs: int, num_steps: int) -> tuple[Timings, Fragment]:
-        """Step one vector for a while, and at least once: timings, and the first fragment."""
+    def _step(self, num_envs: int, num_steps: int) -> tuple[Timings, list[Fragment]]:
+        """Step one vector for a while, and at least once: timings, and the first fragments."""
         meter, deadline = Meter(), float("inf")
         job = self._job_with(num_envs, num_steps)
         learner = learner_to_measure(job, self._device, meter)
@@ -340,7 +347,7 @@ class _Calibrator:
                 meter.keep_laps()
             first = collector.collect()
             assert first is not None  # there was no deadline yet
-            fragment = copy.deepcopy(first.fragments[0])
+            fragments = copy.deepcopy(first.fragments)
             if num_steps > 1:  # its caches were cold
                 meter.keep_laps()
                 deadline = time.perf_counter() + _STEPPING_S
@@ -348,9 +355,9 @@ class _Calibrator:
                     meter.lap("other")
             laps = meter.take_laps()
         assert laps is not None
-        return read_laps([laps]), fragment
+        return read_laps([laps]), fragments
 
-    def _learn(self, few: Fragment) -> LinearCost:
+    def _learn(self, few: list[Fragment]) -> LinearCost:
         """Measure updates of a part of a batch or, if these are fast, of all of it.
 
         The larger measurement has as many of the run's epochs as fit into `_LEARNING_S`, since part
@@ -383,7 +390,7 @@ class _Calibrator:
         return algo.num_minibatches if isinstance(algo, EpochsConfig) else 1
 
     def _update_cost(
-        self, few: Fragment, wanted: list[tuple[int, int, int]], num_epochs: int
+        self, few: list[Fragment], wanted: list[tuple[int, int, int]], num_epochs: int
     ) -> LinearCost:
         """Measure updates with these numbers of environments, steps and minibatches."""
         sizes = []
@@ -391,8 +398,7 @@ class _Calibrator:
             job = self._job_with(num_envs, num_steps, num_minibatches, num_epochs)
             learner = learner_to_measure(job, self._device, Meter())
             plan = sampling_plan(job, learner, self._device)
-            fragments = [repeat_steps(batch.named_tensors(few), plan)]
-            sizes.append((num_envs * num_steps, learner, fragments))
+            sizes.append((num_envs * num_steps, learner, repeat_steps(few, plan)))
         learning = Learning(sizes, self._job.settings.algo)
         learning.learn(_LEARNING_S)
         return learning.cost()

@@ -301,8 +301,8 @@ def _describe_spaces(spec: EnvSpec) -> dict[str, str]:
         "agents": ", ".join(f"{size} {role}" for role, size in spec.roles) or "1",
         "action mask": f"in {'info' if spec.mask_in_info else spec.mask_key or 'no place'}",
     } | {
-        f"agent {i}": f"observation {observation.describe()}, action {action.describe()}"
-        for i, (observation, action) in enumerate(spec.agent_spaces)
+        f"agent {i}": f"observation {of.observation.describe()}, action {of.action.describe()}"
+        for i, of in enumerate(spec.agent_spaces)
     }
 
 
@@ -353,6 +353,11 @@ def _job_of(
     shares = assign_agents(run.policies, spec)
     settings.algorithm.check(spec)
     _check_interface(run, spec)
+    if spec.interface == "turns" and settings.network.core != "none":
+        raise ConfigError(
+            f"core={settings.network.core!r}, but {spec.id} is played in turns, where an agent has "
+            "no row while others move, and so no memory is kept.\nLeave --core out."
+        )
     check_frozen(run.frozen, shares, run.model)
     if set(shares) == set(run.frozen):
         raise ConfigError(
@@ -379,25 +384,24 @@ def guards_of(run: RunConfig) -> Guards:
 
 def why_no_workers(spec: EnvSpec) -> str:
     """Return why the learner's process steps these environments itself; "" if workers can."""
-    several = f"has {spec.num_agents} agents" if spec.num_agents > 1 else ""
-    what = {"tensor": "steps tensors", "parallel": "is a game in PettingZoo's form"}
-    return what.get(spec.interface, several)
+    return "steps tensors" if spec.interface == "tensor" else ""
 
 
 def _check_interface(run: RunConfig, spec: EnvSpec) -> None:
-    if not (why := why_no_workers(spec)):
-        return
-    if run.num_workers not in (0, AUTO_WORKERS):
+    """Refuse what environments of this form cannot have."""
+    is_game = spec.interface == "kernel" and spec.num_agents > 1
+    if (why := why_no_workers(spec)) and run.num_workers not in (0, AUTO_WORKERS):
         raise ConfigError(
             f"num_workers={run.num_workers}, but {spec.id} {why}: it is stepped in the learner's "
             "process.\nUse --num-workers 0."
         )
-    if run.on_env_error == "restart":
+    why = why or (f"is a compiled game of {spec.num_agents} agents" if is_game else "")
+    if why and run.on_env_error == "restart":
         raise ConfigError(
             f"on_env_error='restart', but {spec.id} {why}: one that fails is not made anew.\n"
             "Leave --on-env-error out."
         )
-    if spec.interface == "kernel" and run.vectorization == "python":
+    if is_game and run.vectorization == "python":
         raise ConfigError(
             f"vectorization='python', but {spec.id} {why}: only its compiled form steps several.\n"
             "Leave --vectorization out."

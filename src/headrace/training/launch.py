@@ -209,7 +209,6 @@ def _advice(job: Job, error: HeadraceError) -> Iterator[str]:
         and not isinstance(error, EnvChangeError)
         and run.on_env_error == "fail"
         and run.vectorization != "native"
-        and job.spec.interface != "parallel"
     )
     flag = " --on-env-error restart" if could_drop else ""
     if could_drop:

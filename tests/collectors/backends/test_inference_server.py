@@ -217,7 +217,7 @@ def all_wait(collector):
     collector.publish(policies_for(collector._plan), 0)
     collector._order()
     memories = [worker.memory for worker in collector.workers]
-    fragments = [f for memory in memories for of in memory.fragments.values() for f in of]
+    fragments = [f for memory in memories for of in memory.fragments.values() for [f] in of]
 
     def all_have_asked():
         begun = all(int(fragment.env_id[0]) >= 0 for fragment in fragments)
@@ -281,14 +281,12 @@ def test_server_writes_nothing_for_a_dismissed_worker(gate):
     policy = policy_for(plan)
     published = Published({"default": policy})
     published.publish({"default": policy}, 0)
-    layout = batch.columns(
-        plan.spec, plan.policy.stored_outputs, plan.num_steps, plan.envs_per_vector
-    )
+    [layout] = plan.layouts
     first, second, third = (batch.allocate(layout) for _ in range(3))
     for fragment in (first, second, third):
         fragment.obs[0] = 1.0
     inference = InferenceServer(plan, published)
-    with inference.admit(0, {0: [first], 1: [second]}) as asks:
+    with inference.admit(0, {0: [(first,)], 1: [(second,)]}) as asks:
         asks.send(REQUEST.pack(0, 0, 0, 0, NEWEST))
         assert Gated.called.wait(60)
         asks.send(REQUEST.pack(1, 0, 0, 0, NEWEST))
@@ -297,7 +295,7 @@ def test_server_writes_nothing_for_a_dismissed_worker(gate):
         assert gate.is_set() and int(first.policy_version[0, 0]) == 0  # that round has ended
         with pytest.raises(ConnectionError):
             asks.send(REQUEST.pack(1, 0, 0, 0, NEWEST))
-    with inference.admit(0, {1: [third]}) as asks:
+    with inference.admit(0, {1: [(third,)]}) as asks:
         asks.send(REQUEST.pack(1, 0, 0, 0, NEWEST))
         assert ANSWER.unpack(asks.recv(ANSWER.size)) == (1, 0)
     assert int(third.policy_version[0, 0]) == 0

@@ -22,8 +22,8 @@ from headrace.envs.kernels import compiler
 from headrace.envs.kernels.env import KernelEnv, uniform
 from headrace.envs.kernels.library.classic_control import CartPole
 from tests import python
+from tests.envs.games.support import Camp
 from tests.envs.kernels.support import Ring
-from tests.envs.pettingzoo_support import Camp
 from tests.envs.test_tensor_vector import Tensors
 from tests.marks import repeats
 

@@ -112,7 +112,7 @@ def test_inline_equals_ray(cluster, plan):
             assert sorted(a.episodes) == sorted(b.episodes)
             received = sum(t.nbytes for f in b.fragments for t in _tensors(f))
             rest = b.metrics["fragments_bytes"] - received
-            assert 0 <= rest < 64 * len(plan.layout) * plan.num_vectors  # columns are aligned
+            assert 0 <= rest < 64 * len(plan.layouts[0]) * plan.num_vectors  # columns are aligned
             assert b.metrics["fragments_remote_bytes"] == 0
             assert b.metrics["weights_bytes"] == FlatWeights.num_bytes(policies_for(plan))
     finally:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from headrace.batch import Fragment
+from headrace.batch import Fragments
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.rollout import RolloutResult
 from headrace.collectors.snapshots import EpisodeSnapshots
@@ -95,8 +95,8 @@ class WorkerHandle(Protocol):
     def is_running(self) -> bool:
         """True if the worker has a process."""
 
-    def fragment(self, vector: int, buffer: int) -> Fragment:
-        """Return a filled fragment."""
+    def fragments(self, vector: int, buffer: int) -> Fragments:
+        """Return the filled fragments of a vector."""
 
     def prepare(self, order: WorkOrder) -> None:
         """Mark the memory that an order is to fill, if it is shared."""

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.batch import Fragment, each
+from headrace.batch import Fragment, Fragments, each
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.worker_main import ANSWER, NEWEST, REQUEST
 from headrace.errors import WorkerError
 from headrace.meter import Meter, Timings
-from headrace.seeding import action_noise
+from headrace.models.policy import Policy
 from headrace.spec import Array
 from headrace.timeouts import LEAST_LIMIT_S, StallTimer
 from headrace.weights import Published
@@ -49,11 +49,11 @@ class _Rows:
 
 
 class _Request(NamedTuple):
-    """A request for actions at row t."""
+    """A request for actions at row t, of all policies."""
 
     worker: socket.socket
     vector: int
-    rows: _Rows
+    rows: list[_Rows]
     t: int
     version: int
 
@@ -65,15 +65,15 @@ class InferenceServer:
         assert plan.inference_device is not None
         self._plan, self._device, self._published = plan, plan.inference_device, published
         self._policies = plan.build_policies()
-        [self._policy] = self._policies.values()
-        self._policy.to(self._device)
+        for policy in self._policies.values():
+            policy.to(self._device)
         self._version: int | None = None  # of the weights that it has
         self._meter, self._timings = Meter(keeps_laps=plan.timeline), Timings()
         self._stall = StallTimer()
         self._limit_s = max(plan.guards.env_timeout_s, LEAST_LIMIT_S)  # of a round
         self._num_rounds = self._num_vectors = 0
         self._counted = (0, 0)  # of these, in metrics
-        self._rows: dict[tuple[int, int], _Rows] = {}  # by vector and buffer
+        self._rows: dict[tuple[int, int], list[_Rows]] = {}  # by vector and buffer
         self._sockets: dict[int, socket.socket] = {}  # by worker
         self._by_fd: dict[int, socket.socket] = {}  # those that are read
         # The thread passes the door before each round: the lock alone might go to it forever.
@@ -86,7 +86,7 @@ class InferenceServer:
         self._num_threads = torch.get_num_threads()
         self._thread.start()
 
-    def admit(self, worker: int, fragments: dict[int, list[Fragment]]) -> socket.socket:
+    def admit(self, worker: int, fragments: dict[int, list[Fragments]]) -> socket.socket:
         """Accept a worker that is about to start, with the buffers of its vectors.
 
         Returns:
@@ -95,7 +95,9 @@ class InferenceServer:
         here, there = socket.socketpair()
         here.setblocking(False)
         rows = {
-            (v, b): _Rows(of) for v, buffers in fragments.items() for b, of in enumerate(buffers)
+            (v, b): list(map(_Rows, of))
+            for v, buffers in fragments.items()
+            for b, of in enumerate(buffers)
         }
         with self._between_rounds():
             self._rows |= rows
@@ -217,9 +219,12 @@ class InferenceServer:
         for vector, buffer, t, steps, version in REQUEST.iter_unpack(received):
             rows = self._rows[vector, buffer]
             if t == 0:  # as a worker would make it
-                plan, n, draws = self._plan, self._plan.envs_per_vector, self._policy.num_draws
+                n = self._plan.envs_per_vector
+                draws = [policy.num_draws for policy in self._policies.values()]
                 env_id = np.arange(vector * n, (vector + 1) * n)
-                rows.noise = action_noise(plan.seed, env_id, steps, plan.num_steps, draws)
+                drawn = self._plan.action_noise(env_id, steps, draws)
+                for of_policy, noise in zip(rows, drawn, strict=True):
+                    of_policy.noise = noise
             requests.append(_Request(worker, vector, rows, t, version))
         return requests
 
@@ -235,19 +240,25 @@ class InferenceServer:
             self._meter.lap("publish")
 
     def _act(self, requests: list[_Request]) -> None:
+        for i, policy in enumerate(self._policies.values()):
+            self._act_for(policy, [(request.rows[i], request.t) for request in requests])
+
+    def _act_for(self, policy: Policy, requests: list[tuple[_Rows, int]]) -> None:
         def on_device(*rows: Array) -> Tensor:
             return torch.from_numpy(np.concatenate(rows)).to(self._device)
 
-        obs = each(on_device, *(each(lambda o, t=r.t: o[t], r.rows.obs) for r in requests))
-        noise = on_device(*(r.rows.noise[r.t] for r in requests))  # type: ignore[index]
-        memory = [on_device(*(r.rows.state for r in requests))] if self._policy.state_size else []
-        out = self._policy.act(obs, noise, *memory)
-        outs = {name: out[name].cpu().numpy() for name in requests[0].rows.outs}
+        obs = each(on_device, *(each(lambda o, t=t: o[t], rows.obs) for rows, t in requests))
+        noise = on_device(*(rows.noise[t] for rows, t in requests))  # type: ignore[index]
+        memory = [on_device(*(rows.state for rows, _ in requests))] if policy.state_size else []
+        out = policy.act(obs, noise, *memory)
+        outs = {name: out[name].cpu().numpy() for name in requests[0][0].outs}
         after = out["state"].cpu().numpy() if memory else None
-        n = self._plan.envs_per_vector
-        for first, request in zip(range(0, n * len(requests), n), requests, strict=True):
-            for name, column in request.rows.outs.items():
-                column[request.t] = outs[name][first : first + n]
-            request.rows.version[request.t] = self._version
+        first = 0
+        for rows, t in requests:
+            mine = slice(first, first + len(rows.state))
+            for name, column in rows.outs.items():
+                column[t] = outs[name][mine]
+            rows.version[t] = self._version
             if after is not None:
-                request.rows.state[:] = after[first : first + n]
+                rows.state[:] = after[mine]
+            first = mine.stop

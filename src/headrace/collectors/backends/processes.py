@@ -16,7 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-from headrace.batch import Fragment
+from headrace.batch import Fragments
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends import worker_main
 from headrace.collectors.backends.api import (
@@ -51,12 +51,13 @@ class ProcessWorker(WorkerHandle):
         self,
         index: int,
         vectors: list[int],
+        plan: SamplingPlan,
         memory: WorkerMemory,
         fds: Sequence[int],
         inference: InferenceServer | None,
     ) -> None:
         super().__init__(index, vectors)
-        self.memory, self._fds, self._inference = memory, fds, inference
+        self._plan, self.memory, self._fds, self._inference = plan, memory, fds, inference
         self.child: ChildProcess | None = None
         self._laps_at_order = 0
 
@@ -64,7 +65,7 @@ class ProcessWorker(WorkerHandle):
     def is_running(self) -> bool:
         return self.child is not None
 
-    def fragment(self, vector: int, buffer: int) -> Fragment:
+    def fragments(self, vector: int, buffer: int) -> Fragments:
         return self.memory.fragments[vector][buffer]
 
     def prepare(self, order: WorkOrder) -> None:
@@ -124,7 +125,8 @@ class ProcessWorker(WorkerHandle):
             self._inference.dismiss(self.index)
         fragments, left = list(chain(*self._ordered(orders).values())), self._unwritten(orders)
         mark_unwritten(fragments)
-        return LostWork(sum(fragment.reward.numel() for fragment in fragments) - left, left)
+        whole = self._plan.num_steps * self._plan.envs_per_vector
+        return LostWork(whole * len(fragments) - left, left)
 
     def end(self, deadline: float) -> None:
         """End the process, by force at `deadline`. EnvError: an environment failed in closing."""
@@ -137,15 +139,16 @@ class ProcessWorker(WorkerHandle):
                 if isinstance(message, Failed) and message.closing:
                     raise message.error
 
-    def _ordered(self, orders: Iterable[WorkOrder]) -> dict[int, list[Fragment]]:
+    def _ordered(self, orders: Iterable[WorkOrder]) -> dict[int, list[Fragments]]:
         """Return the memory that the orders fill, by vector."""
-        fragments: dict[int, list[Fragment]] = {}
+        fragments: dict[int, list[Fragments]] = {}
         for v, buffer, _ in chain(*(order.fragments for order in orders)):
             fragments.setdefault(v, []).append(self.memory.fragments[v][buffer])
         return fragments
 
     def _unwritten(self, orders: list[WorkOrder]) -> int:
-        return sum(map(count_unwritten, chain(*self._ordered(orders).values())))
+        fragments = chain(*self._ordered(orders).values())
+        return sum(count_unwritten(self._plan, of) for of in fragments)
 
 
 class ProcessBackend(WorkerBackend):
@@ -177,7 +180,7 @@ class ProcessBackend(WorkerBackend):
         self.workers = []
         for i, share in enumerate(shares):
             piece = WorkerMemory(memory, sum(sizes[:i]), plan, share, fresh=True)
-            self.workers.append(ProcessWorker(i, share, piece, self._fds, self._inference))
+            self.workers.append(ProcessWorker(i, share, plan, piece, self._fds, self._inference))
 
     def publish(self, policies: Mapping[str, Policy], version: int) -> None:
         self._published.publish(policies, version)

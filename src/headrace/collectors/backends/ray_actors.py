@@ -19,7 +19,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from headrace.batch import Fragment, unpack
+from headrace.batch import Fragments, unpack
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.api import (
     Done,
@@ -132,15 +132,15 @@ class RayWorkerHandle(WorkerHandle):
         self.host: _Actor | None = None  # the actor in which it runs
         self.waiting: tuple[WorkerSetup, float] | None = None  # for an actor, since when
         self.messages: list[Message] = []  # not read yet
-        self.fragments: dict[tuple[int, int], Fragment] = {}  # by vector and buffer
+        self.filled: dict[tuple[int, int], Fragments] = {}  # by vector and buffer
         self.given_back: int | None = None  # env steps, because it moves; None: it stays
 
     @property
     def is_running(self) -> bool:
         return self.host is not None
 
-    def fragment(self, vector: int, buffer: int) -> Fragment:
-        return self.fragments[vector, buffer]
+    def fragments(self, vector: int, buffer: int) -> Fragments:
+        return self.filled[vector, buffer]
 
     def start(self, setup: WorkerSetup) -> None:
         self.waiting = setup, time.monotonic()
@@ -222,7 +222,7 @@ class RayBackend(WorkerBackend):
         self, plan: SamplingPlan, shares: list[list[int]], needs: Needs | None = None
     ) -> None:
         self.plan, self._needs = plan, needs or Needs()
-        self._plan_ref, self._layout = ray.put(pickled(plan, "worker processes")), plan.layout
+        self._plan_ref, self._layouts = ray.put(pickled(plan, "worker processes")), plan.layouts
         policies = plan.build_policies()
         self._flat = np.zeros(FlatWeights.num_bytes(policies), np.uint8)
         self._to_send = FlatWeights(policies, self._flat)
@@ -317,7 +317,7 @@ class RayBackend(WorkerBackend):
             self._leaving, self.calls, self.weights = [], {}, {}
             for worker in self.workers:
                 worker.requested = worker.actor = worker.host = worker.waiting = None
-                worker.fragments = {}
+                worker.filled = {}
         if failed is not None:
             raise failed
 
@@ -369,9 +369,11 @@ class RayBackend(WorkerBackend):
                 worker.given_back += message.result.taken
                 return
             if message.result.whole:
-                left = iter(parts)
-                for (v, buffer, _), k in zip(message.order.fragments, num_finals, strict=True):
-                    worker.fragments[v, buffer] = unpack(self._layout, k, left)
+                left, finals = iter(parts), iter(num_finals)
+                for v, buffer, _ in message.order.fragments:
+                    worker.filled[v, buffer] = tuple(
+                        unpack(layout, next(finals), left) for layout in self._layouts
+                    )
                 size = sum(part.nbytes for part in parts)
                 self._num_bytes["fragments"] += size
                 self._num_bytes["fragments_remote"] += size * (host.node != self._node)

@@ -20,7 +20,7 @@ import cloudpickle
 import numpy as np
 
 from headrace import batch
-from headrace.batch import Fragment, pack
+from headrace.batch import Fragments, pack, split_memory
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.api import Done, Failed, Message, WorkerSetup, WorkOrder
 from headrace.collectors.backends.worker_main import (
@@ -83,15 +83,17 @@ class _Hosted:
     meter: Meter
     weights: LatestWeights
     memory: dict[int, Array]  # of a fragment, by vector: sent before the next one is begun
-    fragments: dict[int, Fragment]  # in it
+    fragments: dict[int, Fragments]  # in it
+    plan: SamplingPlan
     has_left: bool = False
     order: WorkOrder | None = None
     tasks: list[RolloutTask] = field(default_factory=list)
 
     def beat(self) -> Beat:
-        order, fragments, taken = self.order, [task.fragment for task in self.tasks], 0
+        order, plan, taken = self.order, self.plan, 0
         if order is not None:
-            taken = sum(of.reward.numel() - count_unwritten(of) for of in fragments)
+            whole = plan.num_steps * plan.envs_per_vector
+            taken = sum(whole - count_unwritten(plan, task.fragments) for task in self.tasks)
         return Beat(self.meter.beats[0], order, taken)
 
 
@@ -123,14 +125,15 @@ class WorkerActor:
         index, setup = cloudpickle.loads(packed)
 
         def start() -> tuple[Message, _Packed]:
-            meter, layout = Meter(keeps_laps=self._plan.timeline), self._plan.layout
+            meter, layouts = Meter(keeps_laps=self._plan.timeline), self._plan.layouts
             worker, ready = start_worker(self._plan, setup, meter)
             meter.lap("start")
-            memory = {v: np.empty(batch.num_bytes(layout), np.uint8) for v in setup.vectors}
-            fragments = {v: batch.allocate(layout, of) for v, of in memory.items()}
+            size = sum(map(batch.num_bytes, layouts))
+            memory = {v: np.empty(size, np.uint8) for v in setup.vectors}
+            fragments = {v: batch.allocate_all(layouts, of) for v, of in memory.items()}
             weights = LatestWeights(self._weights, worker, meter)
             self._workers[index] = _Hosted(
-                worker, setup.generation, meter, weights, memory, fragments
+                worker, setup.generation, meter, weights, memory, fragments, self._plan
             )
             return ready, []
 
@@ -156,7 +159,7 @@ class WorkerActor:
                 RolloutTask(v, hosted.fragments[v], steps, order.changes)
                 for v, _, steps in order.fragments
             ]
-            mark_unwritten(task.fragment for task in tasks)
+            mark_unwritten(task.fragments for task in tasks)
             hosted.tasks, hosted.order = tasks, order
             result = hosted.weights.collect(
                 order, tasks, lambda: hosted.has_left or self._is_stopped
@@ -164,7 +167,14 @@ class WorkerActor:
             hosted.order = None
             done = Done(hosted.generation, order, result, hosted.meter.readings())
             whole = tasks if result.whole else []
-            return done, [pack(self._plan.layout, hosted.memory[task.vector]) for task in whole]
+            layouts = self._plan.layouts
+            return done, [
+                pack(layout, piece)
+                for task in whole
+                for layout, piece in zip(
+                    layouts, split_memory(layouts, hosted.memory[task.vector]), strict=True
+                )
+            ]
 
         returned = self._guarded(f"worker {index}", fill)
         hosted.meter.lap("transport")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from headrace import batch
-from headrace.batch import Fragment
+from headrace.batch import Fragment, Fragments
 from headrace.collectors.api import SamplingPlan, ShouldStop
 from headrace.collectors.backends.api import Done, Failed, Ready, WorkerSetup, WorkOrder
 from headrace.collectors.rollout import (
@@ -69,19 +69,24 @@ class WorkerMemory:
         self.offset = offset
         numbers = memoryview(memory)[offset : offset + self._HEADER].cast("q")
         self.laps, self.generation, self.turn = numbers[0:1], numbers[1:2], numbers[2:3]
-        size = batch.num_bytes(plan.layout)
-        self.fragments: dict[int, list[Fragment]] = {v: [] for v in vectors}
+        layouts, size = plan.layouts, _num_bytes(plan)
+        self.fragments: dict[int, list[Fragments]] = {v: [] for v in vectors}
         first = offset + self._HEADER
         for buffers in self.fragments.values():
             for _ in range(plan.num_buffers):
                 piece = memoryview(memory)[first : first + size]
-                buffers.append(batch.allocate(plan.layout, piece, fresh=fresh))
+                buffers.append(batch.allocate_all(layouts, piece, fresh=fresh))
                 first += size
 
     @classmethod
     def num_bytes(cls, plan: SamplingPlan, num_vectors: int) -> int:
         """Return the size of a piece."""
-        return cls._HEADER + num_vectors * plan.num_buffers * batch.num_bytes(plan.layout)
+        return cls._HEADER + num_vectors * plan.num_buffers * _num_bytes(plan)
+
+
+def _num_bytes(plan: SamplingPlan) -> int:
+    """Return the size of a buffer: of a vector's fragments."""
+    return sum(map(batch.num_bytes, plan.layouts))
 
 
 @dataclass(frozen=True)
@@ -181,10 +186,37 @@ class _OpenOrder:
     result: RolloutResult = field(default_factory=RolloutResult)
 
 
-class RemoteInference(ActorSource, Actor):
-    """A source of actors, and its only actor, for one fragment: the inference server acts.
+class _ActorOfServer(Actor):
+    """One policy's actor where the inference server acts; it carries recurrent states over.
 
     Args:
+        ask: asks for the actions of row t, of all policies; called by one of the actors.
+    """
+
+    def __init__(self, ask: Callable[[int], None] | None) -> None:
+        self._ask = ask
+
+    def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
+        """Return a function that has row t acted on."""
+        self._fragment, ask = fragment, self._ask
+
+        def act(t: int) -> None:
+            fragment.carry(t)
+            if ask is not None:
+                ask(t)
+
+        return act
+
+    def finish(self, rows: slice) -> None:
+        """Carry over the recurrent states, with which the next row begins."""
+        self._fragment.carry(rows.stop)
+
+
+class RemoteInference(ActorSource):
+    """A source of actors for the fragments of one vector: the inference server acts.
+
+    Args:
+        num_policies: that act there.
         published: weights, of which the newest version is read.
     """
 
@@ -197,29 +229,22 @@ class RemoteInference(ActorSource, Actor):
         fragment: tuple[int, int, int],
         open_order: _OpenOrder,
         published: Published,
+        num_policies: int,
     ) -> None:
         self._requests, self._indices, self._published = requests, fragment, published
         self.open_order, version = open_order, open_order.order.version
         self._requested_version = NEWEST if version is None else version
         self.version = -1  # of the last answer
+        # The last one to act asks: then all have carried their states over.
+        others: list[Actor] = [_ActorOfServer(None) for _ in range(num_policies - 1)]
+        self._actors = [*others, _ActorOfServer(self._request)]
 
     def pull(self) -> list[Actor]:
-        return [self]
+        return self._actors
 
-    def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
-        """Return a function that sends the request for row t."""
-        (vector, buffer, steps), version = self._indices, self._requested_version
-        send, self._fragment = self._requests.sendall, fragment
-
-        def act(t: int) -> None:
-            fragment.carry(t)
-            send(REQUEST.pack(vector, buffer, t, steps, version))
-
-        return act
-
-    def finish(self, rows: slice) -> None:
-        """Carry over the recurrent states, with which the next row begins."""
-        self._fragment.carry(rows.stop)
+    def _request(self, t: int) -> None:
+        vector, buffer, steps = self._indices
+        self._requests.sendall(REQUEST.pack(vector, buffer, t, steps, self._requested_version))
 
     def is_stale(self) -> bool:
         """Measure the lag. The server takes newer weights by itself."""
@@ -269,7 +294,9 @@ class InterleavedRollouts:
     def _begin(self, order: WorkOrder) -> None:
         context, open_order = self._context, _OpenOrder(order, len(order.fragments))
         for fragment, task in zip(order.fragments, context.tasks(order), strict=True):
-            source = RemoteInference(self._requests, fragment, open_order, context.published)
+            source = RemoteInference(
+                self._requests, fragment, open_order, context.published, len(task.fragments)
+            )
             source.steps = context.worker.fill(task, source, context.should_stop, open_order.result)
             self._next[task.vector].append(source)
         for v, _, _ in order.fragments:

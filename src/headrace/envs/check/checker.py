@@ -15,9 +15,10 @@ from headrace.envs.check.report import Check, Report
 from headrace.envs.check.vector_checks import vector_checks
 from headrace.envs.factory import EnvLike, EnvMaker, env_spec
 from headrace.envs.kernels.env import KernelEnv
-from headrace.envs.spaces.specs import is_parallel
+from headrace.envs.spaces.specs import game_form
 from headrace.errors import EnvError, UnsupportedSpaceError, UsageError
 from headrace.seeding import check_seed
+from headrace.spec import GAMES
 
 _AFTER_CLASS = (
     "python", "types", "play", "states", "resets", "agents", "randomness", "ends", "cpu", "gpu",
@@ -132,11 +133,8 @@ def _check_other(maker: EnvMaker, num_steps: int, seed: int) -> Iterator[Check]:
     else:
         obs, action = spec.observation.describe(), spec.action.describe()
         yield Check("spaces", f"observations are {obs}, actions are {action}", notes=spec.notes)
-        is_vector = spec.interface in ("tensor", "parallel")
-        if spec.mask_key:
-            yield from _not_checked(("play", "randomness"), "random actions ignore action masks")
-        else:
-            yield from vector_checks(maker, spec, num_steps, seed)
+        is_vector = spec.interface in ("tensor", *GAMES)
+        yield from vector_checks(maker, spec, num_steps, seed)
     if not is_vector:
         yield from _check_with_gymnasium(maker)
 
@@ -148,7 +146,7 @@ def _check_with_gymnasium(maker: EnvMaker) -> Iterator[Check]:
     except EnvError as error:
         yield Check("gymnasium", wrong=(str(error),))
         return
-    is_game, is_env, wrong = is_parallel(env), isinstance(env, gymnasium.Env), []
+    is_game, is_env, wrong = game_form(env) is not None, isinstance(env, gymnasium.Env), []
     name = type(env.unwrapped if is_env else env).__name__
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

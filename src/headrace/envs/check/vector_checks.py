@@ -6,13 +6,14 @@ import numpy as np
 import torch
 
 from headrace import batch
+from headrace.batch import Fragment
 from headrace.envs.api import VectorContext, VectorEnv
 from headrace.envs.check.plays import random_actions
 from headrace.envs.check.report import Check
 from headrace.envs.factory import EnvMaker
 from headrace.envs.vectors import device_vector, is_one_vector, make_vector
 from headrace.errors import EnvError
-from headrace.spec import Agents, Array, EnvSpec
+from headrace.spec import Agents, Array, EnvSpec, Space
 
 _NUM_ENVS, _NUM_STEPS = 8, 200
 _REMEDY = "Draw all random numbers from a generator that reset(seed=...) seeds."
@@ -61,6 +62,8 @@ def _play(
             fragments.append(fragment)
         vector.bind(*fragments)
         for t in range(num_steps):
+            for fragment, part in zip(fragments, parts, strict=True):
+                _allow(fragment, spec.for_agents(part), t)
             vector.step(t)
         episodes = vector.finish()
         columns = [
@@ -72,6 +75,30 @@ def _play(
         return columns, len(episodes)
     finally:
         vector.close()
+
+
+def _allow(fragment: Fragment, spec: EnvSpec, t: int) -> None:
+    """Replace the choices of step t that a mask forbids by the next ones that it allows."""
+    if not spec.mask_key:
+        return
+    mask = fragment.obs[spec.mask_key][t].numpy()  # type: ignore[index]
+    rows = fragment.action[t].numpy().reshape(len(mask), -1)
+    choices = np.flatnonzero([bool(n) for n in _choices_of_row(spec.action)])
+    first = 0
+    for column, count in zip(choices, spec.action.nvec, strict=True):
+        allowed = mask.reshape(len(mask), -1)[:, first : first + count] != 0
+        wanted = rows[:, column].astype(np.int64)
+        ahead = (wanted[:, None] + np.arange(count)) % count
+        found = np.take_along_axis(allowed, ahead, 1).argmax(1)
+        rows[:, column] = np.take_along_axis(ahead, found[:, None], 1)[:, 0]
+        first += count
+
+
+def _choices_of_row(action: Space) -> list[int]:
+    """Return the choices of each number of an action's row; 0: it is continuous."""
+    if action.parts:
+        return [n for _, part in action.parts for n in _choices_of_row(part)]
+    return list(action.nvec) or [0] * action.size
 
 
 def _are_equal(one: list[Array], other: list[Array]) -> bool:

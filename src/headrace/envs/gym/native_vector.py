@@ -13,8 +13,9 @@ from gymnasium.vector import AutoresetMode
 
 from headrace.batch import Fragment, each
 from headrace.envs.api import Episode, Restored, VectorContext, close_all, explain_errors
-from headrace.envs.episodes import HostVector, leaf
+from headrace.envs.episodes import HostVector
 from headrace.envs.spaces.masks import MASK, mask_array
+from headrace.envs.spaces.obs_reader import leaf
 from headrace.errors import EnvError
 from headrace.spec import Array, element
 
@@ -76,7 +77,7 @@ class NativeVector(HostVector):
         for i in np.flatnonzero(ended).tolist():
             if self._rows.truncated[t, i] and not self._rows.terminated[t, i]:
                 kept = each(lambda o, i=i: o[i : i + 1].copy(), self._obs_row(t + 1))
-                self._put(kept, 0, *_select(i, final, final_info), ended=True)
+                self._reader.put(kept, 0, *_select(i, final, final_info), ended=True)
                 self._keep_final(t, i, each(lambda o: o[0], kept))
             self._end_episode(t, i)
             self._episode[i] += 1
@@ -85,7 +86,7 @@ class NativeVector(HostVector):
                 obs, info = self._vector.reset(options={"reset_mask": ended})
                 # Of the others it may give no mask
                 for i in np.flatnonzero(ended).tolist():
-                    self._put(self._obs_row(t + 1), i, *_select(i, obs, info), ended=False)
+                    self._reader.put(self._obs_row(t + 1), i, *_select(i, obs, info), ended=False)
 
     def _count(self, num_steps: int) -> None:
         new = slice(self._num_counted, num_steps)
@@ -107,14 +108,14 @@ class NativeVector(HostVector):
 
     def _put_all(self, rows: Any, obs: Any, info: Any) -> None:
         """Write a batch of observations (and masks) as Gymnasium's vectors return them."""
-        for key, _, _, get in self._obs_parts:
-            leaf(rows, key)[:] = self._stored(key, get(obs))
+        for key, _, _, get in self._reader.parts:
+            leaf(rows, key)[:] = self._reader.stored(key, get(obs))
         if self.spec.mask_in_info:
             masks = mask_array(info[MASK], self.spec.action)
             rows[MASK][:] = np.stack(list(masks)).reshape(rows[MASK].shape) != 0
 
     def _check_declared(self, method: str, obs: Any) -> None:
-        if misfit := self._misfit(_select(0, obs, {})[0]):
+        if misfit := self._reader.misfit(_select(0, obs, {})[0]):
             raise EnvError(f"{method} returned {misfit} ({self.spec.id}, {self.context.worker}).")
 
     def _describe_row(self, i: int, num_steps: int, before_reset: bool) -> str:

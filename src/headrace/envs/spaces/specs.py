@@ -14,7 +14,7 @@ from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.spaces import gym_spaces, masks
 from headrace.envs.spaces.masks import MASK
 from headrace.errors import ConfigError, UnsupportedSpaceError, UsageError
-from headrace.spec import EnvSpec, Space
+from headrace.spec import AgentSpaces, EnvSpec, Interface, Space
 
 
 def read(
@@ -109,56 +109,53 @@ def read_tensors(
     return replace(spec, interface="tensor")
 
 
-def read_parallel(
+def read_game(
     env_id: str, env: Any, infos: Mapping[Any, Mapping[str, Any]], **options: Any
 ) -> EnvSpec:
-    """Describe the spaces of a game in PettingZoo's parallel form; see `read`."""
-    agents, agent_spaces, notes = list(env.possible_agents), [], []
+    """Describe the spaces of a game in one of PettingZoo's forms; see `read`."""
+    agents, agent_spaces, notes = list(env.possible_agents), list[AgentSpaces](), list[str]()
     if not agents:
         raise UsageError(f"{env_id} has no possible_agents: expected a list of their names.")
     for agent in agents:
         spaces = env.observation_space(agent), env.action_space(agent)
         try:
-            spec = read(env_id, *spaces, infos.get(agent, {}), **options)
+            spec = read(env_id, *spaces, infos.get(agent) or {}, **options)
         except UsageError as error:
             raise type(error)(f"{error}\n(agent {agent} of {env_id})") from None
-        _check_one_array(spec, f"of {env_id}, agent {agent},")
-        agent_spaces.append((spec.observation, spec.action))
+        agent_spaces.append(
+            AgentSpaces(spec.observation, spec.action, spec.mask_key, spec.mask_in_info)
+        )
         notes += [note for note in spec.notes if note not in notes]
     if differ := len(set(agent_spaces)) > 1:
-        for i, (observation, action) in enumerate(agent_spaces):
-            if not i or agent_spaces[i] != agent_spaces[i - 1]:
+        for i, of in enumerate(agent_spaces):
+            if not i or of != agent_spaces[i - 1]:
                 notes.append(
-                    f"from agent {agents[i]} on: observation {observation.describe()}, "
-                    f"action {action.describe()}"
+                    f"from agent {agents[i]} on: observation {of.observation.describe()}, "
+                    f"action {of.action.describe()}"
                 )
     return EnvSpec(
-        env_id, *agent_spaces[0],
+        env_id, **agent_spaces[0]._asdict(),
         roles=parallel_roles(agents), agent_spaces=tuple(agent_spaces) if differ else (),
-        notes=tuple(notes), interface="parallel",
+        notes=tuple(notes), interface=game_form(env) or "parallel",
     )  # fmt: skip
 
 
-def is_parallel(env: Any) -> bool:
-    """Return whether it is a game in PettingZoo's parallel form (which need not be installed).
+def game_form(env: Any) -> Interface | None:
+    """Return in which of PettingZoo's forms a game is; None: it is no game.
+
+    PettingZoo need not be installed.
 
     Raises:
-        UsageError: it is in PettingZoo's other form, or does not name its agents.
+        UsageError: it does not name its agents.
     """
     if not all(callable(getattr(env, f"{role}_space", None)) for role in ("observation", "action")):
-        return False
-    if hasattr(env, "agent_iter"):
-        raise UsageError(
-            f"A {type(env).__name__} is a game in PettingZoo's AEC form, in which agents take "
-            "turns.\nExpected its parallel form: parallel_env, or "
-            "pettingzoo.utils.aec_to_parallel(env) where that is possible."
-        )
+        return None
     if not hasattr(env, "possible_agents"):
         raise UsageError(
             f"A {type(env).__name__} has spaces for each agent, as PettingZoo's games, and no "
             "possible_agents: expected a list of their names."
         )
-    return True
+    return "turns" if hasattr(env, "agent_iter") or hasattr(env, "last") else "parallel"
 
 
 _ROLE = re.compile(r"(.*?)(?:(?:^|_)\d+)?", re.DOTALL)
@@ -188,18 +185,16 @@ def parallel_roles(agents: Sequence[Any]) -> tuple[tuple[str, int], ...]:
 def _check_one_array(spec: EnvSpec, whose: str) -> None:
     if spec.mask_in_info:
         raise UnsupportedSpaceError(
-            f"The info {whose} has an action mask, and masks are read from Gymnasium's "
-            "environments only.\n--action-mask off plays without it."
+            f"The info {whose} has an action mask, and masks are read from environments that are "
+            "stepped in Python only.\n--action-mask off plays without it."
         )
     if spec.observation.kind == "dict":
         raise UnsupportedSpaceError(
             f"The observation {whose} is {spec.observation.describe()}: expected one array (Box, "
-            "Discrete, MultiDiscrete or MultiBinary); action masks are read from Gymnasium's "
-            "environments only.\nLet your callable make one array of it."
+            "Discrete, MultiDiscrete or MultiBinary).\nLet your callable make one array of it."
         )
     if spec.action.parts:
         raise UnsupportedSpaceError(
             f"The action {whose} is {spec.action.describe()}: expected one array (Box, Discrete, "
-            "MultiDiscrete or MultiBinary); Dict and Tuple actions are for Gymnasium's "
-            "environments only.\nLet your callable take one array."
+            "MultiDiscrete or MultiBinary).\nLet your callable take one array."
         )

@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from headrace import batch
 from headrace.collectors.api import Collector, SamplingPlan
 from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
@@ -206,11 +205,11 @@ class Probe:
             collector.publish(learner.policies, 0)
             collected = collector.collect()
             assert collected is not None
-            few = batch.named_tensors(collected.fragments[0])
+            few = collected.fragments
         for num_envs in sorted({max(1, run.num_envs // 2), run.num_envs}):
             _, learner = self._learner(num_envs, run.num_steps)
             plan = self._plan(num_envs, num_envs, run.num_steps)
-            sizes.append((num_envs * run.num_steps, learner, [repeat_steps(few, plan)]))
+            sizes.append((num_envs * run.num_steps, learner, repeat_steps(few, plan)))
         return Learning(sizes, self._single.settings.algo)
 
 

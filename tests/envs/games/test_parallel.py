@@ -16,9 +16,9 @@ from headrace.cli import commands
 from headrace.config.policies import assign_agents
 from headrace.envs.api import VectorContext
 from headrace.envs.factory import EnvMaker, env_spec
+from headrace.envs.games.vector import GameVector
 from headrace.envs.kernels.pettingzoo_adapter import KernelParallelEnv
 from headrace.envs.kernels.vector import KernelVector
-from headrace.envs.pettingzoo_vector import ParallelVector
 from headrace.envs.spaces.specs import parallel_roles
 from headrace.errors import (
     CheckpointError,
@@ -31,8 +31,8 @@ from headrace.errors import (
 from headrace.seeding import derive
 from headrace.spec import Agents, EnvSpec
 from tests import python
+from tests.envs.games.support import Camp, played_plainly
 from tests.envs.kernels.support import Ring, act_at_random, contents, run
-from tests.envs.pettingzoo_support import Camp, played_plainly
 
 SPREAD, TAG = simple_spread_v3.parallel_env, simple_tag_v3.parallel_env
 
@@ -46,7 +46,7 @@ def vector_of(make, n=3, num_steps=16, env_id=None, parts=None, seed=3, **kwargs
     parts = list(assign_agents({}, spec).values()) if parts is None else parts
     env_id = np.arange(n) if env_id is None else env_id
     context = VectorContext(spec, env_id, seed, parts=tuple(parts), **kwargs)
-    vector = ParallelVector([make() for _ in env_id], context)
+    vector = GameVector([make() for _ in env_id], context)
     fragments = [
         batch.allocate(batch.columns(spec.for_agents(part), {}, num_steps, n * part.size))
         for part in parts
@@ -104,7 +104,7 @@ def test_rows_equal_those_of_a_plain_loop(game):
         sizes = [part.size for part in parts]
         assert episode.total_reward == pytest.approx(np.average(means, weights=sizes))
         assert episode.by_policy == pytest.approx(tuple(means) if len(parts) > 1 else ())
-    assert vector.num_ended == len(ended) > 8
+    assert len(ended) > 8
     assert seen["finals"] > 8
     if isinstance(make, type):
         assert all(seen.values()), seen
@@ -289,7 +289,7 @@ def test_resume_and_evaluate_refuse_another_game(tmp_path):
     with pytest.raises(CheckpointError, match=r"child=0:2, parent=2:3; those of Kids would be kid"):
         headrace.resume(run.dir, env=Kids, total_env_steps=300, quiet=True)
     with pytest.raises(CheckpointError, match=r"policies act for 3 agents, and .*Crowd has 4"):
-        env = "tests.envs.test_pettingzoo_vector:Crowd"
+        env = "tests.envs.games.test_parallel:Crowd"
         commands.FLAGS["eval"](run_dir=run.dir, env=env).execute([])
 
 
@@ -321,7 +321,7 @@ def test_each_policy_is_saved_loaded_frozen_and_played_with_its_own_spaces(tmp_p
     random = train(tmp_path, "third", frozen={"agent": "random"})
     assert random.policies["agent"].module(torch.randn(3, 14))[0].unique().numel() == 1
     resumed = headrace.resume(second.dir, env=TAG, total_env_steps=200)
-    assert "0 restored, 0 replayed, 2 begun anew" in capsys.readouterr().out
+    assert "0 restored, 2 replayed, 0 begun anew" in capsys.readouterr().out
     assert resumed.summary["env_steps"] == 200
     for env in (SPREAD, Camp):
         with pytest.raises(CheckpointError, match="is of another environment"):
@@ -365,7 +365,7 @@ def test_command_line_trains_evaluates_and_resumes_a_game(tmp_path):
 def test_games_train_without_pettingzoo_installed(tmp_path):
     code = (
         "import sys; sys.modules['pettingzoo'] = None\n"
-        "import headrace; from tests.envs.pettingzoo_support import Camp\n"
+        "import headrace; from tests.envs.games.support import Camp\n"
         "run = headrace.train(Camp, run_dir=sys.argv[1], quiet=True, num_envs=2, num_steps=16,"
         " total_env_steps=32)\n"
         "print(run.summary['env_steps'])\n"
@@ -466,7 +466,8 @@ def test_errors_of_reset_and_close_are_reported():
             raise RuntimeError("no way home")
 
     vector, fragments = vector_of(Camp, n=1)
-    vector._envs = [Failing(3)]
+    vector._envs[0] = Failing(3)
+    vector._replaced(0)
     act(fragments, vector, vector.parts, np.random.default_rng(5))
     rain = r"it rains\n\nThe environment failed in reset, env 0 of Camp, inline, episode 2 "
     with pytest.raises(EnvError, match=rain + r"\(reset seed \d+, 0 steps"):
@@ -478,7 +479,7 @@ def test_errors_of_reset_and_close_are_reported():
 def test_a_run_ends_with_the_error_of_its_game(tmp_path):
     with pytest.raises(EnvError, match="ZeroDivisionError") as raised:
         train(tmp_path, "r", wrong(obs=lambda *_: 1 / 0))
-    assert not any("restart" in note for note in getattr(raised.value, "__notes__", ()))
+    assert any("--on-env-error restart" in note for note in raised.value.__notes__)
 
 
 class Nobody(Camp):
@@ -511,11 +512,6 @@ class Maps(Camp):
         return gym.spaces.Dict(map=super().observation_space(agent))
 
 
-class TupleActions(Camp):
-    def action_space(self, agent):
-        return gym.spaces.Tuple([super().action_space(agent)])
-
-
 class Masked(Camp):
     def reset(self, seed=None, options=None):
         obs, _ = super().reset(seed, options)
@@ -530,20 +526,15 @@ class Texts(Camp):
 @pytest.mark.parametrize(
     ("env", "more", "error", "message"),
     [
-        (TAG, {"num_workers": 2}, ConfigError, "num_workers=2, but .*PettingZoo's form"),
         (TAG, {"wrapper": gym.wrappers.ClipAction}, UsageError, "Leave --wrapper out"),
         (TAG, {"vectorization": "native"}, ConfigError, "vectorization='native'"),
-        (TAG, {"on_env_error": "restart"}, ConfigError, "one that fails is not made anew"),
-        (TAG, {"lag": 1}, ConfigError, "Leave --lag out"),
         (TAG, {"env_kwargs": {"num_oodles": 1}}, EnvError, "num_oodles"),
-        (simple_tag_v3.env, {}, UsageError, "AEC form(.|\n)*parallel_env"),
         (Nameless, {}, UsageError, "no possible_agents"),
         (Empty, {}, UsageError, "no possible_agents"),
         (Others, {}, UsageError, "other possible_agents each time"),
         (Nobody, {}, EnvError, "nobody in `agents` .env 0 of Nobody"),
-        (Maps, {}, UnsupportedSpaceError, r"agent guest_0, is Dict\(map: .*one array"),
-        (TupleActions, {}, UnsupportedSpaceError, r"action of .*agent guest_0, is Tuple\(0: Box"),
-        (Masked, {}, UnsupportedSpaceError, "agent cook_0, has an action mask"),
+        (Maps, {}, EnvError, r"agent guest_0 an observation without the key 'map' \(it has n"),
+        (Masked, {}, EnvError, "agent cook_0 no action mask in info.*env 0 of Masked"),
         (Texts, {}, UnsupportedSpaceError, r"Text(.|\n)*agent guest_0 of Texts"),
     ],
 )
@@ -552,7 +543,7 @@ def test_unsupported_settings_are_refused(tmp_path, env, more, error, message):
         train(tmp_path, "r", env, **more)
 
 
-def test_games_cannot_be_filmed(tmp_path):
+def test_games_that_cannot_draw_are_not_filmed(tmp_path):
     run = train(tmp_path, "r", Camp)
-    with pytest.raises(HeadraceError, match="There is no film of Camp"):
+    with pytest.raises(HeadraceError, match="Camp offers no render_mode 'rgb_array'"):
         run.evaluate(episodes=2, video=tmp_path / "film.mp4")

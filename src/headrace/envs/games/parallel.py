@@ -1,0 +1,59 @@
+"""A game in PettingZoo's parallel form, in which all agents act in each step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.envs.api import check_fields
+from headrace.envs.games.game import Game, GameRows, number, with_info
+from headrace.errors import EnvError
+
+
+class ParallelGame(Game):
+    """One game. An agent that is terminated or truncated has left it, until it is there again."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._left = np.zeros(len(self.names), bool)  # they may linger in `agents`
+
+    def reset(self, seed: int | None, rows: GameRows) -> None:
+        result = self.env.reset(seed=seed)
+        check_fields("reset", result, rows.position())
+        obs, infos = result
+        self._left[:] = False
+        rows.alive[:] = False
+        for i in self.present(rows):
+            rows.alive[i] = True
+            self._put(i, obs, infos, rows)
+        rows.acts[:] = rows.alive
+
+    def step(self, actions: Sequence[Any], rows: GameRows) -> None:
+        result = self.env.step({self.names[i]: actions[i] for i in self.present(rows)})
+        check_fields("step", result, rows.position(), reward=False)
+        obs, reward, terminated, truncated, infos = result
+        present = set(self.present(rows))
+        for i in np.flatnonzero(rows.alive).tolist():
+            rows.reward[i] = number(self.of(i, "reward", reward, rows), rows)
+            ends = bool(self.of(i, "terminated", terminated, rows))
+            cut = bool(self.of(i, "truncated", truncated, rows))
+            rows.terminated[i], rows.truncated[i] = ends, cut
+            rows.alive[i] = not ends and not cut
+            if rows.alive[i] and i not in present:
+                raise EnvError(
+                    f"The agent {self.names[i]} is no longer in `agents`, and step said "
+                    f"neither that it is terminated nor that it is truncated ({rows.position()})."
+                )
+            if not ends:
+                self._put(i, obs, infos, rows, ended=cut)
+        self._left |= rows.terminated | rows.truncated
+        self._left[[i for i in range(len(self.names)) if i not in present]] = False
+        for i in present:
+            if not rows.alive[i] and not self._left[i]:  # has joined
+                rows.alive[i] = True
+                self._put(i, obs, infos, rows)
+        rows.acts[:] = rows.alive
+
+    def _put(self, i: int, obs: Any, infos: Any, rows: GameRows, *, ended: bool = False) -> None:
+        own = self.of(i, "observation", obs, rows)
+        rows.put(i, own, with_info(infos, self.names[i]), ended=ended)

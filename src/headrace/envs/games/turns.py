@@ -1,0 +1,65 @@
+"""A game in PettingZoo's AEC form, in which agents take turns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.envs.games.game import Game, GameRows, number
+from headrace.errors import EnvError
+
+_MOST_DEAD_TURNS = 1_000
+"""Turns in a row of agents that have left the game: far more than there are agents."""
+
+
+class TurnGame(Game):
+    """One game. A step is one move: that of the agent whose turn it is.
+
+    What the environment says is read as PettingZoo's `last()` gives it, when an agent's turn comes:
+    the reward is that since its own last move, which other agents' moves may have brought. An agent
+    that has left the game has a turn without a move, in which its episode ends.
+    """
+
+    def reset(self, seed: int | None, rows: GameRows) -> None:
+        self.env.reset(seed=seed)
+        rows.alive[:] = False
+        for i in self.present(rows):
+            rows.alive[i] = True
+        self._turn(rows)
+
+    def step(self, actions: Sequence[Any], rows: GameRows) -> None:
+        (mover,) = rows.acts.nonzero()[0].tolist()
+        self.env.step(actions[mover])
+        for i in self.present(rows):
+            rows.alive[i] |= not rows.terminated[i] and not rows.truncated[i]  # has joined
+        self._turn(rows)
+
+    def _turn(self, rows: GameRows) -> None:
+        """Read whose turn it is, and what that agent observes; let those go who have left."""
+        rows.acts[:] = False
+        for _ in range(_MOST_DEAD_TURNS):
+            if not self.env.agents:
+                rows.alive[:] = False
+                return
+            i = self.index(self.env.agent_selection, "`agent_selection`", rows)
+            obs, reward, ends, cut, info = self._last(rows)
+            rows.reward[i] += number(reward, rows)
+            if not ends and not cut:
+                rows.acts[i] = rows.alive[i] = True
+                rows.put(i, obs, info, ended=False)
+                return
+            rows.terminated[i], rows.truncated[i], rows.alive[i] = bool(ends), bool(cut), False
+            if not ends and obs is not None:
+                rows.put(i, obs, info, ended=True)
+            self.env.step(None)
+        raise EnvError(
+            f"Agents that have left the game had {_MOST_DEAD_TURNS} turns in a row "
+            f"({rows.position()}).\nExpected that step(None) removes one from `agents`."
+        )
+
+    def _last(self, rows: GameRows) -> tuple[Any, Any, bool, bool, Any]:
+        result = self.env.last()
+        if not isinstance(result, tuple | list) or len(result) != 5:
+            raise EnvError(
+                f"last() returned {type(result).__name__}; expected (observation, reward, "
+                f"terminated, truncated, info) ({rows.position()})."
+            )
+        return tuple(result)
