@@ -154,7 +154,7 @@ class EnvMaker:
         if isinstance(target, type) and issubclass(target, KernelEnv):
             target = partial(kernel_registry.build, target)
         kwargs = self.kwargs | more
-        if render_mode is not None and "render_mode" in inspect.signature(target).parameters:
+        if render_mode is not None and _takes(target, "render_mode"):
             kwargs["render_mode"] = render_mode
         kernel_registry.check_kwargs(self.name, target, kwargs)
         try:
@@ -222,6 +222,12 @@ class EnvMaker:
             kwargs = atari.vector_kwargs(num_threads) | kwargs
         make = partial(gymnasium.make_vec, target, num_envs, "vector_entry_point", **kwargs)
         return registry.make_registered(target, self.kwargs, make)
+
+
+def _takes(target: Callable[..., Any], name: str) -> bool:
+    """Return whether a callable takes an argument of this name, or of any."""
+    given = inspect.signature(target).parameters
+    return name in given or any(each.kind is each.VAR_KEYWORD for each in given.values())
 
 
 def _check_is_env(env: Any, maker: Any) -> None:

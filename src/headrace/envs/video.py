@@ -9,13 +9,19 @@ from headrace.errors import MissingExtraError, UsageError, install_command
 
 
 class _Recorder:
-    # No Gymnasium wrapper: those refuse environments that are only like Gymnasium's
+    """Records an environment of Gymnasium's form, or a game in one of PettingZoo's.
+
+    It is no wrapper of theirs: those refuse environments that are only like their own.
+    """
 
     def __init__(self, env: Any, path: Path, write_frames: Any) -> None:
         self.env = env
         self._path, self._write_frames = path, write_frames
         self._writer: Any = None
         self._begun = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
 
     def reset(self, **kwargs: Any) -> Any:
         self._finish()
@@ -28,7 +34,8 @@ class _Recorder:
 
     def step(self, action: Any) -> Any:
         result = self.env.step(action)
-        if self._writer is not None:
+        # An agent that has left a game in turns has a turn without a move: nothing is to be seen.
+        if self._writer is not None and action is not None:
             self._writer.send(self._frame())
         return result
 
