@@ -1,6 +1,7 @@
 """The learner of one rank: updates each policy of the run from its batch."""
 
 import hashlib
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from headrace.algos.schedules import in_force
 from headrace.algos.targets import most_rows
 from headrace.batch import Fragment, Minibatch, each, join, one_of_each, select
 from headrace.config.algorithms import GRADIENTS
-from headrace.config.policies import DEFAULT
+from headrace.config.policies import DEFAULT, sides_of
 from headrace.config.settings import Settings
 from headrace.device_seeding import permutations as permutations_on_device
 from headrace.distributed.of_envs import OfEnvs
@@ -379,6 +380,8 @@ class Learner:
         dtype: torch.dtype | None = None,
     ) -> None:
         self._ranks = ranks
+        sides = sides_of(shares, league=settings.run.league > 0)
+        self._policy_of_side = [policy for policy, _ in sides.values()]
         self.policies: dict[str, Policy] = {}
         self.networks: dict[str, Network] = {}
         self.learners: dict[str, PolicyLearner] = {}
@@ -414,14 +417,15 @@ class Learner:
         """Build each policy's batch `[T, N]` on the learner's device.
 
         Args:
-            fragments: `[T, n]` of each vector, in order; of each vector one of each policy.
+            fragments: `[T, n]` of each vector, in order; of each vector one of each policy, or in
+                a league of each side.
         """
-        size = len(self.policies)
-        return {
-            name: self.learners[name].assemble(fragments[i::size])
-            for i, name in enumerate(self.policies)
-            if name in self.learners
-        }
+        sides = itertools.cycle(self._policy_of_side)
+        of_policy: dict[str, list[Fragment]] = {name: [] for name in self.learners}
+        for name, fragment in zip(sides, fragments, strict=False):
+            if name in of_policy:
+                of_policy[name].append(fragment)
+        return {name: self.learners[name].assemble(of) for name, of in of_policy.items()}
 
     def update(
         self, batches: dict[str, Fragment], env_steps: int, new_env_steps: int = 0
