@@ -349,6 +349,11 @@ def check_league(
     if refused is not None:
         what, why, remedy = refused
         raise ConfigError(f"league={run.league} and {what}, which {why}.\n{remedy}")
+    if run.snapshot_every == -1 and not run.league_members:
+        raise ConfigError(
+            f"league={run.league} and snapshot_every=-1: nobody would be in the league.\n"
+            "Name members (--league-members RUN_DIR), or leave --snapshot-every out."
+        )
     if len(run.league_members) > run.league:
         raise ConfigError(
             f"league={run.league}, but league_members names {len(run.league_members)}: expected "

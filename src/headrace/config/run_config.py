@@ -239,9 +239,9 @@ class LeagueConfig:
     """Members of a league that may be opponents at a time: snapshots of this run, and those of
     --league-members. In each episode, the learned policies play all agents, or one side against a
     member. A side is the agents of a policy; with one policy, each agent. 0: no league."""
-    snapshot_every: NonNegativeInt = 0
+    snapshot_every: Annotated[int, Between(0, minus_one="no snapshots")] = 0
     """Env steps between snapshots, of which the first is taken at the start. 0: a fortieth of
-    total_env_steps."""
+    total_env_steps. -1: none, and the members are those of --league-members alone."""
     opponents: Literal["uniform", "hard"] = "uniform"
     """Which members are drawn. uniform: all alike. hard: those more often that win."""
     latest_ratio: Annotated[float, Between(0, 1)] = 0.5

@@ -101,7 +101,7 @@ class League:
 
     def begin(self) -> None:
         """Take the first snapshot, unless the run has snapshots or takes none."""
-        if self._run.snapshot_every and not self._snapshots():
+        if self._run.snapshot_every > 0 and not self._snapshots():
             self._add(0)
         elif not self._record.active:
             self._choose()
@@ -117,7 +117,7 @@ class League:
         if scores and self._run.opponents == "hard":
             self._pool = None  # the weights have changed
         every, snapshots = self._run.snapshot_every, self._snapshots()
-        if every and snapshots and env_steps // every > snapshots[-1].env_steps // every:
+        if every > 0 and snapshots and env_steps // every > snapshots[-1].env_steps // every:
             self._add(env_steps)
         mean = {"league_score": float(np.mean(scores))} if scores else {}
         return mean | {

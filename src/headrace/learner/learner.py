@@ -20,6 +20,7 @@ from headrace.device_seeding import permutations as permutations_on_device
 from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import CheckpointError, ConfigError, RankError
+from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.learner.frozen import load_frozen, seed_of_weights, untrained_policy
 from headrace.learner.optimizer import Optimizer, without_denormals
 from headrace.learner.recorded import Recorded
@@ -362,6 +363,7 @@ class Learner:
         policies: by name, in the order of their agents' ids.
         networks: network settings of each policy.
         learners: of the policies that are not frozen.
+        frozen: the others.
 
     Raises:
         CheckpointError: a frozen policy cannot be loaded.
@@ -385,10 +387,12 @@ class Learner:
         self.policies: dict[str, Policy] = {}
         self.networks: dict[str, Network] = {}
         self.learners: dict[str, PolicyLearner] = {}
+        self.frozen: dict[str, TrainedPolicy] = {}
         for name, share in shares.items():
             of_policy, agents_spec = settings.of(name), spec.for_agents(share)
             if source := settings.run.frozen.get(name):
                 frozen = load_frozen(source, name, of_policy, agents_spec, model, saved)
+                self.frozen[name] = frozen
                 self.policies[name], self.networks[name] = frozen.module.to(device), frozen.network
             else:
                 learner = PolicyLearner(

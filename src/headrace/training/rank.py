@@ -36,6 +36,7 @@ from headrace.leagues.members import MemberLoader
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.models.fast_paths import ACTING, choose, describe_choice
+from headrace.models.policy import Policy
 from headrace.replay.memory import check_memory
 from headrace.spec import Array, EnvSpec
 from headrace.storage import checkpoint
@@ -238,14 +239,15 @@ def policy_plans(job: Job, learner: Learner) -> dict[str, PolicyPlan]:
     settings, plans = job.settings, {}
     for side, (name, agents) in job.sides.items():
         spec, network = job.spec.for_agents(agents), learner.networks[name]
+        build: Callable[[], Policy] = partial(
+            settings.algorithm.build_policy, spec, network, settings.of(name).algo, job.model
+        )
+        stored_outputs = settings.algorithm.stored_outputs
+        if (frozen := learner.frozen.get(name)) is not None:  # maybe of another algorithm
+            build, stored_outputs = frozen.build or build, {}
         plans[side] = PolicyPlan(
-            agents, spec, network,
-            {} if name in settings.run.frozen else settings.algorithm.stored_outputs,
-            partial(
-                settings.algorithm.build_policy, spec, network, settings.of(name).algo, job.model
-            ),
-            name, job.shares[name],
-        )  # fmt: skip
+            agents, spec, network, stored_outputs, build, name, job.shares[name]
+        )
     return plans
 
 

@@ -182,8 +182,9 @@ def _describe_policies(job: Job, learner: Learner) -> dict[str, Any]:
         name: {
             "algo": job.settings.run.algo,
             "algo_settings": asdict(job.settings.of(name).algo),
-            "network": asdict(learner.networks[name]),
             "model": job.settings.run.model,
+            **((learner.frozen[name].learned_by or {}) if name in learner.frozen else {}),
+            "network": asdict(learner.networks[name]),
             "spec": job.spec.for_agents(share).to_json(),
             "agents": [share.first, share.first + share.size],
         }
