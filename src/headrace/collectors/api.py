@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields
 import torch
 
 from headrace.batch import Column, Fragment, StoredOutputs, columns
-from headrace.collectors.opponents import LoadMember
 from headrace.envs.api import GUARDS, Episode, Guards, Restored
 from headrace.envs.changes import Changes
 from headrace.envs.factory import EnvMaker
-from headrace.envs.seats import Pool
+from headrace.envs.games.opponents import LoadMember
+from headrace.envs.games.seats import Pool
 from headrace.meter import Timings
 from headrace.models.policy import Network, Policy
 from headrace.seeding import action_noise

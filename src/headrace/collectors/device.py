@@ -19,10 +19,10 @@ from headrace.collectors.api import (
     SamplingPlan,
     ShouldStop,
 )
-from headrace.collectors.opponents import Opponents
 from headrace.collectors.rollout import FixedActors, at_once, recall, remembered, rollout
 from headrace.collectors.watchdog import Watchdog
 from headrace.envs.api import VectorContext
+from headrace.envs.games.opponents import Opponents
 from headrace.envs.vectors import device_vector
 from headrace.meter import Meter
 from headrace.models.cuda_graph import CudaGraph

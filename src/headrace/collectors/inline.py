@@ -9,7 +9,7 @@ from headrace.collectors.snapshots import count_unwritten, mark_unwritten
 from headrace.collectors.vector_collector import VectorCollector
 from headrace.collectors.watchdog import Watchdog
 from headrace.envs.changes import Changes
-from headrace.envs.seats import Pool
+from headrace.envs.games.seats import Pool
 from headrace.meter import Meter
 from headrace.models.policy import Policy
 from headrace.spec import Array

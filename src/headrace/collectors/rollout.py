@@ -11,10 +11,10 @@ from torch import Tensor
 
 from headrace.batch import Fragment, Fragments, select
 from headrace.collectors.api import SamplingPlan, ShouldStop
-from headrace.collectors.opponents import Opponents
 from headrace.envs.api import Episode, Restored, VectorContext, VectorEnv
 from headrace.envs.changes import Changes
-from headrace.envs.seats import Pool
+from headrace.envs.games.opponents import Opponents
+from headrace.envs.games.seats import Pool
 from headrace.envs.vectors import make_vector
 from headrace.meter import Meter
 from headrace.models.fast_paths import actor_for

@@ -319,48 +319,6 @@ def check_guards(run: RunConfig) -> None:
         )
 
 
-_OF_LEAGUE = ("snapshot_every", "opponents", "latest_ratio", "league_members")
-
-
-def check_league(
-    run: RunConfig, network: Network, algorithm: Algorithm[Any], sources: Mapping[str, str]
-) -> None:
-    """Refuse settings of a league without one, and what a league cannot have."""
-    if not run.league:
-        for name in _OF_LEAGUE:
-            asked = sources.get(name, "").startswith(("given", "config "))
-            if asked and getattr(run, name) != getattr(_DEFAULTS, name):
-                raise ConfigError(
-                    f"{name}={getattr(run, name)}, but there is no league: league=0.\n"
-                    f"Use --league 8, or leave {flag(name)} out."
-                )
-        return
-    refused = None
-    if algorithm.data == "replay":
-        refused = f"algo={run.algo}", "learns from replay", "Use --algo ppo, for example."
-    elif network.core != "none":
-        refused = f"core={network.core!r}", "has a memory, which members lack", "Leave --core out."
-    elif run.inference == "learner":
-        refused = "inference='learner'", "leaves members no place", "Use --inference worker."
-    elif run.frozen:
-        refused = f"frozen={run.frozen}", "plays its agents always", "Use --league-members."
-    elif run.data:
-        refused = f"data={run.data!r}", "has no episodes to play", "Leave --data out."
-    if refused is not None:
-        what, why, remedy = refused
-        raise ConfigError(f"league={run.league} and {what}, which {why}.\n{remedy}")
-    if run.snapshot_every == -1 and not run.league_members:
-        raise ConfigError(
-            f"league={run.league} and snapshot_every=-1: nobody would be in the league.\n"
-            "Name members (--league-members RUN_DIR), or leave --snapshot-every out."
-        )
-    if len(run.league_members) > run.league:
-        raise ConfigError(
-            f"league={run.league}, but league_members names {len(run.league_members)}: expected "
-            f"no more than the league has at a time.\nUse --league {len(run.league_members)}."
-        )
-
-
 def check_workers(run: RunConfig, algorithm: Algorithm[Any]) -> None:
     """Raise ConfigError if an algorithm cannot have this lag, or workers are needed and missing."""
     if run.lag > 1 and not algorithm.accepts_any_lag:

@@ -19,12 +19,12 @@ from headrace.config.checks import (
     check_divisibility,
     check_effects,
     check_guards,
-    check_league,
     check_replay,
     check_schedules,
     check_workers,
     largest_divisor,
 )
+from headrace.config.league import check_league, derive_league
 from headrace.config.policies import policy_settings, scale_policies
 from headrace.config.run_config import AUTO_THREADS, AUTO_WORKERS
 from headrace.config.settings import FREE, SUGGESTED, Settings, lr_factor, rows_factor
@@ -43,9 +43,6 @@ LEAST_GPU_WORK = 2_000_000
 `benchmarks/gpu_steps.py` measures a gradient step on each."""
 LEAST_GPU_WORK_UNRECORDED = 15_000_000
 """The same where a gradient step is no CUDA graph, as where learners share it."""
-
-SNAPSHOTS = 40
-"""Snapshots of a run's league, where nobody says how often one is taken."""
 
 CPU_LEARNERS = (2, 4, 8)
 """The numbers of learners to choose from on a machine without GPUs, besides one."""
@@ -110,12 +107,9 @@ def _derive_sizes(settings: Settings) -> Settings:
     if not settings.run.schedule_env_steps:
         total = settings.run.total_env_steps
         settings = settings.follow("follows total_env_steps", schedule_env_steps=total)
-    if settings.run.league and not settings.run.snapshot_every:
-        every = max(1, settings.run.total_env_steps // SNAPSHOTS)
-        settings = settings.follow("follows total_env_steps", snapshot_every=every)
     settings = _derive_envs(_derive_threads(_derive_learners(settings)))
     settings = _derive_accumulation(_derive_minibatches(_derive_steps(settings)))
-    return _derive_exploration(_derive_replay(settings))
+    return derive_league(_derive_exploration(_derive_replay(settings)))
 
 
 def _derive_device(settings: Settings, interface: Interface) -> Settings:

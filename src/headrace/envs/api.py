@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.batch import Fragment
 from headrace.envs.changes import Changes
-from headrace.envs.seats import Pool, Seats
+from headrace.envs.games.seats import Pool, Seats
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.seeding import derive

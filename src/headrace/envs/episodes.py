@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.batch import Fragment, each
 from headrace.envs.api import Episode, VectorContext, VectorEnv
-from headrace.envs.seats import LATEST, score
+from headrace.envs.games.seats import LATEST, score
 from headrace.envs.spaces.obs_reader import ObsReader, leaf
 from headrace.errors import EnvError
 from headrace.spec import ActionCodec, Agents, Array

@@ -2,7 +2,7 @@
 
 Snapshots are files in the run's directory, `league/step_N/`, each as a checkpoint's policies are.
 They are loaded by those who play them. All ranks count the same episodes, and so have the same
-pool. Left out: how members act, and who is drawn (`collectors/opponents.py`, `envs/seats.py`).
+pool. Left out: who is drawn (`envs/games/seats.py`), and how members act (`opponents.py` there).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.envs.api import Episode
-from headrace.envs.seats import Pool
+from headrace.envs.games.seats import Pool
 from headrace.errors import CheckpointError, RunDirError
 from headrace.leagues.members import RANDOM, packed
 from headrace.seeding import derive

@@ -1,6 +1,6 @@
 """The members of a league: snapshots of the run, policies of other runs, or a random player.
 
-Left out: who of them is drawn (`league.py`), and how they act (`collectors/opponents.py`).
+Left out: who of them is drawn (`league.py`), and how they act (`envs/games/opponents.py`).
 """
 
 import io
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.collectors.opponents import MemberPolicy
 from headrace.config.algorithms import ALGORITHMS, AlgorithmLike
-from headrace.envs.seats import Pool
+from headrace.envs.games.opponents import MemberPolicy
+from headrace.envs.games.seats import Pool
 from headrace.errors import CheckpointError
 from headrace.evaluation.trained_policies import TrainedPolicy, load_policies
 from headrace.models.custom import ModelFactory

@@ -92,14 +92,8 @@ def run_rank(
         episodes = _workers_section(ranks, lambda: collector, saved_episodes)
         sections = [*learner.sections(), counters.section(), episodes]
         league = build_league(job, learner, ranks)
-        if league is not None:
-            sections.append(league.section())
-        if job.saved is None:
-            _load_initial_weights(job, learner)
-        else:
-            restore(sections, job.saved)
-        if league is not None:
-            league.begin()
+        sections += [league.section()] if league else []
+        _load_weights(job, learner, sections)
         plan = sampling_plan(job, learner, device, ranks, counters.env_changes, league)
         if job.rolled_back is None:
             display.say(describe_start(job, ranks, _describe_compute(plan, learner)))
@@ -184,8 +178,11 @@ def build_learner(
     return learner
 
 
-def _load_initial_weights(job: Job, learner: Learner) -> None:
-    """Load the policies of another run, if `init_from` names one."""
+def _load_weights(job: Job, learner: Learner, sections: list[Section]) -> None:
+    """Restore a run that is resumed; load the policies of another run, if `init_from` names one."""
+    if job.saved is not None:
+        restore(sections, job.saved)
+        return
     if not (source := job.settings.run.init_from):
         return
     saved = checkpoint.newest(Path(source))
@@ -266,6 +263,7 @@ def build_league(job: Job, learner: Learner, ranks: Ranks) -> League | None:
 def _league_plan(job: Job, league: League | None) -> LeaguePlan | None:
     if league is None:
         return None
+    league.begin()
     sides = {name: (agents, job.spec.for_agents(agents)) for name, (_, agents) in job.sides.items()}
     load = MemberLoader(sides, job.model, job.settings.algorithm)
     for source in job.settings.run.league_members:

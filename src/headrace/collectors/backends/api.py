@@ -10,7 +10,7 @@ from headrace.collectors.rollout import RolloutResult
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.envs.api import Restored
 from headrace.envs.changes import Changes
-from headrace.envs.seats import Pool
+from headrace.envs.games.seats import Pool
 from headrace.errors import HeadraceError
 from headrace.meter import Readings, Timings
 from headrace.models.policy import Policy

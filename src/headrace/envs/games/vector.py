@@ -19,8 +19,8 @@ from headrace.envs.games.game import Game
 from headrace.envs.games.moves import KeptMoves, pack
 from headrace.envs.games.parallel import ParallelGame
 from headrace.envs.games.rows import AgentRows
+from headrace.envs.games.seats import LATEST, score
 from headrace.envs.games.turns import TurnGame
-from headrace.envs.seats import LATEST, score
 from headrace.envs.single_envs import SingleEnvs
 from headrace.errors import EnvError, UsageError
 from headrace.spec import Array

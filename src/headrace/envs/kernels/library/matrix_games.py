@@ -23,10 +23,12 @@ class RockPaperScissors(KernelEnv):
 
     @staticmethod
     def observe(w: Any, e: int, i: int, out: Any) -> None:
+        """Write the observation, which is always 0."""
         out[0] = np.float32(0)
 
     @staticmethod
     def pay(w: Any, e: int, i: int) -> None:
+        """Pay a player."""
         ahead = (w.action[e, i] - w.action[e, 1 - i]) % 3
         if ahead == 1:
             w.reward[e, i] = np.float32(1)
@@ -35,4 +37,5 @@ class RockPaperScissors(KernelEnv):
 
     @staticmethod
     def end(w: Any, e: int) -> None:
+        """End the episode."""
         w.terminated[e] = True

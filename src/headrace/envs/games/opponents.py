@@ -1,6 +1,6 @@
 """The members of a league at play: they act for the agents that an episode's draw gave them.
 
-Left out: who is drawn (`envs/seats.py`), and how a member is loaded (`leagues/members.py`).
+Left out: who is drawn (`envs/games/seats.py`), and how a member is loaded (`leagues/members.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.batch import Fragment, Obs, each
 from headrace.envs.api import VectorEnv
-from headrace.envs.seats import Pool
+from headrace.envs.games.seats import Pool
 from headrace.models.fast_paths import act_for
 from headrace.models.policy import Network, Policy
 from headrace.spec import EnvSpec

@@ -3,7 +3,7 @@
 A *side* is the agents of one fragment. In each episode either the learned policies play all sides,
 or they play one side, and a member of the pool plays the others. The draw has an address: the run's
 seed, the environment and its episode. Left out: who is in the pool (`leagues/`), and how members
-act (`collectors/opponents.py`).
+act (`envs/games/opponents.py`).
 """
 
 import itertools
