@@ -174,7 +174,8 @@ class _Eval(RunVerb):
 @dataclass(frozen=True, kw_only=True)
 class _CheckEnv(JsonVerb):
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    """Environment: a Gymnasium id, module:EnvId, or module:callable (a class of one's own)."""
+    """Environment: a Gymnasium id, a game of PettingZoo's (classic/rps-v2), module:EnvId, or
+    module:callable (a class of one's own)."""
     env_kwargs: Annotated[dict[str, Any], KeyValues] = field(default_factory=dict)
     """Passed to the environment's constructor, as in --env-kwargs size=4 name=maze."""
     num_steps: int = 0

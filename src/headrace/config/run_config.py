@@ -72,7 +72,8 @@ class EnvConfig:
     env: Annotated[
         str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV", help_behavior_hint="")
     ] = ""
-    """Environment: a Gymnasium id, module:EnvId, or module:callable."""
+    """Environment: a Gymnasium id, a game of PettingZoo's (classic/rps-v2), module:EnvId, or
+    module:callable."""
     env_kwargs: Annotated[dict[str, Any], KeyValues, _PLAIN] = field(default_factory=dict)
     """Arguments of the environment's constructor, as in --env-kwargs size=4 name=maze."""
     wrapper: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODULE:CALLABLE ...]")] = ()

@@ -12,6 +12,7 @@ import gymnasium
 from headrace import importing
 from headrace.envs import registry
 from headrace.envs.api import check_fields, close_all, env_error, explain_errors
+from headrace.envs.games import names
 from headrace.envs.gym import atari, mujoco
 from headrace.envs.kernels import registry as kernel_registry
 from headrace.envs.kernels.env import KernelEnv
@@ -21,8 +22,9 @@ from headrace.errors import ConfigError, UsageError
 from headrace.spec import EnvSpec
 
 EnvLike = str | Callable[..., Any]
-"""An id, `module:EnvId`, `module:callable`, or a callable that makes an environment, such as a
-kernel environment's class. If it takes `num_envs` and `device`, it makes a vector of tensors."""
+"""An id (of Gymnasium, or of PettingZoo, as `classic/rps-v2`), `module:EnvId`, `module:callable`,
+or a callable that makes an environment, such as a kernel environment's class. If it takes
+`num_envs` and `device`, it makes a vector of tensors."""
 
 WrapperLike = str | Callable[[Any], Any]
 """`module:callable`, or a callable: takes an environment and returns it wrapped."""
@@ -97,11 +99,14 @@ class EnvMaker:
         target = self._target()
         if not isinstance(target, str):
             return self._call(target, render_mode)
-        make = atari.make if target.startswith("ALE/") else gymnasium.make
-        # Gymnasium's checker wraps every step, and checks the first.
-        kwargs = self.kwargs | {"disable_env_checker": True}
-        if render_mode:
-            kwargs["render_mode"] = render_mode
+        kwargs = self.kwargs | ({"render_mode": render_mode} if render_mode else {})
+        make: Callable[..., Any]
+        if names.is_game(target):
+            make = names.make
+        else:
+            make = atari.make if target.startswith("ALE/") else gymnasium.make
+            # Gymnasium's checker wraps every step, and checks the first.
+            kwargs["disable_env_checker"] = True
         return registry.make_registered(target, self.kwargs, partial(make, target, **kwargs))
 
     def make_wrapped(self, env: Any) -> Any:
@@ -206,7 +211,8 @@ class EnvMaker:
                 "Use --vectorization python (or auto)."
             )
         registry.load(target)
-        if target in gymnasium.registry and not gymnasium.registry[target].vector_entry_point:
+        registered = gymnasium.registry.get(target)
+        if names.is_game(target) or (registered and not registered.vector_entry_point):
             raise ConfigError(
                 f"vectorization='native', but {target} registers no vector_entry_point.\n"
                 "Use --vectorization python (or auto)."

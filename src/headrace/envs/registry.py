@@ -13,6 +13,7 @@ from gymnasium.envs.registration import find_highest_version, parse_env_id
 from headrace import importing
 from headrace.catalog.families import families, family_of
 from headrace.envs.api import env_error
+from headrace.envs.games import names
 from headrace.envs.gym import mujoco
 from headrace.errors import EnvNotFoundError, MissingExtraError, UsageError, install_command
 
@@ -33,7 +34,7 @@ def resolve(env: str | Callable[..., Any]) -> str | Callable[..., Any]:
 
 
 def load(env_id: str) -> str:
-    """Import the package that registers the id; return the extra that brings it, or "".
+    """Import the package that has or registers the id; return the extra that brings it, or "".
 
     An id that is registered already may be of another package, whatever it begins with.
     """
@@ -93,6 +94,8 @@ def make_registered(env_id: str, kwargs: dict[str, Any], make: Callable[[], Any]
 
 def _missing(env_id: str, extra: str, error: Exception) -> MissingExtraError:
     remedy = install_command(extra) if extra else "install the package that it names"
+    if names.is_game(env_id) and (theirs := names.missing_extra(env_id, error)):
+        remedy = f"pip install 'pettingzoo[{theirs}]'"
     return MissingExtraError(
         f"{env_id} needs a package that is not installed ({error}).\nTo install it: {remedy}"
     )
@@ -107,6 +110,8 @@ def newest_version(env_id: str) -> str:
     if ":" in env_id or env_id in gymnasium.registry:
         return env_id
     load(env_id)
+    if names.is_game(env_id):
+        return names.newest_version(env_id)
     *space, name = env_id.rsplit("/", 1)
     newest = find_highest_version("".join(space) or None, name)
     return env_id if newest is None or env_id in gymnasium.registry else f"{env_id}-v{newest}"
@@ -115,6 +120,8 @@ def newest_version(env_id: str) -> str:
 def _not_found(env_id: str) -> str:
     listed = [listed for family in families().values() for listed in family.ids]
     known = [*sorted(gymnasium.registry), *listed]
+    if names.is_game(env_id):
+        known = [*names.installed(env_id.partition("/")[0]), *known]
     # As they stand, and without what is before the name and the version: `Pong` of `ALE/Pong-v5`
     lowered = {_bare(name): name for name in known} | {name.lower(): name for name in known}
     near = [name for name in (env_id.lower(), _bare(env_id)) if name in lowered]

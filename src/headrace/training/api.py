@@ -129,7 +129,8 @@ def train(
     """Train an agent.
 
     Args:
-        env: a Gymnasium id, `module:EnvId`, `module:callable`, or a callable (a lambda will do).
+        env: a Gymnasium id, a game of PettingZoo's (`classic/rps-v2`), `module:EnvId`,
+            `module:callable`, or a callable (a lambda will do).
         algo: settings such as `headrace.PPO(lr=3e-4)` (others come from file, preset, or default);
             a name, `"a2c"`; or your own algorithm's class or `"module:Name"`. Default: PPO.
         network: settings such as `headrace.Network(hidden_sizes=(256, 256))`.
