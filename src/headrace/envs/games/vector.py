@@ -299,9 +299,12 @@ class GameVector(SingleEnvs):
         for i, rows in enumerate(self._rows_of):
             rows.clear(e, i)
         view, before = self._views[e], self._keep_step(e)
-        with explain_errors(lambda: f"in reset, {self._describe(e)}"):
-            self._games[e].reset(seed, view)
-        self._put_step(e, before)
+        view.actions = None  # those of a step that failed
+        try:
+            with explain_errors(lambda: f"in reset, {self._describe(e)}"):
+                self._games[e].reset(seed, view)
+        finally:
+            self._put_step(e, before)
         if not self._acts[e].any():
             raise EnvError(f"After reset there is nobody in `agents` ({self._describe(e)}).")
         if self.context.guards.enabled:
