@@ -27,8 +27,6 @@ class TurnGame(Game):
     def step(self, actions: Sequence[Any], rows: GameRows) -> None:
         (mover,) = rows.acts.nonzero()[0].tolist()
         self.env.step(actions[mover])
-        for i in self.present(rows):
-            rows.alive[i] |= not rows.terminated[i] and not rows.truncated[i]  # has joined
         self._turn(rows)
 
     def _turn(self, rows: GameRows) -> None:
